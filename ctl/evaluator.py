@@ -24,8 +24,7 @@ from ctl.replica.measure.collected_rows import (
 from ctl.replica.random import draws
 from ctl.replica.step import metrics, preprocessing
 from ctl.replica.step.engine import engine_of
-from ctl.replica.step.evaluation import Evaluation
-from ctl.replica.step.evaluation_data import check_splits
+from ctl.replica.step.evaluation import Evaluation, check_splits
 from ctl.replica.step.microbatches import unpack
 from ctl.replica.step.preprocessing import call_sample_weight, preprocess
 from ctl.step import Step

@@ -33,7 +33,7 @@ from ctl.loop.actions.action import Action
 from ctl.loop.bucket import fetch
 from ctl.loop.bucket.bucket import Bucket, BucketReader
 from ctl.loop.workdir import Workdir, choose_folder, name_experiment
-from ctl.modes import Arguments, evaluator_task, sweep, user_errors
+from ctl.modes import Arguments, cluster_tasks, sweep, user_errors
 from ctl.modes.user_errors import report_user_errors
 
 _MAX_LINE = 4_000  # characters of an error message
@@ -122,7 +122,7 @@ def execute(argv: Sequence[str], *, actions: Sequence[Action] = ()) -> int:
         return sweep.run(values, changes)
     config = command_line.load_config(values.config, changes)
     start_timeout = config.runtime.cluster.start_timeout
-    mode = evaluator_task.choose_mode(values.mode, config, os.environ, fresh=values.fresh)
+    mode = cluster_tasks.choose_mode(values.mode, config, os.environ, fresh=values.fresh)
     config_path = (values.config or "").partition(":")[0]
     # Mistakes are reported before TensorFlow is imported, which takes seconds.
     if mode.builds_trainer:
@@ -159,7 +159,7 @@ def execute(argv: Sequence[str], *, actions: Sequence[Action] = ()) -> int:
         dry_run=values.dry_run,
     )
     if mode is not MODES[values.mode]:
-        evaluator_task.wait_for_run(arguments.workdir, timeout=start_timeout)
+        cluster_tasks.wait_for_run(arguments.workdir, timeout=start_timeout)
     _check_workdir(mode.workdir, arguments)
     if cluster and cluster.has_servers and not cluster.is_chief:
         mode = SERVE

@@ -41,7 +41,7 @@ import tensorflow as tf
 from typing_extensions import Unpack
 
 from ctl.errors import UsageError
-from ctl.replica.arithmetic import row_mask
+from ctl.replica.arithmetic import gather, row_mask
 from ctl.replica.random import draws, philox
 from ctl.replica.random.draws import Stream
 
@@ -235,6 +235,82 @@ def permutation_of_batch(*, name: str = "", seed: int = 0) -> tf.Tensor:
             "ctl.random.permutation_of_batch permutes the rows of a step: call it in one."
         )
     return draws.permutation(rows, _stream("permutation_of_batch", name, seed))
+
+
+def mixup(
+    images: tf.Tensor, labels: tf.Tensor, alpha: float = 0.2, *, name: str = "", seed: int = 0
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Mixes each row with a partner of the global batch (Zhang et al. 2018, "mixup").
+
+        def replica_step(self, batch):          # in training only
+            image, label = ctl.random.mixup(batch["image"], batch["label"])
+            return super().replica_step({**batch, "image": image, "label": label})
+
+    Each row has a ratio r from the distribution Beta(alpha, alpha), as in Keras' layer MixUp: the result
+    is r x + (1 - r) y, with the partner y. Call it where `permutation_of_batch` may be called.
+
+    Args:
+        images: [rows, ...] floats.
+        labels: [rows, classes] floats, such as one-hot vectors.
+        alpha: the parameter of the distribution, greater than 0.
+
+    Returns:
+        The mixed images and labels.
+    """
+    ratio = beta([None], alpha, alpha, name=name, seed=seed)
+    return _mix_with_partners("mixup", images, labels, ratio, name, seed)
+
+
+def cutmix(
+    images: tf.Tensor, labels: tf.Tensor, alpha: float = 1.0, *, name: str = "", seed: int = 0
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Replaces a box of each image by that of a partner of the global batch (Yun et al. 2019, "CutMix").
+
+    The share of the box is 1 - r, with r from the distribution Beta(alpha, alpha) for each row, and its
+    place is uniform within the image, as in Keras' layer CutMix. Labels are mixed by the areas.
+
+    Args:
+        images: [rows, height, width, channels].
+        labels: [rows, classes] floats, such as one-hot vectors.
+        alpha: the parameter of the distribution, greater than 0.
+
+    Returns:
+        The mixed images and labels.
+    """
+    side = tf.sqrt(1.0 - beta([None], alpha, alpha, name=name, seed=seed))
+    inside, area = tf.constant(True), tf.ones_like(side)
+    for axis in (1, 2):
+        size = tf.cast(tf.shape(images)[axis], tf.float32)
+        start = uniform([None], name=name, seed=seed) * (size - side * size)
+        places = tf.reshape(tf.range(size), [1, *[-1 if axis == i else 1 for i in (1, 2, 3)]])
+        first, end = (tf.reshape(x, [-1, 1, 1, 1]) for x in (start, start + side * size))
+        inside = inside & (places >= first) & (places < end)
+        area *= side
+    return _mix_with_partners("cutmix", images, labels, 1.0 - area, name, seed, inside=inside)
+
+
+def _mix_with_partners(
+    function: str, images: tf.Tensor, labels: tf.Tensor, ratio: tf.Tensor, name: str, seed: int,
+    inside: tf.Tensor | None = None,
+) -> tuple[tf.Tensor, tf.Tensor]:  # fmt: skip
+    """Mixes labels, and images unless a mask selects what is `inside` from the partner, by a ratio."""
+    images, labels = tf.convert_to_tensor(images), tf.convert_to_tensor(labels)
+    for value, kind in ((images, "images"), (labels, "labels (such as tf.one_hot(...))")):
+        if not value.dtype.is_floating and (inside is None or value is labels):
+            raise UsageError(
+                f"ctl.random.{function} got {value.dtype.name}, but requires floats as {kind}."
+            )
+    partners = permutation_of_batch(name=name, seed=seed)
+    others = tf.nest.map_structure(
+        lambda rows: tf.gather(rows, partners), gather.all_gather((images, labels))
+    )
+
+    def mix(value: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+        share = tf.reshape(tf.cast(ratio, value.dtype), [-1] + [1] * (value.shape.rank - 1))
+        return share * value + (1 - share) * other
+
+    mixed = mix(images, others[0]) if inside is None else tf.where(inside, others[0], images)
+    return mixed, mix(labels, others[1])
 
 
 def _draw(

@@ -147,7 +147,8 @@ def _execute(
         report: Ray's function that reports metrics.
         checkpoint: Ray's class of checkpoints.
     """
-    os.chdir(task["cwd"])
+    if os.path.isdir(task["cwd"]):  # a node may not have it; the config then names what is missing
+        os.chdir(task["cwd"])
     if task["cwd"] not in sys.path:
         sys.path.insert(0, task["cwd"])
     argv = ["ctl", *task["command"], f"--workdir={workdir}"]
@@ -171,6 +172,10 @@ class _Report(Action):
     def begin(self, controller: Any) -> None:
         super().begin(controller)
         self.at = "eval" if controller.evaluator else "train"
+
+    def end(self) -> None:
+        if self.at == "train":  # the last checkpoint is saved after the last inner loop
+            self(self.controller.outputs)
 
     def __call__(self, outputs: Mapping[str, Any]) -> None:
         controller = self.controller

@@ -77,6 +77,7 @@ class Step:
         optimizer: a tf_keras optimizer, or a function that makes one.
         loss_fn: (batch, outputs) -> [rows] losses, not reduced: ctl divides once, by the weight of the
             global batch. Losses of tokens, [rows, ...], require a `sample_weight` of their shape.
+            Several losses are a dict of name -> losses, whose factors are the option `loss_weights`.
         global_batch_size: the rows of a full batch, over all replicas and micro-batches; required. A
             batch may have fewer rows.
         strategy: the strategy whose replicas compute a step; the current strategy by default.
@@ -360,7 +361,9 @@ class Step:
         with build.building_rows(self, batch, self._loss_trace):
             outputs = precisions.cast_to_float32(self._forward(batch, training=False))
             with _report_errors():
-                return loss.compute(self.loss_fn, batch, outputs)
+                return loss.compute(
+                    self.loss_fn, batch, outputs, self.options.loss_weights or loss.SINGLE
+                )
 
     def _run(self, batch: Any) -> StepResult:
         """Runs a step on every replica; call it while tracing, in a cross-replica context."""

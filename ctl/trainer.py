@@ -121,7 +121,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
             a dict of targets.
         """
 
-    def per_example_loss(self, batch: Batch, outputs: Any) -> tf.Tensor:
+    def per_example_loss(self, batch: Batch, outputs: Any) -> tf.Tensor | Mapping[str, tf.Tensor]:
         """Computes the loss of each example; not needed if `replica_step` is overridden.
 
         Args:
@@ -132,6 +132,8 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
             [rows] losses, not reduced: ctl divides once, by the weight of the global batch. Losses of
             tokens or pixels, [rows, ...], require weights of the same shape from `sample_weight`. A
             loss that compares rows reads the rows of the global batch by `ctl.replica.all_gather`.
+            Several losses are a dict of name -> losses: `loss_weights` has the factor of each in the
+            sum that is minimized, and each is reported as NAME_loss.
         """
         raise UsageError(f"{type(self).__name__} does not define per_example_loss.")
 
@@ -158,7 +160,9 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         """
         return call_model(self.model, batch, training=training)
 
-    def sample_weight(self, batch: Batch, training: bool = True) -> tf.Tensor | None:
+    def sample_weight(
+        self, batch: Batch, training: bool = True
+    ) -> tf.Tensor | Mapping[str, tf.Tensor | None] | None:
         """Returns the weights of the losses, in their shape; `batch["weight"]` by default.
 
         The loss of the global batch is sum(weights x losses) / sum(weights). So if the weight of an
@@ -170,7 +174,8 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
                 override without this argument weights training and evaluation alike.
 
         Returns:
-            [rows] weights, or [rows, ...] for losses of that shape; None for 1.
+            [rows] weights, or [rows, ...] for losses of that shape; None for 1. Of several losses it is
+            a dict of name -> weights, or the weights of each.
         """
         return batch.get("weight")
 

@@ -2,7 +2,7 @@
 
 python -m ctl.launch --workers=2 -- --config=experiments/mnist_multi_worker.py
 
-On several machines, set TF_CONFIG in each process, or use deploy/kubernetes.
+On several machines, start it by Slurm, MPI, Ray or Kubernetes: docs/clusters.md.
 """
 
 import mnist

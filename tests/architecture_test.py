@@ -6,7 +6,7 @@ import pathlib
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # From the lowest layer up: a module may import from its own layer and from those before it.
 LAYERS = (
-    ("errors", "optimizers"),
+    ("errors", "optimizers", "private"),
     ("hardware",),
     ("configs", "launch"),
     ("data",),

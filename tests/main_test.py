@@ -210,7 +210,7 @@ def test_devices_describes_this_machine_and_writes_nothing(folder, capsys):
     assert (code, printed.err) == (0, "")
     names = [line.split("  ")[0] for line in printed.out.splitlines()]
     assert [n for n in names if n.rstrip("s0123456789 ") != "GPU"] == [
-        "CPU", "memory", "TensorFlow", "TPU", "strategy", "xla",
+        "CPU", "memory", "TensorFlow", "TPU", "engine", "strategy", "xla",
     ]  # fmt: skip
     assert [path for path in sorted(folder.iterdir()) if path.name != "__pycache__"] == before
 

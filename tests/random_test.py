@@ -2,10 +2,12 @@
 
 import functools
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
+from tf_keras.src.engine.base_layer import BaseRandomLayer
 
 import ctl
 from ctl import testing
@@ -123,10 +125,18 @@ class Mixup(Trainer):
         return {"x": mix(batch["x"], ratio[..., None]), "label": mix(batch["label"], ratio)}
 
 
+class Mixed(Trainer):
+    def replica_step(self, batch):
+        x, label = ctl.random.mixup(batch["x"], batch["label"], 0.4)
+        x, label = ctl.random.cutmix(x[..., None], label)
+        return super().replica_step({**batch, "x": x[..., 0], "label": label})
+
+
 @pytest.mark.parametrize(
     "cls",
     [
         InPreprocessAndLayers,
+        Mixed,
         pytest.param(InLoss, marks=pytest.mark.slow),
         pytest.param(Mixup, marks=pytest.mark.slow),
     ],
@@ -194,13 +204,21 @@ class Unkeyed(Trainer):
         return super().per_example_loss(batch, outputs + noise)
 
 
-class Flipped(Trainer):
+class Shift(BaseRandomLayer):
+    """Draws once for the rows of its replica."""
+
+    def call(self, x):
+        seed = self._random_generator.make_seed_for_stateless_op()
+        return x + tf.random.stateless_uniform([], seed, dtype=x.dtype)
+
+
+class Shifted(Trainer):
     def build_model(self):
-        self.flip = layers.RandomFlip(name="flip")
+        self.shift = Shift(force_generator=True, name="shift")
         return super().build_model()
 
     def preprocess(self, batch):
-        return {**batch, "x": self.flip(batch["x"][..., None], training=True)[..., 0]}
+        return {**batch, "x": self.shift(batch["x"])}
 
 
 @pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -214,15 +232,45 @@ def test_unkeyed_random_numbers_are_rejected_in_training_and_evaluation(replicas
 
 
 def test_layer_that_draws_for_its_batch_in_preprocess_is_rejected_when_the_trainer_is_built():
-    with pytest.raises(ctl.UsageError, match=r"flip.* draws .*do it in the input pipeline"):
-        make(Flipped)
+    with pytest.raises(ctl.UsageError, match=r"shift.* draws .*do it in the input pipeline"):
+        make(Shifted)
 
 
-@pytest.mark.parametrize("cls", [pytest.param(Unkeyed, marks=pytest.mark.slow), Flipped])
+@pytest.mark.parametrize("cls", [pytest.param(Unkeyed, marks=pytest.mark.slow), Shifted])
 def test_allow_unkeyed_random_accepts_all_of_them(cls):
     trainer = make(cls, allow_unkeyed_random=True)
     trainer.train(tf.constant(1))
     ctl.StandardEvaluator(trainer).evaluate(tf.constant(-1))
+
+
+def test_mixup_and_cutmix_are_the_layers_of_keras_with_the_same_draws(monkeypatch):
+    random = np.random.default_rng(0)
+    images, labels = random.normal(size=(4, 5, 6, 2)).astype("f4"), np.eye(4, dtype="f4")
+    ratio, places = random.uniform(size=4).astype("f4"), random.uniform(size=(2, 4)).astype("f4")
+    partners = [2, 0, 3, 1]
+    monkeypatch.setattr(ctl.random, "beta", lambda *_, **__: tf.constant(ratio))
+    monkeypatch.setattr(ctl.random, "permutation_of_batch", lambda **_: tf.constant(partners))
+    draws = list(places)
+    monkeypatch.setattr(ctl.random, "uniform", lambda *_, **__: tf.constant(draws.pop(0)))
+    mixed = {name: getattr(ctl.random, name)(images, labels) for name in ("mixup", "cutmix")}
+    scope = keras.src.backend.random
+    monkeypatch.setattr(scope, "beta", lambda *_, **__: ratio)
+    monkeypatch.setattr(scope, "shuffle", lambda *_, **__: np.array(partners))
+    columns = list(places[::-1])  # Keras draws the place on axis 2 first
+    monkeypatch.setattr(
+        keras.layers.CutMix,
+        "_compute_crop_bounds",
+        lambda self, rows, size, side, seed: (
+            start := columns.pop(0) * (size - side * size),
+            start + side * size,
+        ),
+    )
+    for name, layer in (("mixup", keras.layers.MixUp()), ("cutmix", keras.layers.CutMix())):
+        expected = layer({"images": images, "labels": labels}, training=True)
+        np.testing.assert_allclose(mixed[name][0], expected["images"], atol=1e-6)
+        np.testing.assert_allclose(mixed[name][1], expected["labels"], atol=1e-6)
+    with pytest.raises(ctl.UsageError, match=r"mixup got int64, but requires floats as labels"):
+        ctl.random.mixup(images, np.arange(4))
 
 
 def test_draws_outside_of_a_step_are_functions_of_their_arguments():

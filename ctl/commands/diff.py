@@ -226,16 +226,11 @@ def main(arguments: Sequence[str]) -> int:
 
 def _check(name: str) -> None:
     path = pathlib.Path(name)
-    index = pathlib.Path(f"{name}.index")
-    if not path.exists() and not index.exists():
-        raise UsageError(
-            f"{name} does not exist: name a run's --workdir, or the files of a checkpoint without their "
-            "ending, such as runs/mine/checkpoints/ckpt-500."
-        )
     is_run = (path / "config.json").exists() or find_files(name).steps()
-    if not is_run and not index.exists():
+    if not is_run and not pathlib.Path(f"{name}.index").exists():
+        wrong = "is neither the workdir of a run nor a checkpoint"
         raise UsageError(
-            f"{name} is neither the workdir of a run nor a checkpoint: name a run's --workdir, or the "
+            f"{name} {wrong if path.exists() else 'does not exist'}: name a run's --workdir, or the "
             "files of a checkpoint without their ending, such as runs/mine/checkpoints/ckpt-500."
         )
 

@@ -85,7 +85,8 @@ class Choice:
             **facts: further fields, which also replace an option by its resolved value. A fact that
                 is not known yet has a default that breaks no rule.
         """
-        keys = {field.name: field.metadata.get("key") for field in dataclasses.fields(cls)}
+        fields = dataclasses.fields(cls)
+        keys = {field.name: field.metadata["key"] for field in fields if "key" in field.metadata}
         options = {name: values[key] for name, key in keys.items() if key in values}
         return cls(**options | facts)
 

@@ -5,9 +5,11 @@ size and the length of the training data are known, so that a batch that grows w
 not change the length of training.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 import fractions
+import functools
 import math
+import operator
 import re
 from typing import Any
 
@@ -64,11 +66,22 @@ def seconds(text: str) -> float:
 
 def has_unit(key: str, value: Any) -> bool:
     """Returns whether a value is a duration, or a list with one, that is not resolved yet."""
-    elements = value if key in (BOUNDARIES, GROUPS) and isinstance(value, list | tuple) else [value]
-    if key == GROUPS:
-        elements = [e.get("frozen_until") for e in elements if isinstance(e, Mapping)]
-    known = key in KEYS or key in (BOUNDARIES, GROUPS)
-    return known and any(isinstance(e, str) and not is_time(e) for e in elements)
+    found: list[str] = []
+    _convert(key, value, lambda name, text: found.append(text))
+    return bool(found)
+
+
+def _convert(key: str, value: Any, function: Callable[[str, str], Any]) -> Any:
+    """Returns the value of a key with function(name, text) in place of each duration but times."""
+    if isinstance(value, str):
+        is_duration = key in KEYS or key == BOUNDARIES or key.endswith(".frozen_until")
+        return function(key, value) if is_duration and not is_time(value) else value
+    if isinstance(value, Mapping):
+        return {name: _convert(f"{key}.{name}", v, function) for name, v in value.items()}
+    if isinstance(value, list | tuple) and key in (BOUNDARIES, GROUPS):
+        names = (f"{key}[{i}]" if key == GROUPS else key for i in range(len(value)))
+        return [_convert(name, v, function) for name, v in zip(names, value, strict=True)]
+    return value
 
 
 def from_text(key: str, text: str) -> int | str:
@@ -111,25 +124,15 @@ def resolve(
     """
     result = config_dict.ConfigDict(config.to_dict())
     batch = config.data.global_batch_size
-    for key in KEYS:
-        section, name = _section(result, key)
-        value = section[name]
-        if isinstance(value, str) and not is_time(value):
+    for key in (*KEYS, BOUNDARIES, GROUPS):
+        *path, name = key.split(".")
+        section = functools.reduce(operator.getitem, path, result)
+        if name in section:
             with result.ignore_type():
-                section[name] = to_steps(key, value, batch, examples_per_epoch)
+                section[name] = _convert(
+                    key, section[name], lambda k, text: to_steps(k, text, batch, examples_per_epoch)
+                )
     _align_kept_checkpoints(config.train, result.train)
-    schedule = result.optimizer.schedule_arguments
-    if isinstance(schedule.get("boundaries"), list | tuple):
-        schedule.boundaries = [
-            to_steps(BOUNDARIES, value, batch, examples_per_epoch)
-            if isinstance(value, str)
-            else value
-            for value in schedule.boundaries
-        ]
-    with result.ignore_type():
-        result.optimizer.groups = resolve_groups(
-            result.optimizer.groups, batch=batch, examples_per_epoch=examples_per_epoch
-        )
     return result.lock()
 
 
@@ -146,11 +149,9 @@ def resolve_groups(
     Raises:
         UsageError: a `frozen_until` is in epochs, and the length of the data is not known.
     """
-    result = [dict(group) for group in groups]
-    for index, group in enumerate(result):
-        value, key = group.get("frozen_until"), f"optimizer.groups[{index}].frozen_until"
-        if isinstance(value, str):
-            group["frozen_until"] = to_steps(key, value, batch, examples_per_epoch)
+    result: list[dict[str, Any]] = _convert(
+        GROUPS, list(groups), lambda key, text: to_steps(key, text, batch, examples_per_epoch)
+    )
     return result
 
 
@@ -230,10 +231,3 @@ def _parse(key: str, text: str) -> tuple[fractions.Fraction, str]:
     other = "30 minutes" if allows_time else "5000000 examples"
     examples = f'"90 epochs" or "{other}"'
     raise UsageError(f"{key} is {text!r}, but must be an integer or a duration such as {examples}.")
-
-
-def _section(config: Any, key: str) -> tuple[Any, str]:
-    *path, name = key.split(".")
-    for part in path:
-        config = config[part]
-    return config, name

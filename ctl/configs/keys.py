@@ -109,11 +109,18 @@ KEYS = (
     Key("init", {}),
     Key("init.checkpoint", "",
         text="Start from the weights of another run: its workdir, its folder of checkpoints (the "
-             'newest is used), or one checkpoint, such as runs/a/checkpoints/ckpt-500. "": random '
-             "initial weights."),
+             "newest is used), or one checkpoint, such as runs/a/checkpoints/ckpt-500; or a file of "
+             'weights of another library: .safetensors, .h5, .keras or .npz. "": random initial '
+             "weights."),
     Key("init.variables", [],
         text='The variables to restore, as patterns of names such as ["conv*/*", "dense/kernel"]; '
-             "empty: all."),
+             'empty: all. A pattern such as "!head/*" leaves variables out.'),
+    Key("init.names", {}, free=True,
+        text="With a file of weights: the names in it, by patterns of the model's names, such as "
+             '{"*/kernel": "*.weight"}; the texts that each * stands for are inserted. By default the '
+             "names are those of the model. --mode=explain lists them."),
+    Key("init.layout", "", choices=("", "torch"),
+        text="With a file of weights: torch if its kernels are [outputs, inputs, ...]."),
     Key("init.averages", False,
         text="Load the averages of the weights of these runs (optimizer.ema_decay) instead of the "
              "weights."),
@@ -210,6 +217,10 @@ KEYS = (
              "docs/running.md."),
     Key("model", {}, free=True,
         text="The experiment's own keys, which build_model reads as self.options.model."),
+    Key("loss_weights", {}, free=True,
+        text="The factors of the losses that per_example_loss returns as a dict, by name, such as "
+             "dict(digit=1.0, parity=0.3); the sum of the products is minimized. Each loss is also "
+             "reported as NAME_loss."),
     Key("optimizer", {}),
     Key("optimizer.name", "adam",
         text=f"{', '.join(optimizers.CLASSES)}, or package.module:function; see docs/optimizers.md."),

@@ -57,6 +57,8 @@ MODES = {
         text="test that the trainer computes the same update on 1, 2 and 4 replicas"),
     "profile_input": Mode("profile_input:profile_input",
         text="measure the input pipeline, and report its bottleneck"),
+    "find_lr": Mode("find_lr:find_lr", flags=("workdir",),
+        text="train a few steps with a growing learning rate, and suggest one"),
     "aot_compile": Mode("aot_compile:aot_compile", flags=("workdir", "topology", "find_batch"),
         text="compile the training loop for a TPU, without a TPU", builds_strategy=False),
     "explain": Mode("explain:explain", flags=("workdir",),
@@ -66,4 +68,4 @@ MODES = {
 }
 # fmt: on
 # Not a value of --mode: workers and parameter servers use it, whatever the mode of the run is.
-SERVE = Mode("cluster_server:run_server")
+SERVE = Mode("cluster_tasks:run_server")

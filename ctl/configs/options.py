@@ -181,6 +181,7 @@ class TrainerOptions:
         optimizer_groups: dicts with `variables`, which is a pattern of names or a list of them, and
             either `frozen`, or `learning_rate_scale` and `frozen_until`, which is a step or a text such
             as "2 epochs". The first group that matches counts.
+        loss_weights: name -> factor of each loss that `per_example_loss` returns, if it returns a dict.
         on_non_finite: what happens after a step whose loss or gradients are not finite. "stop": raise
             `NonFiniteStep` at the end of the inner loop; "skip": do not apply the update, and
             continue; "rollback": as "stop", and `ctl.loop.controller.Controller` restores the last
@@ -216,6 +217,7 @@ class TrainerOptions:
     gradient_accumulation_steps: int = 1
     shard_state: bool = False
     clip: Clip = Clip()
+    loss_weights: Mapping[str, float] = dataclasses.field(default_factory=dict)
     on_non_finite: str = "stop"
     loss_spike: float = 0.0
     norms: str = ""
@@ -241,6 +243,7 @@ class TrainerOptions:
         return cls(
             **{option: values[key] for option, key in OPTION_KEYS.items()},
             clip=Clip(**config.optimizer.clip.to_dict()),
+            loss_weights=config.loss_weights.to_dict(),
             data=Section({"dir": config.data.dir}, "data"),
             model=Section(config.model.to_dict(), "model"),
         )
@@ -259,6 +262,9 @@ class TrainerOptions:
         with _named_by_options(OPTION_KEYS):
             check_values(values)
             compatibility.check(Choice.of(values), OPTION_RULES)
+        for name, factor in self.loss_weights.items():
+            if isinstance(factor, bool) or not isinstance(factor, int | float):
+                raise UsageError(f"loss_weights.{name} is {factor!r}, but must be a number.")
         for name in ("weight_decay_exclude", "optimizer_groups"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         for name in ("data", "model"):

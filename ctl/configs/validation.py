@@ -17,7 +17,7 @@ from ctl import errors, optimizers
 from ctl.configs import compatibility, durations, keys, options, overrides
 from ctl.configs.compatibility import OPTION_RULES, Choice
 from ctl.configs.keys import MAX_DIGITS, format_integer
-from ctl.configs.values import check_values
+from ctl.configs.values import check_values, is_weight_file
 from ctl.errors import UsageError
 from ctl.hardware import tpu
 from ctl.optimizers import schedules
@@ -56,6 +56,13 @@ def check_config(config: Any) -> None:
         raise UsageError(
             "init.variables has no effect without init.checkpoint: set init.checkpoint to the run "
             "that the variables are from, or remove init.variables."
+        )
+    if (config.init.names or values["init.layout"]) and not is_weight_file(
+        values["init.checkpoint"]
+    ):
+        raise UsageError(
+            "init.names and init.layout have no effect without a file of weights: set init.checkpoint "
+            "to one, or remove them."
         )
     if values["init.averages"] and not (values["init.checkpoint"] or config.init.models):
         raise UsageError(

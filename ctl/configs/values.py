@@ -22,6 +22,8 @@ WRITERS = {
     "mlflow": "servers:MlflowWriter",
     "wandb": "servers:WandbWriter",
 }
+# The suffixes of files of weights that `init.checkpoint` may name.
+WEIGHT_FILES = (".safetensors", ".h5", ".keras", ".npz")
 _STEPS = re.compile(r"(\d{1,9}):(\d{1,9})")
 
 
@@ -57,6 +59,11 @@ def check_values(values: Mapping[str, Any]) -> None:
     group_values.check(values)
     _check_splits(values.get("eval.splits", ()))
     _check_strings("init.variables", values.get("init.variables", ()), 'patterns such as "conv*/*"')
+
+
+def is_weight_file(path: str) -> bool:
+    """Returns whether `init.checkpoint` names a file of weights, by its suffix."""
+    return path.endswith(WEIGHT_FILES)
 
 
 def _check_actions(actions: Iterable[Any]) -> None:

@@ -2,6 +2,7 @@
 
 from ctl.data.caching.cache import cached
 from ctl.data.files.images import idx, image_folder
+from ctl.data.files.random_access import random_access
 from ctl.data.files.records import records
 from ctl.data.files.tables import arrays, csv, generator, parquet, text
 from ctl.data.files.tfrecords import tfrecords
@@ -39,6 +40,7 @@ __all__ = [
     "mixture",
     "packed",
     "parquet",
+    "random_access",
     "records",
     "sequences",
     "text",

@@ -9,14 +9,17 @@ import functools
 from typing import Any, TypeVar
 
 import tensorflow as tf
-from tensorflow.python.autograph.core import config
-from tensorflow.python.autograph.impl.api import autograph_artifact
+
+from ctl.private.tensorflow import autograph_artifact, autograph_config
 
 T = TypeVar("T", bound=Callable)
 
 # Functions of ctl are called as they are. AutoGraph stays active inside of them, so that tf_keras
 # converts the layers and metrics that users write.
-config.CONVERSION_RULES = (config.DoNotConvert("ctl"), *config.CONVERSION_RULES)
+autograph_config.CONVERSION_RULES = (
+    autograph_config.DoNotConvert("ctl"),
+    *autograph_config.CONVERSION_RULES,
+)
 
 
 def convert(function: T) -> T:

@@ -14,12 +14,14 @@ import types
 from typing import Any
 
 import numpy as np
-from tensorflow.python.data.ops import structured_function
 
 from ctl.configs.error_location import user_frame
 from ctl.errors import UsageError
+from ctl.hardware import file_systems
+from ctl.private.tensorflow import structured_function
 
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
+_PYTHON = "Python's random"
 _THREAD = threading.local()
 
 
@@ -31,15 +33,18 @@ def watch(generators: Sequence[tuple[str, Any]]) -> Iterator[list[str]]:
         generators: the names and the generators to watch in addition to the global ones.
     """
     changed: list[str] = []
-    before = _states(generators)
+    before, calls = _states(generators), file_systems.calls()
     yield changed
     after = _states(generators)
     changed += [new[0] for old, new in zip(before, after, strict=True) if old != new]
+    # A client of an object store may have drawn it in another thread.
+    if changed and changed[0] == _PYTHON and (calls[1] or file_systems.calls()[0] != calls[0]):
+        changed.remove(_PYTHON)
 
 
 def _states(generators: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
     return [
-        ("Python's random", random.getstate()),
+        (_PYTHON, random.getstate()),
         ("numpy.random", pickle.dumps(np.random.get_state())),
         *((name, pickle.dumps(generator)) for name, generator in generators),
     ]

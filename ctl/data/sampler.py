@@ -52,6 +52,49 @@ def example_indexes(positions: tf.Tensor, *, count: int, seed: int, span: int) -
     return _permute(place, keys, count)
 
 
+def block_indexes(
+    positions: tf.Tensor, *, count: int, seed: int, span: int, rows: int, window: int
+) -> tf.Tensor:
+    """Returns the examples at positions of a stream in which neighbors are used at about the same time.
+
+    Each epoch permutes blocks of `rows` examples, and then the examples of each `window`. The examples
+    that do not fill a block are among the last window. With fewer than two windows, or blocks of one
+    example, the order is that of `example_indexes`.
+
+    Args:
+        positions: as for `example_indexes`.
+        count: number of examples in the source.
+        seed: the run's seed.
+        span: as for `example_indexes`.
+        rows: examples in a block.
+        window: examples that are shuffled together; a multiple of `rows`.
+    """
+    if count < 2 * window or rows == 1:
+        return example_indexes(positions, count=count, seed=seed, span=span)
+    epoch, place = positions // count, positions % count
+    windows, blocks = count // window, count // rows
+    number = tf.minimum(place // window, windows - 1)
+    inside = place - number * window
+    # Each window of each epoch has its own key. The last one is larger by what does not fill a window.
+    key = epoch * windows + number
+    keys = _random_numbers(derive_seed(seed, "windows"), key[0], 2 + span // window, width=3)
+    keys = tf.gather(keys, key - key[0])
+    last = count - (windows - 1) * window
+    inside = tf.where(
+        number == windows - 1,
+        _permute(inside, keys, last),
+        _permute(tf.minimum(inside, window - 1), keys, window),
+    )
+    slot, row = (number * window + inside) // rows, inside % rows
+    block = example_indexes(
+        epoch * blocks + tf.minimum(slot, blocks - 1),
+        count=blocks,
+        seed=seed,
+        span=(_epochs_touched(span, count) - 1) * blocks + 1,
+    )
+    return tf.where(slot < blocks, block, blocks) * rows + row
+
+
 def augmentation_seeds(
     positions: tf.Tensor, indexes: tf.Tensor, *, count: int, seed: int, span: int
 ) -> tf.Tensor:

@@ -93,8 +93,12 @@ class Source(abc.ABC):
             [rows] int64 indexes for `gather`, and [rows, 2] int64 seeds for random augmentation.
         """
         order = {"count": len(self), "seed": seed, "span": span}
-        indexes = sampler.example_indexes(positions, **order)
+        indexes = self.order(positions, seed=seed, span=span)
         return indexes, sampler.augmentation_seeds(positions, indexes, **order)
+
+    def order(self, positions: tf.Tensor, *, seed: int, span: int) -> tf.Tensor:
+        """Returns the indexes of `training_order`; every epoch must be a permutation of all examples."""
+        return sampler.example_indexes(positions, count=len(self), seed=seed, span=span)
 
     def evaluation_order(self, positions: tf.Tensor, *, batch_size: int) -> tf.Tensor:
         """Returns the indexes for `gather` of the rows of an evaluation; the positions by default.

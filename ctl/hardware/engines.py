@@ -19,6 +19,7 @@ from ctl.hardware.cluster import Cluster, make_clusters
 _PORTS_PER_STEP = 16  # at least
 _STEPS_PER_JOB = 37  # steps of a job before its ports are those of the next job
 _MAX_TASKS = 100_000  # Kubernetes allows this many completions of an Indexed Job
+_MAX_NUMBER = 10**9  # of a job of Slurm
 _FIRST_PORT, _PORTS = 10_000, 20_000  # below those that Linux gives to outgoing connections
 _TORCH_PORT = "29500"  # the default of torchrun
 
@@ -191,21 +192,16 @@ def _read_slurm_step(environment: Mapping[str, str]) -> Cluster | None:
     the step, so that steps that share a node use different ports. A process that is not one of several
     tasks of a step, such as the shell of an allocation, is a run of one process.
     """
-    if int(_read(environment, "SLURM_STEP_NUM_TASKS", "1")) < 2:
+    read = functools.partial(_read_number, environment, minimum=0, maximum=_MAX_NUMBER)
+    if read("SLURM_STEP_NUM_TASKS") < 2:
         return None
-    # The functions of TensorFlow's SlurmClusterResolver, which itself would also choose the GPUs.
-    from tensorflow.python.distribute.cluster_resolver import slurm_cluster_resolver
-
     try:
-        hosts = slurm_cluster_resolver.expand_hostlist(_read(environment, "SLURM_STEP_NODELIST"))
-        counts = slurm_cluster_resolver.expand_tasks_per_node(
-            _read(environment, "SLURM_STEP_TASKS_PER_NODE")
-        )
+        hosts = _expand_hosts(environment.get("SLURM_STEP_NODELIST", ""))
+        counts = _expand_counts(environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
     except ValueError as error:
         raise UsageError(f"The variables of the Slurm step cannot be read: {error}.") from None
     nodes = [(host, i) for host, count in zip(hosts, counts, strict=False) for i in range(count)]
-    rank = int(_read(environment, "SLURM_PROCID"))
-    node, local = int(_read(environment, "SLURM_NODEID")), int(_read(environment, "SLURM_LOCALID"))
+    rank, node, local = (read(f"SLURM_{name}") for name in ("PROCID", "NODEID", "LOCALID"))
     first = [0, *itertools.accumulate(counts)]
     if (
         len(hosts) != len(counts)
@@ -217,9 +213,7 @@ def _read_slurm_step(environment: Mapping[str, str]) -> Cluster | None:
             "The ranks of the Slurm step are not consecutive on each node: start it by srun "
             "--distribution=block, or set TF_CONFIG."
         )
-    job, step = (
-        int(_read(environment, f"SLURM_{k}_ID", d)) for k, d in (("JOB", ""), ("STEP", "0"))
-    )
+    job, step = read("SLURM_JOB_ID"), read("SLURM_STEP_ID", default="0")
     # The steps of neighboring jobs that share a node use different ports.
     width = max(_PORTS_PER_STEP, *counts)
     default = _FIRST_PORT + width * ((_STEPS_PER_JOB * job + step) % (_PORTS // width))
@@ -229,15 +223,30 @@ def _read_slurm_step(environment: Mapping[str, str]) -> Cluster | None:
     return _assign(environment, [f"{host}:{port + i}" for host, i in nodes], rank)
 
 
-def _read(environment: Mapping[str, str], name: str, default: str = "") -> str:
-    text = environment.get(name, "").strip() or default
-    is_list = name in ("SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE")
-    if not text or not (is_list or (text.isascii() and text.isdecimal())):
-        raise UsageError(
-            f"{name} is {text!r}, but must be {'a list' if is_list else 'a number'}, as srun sets it: "
-            "start the processes by srun, or set TF_CONFIG."
-        )
-    return text
+def _expand_hosts(text: str) -> list[str]:
+    """Returns the hosts of a list such as "gpu[07-09,12],login"."""
+    # TensorFlow has this function, too, but its import takes seconds and prints messages.
+    hosts: list[str] = []
+    for item in re.findall(r"(?:[^,\[]|\[[^]]*\])+", text):
+        parts = re.split(r"\[([^]]*)\]", item)  # every second one is the content of brackets
+        choices = [_expand_range(p) if i % 2 else [p] for i, p in enumerate(parts)]
+        hosts += map("".join, itertools.product(*choices))
+    return hosts
+
+
+def _expand_range(text: str) -> list[str]:
+    bounds = [part.partition("-") for part in text.split(",")]
+    return [
+        str(n).zfill(len(first))
+        for first, _, last in bounds
+        for n in range(int(first), int(last or first) + 1)
+    ]
+
+
+def _expand_counts(text: str) -> list[int]:
+    """Returns the numbers of a list such as "2(x3),1"."""
+    pairs = [part.rstrip(")").partition("(x") for part in text.split(",")]
+    return [int(count) for count, _, times in pairs for _ in range(int(times or 1))]
 
 
 def _read_hosts(
@@ -305,6 +314,8 @@ def _read_ranks(
     identity = environment.get(job, "").encode()
     default = str(_FIRST_PORT + zlib.crc32(identity) % _PORTS) if identity else _TORCH_PORT
     number = _read_number(environment, port, minimum=1, maximum=2**16 - 1, default=default)
+    # There, the agent of torchrun itself listens at the port.
+    number += environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     ranks = [f"rank-{i}:{number}" for i in range(count)]
     return _assign(environment, ranks, index, meeting=f"{host}:{number}")
 
@@ -313,58 +324,22 @@ def _read_ranks(
 ENGINES = (
     Engine("TF_CONFIG", "TF_CONFIG", _read_tf_config, inner=True),
     Engine("Kubernetes", "CTL_WORKERS", _read_indexed_job, inner=True),
-    Engine(
-        "Open MPI",
-        "OMPI_COMM_WORLD_SIZE",
-        functools.partial(
-            _read_ranks,
-            rank="OMPI_COMM_WORLD_RANK",
-            size="OMPI_COMM_WORLD_SIZE",
-            local_size="OMPI_COMM_WORLD_LOCAL_SIZE",
-            job="PMIX_NAMESPACE",
-        ),
-        inner=True,
-    ),
-    Engine(
-        "MPICH",
-        "PMI_SIZE",
-        functools.partial(
-            _read_ranks, rank="PMI_RANK", size="PMI_SIZE", local_size="MPI_LOCALNRANKS"
-        ),
-        inner=True,
-    ),
-    Engine(
-        "torchrun",
-        "TORCHELASTIC_RUN_ID",
-        functools.partial(_read_ranks, rank="RANK", size="WORLD_SIZE"),
-        inner=True,
-    ),
+    Engine("Open MPI", "OMPI_COMM_WORLD_SIZE", functools.partial(
+        _read_ranks, rank="OMPI_COMM_WORLD_RANK", size="OMPI_COMM_WORLD_SIZE",
+        local_size="OMPI_COMM_WORLD_LOCAL_SIZE", job="PMIX_NAMESPACE"), inner=True),
+    Engine("MPICH", "PMI_SIZE", functools.partial(
+        _read_ranks, rank="PMI_RANK", size="PMI_SIZE", local_size="MPI_LOCALNRANKS"), inner=True),
+    Engine("torchrun", "TORCHELASTIC_RUN_ID", functools.partial(
+        _read_ranks, rank="RANK", size="WORLD_SIZE"), inner=True),
     Engine("MASTER_ADDR", "RANK", functools.partial(_read_ranks, rank="RANK", size="WORLD_SIZE")),
-    Engine(
-        "Kubeflow Trainer",
-        "PET_NNODES",
-        functools.partial(
-            _read_ranks,
-            rank="PET_NODE_RANK",
-            size="PET_NNODES",
-            master="PET_MASTER_ADDR",
-            port="PET_MASTER_PORT",
-        ),
-    ),
+    Engine("Kubeflow Trainer", "PET_NNODES", functools.partial(
+        _read_ranks, rank="PET_NODE_RANK", size="PET_NNODES",
+        master="PET_MASTER_ADDR", port="PET_MASTER_PORT")),
     Engine("Slurm", "SLURM_STEP_NUM_TASKS", _read_slurm_step),
-    Engine(
-        "SageMaker",
-        "SM_HOSTS",
-        functools.partial(_read_hosts, hosts="SM_HOSTS", current="SM_CURRENT_HOST"),
-    ),
-    Engine(
-        "SkyPilot",
-        "SKYPILOT_NODE_IPS",
-        functools.partial(_read_hosts, hosts="SKYPILOT_NODE_IPS", rank="SKYPILOT_NODE_RANK"),
-    ),
-    Engine(
-        "dstack",
-        "DSTACK_NODES_IPS",
-        functools.partial(_read_hosts, hosts="DSTACK_NODES_IPS", rank="DSTACK_NODE_RANK"),
-    ),
-)
+    Engine("SageMaker", "SM_HOSTS", functools.partial(
+        _read_hosts, hosts="SM_HOSTS", current="SM_CURRENT_HOST")),
+    Engine("SkyPilot", "SKYPILOT_NODE_IPS", functools.partial(
+        _read_hosts, hosts="SKYPILOT_NODE_IPS", rank="SKYPILOT_NODE_RANK")),
+    Engine("dstack", "DSTACK_NODES_IPS", functools.partial(
+        _read_hosts, hosts="DSTACK_NODES_IPS", rank="DSTACK_NODE_RANK")),
+)  # fmt: skip

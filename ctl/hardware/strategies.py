@@ -220,8 +220,7 @@ def _configure_heartbeats(cluster: Cluster, timeout: float) -> None:
     Each process sends a heartbeat to the first process every `timeout` / 2 seconds. With TensorFlow's
     default timeout of 10 s, an interruption of the network of five seconds would end the run.
     """
-    from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
-    from tensorflow.python.eager import context
+    from ctl.private.tensorflow import context, coordination_config_pb2
 
     current = context.context()
     if current.coordination_service is not None:

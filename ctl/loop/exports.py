@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import shutil
+import tempfile
 from typing import Any
 
 import tensorflow as tf
@@ -43,9 +44,6 @@ class ExportModel(Action):
         self._which = which
         self._workdir = workdir
         self._exported: dict[str, str] = {}
-
-    def __call__(self, outputs: Mapping[str, Any]) -> None:
-        """Does nothing before the end."""
 
     def end(self) -> None:
         """Exports the model in the chief; the other processes wait for it at the end of the run."""
@@ -293,4 +291,30 @@ def _write_keras(
         model.save_weights(folder / "model.weights.h5")
 
 
-FORMATS: dict[str, Writer] = {"saved_model": _write_saved_model, "keras": _write_keras}
+def _write_tflite(
+    trainer: StandardTrainer, signatures: Mapping[str, Any], folder: pathlib.Path
+) -> None:
+    """Writes model.tflite, with the signatures of the SavedModel."""
+    if not hasattr(tf, "lite"):
+        raise UsageError(
+            f"TensorFlow {tf.__version__} has no tf.lite: convert the SavedModel with another version."
+        )
+    with tempfile.TemporaryDirectory(dir=folder.parent) as saved:
+        _write_saved_model(trainer, signatures, pathlib.Path(saved))
+        converter = tf.lite.TFLiteConverter.from_saved_model(saved, signature_keys=list(signatures))
+        try:
+            content = converter.convert()
+        except Exception as error:  # the converter's errors have no common class
+            reason = " ".join(str(error).split())[:300]
+            raise UsageError(
+                f"The model cannot be converted to TensorFlow Lite ({reason}): leave tflite out of "
+                "export_formats, or override serve(features) without these operations."
+            ) from error
+    (folder / "model.tflite").write_bytes(content)
+
+
+FORMATS: dict[str, Writer] = {
+    "saved_model": _write_saved_model,
+    "keras": _write_keras,
+    "tflite": _write_tflite,
+}

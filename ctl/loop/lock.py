@@ -195,6 +195,7 @@ def _write_holder(descriptor: int) -> None:
     since = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
     holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
     line = json.dumps(holder).encode() + b"\n"
+    os.ftruncate(descriptor, 0)  # filelock 4.2 and later keep what a killed run left
     if os.write(descriptor, line) < len(line):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

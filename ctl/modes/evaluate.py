@@ -36,7 +36,7 @@ def evaluate(arguments: Arguments) -> int:
         if is_result:
             # The step of a run that restored its best checkpoint is still the last one.
             step = {} if path else {"step": controller.step}
-            run.workdir.write_result({**run.workdir.result(), **step, "eval": evaluation})
+            _write_result(run, {**step, "eval": evaluation})
         else:
             _write_other(run, controller.step, restored, changes, evaluation)
     run.processes.barrier()  # no process exits while another one still evaluates
@@ -77,8 +77,7 @@ def continuous_eval(arguments: Arguments) -> int:
                 if evaluation is not None and changes:
                     _write_other(run, evaluated, path or "", changes, evaluation)
                 elif evaluation is not None:
-                    result = {**run.workdir.result(), "step": evaluated, "eval": evaluation}
-                    run.workdir.write_result(result)
+                    _write_result(run, {"step": evaluated, "eval": evaluation})
     return STOPPED
 
 
@@ -116,11 +115,15 @@ def _wait(stop: StopOnSignal, *, seconds: float) -> None:
         time.sleep(0.05)
 
 
+def _write_result(run: RunParts, entries: Mapping[str, Any]) -> None:
+    run.workdir.write_result({**run.workdir.result(), **entries})
+
+
 def _write_other(
     run: RunParts, step: int, path: str, changes: Sequence[str], evaluation: Mapping[str, Any]
 ) -> None:
     """Records an evaluation that is not the run's own: of a named checkpoint, or of other data."""
     changed = {"changes": changes} if changes else {}
     entry = {"path": path, "step": step, **changed, "eval": evaluation}
-    run.workdir.write_result({**run.workdir.result(), "checkpoint": entry})
+    _write_result(run, {"checkpoint": entry})
     run.workdir.event("checkpoint_eval", step, path=path, **changed, eval=evaluation)

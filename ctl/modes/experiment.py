@@ -127,6 +127,7 @@ def wrap(trainer: StandardTrainer) -> Experiment:
         trainer=f"{cls.__module__}:{cls.__qualname__}",
         data=dict(global_batch_size=trainer.global_batch_size),
         model=_to_dict(trainer.options.model),
+        loss_weights=dict(trainer.options.loss_weights),
     )
     with config.ignore_type():
         for option, key in OPTION_KEYS.items():

@@ -9,6 +9,7 @@ from ctl.hardware import devices, strategies
 from ctl.hardware.strategies import STRATEGIES
 from ctl.loop.actions import registry
 from ctl.loop.actions.action import Action, check_action
+from ctl.loop.checkpoints import warm_start
 from ctl.loop.exports import ExportModel
 from ctl.modes import DONE, Arguments, experiment, messages
 from ctl.modes.experiment import Experiment
@@ -64,6 +65,9 @@ def _describe(experiment: Experiment, actions: Sequence[Action]) -> str:
         "actions": "; ".join(map(_describe_action, actions)) or "none",
     }
     lines = align([(name, str(text)) for name, text in rows.items()])
+    # Where the initial weights come from, if the config names a checkpoint.
+    weights = warm_start.describe(trainer, experiment.config.init)
+    lines += ["", "weights:", *(f"  {line}" for line in weights)] * bool(weights)
     return "\n".join([*lines, "", "config:", str(experiment.config).rstrip()])
 
 

@@ -1,6 +1,6 @@
 """ctl.Run: a run that a notebook or a script trains in steps."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import math
 import os
@@ -14,13 +14,14 @@ from ctl.configs import durations, validation
 from ctl.configs import flags as command_line
 from ctl.errors import UsageError
 from ctl.hardware import engines
-from ctl.loop.actions.action import Action
+from ctl.loop.actions.action import as_action
 from ctl.loop.actions.best_checkpoint import BestCheckpoint
 from ctl.loop.actions.learning_rate import LearningRate
 from ctl.loop.checkpoints import warm_start
 from ctl.loop.lock import RunLock
 from ctl.loop.stop import StopOnSignal
 from ctl.loop.workdir import Workdir
+from ctl.loop.writers.writer import Record
 from ctl.modes import Arguments, results
 from ctl.modes import experiment as experiments
 from ctl.modes.experiment import Experiment
@@ -102,12 +103,15 @@ class Run:
             self._run.progress.print_line = lambda line: None  # type: ignore[method-assign]
             self._run.progress._write = lambda line: None
         changes = self._workdir.check_config(self.config.to_dict())
-        self._history = _History()
+        self._rows: dict[int, dict[str, float]] = {}  # of the history, by step
         self._stop = StopOnSignal()
         actions = self._run.make_actions()
         self._rate = next(action for action in actions if isinstance(action, LearningRate))
         self._best = [action for action in actions if isinstance(action, BestCheckpoint)]
-        actions += self._history.make_actions(lambda: self._rate.value)
+        actions += [
+            as_action(lambda o: self._record({**o, "learning_rate": self._rate.value}), at="train"),
+            as_action(lambda outputs: self._record({"eval": outputs}), at="eval"),
+        ]
         self._session = Session(
             self._run,
             self._stop,
@@ -131,7 +135,9 @@ class Run:
         The columns are `step`, the mean loss and metrics of inner loops by name, and the results of
         evaluations as "eval/NAME"; NaN where a step has no value.
         """
-        return self._history.columns()
+        rows = [{"step": step, **self._rows[step]} for step in sorted(self._rows)]
+        names = dict.fromkeys(name for row in rows for name in row)
+        return {name: [row.get(name, math.nan) for row in rows] for name in names}
 
     @property
     def learning_rate(self) -> float:
@@ -263,6 +269,10 @@ class Run:
                     self._saved_step = self._run.checkpoints.latest_step()
                 self._session.record_end()
 
+    def _record(self, outputs: Mapping[str, Any]) -> None:
+        """Adds numbers to the row of the current step; a repeated step replaces them."""
+        self._rows.setdefault(self.step, {}).update(Record("", self.step, outputs).numbers())
+
     def _count_steps(self, steps: int | str) -> int:
         if isinstance(steps, str):
             examples = self._run.experiment.examples_per_epoch
@@ -270,55 +280,3 @@ class Run:
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
             raise UsageError(f'steps is {steps!r}, but must be a number of steps or "2 epochs".')
         return steps
-
-
-class _History:
-    """A table with one row per step at which a loop or an evaluation has ended.
-
-    history.columns()               # {"step": [5, 10], "loss": [...], "eval/loss": [nan, ...]}
-    """
-
-    def __init__(self) -> None:
-        self._rows: dict[int, dict[str, float]] = {}
-
-    def make_actions(self, read_rate: Callable[[], float]) -> list[Action]:
-        """Makes the actions that add rows.
-
-        Args:
-            read_rate: returns the learning rate, which is added to the rows of training.
-        """
-        return [_Recorder(self, "train", read_rate), _Recorder(self, "eval")]
-
-    def add(self, step: int, prefix: str, outputs: Mapping[str, Any]) -> None:
-        """Adds numbers to the row of a step; a repeated step replaces them.
-
-        Args:
-            step: the global step.
-            prefix: the prefix of the names, "" or "eval/".
-            outputs: numbers by name, maybe nested.
-        """
-        for name, value in outputs.items():
-            if isinstance(value, Mapping):
-                self.add(step, f"{prefix}{name}/", value)
-            elif isinstance(value, int | float):
-                self._rows.setdefault(step, {})[prefix + name] = value
-
-    def columns(self) -> dict[str, list[float]]:
-        """Returns name -> one value per row, NaN where there is none; `step` is the first name."""
-        rows = [{"step": step, **self._rows[step]} for step in sorted(self._rows)]
-        names = dict.fromkeys(name for row in rows for name in row)
-        return {name: [row.get(name, math.nan) for row in rows] for name in names}
-
-
-class _Recorder(Action):
-    may_stop = False
-
-    def __init__(self, history: _History, at: str, read_rate: Callable[[], float] | None = None):
-        self._history = history
-        self._read_rate = read_rate
-        self.at = at
-
-    def __call__(self, outputs: Mapping[str, Any]) -> None:
-        prefix = "eval/" if self.at == "eval" else ""
-        rate = {"learning_rate": self._read_rate()} if self._read_rate else {}
-        self._history.add(self.controller.step, prefix, {**outputs, **rate})

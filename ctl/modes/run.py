@@ -1,12 +1,18 @@
-"""Holds experiment, workdir, processes, progress, checkpoints and controller of a run."""
+"""Holds experiment, workdir, processes, progress, checkpoints and controller of a run, and tries one."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 import contextlib
+import dataclasses
+import pathlib
+import shutil
 import sys
 from typing import Any
 
+from ml_collections import config_dict
+
 from ctl import optimizers
 from ctl.configs import durations
+from ctl.configs.values import SERVERS
 from ctl.errors import UsageError, print_line
 from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.actions import registry
@@ -15,16 +21,17 @@ from ctl.loop.actions.leaks import MemoryGrowth, Retraces
 from ctl.loop.actions.learning_rate import LearningRate
 from ctl.loop.bucket.bucket import Bucket
 from ctl.loop.checkpoints.checkpointer import Checkpointer
-from ctl.loop.controller import Controller
+from ctl.loop.controller import Controller, RollbackPolicy
+from ctl.loop.lock import RunLock
 from ctl.loop.metric_log import MetricLog, make_writers
 from ctl.loop.profiler import Profiler
 from ctl.loop.progress import Progress, ProgressBar
 from ctl.loop.reporter import Reporter
-from ctl.loop.rollback import RollbackPolicy
 from ctl.loop.stop import StopRequest
 from ctl.loop.timing import WallClock
 from ctl.loop.watchdog import Watchdog
-from ctl.modes import Arguments, dry_run, experiment
+from ctl.loop.workdir import Workdir
+from ctl.modes import DONE, Arguments, experiment
 
 
 class RunParts:
@@ -61,7 +68,7 @@ class RunParts:
         )
         self.config = self.experiment.config
         if arguments.dry_run:
-            self.config = dry_run.shorten(self.config)
+            self.config = shorten(self.config)
         self.trainer = self.experiment.trainer
         self.workdir = arguments.workdir
         self._config_path = arguments.config_path
@@ -200,15 +207,8 @@ class RunParts:
         """Makes the rollback policy, with the chief's earlier decisions in every process."""
         # Only the chief reads the file: the workdir of another process may be another folder.
         earlier = self.workdir.rollbacks() if self.is_chief else []
-        count = self.processes.broadcast_from_chief(len(earlier))
-        earlier = earlier or [{} for _ in range(count)]
-        return RollbackPolicy(
-            record=self.workdir.write_rollbacks,
-            earlier=[
-                {**decision, "step": self.processes.broadcast_from_chief(decision.get("step", 0))}
-                for decision in earlier
-            ],
-        )
+        earlier = self.processes.broadcast_json_from_chief(earlier)
+        return RollbackPolicy(record=self.workdir.write_rollbacks, earlier=earlier)
 
     def _make_progress(self) -> Progress:
         total, steps_per_epoch = self.config.train.steps, self.experiment.steps_per_epoch
@@ -240,3 +240,70 @@ class RunParts:
             self.trainer.optimizer.learning_rate = optimizers.learning_rate(
                 optimizer, self.config.data.global_batch_size
             )
+
+
+DRY_STEPS = 2  # of training, and of each evaluation
+
+
+def dry_run(arguments: Arguments, train: Callable[[Arguments], int]) -> int:
+    """Trains in a temporary folder; returns the exit code.
+
+    Args:
+        arguments: the command line; its workdir is not touched.
+        train: trains a run.
+    """
+    with _temporary_workdir(arguments.workdir) as workdir:
+        code = train(dataclasses.replace(arguments, workdir=workdir, fresh=False))
+    if workdir.writes:
+        passed = f"{DRY_STEPS} steps with their evaluations, checkpoints and actions passed"
+        result = passed if code == DONE else "stopped"
+        print_line(f"Dry run: {result}, and nothing was kept.")
+    return code
+
+
+def shorten(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
+    """Returns a locked copy of a config that trains two steps, and saves and evaluates after each.
+
+    Args:
+        config: the config, after the trainer was built from it: the optimizer and its schedule are
+            those of the complete run.
+    """
+    short = config_dict.ConfigDict(config.to_dict())
+    with short.ignore_type():
+        short.train.update(
+            steps=DRY_STEPS,
+            steps_per_loop=1,
+            checkpoint_interval=1,
+            checkpoint_keep_every=0,
+        )
+        short.eval.interval = 1
+        # No writers to a server, which would keep the run.
+        short.summaries.writers = [n for n in short.summaries.writers if n not in SERVERS]
+        short.data.overfit_batches = 0  # two steps show no progress to report
+    return short.lock()
+
+
+@contextlib.contextmanager
+def _temporary_workdir(workdir: Workdir) -> Iterator[Workdir]:
+    """Yields a folder next to the workdir, so on the same disk and for all processes of the run."""
+    path = workdir.path.with_name(f"{workdir.path.name}.dry_run")
+    parents = [parent for parent in path.parents if not parent.exists()]
+    temporary = Workdir(path, writes=workdir.writes)
+    if workdir.writes and temporary.has_run():
+        _remove_killed(path)
+    try:
+        yield temporary
+    finally:
+        if workdir.writes:
+            if temporary.has_run():
+                shutil.rmtree(path, ignore_errors=True)
+            for parent in parents:
+                with contextlib.suppress(OSError):  # not empty: something else uses it now
+                    parent.rmdir()
+
+
+def _remove_killed(path: pathlib.Path) -> None:
+    """Removes the folder of a killed dry run; raises UsageError if another one is in progress."""
+    with RunLock(path) as lock:
+        lock.acquire()
+        shutil.rmtree(path)

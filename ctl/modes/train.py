@@ -6,8 +6,8 @@ import functools
 from ctl.loop.checkpoints import warm_start
 from ctl.loop.lock import RunLock
 from ctl.loop.stop import StopOnSignal
-from ctl.modes import DONE, FAILED, STOPPED, Arguments, dry_run, messages, results
-from ctl.modes.run import RunParts
+from ctl.modes import DONE, FAILED, STOPPED, Arguments, messages, results
+from ctl.modes.run import DRY_STEPS, RunParts, dry_run
 from ctl.modes.session import Session
 
 
@@ -23,7 +23,7 @@ def train_and_eval(arguments: Arguments) -> int:
 
 def _start(arguments: Arguments, *, evaluates: bool) -> int:
     if arguments.dry_run:
-        return dry_run.run(arguments, functools.partial(_train, evaluates=evaluates))
+        return dry_run(arguments, functools.partial(_train, evaluates=evaluates))
     return _train(arguments, evaluates=evaluates)
 
 
@@ -81,7 +81,7 @@ def _train(arguments: Arguments, *, evaluates: bool) -> int:
                 session.train(
                     config.train.steps,
                     evaluates=evaluates,
-                    eval_steps=dry_run.STEPS if arguments.dry_run else -1,  # -1: all
+                    eval_steps=DRY_STEPS if arguments.dry_run else -1,  # -1: all
                 )
                 result = session.record_end()
             controller = session.controller

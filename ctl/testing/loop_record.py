@@ -1,14 +1,13 @@
 """Records the values that a loop computes on one split as arrays."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 import dataclasses
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from ctl.testing.contents import Name, Names, is_local, read_all, read_value
-from ctl.testing.logical_devices import copies
+from ctl.testing.contents import Name, Names, is_local
 from ctl.testing.splits import Split
 
 
@@ -63,44 +62,18 @@ class Record:
         return any(self.flat_update(step).any() for step in range(len(self.steps)))
 
 
-def record_steps(
-    strategy: tf.distribute.Strategy,
-    split: Split,
-    train: Callable[[int], Mapping[Name, np.ndarray]],
-    name_all: Callable[[], Mapping[Name, tf.Variable]],
-    *,
-    steps: int,
-) -> Record:
-    """Records the values that any training loop computes.
-
-    Args:
-        strategy: the strategy of the variables.
-        split: the split.
-        train: trains the step with this number, from 0, and returns what it reports.
-        name_all: returns all variables by their names; a step may create some.
-        steps: number of training steps.
-    """
-    named = first_named = name_all()
-    start = read_all(strategy, named)
-    values, records, mismatches = dict(start), [], []
-    for step in range(steps):
-        old = {name: copies(strategy, v) for name, v in named.items()}
-        quantities = dict(train(step))
-        named = name_all()  # with those that this step created
-        for name, variable in named.items():
-            value, new = read_value(strategy, variable), copies(strategy, variable)
-            is_update = name[0] == "update" and name in values
-            quantities[name] = value - values[name] if is_update else value
-            values[name] = value
-            if name[0] != "metric":  # each replica counts its own rows
-                mismatches += _copy_mismatches(name, step, old.get(name, new), new, variable)
-        records.append(quantities)
-    return Record(split, start, records, {}, mismatches, (tuple(first_named), tuple(named)))
-
-
-def _copy_mismatches(
+def find_mismatches(
     name: Name, step: int, old: list[np.ndarray], new: list[np.ndarray], variable: tf.Variable
 ) -> list[CopyMismatch]:
+    """Returns how the replicas' copies of a variable differ after a step; [] if they do not.
+
+    Args:
+        name: kind and name of the variable.
+        step: the step.
+        old: the copies before it.
+        new: the copies after it.
+        variable: the variable.
+    """
     # A local variable that is summed has a different part of the sum on each replica.
     if is_local(variable) and variable.aggregation == tf.VariableAggregation.SUM:
         return []

@@ -7,7 +7,7 @@ import pathlib
 import griffe
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
-MODULES = ("ctl", "ctl.data", "ctl.random", "ctl.replica", "ctl.testing")
+MODULES = ("ctl", "ctl.data", "ctl.random", "ctl.ray", "ctl.replica", "ctl.testing")
 # The public methods that StandardTrainer inherits, next to its own.
 _INHERITED = {
     "ctl.StandardTrainer": ["minimize", "train_step", "train", "train_loop_begin", "train_loop_end",

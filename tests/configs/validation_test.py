@@ -38,7 +38,6 @@ def test_trainer_is_rejected(name):
     "optimizer",
     [
         dict(name="sgd", momentum=0.9),
-        dict(name="sgd", momentum=0.9),
         dict(name="rmsprop", momentum=0.999),
         dict(schedule="cosine"),
         dict(schedule="cosine", warmup_steps=999),

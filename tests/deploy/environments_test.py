@@ -119,7 +119,13 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("platform", PLATFORMS)
+LONG = ("Indexed Job", "dynamic TFJob", "SageMaker", "SkyPilot")  # the others cover what they use
+
+
+@pytest.mark.parametrize(
+    "platform",
+    [pytest.param(p, marks=pytest.mark.long if p in LONG else ()) for p in PLATFORMS],
+)
 def test_platform_starts_a_run_with_the_bits_of_one_process(platform, folder):
     places = [PLATFORMS[platform](host) for host in range(2)]
     inherited = child.environment(TF_CPP_MIN_LOG_LEVEL="3")
@@ -138,7 +144,7 @@ def test_platform_starts_a_run_with_the_bits_of_one_process(platform, folder):
                 )
                 for i, place in enumerate(places)
             ]
-            outputs = [worker.communicate(timeout=240) for worker in workers]
+            outputs = [worker.communicate(timeout=300) for worker in workers]
     except Unavailable as error:
         pytest.skip(f"this machine cannot create network namespaces: {error}")
     assert [worker.returncode for worker in workers] == [0, 0], outputs

@@ -20,10 +20,13 @@ from tests import child, experiments
 from tests.experiments import CONFIG, TRAINER
 
 PHRASES = {
-    "SECTIONS": "actions, data, eval, init, model, optimizer, runtime, seed, summaries, train, trainer",
+    "SECTIONS": (
+        "actions, data, eval, init, loss_weights, model, optimizer, runtime, seed, summaries, train, "
+        "trainer"
+    ),
     "MODES": (
-        "train_and_eval, train, eval, continuous_eval, export, check, profile_input, aot_compile, "
-        "explain, devices"
+        "train_and_eval, train, eval, continuous_eval, export, check, profile_input, find_lr, "
+        "aot_compile, explain, devices"
     ),
     "DURATION": 'but must be an integer or a duration such as "90 epochs" or "5000000 examples".',
     "CLASS": "but must be path/to/file.py:Class or package.module:Class.",

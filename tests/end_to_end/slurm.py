@@ -114,7 +114,7 @@ class Slurm(contextlib.ExitStack):
     def run(self, *command: str, **options) -> subprocess.CompletedProcess[str]:
         """Runs a command on the first node to its end."""
         process = self.popen(*command, **options)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=300)
         return subprocess.CompletedProcess(command, process.returncode, out, err)
 
     def state(self, job: str) -> str:
@@ -122,7 +122,7 @@ class Slurm(contextlib.ExitStack):
         lines = self.run("scontrol", "show", "job", "-o", job).stdout
         return lines.partition("JobState=")[2].partition(" ")[0]
 
-    def wait(self, job: str, *states: str, seconds: float = 90) -> None:
+    def wait(self, job: str, *states: str, seconds: float = 300) -> None:
         """Waits until a job is in one of the states."""
         deadline = time.monotonic() + seconds
         while self.state(job) not in states:

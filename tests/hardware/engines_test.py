@@ -32,6 +32,24 @@ def test_tasks_have_their_nodes_and_a_port_each():
     )
 
 
+@pytest.mark.parametrize(
+    ("nodes", "hosts"),
+    [
+        ("a,b-1,c", ["a", "b-1", "c"]),
+        ("gpu[09-11],login", ["gpu09", "gpu10", "gpu11", "login"]),
+        ("r[1-2]n[5,7].x", ["r1n5.x", "r1n7.x", "r2n5.x", "r2n7.x"]),
+    ],
+)
+def test_lists_of_nodes_are_expanded(nodes, hosts):
+    count = str(len(hosts))
+    node = {
+        "SLURM_STEP_NODELIST": nodes, "SLURM_STEP_NUM_TASKS": count, "SLURM_PROCID": "0",
+        "SLURM_STEP_TASKS_PER_NODE": f"1(x{count})", "SLURM_NODEID": "0",
+    }  # fmt: skip
+    worker = engines.from_environment(STEP | node)
+    assert [address.partition(":")[0] for address in worker.addresses["worker"]] == hosts
+
+
 @pytest.mark.parametrize("tasks", [2, 40])
 def test_steps_that_share_a_node_have_different_ports(tasks):
     node = {
@@ -72,8 +90,10 @@ def test_shell_of_an_allocation_and_a_single_task_are_one_process(environment):
         ({"CTL_PORT": "70000"}, "CTL_PORT is '70000'"),
         ({"SLURM_STEP_TASKS_PER_NODE": "2"}, "--distribution=block"),
         ({"SLURM_STEP_TASKS_PER_NODE": "two"}, "cannot be read"),
-        ({"SLURM_PROCID": ""}, "SLURM_PROCID is '', but must be a number"),
-        ({"SLURM_STEP_NODELIST": ""}, "SLURM_STEP_NODELIST is '', but must be a list"),
+        ({"SLURM_STEP_NODELIST": "gpu[a-b],login"}, "cannot be read"),
+        ({"SLURM_PROCID": ""}, "SLURM_PROCID is '', but must be a whole number"),
+        ({"SLURM_STEP_NODELIST": ""}, "--distribution=block"),
+        ({"SLURM_STEP_TASKS_PER_NODE": ""}, "cannot be read"),
         ({"CTL_PORT": "http"}, "CTL_PORT is 'http'"),
     ],
 )
@@ -173,6 +193,10 @@ def test_hosts_of_the_engine_are_the_addresses(variables, addresses):
         # Its processes are others than the tasks of the step, which are the daemons of mpirun.
         (STEP | ONE_HOST, "localhost:19408"),
         (STEP | TORCH | {"TORCHELASTIC_RUN_ID": "none"}, "node-0:23456"),
+        (
+            TORCH | {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_USE_AGENT_STORE": "True"},
+            "node-0:23457",
+        ),
     ],
 )
 def test_processes_that_know_their_ranks_only_meet_at_the_host_of_rank_0(variables, meeting):

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 
 import tensorflow as tf
 
@@ -54,6 +55,19 @@ def test_profile_of_exact_steps_and_its_costliest_operations(tmp_path):
     names = " ".join(name for name, _ in operations)
     assert "MatMul" in names and "while/body" not in names
     assert operations[0][0] in lines[1] and "ms per step" in lines[1]
+
+
+def test_profiler_leaves_the_signal_as_it_is_in_a_thread():
+    before, seen = signal.getsignal(signal.SIGUSR1), []
+
+    def train():
+        with Profiler().on_signal():
+            seen.append(signal.getsignal(signal.SIGUSR1))
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    assert seen == [before]
 
 
 def test_signal_profiles_the_next_inner_loop(tmp_path):

@@ -6,6 +6,7 @@ import os
 import pathlib
 import signal
 import subprocess
+import threading
 import time
 
 import pytest
@@ -47,6 +48,21 @@ def test_first_signal_requests_a_stop_and_prints_so(number, capsys):
         os.kill(os.getpid(), number)
         assert (stop.requested, stop.reasons) == (True, {"signal": number.name})
     assert capsys.readouterr().out == LINE.format(number.name) + "\n"
+
+
+def test_thread_leaves_the_signals_as_they_are():
+    # Ray runs functions in a thread, where Python does not allow handlers.
+    before, seen = [signal.getsignal(number) for number in SIGNALS], []
+
+    def train():
+        with StopOnSignal() as stop:
+            stop.request(notice="preempted")
+            seen.append((stop.requested, [signal.getsignal(number) for number in SIGNALS]))
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    assert seen == [(True, before)]
 
 
 def test_reasons_of_several_requests_are_all_kept():

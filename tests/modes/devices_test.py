@@ -108,6 +108,7 @@ def test_strategy_and_xla_mode_of_a_config(runtime, strategy, xla):
     rows = dict(line.split("  ", 1) for line in lines)
     assert rows["strategy"].strip() == strategy
     assert rows.get("xla", "").strip().partition(";")[0] == (xla or "")
+    assert rows["engine"].strip() == "none: a run of one process"
 
 
 @on_cpu

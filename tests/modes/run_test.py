@@ -1,12 +1,18 @@
 """What a run consists of."""
 
+import json
 import pathlib
 import types
 
 import pytest
 
+import ctl
 from ctl.errors import UsageError
+from ctl.loop.checkpoints.checkpointer import Checkpointer
+from ctl.loop.lock import RunLock
+from ctl.modes import DONE, STOPPED, train
 from ctl.modes.run import RunParts
+from tests import experiments
 
 
 def test_making_a_run_and_its_controller_writes_nothing(make_arguments):
@@ -43,21 +49,19 @@ def test_several_processes_cannot_write_in_the_background(make_arguments):
 
 @pytest.mark.parametrize("is_chief", [True, False])
 def test_every_process_has_the_rollbacks_of_the_chief(make_arguments, is_chief):
-    class Processes:
-        def __init__(self, values):
-            self.values = iter(values)
+    decisions = [{"step": 13, "tensor": "the loss"}, {"step": 31}]
 
-        def broadcast_from_chief(self, value):
-            sent = next(self.values)
-            assert value == (sent if is_chief else 0)
-            return sent
+    class Processes:
+        def broadcast_json_from_chief(self, value):
+            assert value == (decisions if is_chief else [])
+            return decisions
 
     run = RunParts(make_arguments())
     run.is_chief = is_chief
-    run.processes = Processes([2, 13, 31])
+    run.processes = Processes()
     run.workdir.create(run.config.to_dict())
     if is_chief:
-        run.workdir.write_rollbacks([{"step": 13, "tensor": "the loss"}, {"step": 31}])
+        run.workdir.write_rollbacks(decisions)
     policy = run.broadcast_rollback_policy()
     assert policy.steps == [13, 31]
 
@@ -73,3 +77,93 @@ def test_restored_run_gets_a_constant_learning_rate_from_the_config(make_argumen
     run.config.optimizer.schedule = schedule
     run.checkpoints.restore(path)
     assert float(run.trainer.optimizer.learning_rate) == rate
+
+
+def files():
+    return {p: p.stat().st_mtime_ns for p in pathlib.Path(".").rglob("*") if p.is_file()}
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """What a run does: saved steps, the outputs of evaluations, the files of its workdir."""
+    record = {"saved": [], "evaluated": [], "files": set()}
+
+    class Recorder(ctl.Action):
+        def __call__(self, outputs):
+            record["evaluated"].append((self.controller.step, outputs["examples"]))
+
+        def end(self):
+            record["files"] = {p.name for p in self.controller.workdir.iterdir()}
+
+    save = Checkpointer.save
+    monkeypatch.setattr("ctl.StandardTrainer.build_actions", lambda trainer: [Recorder()])
+
+    def record_save(checkpointer, notes=None):
+        path = save(checkpointer, notes)
+        record["saved"].append(path)
+        return path
+
+    monkeypatch.setattr(Checkpointer, "save", record_save)
+    return record
+
+
+def test_dry_run_trains_evaluates_and_saves_two_steps_and_leaves_nothing(
+    make_arguments, recorded, capsys
+):
+    arguments = make_arguments({"train.steps": 1000, "optimizer.schedule": "cosine"}, dry_run=True)
+    before = files()
+    assert train.train_and_eval(arguments) == DONE
+    assert files() == before and not list(pathlib.Path(".").glob("run*"))
+    assert recorded["saved"] == [f"run.dry_run/checkpoints/ckpt-{step}" for step in (1, 2)]
+    assert recorded["evaluated"] == [(1, 14), (2, 14)]  # two batches of 7
+    assert {"config.json", "events.jsonl", "checkpoints", "summaries"} <= recorded["files"]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == (
+        "Dry run: 2 steps with their evaluations, checkpoints and actions passed, and nothing was kept."
+    )
+    assert not any("result.json" in line for line in lines)
+
+
+@pytest.mark.parametrize("fresh", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_run_in_the_workdir_is_not_touched(make_arguments, make_complete, fresh):
+    make_complete(train.train)
+    before = files()
+    assert train.train(make_arguments(dry_run=True, fresh=fresh)) == DONE
+    assert files() == before
+
+
+def test_parents_of_a_new_workdir_are_removed(make_arguments, tmp_path):
+    from ctl.loop.workdir import Workdir
+
+    arguments = make_arguments(dry_run=True)
+    object.__setattr__(arguments, "workdir", Workdir("runs/a/b"))
+    assert train.train(arguments) == DONE
+    assert not pathlib.Path("runs").exists()
+
+
+def test_stopped_dry_run_leaves_nothing(make_arguments, monkeypatch, capsys):
+    monkeypatch.setattr("ctl.loop.stop.StopRequest.requested", True)
+    assert train.train(make_arguments(dry_run=True)) == STOPPED
+    assert not list(pathlib.Path(".").glob("run*"))
+    assert capsys.readouterr().out.splitlines()[-1] == "Dry run: stopped, and nothing was kept."
+
+
+def test_mistake_in_a_step_leaves_nothing(make_arguments, monkeypatch):
+    def fail(trainer, batch):
+        raise ValueError("wrong shape")
+
+    monkeypatch.setattr("ctl.StandardTrainer.sample_weight", fail)
+    with pytest.raises(ValueError, match="wrong shape"):
+        train.train(make_arguments(dry_run=True))
+    assert not list(pathlib.Path(".").glob("run*"))
+
+
+def test_folder_of_a_killed_dry_run_is_replaced_and_one_in_use_is_not(make_arguments):
+    folder = pathlib.Path("run.dry_run")
+    experiments.write(folder, {"config.json": json.dumps({"trainer": "a"}), "old": ""})
+    with RunLock(folder) as lock:
+        lock.acquire()
+        with pytest.raises(ctl.UsageError, match="in use by another run"):
+            train.train(make_arguments(dry_run=True))
+    assert train.train(make_arguments(dry_run=True)) == DONE
+    assert not folder.exists()

@@ -20,27 +20,6 @@ class StochasticDepthCase(noise.StochasticDepthCase):
         return convolutional(StochasticDepth())
 
 
-def first_layer(layer):
-    """The network of the cases that change images before a convolution."""
-    last = [layers.Conv2D(2, 3, activation="relu"), layers.Flatten(), layers.Dense(CLASSES)]
-    return tf_keras.Sequential([layer, *last])
-
-
-class RandomFlip(layers.Layer):
-    """What replaces Keras' layer in the model."""
-
-    def call(self, images, training=None):
-        if not training:
-            return images
-        flipped = ctl.random.bernoulli([None, 1, 1, 1])
-        return tf.where(flipped, tf.image.flip_left_right(images), images)
-
-
-class RandomFlipCase(noise.RandomFlipCase):
-    def build_model(self):
-        return first_layer(RandomFlip())
-
-
 class LambdaDropout(Case):
     def build_model(self):
         return dense(layers.Lambda(lambda x: ctl.random.dropout(x, 0.4)))

@@ -76,7 +76,7 @@ ROWS = (
     draws("stochastic depth", "Keras: cct", noise, "StochasticDepthCase", UNIFORM),
     draws("Lambda with backend.dropout", "Keras FAQ", noise, "LambdaDropout", DROPOUT),
     right("RandomTranslation", "Keras: gan_ada", noise.RandomTranslationCase, plain=False),
-    draws("RandomFlip", "TF: images", noise, "RandomFlipCase", "input pipeline"),
+    right("RandomFlip", "TF: images", noise.RandomFlipCase, plain=False),
     draws("mixup", "Keras: mixup", mixing, "MixUp"),
     right("label smoothing", "Keras: losses", mixing.SmoothedLabels),
     draws("variational autoencoder", "Keras: vae", generative, "VariationalAutoencoder", NORMAL),

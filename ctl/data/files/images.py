@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctl.data.source import Arrays, Batch, RowSource
-from ctl.errors import UsageError
+from ctl.errors import UsageError, check_local
 
 _TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _MAX_AXES = 32  # supported by every numpy version; numpy 2 supports 64
@@ -54,6 +54,8 @@ def image_folder(
         raise UsageError(
             f"ctl.data.image_folder got dtype={dtype!r}, but requires 'float32' or 'uint8'."
         )
+    if not str(folder).startswith("gs://"):  # which TensorFlow reads itself
+        check_local("ctl.data.image_folder", folder)
     if not tf.io.gfile.isdir(folder):
         raise UsageError(f"{folder} is not a folder: set data.dir to the folder of the classes.")
     if classes is None:
@@ -209,6 +211,7 @@ def read_idx(path: str | pathlib.Path) -> np.ndarray:
 
 
 def _find(directory: str | pathlib.Path, stem: str) -> pathlib.Path:
+    check_local("ctl.data.idx", directory)
     folder = pathlib.Path(directory)
     if not os.path.isdir(folder):  # pathlib raises an OSError if a name is too long
         raise UsageError(f"Folder {folder} does not exist: set data.dir to a folder of IDX files.")

@@ -24,6 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctl.errors import UsageError
+from ctl.hardware.file_systems import open_url
 
 FOLDER = ".ctl_index"
 HEAD, TAIL = 12, 4  # bytes of a record before its data (length, checksum) and after it (checksum)
@@ -55,8 +56,8 @@ def load(paths: Sequence[str], folder: str | None = None) -> list[FileIndex]:
     """Returns the index of each file, from the cache or by reading the files in parallel.
 
     Args:
-        paths: TFRecord files, in any file system that TensorFlow supports.
-        folder: where to keep the indexes; None: beside each file, or in the user's cache folder.
+        paths: TFRecord files, or URLs of them.
+        folder: where to keep the indexes; None: beside each local file, or in the user's cache folder.
 
     Raises:
         UsageError: a file is compressed or empty.
@@ -82,7 +83,14 @@ def find_files(files: str | Sequence[str]) -> list[str]:
     patterns = [files] if isinstance(files, str) else [str(pattern) for pattern in files]
     paths: list[str] = []
     for pattern in patterns:
-        matches = [p for p in sorted(tf.io.gfile.glob(pattern)) if not tf.io.gfile.isdir(p)]
+        if is_local(pattern):
+            matches = [p for p in sorted(tf.io.gfile.glob(pattern)) if not tf.io.gfile.isdir(p)]
+        else:
+            file_system, path = open_url(pattern)
+            found = file_system.glob(path, detail=True)
+            matches = [
+                file_system.unstrip_protocol(p) for p in sorted(found) if found[p]["type"] == "file"
+            ]
         if not matches:
             raise UsageError(
                 f"No record file matches {pattern!r}: set data.dir, or fix the pattern."
@@ -108,19 +116,31 @@ def masked_crc32c(checksums: np.ndarray) -> np.ndarray:
 
 
 def _load_or_build(path: str, folder: str | None) -> FileIndex:
-    status = tf.io.gfile.stat(path)
-    version = [_MAGIC, _VERSION, status.length, status.mtime_nsec]
+    size, changed = _stat(path)
+    version = [_MAGIC, _VERSION, size, changed]
     candidates = _cache_paths(path, folder)
     for cached in candidates:
         index = _read(cached, path, version)
         if index is not None:
             return index
-    index = _build(path, status.length)
+    index = _build(path, size)
     body = index.offsets.astype("<i8").tobytes()
     damaged_at = -1 if index.damaged_at is None else index.damaged_at
     header = np.array([*version, damaged_at, zlib.crc32(body)], "<i8")
     any(_write(cached, header.tobytes() + body) for cached in candidates)  # the first that can be
     return index
+
+
+def _stat(path: str) -> tuple[int, int]:
+    """Returns the size of a file, and a number that differs once it has changed."""
+    if is_local(path):
+        status = tf.io.gfile.stat(path)
+        return status.length, status.mtime_nsec
+    file_system, name = open_url(path)
+    info = file_system.info(name)
+    marks = [str(info.get(key)) for key in ("ETag", "etag", "generation", "mtime", "created")]
+    digest = hashlib.blake2b(" ".join(marks).encode(), digest_size=7).digest()
+    return info["size"], int.from_bytes(digest, "big")
 
 
 def _cache_paths(path: str, folder: str | None) -> list[str]:
@@ -131,15 +151,17 @@ def _cache_paths(path: str, folder: str | None) -> list[str]:
     if folder is not None:
         return [os.path.join(folder, unique)]
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return [os.path.join(parent, FOLDER, name), os.path.join(cache, "ctl", "records", unique)]
+    in_cache = os.path.join(cache, "ctl", "records", unique)
+    # A bucket of data may belong to others, and each file there costs.
+    return [os.path.join(parent, FOLDER, name), in_cache] if is_local(path) else [in_cache]
 
 
 def _read(cached: str, path: str, version: list[int]) -> FileIndex | None:
     """Reads an index; None if it does not exist, is damaged, or is of another version of the file."""
     try:
-        with tf.io.gfile.GFile(cached, "rb") as file:
+        with open_file(cached) as file:
             content = file.read()
-    except tf.errors.OpError:
+    except OSError:
         return None
     if len(content) % 8 or len(content) <= 8 * _HEADER:
         return None
@@ -152,6 +174,10 @@ def _read(cached: str, path: str, version: list[int]) -> FileIndex | None:
 
 def _write(cached: str, content: bytes) -> bool:
     """Writes an index atomically; returns False if the folder cannot be written."""
+    if not is_local(cached):  # an object is written completely or not at all
+        file_system, name = open_url(cached)
+        file_system.pipe_file(name, content)
+        return True
     temporary = f"{cached}.{uuid.uuid4().hex}"
     try:
         tf.io.gfile.makedirs(os.path.dirname(cached))
@@ -163,9 +189,13 @@ def _write(cached: str, content: bytes) -> bool:
     return True
 
 
-def _open(path: str) -> Any:
-    # Python reads local files directly; TensorFlow's GFile reads 512 KiB after each seek.
-    return open(path, "rb", buffering=0) if is_local(path) else tf.io.gfile.GFile(path, "rb")
+def open_file(path: str) -> Any:
+    """Opens a local file, or a URL, to read bytes."""
+    # TensorFlow's GFile would read 512 KiB after each seek, and fsspec 5 MiB ahead.
+    if is_local(path):
+        return open(path, "rb", buffering=0)
+    file_system, name = open_url(path)
+    return file_system.open(name, "rb", cache_type="none")
 
 
 def _build(path: str, size: int) -> FileIndex:
@@ -175,7 +205,7 @@ def _build(path: str, size: int) -> FileIndex:
     block_size = _LOCAL_BLOCK if is_local(path) else _REMOTE_BLOCK
     read_length = struct.Struct("<Q").unpack_from
     parts, damaged_at, offset = [], None, 0
-    with _open(path) as file:
+    with open_file(path) as file:
         if file.read(2) == _GZIP:
             raise UsageError(
                 f"{path} is compressed, so its records cannot be read in random order: convert it by "

@@ -1,9 +1,9 @@
 """Reads records of TFRecord and ArrayRecord files by their number, and verifies their checksums.
 
 Local files are read by Python: `os.pread` costs about a microsecond, and TensorFlow has no operation
-that reads a part of a file. Where that is not possible (remote paths; a pipeline on a remote host; no
-compiled google-crc32c) each record is a TFRecordDataset that begins at its offset. That is about ten
-times slower for small records, and no slower where the time of a request dominates.
+that reads a part of a file. Where that is not possible (a pipeline on a remote host; no compiled
+google-crc32c) each record is a TFRecordDataset that begins at its offset. That is about ten times
+slower for small records. `block_reader.py` reads the files of object stores.
 
 ArrayRecord files contain an index of their own. The package array-record (the extra `arrayrecord`) is
 imported when the first one is opened.
@@ -84,14 +84,26 @@ class RecordReader:
     @property
     def supports_python(self) -> bool:
         """Whether `read_by_python` supports the files."""
-        return _HAS_CRC and all(is_local(path) for path in self.paths)
+        return _HAS_CRC
 
     def read_by_python(self, indexes: np.ndarray) -> np.ndarray:
-        """Reads records of local files: [rows] int64 -> [rows] bytes objects.
+        """Reads records: [rows] int64 -> [rows] bytes objects.
 
         Raises:
             DamagedRecord: the checksum of a record is wrong.
         """
+        files = np.searchsorted(self._first, indexes, side="right") - 1
+        lengths = self._offsets[indexes + files + 1] - self._offsets[indexes + files]
+        records = self._read_raw(indexes)
+        data = [record[HEAD:-TAIL] for record in records]
+        if not self._are_valid(records, data, lengths):
+            for row, index in enumerate(indexes.tolist()):
+                data[row] = self._read_valid(index)
+        # An array of fixed-length strings would drop trailing zero bytes.
+        return np.array(data, object)
+
+    def _read_raw(self, indexes: np.ndarray) -> list[bytes]:
+        """Returns the bytes of records, with their heads and tails."""
         files = np.searchsorted(self._first, indexes, side="right") - 1
         starts = self._offsets[indexes + files]
         lengths = self._offsets[indexes + files + 1] - starts
@@ -101,20 +113,14 @@ class RecordReader:
         descriptors = [opened[file].fileno() for file in files.tolist()]
         places = zip(descriptors, lengths.tolist(), starts.tolist(), strict=True)
         read = os.pread
-        records = [read(descriptor, length, start) for descriptor, length, start in places]
-        data = [record[HEAD:-TAIL] for record in records]
-        if not self._are_valid(records, data, lengths):
-            for row, index in enumerate(indexes.tolist()):
-                data[row] = self._read_valid(index)
-        # An array of fixed-length strings would drop trailing zero bytes.
-        return np.array(data, object)
+        return [read(descriptor, length, start) for descriptor, length, start in places]
 
     def read_in_graph(self, indexes: tf.Tensor) -> tf.Tensor:
         """Reads records by TensorFlow ops alone: [rows] int64 -> [rows] strings."""
         if self.skip_damaged:
             raise UsageError(
-                "skip_damaged=True requires local files and the package google-crc32c: copy the "
-                "files to a local disk, or set skip_damaged=False."
+                "skip_damaged=True requires the package google-crc32c, and an input pipeline that does "
+                "not run on a remote host: set skip_damaged=False."
             )
         files = tf.searchsorted(tf.constant(self._first), indexes, side="right", out_type=tf.int64)
         files -= 1
@@ -158,8 +164,7 @@ class RecordReader:
             candidate %= len(self)
             file = int(np.searchsorted(self._first, candidate, side="right")) - 1
             start, end = self._offsets[candidate + file : candidate + file + 2].tolist()
-            opened = self._open(file)
-            record = os.pread(opened.fileno(), end - start, start)
+            (record,) = self._read_raw(np.array([candidate]))
             data = record[HEAD:-TAIL]
             if self._are_valid([record], [data], np.array([end - start])):
                 return data

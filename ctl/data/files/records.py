@@ -6,14 +6,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from ctl.data import host_random
+from ctl.data import host_random, sampler
 from ctl.data.autograph import convert
 from ctl.data.elements import name_features
 from ctl.data.files import record_index
+from ctl.data.files.block_reader import BlockReader
 from ctl.data.files.record_reader import ArrayRecordReader, RecordReader, is_array_record
 from ctl.data.source import Batch, RowSource, Source
 from ctl.errors import UsageError
 
+_BLOCKS_AHEAD = 16  # of an evaluation
 Parse = Callable[[tf.Tensor], Any]
 
 
@@ -30,19 +32,21 @@ def records(
             "image": tf.io.FixedLenFeature([784], tf.float32),
             "label": tf.io.FixedLenFeature([], tf.int64)})
 
-    Each epoch is a permutation of all examples. A run resumes without reading the earlier examples,
-    and each process reads only the rows of its own replicas. The first use of a TFRecord file writes
-    an index of its records (see `ctl.data.files.record_index`).
+    Each epoch is a permutation of all examples; for files in an object store, a permutation of blocks of
+    neighboring records, and then of the records of 128 blocks (`ctl.data.files.block_reader`). A run
+    resumes without reading the earlier examples, and each process reads only the rows of its own
+    replicas. The first use of a TFRecord file writes an index of its records (see
+    `ctl.data.files.record_index`).
 
     Args:
-        files: paths or patterns of paths; the files of a pattern are sorted. TFRecord files may be in
-            any file system that TensorFlow supports, and must not be compressed.
+        files: paths or patterns of paths; the files of a pattern are sorted. TFRecord files may be URLs,
+            such as gs://bucket/train-*, and must not be compressed.
         parse: the features for `tf.io.parse_example`, which parses many records at a time; or a
             function from one serialized record to a dict of tensors or (x, label), in TensorFlow ops.
         skip_damaged: replace a record whose checksum is wrong by the next one that is not damaged,
-            and log it. Only local TFRecord files.
-        index_dir: the folder of the indexes; None: `.ctl_index` beside the files, or the user's cache
-            folder if that cannot be written.
+            and log it. Only TFRecord files.
+        index_dir: the folder of the indexes, or its URL; None: `.ctl_index` beside local files, or the
+            user's cache folder if that cannot be written, and for URLs.
 
     Raises:
         UsageError: no file matches, or a file is empty, truncated, compressed or of another format.
@@ -58,7 +62,11 @@ def records(
     if kinds.pop():
         reader = ArrayRecordReader(paths, skip_damaged=skip_damaged)
     else:
-        reader = RecordReader(record_index.load(paths, index_dir), skip_damaged=skip_damaged)
+        indexes = record_index.load(paths, index_dir)
+        remote = [path for path in paths if not record_index.is_local(path)]
+        if remote and len(remote) < len(paths):
+            raise UsageError(f"ctl.data.records got local files and {remote[0]}: use one kind.")
+        reader = (BlockReader if remote else RecordReader)(indexes, skip_damaged=skip_damaged)
     if callable(parse):
         return Records(reader, parse)
     # Features of other kinds have a length that differs between examples.
@@ -93,6 +101,35 @@ class _Serialized(Source):
         source = copy.copy(self)
         source._by_python = False
         return source
+
+    def order(self, positions: tf.Tensor, *, seed: int, span: int) -> tf.Tensor:
+        """Returns the records at positions of the training stream, and reads ahead of them."""
+        if not isinstance(self.reader, BlockReader):
+            return super().order(positions, seed=seed, span=span)
+        ahead = self.reader.window // 2
+        indexes = sampler.block_indexes(
+            tf.concat([positions, positions + ahead], axis=0),
+            count=len(self),
+            seed=seed,
+            span=span + ahead,
+            rows=self.reader.rows,
+            window=self.reader.window,
+        )
+        return self._read_ahead(indexes)[: tf.size(positions)]
+
+    def evaluation_order(self, positions: tf.Tensor, *, batch_size: int) -> tf.Tensor:
+        """Returns the positions, and reads ahead of them."""
+        if not isinstance(self.reader, BlockReader):
+            return positions
+        after = tf.minimum(positions + _BLOCKS_AHEAD * self.reader.rows, len(self) - 1)
+        return self._read_ahead(tf.concat([positions, after], axis=0))[: tf.size(positions)]
+
+    def _read_ahead(self, indexes: tf.Tensor) -> tf.Tensor:
+        if self._by_python:
+            started = tf.numpy_function(self.reader.read_ahead, [indexes], tf.int64)
+            with tf.control_dependencies([started]):
+                return tf.identity(indexes)
+        return indexes
 
     def _read(self, indexes: tf.Tensor) -> tf.Tensor:
         if not self._by_python:

@@ -13,7 +13,7 @@ import tensorflow as tf
 from ctl import errors
 from ctl.data.elements import name_features
 from ctl.data.features import flatten_features, map_features
-from ctl.data.files.record_index import find_files
+from ctl.data.files.record_index import find_files, open_file
 from ctl.data.source import Arrays, Source
 from ctl.errors import UsageError
 
@@ -150,7 +150,7 @@ def text(files: str | Sequence[str], *, length: int | None = None) -> Source:
     """
     contents = []
     for path in find_files(files):
-        with tf.io.gfile.GFile(path, "rb") as file:
+        with open_file(path) as file:
             contents.append(file.read())
     if length is None:
         lines = [line for content in contents for line in _split_lines(content)]
@@ -217,7 +217,7 @@ def _read_tables(files: str | Sequence[str], read: Callable[[Any], Any], pyarrow
     tables = []
     for path in find_files(files):
         try:
-            with tf.io.gfile.GFile(path, "rb") as file:
+            with open_file(path) as file:
                 tables.append(read(pyarrow.BufferReader(file.read())))
         except (pyarrow.ArrowException, KeyError) as error:
             problem = str(error).strip().strip("'\"").splitlines()[0]

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.lib.io import tf_record
 
-from ctl.errors import UsageError
+from ctl.errors import UsageError, check_local
+from ctl.private.tensorflow import tf_record
 
 _MIN_RECORD = 16  # bytes: the length (8), its checksum (4), an empty record, its checksum (4)
 _FIRST_TAIL = 2**16  # bytes read from the end of a file; more if its last record is longer
@@ -36,8 +36,7 @@ def tfrecords(
             "label": tf.io.FixedLenFeature([], tf.int64)}, split=split, seed=self.options.seed)
 
     Args:
-        pattern: path of a file, or a pattern of paths, which are read in sorted order; any file
-            system that TensorFlow supports.
+        pattern: path of a file, or a pattern of paths, which are read in sorted order; also gs://.
         features: the features for `tf.io.parse_single_example`, or a function from a serialized
             record to a dict of tensors, using TensorFlow ops.
         split: "train" shuffles files and examples by the seed, differently in each epoch; "eval"
@@ -104,6 +103,8 @@ def _parser(features: Any) -> Callable[[tf.Tensor], dict[str, tf.Tensor]]:
 
 
 def _paths(pattern: str) -> list[str]:
+    if not pattern.startswith("gs://"):  # which TensorFlow reads itself
+        check_local("ctl.data.tfrecords", pattern)
     paths = sorted(tf.io.gfile.glob(pattern))
     if not paths:
         raise UsageError(f"No TFRecord file matches {pattern!r}: set data.dir, or fix the pattern.")

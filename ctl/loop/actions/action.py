@@ -60,12 +60,11 @@ class Action:
         self.controller = controller
 
     def __call__(self, outputs: Mapping[str, Any]) -> Any:
-        """Handles the outputs of an inner loop or evaluation.
+        """Handles the outputs of an inner loop or evaluation; does nothing by default.
 
         Args:
             outputs: loss and metrics by name, as Python numbers, the same in every process.
         """
-        raise NotImplementedError
 
     def request_stop(self, reason: str) -> None:
         """Ends training after the actions at this boundary; the run is complete then.

@@ -29,9 +29,6 @@ class LearningRate(Action):
         super().begin(controller)
         self._configured = None if self._has_schedule else self.value
 
-    def __call__(self, outputs: Mapping[str, Any]) -> None:
-        """Does nothing."""
-
     @property
     def value(self) -> float:
         """The learning rate of the next update."""

@@ -9,16 +9,16 @@ from typing import Any, TypeVar
 import uuid
 
 from ctl.errors import Failure, UsageError, print_line
+from ctl.hardware.file_systems import one_line, open_url
 
 _T = TypeVar("_T")
-_EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3"}
 # Seconds between the tries of a request that the start of a run depends on.
 _DELAYS = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 # A retry does not help: the name is wrong, or permission or credentials are missing.
-_PERMANENT = (
-    FileNotFoundError, PermissionError, "NoCredentialsError", "DefaultCredentialsError",
+_PERMANENT = {
+    "FileNotFoundError", "PermissionError", "NoCredentialsError", "DefaultCredentialsError",
     "ParamValidationError", "InvalidRegionError",
-)  # fmt: skip
+}  # fmt: skip
 
 
 class Store:
@@ -37,24 +37,11 @@ class Store:
 
     def __init__(self, url: str):
         self.url = url.rstrip("/")
-        if "://" not in url:
-            raise UsageError(f"{url} is no URL: write :// and, in Python, pass it as a string.")
         self.connect()
 
     def connect(self) -> None:
         """Makes a new client, which reads the credentials again."""
-        scheme = self.url.partition(":")[0]
-        # A file system may be listed by others at any time, so listings must not be cached.
-        options: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
-        options |= {"auto_mkdir": True} if scheme in ("file", "local") else {}
-        try:
-            import fsspec
-
-            self._fs, self._root = fsspec.core.url_to_fs(self.url, **options)
-        except (ImportError, ValueError) as error:
-            extra = f"[{_EXTRAS[scheme]}]" if scheme in _EXTRAS else ""
-            fix = f"pip install 'ctl-tensorflow{extra}'" if extra else "install its fsspec package"
-            raise UsageError(f"{self.url} cannot be opened ({one_line(error)}): {fix}.") from None
+        self._fs, self._root = open_url(self.url)
 
     def list(self, folder: str = "") -> dict[str, int]:
         """Returns the names below a folder, with their sizes in bytes."""
@@ -127,7 +114,7 @@ class Store:
             except (UsageError, Failure):
                 raise
             except Exception as error:
-                if any(k == type(error).__name__ or error_is(error, k) for k in _PERMANENT):
+                if type(error).__name__ in _PERMANENT:
                     raise UsageError(
                         f"{self.url} cannot be used ({one_line(error)}): check the name, the "
                         "permissions and the credentials."
@@ -143,14 +130,3 @@ class Store:
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
-
-
-def error_is(error: Exception, kind: Any) -> bool:
-    """Returns whether an error is of a type; False for a name."""
-    return isinstance(kind, type) and isinstance(error, kind)
-
-
-def one_line(error: BaseException) -> str:
-    """Returns the message of an error in one line."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

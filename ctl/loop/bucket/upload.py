@@ -2,19 +2,21 @@
 
 from collections.abc import Callable
 import json
+import math
 import os
 import pathlib
 import re
 import shutil
 import threading
 import time
-from typing import Any
 
 from ctl.errors import Failure
+from ctl.hardware.file_systems import one_line
+from ctl.loop import lock
 from ctl.loop.bucket import fetch
 from ctl.loop.bucket.local import LocalCopy
 from ctl.loop.bucket.ownership import Ownership
-from ctl.loop.bucket.store import Store, one_line
+from ctl.loop.bucket.store import Store
 from ctl.loop.checkpoints.files import CheckpointFiles
 
 # Seconds between two copies of the files that grow. A store has no append: the whole file is copied.
@@ -23,10 +25,9 @@ _POLL_SECONDS = 0.5
 _MOST_DELAY = 30.0  # seconds between two tries
 _LINE_SECONDS = 60.0  # between two lines about a store that fails
 _EXPORT = "export"
-_HELD = ".upload"
 _STEP = re.compile(r"(checkpoints|best)/ckpt-(\d+)\D.*")
-# These are copied before the checkpoints that depend on them, or after what they describe.
-_FIRST, _LAST = ("config.json", "rollbacks.json"), "result.json"
+_FIRST = ("config.json", "rollbacks.json")  # before the checkpoints that depend on them
+_OTHERS = (*_FIRST, "result.json", lock.NAME, fetch.CHECKPOINTS, fetch.BEST, _EXPORT)
 
 
 class Uploader:
@@ -69,8 +70,10 @@ class Uploader:
         self._keep, self._keep_every = keep, keep_every
         self._on_durable, self._print_line = on_durable, print_line
         self._remote: dict[str, int] | None = None  # the checkpoints' files in the store
+        self._parts: set[tuple[str, str]] = set()  # files of a checkpoint without a marker so far
         self._logs_copied = time.monotonic()
-        self._failing: tuple[float, str] | None = None  # when a line was printed, and the reason
+        self._failing = ""  # why the last try failed
+        self._shown = -math.inf  # when a line about it was printed
         self._lost: Failure | None = None
         self._ending, self.has_ended = threading.Event(), False
         self._thread = threading.Thread(target=self._run, daemon=True, name="ctl-upload")
@@ -98,11 +101,11 @@ class Uploader:
         try:
             self._thread.join(seconds)
         except KeyboardInterrupt:
-            self._failing = (0.0, "interrupted")
+            self._failing = "interrupted"
         if self._lost:
             raise self._lost
         if not self.has_ended:
-            reason = self._failing[1] if self._failing else "the upload takes longer"
+            reason = self._failing or "the upload takes longer"
             raise Failure(
                 f"{self._store.url} is not complete after {seconds:.0f} s ({reason}): rerun the same "
                 f"command, which copies the rest of {self._folder}, or increase train.upload_grace."
@@ -111,17 +114,19 @@ class Uploader:
     def _run(self) -> None:
         delay = 1.0
         while not self.has_ended:
-            ends = self._ending.is_set()
+            ends, progress = self._ending.is_set(), (len(self._parts), len(self._local.sent))
             try:
                 # The last pass finds nothing to copy: an earlier one may have recorded an event.
                 self.has_ended = not self._copy(all_files=ends) and ends
-                delay, self._failing = 1.0, None
+                delay, self._failing = 1.0, ""
             except Failure as error:
                 self._lost = error
                 return
             except Exception as error:
                 self._report(error)
                 self._remote = None
+                if progress != (len(self._parts), len(self._local.sent)):
+                    delay = 1.0
                 self._ending.wait(delay) if not ends else time.sleep(delay)
                 delay = min(2 * delay, _MOST_DELAY)
                 self._store.connect()
@@ -129,93 +134,77 @@ class Uploader:
                 self._ending.wait(_POLL_SECONDS)
 
     def _report(self, error: Exception) -> None:
-        reason, now = one_line(error), time.monotonic()
-        shown = self._failing[0] if self._failing else -_LINE_SECONDS
-        if now - shown >= _LINE_SECONDS:
-            self._print_line(f"{self._store.url} cannot be written ({reason}): trying again.")
-            shown = now
-        self._failing = (shown, reason)
+        self._failing = one_line(error)
+        if time.monotonic() - self._shown >= _LINE_SECONDS:
+            self._print_line(
+                f"{self._store.url} cannot be written ({self._failing}): trying again."
+            )
+            self._shown = time.monotonic()
 
     def _copy(self, *, all_files: bool) -> bool:
         """Copies what is new since the last call; returns whether there was something."""
         logs = all_files or time.monotonic() - self._logs_copied >= LOG_SECONDS
-        # Read before the checkpoints are listed: a result must not be in the store before its
-        # checkpoint is.
-        result = self._read(_LAST)
-        texts = {p.name: self._read(p.name) for p in self._texts()} if logs else {}
-        sent = dict(self._local.sent)
+        sent, result = dict(self._local.sent), self._folder / "result.json"
+        before = _signature(result)
         for name in _FIRST:
-            self._write(name, self._read(name))
+            self._copy_file(self._folder / name)
         while found := self._next_checkpoint():
             self._copy_checkpoint(*found)
         self._prune()
         for path in exported_files(self._folder):
             self._copy_file(path)
-        self._write(_LAST, result)
-        for name, content in texts.items():
-            self._write(name, content)
-        if logs:
-            for path in sorted(self._others()):
-                self._copy_file(path)
-            self._logs_copied = time.monotonic()
+        # A result must not be in the store before its checkpoint: a newer one waits for the next call.
+        if _signature(result) == before:
+            self._copy_file(result)
+        for path in self._logs() if logs else ():
+            self._copy_file(path, grows=True)
+        self._logs_copied = time.monotonic() if logs else self._logs_copied
         if self._local.sent == sent:
             return False
         self._local.write(self._owner.number)
         return True
 
-    def _read(self, name: str) -> tuple[bytes, list[int]] | None:
-        """Returns a file's content and what `sent` records of it; None if it is not there, or sent."""
-        path = self._folder / name
-        try:
-            seen = _signature(path)
-            return None if self._local.sent.get(name) == seen else (path.read_bytes(), seen)
-        except FileNotFoundError:
-            return None
+    def _logs(self) -> list[pathlib.Path]:
+        """Returns the files that grow, such as events.jsonl and the summaries."""
+        paths = [p for p in sorted(self._folder.rglob("*")) if p.is_file()]
+        tops = [path.relative_to(self._folder).parts[0] for path in paths]
+        return [
+            p for p, top in zip(paths, tops, strict=True) if top not in _OTHERS and top[0] != "."
+        ]
 
-    def _write(self, name: str, read: tuple[bytes, list[int]] | None) -> None:
-        if read:
-            self._owner.check()
-            self._store.write(name, read[0])
-            self._local.sent[name] = read[1]
-
-    def _texts(self) -> list[pathlib.Path]:
-        """Returns the files that belong to no folder, such as events.jsonl."""
-        skipped = (*_FIRST, _LAST, "run.lock")
-        paths = self._folder.iterdir()
-        return [p for p in paths if p.is_file() and p.name not in skipped and p.name[0] != "."]
-
-    def _others(self) -> list[pathlib.Path]:
-        """Returns the files in other folders, such as the summaries."""
-        known = (fetch.CHECKPOINTS, fetch.BEST, _EXPORT)
-        folders = [p for p in self._folder.iterdir() if p.is_dir() and p.name not in known]
-        return [p for f in folders if f.name[0] != "." for p in f.rglob("*") if p.is_file()]
-
-    def _copy_file(self, path: pathlib.Path) -> None:
-        name = path.relative_to(self._folder).as_posix()
-        try:
-            seen = _signature(path)
-            if self._local.sent.get(name) != seen:
-                self._store.upload(path, name)
-                self._local.sent[name] = seen
-        except FileNotFoundError:  # removed since it was listed
+    def _copy_file(self, path: pathlib.Path, *, grows: bool = False) -> None:
+        name, seen = path.relative_to(self._folder).as_posix(), _signature(path)
+        if seen is None or self._local.sent.get(name) == seen:
             return
+        source = path
+        if grows:  # a client reads the size first
+            source = self._hold() / path.name
+            shutil.copyfile(path, source)
+        self._owner.check()
+        self._store.upload(source, name)
+        self._local.sent[name] = seen
+
+    def _hold(self) -> pathlib.Path:
+        """Returns an empty folder for files that must not change while they are copied."""
+        held = self._folder / ".upload"
+        shutil.rmtree(held, ignore_errors=True)
+        held.mkdir()
+        return held
 
     def _next_checkpoint(self) -> tuple[str, int] | None:
         """Returns the newest checkpoint that is complete and not in the store: its folder and step."""
         for where in (fetch.CHECKPOINTS, fetch.BEST):
             for step in reversed(CheckpointFiles(self._folder / where).steps()):
-                if self._read(f"{where}/ckpt-{step}.whole"):
+                name = f"{where}/ckpt-{step}.whole"
+                if _signature(self._folder / name) not in (None, self._local.sent.get(name)):
                     return where, step
         return None
 
     def _copy_checkpoint(self, where: str, step: int) -> None:
-        start = time.monotonic()
+        start, held = time.monotonic(), self._hold()
         marker_name = f"{where}/ckpt-{step}.whole"
-        held = self._folder / _HELD
-        shutil.rmtree(held, ignore_errors=True)
-        held.mkdir()
+        seen = _signature(self._folder / marker_name)
         try:
-            seen = _signature(self._folder / marker_name)
             marker = json.loads((self._folder / marker_name).read_bytes())
             for name in marker["files"]:
                 # A second name, so that the run may delete the checkpoint while it is copied: else
@@ -228,11 +217,15 @@ class Uploader:
             self._store.remove([marker_name])
         marker["crc32c"] = {name: fetch.checksum(held / name) for name in marker["files"]}
         for name in marker["files"]:
-            self._store.upload(held / name, f"{where}/{name}")
+            part = f"{where}/{name}", str(seen)
+            if part not in self._parts:  # by an earlier try
+                self._store.upload(held / name, part[0])
+                self._parts.add(part)
         self._remote = None
         present = self._list()
         for name, size in marker["files"].items():
             if present.get(f"{where}/{name}") != size:
+                self._parts.clear()
                 raise OSError(
                     f"{where}/{name} has {present.get(f'{where}/{name}')} of {size} bytes"
                 )
@@ -241,7 +234,8 @@ class Uploader:
         self._store.write(marker_name, content)
         present[marker_name] = len(content)
         self._local.sent[marker_name] = seen
-        shutil.rmtree(held, ignore_errors=True)
+        self._parts.clear()
+        self._hold()
         if where == fetch.CHECKPOINTS:
             total = sum(marker["files"].values())
             self._on_durable(step, total, time.monotonic() - start)
@@ -301,6 +295,10 @@ def _is_marker(name: str) -> bool:
     return name.endswith(".whole")
 
 
-def _signature(path: pathlib.Path) -> list[int]:
-    status: Any = path.stat()
+def _signature(path: pathlib.Path) -> list[int] | None:
+    """Returns what changes with a file's content; None if the file does not exist."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
     return [status.st_size, status.st_mtime_ns]

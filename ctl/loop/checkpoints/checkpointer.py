@@ -73,7 +73,7 @@ class Checkpointer:
         reads_only: bool = False,
         rank: Callable[[int], Any] | None = None,
     ):
-        if not isinstance(trainer, StandardTrainer | Step):
+        if not reads_only and not isinstance(trainer, StandardTrainer | Step):
             raise UsageError(
                 f"ctl.Checkpointer(directory, trainer) got {type_name(trainer)}, but must get a "
                 "ctl.Step or a ctl.StandardTrainer: it saves their model and optimizer."

@@ -83,6 +83,10 @@ class CheckpointContent:
         value: np.ndarray = self._reader.get_tensor(variable.source)
         return value
 
+    def name_of(self, variable: Variable) -> str:
+        """Returns the name of one of the variables in the checkpoint."""
+        return next(v.name for v in self.variables if v.node == variable.node)
+
     def variables_of(self, child: str) -> list[Variable]:
         """Returns the variables of one of the root's children, such as "model"."""
         starts = [node for name, node in self._view.children(0).items() if name == child]

@@ -1,6 +1,6 @@
-"""Loads the weights of other runs to start from, without their slots and counters."""
+"""Loads weights to start from: those of another run, without its slots and counters, or of a file."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import fnmatch
 import functools
@@ -11,11 +11,13 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from ctl.configs.values import is_weight_file
 from ctl.errors import UsageError, did_you_mean, list_some
 from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.bucket import fetch
 from ctl.loop.checkpoints import matching
 from ctl.loop.checkpoints.files import find_files
+from ctl.loop.checkpoints.weight_files import WeightFile
 from ctl.replica.step.engine import engine_of
 from ctl.trainer import StandardTrainer
 
@@ -51,9 +53,12 @@ class _Request:
         key: the config key, for messages.
         attribute: the same as `LoadedWeights.model`.
         model: the model.
-        source: the value of the key: a workdir, a folder of checkpoints, or a checkpoint.
-        patterns: patterns of the variables to load; none for all.
+        source: the value of the key: a workdir, a folder of checkpoints, a checkpoint, or a file of
+            weights.
+        patterns: patterns of the variables to load, or with ! of those not to load; none for all.
         averages: whether to load the averages of the weights.
+        names: pattern of the model's names -> name in the file of weights.
+        layout: the layout of the kernels in the file of weights.
     """
 
     key: str
@@ -62,6 +67,8 @@ class _Request:
     source: str
     patterns: Sequence[str] = ()
     averages: bool = False
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    layout: str = ""
 
     @functools.cached_property
     def local(self) -> str:
@@ -144,7 +151,12 @@ def _requests(trainer: StandardTrainer, init: Any) -> list[_Request]:
     requests = []
     if init.checkpoint:
         names, source = init.variables, init.checkpoint
-        requests = [_Request("init.checkpoint", "", trainer.model, source, names, init.averages)]
+        requests = [
+            _Request(
+                "init.checkpoint", "", trainer.model, source, names, init.averages,
+                dict(init.names), init.layout,
+            )
+        ]  # fmt: skip
     models = engine_of(trainer).step.attributes.named_models()
     # A model that is an attribute has the name "teacher/0", and one in a list "members/1".
     models = {name.removesuffix("/0"): model for name, model in models.items() if name}
@@ -168,7 +180,7 @@ def _read(
 ) -> tuple[_Pairs, int, list[tuple[matching.Variable, Any]]]:
     """Matches the requested variables with a checkpoint; reads their values, if that is required."""
     try:
-        content = matching.CheckpointContent(path)
+        content = _open(path)
         pairs, total = _match(content, request)
         return pairs, total, [(a, content.value(b)) for a, b in pairs if values]
     except UsageError:
@@ -181,6 +193,31 @@ def _read(
         ) from None
 
 
+def describe(trainer: StandardTrainer, init: Any) -> list[str]:
+    """Lists the weights that each variable would get, also if they do not match; loads nothing."""
+    lines = []
+    for request in _requests(trainer, init):
+        path = _path(request, _latest_step(request.source))
+        content = _open(path)
+        comparison, variables = _compare(content, request)
+        sources = {id(v.source): "missing" for v in comparison.missing}
+        for a, b in (*comparison.pairs, *comparison.mismatches):
+            other = f", cast from {b.dtype.name}" if a.dtype != b.dtype else ""
+            other = other if a.same_shape(b) else f" {list(b.shape)}, another shape"
+            sources[id(a.source)] = content.name_of(b) + other
+        prefix = f"{request.attribute}/" if request.attribute else ""
+        for v in variables:
+            source = sources.get(id(v.source), "not loaded (init.variables)")
+            lines.append(f"{prefix}{v.name} {list(v.shape)} <- {source}")
+        if comparison.unused:
+            lines.append(f"not used: {list_some([v.name for v in comparison.unused])}")
+    return lines
+
+
+def _open(path: str) -> matching.CheckpointContent | WeightFile:
+    return WeightFile(path) if is_weight_file(path) else matching.CheckpointContent(path)
+
+
 def _latest_step(name: str) -> int:
     """Returns the step of the newest complete checkpoint in a folder; 0 if there is none."""
     return max(find_files(name).steps(), default=0) if os.path.isdir(name) else 0
@@ -189,11 +226,14 @@ def _latest_step(name: str) -> int:
 def _path(request: _Request, step: int) -> str:
     """Returns the path of the checkpoint that a key names; `step` selects one in a folder."""
     name = request.local
+    if is_weight_file(name) and os.path.isfile(name):
+        return name
     if not os.path.isdir(name):  # the prefix of a checkpoint's files
         if not os.path.isfile(f"{name}.index"):
             raise UsageError(
                 f"{request.key} is {request.source}, which does not exist: name a run's workdir, its "
-                "folder of checkpoints, or a checkpoint in it, such as runs/mine/checkpoints/ckpt-500."
+                "folder of checkpoints, a checkpoint in it, such as runs/mine/checkpoints/ckpt-500, or "
+                "a file of weights."
             )
         return name
     if not step:
@@ -204,14 +244,18 @@ def _path(request: _Request, step: int) -> str:
     return find_files(name).path(step)
 
 
-def _match(content: matching.CheckpointContent, request: _Request) -> tuple[_Pairs, int]:
-    """Matches the requested variables with the `model` in a checkpoint.
-
-    Returns:
-        Pairs (the model's variable, the checkpoint's), and the number of variables of the model.
-    """
+def _compare(
+    content: matching.CheckpointContent | WeightFile, request: _Request
+) -> tuple[matching.Comparison, list[matching.Variable]]:
+    """Compares the requested variables with those of a checkpoint; also returns all of the model's."""
     variables = matching.list_variables(request.model)
     requested = _filter(variables, request.patterns)
+    if isinstance(content, WeightFile):
+        found = content.match(requested, request.model, names=request.names, layout=request.layout)
+        used = {v.node for v in found}
+        unused = [v for v in content.variables if v.node not in used]
+        comparison = matching.compare(requested, found, {})
+        return dataclasses.replace(comparison, unused=unused), variables
     places = content.places(tf.train.Checkpoint(model=request.model))
     saved = content.variables_of("model")
     if request.attribute:
@@ -222,7 +266,18 @@ def _match(content: matching.CheckpointContent, request: _Request) -> tuple[_Pai
             for v in variables
             if id(v.source) in by_node
         ]
-    comparison = matching.compare(requested, saved, places)
+    return matching.compare(requested, saved, places), variables
+
+
+def _match(
+    content: matching.CheckpointContent | WeightFile, request: _Request
+) -> tuple[_Pairs, int]:
+    """Matches the requested variables with the `model` in a checkpoint.
+
+    Returns:
+        Pairs (the model's variable, the checkpoint's), and the number of variables of the model.
+    """
+    comparison, variables = _compare(content, request)
     pairs, shapes = list(comparison.pairs), []
     for a, b in comparison.mismatches:
         if a.same_shape(b):  # with another type, which is cast
@@ -233,6 +288,11 @@ def _match(content: matching.CheckpointContent, request: _Request) -> tuple[_Pai
     reasons = [f"no {list_some(missing)}"] * bool(missing) + [list_some(shapes)] * bool(shapes)
     if reasons:
         fix = "name what to load by init.variables, or another checkpoint"
+        if isinstance(content, WeightFile):
+            reasons += [f"it also has {list_some([v.name for v in comparison.unused])}"]
+            fix = (
+                "map names by init.names, or leave variables out by init.variables (--mode=explain)"
+            )
         if request.attribute:
             fix = "build the same model as that run, or name another checkpoint"
         raise UsageError(
@@ -240,6 +300,11 @@ def _match(content: matching.CheckpointContent, request: _Request) -> tuple[_Pai
             f"({'; '.join(reasons)}): {fix}."
         )
     if request.averages:
+        if isinstance(content, WeightFile):
+            raise UsageError(
+                f"init.averages is set, but {request.key} is {request.source}, which has no averages: "
+                "set init.averages=False."
+            )
         pairs = _replace_by_averages(content, pairs, request)
     return pairs, len(variables)
 
@@ -270,11 +335,15 @@ def _replace_by_averages(
 def _filter(variables: list[matching.Variable], patterns: Sequence[str]) -> list[matching.Variable]:
     """Returns the variables that match a pattern; all if there are no patterns."""
     # A pattern without a match is a typing error, which would leave random weights unnoticed.
-    matches = {p: fnmatch.filter([v.name for v in variables], p) for p in patterns}
+    all_names = [v.name for v in variables]
+    matches = {p: fnmatch.filter(all_names, p.removeprefix("!")) for p in patterns}
     for pattern, names in matches.items():
         if not names:
             raise UsageError(
                 f"init.variables has {pattern!r}, which no variable of the model matches: its "
                 f"variables are {list_some([variable.name for variable in variables])}."
             )
-    return [v for v in variables if not patterns or any(v.name in n for n in matches.values())]
+    left_out = {name for p, names in matches.items() if p.startswith("!") for name in names}
+    wanted = [names for p, names in matches.items() if not p.startswith("!")]
+    chosen = [v for v in variables if not wanted or any(v.name in names for names in wanted)]
+    return [v for v in chosen if v.name not in left_out]

@@ -21,10 +21,7 @@ def aot_compile(arguments: Arguments) -> int:
     from ctl.modes.aot_compile import survey
 
     results = survey.compile_for_slices(
-        arguments.config,
-        arguments.config_path,
-        requested,
-        find_batch=arguments.find_batch,
+        arguments.config, arguments.config_path, requested, find_batch=arguments.find_batch
     )
     print_line(survey.format_table(results))
     path = survey.write_json(results, arguments.workdir.path)

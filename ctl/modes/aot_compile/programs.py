@@ -7,13 +7,13 @@ import logging
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.util import nest  # names the elements of a structure
 
 from ctl.errors import UsageError
 from ctl.evaluator import StandardEvaluator
 from ctl.modes.aot_compile import problems
 from ctl.modes.aot_compile.problems import NotExportable, Problem
 from ctl.modes.aot_compile.strategy import SliceStrategy
+from ctl.private.tensorflow import nest  # names the elements of a structure
 from ctl.replica.step.engine import engine_of
 from ctl.trainer import StandardTrainer
 

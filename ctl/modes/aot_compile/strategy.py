@@ -8,11 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 # TensorFlow has these under private names only.
-from tensorflow.compiler.tf2xla.ops import gen_xla_ops
-from tensorflow.python.distribute import distribute_lib, one_device_strategy
-from tensorflow.python.ops import resource_variable_ops
-
 from ctl.errors import UsageError
+from ctl.private.tensorflow import gen_xla_ops, one_device_strategy, resource_variable_ops
 
 _OPERATIONS = {
     tf.VariableAggregation.SUM: tf.distribute.ReduceOp.SUM,
@@ -152,7 +149,7 @@ class _Extended(one_device_strategy.OneDeviceExtended):
         return dataset if rows is None else dataset.rebatch(-(-rows // self._replicas))
 
 
-class _ReplicaContext(distribute_lib.ReplicaContext):
+class _ReplicaContext(tf.distribute.ReplicaContext):
     """Replica context in which the replica's id is a tensor, since all cores run one program."""
 
     def __init__(self, strategy: SliceStrategy):

@@ -23,8 +23,17 @@ from ctl.modes.aot_compile.slices import GIB, Slice
 from ctl.modes.aot_compile.strategy import SliceStrategy
 from ctl.replica.step.engine import engine_of
 
+DISCLAIMER = (
+    "A step that compiles and fits need not be fast, and no figure was compared with a physical TPU "
+    "(docs/aot.md)."
+)
 _MAX_ROWS = 2**20  # per core; a larger result would be an error of the search
 _PRECISION = 16  # the result is exact to one part in this number
+_HEADER = ("slice", "cores", "HBM per core", "result", "peak", "of HBM", "arguments", "temporaries")
+_COSTS = ("Gflop", "GiB moved", "flop/byte", "all-reduces", "compile")
+_FIGURES = ("argument_bytes", "flops", "bytes", "all_reduces", "all_reduce_bytes")
+# The global batch size of training, the programs, and why they could not be exported.
+Exported = tuple[int, list[Program], list[Problem]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +46,8 @@ class SliceResult:
         programs: "train step" and "eval step" -> the compiler's result.
         problems: what keeps the experiment from running on the slice, and what may be slow.
         largest_batch: the largest global batch that fits; 0 if not searched for, or if none fits.
-        seconds: time for building, exporting and compiling.
+        seconds: time for building, exporting and compiling. Slices with as many cores as an earlier
+            one use its programs.
     """
 
     slice: Slice
@@ -53,29 +63,8 @@ class SliceResult:
         return not any(problem.fatal for problem in self.problems)
 
 
-@dataclasses.dataclass(frozen=True)
-class ExportedExperiment:
-    """The programs of an experiment for slices with a certain number of cores.
-
-    Attributes:
-        global_batch_size: the global batch size of training.
-        programs: the train step and the eval step.
-        problems: why they could not be exported; empty if they were.
-        seconds: time for building and exporting.
-    """
-
-    global_batch_size: int
-    programs: list[Program]
-    problems: list[Problem]
-    seconds: float
-
-
 def compile_for_slices(
-    config: Any,
-    config_path: str,
-    slices: Sequence[Slice],
-    *,
-    find_batch: bool,
+    config: Any, config_path: str, slices: Sequence[Slice], *, find_batch: bool
 ) -> list[SliceResult]:
     """Compiles an experiment's train step and eval step for each slice.
 
@@ -93,12 +82,12 @@ def compile_for_slices(
     # The compiled programs use no GPU. RuntimeError: this process has initialized its GPUs already.
     with contextlib.suppress(RuntimeError):
         tf.config.set_visible_devices([], "GPU")
-    export_for_cores = functools.lru_cache(
-        lambda cores: export_experiment(config, config_path, cores)
-    )
+    export = functools.cache(functools.partial(export_experiment, config, config_path))
     results = []
     for slice_ in slices:
-        result = _compile(slice_, export_for_cores(slice_.cores))
+        start = time.monotonic()
+        result = _compile(slice_, export(slice_.cores))
+        result = dataclasses.replace(result, seconds=round(time.monotonic() - start, 1))
         state = "compiles" if result.compiled else "would not run"
         print_line(f"{slice_.name}: {state} ({result.seconds:g} s)")
         if find_batch:
@@ -115,7 +104,7 @@ def export_experiment(
     *,
     global_batch_size: int = 0,
     evaluates: bool = True,
-) -> ExportedExperiment:
+) -> Exported:
     """Builds and exports an experiment.
 
     Args:
@@ -125,13 +114,11 @@ def export_experiment(
         global_batch_size: the global batch size; the config's if 0.
         evaluates: whether to export the eval step too.
     """
-    start = time.monotonic()
     hardware = selection.Hardware(SliceStrategy(cores), "tpu", "compiled ahead of time")
     if global_batch_size:
         config = type(config)(config.to_dict())
         config.data.global_batch_size, config.data.per_replica_batch_size = global_batch_size, 0
     programs: list[Program] = []
-    problems: list[Problem] = []
     size = 0
     try:
         built = experiment.build(config, config_path, evaluates=evaluates, hardware=hardware)
@@ -146,22 +133,20 @@ def export_experiment(
         if built.evaluator is not None:
             programs.append(export_eval_step(built.evaluator))
     except NotExportable as error:
-        problems = error.problems
-    return ExportedExperiment(size, programs, problems, time.monotonic() - start)
+        return size, [], error.problems
+    return size, programs, []
 
 
-def _compile(slice_: Slice, exported: ExportedExperiment) -> SliceResult:
-    start = time.monotonic()
-    compiled: dict[str, Compiled] = {}
-    problems = list(exported.problems)
-    for program in exported.programs if not problems else []:
-        problems += program.warnings
-        result = compiler_process.compile_program(program.hlo, slice_)
-        compiled[program.name] = result
-        if result.error:
-            problems.append(_describe_error(program.name, result, slice_))
-    seconds = round(exported.seconds + time.monotonic() - start, 1)
-    return SliceResult(slice_, exported.global_batch_size, compiled, problems, seconds=seconds)
+def _compile(slice_: Slice, exported: Exported) -> SliceResult:
+    size, programs, problems = exported
+    result = SliceResult(slice_, size, {}, list(problems))
+    for program in programs:
+        compiled = compiler_process.compile_program(program.hlo, slice_)
+        result.programs[program.name] = compiled
+        result.problems.extend(program.warnings)
+        if compiled.error:
+            result.problems.append(_describe_error(program.name, compiled, slice_))
+    return result
 
 
 def _describe_error(name: str, compiled: Compiled, slice_: Slice) -> Problem:
@@ -183,12 +168,12 @@ def _find_largest_batch(result: SliceResult, config: Any, config_path: str) -> i
     cores = result.slice.cores
 
     def fits(rows: int) -> bool:
-        exported = export_experiment(
+        _, programs, problems = export_experiment(
             config, config_path, cores, global_batch_size=rows * cores, evaluates=False
         )
-        if exported.problems:
+        if problems:
             return False
-        compiled = compiler_process.compile_program(exported.programs[0].hlo, result.slice)
+        compiled = compiler_process.compile_program(programs[0].hlo, result.slice)
         verdict = "does not fit" if compiled.error else "fits"
         print_line(f"{result.slice.name}: a batch of {rows * cores} {verdict}")
         return not compiled.error
@@ -208,37 +193,30 @@ def find_largest(fits: Callable[[int], bool], rows: int, *, is_fitting: bool) ->
     Returns:
         The rows per core, which were compiled; 0 if not even one row fits.
     """
-    low, high = (
-        (rows, 0) if is_fitting else (0, rows)
-    )  # `low` fits, and `high` does not; 0: unknown
+    low, high = (rows, 0) if is_fitting else (0, rows)  # `low` fits, `high` does not; 0: unknown
     while not high or high - low > max(1, low // _PRECISION):
         guess = (low + high) // 2 if high else 4 * low
         if guess > _MAX_ROWS:
             break
-        if fits(guess):
-            low = guess
-        else:
-            high = guess
+        low, high = (guess, high) if fits(guess) else (low, guess)
     return low
-
-
-DISCLAIMER = (
-    "A step that compiles and fits need not be fast, and no figure was compared with a physical TPU "
-    "(docs/aot.md)."
-)
-_GIB, _MIB, _KIB = 2**30, 2**20, 2**10
-_NO_PROGRAM = Compiled()
-_HEADER = ("slice", "cores", "HBM per core", "result", "peak", "of HBM", "arguments", "temporaries")
-_COSTS = ("Gflop", "GiB moved", "flop/byte", "all-reduces", "compile")
 
 
 def format_table(results: Sequence[SliceResult]) -> str:
     """Formats one row per slice and program, then the largest batches and the problems."""
     rows: list[tuple[str, ...]] = [(*_HEADER, *_COSTS)]
     for result in results:
-        programs = result.programs or {"": _NO_PROGRAM}
-        rows += [_format_row(result, name, compiled) for name, compiled in programs.items()]
-    return "\n".join([*align(rows), *_list_batches(results), *_list_problems(results)])
+        programs: dict[str, Compiled | None] = {**result.programs} or {"": None}
+        rows += [_format_row(result.slice, name, compiled) for name, compiled in programs.items()]
+    lines = [
+        f"{r.slice.name}: the largest global batch that fits is {r.largest_batch:,}, to within 1/16."
+        for r in results
+        if r.largest_batch
+    ]
+    # A problem of several slices is listed once.
+    problems = dict.fromkeys(problem for result in results for problem in result.problems)
+    lines += [f"{'error' if p.fatal else 'warning'}: {p}" for p in problems]
+    return "\n".join([*align(rows), *lines])
 
 
 def write_json(results: Sequence[SliceResult], folder: pathlib.Path) -> pathlib.Path:
@@ -252,46 +230,30 @@ def write_json(results: Sequence[SliceResult], folder: pathlib.Path) -> pathlib.
     return path
 
 
-def _format_row(result: SliceResult, name: str, compiled: Compiled) -> tuple[str, ...]:
-    slice_ = result.slice
-    first = (slice_.name, str(slice_.cores), f"{slice_.hbm_bytes / _GIB:.2f} GiB")
-    empty = ("",) * (len(_HEADER) + len(_COSTS) - 4)
-    if compiled is _NO_PROGRAM:
-        return (*first, "would not run", *empty)
-    if compiled.error:
+def _format_row(slice_: Slice, name: str, compiled: Compiled | None) -> tuple[str, ...]:
+    row = [slice_.name, str(slice_.cores), f"{slice_.hbm_bytes / GIB:.2f} GiB"]
+    if compiled is None:
+        row.append("would not run")
+    elif compiled.error:
         reason = "out of HBM" if compiled.out_of_memory else "does not compile"
-        return (*first, f"{name}: {reason}", *empty)
-    return (
-        *first,
-        f"{name} compiles",
-        _format_size(compiled.peak_bytes),
-        f"{compiled.peak_bytes / slice_.hbm_bytes:.1%}",
-        _format_size(compiled.argument_bytes),
-        _format_size(max(0, compiled.peak_bytes - compiled.argument_bytes)),
-        f"{compiled.flops / 1e9:,.2f}",
-        f"{compiled.bytes / _GIB:,.3f}",
-        f"{compiled.flops / compiled.bytes if compiled.bytes else 0.0:.1f}",
-        f"{compiled.all_reduces}, {_format_size(compiled.all_reduce_bytes)}",
-        f"{compiled.seconds:.1f} s{' (twice)' * (compiled.effort == 0)}",
-    )
-
-
-def _list_batches(results: Sequence[SliceResult]) -> list[str]:
-    return [
-        f"{r.slice.name}: the largest global batch that fits is {r.largest_batch:,}, to within 1/16."
-        for r in results
-        if r.largest_batch
-    ]
-
-
-def _list_problems(results: Sequence[SliceResult]) -> list[str]:
-    """Returns one line per problem; a problem of several slices is listed once."""
-    problems = [problem for result in results for problem in result.problems]
-    return list(dict.fromkeys(f"{'error' if p.fatal else 'warning'}: {p}" for p in problems))
+        row.append(f"{name}: {reason}")
+    else:
+        row += [
+            f"{name} compiles",
+            _format_size(compiled.peak_bytes),
+            f"{compiled.peak_bytes / slice_.hbm_bytes:.1%}",
+            _format_size(compiled.argument_bytes),
+            _format_size(max(0, compiled.peak_bytes - compiled.argument_bytes)),
+            f"{compiled.flops / 1e9:,.2f}",
+            f"{compiled.bytes / GIB:,.3f}",
+            f"{compiled.flops / compiled.bytes if compiled.bytes else 0.0:.1f}",
+            f"{compiled.all_reduces}, {_format_size(compiled.all_reduce_bytes)}",
+            f"{compiled.seconds:.1f} s{' (twice)' * (compiled.effort == 0)}",
+        ]
+    return (*row, *[""] * (len(_HEADER) + len(_COSTS) - len(row)))
 
 
 def _make_entry(result: SliceResult) -> dict[str, Any]:
-    train = result.programs.get("train step", _NO_PROGRAM)
     fatal = [str(problem) for problem in result.problems if problem.fatal]
     return {
         "topology": result.slice.name,
@@ -299,27 +261,25 @@ def _make_entry(result: SliceResult) -> dict[str, Any]:
         "hosts": result.slice.hosts,
         "global_batch_size": result.global_batch_size,
         "compiled": result.compiled,
-        **_make_figures(train),
+        **_make_figures(result, "train step"),
         "hbm_bytes": result.slice.hbm_bytes,
         "seconds": result.seconds,
         "error": "; ".join(fatal) or None,
         "warnings": [str(problem) for problem in result.problems if not problem.fatal],
         "largest_global_batch_size": result.largest_batch or None,
-        "eval": _make_figures(result.programs.get("eval step", _NO_PROGRAM)),
+        "eval": _make_figures(result, "eval step"),
     }
 
 
-def _make_figures(compiled: Compiled) -> dict[str, Any]:
-    figures = ("argument_bytes", "flops", "bytes", "all_reduces", "all_reduce_bytes")
-    return {
-        "peak_bytes": compiled.peak_bytes or None,
-        **{name: getattr(compiled, name) for name in figures},
-        "compile_seconds": compiled.seconds,
-    }
+def _make_figures(result: SliceResult, name: str) -> dict[str, Any]:
+    compiled = result.programs.get(name, Compiled())
+    figures = {figure: getattr(compiled, figure) for figure in _FIGURES}
+    peak = compiled.peak_bytes or None
+    return {"peak_bytes": peak, **figures, "compile_seconds": compiled.seconds}
 
 
 def _format_size(number: float) -> str:
-    for unit, name, digits in ((_GIB, "GiB", 2), (_MIB, "MiB", 1), (_KIB, "KiB", 1)):
+    for unit, name, digits in ((GIB, "GiB", 2), (2**20, "MiB", 1), (2**10, "KiB", 1)):
         if number >= unit:
             return f"{number / unit:.{digits}f} {name}"
     return f"{number:.0f} B"

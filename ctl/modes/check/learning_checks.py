@@ -47,7 +47,7 @@ def check_first_loss(factory: TrainerFactory) -> Outcome:
             "let per_example_loss return the mean over the tokens of a row, or the loss of each token "
             "with a weight for each token",
         )
-    loss, classes = float(losses.mean()), _count_classes(batch, outputs)
+    loss, classes = float(losses.mean()), _count_classes(trainer, batch, outputs)
     if classes is None:
         return Outcome(PASS, f"{loss:.4g}; not a classifier, so the chance level is unknown")
     chance = math.log(classes)  # the cross entropy of a uniform distribution
@@ -172,7 +172,7 @@ def _is_classifier(factory: TrainerFactory) -> bool:
     if not engine_of(trainer).plan.has_loss:
         return False
     _, outputs, _ = _compute_losses(trainer, batch)
-    return _count_classes(batch, outputs) is not None
+    return _count_classes(trainer, batch, outputs) is not None
 
 
 def _compute_losses(
@@ -183,8 +183,11 @@ def _compute_losses(
     with engine_of(trainer).step.rows(tensors, None):
         prepared = trainer.preprocess(tensors)
         outputs = trainer.forward(prepared, training=False)
-        losses = np.asarray(trainer.per_example_loss(prepared, outputs), np.float64)
+        losses = trainer.per_example_loss(prepared, outputs)
         weights = call_sample_weight(trainer, prepared, training=True)
+    if isinstance(losses, Mapping):  # each may have a shape and weights of its own
+        losses, weights = np.concatenate([np.ravel(value) for value in losses.values()]), None
+    losses = np.asarray(losses, np.float64)
     return losses, outputs, None if weights is None else np.asarray(weights, np.float64)
 
 
@@ -209,11 +212,12 @@ def _counts_twice(losses: np.ndarray, weights: np.ndarray) -> bool:
     return bool(steady and correlation > 0.9 and abs(slope - 1) < 0.2)
 
 
-def _count_classes(batch: dict[str, Any], outputs: Any) -> int | None:
+def _count_classes(trainer: StandardTrainer, batch: dict[str, Any], outputs: Any) -> int | None:
     """Returns the number of classes, if integer labels [rows] have one output [rows, classes]."""
     label = batch.get("label")
     if (
         label is None
+        or trainer.options.loss_weights  # not one loss of a classifier
         or isinstance(label, dict)
         or not np.issubdtype(label.dtype, np.integer)
         or label.ndim > 1

@@ -12,8 +12,8 @@ its gradient (see "Define the loss function" in TensorFlow's custom-training gui
 derives it).
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -22,17 +22,60 @@ from ctl.data.autograph import convert
 from ctl.errors import UsageError, type_name
 from ctl.replica.graphs import dataflow
 
+SampleWeight: TypeAlias = tf.Tensor | Mapping[str, tf.Tensor | None] | None
+SINGLE = {"": 1.0}  # the factor of a loss that has no name
 
-def compute(loss_fn: Callable[[Any, Any], tf.Tensor], batch: Any, outputs: Any) -> tf.Tensor:
+
+def weighted_sum(losses: Mapping[str, tf.Tensor], factors: Mapping[str, float]) -> tf.Tensor:
+    """Returns the sum of scalar losses, each multiplied by its factor."""
+    return tf.add_n([v if factors[k] == 1 else v * factors[k] for k, v in losses.items()])
+
+
+def weights_by_name(
+    sample_weight: SampleWeight,
+    names: Iterable[str],
+    row_mask: tf.Tensor | None,
+    dtype: tf.DType,
+) -> dict[str, tf.Tensor | None]:
+    """Returns the weights of each loss by its name, as `row_weights`.
+
+    Args:
+        sample_weight: the weights of all losses, or a dict of name -> weights.
+        names: the names of the losses.
+        row_mask: [rows] mask of the rows that exist; None if all exist.
+        dtype: the dtype of the result.
+
+    Raises:
+        UsageError: the weights have other names than the losses.
+    """
+    names = list(names)
+    if not isinstance(sample_weight, Mapping):
+        return dict.fromkeys(names, row_weights(sample_weight, row_mask, dtype))
+    if sample_weight.keys() != {*names}:
+        raise UsageError(
+            f"sample_weight returned weights for {', '.join(sample_weight)}, but loss_weights names "
+            f"{', '.join(filter(None, names)) or 'none'}: both must name the same losses."
+        )
+    return {name: row_weights(sample_weight[name], row_mask, dtype) for name in names}
+
+
+def compute(
+    loss_fn: Callable[[Any, Any], Any], batch: Any, outputs: Any, factors: Mapping[str, float]
+) -> dict[str, tf.Tensor]:
     """Calls the user's loss function.
 
     Args:
-        loss_fn: (batch, outputs) -> [rows, ...] losses, not reduced.
+        loss_fn: (batch, outputs) -> [rows, ...] losses, not reduced; or a dict of name -> losses.
         batch: a micro-batch.
         outputs: what the forward pass returned.
+        factors: name -> factor of the loss in the sum; `SINGLE` for a loss function with one loss.
+
+    Returns:
+        Name -> losses, in the order of the factors.
 
     Raises:
-        UsageError: the losses are reduced, or none. The message has the line of the function.
+        UsageError: the losses are reduced, or none, or have other names than the factors. The message
+            has the line of the function.
     """
     name = name_function(loss_fn)
     try:
@@ -44,15 +87,30 @@ def compute(loss_fn: Callable[[Any, Any], tf.Tensor], batch: Any, outputs: Any) 
             f"{name} calls a loss object that averages over the rows of a replica: make it with "
             'reduction="none", since ctl divides, once.'
         ) from error
-    # Already reduced losses would be divided a second time, by the weight of the global batch.
-    shape = getattr(losses, "shape", None)
-    if not getattr(shape, "rank", None):
-        found = type_name(losses) if shape is None else f"shape {shape}"
+    found = dict(losses) if isinstance(losses, Mapping) else {"": losses}
+    if found.keys() != factors.keys():
+        returned, named = (", ".join(filter(None, names)) for names in (found, factors))
+        example = ", ".join(f"{each}=1.0" for each in found)
         raise UsageError(
-            f"{name} returned {found}, but must return [rows]: one loss per example, not reduced over "
-            'the batch, since ctl divides, once. A loss object of Keras takes reduction="none".'
+            f"{name} returned {f'the losses {returned}' if returned else 'one loss'}, but loss_weights "
+            f"names {named or 'none'}: "
+            + (
+                f"set loss_weights=dict({example})."
+                if returned
+                else "return a dict of these losses."
+            )
         )
-    return losses
+    for each in found.values():
+        # Already reduced losses would be divided a second time, by the weight of the global batch.
+        shape = getattr(each, "shape", None)
+        if not getattr(shape, "rank", None):
+            problem = type_name(each) if shape is None else f"shape {shape}"
+            raise UsageError(
+                f"{name} returned {problem}, but must return [rows]: one loss per example, not reduced "
+                "over the batch, since ctl divides, once. A loss object of Keras takes "
+                'reduction="none".'
+            )
+    return {each: found[each] for each in factors}
 
 
 def row_weights(

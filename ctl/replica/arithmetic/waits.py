@@ -5,9 +5,9 @@ import contextlib
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework import config
 
 from ctl.hardware import devices, strategies
+from ctl.private.tensorflow import config
 
 # Global and not thread-local, because tf.distribute traces each local replica in a separate thread.
 _ACTIVE: "ReductionWait | None" = None

@@ -43,13 +43,13 @@ class MicroBatchTrace(NamedTuple):
         rows: the tensors that have one entry per row: features, mask and weights.
         first_row: the position of the first row in the global batch.
         size: the number of rows.
-        losses: the result of the loss function.
+        losses: the results of the loss function.
     """
 
     rows: list[tf.Tensor]
     first_row: tf.Tensor
     size: int | tf.Tensor
-    losses: tf.Tensor
+    losses: Sequence[tf.Tensor]
 
 
 @dataclasses.dataclass
@@ -102,7 +102,9 @@ class LossTrace:
         )
         self._inside = inputs  # ids are unique only while the tensors exist
 
-    def add_micro_batch(self, rows: Any, first_row: Any, size: Any, losses: tf.Tensor) -> None:
+    def add_micro_batch(
+        self, rows: Any, first_row: Any, size: Any, losses: Sequence[tf.Tensor]
+    ) -> None:
         """Records a micro-batch after its forward pass."""
         self.updates[-1].micro_batches.append(
             MicroBatchTrace(symbolic(rows), first_row, size, losses)
@@ -179,7 +181,7 @@ def compare_replicas(first: LossTrace, second: LossTrace, distance: int) -> Diff
         comparison.leaves(first.sources(one), second.sources(two))
         for part, other in zip(one.micro_batches, two.micro_batches, strict=True):
             comparison.counts = (part.size, other.size)
-            difference = comparison.run([part.losses], [other.losses])
+            difference = comparison.run(part.losses, other.losses)
             difference = difference or comparison.run(one.inputs, two.inputs)
             if difference is not None:
                 return difference
@@ -195,7 +197,7 @@ def compare_micro_batches(trace: LossTrace) -> Difference | None:
             comparison.counts = (first.size, other.size)
             shared = symbolic([trace.batch, update.inputs, [v.output for v in trace.global_values]])
             comparison.leaves([*shared, *_leaves(first)], [*shared, *_leaves(other)])
-            difference = comparison.run([first.losses], [other.losses])
+            difference = comparison.run(first.losses, other.losses)
             if difference is not None:
                 return difference
     return None

@@ -4,10 +4,10 @@ from typing import Any
 
 import tensorflow as tf
 import tf_keras
-from tf_keras.src.utils import losses_utils
 
 from ctl.data.autograph import convert, traced
 from ctl.errors import UsageError
+from ctl.private.tf_keras import losses_utils
 
 _ROWS = 7919  # a number of rows that no other axis has, to recognize the axes of rows
 

@@ -17,14 +17,14 @@ import weakref
 
 import tensorflow as tf
 import tf_keras
-from tf_keras.src import backend
 
 from ctl.configs.error_location import user_frame
 from ctl.data import host_random
 from ctl.errors import UsageError
+from ctl.private.tf_keras import backend
 from ctl.replica.arithmetic.row_mask import Examples
 from ctl.replica.graphs import ops
-from ctl.replica.graphs.dataflow import captured, entries_per_row
+from ctl.replica.graphs.dataflow import ancestors, captured, entries_per_row
 from ctl.replica.random import philox
 from ctl.replica.random.draws import Folded
 
@@ -203,9 +203,7 @@ class _Dataflow:
 
     def __init__(self, inputs: Sequence[tf.Tensor], count: int | tf.Tensor | None, parts: int = 1):
         self._batch = {id(tensor.op) for tensor in inputs}
-        # The ops that do not depend on the batch. Ids are unique only while the tensors exist.
-        self._others: dict[int, Any] = {}
-        self._keep = list(inputs)
+        self._keep = list(inputs)  # ids are unique only while the tensors exist
         self.counts: set[int] = set()
         if isinstance(count, int):
             ends = [count * i // parts for i in range(parts + 1)]
@@ -229,26 +227,18 @@ class _Dataflow:
 
     def depends_on_batch(self, tensor: tf.Tensor) -> bool:
         """Returns whether a value depends on the batch or on the replica, as far as the ops show."""
-        seen: dict[int, Any] = {}
-        stack = [tensor.op]
-        while stack:
-            op = stack.pop()
-            if id(op) in seen or id(op) in self._others:
-                continue
-            seen[id(op)] = op
+        for source in ancestors(tensor):
+            op = source.op
             if id(op) in self._batch or op.type in _DATA:
                 return True
             if op.type == "Const" and "replica_id" in op.name:
                 return True
-            if op.type == "Placeholder":
-                outer = captured(op.outputs[0])
-                if outer is None and op.outputs[0].dtype != tf.resource:
-                    return True
-                if outer is not None and hasattr(outer, "op"):  # not eager
-                    stack.append(outer.op)
-            elif op.type != "ReadVariableOp":  # the same on all replicas
-                stack += [x.op for x in op.inputs]
-        self._others.update(seen)
+            if (
+                op.type == "Placeholder"
+                and source.dtype != tf.resource
+                and captured(source) is None
+            ):
+                return True
         return False
 
     def _combined_with_rows(self, tensor: tf.Tensor) -> bool:

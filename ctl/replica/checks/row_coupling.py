@@ -182,11 +182,11 @@ def _check_update(
         return outer_tensor(tensor) if alias is None else alias
 
     losses = RowFlow({**batch, **leading}, count=rows, clean=clean, resolve=resolve)
-    _check(trace, update, losses, [part.losses], replicas * parts > 1, rows, read_batch)
+    _check(trace, update, losses, part.losses, replicas * parts > 1, rows, read_batch)
 
 
 def _check(
-    trace: LossTrace, update: Update, flow: RowFlow, values: list[tf.Tensor], split: bool,
+    trace: LossTrace, update: Update, flow: RowFlow, values: Sequence[tf.Tensor], split: bool,
     count: int | None, read_batch: ReadBatch,
 ) -> None:  # fmt: skip
     """Raises a UsageError, or warns if the batch is not split, if the rows affect each other."""

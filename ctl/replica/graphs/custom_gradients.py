@@ -7,8 +7,7 @@ tensors of its graph, so the graph of a training step, which calls `all_reduce`,
 from typing import Any
 import weakref
 
-from tensorflow.python.autograph.impl.api import autograph_artifact
-from tensorflow.python.framework import ops
+from ctl.private.tensorflow import autograph_artifact, ops
 
 _PREFIX = "CustomGradient-"  # of the names that tf.custom_gradient generates
 

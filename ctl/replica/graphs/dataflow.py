@@ -1,6 +1,6 @@
 """Follows the tensors of a graph back to their sources, while the step is traced."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 import fractions
 import math
 import re
@@ -27,20 +27,23 @@ def depends_on(value: Any, sources: Iterable[Any]) -> bool:
         sources: tensors of that graph, or of one that encloses it.
     """
     targets = {id(source) for source in sources}
-    seen, pending = set(), [value]
+    return any(id(tensor) in targets for tensor in ancestors(value))
+
+
+def ancestors(*values: Any) -> Iterator[Any]:
+    """Yields tensors of a graph and all that they are computed from; see `depends_on`."""
+    seen, pending = set(), list(values)
     while pending:
         tensor = pending.pop()
-        if id(tensor) in targets:
-            return True
         if id(tensor) in seen or not hasattr(tensor, "graph"):  # eager
             continue
         seen.add(id(tensor))
+        yield tensor
         pending.extend(tensor.op.inputs)
         # A function graph captures the tensors of the enclosing graph as inputs of its own.
         outer = outer_tensor(tensor)
         if outer is not None:
             pending.append(outer)
-    return False
 
 
 def captured(tensor: tf.Tensor) -> tf.Tensor | None:

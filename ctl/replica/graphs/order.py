@@ -10,7 +10,8 @@ import contextlib
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.compiler.tf2xla.ops import gen_xla_ops
+
+from ctl.private.tensorflow import gen_xla_ops
 
 
 @contextlib.contextmanager

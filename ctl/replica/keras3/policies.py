@@ -6,9 +6,9 @@ import sys
 from typing import Any, NamedTuple
 
 import tf_keras
-from tf_keras.src.mixed_precision import policy as policy_module
 
 from ctl.errors import UsageError
+from ctl.private.tf_keras import policy as policy_module
 from ctl.replica.arithmetic import precision as precisions
 from ctl.replica.keras3 import private
 

@@ -14,14 +14,13 @@ import itertools
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import record
 import tf_keras
-from tf_keras.src.engine import base_layer_utils
-from tf_keras.src.mixed_precision import autocast_variable
 
 from ctl.configs.error_location import user_frame
 from ctl.data.autograph import convert
 from ctl.errors import UsageError
+from ctl.private.tensorflow import record
+from ctl.private.tf_keras import autocast_variable, base_layer_utils
 from ctl.replica.arithmetic import row_mask
 from ctl.replica.graphs import ops, order, passes
 from ctl.replica.graphs.assignments import find_assignments, outermost

@@ -1,14 +1,18 @@
-"""The sums of an evaluation on one replica, and the means over the dataset at its end."""
+"""The sums of an evaluation on one replica, the means over the dataset, and checks of the data."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
 import tf_keras
 
-from ctl.data.autograph import convert
+from ctl.configs.error_location import error_location
+from ctl.data.autograph import convert, traced
+from ctl.data.features import flatten_features
+from ctl.data.input_pipeline import InputPipeline
 from ctl.data.source import Batch
 from ctl.errors import UsageError
+from ctl.hardware import strategies
 from ctl.replica.arithmetic import loss, precision
 from ctl.replica.arithmetic.gather import all_gather
 from ctl.replica.measure.collected_rows import check_values
@@ -35,8 +39,8 @@ class Evaluation:
         global_batch_size: examples per step, over all replicas.
         preprocess: prepares a batch.
         forward: batch -> outputs.
-        loss_fn: (batch, outputs) -> losses, not reduced; None for no loss.
-        sample_weight: batch -> weights of the losses, or None.
+        loss_fn: (batch, outputs) -> losses, not reduced, or a dict of them; None for no loss.
+        sample_weight: batch -> weights of the losses, or None; or a dict of them.
         update_metrics: updates the metrics, as `StandardTrainer.update_metrics`.
         collect: (batch, outputs) -> values to collect; None to collect nothing.
 
@@ -54,14 +58,15 @@ class Evaluation:
         preprocess: Callable[[Batch], Batch],
         forward: Callable[[Batch], Any],
         loss_fn: LossFn | None,
-        sample_weight: Callable[[Batch], tf.Tensor | None],
+        sample_weight: Callable[[Batch], loss.SampleWeight],
         update_metrics: Callable[..., None],
         collect: Callable[[Batch, Any], Mapping[str, tf.Tensor]] | None = None,
     ):
         self.metrics = metrics
         self.examples = _accumulator("examples", tf.int64)
-        self._loss_sum = _accumulator("loss_sum", tf.float64)
-        self._weight_sum = _accumulator("weight_sum", tf.float64)
+        self._factors = step.plan.options.loss_weights or loss.SINGLE
+        self._loss_sums = {k: _accumulator("loss_sum", tf.float64) for k in self._factors}
+        self._weight_sums = {k: _accumulator("weight_sum", tf.float64) for k in self._factors}
         self._batches = counter("batches")
         self._step = step
         self._global_batch_size = global_batch_size
@@ -76,7 +81,8 @@ class Evaluation:
 
     def reset(self) -> None:
         """Resets the sums and the metrics."""
-        for variable in (self._loss_sum, self._weight_sum, self.examples, self._batches):
+        sums = (*self._loss_sums.values(), *self._weight_sums.values())
+        for variable in (*sums, self.examples, self._batches):
             variable.assign(tf.zeros_like(variable))
         for metric in self.metrics.values():
             metric.reset_state()
@@ -129,21 +135,28 @@ class Evaluation:
             raise UsageError("The evaluation dataset is empty: at least one example is required.")
         results = metrics.results(self.metrics)
         if self._loss_fn:
-            mean = tf.math.divide_no_nan(self._loss_sum.read_value(), self._weight_sum.read_value())
-            results = {"loss": mean, **results}
+            means = {
+                name: tf.math.divide_no_nan(total, self._weight_sums[name].read_value())
+                for name, total in self._loss_sums.items()
+            }
+            named = {f"{name}_loss": mean for name, mean in means.items() if name}
+            results = {"loss": loss.weighted_sum(means, self._factors), **named, **results}
         return {**results, "examples": self.examples.read_value()}
 
     def _add_loss(
         self, loss_fn: LossFn, batch: Batch, outputs: Any, row_mask: tf.Tensor | None
     ) -> None:
-        per_example = tf.cast(loss.compute(loss_fn, batch, outputs), tf.float64)
-        weights = loss.row_weights(self._sample_weight(batch), row_mask, tf.float64)
-        # The sum of the losses: the division by the weight of the dataset comes at the end.
+        losses = loss.compute(loss_fn, batch, outputs, self._factors)
+        sample_weight = self._sample_weight(batch)
+        weights = loss.weights_by_name(sample_weight, losses, row_mask, tf.float64)
         rows, one = row_count(batch), tf.ones([], tf.float64)
-        [per_example] = zero_without_rows([per_example], row_mask, rows)
-        self._loss_sum.assign_add(loss.contribution(per_example, weights, one, rows=rows))
-        weight = tf.cast(rows, tf.float64) if weights is None else tf.reduce_sum(weights)
-        self._weight_sum.assign_add(weight)
+        for name, own in weights.items():
+            per_example = tf.cast(losses[name], tf.float64)
+            [per_example] = zero_without_rows([per_example], row_mask, rows)
+            # The sum of the losses: the division by the weight of the dataset comes at the end.
+            self._loss_sums[name].assign_add(loss.contribution(per_example, own, one, rows=rows))
+            weight = tf.cast(rows, tf.float64) if own is None else tf.reduce_sum(own)
+            self._weight_sums[name].assign_add(weight)
 
     def _earlier_rows(self) -> tf.Tensor:
         return self._batches.read_value() * self._global_batch_size
@@ -157,4 +170,63 @@ def _accumulator(name: str, dtype: tf.DType) -> tf.Variable:
         name=name,
         synchronization=tf.VariableSynchronization.ON_READ,
         aggregation=tf.VariableAggregation.SUM,
+    )
+
+
+def check_splits(
+    pipeline: InputPipeline,
+    splits: Iterable[str],
+    *,
+    global_batch_size: int,
+    strategy: tf.distribute.Strategy,
+    step: Callable[[Any, Any], Any],
+) -> None:
+    """Checks the data of an evaluation before training, without reading it.
+
+    Args:
+        pipeline: the data.
+        splits: the splits to evaluate.
+        global_batch_size: examples per step of the evaluation.
+        strategy: the strategy of the evaluation.
+        step: evaluates one replica's `(batch, row_mask)`.
+
+    Raises:
+        UsageError: a split never ends, or the model or the loss does not accept its features.
+    """
+    training = pipeline.element_spec()
+    for split in splits:
+        pipeline.evaluation_steps(global_batch_size, split)
+        evaluation = pipeline.element_spec(split)
+        # The first step of the training traces the same code with the same features.
+        if evaluation == training or strategies.spec_of(strategy).coordinated:
+            continue
+        rows = pipeline.layout(global_batch_size).rows_per_replica
+        spec = tf.nest.map_structure(
+            lambda s, rows=rows: tf.TensorSpec([rows, *s.shape[1:]], s.dtype), evaluation
+        )
+        function = traced(lambda batch: strategy.run(step, (batch, None)))
+        try:
+            function.get_concrete_function(spec)  # traces the step and does not run it
+        except Exception as error:
+            kind = "evaluation" if split == "eval" else repr(split)
+            raise UsageError(
+                f"The {kind} examples are not like the training examples ("
+                f"{_describe_differences(evaluation, training)}) and cannot be evaluated: "
+                f"{error_location(error)}"
+            ) from error
+
+
+def _describe_differences(evaluation: dict[str, Any], training: dict[str, Any]) -> str:
+    """Lists the features whose specs differ."""
+
+    def show(spec: Any) -> str:
+        if not isinstance(spec, tf.TensorSpec):
+            return "missing" if spec is None else str(spec)
+        return f"{spec.dtype.name} {spec.shape[1:]}"
+
+    evaluation, training = flatten_features(evaluation), flatten_features(training)
+    return "; ".join(
+        f"{name} is {show(evaluation.get(name))} instead of {show(training.get(name))}"
+        for name in sorted(evaluation.keys() | training.keys())
+        if evaluation.get(name) != training.get(name)
     )

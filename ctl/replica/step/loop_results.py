@@ -95,6 +95,7 @@ class LoopResults:
         """Resets what `read` returns."""
         for metric in (self.loss, *self._attributes.metrics.values()):
             metric.reset_state()
+        self._update.losses.reset()
         if self._update.norms:
             self._update.norms.reset()
 
@@ -105,7 +106,7 @@ class LoopResults:
         user's own `train_step` that does not call `replica_step` has no loss.
         """
         results = {"loss": self.loss.result()} if self.has_loss else {}
-        results |= metrics.results(self._attributes.metrics)
+        results |= self._update.losses.result() | metrics.results(self._attributes.metrics)
         norms = self._update.norms.result() if self._update.norms else {}
         if self.skipped_all():
             results, norms = tf.nest.map_structure(_to_nan, (results, norms))

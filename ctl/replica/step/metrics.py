@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 import tf_keras
-from tf_keras.src.engine import compile_utils
-from tf_keras.src.utils import losses_utils
 
 from ctl.data.source import Batch
 from ctl.errors import UsageError, type_name
+from ctl.private.tf_keras import compile_utils, losses_utils
 from ctl.replica.arithmetic import row_mask
 from ctl.replica.checks.metric_rows import check_rows
 from ctl.replica.keras3 import conversion, detection

@@ -1,6 +1,6 @@
 """Forward pass, backward pass and accumulation: the micro-batches of one replica (docs/step.md, 5)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 import itertools
@@ -34,12 +34,14 @@ class MicroBatch(NamedTuple):
         outputs: the outputs of `forward`, 16-bit floats cast to float32; None without `forward`.
         keras_masks: the mask that tf_keras attached to each output, or None: a compiled function
             returns the outputs without their attributes.
+        losses: name -> this micro-batch's share of the loss of the global batch.
     """
 
     batch: Batch
     row_mask: tf.Tensor | None
     outputs: Any
     keras_masks: list[tf.Tensor | None]
+    losses: dict[str, tf.Tensor]
 
 
 class Inputs(NamedTuple):
@@ -51,8 +53,8 @@ class Inputs(NamedTuple):
     Attributes:
         batch: [rows, ...] tensors, preprocessed.
         row_mask: [rows] mask of the rows that exist; None if all exist.
-        weights: weights of the losses, [rows] or [rows, ...]; None if every row has weight 1.
-        denominator: scalar, the weight of the global batch.
+        weights: name of a loss -> its weights, [rows] or [rows, ...]; None if every row has weight 1.
+        denominators: name of a loss -> scalar, the weight of the global batch.
         first_row: scalar int64, the position of the first row in the global batch.
         step: scalar int64, the global step.
         loss_scale: scalar factor of the loss while gradients are computed; None for 1.
@@ -60,8 +62,8 @@ class Inputs(NamedTuple):
 
     batch: Batch
     row_mask: tf.Tensor | None
-    weights: tf.Tensor | None
-    denominator: tf.Tensor
+    weights: Mapping[str, tf.Tensor | None]
+    denominators: Mapping[str, tf.Tensor]
     first_row: tf.Tensor | int
     step: tf.Tensor | int
     loss_scale: tf.Tensor | None
@@ -87,7 +89,7 @@ class MicroBatches:
 
     Attributes:
         count: number of micro-batches, or of logical shards, of this replica.
-        loss_fn: (micro-batch, outputs) -> [rows] losses, not reduced; or [rows, ...].
+        loss_fn: (micro-batch, outputs) -> [rows] losses, not reduced; or [rows, ...]; or a dict of them.
         forward: micro-batch -> outputs; None if `loss_fn` calls the model itself.
         regularization: returns the scalars that are added to the loss once.
         variables: the variables to differentiate by.
@@ -96,6 +98,7 @@ class MicroBatches:
         calls: number of draws so far of each random layer.
         isolated: why a micro-batch cannot read the other rows of the global batch; empty if it can.
         compiled: whether XLA compiles the computation.
+        factors: name of a loss -> its factor in the sum.
         assignable: variables that a forward pass may assign. Each micro-batch starts with the values
             before the first one, so that they are assigned once.
     """
@@ -110,6 +113,7 @@ class MicroBatches:
     calls: dict[str, int]
     isolated: str = ""
     compiled: bool = False
+    factors: Mapping[str, float] = dataclasses.field(default_factory=lambda: loss.SINGLE)
     assignable: Assignable = dataclasses.field(default_factory=Assignable)
 
     def __call__(self, inputs: Inputs) -> Contributions:
@@ -147,7 +151,7 @@ class MicroBatches:
                     new, share, micro_batch = self._compute(part, calls)
             if self.count > 1 and not micro_batches:
                 # Every micro-batch must assign the same value, which is then the value of the batch.
-                rows = [*tf.nest.flatten(part.batch), part.row_mask, part.weights, part.first_row]
+                rows = [*_row_tensors(part), part.first_row]
                 snapshot.check_assignments(rows, self.isolated, self.assignable.summed)
             if sums and not self.keep_shards:
                 sums = [gradients.accumulate([sums[0], new])]
@@ -184,15 +188,23 @@ class MicroBatches:
                 outputs = None
                 if self.forward:
                     outputs = precision.cast_to_float32(convert(self.forward)(batch))
-                per_example = loss.compute(self.loss_fn, batch, outputs)
+                losses = loss.compute(self.loss_fn, batch, outputs, self.factors)
                 if examples.trace:
                     tensors = (batch, mask, weights)
-                    examples.trace.add_micro_batch(tensors, inputs.first_row, rows, per_example)
-                share = loss.contribution(
-                    tf.cast(per_example, self.dtype), weights, inputs.denominator, rows=rows
-                )
-                [share] = zero_without_rows([share], mask, rows)
-                penalty = self._penalty([*tf.nest.flatten(batch), mask, weights])
+                    values = list(losses.values())
+                    examples.trace.add_micro_batch(tensors, inputs.first_row, rows, values)
+                shares = [
+                    loss.contribution(
+                        tf.cast(value, self.dtype),
+                        weights[name],
+                        inputs.denominators[name],
+                        rows=rows,
+                    )
+                    for name, value in losses.items()
+                ]
+                named = dict(zip(losses, zero_without_rows(shares, mask, rows), strict=True))
+                share = loss.weighted_sum(named, self.factors)
+                penalty = self._penalty(_row_tensors(inputs))
                 terms = [share] if penalty is None else [share, penalty]
                 share = share if penalty is None else share + penalty
                 # Without rows, only the gradient of the penalty counts.
@@ -208,7 +220,7 @@ class MicroBatches:
         keras_masks = metrics.masks_of(outputs)
         if may_be_empty:  # a metric multiplies them by the mask
             outputs = zero_outputs(outputs, mask, rows)
-        return new, share, MicroBatch(batch, mask, outputs, keras_masks)
+        return new, share, MicroBatch(batch, mask, outputs, keras_masks, named)
 
     def _penalty(self, rows: Sequence[tf.Tensor | None]) -> tf.Tensor | None:
         """Returns a micro-batch's share of the regularization; `rows` are its tensors of rows."""
@@ -294,6 +306,11 @@ def unpack(element: Any) -> tuple[Batch, tf.Tensor | None]:
     return name_features(element), None
 
 
+def _row_tensors(inputs: Inputs) -> list[tf.Tensor | None]:
+    """Returns the tensors that have one entry per row."""
+    return [*tf.nest.flatten((inputs.batch, inputs.weights)), inputs.row_mask]
+
+
 def _cut(inputs: Inputs, start: Any, end: Any) -> Inputs:
     """Returns the rows of one micro-batch."""
 
@@ -303,6 +320,6 @@ def _cut(inputs: Inputs, start: Any, end: Any) -> Inputs:
     return inputs._replace(
         batch=tf.nest.map_structure(cut, inputs.batch),
         row_mask=cut(inputs.row_mask),
-        weights=cut(inputs.weights),
+        weights={name: cut(value) for name, value in inputs.weights.items()},
         first_row=tf.cast(inputs.first_row, tf.int64) + tf.cast(start, tf.int64),
     )

@@ -10,6 +10,7 @@ import tensorflow as tf
 from ctl.data.autograph import convert
 from ctl.data.source import Batch
 from ctl.errors import UsageError, type_name
+from ctl.replica.arithmetic.loss import SampleWeight
 from ctl.replica.step.microbatches import row_count
 
 _ADVICE = "return one entry per row (stack several views of a row on axis 1)."
@@ -30,7 +31,7 @@ def call_preprocess(trainer: Any, batch: Batch) -> Batch:
     return prepared
 
 
-def call_sample_weight(trainer: Any, batch: Batch, *, training: bool) -> tf.Tensor | None:
+def call_sample_weight(trainer: Any, batch: Batch, *, training: bool) -> SampleWeight:
     """Calls the trainer's `sample_weight`, whose overrides need not have the argument `training`."""
     hook = trainer.sample_weight
     if "training" in inspect.signature(hook).parameters:

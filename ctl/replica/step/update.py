@@ -5,7 +5,7 @@ unscales, checks and clips the gradients of the global batch, decides whether to
 applies it on all replicas or on none.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import logging
 from typing import Any
@@ -16,6 +16,7 @@ from ctl.errors import UsageError
 from ctl.replica.arithmetic import gradients, loss, precision, reduction, row_mask, waits
 from ctl.replica.arithmetic.gradients import Gradient
 from ctl.replica.arithmetic.snapshot import Assignable
+from ctl.replica.measure.losses import LossMeans
 from ctl.replica.measure.non_finite import (
     LOSS,
     SPIKE,
@@ -72,6 +73,7 @@ class Update:
         skipped_steps: int64 variable, the number of updates that were not applied.
         loss_spikes: the last losses, by which a spike is recognized.
         recorder: records the steps that are not finite; None if the plan does not check for them.
+        losses: the means of the losses, if they have names.
         norms: norms of gradients, parameters and updates; None unless the options ask for them.
         compression: reduces compressed gradients; None unless the options ask for it.
         has_histograms: whether a step that writes histograms of its gradients was traced.
@@ -95,6 +97,8 @@ class Update:
         self.compression: Compression | None = None
         if plan.options.compression:
             self.compression = Compression(plan.options, tf.distribute.get_strategy())
+        self._factors = plan.options.loss_weights or loss.SINGLE
+        self.losses = LossMeans(plan.options.loss_weights, plan.dtype)
         norms = plan.options.norms
         self.norms = Norms(plan.dtype, of_layers=norms == "layers") if norms else None
 
@@ -104,7 +108,7 @@ class Update:
         loss_fn: LossFn,
         *,
         forward: Callable[[Batch], Any] | None,
-        sample_weight: tf.Tensor | None,
+        sample_weight: loss.SampleWeight,
         variables: Sequence[tf.Variable],
         optimizer: Any,
         regularization: Callable[[], Sequence[tf.Tensor]],
@@ -114,9 +118,10 @@ class Update:
         Args:
             batch: this replica's rows, preprocessed.
             loss_fn: (micro-batch, outputs) -> [rows] losses, not reduced; or [rows, ...] if the
-                sample weights have that shape.
+                sample weights have that shape; or a dict of name -> losses.
             forward: micro-batch -> outputs; None if `loss_fn` calls the model itself.
-            sample_weight: [rows] sample weights, or weights in the shape of the losses; None for 1.
+            sample_weight: [rows] sample weights, or weights in the shape of the losses; None for 1; or
+                a dict of name -> weights.
             variables: the variables to train.
             optimizer: a tf_keras optimizer. Steps that overflow are skipped if it is a
                 LossScaleOptimizer.
@@ -132,8 +137,8 @@ class Update:
 
         # The denominator is that of the global batch, known before the first backward pass. A mean per
         # replica or per micro-batch would weight a row by the size of its part.
-        weights = loss.row_weights(sample_weight, rows.row_mask, plan.dtype)
-        denominator = self._denominator(weights, row_count(batch))
+        weights = loss.weights_by_name(sample_weight, self._factors, rows.row_mask, plan.dtype)
+        denominators = self._denominators(weights, row_count(batch))
         compute = MicroBatches(
             count=plan.parts_per_replica,
             loss_fn=loss_fn,
@@ -144,11 +149,12 @@ class Update:
             keep_shards=bool(plan.options.logical_shards),
             calls=rows.calls,
             isolated=plan.isolation,
+            factors=self._factors,
             assignable=self._assignable(),
             compiled=plan.compiles_micro_batches,
         )
         inputs = Inputs(
-            batch, rows.row_mask, weights, denominator, rows.first_row, rows.step, loss_scale
+            batch, rows.row_mask, weights, denominators, rows.first_row, rows.step, loss_scale
         )
         if rows.trace:
             rows.trace.begin_update(inputs)
@@ -186,6 +192,7 @@ class Update:
             self._record_non_finite(decision)
         if self.compression:
             self.compression.keep(result, applied)
+        self.losses.update([part.losses for part in contributions.micro_batches], applied)
         if self.norms:
             self.norms.update(reduced, before, variables, applied=tf.convert_to_tensor(applied))
         return UpdateResult(value, contributions.micro_batches, applied)
@@ -200,6 +207,15 @@ class Update:
                 "tf_keras.mixed_precision.LossScaleOptimizer."
             )
         return None
+
+    def _denominators(
+        self, weights: Mapping[str, tf.Tensor | None], count: int | tf.Tensor
+    ) -> dict[str, tf.Tensor]:
+        """Returns the weight of the global batch by the name of the loss."""
+        # Losses with the same weights have one denominator, so that the replicas add it up once.
+        by_id = {id(value): value for value in weights.values()}
+        totals = {key: self._denominator(value, count) for key, value in by_id.items()}
+        return {name: totals[id(value)] for name, value in weights.items()}
 
     def _denominator(self, weights: tf.Tensor | None, count: int | tf.Tensor) -> tf.Tensor:
         shards = self._plan.options.logical_shards

@@ -102,7 +102,7 @@ def plant(
     def planted(batch: Any, outputs: Any) -> tf.Tensor:
         losses = per_example_loss(batch, outputs)
         factor = tf.where(_is_at(trainer.global_step.read_value(), step, replica), value, 1.0)
-        return losses * tf.cast(factor, losses.dtype)
+        return tf.nest.map_structure(lambda v: v * tf.cast(factor, v.dtype), losses)
 
     trainer.per_example_loss = planted  # type: ignore[method-assign]
 

@@ -332,6 +332,7 @@ def describe_environment(trainer: StandardTrainer) -> dict[str, str]:
         "runtime.xla": plan.xla,
         "data.global_batch_size": str(trainer.global_batch_size),
         **{f"model.{name}": str(value) for name, value in options.model.items()},
+        **{f"loss_weights.{name}": str(f) for name, f in options.loss_weights.items()},
         "optimizer.clip": str(options.clip),
         **_describe_optimizer(getattr(trainer.optimizer, "inner_optimizer", trainer.optimizer)),
     }

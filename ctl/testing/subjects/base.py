@@ -10,8 +10,9 @@ import tensorflow as tf
 
 from ctl.errors import UsageError
 from ctl.testing.comparison import tolerance_of
-from ctl.testing.contents import Contents, Name, Names, free_name
-from ctl.testing.loop_record import Record, flatten_numbers, record_steps
+from ctl.testing.contents import Contents, Name, Names, free_name, read_all, read_value
+from ctl.testing.logical_devices import copies
+from ctl.testing.loop_record import Record, find_mismatches, flatten_numbers
 from ctl.testing.splits import Split
 
 S = TypeVar("S", bound="Subject")
@@ -115,14 +116,23 @@ class SplitRun(abc.ABC):
         """
         results = flatten_numbers(self.evaluate() if evaluate else {})
         evaluation = {("evaluation", name): value for name, value in results}
-        record = record_steps(
-            self.strategy,
-            self.split,
-            lambda number: self.read_results(self.step(number)),
-            lambda: self.contents.name_variables(names),
-            steps=steps or self.subject.steps,
-        )
-        return dataclasses.replace(record, evaluation=evaluation)
+        named = first_named = self.contents.name_variables(names)
+        start = read_all(self.strategy, named)
+        values, records, mismatches = dict(start), [], []
+        for step in range(steps or self.subject.steps):
+            old = {name: copies(self.strategy, v) for name, v in named.items()}
+            quantities = self.read_results(self.step(step))
+            named = self.contents.name_variables(names)  # with those that this step created
+            for name, variable in named.items():
+                value, new = read_value(self.strategy, variable), copies(self.strategy, variable)
+                is_update = name[0] == "update" and name in values
+                quantities[name] = value - values[name] if is_update else value
+                values[name] = value
+                if name[0] != "metric":  # each replica counts its own rows
+                    mismatches += find_mismatches(name, step, old.get(name, new), new, variable)
+            records.append(quantities)
+        stages = (tuple(first_named), tuple(named))
+        return Record(self.split, start, records, evaluation, mismatches, stages)
 
     def read_results(self, outputs: Any) -> dict[Name, np.ndarray]:
         """Returns the values that a step reports, and the results of the metrics, as arrays.

@@ -243,4 +243,4 @@ def test_skipping_requires_reading_by_python(pattern):
     source = ctl.data.records(pattern, FEATURES, skip_damaged=True)
     gather = source.without_python().gather
     message = one_line(gather, tf.constant([0], tf.int64))
-    assert "skip_damaged=True requires local files" in message
+    assert "skip_damaged=True requires the package google-crc32c" in message

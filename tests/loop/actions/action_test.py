@@ -153,5 +153,3 @@ def test_first_reason_of_a_stop_counts():
     action.request_stop("first")
     action.request_stop("second")
     assert action.stop_reason == "first"
-    with pytest.raises(NotImplementedError):
-        action({})

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import shutil
+import types
 
 import numpy as np
 import pytest
@@ -173,15 +174,16 @@ def test_other_modes_and_commands_read_a_url_and_send_their_results(program, sto
     train(program, store.url, 20, *stores.BEST)
     url = store.url
     before = json.loads(store.read("result.json"))
+    best = before["best"]["step"]
     code, _, error = program("--mode=eval", f"--workdir={url}", "--checkpoint=10")
     assert code == 0, error
     after = json.loads(store.read("result.json"))
     assert after["checkpoint"]["step"] == 10 and after["eval"] == before["eval"]
     code, out, error = program(
-        "--mode=export", f"--workdir={url}", f"--checkpoint={url}/best/ckpt-20"
+        "--mode=export", f"--workdir={url}", f"--checkpoint={url}/best/ckpt-{best}"
     )
     assert code == 0, error
-    assert "export/20/saved_model.pb" in store.list()
+    assert f"export/{best}/saved_model.pb" in store.list()
     code, _, error = program("--mode=continuous_eval", f"--workdir={url}")
     assert code == 0, error
     assert ctl.load(url).step == 20
@@ -192,7 +194,7 @@ def test_other_modes_and_commands_read_a_url_and_send_their_results(program, sto
     assert started["weights_from"].endswith("ckpt-20")
     code = main.run(["ctl", "diff", url, url])
     out = capsys.readouterr().out
-    assert code == 0 and "the same bits at step 20" in out
+    assert code == 0 and "weights     the same bits at step 10, at step 20" in out
     assert main.run(["ctl", "report", url]) == 0
     assert pathlib.Path("report.html").exists()
 
@@ -233,3 +235,17 @@ def test_names_of_local_folders_differ_by_url_and_end_like_it():
     assert bucket.Bucket("memory://b/run", "x", task="worker-1").folder == pathlib.Path(
         "x.worker-1"
     )
+
+
+def test_worker_that_reads_another_store_is_rejected_before_training(store):
+    processes = types.SimpleNamespace(
+        members=[("worker 0", "a"), ("worker 1", "b")],
+        broadcast_from_chief=lambda value: 5,
+        any_process=lambda value: value,
+    )
+    options = dict(keep=1, keep_every=0, on_durable=print, print_line=print)
+    opened = bucket.Bucket(store.url, task="worker-1").all_open(
+        processes, is_chief=False, grace=1.0, on_lost=print, **options
+    )
+    with pytest.raises(ctl.UsageError, match="not the same store in every process"), opened:
+        raise AssertionError("training began")

@@ -28,7 +28,10 @@ def test_only_the_first_creates_an_object(store):
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("nosuch://bucket", "nosuch://bucket cannot be opened .*: install its fsspec package"),
+        (
+            "nosuch://bucket",
+            "nosuch://bucket cannot be opened .*: install the fsspec package of this",
+        ),
         ("gs:/bucket/run", "gs:/bucket/run is no URL: write ://"),
     ],
 )

@@ -38,10 +38,11 @@ def make_trainer(replicas=1, cls=Normed, seed=0, precision="float64", **options)
     return make_reference(replicas, cls=cls, optimizer=adam, **options)
 
 
-def init(checkpoint, *variables, models=(), averages=False):
+def init(checkpoint, *variables, models=(), averages=False, names=(), layout=""):
     return types.SimpleNamespace(
-        checkpoint=str(checkpoint), variables=variables, models=dict(models), averages=averages
-    )
+        checkpoint=str(checkpoint), variables=variables, models=dict(models), averages=averages,
+        names=dict(names), layout=layout,
+    )  # fmt: skip
 
 
 def values(trainer):

@@ -108,7 +108,7 @@ def test_find_batch_finds_the_largest_batch(run, monkeypatch, fake_compiler, tmp
 
     def export_experiment(config, path, cores, *, global_batch_size=16, evaluates=True):
         program = survey.Program("train step", str(global_batch_size).encode(), [])
-        return survey.ExportedExperiment(global_batch_size, [program], [], 0.0)
+        return global_batch_size, [program], []
 
     monkeypatch.setattr(survey, "export_experiment", export_experiment)
     fake_compiler(lambda hlo: int(hlo) * GIB // 100)  # 1,575 rows are 15.75 GiB

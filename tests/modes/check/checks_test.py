@@ -6,7 +6,8 @@ import re
 import pytest
 
 from ctl import main
-from ctl.modes.check import checks, data_checks, learning_checks, replica_check
+from ctl.modes import check
+from ctl.modes.check import data_checks, learning_checks, replica_check
 from ctl.modes.check.outcome import FAIL
 from ctl.testing.equivalence_report import Report
 from ctl.testing.splits import Split
@@ -15,8 +16,8 @@ from tests.modes.check import planted
 
 def run_only(monkeypatch, **functions):
     """Makes --mode=check run some checks only, in this process."""
-    monkeypatch.setattr(checks, "CHECKS", functions)
-    monkeypatch.setattr(checks, "BACKGROUND", {})
+    monkeypatch.setattr(check, "CHECKS", functions)
+    monkeypatch.setattr(check, "choose_checks", lambda text, quick: list(functions))
 
 
 @pytest.fixture
@@ -94,7 +95,7 @@ def test_an_exception_is_a_failed_row_with_the_users_line_and_the_others_go_on(
     ],
 )
 def test_the_comparison_in_its_own_process_has_one_row(folder, capsys, monkeypatch, name, verdicts):
-    monkeypatch.setattr(checks, "CHECKS", {})
+    monkeypatch.setattr(check, "CHECKS", {})
     config = planted.write_user_experiment(folder, name)
     assert main.run(["ctl", f"--config={config}", "--mode=check"]) == (verdicts == "FAIL")
     out = capsys.readouterr().out
@@ -118,10 +119,10 @@ def test_flags_without_an_effect_are_rejected(folder, capsys, arguments):
 
 
 def test_checks_are_chosen_by_name_and_the_longest_are_left_out_by_quick():
-    everything = [*checks.CHECKS, *checks.BACKGROUND]
-    assert checks.choose_checks("", quick=False) == everything
-    assert checks.choose_checks("gradients,data_order", quick=True) == ["data order", "gradients"]
-    left_out = set(everything) - set(checks.choose_checks("", quick=True))
+    everything = [*check.CHECKS, check.REPLICAS]
+    assert check.choose_checks("", quick=False) == everything
+    assert check.choose_checks("gradients,data_order", quick=True) == ["data order", "gradients"]
+    left_out = set(everything) - set(check.choose_checks("", quick=True))
     assert left_out == {"one batch overfitted", "save and restore"}
 
 

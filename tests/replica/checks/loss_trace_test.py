@@ -70,9 +70,9 @@ def test_the_barrier_between_compiled_micro_batches_is_no_difference():
     differences = []
 
     def step(x, number):
-        first = MicroBatchTrace([x], tf.zeros([]), 4, x + number)  # a dropout mask reads the step
+        first = MicroBatchTrace([x], tf.zeros([]), 4, [x + number])  # a dropout mask reads the step
         with order.run_after([first.losses], (x, number), compiled=True) as (y, later):
-            second = MicroBatchTrace([y], tf.zeros([]), 4, y + later)
+            second = MicroBatchTrace([y], tf.zeros([]), 4, [y + later])
         trace = LossTrace([x], [Update([x], micro_batches=[first, second])])
         differences.append(compare_micro_batches(trace))
 

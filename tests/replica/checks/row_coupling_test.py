@@ -48,10 +48,10 @@ class FakeStep:
             ):
                 losses = self.loss(batch)
                 if trace:
-                    inputs = Inputs(batch, None, None, None, 0, 0, None)
+                    inputs = Inputs(batch, None, {"": None}, {"": None}, 0, 0, None)
                     trace.begin_update(inputs)
                     trace.enter_function(inputs)
-                    trace.add_micro_batch(batch, rows.first_row, rows.count, losses)
+                    trace.add_micro_batch(batch, rows.first_row, rows.count, [losses])
             return losses
 
         spec = tf.nest.map_structure(

@@ -46,7 +46,7 @@ def make_micro_batches(forward, variables, *, count=COUNT, **options):
 
 
 def inputs_of(x):
-    return Inputs({"x": x}, None, None, tf.constant(float(len(x))), 0, 0, None)
+    return Inputs({"x": x}, None, {"": None}, {"": tf.constant(float(len(x)))}, 0, 0, None)
 
 
 @pytest.mark.parametrize("keep_shards", [False, True])
@@ -79,7 +79,7 @@ def test_gradients_have_the_bits_of_a_sum_in_the_order_of_the_micro_batches():
     # The gradients of each micro-batch, in a graph of its own, added by NumPy.
     one = make_micro_batches(forward, kernels, count=1)
     gradients = tf.function(
-        lambda rows: one(inputs_of(rows)._replace(denominator=60.0)).gradients[0]
+        lambda rows: one(inputs_of(rows)._replace(denominators={"": 60.0})).gradients[0]
     )
     sums, *parts = [[g.numpy() for g in gradients(rows)] for rows in tf.split(x, count)]
     for part in parts:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
+from tf_keras.src.engine.base_layer import BaseRandomLayer
 
 import ctl
 from ctl.replica import examples
@@ -132,9 +133,15 @@ def test_layer_draws_as_in_tf_keras_outside_of_a_step():
 
 
 def test_layer_that_draws_for_its_complete_batch_is_rejected_by_name():
-    model = tf_keras.Sequential([tf_keras.layers.RandomFlip(name="flip")])
+    class ForBatch(BaseRandomLayer):
+        def call(self, x):
+            return x + tf.random.stateless_uniform(
+                [], self._random_generator.make_seed_for_stateless_op()
+            )
+
+    model = tf_keras.Sequential([ForBatch(force_generator=True, name="shift")])
     key_random_layers(model, 0)
-    with examples(), pytest.raises(ctl.UsageError, match="Layer flip draws"):
+    with examples(), pytest.raises(ctl.UsageError, match="Layer shift draws"):
         model(tf.ones([2, 8, 8, 3]), training=True)
 
 

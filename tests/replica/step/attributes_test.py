@@ -12,32 +12,10 @@ from tests import reference_model
 # Names that ctl once used on the trainer, the present private one without its prefix, and names that a
 # subclass is likely to use.
 ATTRIBUTES = [
-    "update",
-    "feed",
-    "layout",
-    "rows",
-    "spikes",
-    "building",
-    "engine",
-    "plan",
-    "step",
-    "pipeline",
-    "_update",
-    "_feed",
-    "_loss",
-    "_plan",
-    "_step",
-    "_engine",
-    "_compiled",
-    "_position",
-    "_keyed",
-    "_own_dataset",
-    "_outputs",
-    "_internals",
-    "_metrics",
-    "_data",
-    "_iterator",
-]
+    "update", "feed", "layout", "rows", "spikes", "building", "engine", "plan", "step", "pipeline",
+    "_update", "_feed", "_loss", "_plan", "_step", "_engine", "_compiled", "_position",
+    "_keyed", "_own_dataset", "_outputs", "_internals", "_metrics", "_data", "_iterator",
+]  # fmt: skip
 
 
 class Assigning(reference_model.ReferenceTrainer):

@@ -37,7 +37,9 @@ def compute(count, *, keep_shards=False, loss_scale=None, regularization=lambda:
     mask = tf.constant(MASK)
     batch = {"x": tf.constant(X), "y": tf.constant(Y)}
     scale = None if loss_scale is None else tf.constant(loss_scale)
-    inputs = Inputs(batch, mask, mask, tf.constant(8.0), tf.constant(10), tf.constant(7), scale)
+    inputs = Inputs(
+        batch, mask, {"": mask}, {"": tf.constant(8.0)}, tf.constant(10), tf.constant(7), scale
+    )
     return micro_batches(inputs)
 
 

@@ -1,6 +1,4 @@
-"""The update is that of the global batch with XLA, shards, an overflow, a reduction in bfloat16."""
-
-import functools
+"""The update is that of the global batch with shards, an overflow, a reduction in bfloat16."""
 
 import numpy as np
 import pytest
@@ -9,7 +7,6 @@ import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.replica.step.engine import engine_of
 from tests import faulty_trainers, reference_model
 
 MOMENTUM = {"optimizer": lambda: tf_keras.optimizers.SGD(1e-2, momentum=0.9)}
@@ -21,36 +18,6 @@ def train_moves(trainer, steps=1):
     before = trainer.model.get_weights()
     trainer.train(tf.constant(steps))
     return [b - a for b, a in zip(before, trainer.model.get_weights(), strict=True)]
-
-
-@functools.cache
-def uncompiled():
-    """The end and the accuracy of 10 steps on one replica without XLA."""
-    trainer = reference_model.make_trainer(
-        testing.make_strategy(1), 7, gradient_accumulation_steps=2
-    )
-    accuracy = float(trainer.train(tf.constant(10))["accuracy"])
-    return end(trainer), accuracy
-
-
-@pytest.mark.slow  # combinations_test.py has short ones
-@pytest.mark.parametrize(("xla", "replicas"), [("gradients", 2), ("loop", 1)])
-def test_xla_modes_give_the_update_of_the_uncompiled_step(xla, replicas):
-    compiled = reference_model.make_trainer(
-        testing.make_strategy(replicas), 7, xla=xla, gradient_accumulation_steps=2
-    )
-    outputs = compiled.train(tf.constant(10))
-    assert engine_of(compiled).plan.xla == xla
-    expected, accuracy = uncompiled()
-    faulty_trainers.same(expected, end(compiled), 1e-10)
-    # The metrics are updated with the outputs of the compiled part.
-    assert float(outputs["accuracy"]) == pytest.approx(accuracy, abs=1e-6) and accuracy > 0
-
-
-@pytest.mark.parametrize("xla", ["loop", "step"])
-def test_xla_modes_of_one_replica_are_rejected_on_two(xla):
-    with pytest.raises(ctl.UsageError, match=r"choose runtime\.xla=gradients"):
-        reference_model.make_trainer(testing.make_strategy(2), 8, xla=xla)
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,21 @@
 """The process whose task in TF_CONFIG is "evaluator" evaluates the checkpoints of the others."""
 
 import json
+import pathlib
 import threading
 import time
 import types
 
 import pytest
+import tensorflow as tf
 
 import ctl
 from ctl import main
 from ctl.configs.modes import MODES
 from ctl.errors import Failure, UsageError
+from ctl.hardware import cluster, rendezvous
 from ctl.loop.workdir import Workdir
-from ctl.modes import evaluator_task
+from ctl.modes import DONE, STOPPED, cluster_tasks
 from tests import experiments
 
 CLUSTER = {"worker": ["a:1", "b:1"]}
@@ -29,7 +32,7 @@ WORKER = json.dumps({"cluster": CLUSTER, "task": {"type": "worker", "index": 0}}
     ],
 )  # fmt: skip
 def test_evaluator_is_recognized_by_its_task(value, expected):
-    assert evaluator_task.is_evaluator({"TF_CONFIG": value}) is expected
+    assert cluster_tasks.is_evaluator({"TF_CONFIG": value}) is expected
 
 
 def choose(name, *, task=EVALUATOR, fresh=False):
@@ -39,9 +42,7 @@ def choose(name, *, task=EVALUATOR, fresh=False):
             cluster=dict(start_timeout=3.0), precision="float64",
         )
     )  # fmt: skip
-    return evaluator_task.choose_mode(
-        name, config, {"TF_CONFIG": task}, fresh=fresh
-    ), config.runtime
+    return cluster_tasks.choose_mode(name, config, {"TF_CONFIG": task}, fresh=fresh), config.runtime
 
 
 @pytest.mark.parametrize("name", ["train", "train_and_eval"])
@@ -71,10 +72,10 @@ def test_fresh_is_rejected():
 
 def test_evaluator_waits_for_the_run_and_names_the_folder_if_it_does_not_start(tmp_path):
     with pytest.raises(Failure, match=f"waited 0 s for a run in {tmp_path}.*start_timeout"):
-        evaluator_task.wait_for_run(Workdir(tmp_path), timeout=0.1)
+        cluster_tasks.wait_for_run(Workdir(tmp_path), timeout=0.1)
     threading.Timer(0.2, (tmp_path / "config.json").touch).start()
     begin = time.monotonic()
-    evaluator_task.wait_for_run(Workdir(tmp_path), timeout=30.0)
+    cluster_tasks.wait_for_run(Workdir(tmp_path), timeout=30.0)
     assert 0.1 < time.monotonic() - begin < 20
 
 
@@ -104,3 +105,65 @@ def test_evaluator_chooses_the_default_folder_of_the_others(monkeypatch):
     )
     main._default_workdir(values, MODES["continuous_eval"], None, [])
     assert chosen == [("runs/mnist.small", True)]
+
+
+SERVED = cluster.make_local_clusters(workers=1, servers=1, ports=[11, 12, 13])[1]
+
+
+@pytest.fixture
+def run(make_arguments, monkeypatch):
+    """Serves a chief that leaves some events behind; returns the exit code, and what was called."""
+
+    def run(events, **fields):
+        # One short interruption, which must not end the server, and then the end of the chief.
+        answers = iter([True, *[False] * 9, True, *[False] * 10])
+        calls = []
+
+        def start_server(spec, **options):
+            calls.append((spec.as_dict(), options["job_name"], options["task_index"]))
+            return types.SimpleNamespace(target="grpc://localhost:12")
+
+        def is_listening(address):
+            calls.append(address)
+            return next(answers)
+
+        def wait_for_others(_, timeout):
+            calls.append(timeout)
+
+        monkeypatch.setenv("TF_CONFIG", SERVED.tf_config())
+        monkeypatch.setattr(rendezvous, "wait_for_others", wait_for_others)
+        monkeypatch.setattr(rendezvous, "is_listening", is_listening)
+        monkeypatch.setattr(tf.distribute, "Server", start_server)
+        monkeypatch.setattr(cluster_tasks, "_PING_SECONDS", 0.0)
+        lines = [json.dumps({"event": event, "step": 5}) + "\n" for event in events]
+        experiments.write("run", {"events.jsonl": "".join(lines)})
+        keys = {"runtime.cluster.start_timeout": 7.0}
+        code = cluster_tasks.run_server(make_arguments(keys, **fields))
+        assert next(answers, None) is None
+        return code, calls
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("events", "code"),
+    [
+        (["start", "checkpoint", "eval", "end"], DONE),
+        (["start", "stop_requested", "end", "export"], DONE),  # by early stopping or a time limit
+        (["start", "stop", "resume", "end", "checkpoint_eval"], DONE),
+        (["start", "checkpoint", "stop"], STOPPED),
+        (["start", "checkpoint"], STOPPED),  # the chief was killed
+        (["start", "stop_requested", "end", "resume"], STOPPED),  # continued, and killed
+        ([], STOPPED),
+    ],
+)
+def test_server_of_a_run_that_has_not_ended_is_started_again(run, capsys, events, code):
+    addresses = {role: list(tasks) for role, tasks in SERVED.addresses.items()}
+    calls = [7.0, (addresses, "worker", 0), *["localhost:11"] * 21]
+    assert run(events) == (code, calls)
+    assert capsys.readouterr().out == "worker 0 serves at localhost:12.\n"
+
+
+def test_dry_run_is_not_started_again(run):
+    assert run([], dry_run=True)[0] == DONE
+    assert not pathlib.Path("run.dry_run").exists()

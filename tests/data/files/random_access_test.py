@@ -1,0 +1,80 @@
+"""A dataset of another library with random access has ctl's order and resumes at any step."""
+
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ctl
+from ctl import testing
+
+
+class Pairs:
+    """A map-style dataset."""
+
+    def __init__(self, count=10):
+        self.count, self.calls = count, 0
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        return {"x": np.full([2], index, np.float32), "label": index, "name": f"é{index}"}
+
+
+class Batched(Pairs):
+    """Reads a batch in one call, as the datasets of Hugging Face and TFDS."""
+
+    def __getitems__(self, indexes):
+        self.calls += 1
+        return [self[index] for index in indexes]
+
+
+def batches(source, replicas, count=7):
+    strategy = testing.make_strategy(replicas)
+    data = ctl.data.distribute(source, 4, strategy)
+    parts = []
+    for batch, _ in itertools.islice(data, count):
+        local = {k: strategy.experimental_local_results(v) for k, v in batch.items()}
+        parts.append({k: np.concatenate([each.numpy() for each in v]) for k, v in local.items()})
+    return parts
+
+
+@pytest.mark.parametrize("cls", [Pairs, Batched])
+def test_batches_are_those_of_arrays_on_any_replicas(cls):
+    examples = [Pairs()[i] for i in range(10)]
+    arrays = ctl.data.arrays({k: np.array([e[k] for e in examples]) for k in ("x", "label")})
+    dataset = cls()
+    for replicas in (1, 2):
+        found = batches(ctl.data.random_access(dataset), replicas)
+        for one, other in zip(found, batches(arrays, 1), strict=True):
+            np.testing.assert_array_equal(one["x"], other["x"])
+            np.testing.assert_array_equal(one["label"], other["label"])
+            assert [name.decode() for name in one["name"]] == [f"é{i}" for i in one["label"]]
+    assert cls is Pairs or dataset.calls
+
+
+def test_parse_makes_the_example():
+    source = ctl.data.random_access(Pairs(), lambda e: {"y": e["x"][:1] + 1})
+    assert source.gather(tf.constant([3, 1], tf.int64))["y"].numpy().tolist() == [[4], [2]]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "parse", "message"),
+    [
+        (iter([]), None, r"has no len\(\) and \[index\]"),
+        (Pairs(0), None, "without examples"),
+        (Pairs(), lambda e: (e["x"], 1), "requires dicts: pass parse"),
+        (Pairs(), lambda e: {"x": {"a": 1}}, "feature 'x' of type dict, which is no array"),
+    ],
+)
+def test_mistakes_are_one_line(dataset, parse, message):
+    with pytest.raises(ctl.UsageError, match=message):
+        ctl.data.random_access(dataset, parse)
+
+
+def test_examples_of_another_shape_are_named():
+    source = ctl.data.random_access(Pairs(), lambda e: {"x": np.zeros(1 + (e["label"] == 6))})
+    with pytest.raises(tf.errors.OpError, match=r"Example 6 has 'x' of shape \[2\], but the first"):
+        source.gather(tf.constant([5, 6], tf.int64))

@@ -1,0 +1,210 @@
+"""The recipes run as they are written, on data that each test makes."""
+
+import http.server
+import itertools
+import json
+import math
+import pathlib
+import re
+import sys
+import threading
+import types
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+import tensorflow as tf
+
+import ctl
+from ctl.loop.checkpoints.warm_start import describe
+from tests import child
+from tests.docs.pages import blocks
+
+PAGES = {path.stem for path in child.ROOT.glob("docs/recipes/*.md")} - {"index"}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The current folder, in which a recipe finds its files."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def train(page, steps=2, workdir=None):
+    """Trains the experiment of a page, whose file is my_model.py; returns the run and its results."""
+    pathlib.Path("my_model.py").write_text("\n\n".join(blocks(f"recipes/{page}")))
+    with ctl.Run("my_model.py", workdir, print_lines=False) as run:
+        return run, run.train(steps=steps), run.evaluate()
+
+
+def test_every_recipe_is_in_the_index_and_has_a_test():
+    index = (child.ROOT / "docs/recipes/index.md").read_text()
+    tests = (child.ROOT / "tests/docs/recipes_test.py").read_text()
+    assert {page for page in PAGES if f"({page}.md)" not in index} == set()
+    assert {page for page in PAGES if f'"{page}"' not in tests} == set()
+
+
+def test_several_losses(folder):
+    _, trained, evaluated = train("several-losses")
+    for results in (trained, evaluated):
+        assert {"kind_accuracy", "price_error"} <= results.keys()
+        total = results["kind_loss"] + 0.1 * results["price_loss"]
+        assert math.isclose(results["loss"], total, rel_tol=1e-5)
+
+
+def test_fine_tuning_and_its_listing(folder):
+    state = {"stem.weight": np.ones((16, 8)), "stem.bias": np.zeros(16)}
+    state |= {"head.weight": np.ones((10, 16)), "head.bias": np.zeros(10)}
+    save_file(
+        {name: value.astype(np.float32) for name, value in state.items()}, "pretrained.safetensors"
+    )
+    run, _, _ = train("fine-tuning")
+    kernel = run.trainer.model.get_layer("stem").kernel.numpy()
+    assert np.allclose(kernel, 1.0, atol=1e-2) and len(np.unique(kernel)) > 1
+    (listing,) = blocks("recipes/fine-tuning", "text")
+    lines = describe(run.trainer, run.config.init)
+    assert listing.split() == ["weights:", *" ".join(lines).split()]
+
+
+def test_own_images(folder):
+    for split, kind in itertools.product(("train", "eval"), ("cat", "dog")):
+        path = folder / "photos" / split / kind
+        path.mkdir(parents=True)
+        for i in range(4):
+            pixels = np.random.default_rng(i).integers(0, 256, (40, 36, 3), np.uint8)
+            (path / f"{i}.png").write_bytes(tf.io.encode_png(pixels).numpy())
+    assert train("own-images")[2]["examples"] == 8
+
+
+def test_mixup_cutmix(folder):
+    _, trained, evaluated = train("mixup-cutmix")
+    assert trained["loss"] > 0 and 0 <= evaluated["accuracy"] <= 1
+
+
+def test_imbalanced_classes(folder):
+    _, _, evaluated = train("imbalanced-classes")
+    assert {"auc", "pr_auc", "recall"} <= evaluated.keys()
+
+
+def test_tflite(folder):
+    run, _, evaluated = train("tflite", workdir=folder / "w")
+    names = {"tf": tf}
+    exec(blocks("recipes/tflite")[1], names)
+    split = run.trainer.build_dataset("eval", None)._features
+    outputs = names["predict"](str(folder / "w/export/2/model.tflite"), split["image"])
+    right = outputs.argmax(axis=1) == split["label"]
+    assert right.mean() == pytest.approx(evaluated["accuracy"], abs=1e-6)
+
+
+def test_tf_serving(folder):
+    run, _, _ = train("tf-serving", workdir=folder / "w")
+    names = {}
+    exec("\n".join(blocks("recipes/tf-serving")[1:]), names)
+    # TensorFlow Serving makes a tensor of each name of the instances, and calls the signature.
+    (request,) = re.findall(r"-d '(.*?)'", "".join(blocks("recipes/tf-serving", "sh")))
+    instances = json.loads(request)["instances"]
+    features = {"x": tf.constant([each["x"] for each in instances])}
+    serve = tf.saved_model.load(str(folder / "w/export/2")).signatures["serving_default"]
+    answers = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            answers.append((self.path, body))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(
+                json.dumps({"predictions": serve(**features)["outputs"].numpy().tolist()}).encode()
+            )
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.HTTPServer(("localhost", 0), Handler) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        address = f"http://localhost:{server.server_port}/v1/models/my_model:predict"
+        predictions = names["ask"](instances, address)
+        thread.join()
+    assert answers == [("/v1/models/my_model:predict", {"instances": instances})]
+    np.testing.assert_allclose(predictions, run.trainer.model(features["x"]), atol=1e-6)
+
+
+def test_segmentation(folder):
+    _, _, evaluated = train("segmentation")
+    assert 0 < evaluated["iou"] < 1 and evaluated["loss"] > 0
+
+
+def test_text_classification(folder):
+    assert train("text-classification")[2]["examples"] == 32
+
+
+def test_language_model(folder):
+    (folder / "corpus").mkdir()
+    for i in range(6):
+        (folder / f"corpus/{i}.txt").write_text(
+            "to be or not to be, that is the question " * (i + 1)
+        )
+    _, trained, _ = train("language-model")
+    assert 4 < trained["loss"] < 7  # about log 257 at first
+
+
+def test_curriculum(folder):
+    run, _, evaluated = train("curriculum")
+    batch = {"difficulty": tf.constant([0.2, 0.5, 0.9])}
+    for step, easy in ((0, [1, 0, 0]), (600, [1, 1, 0]), (1000, [1, 1, 1])):
+        run.trainer.global_step.assign(step)
+        assert run.trainer.sample_weight(batch, training=True).numpy().tolist() == easy
+    assert evaluated["examples"] == 64
+
+
+def test_learning_rate_after_a_resume(folder):
+    pathlib.Path("my_model.py").write_text("\n\n".join(blocks("recipes/tf-serving")[:1]))
+    text = pathlib.Path("my_model.py").read_text().replace('steps=2, export="last"', "steps=20")
+    pathlib.Path("my_model.py").write_text(text)
+    (code,) = blocks("recipes/learning-rate")
+    exec(code, {})
+    with ctl.Run("my_model.py", workdir="runs/mine", print_lines=False) as run:
+        run.train(steps=1)
+        assert run.learning_rate == pytest.approx(1e-4) and run.step == 11
+
+
+def test_logging(folder):
+    run, _, evaluated = train("logging", workdir=folder / "w")
+    assert run.trainer.counts.sum() == 64 and 0 <= evaluated["balanced_accuracy"] <= 1
+    files = (folder / "w/summaries").glob("**/events*")
+    events = itertools.chain(*(tf.compat.v1.train.summary_iterator(str(f)) for f in files))
+    tags = {value.tag for event in events for value in event.summary.value}
+    assert {"confusion", "examples", "confusion (rows: labels)"} <= tags
+
+
+@pytest.mark.parametrize("page", ["clipping", "wandb-mlflow", "eight-gpus"])
+def test_configs(page):
+    names = {}
+    (code,) = blocks(f"recipes/{page}")
+    exec(code, names)
+    assert names["config"].trainer == "my_model.py:Digits"
+
+
+def test_notebook(folder):
+    names = {}
+    exec("\n".join(blocks("recipes/notebook")), names)
+    assert names["results"]["examples"] == 64 and names["history"]["step"] == [10]
+
+
+def test_nan(folder):
+    with pytest.raises(ctl.errors.Failure, match="17"):
+        train("nan")
+
+
+def test_datasets(folder, monkeypatch):
+    class Rows(list):
+        """As the Dataset of Hugging Face, which is not installed here."""
+
+    def load(name, split):
+        assert name == "mnist" and split in ("train", "test")
+        pixels = np.random.default_rng(0).integers(0, 256, (32, 28, 28), np.uint8)
+        return Rows({"image": image, "label": i % 10} for i, image in enumerate(pixels))
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load))
+    assert train("datasets")[2]["examples"] == 32

@@ -1,0 +1,35 @@
+"""The code and the commands of docs/storage.md."""
+
+import re
+
+import fsspec
+
+import ctl
+from ctl import main
+from tests import child, experiments
+from tests.data.record_files import FEATURES, write
+from tests.docs.pages import run
+
+PAGE = (child.ROOT / "docs/storage.md").read_text()
+
+
+def test_records_of_the_page_are_read(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    content = open(write(tmp_path / "file", range(5)), "rb").read()  # noqa: SIM115
+    fsspec.filesystem("memory").pipe_file("/bucket/data/train-0.tfrecord", content)
+    names = run(PAGE.replace("gs://", "memory://"), ctl=ctl, FEATURES=FEATURES)
+    assert len(names["build_dataset"](None, "train", None)) == 5
+
+
+def test_commands_of_the_page_train(tmp_path, monkeypatch, capsys):
+    commands = re.findall(r"ctl experiments/mnist.py (--workdir=[^\n\"']*)$", PAGE, re.MULTILINE)
+    assert len(commands) == 2
+    experiments.write(tmp_path, {"experiment.py": experiments.DROPOUT})
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for command in commands:
+        flags = re.sub(r"\w+://", "memory://", command).replace("/scratch", str(tmp_path)).split()
+        code = main.run(
+            ["ctl", "experiment.py", *flags, "--dry_run=false", "--config.train.steps=5"]
+        )
+        assert code == 0, capsys.readouterr().err

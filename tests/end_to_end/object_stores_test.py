@@ -1,0 +1,204 @@
+"""Runs whose --workdir is in S3 or Google Cloud Storage, spoken to over HTTP by real servers.
+
+A proxy adds the failures, and checks the precondition that gcp-storage-emulator ignores.
+"""
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from benchmarks.storage import servers
+from benchmarks.storage.proxy import Proxy
+from ctl.loop.bucket import fetch
+from ctl.loop.bucket.local import folder_of
+from ctl.loop.bucket.store import Store
+from tests import child, experiments
+
+pytestmark = pytest.mark.slow
+KINDS = ["s3", "gcs"]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def proxy(request):
+    """A proxy in front of a server, which this process also uses."""
+    with servers.start(request.param) as server, Proxy(server.port) as proxy:
+        variables = server.environment(proxy.port)
+        proxy.url, proxy.variables = server.url, variables
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            yield proxy
+
+
+@pytest.fixture
+def start(proxy, tmp_path, monkeypatch):
+    """Starts the program on experiment.py; `cache` is where it keeps its local folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    experiments.write(tmp_path, {"experiment.py": experiments.DROPOUT})
+    proxy.fault, proxy.delay, proxy.bytes_per_second = lambda method, path: None, 0.0, 0
+    variables = {**proxy.variables, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+    def start(*arguments, module="ctl.main"):
+        command = ["-m", module, *arguments]
+        return child.start(command, cwd=tmp_path, **variables)
+
+    start.cache = tmp_path / "cache"
+    return start
+
+
+def finish(process):
+    out, error = process.communicate(timeout=240)
+    return process.returncode, out, error
+
+
+def weights(url, step):
+    return experiments.read_weights(fetch.run(url, str(step)), step)
+
+
+def check_same(url, other, step):
+    actual, expected = weights(url, step), weights(other, step)
+    assert actual.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(actual[name], value, err_msg=name)
+
+
+def check_durable(store):
+    """Asserts that each checkpoint whose marker is in the store has all its files; returns the last."""
+    steps = fetch.markers(store, "checkpoints")
+    names = store.list("checkpoints")
+    for step, name in steps.items():
+        files = json.loads(store.read(name))["files"]
+        assert {f"checkpoints/{f}": size for f, size in files.items()}.items() <= names.items(), (
+            step
+        )
+    return max(steps, default=0)
+
+
+STEPS, EVERY, KILLS = 30_000, 100, 20
+RUN = (
+    "--config=experiment.py",
+    f"--config.train.steps={STEPS}",
+    f"--config.train.checkpoint_interval={EVERY}",
+    "--config.eval.interval=0",
+)
+
+
+@pytest.mark.timeout(1800)
+def test_twenty_kills_with_the_local_folder_deleted_leave_the_bits_of_an_undisturbed_run(
+    proxy, start
+):
+    whole, killed = f"{proxy.url}/whole", f"{proxy.url}/killed"
+    code, _, error = finish(start(*RUN, f"--workdir={whole}"))
+    assert code == 0, error
+    store, draw, last = Store(killed), random.Random(0), 0
+    for kill in range(KILLS):
+        process = start(*RUN, f"--workdir={killed}")
+        # While it starts, trains, saves or uploads.
+        target = draw.choice([0, (kill + 1) * STEPS // 2 // KILLS])
+        while max(fetch.markers(store, "checkpoints"), default=0) < target:
+            assert process.poll() is None
+            time.sleep(0.02)
+        time.sleep(draw.uniform(0.0, 1.0 if target else 8.0))
+        assert process.poll() is None
+        os.killpg(process.pid, signal.SIGKILL)
+        finish(process)
+        now = check_durable(store)
+        assert now >= last  # nothing that was durable is missing
+        last = now
+        print(f"kill {kill + 1}: {last} of {STEPS} steps are durable")
+        shutil.rmtree(start.cache, ignore_errors=True)
+    assert 0 < last < STEPS
+    code, out, error = finish(start(*RUN, f"--workdir={killed}"))
+    assert code == 0 and f"ckpt-{last}." in out, error
+    check_same(killed, whole, STEPS)
+
+
+def test_sigterm_saves_and_uploads_before_exit_code_75(proxy, start):
+    url = f"{proxy.url}/terminated"
+    long = ("--config=experiment.py", "--config.train.steps=100000000", f"--workdir={url}")
+    process = start(*long, "--config.train.checkpoint_interval=0")
+    store = Store(url)
+    while (line := process.stdout.readline()) and not line.startswith("train"):
+        pass
+    os.killpg(process.pid, signal.SIGTERM)
+    code, out, error = finish(process)
+    assert code == 75, error
+    step = check_durable(store)
+    assert step and f"Stopped at step {step}, saved in {url}" in out
+    events = [json.loads(line)["event"] for line in store.read("events.jsonl").splitlines()]
+    assert "stop" in events and events[-1] == "durable"
+
+
+@pytest.mark.parametrize("fault", [429, 503, 401, "cut"])
+def test_failures_of_the_store_delay_the_upload_and_not_the_training(proxy, start, fault):
+    url = f"{proxy.url}/fault-{fault}"
+    draw = random.Random(fault)
+
+    def fail(method, path):
+        writes = method in ("PUT", "POST") and "owner" not in path
+        return fault if writes and draw.random() < 0.3 else None
+
+    begin = time.monotonic()
+    process = start("--config=experiment.py", "--config.train.steps=200", f"--workdir={url}")
+    store = Store(url)
+    while not store.list("owner"):
+        assert process.poll() is None
+        time.sleep(0.05)
+    proxy.fault = fail
+    code, out, error = finish(process)
+    proxy.fault = lambda method, path: None
+    assert code == 0, error
+    assert check_durable(store) == 200
+    assert (
+        out.count("cannot be written") <= 1 + (time.monotonic() - begin) / 60
+    )  # one line a minute
+
+
+def test_store_that_is_gone_at_the_end_is_exit_code_1_and_the_same_command_uploads_the_rest(
+    proxy, start
+):
+    url = f"{proxy.url}/gone"
+    run = ("--config=experiment.py", "--config.train.steps=100", f"--workdir={url}")
+    process = start(*run, "--config.train.upload_grace=8")
+    store = Store(url)
+    while not store.list("owner"):
+        assert process.poll() is None
+        time.sleep(0.05)
+    proxy.fault = lambda method, path: 403 if method in ("PUT", "POST") else None
+    code, out, error = finish(process)
+    proxy.fault = lambda method, path: None
+    assert code == 1 and f"{url} is not complete after 8 s" in error and "rerun" in error
+    assert "eval      100/100" in out and "cannot be written" in out
+    assert "result.json" not in store.list()
+    code, out, error = finish(start(*run))
+    assert code == 0 and "This run is complete" in out, error
+    assert check_durable(store) == 100 and "result.json" in store.list()
+
+
+def test_two_workers_without_a_shared_disk_resume_from_the_store(proxy, start):
+    whole, killed = f"{proxy.url}/two-whole", f"{proxy.url}/two-killed"
+    launch = ("--workers=2", "--", "--config=experiment.py", "--config.train.steps=40")
+    strategy = "--config.train.best.metric=eval/loss", "--config.train.best.mode=min"
+    restore = "--config.train.best.restore=true"
+    flags = (*launch, *strategy, restore)
+    code, _, error = finish(start(*flags, f"--workdir={whole}", module="ctl.launch"))
+    assert code == 0, error
+    process = start(*flags, f"--workdir={killed}", module="ctl.launch")
+    store = Store(killed)
+    while max(fetch.markers(store, "checkpoints"), default=0) < 10 and process.poll() is None:
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        finish(process)
+    shutil.rmtree(start.cache)
+    code, _, error = finish(start(*flags, f"--workdir={killed}", module="ctl.launch"))
+    assert code == 0, error
+    assert (folder_of(killed, "worker-1") / "checkpoints/ckpt-40.whole").exists()
+    check_same(killed, whole, 40)

@@ -1,0 +1,168 @@
+"""A model starts from the weights in files that other libraries have written."""
+
+import types
+
+import keras
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl import testing
+from ctl.loop.checkpoints import warm_start
+
+TORCH = {
+    "*/kernel": "*.weight",
+    "*/depthwise_kernel": "*.weight",
+    "*/bias": "*.bias",
+    "norm/gamma": "bn.weight",
+    "norm/beta": "bn.bias",
+    "norm/moving_mean": "bn.running_mean",
+    "norm/moving_variance": "bn.running_var",
+}
+IMAGES = np.random.default_rng(1).normal(size=(4, 5, 5, 2)).astype(np.float32)
+
+
+def build(library):
+    layers = library.layers
+    return library.Sequential(
+        [
+            library.Input([5, 5, 2]),
+            layers.Conv2D(3, 3, name="stem"),
+            layers.DepthwiseConv2D(2, name="deep"),
+            layers.BatchNormalization(name="norm"),
+            layers.GlobalAveragePooling2D(),
+            layers.Dense(4, name="head"),
+        ],
+        name="net",
+    )
+
+
+class Fine(ctl.StandardTrainer):
+    def build_model(self):
+        tf_keras.backend.reset_uids()
+        return build(tf_keras)
+
+    def build_dataset(self, split, input_context):
+        return ctl.data.arrays({"image": IMAGES, "label": np.zeros(4, np.int64)})
+
+    def per_example_loss(self, batch, outputs):
+        return tf.reduce_sum(outputs, axis=-1)
+
+
+@pytest.fixture(scope="module")
+def trainer():
+    return Fine(
+        strategy=testing.make_strategy(2), global_batch_size=4, optimizer=tf_keras.optimizers.SGD
+    )
+
+
+def init(path, *variables, names=(), layout=""):
+    return types.SimpleNamespace(
+        checkpoint=str(path), variables=variables, models={}, averages=False, names=dict(names),
+        layout=layout,
+    )  # fmt: skip
+
+
+def random_values(model):
+    random = np.random.default_rng(0)
+    return [random.uniform(0.5, 1.5, size=w.shape).astype(np.float32) for w in model.weights]
+
+
+def as_torch(model):
+    """The weights as the state of a module of PyTorch has them: [outputs, inputs, height, width]."""
+    values = {w.name.removesuffix(":0"): w.numpy() for w in model.weights}
+    order = {
+        "stem/kernel": (3, 2, 0, 1),
+        "deep/depthwise_kernel": (2, 3, 0, 1),
+        "head/kernel": (1, 0),
+    }
+    names = {"stem": "stem", "deep": "deep", "head": "head"}
+    state = {}
+    for name, value in values.items():
+        layer, _, part = name.partition("/")
+        if layer in names:
+            part = "bias" if part == "bias" else "weight"
+            state[f"{layer}.{part}"] = value.transpose(order[name]) if name in order else value
+    for part, other in (("gamma", "weight"), ("beta", "bias"), ("moving_mean", "running_mean"),
+                        ("moving_variance", "running_var")):  # fmt: skip
+        state[f"bn.{other}"] = values[f"norm/{part}"]
+    return {k: np.ascontiguousarray(v) for k, v in state.items()}
+
+
+# Keras 3 has another name for this variable.
+RENAMED = {"*/depthwise_kernel": "net/*/kernel"}
+WRITERS = {
+    "k.keras": lambda model, path: model.save(path),
+    "k.weights.h5": lambda model, path: model.save_weights(path),
+    "k.h5": lambda model, path: model.save(path),
+}
+
+
+@pytest.mark.parametrize("name", [*WRITERS, "t.h5", "w.npz", "w.safetensors"])
+def test_every_replica_starts_from_the_file_of_another_library(name, trainer, tmp_path):
+    model = build(keras if name in WRITERS else tf_keras)
+    model.set_weights(random_values(model))
+    path, expected = tmp_path / name, model(IMAGES).numpy()
+    settings = {}
+    if name in WRITERS:
+        WRITERS[name](model, path)
+        settings = dict(names=RENAMED) if name == "k.h5" else {}
+    elif name == "t.h5":
+        model.save_weights(path)
+    elif name == "w.npz":
+        np.savez(path, **{w.name.removesuffix(":0"): w.numpy() for w in model.weights})
+    else:
+        save_file(as_torch(model), path)
+        settings = dict(names=TORCH, layout="torch")
+    trainer.model.set_weights([np.zeros(w.shape) for w in trainer.model.weights])
+    (loaded,) = warm_start.all_load(trainer, init(path, **settings))
+    assert len(loaded.names) == loaded.total == 10
+    np.testing.assert_allclose(trainer.model(IMAGES), expected, atol=1e-5)
+    for variable in trainer.model.variables:
+        copies = testing.copies(trainer.strategy, variable)
+        assert all(np.array_equal(copies[0], copy) for copy in copies) and copies[0].any()
+
+
+def test_other_classes_are_left_out_and_the_listing_shows_what_does_not_match(trainer, tmp_path):
+    state = as_torch(trainer.model) | {"head.weight": np.ones((7, 3), np.float16)}
+    del state["stem.bias"]
+    save_file(state | {"other": np.ones(1)}, tmp_path / "w.safetensors")
+    settings = dict(names=TORCH, layout="torch")
+    lines = warm_start.describe(trainer, init(tmp_path / "w.safetensors", **settings))
+    assert "deep/depthwise_kernel [2, 2, 3, 1] <- deep.weight" in lines
+    assert "head/kernel [3, 4] <- head.weight [3, 7], another shape" in lines
+    assert "stem/bias [3] <- missing" in lines and "not used: other" in lines
+    with pytest.raises(
+        ctl.UsageError,
+        match=r"\(no stem/bias; head/kernel is \[3, 4\], but \[3, 7\] in the checkpoint; it also has "
+        r"other\): map names by init.names, or leave variables out",
+    ):
+        warm_start.check(trainer, init(tmp_path / "w.safetensors", **settings))
+    left = init(tmp_path / "w.safetensors", "!head/*", "!stem/bias", **settings)
+    kept = trainer.model.get_layer("head").kernel.numpy()
+    (loaded,) = warm_start.all_load(trainer, left)
+    assert len(loaded.names) == 7 and "head/kernel" not in loaded.names
+    assert np.array_equal(trainer.model.get_layer("head").kernel.numpy(), kept)
+    assert any(
+        line.endswith("not loaded (init.variables)") for line in warm_start.describe(trainer, left)
+    )
+
+
+def test_mistakes_are_one_line(trainer, tmp_path):
+    np.savez(tmp_path / "w.npz", a=np.ones(1))
+    for names, message in (
+        ({"hed/*": "x"}, "'hed/\\*', which no variable"),
+        ({"head/kernel": "*"}, "more \\*"),
+    ):
+        with pytest.raises(ctl.UsageError, match=message):
+            warm_start.check(trainer, init(tmp_path / "w.npz", names=names))
+    (tmp_path / "w.safetensors").write_bytes(b"no")
+    with pytest.raises(ctl.UsageError, match=r"w.safetensors, which cannot be read \(.*header"):
+        warm_start.check(trainer, init(tmp_path / "w.safetensors"))
+    with pytest.raises(ctl.UsageError, match="have no effect without a file of weights"):
+        ctl.configs.validation.check_config(
+            ctl.config(trainer="a.py:A", data=dict(global_batch_size=1), init=dict(layout="torch"))
+        )

@@ -1,0 +1,83 @@
+"""--mode=find_lr suggests a rate with which the model learns, and keeps nothing but the plot."""
+
+import numpy as np
+import pytest
+import tf_keras
+
+import ctl
+from ctl import main, testing
+from ctl.modes import find_lr
+from tests import reference_model
+
+EXPERIMENT = """
+import ctl
+import numpy as np
+import tensorflow as tf
+import tf_keras
+
+X = np.random.default_rng(0).normal(size=(64, 4)).astype("f4")
+
+
+class Line(ctl.StandardTrainer):
+    def build_model(self):
+        return tf_keras.Sequential([tf_keras.layers.Dense(1)])
+
+    def build_dataset(self, split, input_context):
+        return ctl.data.arrays({"x": X, "label": X.sum(axis=1)})
+
+    def per_example_loss(self, batch, outputs):
+        return tf.square(batch["label"] - outputs[:, 0])
+
+
+def get_config():
+    return ctl.config(
+        trainer="my_model.py:Line", data=dict(global_batch_size=16), eval=dict(splits=[]),
+        optimizer=dict(name="sgd", schedule="cosine", warmup_steps=5, learning_rate=1e-6),
+    )
+"""
+
+
+def test_suggestion_learns_and_only_the_plot_is_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_model.py").write_text(EXPERIMENT)
+    assert main.run(["ctl", "--config=my_model.py", "--mode=find_lr", "--workdir=w"]) == 0
+    *_, suggestion, page = capsys.readouterr().out.splitlines()
+    rate = float(suggestion.rpartition("=")[2].rstrip("."))
+    assert 1e-3 < rate < 1 and "learning_rate" in suggestion and page.startswith("w/find_lr.html")
+    assert [path.name for path in (tmp_path / "w").iterdir()] == ["find_lr.html"]
+    # With it the loss falls by more than half within an epoch or two; with the config's it does not.
+    losses = {}
+    for value in (rate, 1e-6):
+        changed = ctl.configs.flags.load_config("my_model.py", [])
+        changed.optimizer.learning_rate, changed.optimizer.schedule = value, "constant"
+        with ctl.Run(changed, print_lines=False) as run:
+            losses[value] = [run.train(steps=1)["loss"] for _ in range(12)]
+    assert losses[rate][-1] < 0.5 * losses[rate][0] and losses[1e-6][-1] > 0.5 * losses[1e-6][0]
+
+
+def test_the_curve_ends_where_the_loss_diverges_and_is_the_same_on_two_replicas():
+    one, two = (
+        find_lr.measure(
+            reference_model.make_trainer(testing.make_strategy(replicas), 8, on_non_finite="ignore")
+        )
+        for replicas in (1, 2)
+    )
+    assert len(one.rates) < len(find_lr.RATES) and np.isfinite(one.losses).all()
+    np.testing.assert_allclose(one.losses, two.losses, rtol=1e-9)
+
+
+def test_suggestion_is_a_tenth_of_the_rate_of_the_smallest_loss():
+    rates = np.geomspace(1e-4, 1, 9)
+    curve = find_lr.Curve(rates, np.array([3, 3, 2.9, 2.8, 2, 1.2, 1.1, 2, 9]))
+    assert curve.suggestion == pytest.approx(rates[6] / 10)
+    assert find_lr.Curve(rates, np.arange(9.0)).suggestion is None
+    assert "never falls" in find_lr.describe(find_lr.Curve(rates, np.arange(9.0)))[-1]
+
+
+def test_a_schedule_of_the_trainer_is_rejected():
+    schedule = tf_keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
+    trainer = reference_model.make_trainer(
+        testing.make_strategy(1), 8, optimizer=lambda: tf_keras.optimizers.SGD(schedule)
+    )
+    with pytest.raises(ctl.UsageError, match="let it call its argument"):
+        find_lr.measure(trainer)
