@@ -26,7 +26,7 @@ from ctl.configs import loading
 from ctl.configs.flags import Changes
 from ctl.configs.modes import MODES, SERVE, Mode
 from ctl.errors import Failure, LostWorker, UsageError, is_url, print_line
-from ctl.hardware import quiet, rendezvous, selection, tpu
+from ctl.hardware import quiet, rendezvous, selection, tpu, versions
 from ctl.hardware.child_process import stop_with_parent
 from ctl.hardware.strategies import StrategyOptions
 from ctl.loop.actions.action import Action
@@ -116,6 +116,7 @@ def execute(argv: Sequence[str], *, actions: Sequence[Action] = ()) -> int:
     if values.version:
         print_line(command_line.format_version())
         return 0
+    versions.check()
     quiet.set_log_level(os.environ)  # a config file may import TensorFlow
     tpu.skip_metadata_server()
     if values.sweep is not None:

@@ -299,7 +299,7 @@ class Step:
         )
         if self._example:
             row_coupling.check_count(
-                trace.structured_outputs,
+                list(trace.structured_outputs.values()),
                 self._loss_trace,
                 lambda: self._example,
                 name=name_function(self.loss_fn),

@@ -18,6 +18,7 @@ class FakeGpu:
     name: str = "NVIDIA H200"
     uuid: str = ""
     is_lost: bool = False
+    capability: tuple[int, int] = (9, 0)
 
 
 class FakeNvml:
@@ -56,6 +57,9 @@ class FakeNvml:
             if gpu.uuid == uuid:
                 return self.nvmlDeviceGetHandleByIndex(index)
         raise NVMLError("Not Found")
+
+    def nvmlDeviceGetCudaComputeCapability(self, gpu):
+        return list(gpu.capability)
 
     def nvmlDeviceGetIndex(self, gpu):
         return next(index for index, each in enumerate(self.gpus) if each is gpu)

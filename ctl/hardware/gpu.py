@@ -5,9 +5,13 @@ build of TensorFlow is installed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+import ctypes
 import dataclasses
 import logging
 import os
+import pathlib
+import re
+import sys
 from typing import Any, TypeVar
 
 from ctl.hardware.cluster import Cluster
@@ -26,11 +30,13 @@ class DriverGpu:
         name: name of the product, such as "NVIDIA H200".
         memory_mib: total memory in MiB; None if the driver does not report it.
         driver: version of the driver.
+        capability: the compute capability, such as (12, 0); None if the driver does not report it.
     """
 
     name: str
     memory_mib: int | None
     driver: str
+    capability: tuple[int, int] | None = None
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str] | None:
@@ -206,4 +212,49 @@ def _describe(nvml: Any, handle: Any) -> DriverGpu:
         memory_mib = nvml.nvmlDeviceGetMemoryInfo(handle).total // _MIB
     except nvml.NVMLError:  # GPUs that share the memory of the host do not report it
         memory_mib = None
-    return DriverGpu(nvml.nvmlDeviceGetName(handle), memory_mib, nvml.nvmlSystemGetDriverVersion())
+    try:
+        capability = tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle))
+    except nvml.NVMLError:
+        capability = None
+    return DriverGpu(
+        nvml.nvmlDeviceGetName(handle), memory_mib, nvml.nvmlSystemGetDriverVersion(), capability
+    )
+
+
+def find_missing_libraries(build: Mapping[str, Any]) -> list[str]:
+    """Lists the libraries of CUDA and cuDNN that a build of TensorFlow needs and that cannot be loaded.
+
+    Args:
+        build: the result of `tf.sysconfig.get_build_info` of a build for CUDA.
+    """
+    cuda = str(build.get("cuda_version", "12")).partition(".")[0]
+    cudnn = str(build.get("cudnn_version", "9")).partition(".")[0]
+    versions = {"cudart": cuda, "cublas": cuda, "cusparse": cuda, "cudnn": cudnn}
+    if cuda == "12":
+        versions |= {"cufft": "11", "cusolver": "11"}
+    return [
+        name for key, version in versions.items() if not _loads(name := f"lib{key}.so.{version}")
+    ]
+
+
+def lacks_capability(build: Mapping[str, Any], capability: tuple[int, int] | None) -> bool:
+    """Returns whether a build of TensorFlow has no code, also no PTX, that a GPU can run."""
+    codes = [str(code) for code in build.get("cuda_compute_capabilities", ())]
+    found = [re.fullmatch(r"(sm|compute)_(\d+)(\d)", code) for code in codes]
+    if capability is None or not codes:
+        return False
+    return not any(
+        match
+        and (int(match[2]), int(match[3])) <= capability
+        and (match[1] == "compute" or int(match[2]) == capability[0])
+        for match in found
+    )
+
+
+def _loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        # The packages of NVIDIA on the package index, whose folders TensorFlow searches.
+        return any(next(pathlib.Path(p).glob(f"nvidia/*/lib/{library}"), None) for p in sys.path)
+    return True

@@ -182,9 +182,6 @@ def unwrap(layers: Iterable[tf_keras.layers.Layer]) -> None:
         if type(layer) is SyncBatchNormalization:
             # Keras' own __setattr__ would track the class as an attribute of the layer.
             object.__setattr__(layer, "__class__", tf_keras.layers.BatchNormalization)
-        generator: Any = getattr(layer, "_random_generator", None)
-        if hasattr(generator, "_replaced"):
-            layer._random_generator = generator._replaced
 
 
 def _describe_use(trainer: StandardTrainer, name: str) -> str:

@@ -11,9 +11,9 @@ from types import FrameType
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from ctl.errors import print_line
+from ctl.private.tensorflow import xplane_pb2
 
 _SHOWN = 10  # operations
 # Operations that only call others.

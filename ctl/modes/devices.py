@@ -13,6 +13,7 @@ from ctl.modes import DONE, Arguments
 
 Row = tuple[str, str]
 _XLA_VARIABLES = ("TF_XLA_FLAGS", "XLA_FLAGS")  # of TensorFlow's use of XLA, and of XLA itself
+_INSTALL_GPU = 'pip install "ctl-tensorflow[gpu]"'
 
 
 def show_devices(arguments: Arguments) -> int:
@@ -38,7 +39,7 @@ def describe(runtime: Any) -> str:
     rows = [
         *host.describe(),
         ("TensorFlow", describe_tensorflow(tf.__version__, build, os.environ)),
-        *describe_gpus(details, gpu.describe_gpus(), cuda=bool(build.get("is_cuda_build"))),
+        *describe_gpus(details, gpu.describe_gpus(), build),
         ("TPU", describe_tpu()),
         ("engine", engines.describe(os.environ)),
         *_describe_strategy(runtime),
@@ -67,14 +68,14 @@ def describe_tensorflow(
 
 
 def describe_gpus(
-    details: Sequence[Mapping[str, Any]], driver_gpus: Sequence[DriverGpu], *, cuda: bool
+    details: Sequence[Mapping[str, Any]], driver_gpus: Sequence[DriverGpu], build: Mapping[str, Any]
 ) -> list[Row]:
     """Describes each GPU in a row; without a GPU the only row says why.
 
     Args:
         details: TensorFlow's details of each GPU that it detects.
         driver_gpus: the GPUs that the driver reports for this process.
-        cuda: whether TensorFlow is built for GPUs.
+        build: the result of `tf.sysconfig.get_build_info`.
     """
     if details:
         driver = driver_gpus[0].driver if driver_gpus else "unknown"
@@ -85,12 +86,22 @@ def describe_gpus(
     if not driver_gpus:
         return [("GPUs", "none")]
     names = ", ".join(f"{each.name} (driver {each.driver})" for each in driver_gpus)
-    reason = (
-        "its libraries may be missing; TF_CPP_MIN_LOG_LEVEL=0 prints which"
-        if cuda
-        else "this build does not support GPUs; BUILD.md describes how to install one that does"
-    )
+    reason = _find_reason(driver_gpus, build)
     return [("GPUs", f"TensorFlow detects none, but the driver reports {names}: {reason}")]
+
+
+def _find_reason(driver_gpus: Sequence[DriverGpu], build: Mapping[str, Any]) -> str:
+    """Says why TensorFlow does not detect the GPUs of the driver, and the command that helps."""
+    if not build.get("is_cuda_build"):
+        return f"this build does not support GPUs: {_INSTALL_GPU}"
+    missing = gpu.find_missing_libraries(build)
+    if missing:
+        return f"it cannot load {', '.join(missing)}: {_INSTALL_GPU}"
+    for each in driver_gpus:
+        if gpu.lacks_capability(build, each.capability):
+            name = "sm_" + "".join(map(str, each.capability or ()))
+            return f"this build has no code for {each.name} ({name}): install a newer TensorFlow"
+    return "TF_CPP_MIN_LOG_LEVEL=0 prints the reason"
 
 
 def describe_tpu() -> str:

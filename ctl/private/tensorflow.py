@@ -10,6 +10,7 @@ from tensorflow.python.framework import config, ops
 from tensorflow.python.lib.io import tf_record
 from tensorflow.python.ops import resource_variable_ops
 from tensorflow.python.util import nest
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 try:
     from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
@@ -30,4 +31,5 @@ __all__ = [
     "resource_variable_ops",
     "structured_function",
     "tf_record",
+    "xplane_pb2",
 ]

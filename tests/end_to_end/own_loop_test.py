@@ -23,21 +23,19 @@ BATCH = 7  # 2 replicas have 4 and 3 rows
 SAVE_INTERVAL = 3
 
 
-class Manager:
-    """The user's own saving, by `tf.train.CheckpointManager`."""
-
-    def __init__(self, folder, step):
-        checkpoint = tf.train.Checkpoint(**step.state())
-        self._manager = tf.train.CheckpointManager(checkpoint, folder, max_to_keep=2)
-        self.restore = self._manager.restore_or_initialize
-        self.save = self._manager.save
+def use_manager(folder, step):
+    """The user's own saving: returns the functions that restore and save."""
+    checkpoint = tf.train.Checkpoint(**step.state())
+    manager = tf.train.CheckpointManager(checkpoint, str(folder), max_to_keep=2)
+    return manager.restore_or_initialize, manager.save
 
 
-class Files(ctl.Checkpointer):
-    restore = ctl.Checkpointer.all_restore_latest
+def use_checkpointer(folder, step):
+    checkpoints = ctl.Checkpointer(folder, step)
+    return checkpoints.all_restore_latest, checkpoints.save
 
 
-SAVING = {"manager": Manager, "checkpointer": Files}
+SAVING = {"manager": use_manager, "checkpointer": use_checkpointer}
 
 
 def build_model():
@@ -68,8 +66,8 @@ def main(kind, folder, killed_after):
         global_batch_size=BATCH, strategy=strategy, ema_decay=0.9, seed=3,
     )  # fmt: skip
     step.build(next(iter(ctl.data.distribute(source, BATCH, strategy))))
-    saving = SAVING[kind](folder / "checkpoints", step)
-    saving.restore()
+    restore, save = SAVING[kind](folder / "checkpoints", step)
+    restore()
     first = int(step.global_step.numpy())
     print("starts at", first, flush=True)
     data = iter(ctl.data.distribute(source, BATCH, strategy, start_step=first))
@@ -78,7 +76,7 @@ def main(kind, folder, killed_after):
         if number == int(killed_after):
             os.kill(os.getpid(), signal.SIGKILL)
         if number % SAVE_INTERVAL == 0:
-            saving.save()
+            save()
     with step.averaged_weights():
         averages = step.model.get_weights()
     values = [*step.model.get_weights(), *averages, *(v.numpy() for v in step.optimizer.variables)]
@@ -93,17 +91,21 @@ def run(kind, folder, killed_after=0):
     return result.returncode, int(result.stdout.split("starts at")[1].split()[0])
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    assert run("manager", folder) == (0, 0)
+    return np.load(folder / "values.npz")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", SAVING)
-def test_loop_that_is_killed_twice_ends_with_the_same_bits(kind, tmp_path):
+def test_loop_that_is_killed_twice_ends_with_the_same_bits(kind, tmp_path, undisturbed):
     first, second = sorted(random.Random(kind).sample(range(SAVE_INTERVAL + 1, STEPS), 2))
-    runs = [run(kind, tmp_path / "killed", step) for step in (first, second, 0)]
+    runs = [run(kind, tmp_path, step) for step in (first, second, 0)]
     saved = [(step - 1) // SAVE_INTERVAL * SAVE_INTERVAL for step in (first, second)]
     assert runs == [(-signal.SIGKILL, 0), (-signal.SIGKILL, saved[0]), (0, saved[1])]
-    run(kind, tmp_path / "undisturbed")
-    killed, undisturbed = (
-        np.load(tmp_path / name / "values.npz") for name in ("killed", "undisturbed")
-    )
+    killed = np.load(tmp_path / "values.npz")
     assert len(killed.files) > 20
     for name in killed.files:
         np.testing.assert_array_equal(killed[name], undisturbed[name])

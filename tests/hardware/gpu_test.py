@@ -107,9 +107,9 @@ def test_gpus_that_the_driver_does_not_report_keep_their_names(install):
     assert not gpu.is_reported("0")
 
 
-H200 = DriverGpu("NVIDIA H200", 143771, "550.54.15")
-WITHOUT_MEMORY = DriverGpu("NVIDIA GB10", None, "550.54.15")
-MIG = DriverGpu("NVIDIA H200 MIG 1g.18gb", 16384, "550.54.15")
+H200 = DriverGpu("NVIDIA H200", 143771, "550.54.15", (9, 0))
+WITHOUT_MEMORY = DriverGpu("NVIDIA GB10", None, "550.54.15", (9, 0))
+MIG = DriverGpu("NVIDIA H200 MIG 1g.18gb", 16384, "550.54.15", (9, 0))
 
 
 @pytest.mark.parametrize(
@@ -197,3 +197,13 @@ def test_only_workers_get_gpus():
     variables = gpu.divide_among_processes(clusters, ["0", "1"])
     assert [each["CUDA_VISIBLE_DEVICES"] for each in variables] == ["-1", "0,1", "-1"]
     assert gpu.divide_among_processes(clusters, []) == [{}, {}, {}]
+
+
+def test_libraries_of_the_packages_of_nvidia_are_found(tmp_path, monkeypatch):
+    build = {"cuda_version": "12.5.1", "cudnn_version": "9"}
+    monkeypatch.setattr(gpu.sys, "path", [str(tmp_path)])
+    missing = gpu.find_missing_libraries(build)
+    assert "libcudnn.so.9" in missing and "libcufft.so.11" in missing
+    (tmp_path / "nvidia/cudnn/lib").mkdir(parents=True)
+    (tmp_path / "nvidia/cudnn/lib/libcudnn.so.9").touch()
+    assert gpu.find_missing_libraries(build) == [x for x in missing if x != "libcudnn.so.9"]

@@ -11,6 +11,8 @@ from ctl.modes import devices
 NO_GPU = not tf.config.list_physical_devices("GPU")
 on_cpu = pytest.mark.skipif(not NO_GPU, reason="is about a machine without a GPU")
 H200 = DriverGpu("NVIDIA H200", 143771, "550.54.15")
+INSTALL = 'pip install "ctl-tensorflow[gpu]"'
+CUDA = {"is_cuda_build": True, "cuda_compute_capabilities": ["sm_80", "sm_90"]}
 SEEN = {"device_name": "NVIDIA H200", "compute_capability": (9, 0)}
 
 
@@ -39,29 +41,32 @@ def test_tensorflow_is_described_by_its_version_its_build_and_the_flags_of_xla(
 
 def test_gpu_is_described_by_tensorflow_and_the_driver(monkeypatch):
     monkeypatch.setattr(gpu, "find_memory_mib", {"NVIDIA H200": 143771}.get)
-    assert devices.describe_gpus([SEEN, {}], [H200], cuda=True) == [
+    assert devices.describe_gpus([SEEN, {}], [H200], CUDA) == [
         ("GPU 0", "NVIDIA H200, memory 140.4 GiB, compute capability 9.0, driver 550.54.15"),
         ("GPU 1", "unknown name, memory unknown, compute capability unknown, driver 550.54.15"),
     ]
-    assert devices.describe_gpus([{}], [], cuda=True)[0][1].endswith(", driver unknown")
-    assert devices.describe_gpus([], [], cuda=True) == [("GPUs", "none")]
+    assert devices.describe_gpus([{}], [], CUDA)[0][1].endswith(", driver unknown")
+    assert devices.describe_gpus([], [], CUDA) == [("GPUs", "none")]
 
 
 @pytest.mark.parametrize(
-    ("cuda", "reason"),
+    ("build", "missing", "reason"),
     [
+        ({"is_cuda_build": False}, [], f"this build does not support GPUs: {INSTALL}"),
+        (CUDA, ["libcudnn.so.9"], f"it cannot load libcudnn.so.9: {INSTALL}"),
+        (CUDA, [], "this build has no code for NVIDIA B200 (sm_120): install a newer TensorFlow"),
         (
-            False,
-            "this build does not support GPUs; BUILD.md describes how to install one that does",
+            CUDA | {"cuda_compute_capabilities": ["compute_90"]},
+            [],
+            "TF_CPP_MIN_LOG_LEVEL=0 prints the reason",
         ),
-        (True, "its libraries may be missing; TF_CPP_MIN_LOG_LEVEL=0 prints which"),
     ],
 )
-def test_gpu_that_only_the_driver_reports_is_described(cuda, reason):
-    line = (
-        "TensorFlow detects none, but the driver reports NVIDIA H200 (driver 550.54.15): " + reason
-    )
-    assert devices.describe_gpus([], [H200], cuda=cuda) == [("GPUs", line)]
+def test_gpu_that_only_the_driver_reports_is_described(build, missing, reason, monkeypatch):
+    monkeypatch.setattr(gpu, "find_missing_libraries", lambda _: missing)
+    line = f"TensorFlow detects none, but the driver reports NVIDIA B200 (driver 570.1): {reason}"
+    b200 = DriverGpu("NVIDIA B200", 183359, "570.1", (12, 0))
+    assert devices.describe_gpus([], [b200], build) == [("GPUs", line)]
 
 
 @pytest.mark.parametrize(

@@ -193,6 +193,7 @@ MEMBERS = {
     "resource_variable_ops": ["ResourceVariable"],
     "structured_function": ["StructuredFunctionWrapper"],
     "tf_record": ["tf_record_random_reader"],
+    "xplane_pb2": ["XSpace"],
 }
 KERAS_MEMBERS = {
     "autocast_variable": ["_autocast_dtype", "enable_auto_cast_variables"],

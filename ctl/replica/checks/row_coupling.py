@@ -75,8 +75,8 @@ def search(rows: Examples, replicas: int, read_batch: ReadBatch) -> Iterator[Non
 
 
 def check_count(
-    losses: tf.Tensor, trace: LossTrace | None, read_batch: ReadBatch, *, name: str, split: bool,
-    fewer: tuple[tf.Tensor, LossTrace] | None = None,
+    losses: Sequence[tf.Tensor], trace: LossTrace | None, read_batch: ReadBatch, *, name: str,
+    split: bool, fewer: tuple[Sequence[tf.Tensor], LossTrace] | None = None,
 ) -> None:  # fmt: skip
     """Rejects losses that depend on the number of rows that a replica or a micro-batch has.
 
@@ -85,8 +85,8 @@ def check_count(
     rows is in them, they are computed for the first batch with and without its last row.
 
     Args:
-        losses: [rows, ...] losses, in a graph in which the number of rows is not known; or, with
-            `fewer`, in one for the rows of the first batch.
+        losses: the losses, [rows, ...] each, in a graph in which the number of rows is not known; or,
+            with `fewer`, in one for the rows of the first batch.
         trace: the batch of that graph; None to check nothing.
         read_batch: returns the first batch of a replica, like the tensors of the trace, and its mask.
         name: the user's loss function, for the message.
@@ -97,7 +97,7 @@ def check_count(
     Raises:
         UsageError: the loss of a row depends on the number of rows.
     """
-    if trace is None or (fewer is None and not _counts_rows(losses, trace)):
+    if trace is None or (fewer is None and not any(_counts_rows(each, trace) for each in losses)):
         return
 
     def read_existing() -> Any:
@@ -126,9 +126,9 @@ def check_count(
     _warn(line)
 
 
-def _count_probe(losses: tf.Tensor, trace: LossTrace) -> "_Probe":
+def _count_probe(losses: Sequence[tf.Tensor], trace: LossTrace) -> "_Probe":
     return _Probe(
-        [losses],
+        list(losses),
         trace.batch,
         constants={},
         aliases={},

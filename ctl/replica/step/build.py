@@ -135,8 +135,9 @@ def _forward(trainer: Any, traces: list[Any], batch: Batch) -> None:
         # The step reports the errors. The function may read attributes that do not exist yet, or need
         # a static number of rows.
         with contextlib.suppress(Exception):
-            losses = loss.compute(trainer.per_example_loss, prepared, outputs)
-            traces[:] = [(losses, trace)]  # of the last trace
+            factors = trainer.options.loss_weights or loss.SINGLE
+            losses = loss.compute(trainer.per_example_loss, prepared, outputs, factors)
+            traces[:] = [(list(losses.values()), trace)]  # of the last trace
 
 
 def _check_count(trainer: Any, engine: Engine, traces: list[Any], spec: Any) -> None:

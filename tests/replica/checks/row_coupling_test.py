@@ -442,7 +442,7 @@ def check_count(loss, *, split=True):
     batch = {name: tf.constant(values) for name, values in BATCH.items()}
     spec = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), batch)
     losses = tf.function(compute).get_concrete_function(spec).structured_outputs
-    row_coupling.check_count(losses, trace, lambda: (batch, None), name="loss", split=split)
+    row_coupling.check_count([losses], trace, lambda: (batch, None), name="loss", split=split)
 
 
 @pytest.mark.parametrize("name", COUNTED)

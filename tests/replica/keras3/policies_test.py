@@ -40,7 +40,7 @@ def test_policy_that_the_user_set_is_restored_and_the_default_follows_floatx(
         with policies.precision_scope("float64"):
             pass
         assert package.layers.Dense(1).compute_dtype == "bfloat16"
-        assert policies.compute_dtypes() == {"bfloat16", "float32"}
+        assert policies.precision_of(None) == "bfloat16"
         set_policy(None)
         with policies.precision_scope("bfloat16"):
             pass

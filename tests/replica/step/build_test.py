@@ -133,18 +133,32 @@ class CountsByLen(reference_model.ReferenceTrainer):
         return losses / len(losses)
 
 
+class CountsRowsInOneOfTwoLosses(reference_model.ReferenceTrainer):
+    def per_example_loss(self, batch, outputs):
+        losses = super().per_example_loss(batch, outputs)
+        return {"one": losses, "other": losses / len(losses)}
+
+
 class NeedsStaticRows(reference_model.ReferenceTrainer):
     def per_example_loss(self, batch, outputs):
         losses = super().per_example_loss(batch, outputs)
         return tf.reshape(losses, [losses.shape[0]])
 
 
-@pytest.mark.parametrize("cls", [CountsRows, CountsStaticRows, CountsByLen])
-def test_loss_that_is_divided_by_the_rows_of_the_replica_is_rejected(cls):
+@pytest.mark.parametrize(
+    ("cls", "options"),
+    [
+        (CountsRows, {}),
+        (CountsStaticRows, {}),
+        (CountsByLen, {}),
+        (CountsRowsInOneOfTwoLosses, {"loss_weights": {"one": 1.0, "other": 0.5}}),
+    ],
+)
+def test_loss_that_is_divided_by_the_rows_of_the_replica_is_rejected(cls, options):
     """The pipeline gives every replica the same static number of rows."""
     message = r"^per_example_loss \(.*build_test.py:\d+\) returns losses that depend on the number"
     with pytest.raises(ctl.UsageError, match=message):
-        reference_model.make_trainer(testing.make_strategy(2), 8, cls=cls)
+        reference_model.make_trainer(testing.make_strategy(2), 8, cls=cls, **options)
 
 
 def test_loss_that_only_requires_a_static_number_of_rows_is_accepted():
