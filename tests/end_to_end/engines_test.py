@@ -234,7 +234,7 @@ def test_ray_restarts_a_killed_worker_and_the_run_has_the_same_bits(folder, tmp_
         _, worker = folder.wait_until_paused()
         os.kill(worker, signal.SIGKILL)
         folder.go_on()
-        _, err = run.communicate(timeout=300)
+        _, err = run.communicate(timeout=600)
         assert run.returncode == 0, err
     finally:
         run.kill()
