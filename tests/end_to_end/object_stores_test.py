@@ -20,6 +20,7 @@ from ctl.loop.bucket.local import folder_of
 from ctl.loop.bucket.store import Store
 from tests import child, experiments
 
+pytest.importorskip("moto", reason="moto is not installed: BUILD.md says how")
 pytestmark = pytest.mark.slow
 KINDS = ["s3", "gcs"]
 
