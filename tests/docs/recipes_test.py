@@ -41,7 +41,7 @@ def test_every_recipe_is_in_the_index_and_has_a_test():
     index = (child.ROOT / "docs/recipes/index.md").read_text()
     tests = (child.ROOT / "tests/docs/recipes_test.py").read_text()
     assert {page for page in PAGES if f"({page}.md)" not in index} == set()
-    assert {page for page in PAGES if f'"{page}"' not in tests} == set()
+    assert {page for page in PAGES if f'{page}"' not in tests} == set()
 
 
 def test_several_losses(folder):
@@ -91,8 +91,8 @@ def test_tflite(folder):
     names = {"tf": tf}
     exec(blocks("recipes/tflite")[1], names)
     split = run.trainer.build_dataset("eval", None)._features
-    outputs = names["predict"](str(folder / "w/export/2/model.tflite"), split["image"])
-    right = outputs.argmax(axis=1) == split["label"]
+    outputs = names["predict"](str(folder / "w/export/2/model.tflite"), split["image"].numpy())
+    right = outputs.argmax(axis=1) == split["label"].numpy()
     assert right.mean() == pytest.approx(evaluated["accuracy"], abs=1e-6)
 
 
@@ -194,7 +194,7 @@ def test_notebook(folder):
 
 def test_nan(folder):
     with pytest.raises(ctl.errors.Failure, match="17"):
-        train("nan")
+        train("nan", steps=8)
 
 
 def test_datasets(folder, monkeypatch):

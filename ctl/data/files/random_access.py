@@ -63,7 +63,7 @@ class RandomAccess(Source):
         for name, value in arrays.items():
             if value.dtype == object:
                 raise UsageError(
-                    f"ctl.data.random_access got the feature {name!r} of type "
+                    f"ctl.data.random_access got the feature {name!r}, "
                     f"{type_name(example[name])}, which is no array: convert it, or leave "
                     "it out by parse."
                 )
@@ -82,7 +82,9 @@ class RandomAccess(Source):
         values = tf.numpy_function(self._read_batch, [indexes], types, stateful=False)
         return {
             name: tf.ensure_shape(value, [indexes.shape[0], *spec.shape])
-            for (name, spec), value in zip(self._specs.items(), values, strict=True)
+            for (name, spec), value in zip(
+                self._specs.items(), tf.nest.flatten(values), strict=True
+            )
         }
 
     def _read_batch(self, indexes: np.ndarray) -> list[np.ndarray]:

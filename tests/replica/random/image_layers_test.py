@@ -109,7 +109,6 @@ class Augmented(ctl.StandardTrainer):
                 layers.RandomFlip(),
                 layers.RandomCrop(3, 4),
                 layers.RandomContrast(0.4),
-                layers.RandomRotation(0.1),
                 layers.Flatten(),
                 layers.Dense(2),
             ]
