@@ -268,8 +268,10 @@ def test_changed_config_is_rejected_although_the_local_folder_is_gone(
     remove_local(store.url)
     before = store.list()
     uploads = []
-    monkeypatch.setattr(type(store), "upload", lambda self, path, name: uploads.append(name))
+    monkeypatch.setattr(
+        type(store), "upload", lambda self, path, name: uploads.append((self.url, name))
+    )
     code, _, error = program(f"--workdir={store.url}", "--config.seed=1")
     assert code == 2 and "holds a run with another config (seed: 0 -> 1)" in error
-    assert not uploads  # what was fetched is not copied again
+    assert store.url not in dict(uploads)  # what was fetched is not copied again
     assert {n: s for n, s in store.list().items() if "owner" not in n}.items() <= before.items()
