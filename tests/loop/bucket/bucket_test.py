@@ -55,7 +55,7 @@ def test_everything_that_is_complete_is_in_the_store_when_a_run_ends(program, st
     events = [json.loads(line) for line in store.read("events.jsonl").splitlines()]
     durable = [event for event in events if event["event"] == "durable"]
     assert [event["step"] for event in durable] == [10, 20]
-    assert durable[-1]["path"] == "memory://bucket/run/checkpoints/ckpt-20"
+    assert durable[-1]["path"] == f"{store.url}/checkpoints/ckpt-20"
     assert f"Done: {store.url}/result.json" in out
 
 
@@ -202,23 +202,24 @@ def test_other_modes_and_commands_read_a_url_and_send_their_results(program, sto
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--fresh"], "--fresh does not move objects: name another --workdir than memory://"),
-        (["--mode=aot_compile"], "The --workdir of --mode=aot_compile is memory://bucket/run, but"),
-        (["--sweep=seed=1,2"], "The --workdir of a sweep or a dry run is memory://bucket/run, but"),
-        (["--dry_run"], "The --workdir of a sweep or a dry run is memory://bucket/run, but ctl"),
+        (["--fresh"], "--fresh does not move objects: name another --workdir than URL"),
+        (["--mode=aot_compile"], "The --workdir of --mode=aot_compile is URL, but"),
+        (["--sweep=seed=1,2"], "The --workdir of a sweep or a dry run is URL, but"),
+        (["--dry_run"], "The --workdir of a sweep or a dry run is URL, but ctl"),
         (["--mode=eval"], "has no run to evaluate"),
         (["--config.train.local_dir=gs://x"], "train.local_dir is gs://x, but ctl does not"),
         (["--config.init.checkpoint=memory://none"], "memory://none has no run"),
         (
             ["--config.train.local_dir=full"],
-            "full is the local folder of memory://bucket/run, but has",
+            "full is the local folder of URL, but has",
         ),
     ],
 )
 def test_what_a_url_cannot_do_is_one_line(program, url, tmp_path, flags, message):
     experiments.write(tmp_path, {"full/file": "x"})
     code, _, error = program(f"--workdir={url}", *flags)
-    assert code == 2 and error.count("\n") == 1 and message in error
+    assert code == 2 and error.count("\n") == 1
+    assert message in error.replace(url, "URL")
 
 
 @pytest.mark.slow
