@@ -32,8 +32,10 @@ def test_search_prints_the_sections_whose_keys_the_experiment_chooses(capsys):
     printed = capsys.readouterr().out.splitlines()
     sections = [line.split()[0] for line in printed if "  (free section" in line]
     assert sections == [
+        "init.names",
         "init.models",
         "model",
+        "loss_weights",
         "optimizer.arguments",
         "optimizer.schedule_arguments",
     ]

@@ -217,6 +217,7 @@ def test_free_keys_and_switches_are_all_strings_and_booleans():
     assert {name for name in KEYS if type(KEYS[name]) is bool} == SWITCHES
     assert {name for name in KEYS if not KEYS[name] and type(KEYS[name]) is str} == FREE | {
         "data.cache",
+        "init.layout",
         "trainer",
         "train.best.metric",
         "train.best.mode",

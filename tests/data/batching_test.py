@@ -321,4 +321,4 @@ def test_layout_of_an_input_context_knows_its_first_replica():
 
 
 def test_empty_global_batch_is_rejected():
-    assert "global_batch_size is 0, but must be at least 1" in one_line(Layout, 0, 1)
+    assert "global_batch_size is 0, but must be an integer of at least 1" in one_line(Layout, 0, 1)

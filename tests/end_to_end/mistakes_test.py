@@ -443,15 +443,9 @@ OTHERS = {
         f"--workdir={'x' * 300}",
         f"--workdir={'x' * 300} cannot be written (File name too long): name another folder.",
     ),
-    "workdir in object storage": command_line(
-        "--workdir=gs://bucket/run --dry_run", f"--workdir is gs://bucket/run, {NO_URL}"
-    ),
-    "checkpoint in object storage": command_line(
-        "--mode=eval --checkpoint=s3://b/ckpt-5", f"--checkpoint is s3://b/ckpt-5, {NO_URL}"
-    ),
-    "initial weights of a model in object storage": in_config(
-        'init=dict(models=dict(teacher="gs://bucket/run"))',
-        f"init.models.teacher is gs://bucket/run, {NO_URL}",
+    "workdir of a dry run in object storage": command_line(
+        "--workdir=gs://bucket/run --dry_run",
+        f"The --workdir of a sweep or a dry run is gs://bucket/run, {NO_URL}",
     ),
     "foreign files in the workdir, with --fresh": in_workdir(FOREIGN, "--fresh", photo=""),
     "config.json of another program": in_workdir(FOREIGN, **{"config.json": '{"model": "bert"}'}),

@@ -20,7 +20,7 @@ def compare(saved, current):
 
 # The keys that change the updates. A new key belongs here, or is marked as harmless.
 HARMFUL = {
-    "seed", "init.checkpoint", "init.variables", "init.averages",
+    "seed", "init.checkpoint", "init.variables", "init.layout", "init.averages",
     "runtime.precision", "runtime.loss_scale", "runtime.logical_shards",
     "runtime.all_reduce.dtype", "runtime.all_reduce.compression", "runtime.all_reduce.rank",
     "runtime.all_reduce.compression_start", "data.dir", "data.global_batch_size",

@@ -97,7 +97,10 @@ def check_count(
     Raises:
         UsageError: the loss of a row depends on the number of rows.
     """
-    if trace is None or (fewer is None and not any(_counts_rows(each, trace) for each in losses)):
+    # A row may depend on the rows of all replicas, and so on their number.
+    if trace is None or trace.global_values:
+        return
+    if fewer is None and not any(_counts_rows(each, trace) for each in losses):
         return
 
     def read_existing() -> Any:

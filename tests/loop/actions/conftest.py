@@ -26,4 +26,5 @@ def fake_controller():
     return types.SimpleNamespace(
         step=0, trainer=None, evaluator=None, is_chief=True, processes=ProcessGroup(),
         reporter=RecordingReporter(), workdir=None, evaluation=None, evaluated_step=None,
+        checkpoints=types.SimpleNamespace(has_own_folder=False),
     )  # fmt: skip

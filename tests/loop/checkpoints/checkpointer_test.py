@@ -184,8 +184,9 @@ def test_mismatches_are_listed_by_name_and_nothing_is_restored(tmp_path, of_refe
         f"{path} does not match this trainer (dense_1/kernel is [4, 3], but [5, 3] in the checkpoint, "
         "m/dense_1/kernel is [4, 3], but [5, 3] in the checkpoint, v/dense_1/kernel is [4, 3], but "
         "[5, 3] in the checkpoint; only the trainer has more/kernel, more/bias, m/more/kernel, "
-        "v/more/kernel, m/more/bias, v/more/bias): restore what matches with --allow_partial_restore, "
-        "start from scratch in another --workdir, or use the trainer that wrote it."
+        "v/more/kernel, m/more/bias, v/more/bias): restore what matches with --allow_partial_restore "
+        "(partial=True of ctl.Checkpointer), start from scratch in another folder (--workdir), or use "
+        "the trainer that wrote it."
     )
     assert same(state(other), before) and other.global_step.numpy() == 0
 

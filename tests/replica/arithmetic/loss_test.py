@@ -95,8 +95,8 @@ def test_contributions_of_regularization_sum_to_it_once():
 @pytest.mark.parametrize("shape", [[], [2, 3], [2, 1]])
 def test_losses_that_are_not_one_per_example_are_rejected(shape):
     with pytest.raises(ctl.UsageError, match="one loss per example"):
-        losses = loss.compute(lambda batch, outputs: tf.zeros(shape), None, None)
-        loss.contribution(losses, None, tf.constant(1.0))
+        losses = loss.compute(lambda batch, outputs: tf.zeros(shape), None, None, loss.SINGLE)
+        loss.contribution(losses[""], None, tf.constant(1.0))
 
 
 def test_regularization_of_examples_is_rejected():

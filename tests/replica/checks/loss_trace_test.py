@@ -12,14 +12,14 @@ from tests.users_code.state import PythonCounter
 
 
 class Doubled(Case):
-    """Another op from the second trace on."""
+    """Another op in every second trace."""
 
     traces = 0
 
     def per_example_loss(self, batch, outputs):
         self.traces += 1
         losses = super().per_example_loss(batch, outputs)
-        return tf.exp(losses) if self.traces > 1 else losses
+        return tf.exp(losses) if self.traces % 2 else losses
 
 
 class InBranch(Case):

@@ -312,7 +312,9 @@ def test_step_has_the_precision_of_the_policy_of_keras():
     policy = keras.config.dtype_policy()
     keras.config.set_dtype_policy("mixed_bfloat16")
     try:
-        step = ctl.Step(lambda: dense(keras), keras.optimizers.SGD(), None, global_batch_size=8)
+        step = ctl.Step(
+            lambda: dense(keras), keras.optimizers.SGD(), lambda *_: None, global_batch_size=8
+        )
     finally:
         keras.config.set_dtype_policy(policy)
     assert step.options.precision == "bfloat16"
