@@ -10,6 +10,7 @@ import tf_keras
 
 import ctl
 from ctl import testing
+from ctl.configs import keys
 from ctl.loop import inference
 from ctl.loop.checkpoints import warm_start
 from ctl.loop.checkpoints.checkpointer import Checkpointer
@@ -204,7 +205,8 @@ def test_run_starts_from_the_weights_of_a_run_of_tf_keras(name, tmp_path):
     Checkpointer(tmp_path, trainer).save()
     private.reset_names()
     other = kind.trainer()
-    init = types.SimpleNamespace(checkpoint=str(tmp_path), variables=(), models={}, averages=False)
+    init = keys.defaults().init
+    init.checkpoint = str(tmp_path)
     (loaded,) = warm_start.all_load(other, init)
     assert len(loaded.names) == loaded.total
     before, after = weights(trainer), weights(other)
