@@ -32,6 +32,7 @@ def wheel(tmp_path_factory):
         return {name: file.read(name) for name in file.namelist()}
 
 
+@pytest.mark.slow  # the build downloads packages
 def test_wheel_contains_the_package_and_nothing_else(wheel):
     folders = {name.partition("/")[0] for name in wheel}
     assert folders == {"ctl", "ctl_vendored.pth", f"ctl_tensorflow-{ctl.__version__}.dist-info"}
@@ -40,6 +41,7 @@ def test_wheel_contains_the_package_and_nothing_else(wheel):
     assert {name for name in wheel if re.match("ctl/(?!_vendored/)", name)} == expected
 
 
+@pytest.mark.slow
 def test_wheel_has_unmodified_tf_keras_and_orbit_at_the_end_of_the_path(wheel):
     assert wheel["ctl_vendored.pth"] == b"ctl/_vendored\n"
     names = {name for name in wheel if name.startswith("ctl/_vendored/")}
@@ -58,6 +60,7 @@ def test_wheel_has_unmodified_tf_keras_and_orbit_at_the_end_of_the_path(wheel):
     assert wheel["ctl/_vendored/tf_keras/src/backend.py"] == (keras / "src/backend.py").read_bytes()
 
 
+@pytest.mark.slow
 def test_wheel_has_type_hints_and_a_console_script(wheel):
     assert "ctl/py.typed" in wheel
     (entry_points,) = (text for name, text in wheel.items() if name.endswith("entry_points.txt"))

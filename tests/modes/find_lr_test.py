@@ -55,6 +55,7 @@ def test_suggestion_learns_and_only_the_plot_is_written(tmp_path, monkeypatch, c
     assert losses[rate][-1] < 0.5 * losses[rate][0] and losses[1e-6][-1] > 0.5 * losses[1e-6][0]
 
 
+@pytest.mark.slow
 def test_the_curve_ends_where_the_loss_diverges_and_is_the_same_on_two_replicas():
     one, two = (
         find_lr.measure(

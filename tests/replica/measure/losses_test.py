@@ -111,7 +111,7 @@ def check(model, strategy, trained, evaluated):
     [
         (1, {"gradient_accumulation_steps": 2, "on_non_finite": "skip"}),
         (2, {"xla": "gradients"}),  # 3 + 2 rows
-        (4, {"on_non_finite": "skip"}),  # 2 + 2 + 1 + 0 rows
+        pytest.param(4, {"on_non_finite": "skip"}, marks=pytest.mark.slow),  # 2 + 2 + 1 + 0 rows
     ],
 )
 def test_update_and_reported_losses_are_those_of_the_global_batch(replicas, options):
