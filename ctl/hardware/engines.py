@@ -291,7 +291,7 @@ def _read_ranks(
     master: str = "MASTER_ADDR",
     port: str = "MASTER_PORT",
 ) -> Cluster | None:
-    """Reads an engine that tells a process its rank, but not the addresses of the others.
+    """Reads an engine that gives a process its rank, but not the addresses of the others.
 
     Args:
         environment: variables of the process.

@@ -76,7 +76,7 @@ def _rename(role: Any) -> Any:
 
 
 def _complete(sparse: Any, workers: int) -> dict[str, Any]:
-    """Returns the cluster of Kubeflow's dynamic workers, each of which is told its own address only."""
+    """Returns the cluster of Kubeflow's dynamic workers, each of which knows only its own address."""
     own = sparse.get("worker") if isinstance(sparse, dict) else None
     match = _KUBEFLOW.match(next(iter(own.values()), "")) if isinstance(own, dict) else None
     if not match or not workers:
