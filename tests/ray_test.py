@@ -1,4 +1,4 @@
-"""What ctl.ray passes to Ray; tests/end_to_end/engines_test.py runs it."""
+"""What ctl.ray passes to Ray; tests/end_to_end/ray_test.py runs it."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The page about engines names all of them; tests/end_to_end/engines_test.py runs its Python block."""
+"""The page about engines names all of them; tests/end_to_end/ray_test.py runs its Python block."""
 
 import ast
 import re

@@ -41,6 +41,7 @@ SlurmdLogFile={folder}/%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
+SchedulerParameters=sched_interval=2
 SlurmdParameters=config_overrides
 ReturnToService=2
 MpiDefault=none
@@ -123,10 +124,13 @@ class Slurm(contextlib.ExitStack):
         return lines.partition("JobState=")[2].partition(" ")[0]
 
     def wait(self, job: str, *states: str, seconds: float = 300) -> None:
-        """Waits until a job is in one of the states."""
+        """Waits until a job is in one of the states; a failed job ends the wait with what it printed."""
         deadline = time.monotonic() + seconds
-        while self.state(job) not in states:
-            assert time.monotonic() < deadline, self.run("scontrol", "show", "job", job).stdout
+        while (state := self.state(job)) not in states:
+            if state == "FAILED" or time.monotonic() > deadline:
+                shown = self.run("scontrol", "show", "job", job).stdout
+                output = pathlib.Path(shown.partition("StdOut=")[2].partition("\n")[0])
+                raise AssertionError(shown + output.read_text())
             time.sleep(0.2)
 
     def processes(self) -> list[str]:
