@@ -1,6 +1,5 @@
 """What ctl.ray passes to Ray; tests/end_to_end/ray_test.py runs it."""
 
-import os
 import subprocess
 import sys
 
@@ -52,13 +51,12 @@ def test_tuner_tries_all_values_of_a_list_or_the_runs_of_the_config_file(module)
         module.tuner("none.py")
 
 
-def test_worker_raises_the_errors_of_the_program(module, tmp_path, monkeypatch):
-    monkeypatch.setattr(module.main, "execute", lambda argv, actions: 75)
-    task = module.trainer("experiment.py").train_loop_config
-    with pytest.raises(Failure, match="ended with exit code 75"):
-        module._execute(task, task["workdir"], None, None)
-    monkeypatch.undo()
-    os.chdir(tmp_path)
+def test_worker_raises_the_errors_of_the_program(module, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(module.main, "execute", lambda argv, actions: 75)
+        task = module.trainer("experiment.py").train_loop_config
+        with pytest.raises(Failure, match="ended with exit code 75"):
+            module._execute(task, task["workdir"], None, None)
     task = module.trainer("experiment.py", arguments=["--config.trian.steps=1"]).train_loop_config
     with pytest.raises(UsageError, match="did you mean"):
         module._execute(task, task["workdir"], None, None)
