@@ -37,7 +37,7 @@ class Setting:
 
     Attributes:
         model: a key of `BATCH`.
-        micro_batches: `gradient_accumulation_steps`.
+        micro_batches: `micro_batches`.
         recompute: whether the blocks of the model are recomputed.
         xla: `runtime.xla`.
         batch: global batch size.
@@ -245,7 +245,7 @@ def _trainer(setting: Setting) -> Any:
         optimizer=lambda: tf_keras.optimizers.SGD(1e-3, momentum=0.9),
         strategy=tf.distribute.OneDeviceStrategy("gpu:0" if gpu else "cpu:0"),
         options=ctl.TrainerOptions(
-            gradient_accumulation_steps=setting.micro_batches, xla=setting.xla, prefetch=1
+            micro_batches=setting.micro_batches, xla=setting.xla, prefetch=1
         ),
     )
     # The first batch is read once, so that the step alone is measured.

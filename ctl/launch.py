@@ -1,13 +1,13 @@
 """Starts and supervises the processes of a run on this machine.
 
-    python -m ctl.launch --workers=2 -- --config=experiments/mnist_multi_worker.py
+    ctl launch --workers=2 -- --config=experiments/mnist_multi_worker.py
 
 Each process runs `python -m ctl.main` with the arguments after `--`, and reads its task from TF_CONFIG.
 Each line of output begins with the name of its process. The launcher reports the process that fails
 first, stops the others and exits with that process's code; with --max_restarts it restarts all
 processes first.
 
-    python -m ctl.launch --workers=4 --min_workers=2 --max_restarts=9 -- --config=... --workdir=runs/a
+    ctl launch --workers=4 --min_workers=2 --max_restarts=9 -- --config=... --workdir=runs/a
 
 With --min_workers the run also continues with fewer workers. A worker that is killed counts as lost:
 the others continue from the last checkpoint, with the same global batches. After --rejoin_seconds it
@@ -23,6 +23,7 @@ import re
 import sys
 from typing import Any
 
+from ctl.configs.flags import use_underscores
 from ctl.errors import UsageError
 from ctl.hardware import elastic, gpu
 from ctl.hardware.processes import USER_ERROR, Launcher
@@ -97,7 +98,7 @@ def _is_fresh(arguments: Sequence[str]) -> bool:
 def _parse(command_line: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Returns the launcher's flags and the arguments of ctl.main."""
     dashes = command_line.index("--") if "--" in command_line else len(command_line)
-    parser = _Parser(prog="python -m ctl.launch", description=__doc__, allow_abbrev=False)
+    parser = _Parser(prog="ctl launch", description=__doc__, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--workers", type=int, default=1, help="worker processes; default 1")
     parser.add_argument("--ps", type=int, default=0, help="parameter servers; default none")
@@ -113,7 +114,7 @@ def _parse(command_line: list[str]) -> tuple[argparse.Namespace, list[str]]:
         help="seconds until a lost worker is tried again, default 300",
     )
     parser.add_argument("--wait_seconds", type=float, help="to wait for --min_workers; default 600")
-    flags = parser.parse_args(command_line[:dashes])
+    flags = parser.parse_args(list(map(use_underscores, command_line[:dashes])))
     _check_numbers(flags)
     arguments = command_line[dashes + 1 :]
     if not arguments:

@@ -92,7 +92,7 @@ class Step:
             model, or of the global policy.
         on_non_finite: "skip" to apply no update that is not finite, or "ignore" to apply it.
         **options: the other fields of `ctl.TrainerOptions`, such as `seed`, `clip`, `ema_decay`, `xla`
-            or `gradient_accumulation_steps`.
+            or `micro_batches`.
 
     Attributes:
         model: the model.
@@ -477,7 +477,10 @@ def _make_options(
                 f"{name} is an option of ctl.StandardTrainer: ctl.Step does not read it."
             )
         if name not in known:
-            raise UsageError(f"ctl.Step has no argument {name!r}{did_you_mean(name, known)}")
+            former = {"gradient_accumulation_steps": "micro_batches"}
+            raise UsageError(
+                f"ctl.Step has no argument {name!r}{did_you_mean(name, known, former)}"
+            )
     if on_non_finite not in ("skip", "ignore"):
         raise UsageError(
             f"on_non_finite is {on_non_finite!r}, but must be 'skip' or 'ignore': the loop is yours."

@@ -19,7 +19,7 @@ BATCH, BAD = 8, 2  # the global batch, and the step that fails
 # accumulation; the others repeat these with another row or another XLA mode.
 SLOW = [pytest.mark.slow]
 CASES = [
-    (2, 5, {"gradient_accumulation_steps": 2}),
+    (2, 5, {"micro_batches": 2}),
     pytest.param(1, 0, {}, marks=SLOW),
     pytest.param(1, 7, {"xla": "loop"}, marks=SLOW),
     pytest.param(4, 5, {}, marks=SLOW),

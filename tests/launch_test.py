@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from ctl import launch
+from ctl import launch, main
 from ctl.hardware import gpu
 
 
@@ -35,7 +35,7 @@ def test_arguments_after_the_dashes_go_to_the_program(launchers):
 
 
 def test_default_is_one_worker_without_servers_and_restarts(launchers):
-    launch.main(["launch", "--", "--config=a.py"])
+    assert main.run(["ctl", "launch", "--", "--config=a.py"]) == 7
     assert launchers[0][1] == {"workers": 1, "servers": 0, "max_restarts": 0}
 
 
@@ -43,7 +43,7 @@ ELASTIC = ["--workers=4", "--min_workers=2"]
 
 
 def test_elastic_run_has_a_pool_and_a_limit_of_failures(launchers):
-    waits = ["--rejoin_seconds=5", "--wait_seconds=7"]
+    waits = ["--rejoin-seconds=5", "--wait_seconds=7"]
     assert launch.main(["launch", *ELASTIC, *waits, "--", "a.py", "--workdir", "runs/a"]) == 7
     ((command, options),) = launchers
     assert command[-2:] == ["--workdir", "runs/a"]

@@ -45,7 +45,7 @@ class TwoModels(one_batch.Trainer):
 
 
 def test_update_has_the_penalties_of_the_variables_that_it_trains():
-    trainer = one_batch.make(TwoModels, 8, 2, gradient_accumulation_steps=2)
+    trainer = one_batch.make(TwoModels, 8, 2, micro_batches=2)
     loss = float(trainer.train(tf.constant(1))["loss"])
     # l1 and l2 of three ones are 0.03; the second update moves each 1 by -0.02 before the third.
     np.testing.assert_allclose(loss, 0.03 + 100 * 0.03 + 10_000 * 0.03 * 0.98**2, rtol=1e-6)

@@ -53,9 +53,7 @@ def make(cls, replicas=1, micro_batches=1, batch=ROWS, **options):
         strategy=strategy,
         global_batch_size=batch,
         optimizer=lambda: tf_keras.optimizers.SGD(0.1, momentum=0.9),
-        options=ctl.TrainerOptions(
-            precision="float64", gradient_accumulation_steps=micro_batches, **options
-        ),
+        options=ctl.TrainerOptions(precision="float64", micro_batches=micro_batches, **options),
     )
 
 

@@ -106,7 +106,7 @@ def test_loops_of_ones_own_compute_the_update_of_one_device(replicas, batch, run
 def test_options_of_a_step_compute_the_update_of_one_device(replicas):
     """Accumulation, averages and frozen layers; 9 rows on 4 replicas are 3 + 3 + 3 + 0."""
     options = {
-        "gradient_accumulation_steps": 3,
+        "micro_batches": 3,
         "ema_decay": 0.9,
         "optimizer_groups": [{"variables": "*/bias", "learning_rate_scale": 0.5}],
     }
@@ -320,7 +320,7 @@ def test_outputs_may_hold_the_terms_of_the_loss():
     step = ctl.Step(
         lambda: tf_keras.Sequential([tf_keras.layers.Dense(2)]), tf_keras.optimizers.SGD,
         lambda batch, terms: terms["error"] + 0.1 * terms["size"], forward=forward, outputs=True,
-        global_batch_size=4, gradient_accumulation_steps=2, precision="float64",
+        global_batch_size=4, micro_batches=2, precision="float64",
     )  # fmt: skip
     result = step((FEATURES[:4], LABELS[:4]))
     mean = np.mean(result.outputs["error"] + 0.1 * result.outputs["size"])
@@ -335,7 +335,8 @@ def test_outputs_may_hold_the_terms_of_the_loss():
             "not distributed over the 2 replicas",
         ),
         (lambda: make_step(1, 4, cache="memory"), "cache is an option of ctl.StandardTrainer"),
-        (lambda: make_step(1, 4, gradient_acumulation_steps=2), "did you mean gradient_accum"),
+        (lambda: make_step(1, 4, micro_batchs=2), "did you mean micro_batches?"),
+        (lambda: make_step(1, 4, gradient_accumulation_steps=2), "did you mean micro_batches?"),
         (lambda: make_step(1, 4, on_non_finite="stop"), "must be 'skip' or 'ignore'"),
         (lambda: make_step(1, 4).state(), "call step.build"),
         (

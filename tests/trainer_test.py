@@ -70,7 +70,7 @@ def test_update_is_gradient_of_global_batch(batch, replicas, accumulation, weigh
         replicas and testing.make_strategy(replicas),
         batch,
         cls=reference_model.ReferenceTrainer if weighted else Unweighted,
-        gradient_accumulation_steps=accumulation,
+        micro_batches=accumulation,
     )
     check_steps(trainer, batch_rows, weighted=weighted)
     steps = trainer.global_step.numpy()
@@ -83,9 +83,9 @@ def test_update_is_gradient_of_global_batch(batch, replicas, accumulation, weigh
 
 @pytest.mark.parametrize(("batch", "replicas", "accumulation"), [(3, 4, 2), (5, 2, 4), (8, 4, 4)])
 def test_more_micro_batches_than_rows_of_a_replica_are_rejected(batch, replicas, accumulation):
-    with pytest.raises(ctl.UsageError, match="gradient_accumulation_steps"):
+    with pytest.raises(ctl.UsageError, match="micro_batches"):
         reference_model.make_trainer(
-            testing.make_strategy(replicas), batch, gradient_accumulation_steps=accumulation
+            testing.make_strategy(replicas), batch, micro_batches=accumulation
         )
 
 

@@ -64,7 +64,7 @@ def check_equivalence(report: Report) -> None:
             *(devices.make_strategy(2), 8, steps),
             cls=type("Plain", (Trainer,), {"normalized": False}),
             precision="float64",
-            gradient_accumulation_steps=2,
+            micro_batches=2,
         )
         reference = _train(
             *(devices.make_strategy(1, kind="CPU"), 8, steps),

@@ -17,6 +17,8 @@ COMMANDS = {
     "diff": "list what differs between two runs, or between two checkpoints",
     "report": "write an HTML page about one run, or a comparison of several",
     "keys": "list or search the config keys",
+    "convert": "convert record files, to read them in random order",
+    "launch": "start and supervise the processes of a run on this machine",
 }
 
 

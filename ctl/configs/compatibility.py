@@ -27,7 +27,7 @@ class Choice:
         xla: the resolved `runtime.xla`; "auto" before the model is built.
         placement: `data.placement`.
         sync_batch_norm: whether the model has synchronized batch normalization.
-        micro_batches: `optimizer.gradient_accumulation_steps`.
+        micro_batches: `optimizer.micro_batches`.
         per_micro_batch: whether batch normalization was requested per micro-batch.
         shards: `runtime.logical_shards`; 0 if the option is off.
         reduce_dtype: `runtime.all_reduce.dtype`; "" reduces in the dtype of the gradients.
@@ -53,7 +53,7 @@ class Choice:
     xla: str = _option("runtime.xla", "off")
     placement: str = _option("data.placement", "stream")
     sync_batch_norm: bool = False
-    micro_batches: int = _option("optimizer.gradient_accumulation_steps", 1)
+    micro_batches: int = _option("optimizer.micro_batches", 1)
     per_micro_batch: bool = False
     shards: int = _option("runtime.logical_shards", 0)
     reduce_dtype: str = _option("runtime.all_reduce.dtype", "")
@@ -277,16 +277,15 @@ RULES = (
     ),
     Rule(
         lambda c: c.rows_per_replica is not None and c.micro_batches > c.rows_per_replica,
-        "optimizer.gradient_accumulation_steps is larger than the per-replica batch",
-        "set optimizer.gradient_accumulation_steps to at most the per-replica batch size",
+        "optimizer.micro_batches is larger than the per-replica batch",
+        "set optimizer.micro_batches to at most the per-replica batch size",
         ("micro_batches", "rows_per_replica"),
     ),
     Rule(
         lambda c: c.sync_batch_norm and c.micro_batches > 1 and not c.per_micro_batch,
-        "optimizer.gradient_accumulation_steps splits a batch into micro-batches, and synchronized "
+        "optimizer.micro_batches splits a batch into micro-batches, and synchronized "
         "batch normalization would use the statistics of a micro-batch",
-        "set optimizer.gradient_accumulation_steps=1, or accept them with "
-        "model.sync_batch_norm=per_micro_batch",
+        "set optimizer.micro_batches=1, or accept them with model.sync_batch_norm=per_micro_batch",
     ),
     Rule(
         lambda c: bool(c.shards) and c.shards % c.replicas != 0,
@@ -314,7 +313,7 @@ RULES = (
     Rule(
         lambda c: bool(c.shards) and c.micro_batches > 1,
         "runtime.logical_shards already computes the gradients shard by shard",
-        "set optimizer.gradient_accumulation_steps=1",
+        "set optimizer.micro_batches=1",
     ),
     Rule(
         lambda c: bool(c.shards) and c.xla not in ("auto", "off"),

@@ -50,6 +50,7 @@ _VALUES = {
     "sweep_parallel": ("2", "the number of runs of a sweep at the same time; 1 by default"),
 }
 _CONFIG_KEY = re.compile(r"--?(no)?config\.([^=]+)(?:=(.*))?", re.DOTALL)
+_FLAG = re.compile("(-+)([^=]+)(.*)", re.DOTALL)
 _TWO_CONFIGS = "--config is given twice: name one file, and change its keys by --config.KEY=VALUE."
 _USAGE = """\
 usage: ctl [MODE] CONFIG [--config.KEY=VALUE ...] [FLAGS]
@@ -84,7 +85,7 @@ def parse(argv: Sequence[str], commands: Iterable[str] = ()) -> tuple[flags.Flag
     values = _define_flags()
     try:
         arguments = values.read_flags_from_files(list(argv[1:]), force_gnu=False)
-        arguments, changes = _split_changes(arguments)
+        arguments, changes = _split_changes([use_underscores(argument) for argument in arguments])
         _check_arguments(arguments)
         positional = _take_positional(values, values([argv[0], *arguments])[1:])
     except UsageError:
@@ -99,6 +100,19 @@ def parse(argv: Sequence[str], commands: Iterable[str] = ()) -> tuple[flags.Flag
     if not (values.help or values.version):
         _check_flags(values)
     return values, [*changes, *_overfit_changes(values.overfit)]
+
+
+def use_underscores(argument: str) -> str:
+    """Returns an argument with underscores for the dashes in the name of a flag or a config key.
+
+    Names that the experiment chooses, such as those of losses, are not changed.
+    """
+    flag = _FLAG.fullmatch(argument)
+    if not flag or "-" not in flag[2]:
+        return argument
+    name = flag[2].replace("-", "_")
+    _, dot, key = name.partition(".")
+    return argument if dot and key not in keys.BY_NAME else f"{flag[1]}{name}{flag[3]}"
 
 
 def load_config(flag: str | None, changes: Changes) -> config_dict.ConfigDict:

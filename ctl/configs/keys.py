@@ -259,9 +259,9 @@ KEYS = (
     Key("optimizer.shard_state", False, option="shard_state", harmless=True,
         text="Split the optimizer's slot variables over the replicas, with the same bits; see "
              "docs/memory.md."),
-    Key("optimizer.gradient_accumulation_steps", 1, least=1, option="gradient_accumulation_steps",
-        harmless=True,
-        text="The number of micro-batches in a per-replica batch; the update does not depend on it."),
+    Key("optimizer.micro_batches", 1, least=1, option="micro_batches", harmless=True,
+        text="The number of micro-batches that a per-replica batch is divided into, to save memory; the "
+             "update does not depend on it."),
     Key("optimizer.clip", {}, text="Of the reduced gradients; set at most one."),
     Key("optimizer.clip.global_norm", 0.0, least=0,
         text="Scale all gradients to at most this joint norm."),
@@ -351,6 +351,8 @@ KEYS = (
 # fmt: on
 BY_NAME = {key.name: key for key in KEYS}
 FREE_SECTIONS = tuple(key.name for key in KEYS if key.free)
+# Former name of a key -> its name. A run that was saved with the former name can be resumed.
+RENAMED = {"optimizer.gradient_accumulation_steps": "optimizer.micro_batches"}
 # Option of a trainer -> the config key that sets it.
 OPTION_KEYS = {key.option: key.name for key in KEYS if key.option}
 

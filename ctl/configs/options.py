@@ -151,7 +151,7 @@ class Section(Mapping[str, Any]):
 class TrainerOptions:
     """The options of a trainer, in addition to its model, data and optimizer.
 
-        options = ctl.TrainerOptions(seed=1, gradient_accumulation_steps=4, model={"dropout": 0.1})
+        options = ctl.TrainerOptions(seed=1, micro_batches=4, model={"dropout": 0.1})
 
     Attributes:
         seed: determines the initial weights, the order of the data and the random layers.
@@ -172,7 +172,7 @@ class TrainerOptions:
             error feedback; "" for none. See docs/step.md, section 16.
         compression_rank: the rank of the factors that powersgd sends, such as 2.
         compression_start: the first step that is compressed.
-        gradient_accumulation_steps: the number of micro-batches in a per-replica batch.
+        micro_batches: the number of micro-batches that a per-replica batch is divided into.
         shard_state: split the optimizer's slot variables over the replicas.
         clip: how the reduced gradients are clipped.
         ema_decay: the decay of the exponential moving average of the weights, which evaluations use;
@@ -214,7 +214,7 @@ class TrainerOptions:
     compression: str = ""
     compression_rank: int = 0
     compression_start: int = 0
-    gradient_accumulation_steps: int = 1
+    micro_batches: int = 1
     shard_state: bool = False
     clip: Clip = Clip()
     loss_weights: Mapping[str, float] = dataclasses.field(default_factory=dict)

@@ -139,7 +139,7 @@ def _check_cluster(name: str, cluster: Cluster | None) -> None:
         servers = "--ps=1 " if needs_servers else ""
         raise UsageError(
             f"runtime.strategy={name} requires several processes, but TF_CONFIG is not set: start "
-            f"them with python -m ctl.launch --workers=2 {servers}-- ..., or set "
+            f"them with ctl launch --workers=2 {servers}-- ..., or set "
             "runtime.strategy=auto."
         )
     if cluster.has_servers != needs_servers:

@@ -129,6 +129,5 @@ def _parse_index(value: Any) -> int:
 
 def _tf_config_error(problem: str) -> UsageError:
     return UsageError(
-        f"TF_CONFIG {problem}: fix it, or start the processes with python -m ctl.launch, which sets "
-        "it."
+        f"TF_CONFIG {problem}: fix it, or start the processes with ctl launch, which sets it."
     )

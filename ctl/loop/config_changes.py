@@ -33,7 +33,8 @@ class ConfigChanges:
 
     def __init__(self, saved: Mapping[str, Any], current: Mapping[str, Any]):
         # An older ctl had fewer keys, and JSON has lists for tuples.
-        old = {**overrides.flatten(keys.defaults()), **saved}
+        renamed = {keys.RENAMED.get(key, key): value for key, value in saved.items()}
+        old = {**overrides.flatten(keys.defaults()), **renamed}
         new = overrides.flatten(json.loads(json.dumps(dict(current))))
         changed = [key for key in sorted({*old, *new}) if _differs(key, old, new)]
         self.lines = {key: f"{key}: {_show(old, key)} -> {_show(new, key)}" for key in changed}

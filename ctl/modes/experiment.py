@@ -120,7 +120,7 @@ def wrap(trainer: StandardTrainer) -> Experiment:
     if strategies.spec_of(trainer.strategy).multi_process:
         raise UsageError(
             f"ctl.Run trains in one process, but the trainer has a {type(trainer.strategy).__name__}: "
-            "train with python -m ctl.launch."
+            "train with ctl launch."
         )
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     config = overrides.config(

@@ -79,7 +79,7 @@ def _describe_rows(experiment: Experiment) -> str:
         text = f"{first}..{first + count - 1}" if count else "none"
         text += f" and {padding} of padding, masked" * (padding > 0)
         parts.append(f"replica {replica}: {text}")
-    micro_batches = experiment.trainer.options.gradient_accumulation_steps
+    micro_batches = experiment.trainer.options.micro_batches
     split = f", in {micro_batches} micro-batches" * (micro_batches > 1)
     return "; ".join(parts) + "; ..." * (layout.replicas > _MAX_REPLICAS) + split
 

@@ -70,9 +70,9 @@ BROKEN = {
     "runtime.xla=gradients compiles the model": Choice(
         xla="gradients", sync_batch_norm=True, replicas=2
     ),
-    "optimizer.gradient_accumulation_steps is larger than the per-replica batch "
+    "optimizer.micro_batches is larger than the per-replica batch "
     "(micro_batches=5, rows_per_replica=4)": Choice(micro_batches=5, rows_per_replica=4),
-    "optimizer.gradient_accumulation_steps splits": Choice(sync_batch_norm=True, micro_batches=2),
+    "optimizer.micro_batches splits": Choice(sync_batch_norm=True, micro_batches=2),
     "runtime.logical_shards is not a multiple of the number of replicas (shards=4, replicas=3)":
         Choice(shards=4, replicas=3),
     "The global batch size is not a multiple of runtime.logical_shards (batch=6, shards=4)":
@@ -165,7 +165,7 @@ def test_axes_are_the_values_of_the_options():
 
 
 def test_resolved_facts_replace_options_and_unknown_facts_break_no_rule():
-    options = ctl.TrainerOptions(xla="auto", logical_shards=4, gradient_accumulation_steps=1)
+    options = ctl.TrainerOptions(xla="auto", logical_shards=4, micro_batches=1)
     choice = Choice.of(options.by_key(), replicas=2)
     compatibility.check(choice)
     assert (choice.shards, choice.xla, choice.replicas) == (4, "auto", 2)

@@ -39,6 +39,8 @@ def test_every_mode_is_accepted(mode):
         (["--config.eval.before_training"], [("eval.before_training", None)]),
         (["--config.eval.before_training", "--fresh"], [("eval.before_training", None)]),
         (["--noconfig.eval.before_training"], [("eval.before_training", "false")]),
+        (["--config.train.summary-interval=7"], [("train.summary_interval", "7")]),
+        (["--config.loss_weights.next-token=7"], [("loss_weights.next-token", "7")]),
         (["--config.seed=1", "--config.seed=2"], [("seed", "1"), ("seed", "2")]),
     ],
 )
@@ -70,6 +72,14 @@ def test_flagfile_may_contain_flags_and_changes(tmp_path):
     values, changes = parse(f"--flagfile={tmp_path / 'flags'}", "--config.train.steps=9")
     assert values.config == "exp.py"
     assert changes == [("train.steps", "8"), ("train.steps", "9")]
+
+
+def test_the_names_of_flags_may_have_dashes_for_underscores():
+    values, _ = parse("exp.py", "--allow-config-change", "--dry-run=true", "--workdir=a-b")
+    assert values.allow_config_change and values.dry_run and values.workdir == "a-b"
+    assert not parse("exp.py", "--dry_run", "--nodry-run")[0].dry_run
+    with pytest.raises(UsageError, match="There is no flag --allow_confg_change: did you mean"):
+        parse("exp.py", "--allow-confg-change")
 
 
 def test_last_spelling_of_a_switch_wins():

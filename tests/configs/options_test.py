@@ -58,8 +58,8 @@ def test_trainer_options_convert_mappings_to_sections():
         (dict(loss_spike=0.5), "loss_spike is 0.5, but must be greater than 1, such as 3.0, or 0"),
         (dict(seed=-1), "seed is -1, but must be at least 0."),
         (
-            dict(gradient_accumulation_steps=0),
-            "gradient_accumulation_steps is 0, but must be at least 1.",
+            dict(micro_batches=0),
+            "micro_batches is 0, but must be at least 1.",
         ),
         (dict(cache="none"), "cache is none, but must be memory, a folder, or '' for no cache."),
         (dict(prefetch=-2), "prefetch is -2, but must be at least -1."),
@@ -123,7 +123,7 @@ def test_from_config_reads_every_option_from_its_key():
         ),
         data=dict(dir="there", placement="device", prefetch=2, cache="memory"),
         optimizer=dict(
-            gradient_accumulation_steps=2, clip=dict(norm=1.5), weight_decay=0.1, ema_decay=0.5,
+            micro_batches=2, clip=dict(norm=1.5), weight_decay=0.1, ema_decay=0.5,
             weight_decay_exclude=["*/bias"], groups=[dict(variables="a/*", frozen=True)],
             shard_state=True,
         ),
@@ -144,7 +144,7 @@ def test_from_config_reads_every_option_from_its_key():
         logical_shards=4, allow_unkeyed_random=True, all_reduce_dtype="bfloat16",
         compression="", compression_rank=0, compression_start=0,
         allow_row_coupling=True,
-        gradient_accumulation_steps=2,
+        micro_batches=2,
         clip=options.Clip(norm=1.5), on_non_finite="skip", loss_spike=3.0, norms="layers",
         histogram_interval=50, prefetch=2,
         cache="memory",

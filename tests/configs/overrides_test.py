@@ -129,6 +129,9 @@ def test_change_parses_a_text_by_the_type_of_the_key(name, text, value):
                             r"--config\.model\.head\.rate=VALUE\."),
         ("model.head.rat", "5", r"There is no config key model\.head\.rat: did you mean "
                                 r"model\.head\.rate\?"),
+        ("optimizer.gradient_accumulation_steps", "2",
+         r"There is no config key optimizer\.gradient_accumulation_steps: it is now "
+         r"optimizer\.micro_batches\."),
         ("model.other", "5", r"There is no config key model\.other: expected one of model\.head, "),
         ("model.head.rate.x", "5", r"model\.head\.rate is a value, not a section"),
     ],

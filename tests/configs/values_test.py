@@ -40,7 +40,7 @@ DEFAULTS = overrides.flatten(keys.defaults())
         ("optimizer.learning_rate", 1e-300),
         ("optimizer.learning_rate", 100.0),
         ("optimizer.momentum", 0.999),
-        ("optimizer.gradient_accumulation_steps", 1),
+        ("optimizer.micro_batches", 1),
         ("optimizer.learning_rate_batch_size", 256),
         *(
             ("optimizer.name", name)

@@ -77,7 +77,7 @@ def test_every_command_is_run_by_a_test_or_installs():
     ]
     # The last one, with workers that come and go, is run by benchmarks/elastic.py and its test.
     assert len(commands(HARDWARE)) == 4
-    flags, _ = launch._parse(commands(HARDWARE)[3].split()[3:])
+    flags, _ = launch._parse(commands(HARDWARE)[3].split()[2:])
     assert flags.min_workers == 2
 
 

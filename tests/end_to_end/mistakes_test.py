@@ -187,7 +187,7 @@ COMMAND_LINES = r"""
     --mode=aot_compile.
 --config.runtime.strategy=multi_worker_mirrored
     runtime.strategy=multi_worker_mirrored requires several processes, but TF_CONFIG is not set:
-    start them with python -m ctl.launch --workers=2 -- ..., or set runtime.strategy=auto.
+    start them with ctl launch --workers=2 -- ..., or set runtime.strategy=auto.
 --config.runtime.strategy=mirorred
     runtime.strategy is 'mirorred': did you mean mirrored?
 --config.optimizer.name=LBFGS
@@ -257,7 +257,7 @@ train.steps=5
     'train.steps=5' is not a flag: write --config.train.steps=5.
 please
     'please' is no mode, no command and no config file, which ends in .py: expected one of <MODES>,
-    new, diff, report, keys.
+    new, diff, report, keys, convert, launch.
 --fresh=maybe
     --fresh is 'maybe', but must be true or false.
 --nofresh=3

@@ -26,7 +26,7 @@ def test_fifty_steps_of_mnist_in_one_process_are_those_of_one_replica(
     check_same(folder, strategy, one_replica, BATCH)
 
 
-ACCUMULATION = "--config.optimizer.gradient_accumulation_steps=2"
+ACCUMULATION = "--config.optimizer.micro_batches=2"
 RING = "--config.runtime.all_reduce.algorithm=ring"
 GROUPS = "--config.runtime.all_reduce.bucket_mib=0.001"
 

@@ -186,7 +186,7 @@ def test_replicas_and_micro_batches_may_change_in_the_middle_of_a_run(folder):
     shutil.copytree("unchanged", "changed")
     run(*twenty, "--workdir=unchanged")
     replicas = ("--config.runtime.strategy=mirrored", "--config.runtime.devices=['CPU:0','CPU:1']")
-    accumulation = "--config.optimizer.gradient_accumulation_steps=2"
+    accumulation = "--config.optimizer.micro_batches=2"
     assert run(*twenty, "--workdir=changed", *replicas, accumulation).code == 0
     check_same("changed", "unchanged", 20, tolerance=1e-10)
 

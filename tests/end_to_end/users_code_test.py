@@ -90,7 +90,7 @@ def check_split(row, split):
     except ctl.UsageError as error:
         assert case not in WITH_ACCUMULATION
         # Rows of other micro-batches cannot be gathered, and a fold needs a static number of rows.
-        reason = "per_row" if split.ragged else "gradient_accumulation_steps=1"
+        reason = "per_row" if split.ragged else "micro_batches=1"
         assert reason in str(error)
 
 

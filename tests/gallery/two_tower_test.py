@@ -21,7 +21,7 @@ def make(replicas, negatives, micro_batches=1):
         replicas,
         tf_keras.optimizers.Adagrad(0.1, initial_accumulator_value=1e-10),
         model={**MODEL, "negatives": negatives},
-        gradient_accumulation_steps=micro_batches,
+        micro_batches=micro_batches,
     )
 
 

@@ -127,13 +127,13 @@ def test_an_unknown_name_is_rejected():
         (
             "multi_worker_mirrored", StrategyOptions(),
             "runtime.strategy=multi_worker_mirrored requires several processes, but TF_CONFIG is "
-            "not set: start them with python -m ctl.launch --workers=2 -- ..., or set "
+            "not set: start them with ctl launch --workers=2 -- ..., or set "
             "runtime.strategy=auto.",
         ),
         (
             "parameter_server", StrategyOptions(),
             "runtime.strategy=parameter_server requires several processes, but TF_CONFIG is not "
-            "set: start them with python -m ctl.launch --workers=2 --ps=1 -- ..., or set "
+            "set: start them with ctl launch --workers=2 --ps=1 -- ..., or set "
             "runtime.strategy=auto.",
         ),
         (

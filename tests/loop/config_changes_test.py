@@ -118,6 +118,14 @@ def test_key_that_an_older_ctl_did_not_have_was_at_its_default():
     assert changes.lines == {"optimizer.clip.norm": "optimizer.clip.norm: 0.0 -> 1.0"}
 
 
+def test_key_that_an_older_ctl_called_by_another_name_keeps_its_value():
+    saved = overrides.flatten(config())
+    saved["optimizer.gradient_accumulation_steps"] = saved.pop("optimizer.micro_batches") + 1
+    changes = ConfigChanges(saved, config())
+    assert changes.lines == {"optimizer.micro_batches": "optimizer.micro_batches: 2 -> 1"}
+    assert changes.harmful == []
+
+
 def test_data_dir_that_is_no_text_is_compared():
     changes = compare(config(data=dict(dir="\ud800")), config())
     assert list(changes.lines) == ["data.dir"]

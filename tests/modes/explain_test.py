@@ -31,7 +31,7 @@ def test_the_rows_describe_an_uneven_step_with_micro_batches(explain):
         "runtime.strategy=mirrored",
         "runtime.logical_devices=2",
         "optimizer.clip.global_norm=1.5",
-        "optimizer.gradient_accumulation_steps=2",
+        "optimizer.micro_batches=2",
     )
     assert rows["strategy"].startswith("mirrored (")
     assert rows["replicas"] == "2"
@@ -107,7 +107,7 @@ def test_each_phase_of_frozen_until_is_described(explain):
 
 
 def test_memory_is_listed_by_part(explain):
-    rows, _ = explain("optimizer.gradient_accumulation_steps=2", "optimizer.ema_decay=0.9")
+    rows, _ = explain("optimizer.micro_batches=2", "optimizer.ema_decay=0.9")
     assert rows["memory"].endswith(" MiB on a replica at its peak, estimated")
     names = [
         "memory", "weights", "slots", "averages", "gradients", "sums", "activations of 4 rows", "input",

@@ -82,7 +82,7 @@ def library(name):
     ],
 )
 def test_update_is_that_of_the_library_on_one_device(name):
-    trainer = make_trainer(name, 2, gradient_accumulation_steps=2)
+    trainer = make_trainer(name, 2, micro_batches=2)
     before = trainer.model.get_weights()
     trainer.train(tf.constant(STEPS))
     for start, end, expected in zip(

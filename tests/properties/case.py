@@ -43,7 +43,7 @@ class Case:
         outputs: "class" (cross entropy), "value" (squares), or both; "steps": a loss per position.
         weights: sample weights: "none", "random", "some_zero" or "all_zero".
         optimizer: one of `OPTIMIZERS`.
-        micro_batches: `gradient_accumulation_steps`.
+        micro_batches: `micro_batches`.
         logical_shards: shards whose gradients are summed in order; 0 for none.
         clip: "none", "global_norm", "norm" or "value".
         shard_state: whether the slot variables are split over the replicas.

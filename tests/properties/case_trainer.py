@@ -79,7 +79,7 @@ class Trainer(ctl.StandardTrainer):
             options=ctl.TrainerOptions(
                 precision="float64",
                 seed=case.seed,
-                gradient_accumulation_steps=case.micro_batches,
+                micro_batches=case.micro_batches,
                 logical_shards=case.logical_shards,
                 shard_state=case.shard_state,
                 clip=CLIPS[case.clip],

@@ -56,7 +56,7 @@ class MicroBatchMean:
     """The loss is divided by the micro-batch."""
 
     def replica_step(self, batch):
-        parts = self.options.gradient_accumulation_steps
+        parts = self.options.micro_batches
         variables = self.model.trainable_variables
         cut = {name: tf.split(value, self.sizes(value, parts)) for name, value in batch.items()}
         present = ctl.replica.present()

@@ -43,7 +43,7 @@ def build(case: type, split: Split) -> Any:
         optimizer=OPTIMIZER,
         options=ctl.TrainerOptions(
             precision="float64",
-            gradient_accumulation_steps=split.micro_batches,
+            micro_batches=split.micro_batches,
             data={"ragged": split.ragged},
         ),
     )

@@ -209,7 +209,7 @@ def _build(path: str, size: int) -> FileIndex:
         if file.read(2) == _GZIP:
             raise UsageError(
                 f"{path} is compressed, so its records cannot be read in random order: convert it by "
-                "python -m ctl.data.convert, or read it in order by ctl.data.tfrecords."
+                "ctl convert, or read it in order by ctl.data.tfrecords."
             )
         while offset < size and damaged_at is None:
             file.seek(offset)

@@ -227,7 +227,7 @@ class ArrayRecordReader:
         if remote:
             raise UsageError(
                 f"{remote[0]} is a remote ArrayRecord file, but only local ones can be read: copy it, "
-                "or convert it by python -m ctl.data.convert."
+                "or convert it by ctl convert."
             )
         if skip_damaged:
             raise UsageError(
@@ -273,7 +273,7 @@ class ArrayRecordReader:
         del indexes
         raise UsageError(
             "ArrayRecord files are read by a Python package, which does not run on a remote host: "
-            "convert them by python -m ctl.data.convert."
+            "convert them by ctl convert."
         )
 
     def _reader(self, path: str) -> Any:

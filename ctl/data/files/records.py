@@ -55,8 +55,7 @@ def records(
     kinds = {is_array_record(path) for path in paths}
     if len(kinds) > 1:
         raise UsageError(
-            "ctl.data.records got TFRecord and ArrayRecord files: convert one kind by "
-            "python -m ctl.data.convert."
+            "ctl.data.records got TFRecord and ArrayRecord files: convert one kind by ctl convert."
         )
     reader: Any
     if kinds.pop():

@@ -156,7 +156,7 @@ def _describe_error(name: str, compiled: Compiled, slice_: Slice) -> Problem:
     return Problem(
         f"the {name} does not fit: it needs {needs} of HBM, but a core of {slice_.name} has "
         f"{slice_.hbm_bytes / GIB:.2f} GiB. Use a smaller batch (--find_batch finds the largest), "
-        "more optimizer.gradient_accumulation_steps, or a larger slice."
+        "more optimizer.micro_batches, or a larger slice."
     )
 
 

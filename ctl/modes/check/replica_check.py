@@ -147,7 +147,7 @@ def compare_trainer(
     replicas: Sequence[int] = (),
 ) -> Report:
     """Compares the splits of an experiment in this process."""
-    micro_batches = config.optimizer.gradient_accumulation_steps
+    micro_batches = config.optimizer.micro_batches
     return check_replica_equivalence(
         loading.load_trainer_class(config.trainer, config_path, StandardTrainer),
         rows,

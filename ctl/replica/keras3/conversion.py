@@ -16,7 +16,7 @@ from ctl.replica.keras3 import detection, private
 # Arguments of Keras 3's optimizers that tf_keras does not have -> the options of ctl.
 _OPTIONS = {
     "loss_scale_factor": "runtime.loss_scale",
-    "gradient_accumulation_steps": "optimizer.gradient_accumulation_steps",
+    "gradient_accumulation_steps": "optimizer.micro_batches",
 }
 
 

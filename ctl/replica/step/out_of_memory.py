@@ -90,7 +90,7 @@ def advice(plan: Plan, measured: Measurement | None = None) -> str:
         plan: the trainer's resolved options.
         measured: the memory; without it the line proposes to halve the largest part.
     """
-    rows, count = plan.layout.rows_per_replica, plan.options.gradient_accumulation_steps
+    rows, count = plan.layout.rows_per_replica, plan.options.micro_batches
     parts = f" in {count} micro-batches" if count > 1 else ""
     problem = f"The step ran out of memory with {rows} rows per replica{parts}"
     present = plan.parts_per_replica  # micro-batches or logical shards
@@ -107,8 +107,8 @@ def advice(plan: Plan, measured: Measurement | None = None) -> str:
 
 def _proposals(plan: Plan, measured: Measurement | None) -> list[str]:
     """Returns the changes that fit, as imperatives; without a measurement, those likely to fit."""
-    rows, count = plan.layout.rows_per_replica, plan.options.gradient_accumulation_steps
-    key, shard = "optimizer.gradient_accumulation_steps", "optimizer.shard_state=true"
+    rows, count = plan.layout.rows_per_replica, plan.options.micro_batches
+    key, shard = "optimizer.micro_batches", "optimizer.shard_state=true"
     if measured is None:
         # Activations, the largest part, are proportional to the rows of a micro-batch.
         doubled = min(2 * count, rows)

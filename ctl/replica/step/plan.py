@@ -67,7 +67,7 @@ class Plan:
     @property
     def parts(self) -> int:
         """The number of parts that a global batch is computed in, besides the split over replicas."""
-        return self.options.logical_shards or self.options.gradient_accumulation_steps
+        return self.options.logical_shards or self.options.micro_batches
 
     @property
     def parts_per_replica(self) -> int:
@@ -75,7 +75,7 @@ class Plan:
         shards = self.options.logical_shards
         if shards:
             return shards // self.layout.replicas
-        return self.options.gradient_accumulation_steps
+        return self.options.micro_batches
 
     @property
     def isolation(self) -> str:
@@ -88,8 +88,7 @@ class Plan:
             return "but runtime.logical_shards computes one shard at a time: set it to 0."
         if self.parts > 1:
             return (
-                "but a micro-batch is computed without the others: set "
-                "optimizer.gradient_accumulation_steps=1."
+                "but a micro-batch is computed without the others: set optimizer.micro_batches=1."
             )
         if self.xla == "gradients" and self.layout.replicas > 1:
             return (

@@ -113,7 +113,7 @@ OWN_STATISTICS = (
 )
 MICRO_BATCH_STATISTICS = (
     "Each micro-batch normalizes by the statistics of its own rows: normalization over the global "
-    "batch requires gradient_accumulation_steps=1."
+    "batch requires micro_batches=1."
 )
 UNEVEN_STATISTICS = (
     "The statistics are right only if all replicas have the same number of rows: exclude padding "

@@ -136,7 +136,7 @@ class TrainerSubject(Subject):
     def build(self, split: Split, **changes: Any) -> StandardTrainer:
         """Builds the trainer of a split, which reads the examples in their order."""
         stops = {"on_non_finite": "ignore"} if self.options.on_non_finite == "stop" else {}
-        parts = {"gradient_accumulation_steps": split.micro_batches, "precision": self.precision}
+        parts = {"micro_batches": split.micro_batches, "precision": self.precision}
         options = dataclasses.replace(self.options, **{**_FIXED, **stops, **parts, **changes})
         factory = self.factory
         if isinstance(factory, type):

@@ -168,7 +168,7 @@ def test_damaged_length_ends_the_records(tmp_path, byte):
 def test_compressed_and_empty_files_are_rejected(tmp_path):
     path = write(tmp_path / "a", range(5), tf.io.TFRecordOptions("GZIP"))
     message = one_line(record_index.load, [path])
-    assert "is compressed" in message and "python -m ctl.data.convert" in message
+    assert "is compressed" in message and "ctl convert" in message
     (tmp_path / "b").touch()
     assert "is empty" in one_line(record_index.load, [str(tmp_path / "b")])
 

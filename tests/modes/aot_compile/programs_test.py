@@ -98,7 +98,7 @@ def test_two_programs_in_one_step_are_rejected(make_trainer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 2}], ids=["", "parts"])
+@pytest.mark.parametrize("options", [{}, {"micro_batches": 2}], ids=["", "parts"])
 def test_the_exported_program_computes_the_trainers_own_weights(make_trainer, tmp_path, options):
     trainer = reference_model.make_trainer(
         tf.distribute.OneDeviceStrategy("/CPU:0"),

@@ -113,7 +113,7 @@ def count_operations(strategy, **options):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    [{}, {"loss_spike": 3.0}, {"norms": "global"}, {"gradient_accumulation_steps": 2}],
+    [{}, {"loss_spike": 3.0}, {"norms": "global"}, {"micro_batches": 2}],
     ids=str,
 )
 def test_a_step_has_the_collectives_that_tpustrategy_traces(options):

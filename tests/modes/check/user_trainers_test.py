@@ -144,7 +144,7 @@ def test_reason_for_float32_is_the_users_line(make_user_factory):
 
 @pytest.mark.slow
 def test_accumulation_is_compared_if_the_config_accumulates(make_user_factory):
-    factory = make_user_factory("Regression", **{"optimizer.gradient_accumulation_steps": 2})
+    factory = make_user_factory("Regression", **{"optimizer.micro_batches": 2})
     report = compare(factory, (4,))
     assert {split.micro_batches for split in report.compared} == {1, 2}
     # The examples of Regression are float32.

@@ -228,7 +228,7 @@ class NTXent(one_batch.Trainer):
 @pytest.mark.parametrize(
     ("replicas", "options", "message"),
     [
-        (1, {"gradient_accumulation_steps": 2}, "optimizer.gradient_accumulation_steps=1"),
+        (1, {"micro_batches": 2}, "optimizer.micro_batches=1"),
         (2, {"logical_shards": 2}, "logical_shards computes one shard at a time: set it to 0"),
         (2, {"xla": "gradients"}, r"xla=gradients .* choose runtime.xla=autocluster or off"),
     ],
@@ -279,7 +279,7 @@ class Mixed(one_batch.Trainer):
 
 
 def test_rows_may_be_mixed_before_they_are_accumulated():
-    one_batch.check_first_step(one_batch.make(Mixed, 11, 2, gradient_accumulation_steps=3))
+    one_batch.check_first_step(one_batch.make(Mixed, 11, 2, micro_batches=3))
 
 
 class GlobalBatchesOfPairs(NTXent):

@@ -92,7 +92,7 @@ def clip_by_hand(gradients, rule, limit):
     return [g * min(1, limit / norm) for g, norm in zip(gradients, norms, strict=True)]
 
 
-ACCUMULATED = {"gradient_accumulation_steps": 2}
+ACCUMULATED = {"micro_batches": 2}
 RULES = [("norm", 0.3), ("value", 0.05), ("clipvalue", 0.02), ("global_clipnorm", 0.1)]
 
 

@@ -177,7 +177,7 @@ class LanguageModel(one_batch.Trainer):
 @pytest.mark.parametrize(
     ("batch", "replicas", "options"),
     [
-        (7, 2, {"gradient_accumulation_steps": 3}),
+        (7, 2, {"micro_batches": 3}),
         pytest.param(5, 4, {}, marks=pytest.mark.slow),
         pytest.param(8, 2, {"logical_shards": 4}, marks=pytest.mark.slow),
     ],
@@ -272,7 +272,7 @@ class WithOwnPenalty(Regression):
 @pytest.mark.parametrize(
     ("cls", "replicas", "options"),
     [
-        (WithRowLoss, 1, {"gradient_accumulation_steps": 2, "xla": "gradients"}),
+        (WithRowLoss, 1, {"micro_batches": 2, "xla": "gradients"}),
         (WithModelLoss, 2, {}),
         (WithOwnPenalty, 1, {}),
     ],
@@ -300,5 +300,5 @@ class WithVariableLoss(Regression):
 
 
 def test_added_loss_of_variables_counts_once():
-    trainer = one_batch.make(WithVariableLoss, 7, 2, gradient_accumulation_steps=3)
+    trainer = one_batch.make(WithVariableLoss, 7, 2, micro_batches=3)
     one_batch.check_first_step(trainer, penalty=WithVariableLoss.penalty)

@@ -123,7 +123,7 @@ def losses_and_weights(replicas: int, bucket: int, **options):
 @pytest.mark.slow
 def test_fifty_steps_in_groups_are_those_of_one_replica():
     losses, [expected] = losses_and_weights(1, 0)
-    grouped, replicas = losses_and_weights(4, 16, gradient_accumulation_steps=2)
+    grouped, replicas = losses_and_weights(4, 16, micro_batches=2)
     np.testing.assert_allclose(grouped, losses, rtol=0, atol=1e-10)
     assert len(replicas) == 4
     for weights in replicas:

@@ -71,7 +71,7 @@ class DependsOnCondition(Case):
 def test_value_of_the_rows_of_a_micro_batch_is_rejected(case):
     message = (
         r"\w+\.py:\d+ assigns \S+:0 a value that depends on the rows of the batch, but a micro-batch "
-        r"is computed without the others: set optimizer.gradient_accumulation_steps=1\."
+        r"is computed without the others: set optimizer.micro_batches=1\."
     )
     with pytest.raises(ctl.UsageError, match=message):
         running.build(case, Split(1, micro_batches=2)).train(tf.constant(1))

@@ -78,7 +78,7 @@ def test_what_cannot_be_converted_is_one_line():
         (
             conversion.optimizer_of,
             keras.optimizers.SGD(gradient_accumulation_steps=2),
-            "set optimizer.gradient_accumulation_steps instead",
+            "set optimizer.micro_batches instead",
         ),
     ):
         with pytest.raises(ctl.UsageError, match=message) as error:

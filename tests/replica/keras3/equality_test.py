@@ -72,7 +72,7 @@ def test_update_is_a_function_of_the_global_batch(name):
         if batch == 7 and kind.equal:
             assert difference(kind.train(tf_keras, batch=batch), expected) < 1e-10
         if batch == 7 and not kind.normalized:
-            parts = kind.train(batch=batch, replicas=2, gradient_accumulation_steps=3)
+            parts = kind.train(batch=batch, replicas=2, micro_batches=3)
             assert difference(parts, expected) < 1e-10
 
 
@@ -100,7 +100,7 @@ def test_two_processes_compute_the_update_of_one_device(name):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    [{"gradient_accumulation_steps": 3}, {"shard_state": True}, {"xla": "gradients"},
+    [{"micro_batches": 3}, {"shard_state": True}, {"xla": "gradients"},
      {"ema_decay": 0.9}, {"clip": twins.ctl.Clip(global_norm=0.1)}, {"logical_shards": 2}],
     ids=lambda options: next(iter(options)),
 )  # fmt: skip

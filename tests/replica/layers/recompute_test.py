@@ -142,7 +142,7 @@ CASES = [
     pytest.param(Images, 2, 7, {}, marks=slow),
     pytest.param(Images, 1, 8, {"xla": "step"}, marks=slow),
     pytest.param(Recurrent, 2, 8, {"logical_shards": 4}, marks=slow),
-    pytest.param(Recurrent, 2, 7, {"gradient_accumulation_steps": 2}, marks=slow),
+    pytest.param(Recurrent, 2, 7, {"micro_batches": 2}, marks=slow),
     pytest.param(Sequences, 2, 8, {"xla": "gradients"}, marks=slow),
 ]
 

@@ -109,7 +109,7 @@ def check(model, strategy, trained, evaluated):
 @pytest.mark.parametrize(
     ("replicas", "options"),
     [
-        (1, {"gradient_accumulation_steps": 2, "on_non_finite": "skip"}),
+        (1, {"micro_batches": 2, "on_non_finite": "skip"}),
         (2, {"xla": "gradients"}),  # 3 + 2 rows
         pytest.param(4, {"on_non_finite": "skip"}, marks=pytest.mark.slow),  # 2 + 2 + 1 + 0 rows
     ],

@@ -32,7 +32,7 @@ SLOW = pytest.mark.slow
     [
         (2, 5, {}),
         pytest.param(1, 7, {"xla": "loop"}, marks=SLOW),
-        pytest.param(4, 6, {"xla": "gradients", "gradient_accumulation_steps": 2}, marks=SLOW),
+        pytest.param(4, 6, {"xla": "gradients", "micro_batches": 2}, marks=SLOW),
         pytest.param(2, 5, {"logical_shards": 4}, marks=SLOW),
     ],
 )
@@ -82,7 +82,7 @@ def root(nodes, name):
     ("replicas", "row", "options"),
     [
         (1, 7, {}),
-        pytest.param(2, 7, {"xla": "gradients", "gradient_accumulation_steps": 2}, marks=SLOW),
+        pytest.param(2, 7, {"xla": "gradients", "micro_batches": 2}, marks=SLOW),
     ],
 )
 def test_stop_names_the_step_and_its_examples(replicas, row, options):

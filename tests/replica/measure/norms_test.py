@@ -37,7 +37,7 @@ def by_hand(weights, batch, steps, clip=0.0):
 @pytest.mark.parametrize(
     ("batch", "replicas", "clip", "options"),
     [
-        (7, 2, 0.05, {"gradient_accumulation_steps": 2}),
+        (7, 2, 0.05, {"micro_batches": 2}),
         pytest.param(8, 1, 0.05, {"xla": "loop"}, marks=pytest.mark.slow),
         pytest.param(8, 2, 0.05, {"logical_shards": 4}, marks=pytest.mark.slow),
     ],

@@ -86,7 +86,7 @@ def make(choice):
         cls=Normalized if choice.sync_batch_norm else reference_model.ReferenceTrainer,
         precision=choice.precision,
         xla=choice.xla,
-        gradient_accumulation_steps=choice.micro_batches,
+        micro_batches=choice.micro_batches,
         logical_shards=choice.shards,
         all_reduce_dtype=choice.reduce_dtype,
         model={"sync_batch_norm": True} if choice.sync_batch_norm else {},

@@ -51,7 +51,7 @@ def make(cls, replicas, micro_batches=1, precision="float32"):
         strategy=testing.make_strategy(replicas),
         global_batch_size=5,
         optimizer=lambda: tf_keras.optimizers.SGD(0.1),
-        options=ctl.TrainerOptions(precision=precision, gradient_accumulation_steps=micro_batches),
+        options=ctl.TrainerOptions(precision=precision, micro_batches=micro_batches),
     )
 
 

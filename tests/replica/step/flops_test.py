@@ -53,9 +53,7 @@ def make_trainer(cls, *, replicas=1, steps=2, **options):
     return trainer
 
 
-@pytest.mark.parametrize(
-    "options", [{"replicas": 2, "gradient_accumulation_steps": 2}, {"xla": "loop"}]
-)
+@pytest.mark.parametrize("options", [{"replicas": 2, "micro_batches": 2}, {"xla": "loop"}])
 def test_dense_layers_on_any_split(options):
     trainer = make_trainer(Trainer, **options)
     assert count_flops(trainer) == 8 * (DENSE + DENSE_BACKWARD)

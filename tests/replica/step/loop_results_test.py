@@ -49,7 +49,7 @@ def check_report(trainer, path, *, first, skipped, steps=4):
 @pytest.mark.parametrize(
     ("what", "replicas", "replica", "options"),
     [
-        ("gradient", 2, 1, {"gradient_accumulation_steps": 2}),
+        ("gradient", 2, 1, {"micro_batches": 2}),
         pytest.param("loss", 1, 0, {"xla": "step"}, marks=pytest.mark.slow),
     ],
 )
@@ -77,7 +77,7 @@ def test_nan_in_the_outputs_of_a_skipped_step_is_not_in_the_metrics(tmp_path):
 
 
 def test_loop_without_an_applied_step_has_no_loss_and_no_metrics():
-    options = {"gradient_accumulation_steps": 2, "norms": "global", "on_non_finite": "skip"}
+    options = {"micro_batches": 2, "norms": "global", "on_non_finite": "skip"}
     trainer = reporting(Poisoned, 1, attributes={"row": 5}, **options)
     assert np.isfinite(trainer.train(tf.constant(BAD))["loss"])
     outputs = trainer.train(tf.constant(1))

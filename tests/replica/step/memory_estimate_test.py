@@ -85,7 +85,7 @@ def test_activations_are_the_outputs_of_the_layers_and_one_gradient():
 
 def test_micro_batches_divide_the_activations():
     count = 3
-    one, parts = memory(), memory(gradient_accumulation_steps=count)
+    one, parts = memory(), memory(micro_batches=count)
     assert parts.micro_batches == count
     assert parts.activations == pytest.approx(one.activations / count, rel=0.1)
     assert parts.gradient_sum == parts.gradients == one.gradients

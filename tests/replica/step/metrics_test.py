@@ -201,7 +201,7 @@ def test_evaluation_is_that_of_compile_on_any_split(cases):
 
 @pytest.mark.slow
 def test_metrics_of_a_compiled_step_are_those_of_compile():
-    trainer = make(Given, 2, ROWS, gradient_accumulation_steps=2, xla="gradients")
+    trainer = make(Given, 2, ROWS, micro_batches=2, xla="gradients")
     check(trainer.train(tf.constant(1)), FEW)
 
 
@@ -244,7 +244,7 @@ def evaluate(trainer, batch):
 def test_accumulation_over_six_rows_by_hand():
     # Micro-batches of 1, 2, 1, 2 rows: the mean of their means is not the mean of the rows.
     body = {"count": 6, "metric_factory": staticmethod(Regression.metric_factory)}
-    trainer = make(type("Six", (Regression,), body), 1, 6, gradient_accumulation_steps=4)
+    trainer = make(type("Six", (Regression,), body), 1, 6, micro_batches=4)
     assert float(trainer.train(tf.constant(1))["mse"]) == pytest.approx(91 / 6, abs=1e-12)
 
 

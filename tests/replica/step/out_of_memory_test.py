@@ -36,7 +36,7 @@ def make_plan(rows, *, replicas=1, sync_batch_norm=False, own_train_step=False, 
 
 RECOMPUTE = "wrap layers in ctl.recompute, or"
 DOUBLED = "(twice the present number), wrap layers in ctl.recompute, or reduce the batch size."
-STEPS, SHARD = "optimizer.gradient_accumulation_steps", "optimizer.shard_state=true"
+STEPS, SHARD = "optimizer.micro_batches", "optimizer.shard_state=true"
 REDUCE = f"{RECOMPUTE} reduce the batch size."
 
 
@@ -55,7 +55,7 @@ REDUCE = f"{RECOMPUTE} reduce the batch size."
 def test_advice_doubles_the_micro_batches_if_the_options_allow_it(
     rows, micro_batches, options, line
 ):
-    plan = make_plan(rows, gradient_accumulation_steps=micro_batches, **options)
+    plan = make_plan(rows, micro_batches=micro_batches, **options)
     parts = f" in {micro_batches} micro-batches" if micro_batches > 1 else ""
     assert out_of_memory.advice(plan) == f"{PROBLEM} {rows} rows per replica{parts}{line}"
 
@@ -87,7 +87,7 @@ def measurement(limit_gib, *, current_gib=1.0, micro_batches=1, slots_gib=0.0):
 )
 def test_advice_names_the_micro_batches_that_fit(rows, measured, needed, limit, proposal):
     count = measured.estimate.micro_batches
-    plan, parts = make_plan(rows, gradient_accumulation_steps=count), ""
+    plan, parts = make_plan(rows, micro_batches=count), ""
     if count > 1:
         parts = f" in {count} micro-batches"
     assert out_of_memory.advice(plan, measured) == (
@@ -172,7 +172,7 @@ def test_step_out_of_memory_on_a_gpu_names_what_fits(monkeypatch):
     monkeypatch.setattr(out_of_memory.devices, "gpu_memory_limit", lambda name: limit)
     memory_info = {"current": held, "peak": limit}
     monkeypatch.setattr(tf.config.experimental, "get_memory_info", lambda name: memory_info)
-    with pytest.raises(ctl.UsageError, match=r"gradient_accumulation_steps=4 \(about 0\.0 GiB\)"):
+    with pytest.raises(ctl.UsageError, match=r"micro_batches=4 \(about 0\.0 GiB\)"):
         trainer.train(tf.constant(3))
     trainer.message = "Too many open files"
     with pytest.raises(tf.errors.ResourceExhaustedError, match="Too many open files"):
@@ -202,6 +202,5 @@ def test_program_ends_with_the_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main.run(["ctl", "--config=exp.py"]) == 2
     assert capsys.readouterr().err == (
-        f"ctl: {PROBLEM} 4 rows per replica: set optimizer.gradient_accumulation_steps=2 "
-        f"{DOUBLED}\n"
+        f"ctl: {PROBLEM} 4 rows per replica: set optimizer.micro_batches=2 {DOUBLED}\n"
     )

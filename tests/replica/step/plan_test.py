@@ -32,7 +32,7 @@ RESOLVED = [
     (1, {}, {"xla": "off", "xla_reason": "auto: on CPUs XLA makes small networks slower"}),
     (1, {"xla": "gradients"}, {"xla": "gradients", "xla_reason": "as configured"}),
     (1, {}, {"parts": 1, "parts_per_replica": 1}),
-    (2, {"gradient_accumulation_steps": 2}, {"parts": 2, "parts_per_replica": 2}),
+    (2, {"micro_batches": 2}, {"parts": 2, "parts_per_replica": 2}),
     (1, {"logical_shards": 4}, {"parts": 4, "parts_per_replica": 4}),
     (2, {"logical_shards": 4}, {"parts": 4, "parts_per_replica": 2}),
     (1, {"on_non_finite": "stop"}, {"checks_finite": True, "skips": False}),
@@ -120,7 +120,7 @@ def test_warns_of_plain_batch_norm_if_the_batch_is_split(caplog):
 
 
 def test_sync_batch_norm_with_accumulation_requires_per_micro_batch():
-    options = {"cls": Normalized, "gradient_accumulation_steps": 2}
+    options = {"cls": Normalized, "micro_batches": 2}
     with pytest.raises(ctl.UsageError, match="sync_batch_norm=per_micro_batch"):
         make_plan(2, model={"sync_batch_norm": True}, **options)
     make_plan(2, model={"sync_batch_norm": "per_micro_batch"}, **options)

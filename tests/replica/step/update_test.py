@@ -23,7 +23,7 @@ def train_moves(trainer, steps=1):
 @pytest.mark.parametrize(
     ("what", "replicas", "options"),
     [
-        ("gradient", 2, {"gradient_accumulation_steps": 2}),
+        ("gradient", 2, {"micro_batches": 2}),
         pytest.param("loss", 4, {}, marks=pytest.mark.slow),
     ],
 )

@@ -91,7 +91,7 @@ GROUPS = [
     {"variables": "dense/*", "frozen_until": 4, "learning_rate_scale": 0.5},
 ]
 COMMON = {
-    "on_non_finite": "skip", "ema_decay": 0.9, "gradient_accumulation_steps": 2,
+    "on_non_finite": "skip", "ema_decay": 0.9, "micro_batches": 2,
     "clip": Clip(global_norm=0.3), "optimizer_groups": GROUPS,
 }  # fmt: skip
 CASES = {

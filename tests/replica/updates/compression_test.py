@@ -57,7 +57,7 @@ def check_copies(trainer):
 
 @functools.cache
 def fifty_steps(batch, replicas, accumulation):
-    trainer = make(replicas, batch, gradient_accumulation_steps=accumulation)
+    trainer = make(replicas, batch, micro_batches=accumulation)
     trainer.train(tf.constant(50))
     check_copies(trainer)
     factors = engine_of(trainer).step.update.compression.state.factors

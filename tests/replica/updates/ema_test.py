@@ -84,7 +84,7 @@ def test_averages_are_those_of_the_definition():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("replicas", "options"),
-    [(1, dict(xla="loop")), (2, dict(xla="gradients", gradient_accumulation_steps=2))],
+    [(1, dict(xla="loop")), (2, dict(xla="gradients", micro_batches=2))],
 )
 def test_averages_do_not_depend_on_replicas_and_compilation(replicas, options):
     expected = average_by_numpy(make(cls=tiny.TinyTrainer), 5, 0.75)

@@ -148,7 +148,7 @@ def test_slices_are_gathered_in_buckets_of_one_dtype(monkeypatch):
 
 
 EVERYTHING = dict(
-    gradient_accumulation_steps=2,
+    micro_batches=2,
     clip=ctl.Clip(global_norm=0.1),
     ema_decay=0.9,
     weight_decay_exclude=["*/bias"],

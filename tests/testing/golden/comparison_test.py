@@ -37,7 +37,7 @@ def test_a_second_run_has_the_same_bits():
     ("replicas", "accumulation"), [(2, 1), pytest.param(4, 2, marks=pytest.mark.slow)]
 )
 def test_other_replicas_and_micro_batches_are_within_the_tolerance(replicas, accumulation):
-    actual = curve(replicas=replicas, gradient_accumulation_steps=accumulation)
+    actual = curve(replicas=replicas, micro_batches=accumulation)
     report = compare(actual, recorded())
     assert report.equal, report.failure()
     assert f"replicas: 1 -> {replicas}" in report.changes

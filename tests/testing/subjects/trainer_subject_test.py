@@ -38,9 +38,9 @@ def test_trainer_reads_the_examples_in_order(factory):
 
 
 def test_options_that_the_split_determines_are_replaced():
-    subject = make_subject(gallery.Right, seed=7, norms="global", gradient_accumulation_steps=4)
+    subject = make_subject(gallery.Right, seed=7, norms="global", micro_batches=4)
     options = subject.build(Split(4, micro_batches=2)).options
-    assert (options.gradient_accumulation_steps, options.norms) == (2, "")
+    assert (options.micro_batches, options.norms) == (2, "")
     assert (options.precision, options.seed, options.xla) == ("float64", 7, "off")
     assert options.on_non_finite == "ignore"
 

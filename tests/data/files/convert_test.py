@@ -7,16 +7,17 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from ctl.data import batching, convert
+from ctl import main
+from ctl.data import batching
 from ctl.data.data_errors import report_data_errors
-from ctl.data.files import record_reader
+from ctl.data.files import convert, record_reader
 from ctl.data.layout import Layout
 from tests.data.reading import one_line, read_all
 from tests.data.record_files import FEATURES, flip_bit, write
 
 
 def run(*arguments):
-    return convert.main(["convert", *map(str, arguments)])
+    return main.run(["ctl", "convert", *map(str, arguments)])
 
 
 def ids(pattern):
@@ -50,7 +51,7 @@ def test_damaged_file_is_one_line_and_leaves_nothing(tmp_path, capsys):
     flip_bit(path, -10)
     assert run(path, f"--output={tmp_path}/plain") == 2
     message = capsys.readouterr().err
-    assert f"ctl.data.convert: {path} is damaged after 8 records" in message
+    assert f"ctl: {path} is damaged after 8 records" in message
     assert message.count("\n") == 1
     assert os.listdir(tmp_path / "plain") == []
 
@@ -59,6 +60,8 @@ def test_missing_files_and_the_same_folder_are_rejected(tmp_path, capsys):
     assert run(tmp_path / "nothing*", f"--output={tmp_path}") == 2
     assert "No record file matches" in capsys.readouterr().err
     path = write(tmp_path / "a.tfrecord", range(2))
+    assert run(path) == 2
+    assert "ctl convert: the following arguments are required: --output" in capsys.readouterr().err
     assert run(path, f"--output={tmp_path}") == 2
     assert "would be replaced" in capsys.readouterr().err
     assert ids(path) == [0, 1]

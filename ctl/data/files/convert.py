@@ -1,15 +1,6 @@
-"""Converts record files, so that `ctl.data.records` can read them in random order.
+"""Converts record files, so that `ctl.data.records` can read them in random order."""
 
-    python -m ctl.data.convert "data/train-*.tfrecord.gz" --output=data/plain
-    python -m ctl.data.convert "data/train-*" --output=data/arrays --format=array_record
-
-Compressed TFRecord files are written uncompressed to another folder, under the same names without
-`.gz` or `.zlib`. `--format=array_record` writes ArrayRecord files (the package array-record), and
-ArrayRecord files become TFRecord files.
-"""
-
-import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 import os
 import sys
 from typing import Any
@@ -17,10 +8,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ctl.data.files import record_index, record_reader
+from ctl.data.files import record_reader
 from ctl.errors import UsageError
 
-USER_ERROR = 2
 _ARRAY_RECORD = "array_record"
 _ROWS = 1024  # records read from an ArrayRecord file at a time
 
@@ -66,24 +56,6 @@ def convert(path: str, folder: str, *, output_format: str = "tfrecord") -> tuple
     return output, count
 
 
-def main(argv: Sequence[str]) -> int:
-    """Converts the files of the command line; returns the exit code: 0 done, 2 user error."""
-    parser = argparse.ArgumentParser(prog="ctl.data.convert", description=__doc__.splitlines()[0])
-    parser.add_argument("files", nargs="+", help="paths or patterns")
-    parser.add_argument("--output", required=True, help="the folder of the new files")
-    parser.add_argument("--format", choices=("tfrecord", _ARRAY_RECORD), default="tfrecord")
-    flags = parser.parse_args(argv[1:])
-    try:
-        paths = record_index.find_files(flags.files)
-        for number, path in enumerate(paths, start=1):
-            output, count = convert(path, flags.output, output_format=flags.format)
-            print(f"{number} of {len(paths)}: {output}, {count} records", flush=True)
-    except UsageError as error:
-        print("ctl.data.convert:", " ".join(str(error).split()), file=sys.stderr, flush=True)
-        return USER_ERROR
-    return 0
-
-
 def _read(path: str) -> Iterator[bytes]:
     if record_reader.is_array_record(path):
         reader = record_reader.ArrayRecordReader([path], skip_damaged=False)
@@ -102,7 +74,3 @@ def _open_writer(path: str, output_format: str) -> Any:
         # Groups of one record are the fastest to read in random order.
         return record_reader.import_package().ArrayRecordWriter(path, "group_size:1")
     return tf.io.TFRecordWriter(path)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv))
