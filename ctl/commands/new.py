@@ -1,12 +1,13 @@
 """ctl new NAME: creates a small project with a trainer, a config, tests, a README and CI.
 
     ctl new digits && cd digits && pytest && ctl config.py
+    ctl new reviews --kind=text
 
 Its data is generated, so that everything works before you change anything. The files are copies of those
-in ctl/commands/project_template.
+in ctl/commands/project_template: the files of the kind replace the shared ones.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 import importlib.metadata
 import json
 import pathlib
@@ -19,6 +20,7 @@ from ctl.commands import Parser
 from ctl.errors import UsageError, print_line
 
 TEMPLATE = pathlib.Path(__file__).parent / "project_template"
+KINDS = ("images", "text", "tabular", "gan")
 _PACKAGE = "ctl-tensorflow"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
@@ -29,24 +31,31 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         UsageError: the name is not allowed, the folder exists already, or it cannot be written.
     """
-    parser = Parser("ctl new", "ctl new NAME", str(__doc__).partition("\n")[0])
+    parser = Parser("ctl new", "ctl new NAME --kind=text", str(__doc__).partition("\n")[0])
     parser.add_argument("name", metavar="NAME", help="the folder to create, such as digits")
-    path = pathlib.Path(parser.parse_args(list(arguments)).name)
+    parser.add_argument(
+        "--kind", choices=KINDS, default=KINDS[0], help="what the examples are; images by default"
+    )
+    flags = parser.parse_args(list(arguments))
+    path = pathlib.Path(flags.name)
     _check(path)
-    names = _create(path)
+    names = _create(path, flags.kind)
     print_line(f"Created {path} with {', '.join(names)}.")
     print_line(f"Test and train: cd {path} && pytest && ctl config.py")
     return 0
 
 
-def list_files() -> Iterator[tuple[pathlib.Path, pathlib.PurePath]]:
-    """Yields each file of the template, and its path in a project."""
-    for source in sorted(TEMPLATE.rglob("*")):
-        # pip also compiles the Python files of the template.
-        if source.is_file() and "__pycache__" not in source.parts:
-            # The package has dot_NAME instead of .NAME, since tools skip hidden files.
-            parts = source.relative_to(TEMPLATE).parts
-            yield source, pathlib.PurePath(*(re.sub("^dot_", ".", part) for part in parts))
+def list_files(kind: str) -> dict[str, pathlib.Path]:
+    """Returns path in a project of a kind -> file of the template."""
+    files = {}
+    for folder in (TEMPLATE / "shared", TEMPLATE / kind):
+        for source in folder.rglob("*"):
+            # pip also compiles the Python files of the template.
+            if source.is_file() and "__pycache__" not in source.parts:
+                # The package has dot_NAME instead of .NAME, since tools skip hidden files.
+                parts = source.relative_to(folder).parts
+                files["/".join(re.sub("^dot_", ".", part) for part in parts)] = source
+    return dict(sorted(files.items()))
 
 
 def _check(path: pathlib.Path) -> None:
@@ -65,27 +74,26 @@ def _check(path: pathlib.Path) -> None:
         raise UsageError(f"{path.parent} is not a folder: create it first.")
 
 
-def _create(path: pathlib.Path) -> list[str]:
+def _create(path: pathlib.Path, kind: str) -> list[str]:
     """Writes the files into a temporary folder, which becomes the project when it is complete."""
     values = {"PROJECT_NAME": path.name, "CTL_REQUIREMENT": _requirement()}
     placeholders = re.compile("|".join(values))
-    names, temporary = [], None
+    files, temporary = list_files(kind), None
     try:
         temporary = pathlib.Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-        for source, name in list_files():
+        for name, source in files.items():
             text = source.read_text(encoding="utf-8")
             text = placeholders.sub(lambda match: values[match[0]], text)
             target = temporary / name
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text, encoding="utf-8")
-            names.append(str(name))
         temporary.chmod(0o755)  # mkdtemp allows one user only
         temporary.rename(path)
     except OSError as error:
         if temporary:
             shutil.rmtree(temporary, ignore_errors=True)
         raise UsageError(f"{path} cannot be created ({error.strerror}).") from None
-    return names
+    return list(files)
 
 
 def _requirement() -> str:

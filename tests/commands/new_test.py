@@ -10,13 +10,15 @@ import pytest
 
 from ctl import main
 from ctl.commands import new
+from ctl.configs.loading import load_config
 from ctl.errors import UsageError
 from tests import child
 
 
-def test_project_has_every_file_and_no_placeholder(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("flags", [[], *([f"--kind={kind}"] for kind in new.KINDS)])
+def test_project_has_every_file_and_no_placeholder(tmp_path, monkeypatch, capsys, flags):
     monkeypatch.chdir(tmp_path)
-    assert main.run(["ctl", "new", "my-digits"]) == 0
+    assert main.run(["ctl", "new", "my-digits", *flags]) == 0
     out = capsys.readouterr().out
     assert out.endswith("Test and train: cd my-digits && pytest && ctl config.py\n")
     project = tmp_path / "my-digits"
@@ -28,6 +30,9 @@ def test_project_has_every_file_and_no_placeholder(tmp_path, monkeypatch, capsys
     assert all(name in out for name in files)
     texts = "".join((project / name).read_text() for name in files)
     assert not re.search("PROJECT_NAME|CTL_REQUIREMENT", texts) and "my-digits" in texts
+    for name in fnmatch.filter(files, "*.py"):
+        compile((project / name).read_text(), name, "exec")
+    assert load_config(str(project / "config.py")).trainer == "trainer.py:Trainer"
 
 
 @pytest.mark.parametrize(
@@ -65,7 +70,11 @@ def test_project_requires_ctl_from_where_it_was_installed(tmp_path, monkeypatch,
             for name in ("1a", "-x/..", "a b", "é", "a.b", ".")
         ],
         *[(["a" * length], "cannot be created (File name too long)") for length in (250, 300)],
-        ([], "ctl new: the following arguments are required: NAME: write ctl new NAME."),
+        (
+            [],
+            "ctl new: the following arguments are required: NAME: write ctl new NAME --kind=text.",
+        ),
+        (["a", "--kind=audio"], "ctl new: argument --kind: invalid choice: 'audio'"),
         (["a", "b"], "ctl new: unrecognized arguments: b"),
         (["no/a"], "no is not a folder: create it first."),
     ],
@@ -111,17 +120,19 @@ def test_a_project_may_have_the_name_of_a_placeholder(tmp_path, monkeypatch):
 def test_every_file_of_the_template_is_package_data():
     text = (child.ROOT / "pyproject.toml").read_text()
     patterns = re.findall(r'"(commands/project_template/[^"]*)"', text)
-    names = [str(source.relative_to(child.ROOT / "ctl")) for source, _ in new.list_files()]
+    sources = [source for kind in new.KINDS for source in new.list_files(kind).values()]
+    names = [str(source.relative_to(child.ROOT / "ctl")) for source in sources]
     for name in names:
         depth = [p for p in patterns if p.count("/") == name.count("/")]  # * is within one folder
         assert any(fnmatch.fnmatch(name, pattern) for pattern in depth), name
 
 
 @pytest.mark.slow
-def test_tests_of_a_new_project_pass_and_it_trains(tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", new.KINDS)
+def test_tests_of_a_new_project_pass_and_it_trains(tmp_path, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)
-    new.main(["digits"])
-    project = tmp_path / "digits"
+    new.main(["project", f"--kind={kind}"])
+    project = tmp_path / "project"
     tests = child.run(["-m", "pytest", "-n", "0", "-p", "no:cacheprovider"], cwd=project)
     assert tests.returncode == 0 and "2 passed" in tests.stdout, tests.stdout
     trained = child.run(["-m", "ctl.main", "config.py", "--config.train.steps=20"], cwd=project)

@@ -10,7 +10,7 @@ def test_the_update_does_not_depend_on_the_split():
     ctl.testing.assert_replica_equivalent(
         trainer.Trainer,
         trainer.make_examples(8, seed=0),
-        options=ctl.TrainerOptions(model={"width": 4, "dropout": 0.5}),
+        options=ctl.TrainerOptions(model=config.get_config().model.to_dict()),
     )
 
 

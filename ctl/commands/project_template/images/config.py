@@ -1,0 +1,14 @@
+"""The settings of PROJECT_NAME: `ctl config.py` trains and evaluates."""
+
+import ctl
+
+
+def get_config():
+    return ctl.config(
+        trainer="trainer.py:Trainer",
+        data=dict(global_batch_size=32),
+        model=dict(width=16, dropout=0.1),
+        optimizer=dict(name="adam", learning_rate=3e-3, schedule="cosine"),
+        train=dict(steps="10 epochs", checkpoint_interval="1 epoch"),
+        eval=dict(interval="1 epoch", global_batch_size=256),
+    )
