@@ -184,8 +184,8 @@ class TrainerOptions:
         loss_weights: name -> factor of each loss that `per_example_loss` returns, if it returns a dict.
         on_non_finite: what happens after a step whose loss or gradients are not finite. "stop": raise
             `NonFiniteStep` at the end of the inner loop; "skip": do not apply the update, and
-            continue; "rollback": as "stop", and `ctl.loop.controller.Controller` restores the last
-            checkpoint and continues without that batch; "ignore": do not check.
+            continue; "rollback": as "stop", and the run restores the last checkpoint and continues
+            without that batch; "ignore": do not check.
         loss_spike: if not 0, a loss that is more than this many times the median of the last 101
             losses is treated like one that is not finite.
         norms: "global" adds the global norms of gradients, parameters and updates to the outputs of a

@@ -1,23 +1,15 @@
-"""The hooks of mkdocs: pages that are files outside of docs/, generated tables, and links to both."""
+"""The hooks of mkdocs: pages that are files outside of docs/, and links to them."""
 
 import logging
 import pathlib
 import posixpath
 import re
-import sys
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
-# mkdocs imports this file by its path, and not from the root of the repository.
-sys.path[:0] = [str(_ROOT), str(_ROOT / "docs/site")]
-
-import api_reference  # noqa: E402
-import command_reference  # noqa: E402
-import config_reference  # noqa: E402
-
 # Page of the site -> file of the repository, which is read there, too, and so is not in docs/.
 COPIES = {
     "index.md": "README.md",
@@ -25,15 +17,6 @@ COPIES = {
     "kubernetes.md": "deploy/kubernetes/README.md",
     "build.md": "BUILD.md",
     "changelog.md": "CHANGELOG.md",
-}
-# `<!-- generated: NAME -->` in a page is replaced by the text of a function.
-GENERATED = {
-    "config keys": config_reference.render,
-    "flags": command_reference.render_flags,
-    "modes": command_reference.render_modes,
-    "commands": command_reference.render_commands,
-    "api index": api_reference.render_index,
-    **{f"api {module}": api_reference.renderer(module) for module in api_reference.MODULES},
 }
 _LINK = re.compile(r"\[([^\[\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 _log = logging.getLogger("mkdocs.hooks.ctl")
@@ -57,18 +40,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Inserts the generated parts of a page, and makes its links those of the site."""
-    for problem in api_reference.missing_docstrings() if page.file.src_uri == "index.md" else ():
-        _log.warning(problem)
+    """Makes the links of a page those of the site."""
     source = COPIES.get(page.file.src_uri, f"docs/{page.file.src_uri}")
-
-    def generate(match: re.Match[str]) -> str:
-        if match[1] not in GENERATED:
-            _log.warning(f"{source}: there is no generated text {match[1]!r}.")
-            return ""
-        return GENERATED[match[1]]()
-
-    markdown = re.sub(r"^<!-- generated: (.*) -->$", generate, markdown, flags=re.MULTILINE)
     return _LINK.sub(lambda match: _site_link(match, source, page.file.src_uri), markdown)
 
 

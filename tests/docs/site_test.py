@@ -1,10 +1,12 @@
-"""The navigation and the generated tables of the documentation site are complete."""
+"""The navigation of the documentation site, and the generated reference, are complete."""
 
 import importlib.util
 import re
+import sys
 
 import yaml
 
+import ctl
 from ctl import commands
 from ctl.configs import flags, keys, overrides
 from ctl.configs.modes import MODES
@@ -14,9 +16,11 @@ SITE = child.ROOT / "docs/site"
 CONFIG = (child.ROOT / "mkdocs.yml").read_text()
 
 
-def load(name):
-    """Imports a module of docs/site, as mkdocs does, without its other modules."""
-    spec = importlib.util.spec_from_file_location(name, SITE / f"{name}.py")
+def generator():
+    """Imports docs/reference/generate.py."""
+    spec = importlib.util.spec_from_file_location(
+        "generate", child.ROOT / "docs/reference/generate.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -24,7 +28,7 @@ def load(name):
 
 def config_rows():
     """Key -> its cells: type, default, meaning, resume."""
-    table = load("config_reference").render()
+    table = (child.ROOT / "docs/reference/config.md").read_text().partition("<!-- generated")[2]
     rows = [re.split(r" *(?<!\\)\| *", row) for row in re.findall(r"^\| `.*", table, re.MULTILINE)]
     assert {len(row) for row in rows} == {7}
     return {row[1].strip("`"): row[2:-1] for row in rows}
@@ -65,13 +69,32 @@ def test_rows_state_which_keys_may_change_when_a_run_resumes():
 
 
 def test_every_mode_flag_and_command_has_a_row():
-    module = load("command_reference")
-    for names, table in (
-        (MODES, module.render_modes()),
-        (flags.describe_flags(), module.render_flags()),
-        ([f"ctl {name}" for name in commands.COMMANDS], module.render_commands()),
-    ):
-        assert set(re.findall(r"^\| `([^`]+)`", table, re.MULTILINE)) == set(names)
+    page = (child.ROOT / "docs/reference/command-line.md").read_text()
+    names = {*MODES, *flags.describe_flags(), *(f"ctl {name}" for name in commands.COMMANDS)}
+    assert set(re.findall(r"^\| `([^`]+)`", page, re.MULTILINE)) == names
+
+
+def test_the_reference_is_current_and_has_every_public_name(monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    generate = generator()
+    outdated = [
+        p.name for p in generate.PAGES if generate.render_page(p.read_text()) != p.read_text()
+    ]
+    assert outdated == [], "run .uv/bin/uv run python docs/reference/generate.py"
+    headings = "".join(page.read_text() for page in generate.PAGES)
+    assert {f"ctl.{n}" for n in ctl.__all__ if isinstance(getattr(ctl, n), type)} <= {
+        *re.findall("^## class `(.*)`$", headings, re.MULTILINE)
+    }
+
+
+def test_the_anchors_of_the_index_are_headings():
+    folder = child.ROOT / "docs/reference/api"
+    links = re.findall(r"\]\((\w+\.md)#(.*?)\)", (folder / "index.md").read_text())
+    assert len(links) > 50
+    for page, anchor in links:
+        headings = re.findall("^## (.*)$", (folder / page).read_text(), re.MULTILINE)
+        # GitHub and mkdocs drop the punctuation of a heading.
+        assert anchor in {re.sub(r"[^\w-]", "", h.lower().replace(" ", "-")) for h in headings}
 
 
 def test_pages_load_nothing_from_other_hosts():

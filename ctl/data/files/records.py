@@ -33,10 +33,9 @@ def records(
             "label": tf.io.FixedLenFeature([], tf.int64)})
 
     Each epoch is a permutation of all examples; for files in an object store, a permutation of blocks of
-    neighboring records, and then of the records of 128 blocks (`ctl.data.files.block_reader`). A run
-    resumes without reading the earlier examples, and each process reads only the rows of its own
-    replicas. The first use of a TFRecord file writes an index of its records (see
-    `ctl.data.files.record_index`).
+    neighboring records, and then of the records of 128 blocks. A run resumes without reading the earlier
+    examples, and each process reads only the rows of its own replicas. The first use of a TFRecord file
+    writes an index of its records into `index_dir`.
 
     Args:
         files: paths or patterns of paths; the files of a pattern are sorted. TFRecord files may be URLs,

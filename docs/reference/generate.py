@@ -1,0 +1,241 @@
+"""Writes the generated parts of the pages in docs/reference: config keys, command line, Python API.
+
+    .uv/bin/uv run python docs/reference/generate.py
+
+It replaces the text of a page between `<!-- generated: NAME -->` and `<!-- end -->`. griffe reads the
+public names and their docstrings without importing ctl.
+"""
+
+from collections.abc import Iterator, Mapping
+import functools
+import pathlib
+import re
+import sys
+
+import griffe
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))  # the checkout of this file, if ctl is installed, too
+
+from ctl import commands  # noqa: E402
+from ctl.configs import flags, keys  # noqa: E402
+from ctl.configs.modes import MODES  # noqa: E402
+
+PAGES = sorted(ROOT.glob("docs/reference/**/*.md"))
+_MODULES = ("ctl", "ctl.data", "ctl.random", "ctl.ray", "ctl.replica", "ctl.testing")
+_GENERATED = re.compile(r"(<!-- generated: ([\w. ]+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
+_NOT_IN_ANCHORS = str.maketrans("", "", "`.")
+_MAX_LINE = 100  # characters of a signature in one line
+
+
+def render_page(text: str) -> str:
+    """Returns the text of a page with its generated parts as they are today."""
+    return _GENERATED.sub(lambda match: f"{match[1]}\n{_render(match[2])}\n\n{match[3]}", text)
+
+
+def _render(name: str) -> str:
+    if name.startswith("api ctl"):
+        return _render_module(name.removeprefix("api "))
+    return {
+        "config keys": _render_keys,
+        "modes": _render_modes,
+        "flags": lambda: _table("flag", flags.describe_flags()),
+        "commands": lambda: _table(
+            "command", {f"ctl {k}": v for k, v in commands.COMMANDS.items()}
+        ),
+        "api index": _render_index,
+    }[name]()
+
+
+# The config keys and the command line.
+
+
+def _render_keys() -> str:
+    """Returns one table per section; the first one has the keys without a section."""
+    tables: dict[str, list[str]] = {"": []}
+    for key in keys.KEYS:
+        section = key.name.partition(".")[0] if "." in key.name else ""
+        if not key.is_section:
+            tables.setdefault(section, []).append(_key_row(key))
+    lines: list[str] = []
+    for section, rows in tables.items():
+        lines += ["", f"## `{section}`" if section else "## Keys without a section", ""]
+        if section and keys.BY_NAME[section].text:
+            lines += [_escape_key(keys.BY_NAME[section].text), ""]
+        lines += ["| key | type | default | meaning | resume |", "|---|---|---|---|---|", *rows]
+    return "\n".join(lines[1:])
+
+
+def _key_row(key: keys.Key) -> str:
+    meaning = _escape_key(key.text)
+    if key.free:
+        return f"| `{key.name}` | dict | `{{}}` | {meaning} | |"
+    resume = "yes" if keys.is_harmless(key.name) else ""
+    default = repr(key.default).replace("'", '"')
+    return f"| `{key.name}` | {key.type} | `{default}` | {meaning} | {resume} |"
+
+
+def _escape_key(text: str) -> str:
+    text = re.sub(r"([*\[\]|<])", r"\\\1", text)
+    return re.sub(r"docs/([\w-]+)\.md", r"[\1.md](../\1.md)", text)
+
+
+def _render_modes() -> str:
+    lines = ["| mode | what it does | flags, besides `--config` |", "|---|---|---|"]
+    for name, mode in MODES.items():
+        accepted = ", ".join(f"`--{flag}`" for flag in mode.flags)
+        lines.append(f"| `{name}` | {_escape_cell(mode.text)} | {accepted} |")
+    return "\n".join(lines)
+
+
+def _table(title: str, rows: Mapping[str, str]) -> str:
+    lines = [f"| {title} | what it does |", "|---|---|"]
+    return "\n".join(
+        lines + [f"| `{name}` | {_escape_cell(text)} |" for name, text in rows.items()]
+    )
+
+
+def _escape_cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+# The Python API.
+
+
+@functools.cache
+def _package() -> griffe.Module:
+    package = griffe.load("ctl", search_paths=[ROOT], docstring_parser="google")
+    assert isinstance(package, griffe.Module)
+    return package
+
+
+def _render_index() -> str:
+    """Returns a table of all public names with the first paragraphs of their docstrings."""
+    lines: list[str] = []
+    for module in _MODULES:
+        page = f"{module.rpartition('.')[2]}.md"
+        lines += ["", f"## {module}", "", "| name | purpose |", "|---|---|"]
+        for name in _public_names(module):
+            docstring = _resolve(name).docstring
+            assert docstring, f"{name} has no docstring."
+            summary = " ".join(docstring.value.partition("\n\n")[0].split())
+            anchor = _heading(name).lower().replace(" ", "-").translate(_NOT_IN_ANCHORS)
+            lines.append(f"| [`{name}`]({page}#{anchor}) | {_escape_cell(summary)} |")
+    return "\n".join(lines[1:])
+
+
+def _public_names(module: str) -> list[str]:
+    """Returns the full names of the public classes and functions of a module, without submodules."""
+    members = _package().modules_collection[module].members
+    names = _package().modules_collection[module].exports or [
+        name
+        for name, member in members.items()
+        if not name.startswith("_") and not member.is_alias and member.is_function
+    ]
+    full_names = [f"{module}.{name}" for name in names]
+    return [name for name in full_names if name not in _MODULES]
+
+
+def _resolve(name: str) -> griffe.Object:
+    module, _, last = name.rpartition(".")
+    modules = _package().modules_collection
+    # A submodule of the name of a function hides it.
+    item = modules[modules[module].imports.get(last, name) if module else name]
+    return item.final_target if isinstance(item, griffe.Alias) else item
+
+
+def _heading(name: str) -> str:
+    """Returns the heading of a class or a function; their names may differ in their case only."""
+    return f"class `{name}`" if _resolve(name).is_class else f"`{name}`"
+
+
+def _render_module(module: str) -> str:
+    lines: list[str] = []
+    if not _package().modules_collection[module].exports:  # its docstring describes all functions
+        lines += _describe(_resolve(module))
+    for name in _public_names(module):
+        item = _resolve(name)
+        lines += [f"## {_heading(name)}", ""]
+        if isinstance(item, griffe.Class):
+            lines += _render_class(name, item)
+        else:  # a function or a module
+            lines += [*(_signature(name, item) if item.is_function else ()), *_describe(item)]
+    return "\n".join(lines).strip()
+
+
+def _render_class(name: str, item: griffe.Class) -> Iterator[str]:
+    constructor = item.members.get("__init__")
+    if constructor is not None:
+        yield from _signature(name, constructor)
+    yield from _describe(item)
+    for method in item.members.values():
+        is_public = not method.name.startswith("_") or method.name == "__call__"
+        if is_public and (method.is_function or "property" in method.labels):
+            yield from (f"### `{name.rpartition('.')[2]}.{method.name}`", "")
+            if method.is_function:
+                yield from _signature(method.name, method)
+            yield from _describe(method)
+
+
+def _signature(name: str, function: griffe.Object | griffe.Alias) -> list[str]:
+    """Returns a code block with a signature, with one argument per line if it is long."""
+    parameters, starred = [], False
+    for parameter in function.parameters:
+        if parameter.name in ("self", "cls"):
+            continue
+        if parameter.kind is griffe.ParameterKind.keyword_only and not starred:
+            parameters.append("*")
+        starred |= parameter.kind in (
+            griffe.ParameterKind.keyword_only, griffe.ParameterKind.var_positional
+        )  # fmt: skip
+        parameters.append(_parameter(parameter))
+    returned = f" -> {function.returns}" if function.returns and function.name != "__init__" else ""
+    line = f"{name}({', '.join(parameters)}){returned}"
+    if len(line) > _MAX_LINE:
+        line = "\n".join([f"{name}(", *(f"    {text}," for text in parameters), f"){returned}"])
+    return ["```python", line, "```", ""]
+
+
+def _parameter(parameter: griffe.Parameter) -> str:
+    stars = {
+        griffe.ParameterKind.var_positional: "*",
+        griffe.ParameterKind.var_keyword: "**",
+    }.get(parameter.kind, "")
+    annotation = f": {parameter.annotation}" if parameter.annotation else ""
+    name = parameter.name.lstrip("*")
+    if stars or parameter.default is None:
+        return f"{stars}{name}{annotation}"
+    return f"{name}{annotation}{' = ' if annotation else '='}{parameter.default}"
+
+
+def _describe(item: griffe.Object) -> list[str]:
+    """Returns the docstring of a class or a function as Markdown."""
+    assert item.docstring, f"{item.path} has no docstring."
+    lines: list[str] = []
+    for section in item.docstring.parsed:
+        kind = section.kind.value
+        if kind == "text":
+            lines += [_escape_text(section.value), ""]
+            continue
+        lines += [f"**{'Arguments' if kind == 'parameters' else kind.capitalize()}**", ""]
+        for entry in section.value:
+            text = " ".join(_escape_text(entry.description).split())
+            if kind in ("returns", "yields"):
+                lines.append(text)
+            else:
+                lines.append(f"- `{entry.annotation if kind == 'raises' else entry.name}`: {text}")
+        lines.append("")
+    return lines
+
+
+def _escape_text(text: str) -> str:
+    """Escapes what Markdown would hide, outside of code; marks indented examples as Python."""
+    parts = re.split(r"(`[^`]*`|^ {4}.*$)", text, flags=re.MULTILINE)
+    for i in range(0, len(parts), 2):
+        parts[i] = re.sub(r"([*<])", r"\\\1", parts[i])
+    return "".join(parts)
+
+
+if __name__ == "__main__":
+    for path in PAGES:
+        path.write_text(render_page(path.read_text()))
