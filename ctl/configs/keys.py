@@ -110,8 +110,8 @@ KEYS = (
     Key("init.checkpoint", "",
         text="Start from the weights of another run: its workdir, its folder of checkpoints (the "
              "newest is used), or one checkpoint, such as runs/a/checkpoints/ckpt-500; or a file of "
-             'weights of another library: .safetensors, .h5, .keras or .npz. "": random initial '
-             "weights."),
+             "weights of another library: .safetensors, .h5, .keras or .npz. Each may be a URL. "
+             '"": random initial weights.'),
     Key("init.variables", [],
         text='The variables to restore, as patterns of names such as ["conv*/*", "dense/kernel"]; '
              'empty: all. A pattern such as "!head/*" leaves variables out.'),

@@ -9,6 +9,7 @@ from typing import Any
 import google_crc32c
 
 from ctl import errors
+from ctl.configs.values import is_weight_file
 from ctl.errors import UsageError
 from ctl.loop.bucket.local import folder_of
 from ctl.loop.bucket.store import Store
@@ -130,7 +131,7 @@ def run(url: str, name: str = "", *, every: bool = False, texts_only: bool = Fal
 
 
 def path(name: str, *, texts_only: bool = False) -> str:
-    """Returns the local path of a run, a folder of checkpoints or a checkpoint; fetches it from a URL.
+    """Returns the local path of a run, a checkpoint or a file of weights; fetches it from a URL.
 
     Args:
         name: a path, which is returned as it is, or a URL.
@@ -142,6 +143,12 @@ def path(name: str, *, texts_only: bool = False) -> str:
     if not errors.is_url(name):
         return name
     parent, _, last = name.rstrip("/").removesuffix(".index").rpartition("/")
+    if is_weight_file(name):
+        store, folder = Store(parent), folder_of(parent, "read")
+        if last not in store.retry(store.list):
+            raise UsageError(f"{name} does not exist: name another file of weights.")
+        store.retry(store.download, last, folder / last)
+        return str(folder / last)
     step = last.removeprefix("ckpt-")
     if last == step or not step.isdecimal():
         folder = run(name, texts_only=texts_only)

@@ -197,7 +197,7 @@ def describe(trainer: StandardTrainer, init: Any) -> list[str]:
     """Lists the weights that each variable would get, also if they do not match; loads nothing."""
     lines = []
     for request in _requests(trainer, init):
-        path = _path(request, _latest_step(request.source))
+        path = _path(request, _latest_step(request.local))
         content = _open(path)
         comparison, variables = _compare(content, request)
         sources = {id(v.source): "missing" for v in comparison.missing}

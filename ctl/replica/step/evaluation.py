@@ -19,6 +19,7 @@ from ctl.replica.measure.collected_rows import check_values
 from ctl.replica.measure.non_finite import counter
 from ctl.replica.step import metrics
 from ctl.replica.step.empty_batches import pad_rows, zero_outputs, zero_without_rows
+from ctl.replica.step.metrics import check_names
 from ctl.replica.step.microbatches import hide_rows, row_count
 from ctl.replica.step.replica_step import ReplicaStep
 
@@ -62,6 +63,7 @@ class Evaluation:
         update_metrics: Callable[..., None],
         collect: Callable[[Batch, Any], Mapping[str, tf.Tensor]] | None = None,
     ):
+        check_names(metrics, step.plan.options.loss_weights)
         self.metrics = metrics
         self.examples = _accumulator("examples", tf.int64)
         self._factors = step.plan.options.loss_weights or loss.SINGLE

@@ -4,7 +4,7 @@ A metric is a function of the evaluated rows alone if its variables are sums ove
 sums its own rows, and tf.distribute sums the replicas when the result is read.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import functools
 import inspect
 from typing import Any
@@ -54,6 +54,15 @@ def prepare(metrics: Any) -> dict[str, tf_keras.metrics.Metric]:
             )
         _wrap_update(metric, name)
     return metrics
+
+
+def check_names(metrics: Iterable[str], losses: Iterable[str]) -> None:
+    """Raises UsageError if a metric has the name by which a loss is reported."""
+    for name in sorted({*metrics} & {f"{loss}_loss" for loss in losses}):
+        raise UsageError(
+            f"build_metrics returned a metric {name!r}, the name of the reported loss "
+            f"{name.removesuffix('_loss')!r} of loss_weights: choose another name."
+        )
 
 
 def results(metrics: Mapping[str, tf_keras.metrics.Metric]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import tf_keras
 
 import ctl
 from ctl import testing
+from ctl.loop.bucket.store import Store
 from ctl.loop.checkpoints import warm_start
 
 TORCH = {
@@ -149,6 +150,16 @@ def test_other_classes_are_left_out_and_the_listing_shows_what_does_not_match(tr
     assert any(
         line.endswith("not loaded (init.variables)") for line in warm_start.describe(trainer, left)
     )
+
+
+def test_a_file_may_be_a_url(trainer, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    np.savez(tmp_path / "w.npz", **{"head/bias": np.full_like(trainer.model.layers[-1].bias, 7)})
+    Store("memory://weights").upload(tmp_path / "w.npz", "a/w.npz")
+    (loaded,) = warm_start.all_load(trainer, init("memory://weights/a/w.npz", "head/bias"))
+    assert loaded.names == ["head/bias"] and trainer.model.layers[-1].bias.numpy()[0] == 7
+    with pytest.raises(ctl.UsageError, match=r"a/b\.npz does not exist: name another file"):
+        warm_start.check(trainer, init("memory://weights/a/b.npz"))
 
 
 def test_mistakes_are_one_line(trainer, tmp_path):

@@ -172,6 +172,13 @@ def test_losses_must_have_the_names_of_the_config(loss_weights, returned, messag
         make_trainer(1, cls=cls, loss_weights=loss_weights).train(tf.constant(1))
 
 
+def test_a_metric_must_not_have_the_name_of_a_loss():
+    metrics = {"kind_loss": tf_keras.metrics.Mean()}
+    cls = type("Other", (Two,), {"build_metrics": lambda self: metrics})
+    with pytest.raises(ctl.UsageError, match="'kind_loss', the name of the reported loss 'kind'"):
+        make_trainer(1, cls=cls).train(tf.constant(1))
+
+
 def test_weights_must_have_the_names_of_the_losses():
     cls = type("Other", (Two,), {"sample_weight": lambda self, batch: {"kind": batch["count"]}})
     with pytest.raises(
