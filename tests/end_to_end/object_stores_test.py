@@ -187,8 +187,8 @@ def test_two_workers_without_a_shared_disk_resume_from_the_store(proxy, start):
     strategy = "--config.train.best.metric=eval/loss", "--config.train.best.mode=min"
     restore = "--config.train.best.restore=true"
     flags = (*launch, *strategy, restore)
-    code, _, error = finish(start(*flags, f"--workdir={whole}", module="ctl.launch"))
-    assert code == 0, error
+    code, out, error = finish(start(*flags, f"--workdir={whole}", module="ctl.launch"))
+    assert code == 0, out + error
     process = start(*flags, f"--workdir={killed}", module="ctl.launch")
     store = Store(killed)
     while max(fetch.steps(store), default=0) < 10 and process.poll() is None:
@@ -197,7 +197,7 @@ def test_two_workers_without_a_shared_disk_resume_from_the_store(proxy, start):
     finish(process)
     while start.cache.exists():  # the workers end after their launcher, and write until then
         shutil.rmtree(start.cache, ignore_errors=True)
-    code, _, error = finish(start(*flags, f"--workdir={killed}", module="ctl.launch"))
-    assert code == 0, error
+    code, out, error = finish(start(*flags, f"--workdir={killed}", module="ctl.launch"))
+    assert code == 0, out + error
     assert (folder_of(killed, "worker-1") / "checkpoints/ckpt-40.whole").exists()
     check_same(killed, whole, 40)
