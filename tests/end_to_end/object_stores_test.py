@@ -19,6 +19,7 @@ from benchmarks.storage.proxy import Proxy
 from ctl.loop.bucket import fetch
 from ctl.loop.bucket.local import folder_of
 from ctl.loop.bucket.store import Store
+from ctl.testing import faults
 from tests import child, experiments
 
 pytest.importorskip("moto", reason="moto is not installed: BUILD.md says how")
@@ -193,10 +194,10 @@ def test_two_workers_without_a_shared_disk_resume_from_the_store(proxy, start):
     store = Store(killed)
     while max(fetch.steps(store), default=0) < 10 and process.poll() is None:
         time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGKILL)
+    for pid in (process.pid, *faults.workers(process.pid).values()):
+        os.kill(pid, signal.SIGKILL)
     finish(process)
-    while start.cache.exists():  # the workers end after their launcher, and write until then
-        shutil.rmtree(start.cache, ignore_errors=True)
+    shutil.rmtree(start.cache)
     code, out, error = finish(start(*flags, f"--workdir={killed}", module="ctl.launch"))
     assert code == 0, out + error
     assert (folder_of(killed, "worker-1") / "checkpoints/ckpt-40.whole").exists()

@@ -149,8 +149,8 @@ class NeedsStaticRows(reference_model.ReferenceTrainer):
     ("cls", "options"),
     [
         (CountsRows, {}),
-        (CountsStaticRows, {}),
-        (CountsByLen, {}),
+        pytest.param(CountsStaticRows, {}, marks=pytest.mark.slow),
+        pytest.param(CountsByLen, {}, marks=pytest.mark.slow),
         (CountsRowsInOneOfTwoLosses, {"loss_weights": {"one": 1.0, "other": 0.5}}),
     ],
 )
