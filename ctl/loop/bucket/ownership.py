@@ -8,7 +8,6 @@ died on the same machine, or has not changed the object for a while.
 
 from collections.abc import Callable
 import contextlib
-import datetime
 import json
 import math
 import os
@@ -19,6 +18,7 @@ import time
 from typing import Any
 
 from ctl.errors import Failure, UsageError, print_line
+from ctl.loop import lock
 from ctl.loop.bucket.store import Store
 
 FOLDER = "owner"
@@ -48,7 +48,7 @@ class Ownership:
         self._store = store
         self._on_lost = on_lost
         self.number = 0
-        self._since = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
+        self._holder = {**lock.this_process(), "machine": _machine()}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True, name="ctl-owner")
 
@@ -111,29 +111,25 @@ class Ownership:
                 continue
 
     def _content(self, **fields: Any) -> bytes:
-        holder = {"pid": os.getpid(), "host": socket.gethostname(), "machine": _machine()}
-        return json.dumps({**holder, "since": self._since, **fields}).encode()
+        return json.dumps({**self._holder, **fields}).encode()
 
     def _wait_for_end(self, name: str) -> None:
         """Waits until an owner has ended; raises UsageError if it lives."""
-        url, first, deadline = self._store.url, b"", math.inf
+        url, first, who, deadline = self._store.url, b"", "", math.inf
         while time.monotonic() < deadline:
             content = self._store.retry(self._store.read, name) or b"{}"
             holder = _parse(content)
             if _has_ended(holder):
                 return
-            who = f"pid {holder.get('pid')} on {holder.get('host')} since {holder.get('since')}"
             if not first:
-                first, deadline = content, time.monotonic() + LEASE_SECONDS
+                first, who = content, lock.describe(holder)
+                deadline = time.monotonic() + LEASE_SECONDS
                 print_line(
                     f"{url} is owned by {who}: waiting up to {LEASE_SECONDS:.0f} s in case that "
                     "process has died."
                 )
             elif content != first:
-                raise UsageError(
-                    f"{url} is in use by another run, {who}: stop it, wait for its end, or name "
-                    "another --workdir."
-                )
+                raise lock.in_use(url, who)
             time.sleep(_POLL_SECONDS)
 
 
