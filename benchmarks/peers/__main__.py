@@ -4,7 +4,7 @@
     python -m benchmarks.peers --cache FOLDER --workloads mnist --frameworks ctl tensorflow torch
 
 It installs the frameworks into environments in FOLDER (4 GB), on the first run. For each workload all
-programs first train from the same weights on the same batches, and must have the same losses. Then, in
+programs first train from the same weights on the same batch, and must have the same losses. Then, in
 each of `--rounds` rounds, all programs start, and take turns to train for a window of `--seconds`, in
 a different order each time. The table has the median ratio to ctl's speed in the same turn, and its 95 %
 interval. Tables go to stdout and, with `--page`, into a page; progress goes to stderr.
@@ -75,6 +75,9 @@ FRAMEWORKS = {
     ),
 }
 
+# On a CPU XLA is slower with convolutions, and compiles the recurrent layer for a minute.
+_DEFAULT = [name for name in FRAMEWORKS if name != "tensorflow_xla"]
+
 
 def main(arguments: list[str] | None = None) -> None:
     """Checks and measures the programs; prints the table and writes the requested files."""
@@ -116,7 +119,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--workloads", nargs="+", choices=workloads.WORKLOADS, default=list(workloads.WORKLOADS)
     )
-    parser.add_argument("--frameworks", nargs="+", choices=FRAMEWORKS, default=list(FRAMEWORKS))
+    parser.add_argument("--frameworks", nargs="+", choices=FRAMEWORKS, default=_DEFAULT)
     parser.add_argument("--rounds", type=int, default=3, help="starts of each program")
     parser.add_argument("--windows", type=int, default=5, help="windows of each start")
     parser.add_argument("--seconds", type=float, default=1.0, help="seconds per window")
@@ -160,10 +163,17 @@ def check(workload: str, folder: str, pythons: dict[str, str]) -> tuple[list[str
             env=environments.variables(),
         )
         if done.returncode:
+            if name == REFERENCE:
+                raise SystemExit(f"ctl failed on {workload}; its output is above.")
             failures.append(f"{workload} in {FRAMEWORKS[name].label} failed.")
             continue
         losses = np.array(json.loads(done.stdout))
-        expected = losses if name == REFERENCE else expected
+        if name == REFERENCE:
+            expected = losses
+            if expected[-1] > (1 - 5 * TOLERANCE) * expected[0]:
+                raise SystemExit(
+                    f"The losses of {workload} fall too little to be compared: {losses}"
+                )
         if np.allclose(losses, expected, rtol=TOLERANCE):
             agreed.append(name)
         else:
@@ -172,8 +182,6 @@ def check(workload: str, folder: str, pythons: dict[str, str]) -> tuple[list[str
                 f"but ctl {expected.round(4)}."
             )
         windows.print_progress(f"{workload}: {losses.round(4)}")
-    if REFERENCE not in agreed:
-        raise SystemExit(f"ctl failed on {workload}; its output is above.")
     return agreed, failures
 
 

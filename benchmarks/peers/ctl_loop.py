@@ -33,7 +33,8 @@ class Trainer(ctl.StandardTrainer):
             everyone = ctl.replica.all_gather((item, batch["item"]))
             math = keras_models.operations(tf_keras)
             return keras_models.pair_losses(math, user, item, batch["item"], *everyone)
-        return keras_models.loss_fn(tf_keras, self._task)(batch["label"], outputs)
+        losses = keras_models.loss_fn(tf_keras, self._task)(batch["label"], outputs)
+        return losses if losses.shape.rank == 1 else tf.reduce_mean(losses, axis=1)  # of the bytes
 
     def build_metrics(self):
         return {metric.name: metric for metric in keras_models.metrics(tf_keras, self._task)}

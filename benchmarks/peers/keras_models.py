@@ -7,7 +7,9 @@ def build(keras, task, make=None):
     """Builds the model of a task with a Keras module, and sets its initial weights."""
     model = (make or MODELS[task.name])(keras, task)
     variables = {
-        variable_name(variable).removeprefix(f"{model.name}/"): variable  # of a Sequential of Keras 3
+        variable_name(variable).removeprefix(
+            f"{model.name}/"
+        ): variable  # of a Sequential of Keras 3
         for variable in model.trainable_variables
     }
     if variables.keys() != task.weights.keys():

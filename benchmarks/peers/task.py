@@ -23,7 +23,7 @@ class Task:
         batch: examples per step.
         steps_per_loop: steps between two calls of `tick`.
         dropout: the rate of dropout, 0 in a check.
-        check: train in the order of the arrays, so that the losses can be compared.
+        check: train on one batch in the order of the arrays, so that the losses can be compared.
         folder: where `data.npz` and `weights.npz` are.
     """
 
@@ -36,10 +36,15 @@ class Task:
 
     @functools.cached_property
     def arrays(self) -> dict[str, np.ndarray]:
-        """The examples: `x` and `label`, or `user` and `item`. In a check, those of a few steps."""
+        """The examples: `x` and `label`, or `user` and `item`.
+
+        In a check they are the first batch, for each of the steps. Its loss falls in every workload.
+        """
         arrays = dict(np.load(self.folder / "data.npz"))
-        count = self.batch * self.steps_per_loop * CHECK_LOOPS if self.check else None
-        return {name: array[:count] for name, array in arrays.items()}
+        if self.check:
+            steps = self.steps_per_loop * CHECK_LOOPS
+            arrays = {k: np.concatenate([v[: self.batch]] * steps) for k, v in arrays.items()}
+        return arrays
 
     @functools.cached_property
     def weights(self) -> dict[str, np.ndarray]:
