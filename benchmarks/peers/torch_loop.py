@@ -150,21 +150,24 @@ def load_weights(task):
     """Returns the initial weights by the names of PyTorch."""
     result, weights = {}, {k: torch.from_numpy(v) for k, v in task.weights.items()}
     for name, value in weights.items():
+        if "attention" in name or "gru" in name:
+            continue  # below
         layer, *_, leaf = name.split("/")
         layer = layer.replace("block", "blocks.").replace("_", ".")
         if leaf == "kernel":
             value = value.permute(3, 2, 0, 1) if value.ndim == 4 else value.T
         leaf = "bias" if leaf in ("bias", "beta") else "weight"
-        if "attention" not in name and "gru" not in name:
-            result[f"{layer}.{leaf}"] = value
+        result[f"{layer}.{leaf}"] = value
     for i in range(4 if task.name == "char_lm" else 0):
         attention = f"block{i}_attention"
-        for leaf, shape in (("kernel", (128, 128)), ("bias", (128,))):
+        for leaf, shape in (("kernel", (128, 128)), ("bias", (1, 128))):
             parts = [weights[f"{attention}/{x}/{leaf}"] for x in ("query", "key", "value")]
             torch_leaf = "weight" if leaf == "kernel" else "bias"
-            result[f"blocks.{i}.qkv.{torch_leaf}"] = torch.cat([p.reshape(shape).T for p in parts])
+            result[f"blocks.{i}.qkv.{torch_leaf}"] = torch.cat(
+                [p.reshape(shape).T for p in parts]
+            ).squeeze(1)
             out = weights[f"{attention}/attention_output/{leaf}"]
-            result[f"blocks.{i}.out.{torch_leaf}"] = out.reshape(shape).T
+            result[f"blocks.{i}.out.{torch_leaf}"] = out.reshape(shape).T.squeeze(1)
     if task.name == "gru":
 
         def reorder(value):  # Keras has the update gate first, PyTorch the reset gate
