@@ -200,6 +200,7 @@ class Run:
         """Waits for the last checkpoint, and removes the temporary workdir."""
         if self._controller.checkpoints:
             self._controller.checkpoints.wait()
+            self._controller.checkpoints.close()
         if self._is_recorded:
             self._controller.reporter.metrics.close("FINISHED")
         if self._temporary:

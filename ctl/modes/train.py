@@ -36,6 +36,7 @@ def _train(arguments: Arguments, *, evaluates: bool) -> int:
     stop = StopOnSignal()
 
     with RunLock(workdir.path) as lock, contextlib.ExitStack() as stack:
+        stack.callback(run.checkpoints.close)
         changes: list[str] = []
         if run.is_chief:
             lock.acquire()

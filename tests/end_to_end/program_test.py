@@ -179,6 +179,7 @@ def test_continuous_eval_ends_with_the_last_checkpoint(folder, complete_run):
     assert steps == ["10/30", "20/30", "30/30"]
 
 
+@pytest.mark.slow
 def test_replicas_and_micro_batches_may_change_in_the_middle_of_a_run(folder):
     flags = ("--config.runtime.precision=float64", "--mode=train")
     twenty = ("--config.train.steps=20", *flags)

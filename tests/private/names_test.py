@@ -123,6 +123,9 @@ TENSORFLOW = {
     "_handle_name": lambda _: tf.Variable(1.0, name="w")._handle_name == "w:0",
     "_input_workers_devices": lambda _: len(extended()._input_workers_devices) == 1,
     "_inputs": lambda _: len(tf.data.Dataset.range(2).batch(1)._inputs()) == 1,
+    "_join_async_save_thread": lambda folder: (
+        saved_in_background(folder)._join_async_save_thread() is None
+    ),
     "_list_all_concrete_functions": lambda _: len(called()._list_all_concrete_functions()) == 1,
     "_registry": lambda _: "Add" in tensorflow.ops.gradient_registry._registry,
     "_resource_handle": lambda _: tf.random.Generator.from_seed(1).state.handle is not None,

@@ -162,6 +162,19 @@ class Checkpointer:
         if self.files.fault(step):
             raise self._take_thread_error() or OSError(errno.EIO, "it was not written to the end")
 
+    def close(self) -> None:
+        """Ends the thread that writes, which would keep the trainer in memory; a `save` starts it again.
+
+        Call `wait` before, which raises the errors of the thread.
+        """
+        helper = self._checkpoint._async_checkpointer_impl
+        if helper is not None:
+            self._discard_thread_error()
+            atexit.unregister(self._discard_thread_error)
+            atexit.unregister(helper._join_async_save_thread)
+            helper._join_async_save_thread()
+            self._checkpoint._async_checkpointer_impl = None
+
     def all_restore_latest(
         self, *, before: int | None = None, print_line: Callable[[str], None] | None = None
     ) -> str | None:
@@ -301,10 +314,10 @@ class Checkpointer:
 
     def _take_thread_error(self) -> BaseException | None:
         """Returns the error of the writing thread, which TensorFlow only logs."""
-        helper = getattr(self._checkpoint, "_async_checkpointer_impl", None)
+        helper = self._checkpoint._async_checkpointer_impl
         error: BaseException | None = getattr(helper, "_async_error", None)
         if error:
-            helper._async_error = None  # type: ignore[union-attr]
+            helper._async_error = None
         return error
 
     def _discard_thread_error(self) -> None:

@@ -12,7 +12,9 @@ from ctl.errors import NonFiniteStep, list_some
 from ctl.loop.actions.overfit_report import MEMORIZED
 from ctl.modes.check.outcome import FAIL, PASS, WARNING, Outcome
 from ctl.modes.check.trainer_factory import TrainerFactory
+from ctl.replica.checks import onednn
 from ctl.replica.step.engine import engine_of
+from ctl.replica.step.flops import list_graphs
 from ctl.replica.step.preprocessing import call_sample_weight
 from ctl.testing.contents import contents_of, name_models, values_of
 from ctl.trainer import StandardTrainer
@@ -107,6 +109,8 @@ def check_gradients(factory: TrainerFactory) -> Outcome:
             f"{list_some(_name_by_model(trainer, unchanged, variables))}",
             "let the loss depend on them, or set trainable=False on their layers",
         )
+    for text in onednn.find(op for graph in list_graphs(trainer) for op in graph.get_operations()):
+        return Outcome(WARNING, text, onednn.FIX)
     models = len(name_models(trainer))
     of_models = f" of {models} models" if models > 1 else ""
     return Outcome(PASS, f"all {len(variables)} trainable variables{of_models} change")

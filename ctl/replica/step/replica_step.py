@@ -9,7 +9,7 @@ import tensorflow as tf
 from ctl.data.autograph import convert
 from ctl.replica.arithmetic import row_mask
 from ctl.replica.arithmetic.snapshot import Snapshot
-from ctl.replica.checks import random_search, row_coupling
+from ctl.replica.checks import onednn, random_search, row_coupling
 from ctl.replica.random import dropout
 from ctl.replica.step.attributes import Attributes
 from ctl.replica.step.empty_batches import pad_rows
@@ -125,6 +125,7 @@ class ReplicaStep:
             if not (options.allow_unkeyed_random or tf.executing_eagerly())
             else contextlib.nullcontext(),
             random_search.search(rows, (batch, mask)),
+            onednn.warn(rows.graph),
         ):
             yield rows
 

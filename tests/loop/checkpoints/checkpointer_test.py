@@ -2,7 +2,10 @@
 
 import atexit
 import errno
+import gc
 import shutil
+import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -284,6 +287,22 @@ def test_newest_checkpoints_and_multiples_of_keep_every_are_kept(tmp_path):
         checkpoints.save()
     checkpoints.wait()
     assert checkpoints.files.steps() == [3, 6, 7, 8]
+
+
+def test_closed_checkpointer_is_not_kept_in_memory_and_can_save_again(tmp_path):
+    trainer, threads = make_trainer(), threading.active_count()
+    checkpoints = Checkpointer(tmp_path, trainer, background=True)
+    for step in (0, 1):
+        trainer.global_step.assign(step)
+        checkpoints.save()
+        checkpoints.wait()
+        assert threading.active_count() == threads + 1
+        checkpoints.close()
+        assert threading.active_count() == threads and checkpoints.latest_step() == step
+    kept = weakref.ref(checkpoints)
+    del checkpoints
+    gc.collect()
+    assert kept() is None
 
 
 def test_error_of_the_writing_thread_prints_nothing_at_exit(tmp_path, monkeypatch, capfd):

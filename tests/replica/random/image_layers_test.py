@@ -128,6 +128,7 @@ def test_layers_do_nothing_random_in_an_evaluation():
             np.testing.assert_allclose(layer_of(name)(IMAGES, training=False), expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_training_with_the_layers_in_the_model_does_not_depend_on_the_split():
     def train(replicas):
         trainer = Augmented(

@@ -150,7 +150,7 @@ class NeedsStaticRows(reference_model.ReferenceTrainer):
     [
         (CountsRows, {}),
         (CountsStaticRows, {}),
-        (CountsByLen, {}),
+        pytest.param(CountsByLen, {}, marks=pytest.mark.slow),
         (CountsRowsInOneOfTwoLosses, {"loss_weights": {"one": 1.0, "other": 0.5}}),
     ],
 )

@@ -63,7 +63,7 @@ def weights_at_step_35(undisturbed):
 @pytest.mark.parametrize(
     "damages",
     [
-        pytest.param(each, marks=[pytest.mark.slow] * (i in (1, 3)))
+        pytest.param(each, marks=[pytest.mark.slow] * (i in (1, 2, 3)))
         for i, each in enumerate(DAMAGES)
     ],
     ids=[f"damages{i}" for i in range(len(DAMAGES))],

@@ -36,7 +36,7 @@ def state_after_30_steps():
     ("when", "step"),
     [
         ("start", 0),
-        ("step:1", 1),
+        pytest.param("step:1", 1, marks=pytest.mark.slow),
         ("step:13", 13),
         pytest.param("step:20", 20, marks=pytest.mark.slow),
     ],

@@ -33,9 +33,8 @@ def test_a_second_run_has_the_same_bits():
     assert report.equal and report.compares_bits
 
 
-@pytest.mark.parametrize(
-    ("replicas", "accumulation"), [(2, 1), pytest.param(4, 2, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("replicas", "accumulation"), [(2, 1), (4, 2)])
 def test_other_replicas_and_micro_batches_are_within_the_tolerance(replicas, accumulation):
     actual = curve(replicas=replicas, gradient_accumulation_steps=accumulation)
     report = compare(actual, recorded())

@@ -1,0 +1,82 @@
+"""Finds convolutions whose gradient oneDNN computes wrong on this CPU.
+
+On a CPU with AVX2 and without AVX-512, the filter gradient of a 1x1 convolution with a stride of 2 or
+more and fewer than 8 input channels is wrong in float32: docs/versions.md says in which versions.
+"""
+
+from collections.abc import Iterable, Iterator
+import contextlib
+import os
+from typing import Any
+
+import tensorflow as tf
+
+from ctl.errors import print_line
+from ctl.hardware import host
+from ctl.replica.checks.random_search import place
+from ctl.replica.graphs import ops
+
+FIX = "set the environment variable TF_ENABLE_ONEDNN_OPTS=0"
+_MIN_CHANNELS = 8  # with as many input channels the gradient is right
+_LIMITS = (
+    "ONEDNN_MAX_CPU_ISA",
+    "DNNL_MAX_CPU_ISA",
+)  # they restrict the instruction sets of the kernels
+_REPORTED: set[str] = set()  # once per process, not per replica and trace
+
+
+@contextlib.contextmanager
+def warn(graph: Any) -> Iterator[None]:
+    """Prints one line for each wrong gradient among the ops that the `with` block creates in a graph.
+
+    Args:
+        graph: the graph of the step; None in eager execution, where nothing is found.
+    """
+    before = len(graph.get_operations()) if graph else 0
+    yield
+    for text in find(graph.get_operations()[before:]) if graph else ():
+        if text not in _REPORTED:
+            _REPORTED.add(text)
+            print_line(f"Warning: {text}: {FIX}.")
+
+
+def find(operations: Iterable[Any]) -> list[str]:
+    """Describes the wrong gradients among ops, and in the functions that they call."""
+    found = _wrong_gradients(operations) if _uses_avx2() else ()
+    return [
+        f"oneDNN computes the gradient of a 1x1 convolution wrong on this CPU, {_place(op)}"
+        for op in found
+    ]
+
+
+def _wrong_gradients(operations: Iterable[Any]) -> Iterator[Any]:
+    for op in operations:
+        if op.type == "Conv2DBackpropFilter" and _is_wrong(op):
+            yield op
+        for _, graph in ops.called_graphs(op):
+            yield from _wrong_gradients(graph.get_operations())
+
+
+def _is_wrong(op: Any) -> bool:
+    kernel = op.outputs[0]
+    if kernel.dtype != tf.float32 or kernel.shape[:2] != (1, 1) or "GPU" in op.device:
+        return False
+    channels = kernel.shape[2]
+    return channels is not None and channels < _MIN_CHANNELS and max(op.get_attr("strides")) > 1
+
+
+def _place(op: Any) -> str:
+    """Names the convolution of a gradient: the op that has the same input."""
+    forward = [each for each in op.inputs[0].consumers() if each.type == "Conv2D"]
+    return place((forward or [op])[0], own_parts=1)
+
+
+def _uses_avx2() -> bool:
+    """Returns whether oneDNN chooses its kernels for AVX2."""
+    if os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0":
+        return False
+    names = host.identify_cpu()[1].split()
+    limit = next((os.environ[name].upper() for name in _LIMITS if name in os.environ), "")
+    if limit.startswith("AVX2") or not any(name.startswith("avx512") for name in names):
+        return "avx2" in names and limit not in ("SSE41", "AVX")
+    return False

@@ -1,0 +1,17 @@
+"""The page about versions has the table of the recorded results."""
+
+import sys
+
+import pytest
+
+from tests import versions
+
+
+def test_page_has_the_recorded_results():
+    assert versions.read() and versions.PAGE.read_text() == versions.page()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 does not read TOML")
+def test_pins_leave_the_packages_of_tensorflow_free():
+    names = [pin.partition("==")[0] for pin in versions.pins()]
+    assert "pytest" in names and not {"tensorflow-cpu", "keras", "numpy"} & set(names)

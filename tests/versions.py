@@ -1,0 +1,104 @@
+"""Runs the default tests with other versions of TensorFlow and Python, for docs/versions.md.
+
+    .uv/bin/uv run python -m tests.versions 2.21.0 2.22.0rc0 --python=3.11
+
+Each version has an environment of its own in a temporary folder, with the built wheel, so that tf_keras
+and Orbit are the copies that the wheel contains. docs/versions.json keeps the results; without a version
+the page is written from it.
+"""
+
+import argparse
+import datetime
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import tempfile
+
+import tomllib
+
+from tests import child
+
+RESULTS = child.ROOT / "docs/versions.json"
+PAGE = child.ROOT / "docs/versions.md"
+BEGIN, END = "<!-- results -->\n", "<!-- end of results -->"
+# Each version of TensorFlow has its own bounds of these packages.
+FREE = (
+    "gast", "grpcio", "h5py", "keras", "ml-dtypes", "numpy", "protobuf", "setuptools", "tensorboard",
+    "tensorboard-data-server", "tensorflow", "tensorflow-cpu", "tensorflow-tpu", "tf-keras",
+)  # fmt: skip
+COLUMNS = ("tensorflow", "python", "keras", "numpy", "date", "passed", "failed")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("tensorflow", nargs="*", help="versions of TensorFlow")
+    parser.add_argument("--python", default="3.11")
+    arguments = parser.parse_args()
+    for version in arguments.tensorflow:
+        with tempfile.TemporaryDirectory() as folder:
+            result = test(version, arguments.python, pathlib.Path(folder))
+        rows = [row for row in read() if (row["tensorflow"], row["python"]) != key(result)]
+        RESULTS.write_text(json.dumps(sorted([*rows, result], key=key), indent=2) + "\n")
+    PAGE.write_text(page())
+
+
+def key(row: dict) -> tuple[str, str]:
+    return row["tensorflow"], row["python"]
+
+
+def read() -> list[dict]:
+    return json.loads(RESULTS.read_text())
+
+
+def test(version: str, python: str, folder: pathlib.Path) -> dict:
+    """Installs ctl and a version of TensorFlow in a folder, and runs the default tests with them."""
+    uv = shutil.which("uv") or str(child.ROOT / ".uv/bin/uv")
+    subprocess.run([uv, "venv", "--no-config", f"--python={python}", folder / "env"], check=True)
+    (folder / "pins.txt").write_text("\n".join(pins()))
+    environment = child.environment(VIRTUAL_ENV=str(folder / "env"), TMPDIR=str(folder))
+    del environment["PYTHONPATH"]
+    install = [uv, "pip", "install", "--no-config", f"--constraint={folder / 'pins.txt'}"]
+    install += [f"tensorflow-cpu=={version}", ".", "--group=dev"]
+    subprocess.run(install, cwd=child.ROOT, env=environment, check=True)
+    listed = subprocess.run(
+        [uv, "pip", "list", "--format=json"], env=environment, capture_output=True, check=True
+    )
+    packages = {row["name"]: row["version"] for row in json.loads(listed.stdout)}
+    run = subprocess.run(
+        [folder / "env/bin/python", "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd=child.ROOT, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    print(run.stdout[-20_000:], run.stderr[-2_000:])
+    passed = re.search(r"(\d+) passed", run.stdout)
+    return {
+        "tensorflow": version,
+        "python": python,
+        **{name: packages[name] for name in ("keras", "numpy")},
+        "date": datetime.date.today().isoformat(),
+        "passed": int(passed[1]) if passed else 0,
+        "failed": re.findall(r"(?m)^(?:FAILED|ERROR) (\S+)", run.stdout),
+    }
+
+
+def pins() -> list[str]:
+    """Returns the pinned versions of the packages that do not depend on TensorFlow's version."""
+
+    settings = tomllib.loads((child.ROOT / "pyproject.toml").read_text())["tool"]["uv"]
+    pinned = settings["constraint-dependencies"]
+    return [each for each in pinned if re.split("[=<>; ]", each)[0] not in FREE]
+
+
+def page() -> str:
+    """Returns docs/versions.md with the table of the results."""
+    lines = ["| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
+    for row in read():
+        cells = {**row, "failed": "<br>".join(f"`{name}`" for name in row["failed"]) or "none"}
+        lines.append("| " + " | ".join(str(cells[name]) for name in COLUMNS) + " |")
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    return before + BEGIN + "\n".join(lines) + "\n" + END + rest.partition(END)[2]
+
+
+if __name__ == "__main__":
+    main()
