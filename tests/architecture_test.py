@@ -3,6 +3,8 @@
 import ast
 import pathlib
 
+from tests import child
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # From the lowest layer up: a module may import from its own layer and from those before it.
 LAYERS = (
@@ -109,3 +111,23 @@ def test_config_errors_are_reported_before_tensorflow_is_imported():
                 file = ROOT / f"{module.replace('.', '/')}.py"
                 start += [file] if file.exists() and file not in seen else []
     assert len(seen) > 40
+
+
+# Each is run in one process, one after the other.
+WITHOUT_TENSORFLOW = (
+    "import ctl, ctl.launch, ctl.testing.plugin",
+    "from ctl.testing import faults; faults.flip, faults.drop",
+    "from ctl.configs.modes import MODES; MODES['devices'].load(), MODES['aot_compile'].load()",
+    "from ctl.hardware import tpu; tpu.find_obstacle()",
+    "from ctl import main; assert main.run(['ctl', 'report', 'a']) == 0",
+    "from ctl import main; assert main.run(['ctl', 'diff', 'a', 'a']) == 2  # without records",
+)
+
+
+def test_tensorflow_is_imported_only_where_it_is_required(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/config.json").write_text("{}")
+    check = "assert 'tensorflow' not in sys.modules, {!r}"
+    lines = [f"{line}\n{check.format(line)}" for line in WITHOUT_TENSORFLOW]
+    done = child.run(["-c", "\n".join(["import sys", *lines])], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr

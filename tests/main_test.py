@@ -174,18 +174,6 @@ def test_a_mistake_of_the_command_line_is_reported_before_the_config_file_runs(
     assert "it ran" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["pod", "grpc://127.0.0.1:1"])
-def test_a_tpu_that_cannot_be_used_is_reported_before_tensorflow_is_imported(
-    folder, monkeypatch, replace_modes, capsys, name
-):
-    calls = replace_modes(0)
-    monkeypatch.setattr(main.tpu, "find_obstacle", lambda address, **_: f"nothing for {address}")
-    assert main.run(["ctl", "--config=exp.py", f"--config.runtime.tpu={name}"]) == 2
-    line = f"ctl: No TPU can be used: nothing for {name}. To run without a TPU: "
-    assert capsys.readouterr().err.startswith(line)
-    assert calls == []
-
-
 @pytest.mark.parametrize(
     ("arguments", "strategy", "devices"),
     [

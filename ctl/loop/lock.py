@@ -1,5 +1,6 @@
 """Locks a workdir, so that only one run uses it at a time."""
 
+from collections.abc import Mapping
 import contextlib
 import datetime
 import errno
@@ -141,24 +142,20 @@ class RunLock:
                 _write_holder(file.fileno())
         else:
             if holder:  # a run that ends, even by an error, removes its file
-                errors.print_line(f"{self._folder} was left by a killed run, {_describe(holder)}.")
+                errors.print_line(f"{self._folder} was left by a killed run, {describe(holder)}.")
 
     def _wait_for_lease(self) -> None:
         """Waits for the lock if its holder is on another host, which may have died."""
         holder = self._read_holder()
         if holder and holder["host"] != socket.gethostname():
             errors.print_line(
-                f"{self._folder} is locked by {_describe(holder)}: waiting up to "
+                f"{self._folder} is locked by {describe(holder)}: waiting up to "
                 f"{LEASE_SECONDS:.0f} s in case that host died."
             )
             with contextlib.suppress(filelock.Timeout):
                 self._lock.acquire(timeout=LEASE_SECONDS, poll_interval=1.0)
                 return
-        name = _describe(holder) if holder else "which is just starting"
-        raise UsageError(
-            f"{self._folder} is in use by another run, {name}: stop it, wait for its end, or name "
-            "another --workdir."
-        )
+        raise in_use(self._folder, describe(holder) if holder else "which is just starting")
 
     def _read_holder(self) -> dict[str, Any] | None:
         """Returns the holder that the file names; None without a file or valid content."""
@@ -192,9 +189,7 @@ class RunLock:
 
 def _write_holder(descriptor: int) -> None:
     """Writes who holds the lock into its file."""
-    since = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
-    holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
-    line = json.dumps(holder).encode() + b"\n"
+    line = json.dumps(this_process()).encode() + b"\n"
     os.ftruncate(descriptor, 0)  # filelock 4.2 and later keep what a killed run left
     if os.write(descriptor, line) < len(line):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -204,5 +199,20 @@ def _identify(content: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(content, digest_size=6).digest(), "big")
 
 
-def _describe(holder: dict[str, Any]) -> str:
-    return f"pid {holder['pid']} on {holder['host']} since {holder['since']}"
+def this_process() -> dict[str, Any]:
+    """Identifies this process as the holder of a lock."""
+    since = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
+    return {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
+
+
+def describe(holder: Mapping[str, Any]) -> str:
+    """Describes the holder of a lock, for messages."""
+    return f"pid {holder.get('pid')} on {holder.get('host')} since {holder.get('since')}"
+
+
+def in_use(workdir: object, who: str) -> UsageError:
+    """Returns the error of a workdir that another run uses."""
+    return UsageError(
+        f"{workdir} is in use by another run, {who}: stop it, wait for its end, or name another "
+        "--workdir."
+    )

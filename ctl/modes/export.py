@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from ctl.configs import keys, loading
 from ctl.configs.options import TrainerOptions
-from ctl.errors import UsageError, is_url, list_some
+from ctl.errors import UsageError, list_some
 from ctl.loop import inference, json_files
 from ctl.loop.actions import best_checkpoint
 from ctl.loop.bucket import fetch
@@ -82,9 +82,7 @@ def load(
     Raises:
         UsageError: there is no such run or checkpoint, or its trainer cannot be imported.
     """
-    if is_url(workdir):
-        workdir = fetch.run(str(workdir), str(checkpoint))
-    folder = Workdir(pathlib.Path(workdir), writes=False)
+    folder = Workdir(fetch.path(str(workdir), str(checkpoint)), writes=False)
     folder.check_run()
     path = select_checkpoint(folder, fetch.path(str(checkpoint)))
     values = keys.defaults()

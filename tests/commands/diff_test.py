@@ -12,7 +12,7 @@ from ctl import main
 from ctl.commands import checkpoint_comparison, diff
 from ctl.configs import overrides
 from ctl.errors import UsageError
-from tests import child, experiments
+from tests import experiments
 
 BFLOAT16 = tf.bfloat16.as_numpy_dtype
 
@@ -202,13 +202,3 @@ def test_runs_with_checkpoints_are_compared_by_variable(tmp_path, monkeypatch, c
     text = capsys.readouterr().out
     assert text.startswith("weights") and "global_step: 30 -> 20" in text
     assert diff.main(["a/checkpoints/ckpt-30", "copy"]) == 0
-
-
-def test_runs_without_checkpoints_do_not_import_tensorflow(tmp_path):
-    write_run(tmp_path / "a")
-    code = (
-        "import sys; from ctl import main\n"
-        "print(main.run(['ctl', 'diff', 'a', 'a']), 'tensorflow' in sys.modules)\n"
-    )
-    done = child.run(["-c", code], cwd=tmp_path)
-    assert done.stdout.splitlines()[-1] == "0 False", done.stderr

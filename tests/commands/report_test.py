@@ -9,7 +9,6 @@ from ctl import main
 from ctl.commands import report
 from ctl.configs import overrides
 from ctl.errors import UsageError
-from tests import child
 
 pytest.importorskip("plotly")
 
@@ -92,13 +91,3 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch, arguments, message):
     write_run(tmp_path / "a")
     with pytest.raises(UsageError, match=re.escape(message)):
         report.main(arguments)
-
-
-def test_program_writes_the_page_and_does_not_import_tensorflow(tmp_path):
-    write_run(tmp_path / "a")
-    code = (
-        "import sys; from ctl import main\n"
-        "print(main.run(['ctl', 'report', 'a']), 'tensorflow' in sys.modules)\n"
-    )
-    done = child.run(["-c", code], cwd=tmp_path)
-    assert done.stdout.splitlines()[-1] == "0 False", done.stderr

@@ -5,6 +5,7 @@ A proxy adds the failures, and checks the precondition that gcp-storage-emulator
 
 import json
 import os
+import pathlib
 import random
 import shutil
 import signal
@@ -18,6 +19,7 @@ from benchmarks.storage.proxy import Proxy
 from ctl.loop.bucket import fetch
 from ctl.loop.bucket.local import folder_of
 from ctl.loop.bucket.store import Store
+from ctl.testing import faults
 from tests import child, experiments
 
 pytest.importorskip("moto", reason="moto is not installed: BUILD.md says how")
@@ -59,7 +61,7 @@ def finish(process):
 
 
 def weights(url, step):
-    return experiments.read_weights(fetch.run(url, str(step)), step)
+    return experiments.read_weights(pathlib.Path(fetch.path(url, str(step))), step)
 
 
 def check_same(url, other, step):
@@ -71,13 +73,11 @@ def check_same(url, other, step):
 
 def check_durable(store):
     """Asserts that each checkpoint whose marker is in the store has all its files; returns the last."""
-    steps = fetch.markers(store, "checkpoints")
+    steps = fetch.steps(store)
     names = store.list("checkpoints")
-    for step, name in steps.items():
-        files = json.loads(store.read(name))["files"]
-        assert {f"checkpoints/{f}": size for f, size in files.items()}.items() <= names.items(), (
-            step
-        )
+    for step in steps:
+        files = json.loads(store.read(f"checkpoints/ckpt-{step}.whole"))["files"]
+        assert files.items() <= names.items(), step
     return max(steps, default=0)
 
 
@@ -102,7 +102,7 @@ def test_twenty_kills_with_the_local_folder_deleted_leave_the_bits_of_an_undistu
         process = start(*RUN, f"--workdir={killed}")
         # While it starts, trains, saves or uploads.
         target = draw.choice([0, (kill + 1) * STEPS // 2 // KILLS])
-        while max(fetch.markers(store, "checkpoints"), default=0) < target:
+        while max(fetch.steps(store), default=0) < target:
             assert process.poll() is None
             time.sleep(0.02)
         time.sleep(draw.uniform(0.0, 1.0 if target else 8.0))
@@ -188,17 +188,17 @@ def test_two_workers_without_a_shared_disk_resume_from_the_store(proxy, start):
     strategy = "--config.train.best.metric=eval/loss", "--config.train.best.mode=min"
     restore = "--config.train.best.restore=true"
     flags = (*launch, *strategy, restore)
-    code, _, error = finish(start(*flags, f"--workdir={whole}", module="ctl.launch"))
-    assert code == 0, error
+    code, out, error = finish(start(*flags, f"--workdir={whole}", module="ctl.launch"))
+    assert code == 0, out + error
     process = start(*flags, f"--workdir={killed}", module="ctl.launch")
     store = Store(killed)
-    while max(fetch.markers(store, "checkpoints"), default=0) < 10 and process.poll() is None:
+    while max(fetch.steps(store), default=0) < 10 and process.poll() is None:
         time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGKILL)
+    for pid in (process.pid, *faults.workers(process.pid).values()):
+        os.kill(pid, signal.SIGKILL)
     finish(process)
-    while start.cache.exists():  # the workers end after their launcher, and write until then
-        shutil.rmtree(start.cache, ignore_errors=True)
-    code, _, error = finish(start(*flags, f"--workdir={killed}", module="ctl.launch"))
-    assert code == 0, error
+    shutil.rmtree(start.cache)
+    code, out, error = finish(start(*flags, f"--workdir={killed}", module="ctl.launch"))
+    assert code == 0, out + error
     assert (folder_of(killed, "worker-1") / "checkpoints/ckpt-40.whole").exists()
     check_same(killed, whole, 40)

@@ -105,6 +105,7 @@ def test_a_run_writes_its_workdir(complete_run, monkeypatch):
     assert len(list(summaries.glob("events*"))) == 1  # the config and the hparams
 
 
+@pytest.mark.slow
 def test_durations_do_not_depend_on_the_wall_clock(folder, monkeypatch):
     now = iter(range(10**9, 0, -3600))
     monkeypatch.setattr(time, "time", lambda: float(next(now)))  # an hour back at each reading
@@ -169,14 +170,6 @@ def test_mode_train_does_not_evaluate_and_mode_eval_only_evaluates(folder):
     result = read_result(WORKDIR)
     assert result["eval"]["examples"] == 50 and result["train"]["loss"] > 0
     check_same(WORKDIR, "trained", 30)
-
-
-def test_continuous_eval_ends_with_the_last_checkpoint(folder, complete_run):
-    copy_run(complete_run[0])
-    printed = run("--mode=continuous_eval")
-    assert printed.code == 0
-    steps = [line.split()[1] for line in printed.out.splitlines() if line.startswith("eval ")]
-    assert steps == ["10/30", "20/30", "30/30"]
 
 
 @pytest.mark.slow

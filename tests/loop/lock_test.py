@@ -248,19 +248,6 @@ def test_run_that_opened_the_file_of_a_moved_folder_does_not_get_its_lock(
         make().acquire()
 
 
-def test_one_of_many_that_start_together_runs(tmp_path):
-    with contextlib.ExitStack() as stack:
-        processes = [stack.enter_context(start_holder(tmp_path / "run")) for _ in range(4)]
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and sum(p.poll() is None for p in processes) > 1:
-            time.sleep(0.02)
-        running = [p for p in processes if p.poll() is None]
-        assert len(running) == 1
-        wait_until_locked(running[0])
-        errors = [p.stderr.read() for p in processes if p is not running[0]]
-        assert all("UsageError" in text for text in errors)
-
-
 def test_lock_that_cannot_be_written_ends_the_run_in_one_line(make, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "write", lambda *_: 3)  # a full disk takes the first bytes
     with pytest.raises(Failure, match=r"run\.lock could not be written: No space left on device"):

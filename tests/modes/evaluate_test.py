@@ -40,9 +40,7 @@ def best_arguments(make_arguments, make_complete):
     return functools.partial(make_arguments, keys)
 
 
-@pytest.mark.parametrize(
-    ("name", "step"), [("best", 5), ("5", 5), ("10", 10), ("run/checkpoints/ckpt-10", 10)]
-)
+@pytest.mark.parametrize(("name", "step"), [("best", 5), ("run/checkpoints/ckpt-10", 10)])
 def test_eval_of_a_named_checkpoint_keeps_the_result_of_the_run(best_arguments, name, step):
     trained = experiments.read_result("run")
     assert trained["best"]["step"] == 5

@@ -182,6 +182,7 @@ def test_batches_of_several_shapes_are_rejected_in_one_line():
         experiment._read(data, 2, 4, 0)
 
 
+@pytest.mark.slow
 def test_run_reports_that_the_loss_went_down(make_arguments, capsys):
     assert train.train_and_eval(make_arguments(KEYS)) == DONE
     result = experiments.read_result("run")

@@ -50,6 +50,7 @@ class Dropping(loop_gallery.Plain):
         return tf_keras.Sequential([hidden, tf_keras.layers.Dropout(0.4), tf_keras.layers.Dense(3)])
 
 
+@pytest.mark.slow
 def test_a_loop_with_dropout_cannot_be_compared():
     with pytest.raises(
         NotComparable, match=r"cannot tell\. .* draws random numbers, such as dropout"
@@ -182,14 +183,14 @@ class WithoutLearningRate(loop_gallery.Plain):
         return tf_keras.optimizers.SGD(0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "note"),
     [
         (NotApplied, "No trainable variable changed: compared as an evaluation."),
-        pytest.param(
+        (
             WithoutLearningRate,
             "With the loop's own optimizer: no trainable variable changed: compared as an evaluation.",
-            marks=pytest.mark.slow,
         ),
     ],
 )

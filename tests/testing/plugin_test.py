@@ -106,11 +106,6 @@ def test_fixtures_work_under_xdist(tmp_path):
     assert "11 passed" in run.stdout, run.stdout
 
 
-def test_plugin_does_not_import_tensorflow():
-    script = "import sys, ctl.testing, ctl.testing.plugin; print('tensorflow' in sys.modules)"
-    assert child.run(["-c", script]).stdout.strip() == "False"
-
-
 @pytest.mark.parametrize("before", [None, "0"])
 def test_option_that_records_ends_with_the_session(monkeypatch, before):
     monkeypatch.delenv("CTL_UPDATE_GOLDEN", raising=False)

@@ -6,10 +6,9 @@ records of some blocks are used at about the same time; the reader requests thes
 before the records are needed, and keeps them in memory.
 """
 
-import collections
 import concurrent.futures
+import functools
 import logging
-import threading
 import time
 
 import numpy as np
@@ -23,8 +22,6 @@ WINDOW_BLOCKS = 128  # whose records are shuffled together
 _KEPT_BLOCKS = 3 * WINDOW_BLOCKS  # in memory: a window, the next one, and what is in between
 _REQUESTS = 32  # at the same time
 _DELAYS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # seconds between the tries of a request
-
-_Block = concurrent.futures.Future[bytes]
 
 
 class BlockReader(RecordReader):
@@ -43,8 +40,7 @@ class BlockReader(RecordReader):
         self.rows = max(1, round(BLOCK_BYTES / self.row_bytes))
         self._file_system, _ = open_url(self.paths[0])
         self._pool = concurrent.futures.ThreadPoolExecutor(_REQUESTS, "ctl-records")
-        self._blocks: collections.OrderedDict[int, _Block] = collections.OrderedDict()
-        self._lock = threading.Lock()
+        self._block = functools.lru_cache(_KEPT_BLOCKS)(self._start_block)
         # Where each record begins in the bytes of all of them, and where the last one ends.
         lengths = [np.diff(file.offsets) for file in files]
         self._places = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
@@ -56,38 +52,22 @@ class BlockReader(RecordReader):
 
     def read_ahead(self, indexes: np.ndarray) -> np.int64:
         """Starts to read the blocks of records, and does not wait for them."""
-        with self._lock:
-            for number in np.unique(indexes // self.rows).tolist():
-                if number not in self._blocks:
-                    end = min((number + 1) * self.rows, len(self))
-                    self._blocks[number] = self._pool.submit(self._read, number * self.rows, end)
-                self._blocks.move_to_end(number)
-            while len(self._blocks) > _KEPT_BLOCKS:
-                self._blocks.popitem(last=False)
+        for number in np.unique(indexes // self.rows).tolist():
+            self._block(number)
         return np.int64(0)
 
     def _read_raw(self, indexes: np.ndarray) -> list[bytes]:
         """Returns the bytes of records, with their heads and tails."""
         numbers = indexes // self.rows
-        parts: dict[int, tuple[int, _Block]] = {}
-        for number in np.unique(numbers).tolist():
-            with self._lock:
-                block = self._blocks.get(number)
-            start = number * self.rows
-            if (
-                block is None
-            ):  # an order without blocks, as that of a mixture: no more than required
-                wanted = indexes[numbers == number]
-                start, end = int(wanted.min()), int(wanted.max()) + 1
-                block = self._pool.submit(self._read, start, end)
-            parts[number] = (start, block)
-        result = []
-        rows = zip(numbers, self._places[indexes], self._places[indexes + 1], strict=True)
-        for number, begin, end in rows:
-            first, block = parts[int(number)]
-            origin = self._places[first]
-            result.append(block.result()[begin - origin : end - origin])
-        return result
+        blocks = {number: self._block(number) for number in np.unique(numbers).tolist()}
+        first = self._places[numbers * self.rows]
+        begins, ends = self._places[indexes] - first, self._places[indexes + 1] - first
+        rows = zip(numbers.tolist(), begins, ends, strict=True)
+        return [blocks[number].result()[begin:end] for number, begin, end in rows]
+
+    def _start_block(self, number: int) -> "concurrent.futures.Future[bytes]":
+        end = min((number + 1) * self.rows, len(self))
+        return self._pool.submit(self._read, number * self.rows, end)
 
     def _read(self, start: int, end: int) -> bytes:
         """Requests the records from `start` to `end`, one request for each of their files."""

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import uuid
 import zlib
 
+import google_crc32c
 import numpy as np
 import tensorflow as tf
 
@@ -236,21 +237,8 @@ def _build(path: str, size: int) -> FileIndex:
 
 def _count_valid(block: bytes, places: np.ndarray) -> int:
     """Returns how many records come before the first whose length has a wrong checksum."""
-    heads = np.frombuffer(block, np.uint8)[places[:, np.newaxis] + np.arange(HEAD)]
-    checksums = np.full(len(places), 0xFFFFFFFF, np.uint32)
-    for column in range(8):
-        checksums = _TABLE[(checksums ^ heads[:, column]) & 0xFF] ^ (checksums >> np.uint32(8))
-    stored = np.ascontiguousarray(heads[:, 8:]).view("<u4")[:, 0]
-    wrong = np.flatnonzero(masked_crc32c(~checksums) != stored)
+    heads = [block[place : place + HEAD] for place in places.tolist()]
+    checksums = np.array([google_crc32c.value(head[:8]) for head in heads], np.uint32)
+    stored = np.frombuffer(b"".join(heads), [("length", "<u8"), ("checksum", "<u4")])["checksum"]
+    wrong = np.flatnonzero(masked_crc32c(checksums) != stored)
     return int(wrong[0]) if len(wrong) else len(places)
-
-
-def _make_table() -> np.ndarray:
-    """Returns the CRC-32C of each byte, for the reversed polynomial of Castagnoli."""
-    table: np.ndarray = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        table = np.where(table & 1, (table >> 1) ^ np.uint32(0x82F63B78), table >> 1)
-    return table
-
-
-_TABLE = _make_table()

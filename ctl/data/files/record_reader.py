@@ -1,9 +1,9 @@
 """Reads records of TFRecord and ArrayRecord files by their number, and verifies their checksums.
 
 Local files are read by Python: `os.pread` costs about a microsecond, and TensorFlow has no operation
-that reads a part of a file. Where that is not possible (a pipeline on a remote host; no compiled
-google-crc32c) each record is a TFRecordDataset that begins at its offset. That is about ten times
-slower for small records. `block_reader.py` reads the files of object stores.
+that reads a part of a file. In a pipeline on a remote host, each record is a TFRecordDataset that
+begins at its offset. That is about ten times slower for small records. `block_reader.py` reads the
+files of object stores.
 
 ArrayRecord files contain an index of their own. The package array-record (the extra `arrayrecord`) is
 imported when the first one is opened.
@@ -16,18 +16,12 @@ import os
 import threading
 from typing import Any
 
+import google_crc32c
 import numpy as np
 import tensorflow as tf
 
 from ctl.data.files.record_index import HEAD, TAIL, FileIndex, is_local, masked_crc32c
 from ctl.errors import UsageError
-
-try:
-    import google_crc32c
-
-    _HAS_CRC = google_crc32c.implementation == "c"
-except ImportError:  # no wheel for this platform
-    _HAS_CRC = False
 
 _LOG = logging.getLogger("ctl")
 _OPEN_FILES = 256
@@ -81,11 +75,6 @@ class RecordReader:
         """The number of records."""
         return int(self._first[-1])
 
-    @property
-    def supports_python(self) -> bool:
-        """Whether `read_by_python` supports the files."""
-        return _HAS_CRC
-
     def read_by_python(self, indexes: np.ndarray) -> np.ndarray:
         """Reads records: [rows] int64 -> [rows] bytes objects.
 
@@ -119,8 +108,8 @@ class RecordReader:
         """Reads records by TensorFlow ops alone: [rows] int64 -> [rows] strings."""
         if self.skip_damaged:
             raise UsageError(
-                "skip_damaged=True requires the package google-crc32c, and an input pipeline that does "
-                "not run on a remote host: set skip_damaged=False."
+                "skip_damaged=True requires an input pipeline that does not run on a remote host: set "
+                "skip_damaged=False."
             )
         files = tf.searchsorted(tf.constant(self._first), indexes, side="right", out_type=tf.int64)
         files -= 1
@@ -213,13 +202,11 @@ class ArrayRecordReader:
 
     Attributes:
         row_bytes: mean bytes of a record in the files, which may be compressed.
-        supports_python: always true, since the package has no TensorFlow ops.
 
     Raises:
         UsageError: the package is missing, `skip_damaged` is set, a path is remote, or a file damaged.
     """
 
-    supports_python = True
     skip_damaged = False
 
     def __init__(self, paths: Sequence[str], *, skip_damaged: bool):

@@ -90,7 +90,7 @@ class _Serialized(Source):
         self.row_bytes = reader.row_bytes
         self.files = reader.paths
         self.skip_damaged = reader.skip_damaged
-        self._by_python = reader.supports_python
+        self._by_python = True
 
     def __len__(self) -> int:
         """The number of records."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # it imports TensorFlow
 
 
 _FOLLOW_SECONDS = 5.0
+_NO_OWNER = -2
 
 
 class Bucket:
@@ -48,7 +49,7 @@ class Bucket:
         self.folder = folder_of(self.url, task or "train")
         if folder:
             self.folder = pathlib.Path(f"{folder}.{task}" if task else folder)
-        self._local = LocalCopy(self.folder, self.url)
+        self._local = LocalCopy(self.folder, self._store)
 
     @contextlib.contextmanager
     def all_open(
@@ -76,7 +77,7 @@ class Bucket:
             Failure: something is missing in the store at the end.
         """
         owner = Ownership(self._store, on_lost)
-        uploader = Uploader(self._store, owner, self._local, self.folder, **options)
+        uploader = Uploader(self._store, owner, self._local, **options)
         try:
             if is_chief:
                 self._fetch(owner.acquire())
@@ -86,24 +87,20 @@ class Bucket:
                 uploader.start()
             self._all_fetch(processes, owner.number, is_chief=is_chief)
             yield
-            if is_chief:
-                uploader.finish(grace)
         except BaseException:
-            if uploader.is_alive and not uploader.is_ending:
-                with contextlib.suppress(Failure):  # the error of the run is the one to report
-                    uploader.finish(grace)
+            with contextlib.suppress(Failure):  # the error of the run is the one to report
+                uploader.finish(grace)
             raise
+        else:
+            uploader.finish(grace)
         finally:
-            owner.end(released=not uploader.is_alive)
+            owner.end(released=not uploader.is_running)
 
-    def _fetch(self, previous: int) -> None:
-        """Makes the folder of the chief up to date, if another process has continued the run."""
-        if not self._local.is_current(previous):
+    def _fetch(self, owner: int) -> None:
+        """Makes the local folder up to date, unless it is that of the last owner."""
+        if not self._local.is_current(owner):
             self._local.clear()
-            fetch.texts(self._store, self.folder)
-            for step in fetch.markers(self._store, fetch.BEST):
-                fetch.checkpoint(self._store, self.folder, fetch.BEST, step)
-            fetch.newest(self._store, self.folder)
+            fetch.run(self._store, self.folder)
             self._local.mark_sent()
 
     def _all_fetch(self, processes: "ProcessGroup", number: int, *, is_chief: bool) -> None:
@@ -116,9 +113,7 @@ class Bucket:
                 "credentials of each."
             )
         if not is_chief:
-            self._local.is_current(token)
-            self._local.clear()
-            self._fetch(-2)
+            self._fetch(_NO_OWNER)
             self._local.write(token)
         processes.barrier()
 
@@ -138,14 +133,14 @@ class BucketReader:
         self.url = url.rstrip("/")
         self.folder = folder_of(self.url, "read")
         self._store = Store(self.url)
-        self._began = time.time()
+        self._local = LocalCopy(self.folder, self._store)
         self._fetched = -math.inf  # when, by the monotonic clock
-        self._result: bytes | None = None
 
     def fetch(self, checkpoint: str = "", *, every: bool = False) -> None:
         """Fetches the files of the run; `fetch.run` describes the arguments."""
-        fetch.run(self.url, checkpoint, every=every)
-        self._result = self._read_result()
+        fetch.run(self._store, self.folder, checkpoint, every=every)
+        # The files of this process that are not yet sent stay so.
+        self._local.mark_sent("result.json" if self._local.sent else "**/*")
 
     def follow(self) -> None:
         """Sends the results, and fetches what the run has written; at most every few seconds."""
@@ -156,16 +151,6 @@ class BucketReader:
 
     def send_results(self) -> None:
         """Copies what this process has written: a changed result, exported models and summaries."""
-        result = self._read_result()
-        if result and result != self._result:
-            self._store.retry(self._store.write, "result.json", result)
-            self._result = result
-        summaries = sorted((self.folder / "summaries").rglob("*"))
-        for path in (*exported_files(self.folder), *summaries):
-            if path.is_file() and path.stat().st_mtime >= self._began:
-                name = path.relative_to(self.folder).as_posix()
-                self._store.retry(self._store.upload, path, name)
-
-    def _read_result(self) -> bytes | None:
-        path = self.folder / "result.json"
-        return path.read_bytes() if path.exists() else None
+        written = [self.folder / "result.json", *exported_files(self.folder)]
+        for path in self._local.changed([*written, *self.folder.glob("summaries/**/*")]):
+            self._store.retry(self._local.copy, path)

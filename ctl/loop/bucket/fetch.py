@@ -3,7 +3,6 @@
 from collections.abc import Callable
 import json
 import pathlib
-import re
 from typing import Any
 
 import google_crc32c
@@ -12,30 +11,29 @@ from ctl import errors
 from ctl.errors import UsageError
 from ctl.loop.bucket.local import folder_of
 from ctl.loop.bucket.store import Store
-from ctl.loop.checkpoints.files import CheckpointFiles
+from ctl.loop.checkpoints.files import MARKER, CheckpointFiles, group_by_step
 
 # The files from which a run is resumed, and which the commands read.
 TEXTS = ("config.json", "result.json", "rollbacks.json", "events.jsonl", "metrics.jsonl")
 CHECKPOINTS, BEST = "checkpoints", "best"
-_MARKER = re.compile(r"(?:(.*)/)?ckpt-(\d+)\.whole")
 _BLOCK = 2**20
 
 
 def texts(store: Store, folder: pathlib.Path) -> None:
     """Fetches the files of `TEXTS`; one that the store does not have is removed."""
+    folder.mkdir(parents=True, exist_ok=True)
     for name in TEXTS:
         content = store.retry(store.read, name)
         if content is None:
             (folder / name).unlink(missing_ok=True)
         else:
-            folder.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(content)
 
 
-def markers(store: Store, folder: str) -> dict[int, str]:
-    """Returns the names of the markers in a folder of checkpoints, by step."""
-    found = {name: _MARKER.fullmatch(name) for name in store.retry(store.list, folder)}
-    return {int(m[2]): name for name, m in found.items() if m and (m[1] or "") == folder}
+def steps(store: Store, where: str = CHECKPOINTS) -> list[int]:
+    """Returns the steps of the checkpoints in a folder that have a marker, ascending."""
+    files = group_by_step(store.retry(store.list, where))
+    return sorted(step for step, names in files.items() if names[0].endswith(MARKER))
 
 
 def newest(
@@ -43,17 +41,14 @@ def newest(
     folder: pathlib.Path,
     *,
     print_line: Callable[[str], None] = errors.print_line,
-    before: int | None = None,
-) -> int | None:
-    """Fetches the newest complete checkpoint of a run; returns its step, or None."""
-    where = CHECKPOINTS if markers(store, CHECKPOINTS) else ""
-    for step in sorted(markers(store, where), reverse=True):
-        if before is None or step < before:
-            fault = checkpoint(store, folder, where, step)
-            if fault is None:
-                return step
-            print_line(f"Skipped {store.url}/{where and where + '/'}ckpt-{step}: {fault}.")
-    return None
+) -> None:
+    """Fetches the newest complete checkpoint of a run, or of a folder of checkpoints."""
+    where = CHECKPOINTS if steps(store) else ""
+    for step in reversed(steps(store, where)):
+        fault = checkpoint(store, folder, where, step)
+        if fault is None:
+            return
+        print_line(f"Skipped {store.url}/{where and where + '/'}ckpt-{step}: {fault}.")
 
 
 def checkpoint(store: Store, folder: pathlib.Path, where: str, step: int) -> str | None:
@@ -69,30 +64,36 @@ def checkpoint(store: Store, folder: pathlib.Path, where: str, step: int) -> str
         What is wrong with it, or None.
     """
     prefix = f"{where}/" if where else ""
-    name = f"{prefix}ckpt-{step}.whole"
-    content = store.retry(store.read, name)
-    try:
-        marker: dict[str, Any] = json.loads(content or b"")
-        sizes, checksums = dict(marker["files"]), dict(marker.get("crc32c", {}))
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return "its marker cannot be read"
-    local = CheckpointFiles(folder / where)
-    path = folder / name
+    name = f"{prefix}ckpt-{step}{MARKER}"
+    content = store.retry(store.read, name) or b""
+    local, path = CheckpointFiles(folder / where), folder / name
     if path.exists() and path.read_bytes() == content and not local.fault(step):
         return None
-    present = store.retry(store.list, where)
-    for file, size in sizes.items():
-        actual = present.get(f"{prefix}{file}")
-        if actual != size:
-            return f"{file} has {actual} bytes, not {size}" if actual else f"{file} is missing"
     local.remove(step)
-    for file in sizes:
-        store.retry(store.download, f"{prefix}{file}", folder / where / file)
-        if file in checksums and checksum(folder / where / file) != checksums[file]:
-            local.remove(step)
-            return f"{file} does not have the checksum of its marker"
-    path.write_bytes(content or b"")
-    return local.fault(step)
+    fault = _fetch_files(store, folder, where, content)
+    if fault:
+        local.remove(step)
+    else:
+        path.write_bytes(content)
+    return fault or local.fault(step)
+
+
+def _fetch_files(store: Store, folder: pathlib.Path, where: str, marker: bytes) -> str | None:
+    present = store.retry(store.list, where)
+    try:
+        content: dict[str, Any] = json.loads(marker)
+        sizes, sums = dict(content["files"]), dict(content.get("crc32c", {}))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return "its marker cannot be read"
+    for name, size in sizes.items():
+        if present.get(name) != size:
+            return f"{name} has {present.get(name, 'no')} bytes, not {size}"
+    for name in sizes:
+        path = folder / where / name
+        store.retry(store.download, f"{where}/{name}".lstrip("/"), path)
+        if name in sums and checksum(path) != sums[name]:
+            return f"{name} does not have the checksum of its marker"
+    return None
 
 
 def checksum(path: pathlib.Path) -> int:
@@ -104,36 +105,43 @@ def checksum(path: pathlib.Path) -> int:
     return value
 
 
-def run(url: str, name: str = "", *, every: bool = False, texts_only: bool = False) -> pathlib.Path:
-    """Makes a local copy of a run to read, with one checkpoint; returns its folder.
+def run(
+    store: Store,
+    folder: pathlib.Path,
+    name: str = "",
+    *,
+    every: bool = False,
+    texts_only: bool = False,
+) -> None:
+    """Makes a local copy of a run, or of a folder of checkpoints.
 
     Args:
-        url: the folder of a run, or of checkpoints.
+        store: the folder in the store.
+        folder: the local folder.
         name: the checkpoint: "best", a step, or "" for the newest one and the best ones.
         every: fetch all checkpoints.
         texts_only: fetch no checkpoint.
     """
-    store, folder = Store(url), folder_of(url, "read")
     texts(store, folder)
     if texts_only:
-        return folder
+        return
     if not name:
         newest(store, folder)
     for where in (CHECKPOINTS, BEST):
-        steps, local = markers(store, where), CheckpointFiles(folder / where)
-        for step in set(local.steps()) - set(steps):
+        present, local = steps(store, where), CheckpointFiles(folder / where)
+        for step in set(local.steps()) - set(present):
             local.remove(step)  # the run has deleted it since an earlier copy
-        for step in steps:
+        for step in present:
             if every or name == str(step) or (where == BEST and not name.isdecimal()):
                 checkpoint(store, folder, where, step)
-    return folder
 
 
-def path(name: str, *, texts_only: bool = False) -> str:
+def path(name: str, which: str = "", *, texts_only: bool = False) -> str:
     """Returns the local path of a run, a folder of checkpoints or a checkpoint; fetches it from a URL.
 
     Args:
         name: a path, which is returned as it is, or a URL.
+        which: the checkpoint of a run, as in `run`.
         texts_only: fetch no checkpoint of a run.
 
     Raises:
@@ -141,15 +149,17 @@ def path(name: str, *, texts_only: bool = False) -> str:
     """
     if not errors.is_url(name):
         return name
-    parent, _, last = name.rstrip("/").removesuffix(".index").rpartition("/")
+    url = name.rstrip("/").removesuffix(".index")
+    parent, _, last = url.rpartition("/")
     step = last.removeprefix("ckpt-")
-    if last == step or not step.isdecimal():
-        folder = run(name, texts_only=texts_only)
-        if any(folder.iterdir() if folder.is_dir() else ()):
-            return str(folder)
+    if last != step and step.isdecimal():
+        folder = folder_of(parent, "read")
+        fault = checkpoint(Store(parent), folder, "", int(step))
+        if fault:
+            raise UsageError(f"{name} cannot be used, since {fault}: name another checkpoint.")
+        return str(folder / last)
+    folder = folder_of(url, "read")
+    run(Store(url), folder, which, texts_only=texts_only)
+    if not any(folder.iterdir()):
         raise UsageError(f"{name} has no run and no complete checkpoint: name another URL.")
-    store, folder = Store(parent), folder_of(parent, "read")
-    fault = checkpoint(store, folder, "", int(step))
-    if fault:
-        raise UsageError(f"{name} cannot be used, since {fault}: name another checkpoint.")
-    return str(folder / f"ckpt-{step}")
+    return str(folder)

@@ -1,6 +1,6 @@
 """Names the local folders of runs in an object store, and records what such a folder is a copy of."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable
 import hashlib
 import os
 import pathlib
@@ -10,8 +10,11 @@ from typing import Any
 
 from ctl.errors import UsageError
 from ctl.loop import json_files, lock
+from ctl.loop.bucket.store import Store
 
 RECORD = ".bucket.json"
+HELD = ".upload"  # the folder of the files that are being copied
+_OWN_FILES = {RECORD, json_files.temporary_name(RECORD), lock.NAME}
 
 
 def folder_of(url: str, part: str) -> pathlib.Path:
@@ -29,22 +32,23 @@ def folder_of(url: str, part: str) -> pathlib.Path:
 
 
 class LocalCopy:
-    """The local folder in which a run of an object store trains.
+    """The local folder in which a run of an object store trains, and which of its files are copied.
 
     Its file `.bucket.json` names the owner for which the folder is up to date. As long as the bucket
     has no later owner, the folder has everything that the bucket has, and maybe more.
 
     Args:
         folder: the folder, which need not exist.
-        url: the folder of the run in the store.
+        store: the folder of the run in the store.
 
     Attributes:
+        folder: the same.
         sent: name of a file -> its size and time when it was copied to the store.
     """
 
-    def __init__(self, folder: pathlib.Path, url: str):
-        self._folder = folder
-        self._url = url
+    def __init__(self, folder: pathlib.Path, store: Store):
+        self.folder = folder
+        self._store = store
         self.sent: dict[str, Any] = {}
 
     def is_current(self, owner: int) -> bool:
@@ -53,44 +57,64 @@ class LocalCopy:
         Raises:
             UsageError: the folder holds something else.
         """
-        record: Mapping[str, Any] = {}
-        if (self._folder / RECORD).exists():
-            record = json_files.read(self._folder / RECORD)
-        if record.get("url") != self._url:
-            other = record.get("url") or "files that are not a copy of it"
-            if record or self._names():
-                raise UsageError(
-                    f"{self._folder} is the local folder of {self._url}, but has {other}: set "
-                    "train.local_dir to an empty folder."
-                )
+        path, url = self.folder / RECORD, self._store.url
+        record = json_files.read(path) if path.exists() else {}
+        if record.get("url") != url and (record or self._names()):
+            raise UsageError(
+                f"{self.folder} is the local folder of {url}, but has "
+                f"{record.get('url', 'files that are not a copy of it')}: set train.local_dir to an "
+                "empty folder."
+            )
         self.sent = dict(record.get("sent", {}))
-        return bool(record) and record["owner"] == owner
+        return record.get("owner") == owner
 
     def clear(self) -> None:
         """Removes the files of an earlier time."""
         self.sent = {}
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         self.write(owner=-1)  # so that a kill leaves a folder that is known not to be complete
-        for name in self._names():
-            path = self._folder / name
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-
-    def mark_sent(self) -> None:
-        """Records that all files are in the store, as after they were fetched."""
-        files = [path for path in self._folder.rglob("*") if path.is_file()]
-        self.sent = {p.relative_to(self._folder).as_posix(): signature(p) for p in files}
+        for path in (self.folder / name for name in self._names()):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def write(self, owner: int) -> None:
         """Records that the folder is up to date for an owner."""
-        record = {"url": self._url, "owner": owner, "sent": self.sent}
-        json_files.replace(self._folder / RECORD, record)
+        record = {"url": self._store.url, "owner": owner, "sent": self.sent}
+        json_files.replace(self.folder / RECORD, record)
+
+    def mark_sent(self, pattern: str = "**/*") -> None:
+        """Records that files are in the store, as after they were fetched."""
+        for path in self.changed(self.folder.glob(pattern)):
+            self.sent[self._name(path)] = signature(path)
+
+    def changed(self, paths: Iterable[pathlib.Path]) -> list[pathlib.Path]:
+        """Returns the files that are not in the store as they are now."""
+        return [
+            path
+            for path in paths
+            if path.is_file() and self.sent.get(self._name(path)) != signature(path)
+        ]
+
+    def copy(self, path: pathlib.Path) -> None:
+        """Copies a file to the store, also if it grows meanwhile."""
+        seen = signature(path)
+        held = self.hold([path], shutil.copyfile)
+        self._store.upload(held / path.name, self._name(path))
+        self.sent[self._name(path)] = seen
+
+    def hold(self, paths: Iterable[pathlib.Path], copy: Callable[[Any, Any], Any]) -> pathlib.Path:
+        """Returns a folder of files that do not change and are not deleted until the next call."""
+        held = self.folder / HELD
+        shutil.rmtree(held, ignore_errors=True)
+        held.mkdir()
+        for path in paths:
+            copy(path, held / path.name)
+        return held
+
+    def _name(self, path: pathlib.Path) -> str:
+        return path.relative_to(self.folder).as_posix()
 
     def _names(self) -> set[str]:
-        names = set(os.listdir(self._folder)) if self._folder.is_dir() else set()
-        return names - {RECORD, json_files.temporary_name(RECORD), lock.NAME}
+        return set(os.listdir(self.folder) if self.folder.is_dir() else ()) - _OWN_FILES
 
 
 def signature(path: pathlib.Path) -> list[int] | None:

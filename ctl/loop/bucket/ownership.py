@@ -8,8 +8,8 @@ died on the same machine, or has not changed the object for a while.
 
 from collections.abc import Callable
 import contextlib
-import datetime
 import json
+import math
 import os
 import pathlib
 import socket
@@ -18,6 +18,7 @@ import time
 from typing import Any
 
 from ctl.errors import Failure, UsageError, print_line
+from ctl.loop import lock
 from ctl.loop.bucket.store import Store
 
 FOLDER = "owner"
@@ -47,12 +48,7 @@ class Ownership:
         self._store = store
         self._on_lost = on_lost
         self.number = 0
-        self._holder = {
-            "pid": os.getpid(),
-            "host": socket.gethostname(),
-            "machine": _machine(),
-            "since": datetime.datetime.now().astimezone().isoformat(" ", "seconds"),
-        }
+        self._holder = {**lock.this_process(), "machine": _machine()}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True, name="ctl-owner")
 
@@ -62,24 +58,23 @@ class Ownership:
         Raises:
             UsageError: another process is the owner.
         """
-        previous = self._store.retry(latest, self._store)
+        store, url = self._store, self._store.url
+        previous = store.retry(latest, store)
         if previous:
-            self._wait_for_end(previous)
-        number = previous + 1
-        name, content = _name(number), self._content()
-        if not self._store.retry(self._store.create, name, content):
-            # A try that timed out may have created it.
-            if self._store.retry(self._store.read, name) != content:
+            self._wait_for_end(_name(previous))
+        name, content = _name(previous + 1), self._content()
+        if not store.retry(store.create, name, content):
+            if store.retry(store.read, name) != content:  # else a try that timed out has created it
                 raise UsageError(
-                    f"{self._store.url} has just been taken by another run: name another --workdir."
+                    f"{url} has just been taken by another run: name another --workdir."
                 )
-        elif self._store.create(name, content):
+        elif store.create(name, content):
             print_line(
-                f"{self._store.url}: this store ignores preconditions, so two runs that start at the "
-                "same time would not notice each other. Make sure that only one run uses it."
+                f"{url}: this store ignores preconditions, so two runs that start at the same time "
+                "would not notice each other. Make sure that only one run uses it."
             )
-        self.number = number
-        self._store.remove([_name(previous)] if previous else [])
+        self.number = previous + 1
+        store.remove([_name(previous)])
         self._thread.start()
         return previous
 
@@ -106,12 +101,10 @@ class Ownership:
                 self._store.write(_name(self.number), self._content(released=True))
 
     def _beat(self) -> None:
-        count = 0
         while not self._ended.wait(HEARTBEAT_SECONDS):
-            count += 1
             try:
                 self.check()
-                self._store.write(_name(self.number), self._content(beat=count))
+                self._store.write(_name(self.number), self._content(beat=time.time()))
             except Failure:
                 return
             except Exception:  # the thread that uploads reports that the store fails
@@ -120,67 +113,49 @@ class Ownership:
     def _content(self, **fields: Any) -> bytes:
         return json.dumps({**self._holder, **fields}).encode()
 
-    def _wait_for_end(self, number: int) -> None:
+    def _wait_for_end(self, name: str) -> None:
         """Waits until an owner has ended; raises UsageError if it lives."""
-        first = self._store.retry(self._store.read, _name(number))
-        holder = _parse(first)
-        if _has_ended(holder):
-            return
-        who = f"pid {holder.get('pid')} on {holder.get('host')} since {holder.get('since')}"
-        print_line(
-            f"{self._store.url} is owned by {who}: waiting up to {LEASE_SECONDS:.0f} s in case that "
-            "process has died."
-        )
-        deadline = time.monotonic() + LEASE_SECONDS
+        url, first, who, deadline = self._store.url, b"", "", math.inf
         while time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS)
-            content = self._store.retry(self._store.read, _name(number))
-            if content != first and not _has_ended(_parse(content)):
-                raise UsageError(
-                    f"{self._store.url} is in use by another run, {who}: stop it, wait for its end, or "
-                    "name another --workdir."
-                )
-            if content != first:
+            content = self._store.retry(self._store.read, name) or b"{}"
+            holder = _parse(content)
+            if _has_ended(holder):
                 return
+            if not first:
+                first, who = content, lock.describe(holder)
+                deadline = time.monotonic() + LEASE_SECONDS
+                print_line(
+                    f"{url} is owned by {who}: waiting up to {LEASE_SECONDS:.0f} s in case that "
+                    "process has died."
+                )
+            elif content != first:
+                raise lock.in_use(url, who)
+            time.sleep(_POLL_SECONDS)
 
 
 def latest(store: Store) -> int:
     """Returns the number of the last owner; 0 if there was none."""
-    names = [name.rpartition("/")[2] for name in store.list(FOLDER)]
-    return max((int(name) for name in names if name.isdecimal()), default=0)
+    return max((int(name) for name in store.list(FOLDER) if name.isdecimal()), default=0)
 
 
 def _name(number: int) -> str:
     return f"{FOLDER}/{number:08d}"
 
 
-def _parse(content: bytes | None) -> dict[str, Any]:
+def _parse(content: bytes) -> dict[str, Any]:
     with contextlib.suppress(ValueError):
-        holder = json.loads(content or b"")
-        return holder if isinstance(holder, dict) else {}
+        return dict(json.loads(content))
     return {}
 
 
 def _has_ended(holder: dict[str, Any]) -> bool:
-    if holder.get("machine") == _machine() and not _is_alive(holder.get("pid", 0)):
-        return True
-    return bool(holder.get("released"))
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
+    here = bool(_machine()) and holder.get("machine") == _machine()
+    return bool(holder.get("released")) or (here and not os.path.exists(f"/proc/{holder['pid']}"))
 
 
 def _machine() -> str:
-    """Identifies the boot and the container in which a pid is valid; the host's name may be shared."""
-    parts = [socket.gethostname()]
-    with contextlib.suppress(OSError):  # only Linux has them
-        parts += [pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()]
-        parts += [os.readlink("/proc/self/ns/pid")]
-    return " ".join(parts)
+    """Identifies the boot and the container in which a pid is valid; "" if it is not Linux."""
+    with contextlib.suppress(OSError):
+        boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
+    return ""

@@ -44,11 +44,12 @@ class Store:
         self._fs, self._root = open_url(self.url)
 
     def list(self, folder: str = "") -> dict[str, int]:
-        """Returns the names below a folder, with their sizes in bytes."""
+        """Returns the names below a folder, relative to it, with their sizes in bytes."""
         self._fs.invalidate_cache()
+        path = self._path(folder)
         with contextlib.suppress(FileNotFoundError):
-            found = self._fs.find(self._path(folder), detail=True)
-            return {path[len(self._root) + 1 :]: info["size"] for path, info in found.items()}
+            found = self._fs.find(path, detail=True)
+            return {name[len(path) + 1 :]: info["size"] for name, info in found.items()}
         return {}
 
     def read(self, name: str) -> bytes | None:
@@ -70,15 +71,12 @@ class Store:
         """
         try:
             self._fs.pipe_file(self._path(name), content, mode="create")
-        except FileExistsError:
-            return False
         except Exception as error:
             # The file systems translate the status of a failed precondition differently.
-            if any(
-                text in f"{error!r}" for text in ("412", "409", "PreconditionFailed", "Conflict")
-            ):
-                return False
-            raise
+            texts = ("FileExistsError", "412", "409", "PreconditionFailed", "Conflict")
+            if not any(text in repr(error) for text in texts):
+                raise
+            return False
         return True
 
     def upload(self, path: pathlib.Path, name: str) -> None:
@@ -114,16 +112,17 @@ class Store:
             except (UsageError, Failure):
                 raise
             except Exception as error:
+                reason = one_line(error)
                 if type(error).__name__ in _PERMANENT:
                     raise UsageError(
-                        f"{self.url} cannot be used ({one_line(error)}): check the name, the "
-                        "permissions and the credentials."
+                        f"{self.url} cannot be used ({reason}): check the name, the permissions and "
+                        "the credentials."
                     ) from None
                 if not delay:
                     raise Failure(
-                        f"{self.url} cannot be reached ({one_line(error)}): rerun the same command."
+                        f"{self.url} cannot be reached ({reason}): rerun the same command."
                     ) from None
-                print_line(f"{self.url}: {one_line(error)}; trying again in {delay:.0f} s.")
+                print_line(f"{self.url}: {reason}; trying again in {delay:.0f} s.")
                 time.sleep(delay)
                 self.connect()
         raise AssertionError

@@ -7,7 +7,7 @@ variable, such as the states of actions. If something cannot be written, the mes
 checkpoint that is intact.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 import contextlib
 import json
 import os
@@ -19,7 +19,7 @@ from typing import Any
 from ctl.errors import Failure
 
 _NAME = re.compile(r"ckpt-(\d+)(\.(?:index|data-\d{5}-of-\d{5}|whole)|_temp)")
-_MARKER = ".whole"
+MARKER = ".whole"
 _UNFINISHED = "it was not written to the end"
 _REASONS = re.compile(
     r"No space left on device|Disk quota exceeded|Read-only file system|Permission denied",
@@ -91,12 +91,12 @@ class CheckpointFiles:
             step: the checkpoint.
             notes: what to record with it, in JSON types.
         """
-        files = [path for path in self._files()[step] if path.suffix != _MARKER]
+        files = [path for path in self._files()[step] if path.suffix != MARKER]
         # The files reach the disk before the marker: after a power failure there must be no marker
         # of files that are missing.
         for path in (*files, self._directory):
             flush(path)
-        marker = pathlib.Path(self.path(step) + _MARKER)
+        marker = pathlib.Path(self.path(step) + MARKER)
         temporary = marker.with_suffix(".new")
         content: dict[str, Any] = {"files": {p.name: p.stat().st_size for p in files}}
         temporary.write_text(json.dumps({**content, "notes": dict(notes)} if notes else content))
@@ -107,7 +107,7 @@ class CheckpointFiles:
     def remove(self, step: int) -> None:
         """Deletes a checkpoint."""
         # The marker first, so that a kill in between leaves no checkpoint that seems complete.
-        for path in sorted(self._files().get(step, []), key=lambda p: p.suffix != _MARKER):
+        for path in self._files().get(step, []):
             with contextlib.suppress(FileNotFoundError):
                 if path.is_dir():
                     shutil.rmtree(path)
@@ -124,25 +124,43 @@ class CheckpointFiles:
             keep_every: also keep those at multiples of this number of steps; 0 for none.
             rank: the key that orders the steps; by default the step.
         """
-        complete = self.steps()
-        newest = complete[-1] if complete else 0
-        for step in sorted(complete, key=rank)[:-keep]:
-            if not keep_every or step % keep_every:
-                self.remove(step)
-        for step in self.faults():
-            if step < newest:  # a thread may still be writing a newer one
-                self.remove(step)
+        for step in old_steps(self.steps(), self.faults(), keep, keep_every, rank):
+            self.remove(step)
 
     def _read_marker(self, step: int) -> Any:
-        return json.loads(pathlib.Path(self.path(step) + _MARKER).read_text())
+        return json.loads(pathlib.Path(self.path(step) + MARKER).read_text())
 
     def _files(self) -> dict[int, list[pathlib.Path]]:
         """Returns the files of each checkpoint, by step."""
-        files: dict[int, list[pathlib.Path]] = {}
-        for name in os.listdir(self._directory) if self._directory.is_dir() else ():
-            if match := _NAME.fullmatch(name):
-                files.setdefault(int(match[1]), []).append(self._directory / name)
-        return files
+        names = os.listdir(self._directory) if self._directory.is_dir() else ()
+        return {
+            step: [self._directory / name for name in files]
+            for step, files in group_by_step(names).items()
+        }
+
+
+def group_by_step(names: Iterable[str]) -> dict[int, list[str]]:
+    """Returns the names of checkpoints' files by step, the marker first; leaves out other names."""
+    files: dict[int, list[str]] = {}
+    for name in sorted(names, key=lambda name: not name.endswith(MARKER)):
+        if match := _NAME.fullmatch(name):
+            files.setdefault(int(match[1]), []).append(name)
+    return files
+
+
+def old_steps(
+    complete: Iterable[int],
+    incomplete: Iterable[int],
+    keep: int,
+    keep_every: int,
+    rank: Callable[[int], Any] | None = None,
+) -> list[int]:
+    """Returns the checkpoints that `CheckpointFiles.prune` deletes, of these; it has the arguments."""
+    ranked = sorted(complete, key=rank)
+    newest = max(ranked, default=0)
+    old = [step for step in ranked[:-keep] if not keep_every or step % keep_every]
+    # A newer incomplete one may still be being written.
+    return old + [step for step in incomplete if step < newest]
 
 
 def find_files(name: str) -> CheckpointFiles:

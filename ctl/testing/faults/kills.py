@@ -34,11 +34,10 @@ def killing(when: str, *, by: signal.Signals | None = signal.SIGKILL) -> Iterato
       A run that starts at step K or later does not reach this point.
     - `save:N`: the files of this process' N-th checkpoint are written, but not its marker. With
       several processes only the chief writes a marker.
-    - `eval:N`: the first batch of this process' N-th evaluation is finished.
+    - `eval:N`: this process' N-th evaluation begins.
 
-    To stop exactly there, the inner loop or the evaluation is split in two, and the processes of a run
-    synchronize between the two parts: pass the same point in all processes, and `by=None` in all but
-    one.
+    To stop after a step, the inner loop is split in two, and the processes of a run synchronize between
+    the two parts: pass the same point in all processes, and `by=None` in all but one.
 
     Args:
         when: the point.
@@ -67,7 +66,7 @@ def parse(when: str) -> tuple[str, int]:
         raise UsageError(
             f"The point of a kill is {when!r}, but must be one of {POINTS}, with numbers from 1."
         )
-    return point, int(number or 0)
+    return point, int(number or 1)
 
 
 def _send_once(by: signal.Signals | None) -> Send:
@@ -80,12 +79,15 @@ def _send_once(by: signal.Signals | None) -> Send:
     return send
 
 
-def _at_start(original: Callable[..., Any], count: int, send: Send) -> Callable[..., Any]:
-    def train(trainer: StandardTrainer, num_steps: tf.Tensor) -> Any:
-        send()
-        return original(trainer, num_steps)
+def _before_call(original: Callable[..., Any], count: int, send: Send) -> Callable[..., Any]:
+    calls = iter(range(1, count + 1))
 
-    return train
+    def call(*arguments: Any, **options: Any) -> Any:
+        if next(calls, None) == count:
+            send()
+        return original(*arguments, **options)
+
+    return call
 
 
 def _at_step(original: Callable[..., Any], count: int, send: Send) -> Callable[..., Any]:
@@ -102,43 +104,9 @@ def _at_step(original: Callable[..., Any], count: int, send: Send) -> Callable[.
     return train
 
 
-def _in_save(original: Callable[..., Any], count: int, send: Send) -> Callable[..., Any]:
-    calls = iter(range(1, count + 1))
-
-    def commit(files: CheckpointFiles, step: int, notes: Any = None) -> None:
-        if next(calls, None) == count:
-            send()
-        original(files, step, notes)
-
-    return commit
-
-
-def _in_evaluation(original: Callable[..., Any], count: int, send: Send) -> Callable[..., Any]:
-    calls = iter(range(1, count + 1))
-
-    def create(evaluator: StandardEvaluator, has_state: bool) -> Any:
-        run = original(evaluator, has_state)
-
-        def loop(iterator: Any, num_steps: tf.Tensor, **state: Any) -> Any:
-            steps = int(num_steps)
-            if next(calls, None) != count:
-                return run(iterator, num_steps, **state)
-            first = run(iterator, tf.constant(1, tf.int32), **state)
-            send()
-            if steps == 1:
-                return first
-            if has_state:
-                state["state"] = first
-            return run(iterator, tf.constant(max(steps - 1, -1), tf.int32), **state)
-
-        return loop
-
-    return create
-
-
 _METHODS: dict[str, tuple[type, str, Wrap]] = {
-    "start": (StandardTrainer, "train", _at_start),
+    "start": (StandardTrainer, "train", _before_call),
     "step": (StandardTrainer, "train", _at_step),
-    "save": (CheckpointFiles, "commit", _in_save),
-    "eval": (StandardEvaluator, "create_eval_loop_fn", _in_evaluation),
+    "save": (CheckpointFiles, "commit", _before_call),
+    "eval": (StandardEvaluator, "evaluate", _before_call),
 }

@@ -56,7 +56,7 @@ def test_run_of_a_dead_process_of_this_machine_is_taken_over_without_waiting(
     child.wait()
     leave(store, 7, pid=child.pid, machine=ownership._machine())
     assert owner.acquire() == 7
-    assert list(store.list("owner")) == ["owner/00000008"]
+    assert list(store.list("owner")) == ["00000008"]
 
 
 def test_run_of_a_lost_machine_is_taken_over_after_the_lease(store, owner, capsys):

@@ -29,5 +29,5 @@ def fail_writes(monkeypatch, fails):
 
 def take_over(store):
     """Does what another process does that becomes the owner."""
-    number = max(int(name.rpartition("/")[2]) for name in store.list("owner")) + 1
+    number = max(int(name) for name in store.list("owner")) + 1
     store.write(f"owner/{number:08d}", json.dumps({"pid": 1, "host": "other"}).encode())

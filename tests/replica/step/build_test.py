@@ -149,7 +149,7 @@ class NeedsStaticRows(reference_model.ReferenceTrainer):
     ("cls", "options"),
     [
         (CountsRows, {}),
-        (CountsStaticRows, {}),
+        pytest.param(CountsStaticRows, {}, marks=pytest.mark.slow),
         pytest.param(CountsByLen, {}, marks=pytest.mark.slow),
         (CountsRowsInOneOfTwoLosses, {"loss_weights": {"one": 1.0, "other": 0.5}}),
     ],

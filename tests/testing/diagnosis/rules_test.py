@@ -65,7 +65,7 @@ def test_planted_mistake_is_named_by_the_default_comparison(mistake):
     check(mistake)
 
 
-DEFAULT_LOOPS = {"LocalMean", "MeanOfMeans", "MetricGrows", "NotUnscaled", "EvaluationWithNoise"}
+DEFAULT_LOOPS = {"LocalMean", "MeanOfMeans", "NotUnscaled"}
 
 
 def each_loop():

@@ -122,6 +122,7 @@ def config():
     )
 
 
+@pytest.mark.slow
 def test_a_config_has_the_curve_of_its_trainer(file, monkeypatch):
     monkeypatch.chdir(child.ROOT)
     assert testing.assert_curve(file, config(), steps=STEPS).equal

@@ -100,12 +100,13 @@ ROWS, LABEL = tutorials.examples()
 AVERAGED = causes.OWN_ROWS.format(how="averaged")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "examples"),
     [
         pytest.param(tutorials.orbit_example, {"x": ROWS, "label": LABEL}, id="orbit"),
-        pytest.param(tutorials.fit(tf_keras), (ROWS, LABEL), id="tf_keras", marks=pytest.mark.slow),
-        pytest.param(tutorials.fit(keras), (ROWS, LABEL), id="keras_3", marks=pytest.mark.slow),
+        pytest.param(tutorials.fit(tf_keras), (ROWS, LABEL), id="tf_keras"),
+        pytest.param(tutorials.fit(keras), (ROWS, LABEL), id="keras_3"),
     ],
 )
 def test_uneven_batches_reveal_a_mean_of_means(build, examples):
