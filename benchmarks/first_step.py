@@ -6,7 +6,8 @@ Each measurement is a new process: the seconds from its start to the end of the 
 seconds in which the same process builds a second trainer and runs its first step. The programs take
 turns, in another order each round. The table has the medians, and the median over the rounds of the
 ratio to the hand-written loop. All programs train the same model on the same arrays, with Adam, on
-replicas that are logical CPUs.
+replicas that are logical CPUs. `ctl experiments/mnist.py` is the whole command, with its config, workdir
+and summaries; it has no second trainer.
 """
 
 import argparse
@@ -16,11 +17,12 @@ import random
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-PLAIN, KERAS_3 = "hand-written", "ctl, Keras 3"
+PLAIN, KERAS_3, COMMAND = "hand-written", "ctl, Keras 3", "ctl experiments/mnist.py"
 ROWS = 16  # of a global batch
 
 
@@ -36,30 +38,40 @@ def main(arguments: list[str] | None = None) -> None:
     flags = parser.parse_args(arguments)
     for model in flags.models:
         for replicas in flags.replicas:
-            rounds = [
-                measure_round(model, replicas, flags.programs, seed=n) for n in range(flags.rounds)
+            programs = [
+                name
+                for name in flags.programs
+                if name != COMMAND or (model, replicas) == ("mnist", 1)
             ]
+            rounds = [measure_round(model, replicas, programs, seed=n) for n in range(flags.rounds)]
             print(f"\n{table(model, replicas, rounds)}", flush=True)
 
 
 def measure_round(
     model: str, replicas: int, programs: list[str], *, seed: int
-) -> dict[str, tuple[float, float]]:
+) -> dict[str, tuple[float, float | None]]:
     """Returns the seconds of the first and of the second trainer by program."""
     order = random.Random(seed).sample(programs, len(programs))
     return {name: measure(name, model, replicas) for name in order}
 
 
-def measure(program: str, model: str, replicas: int) -> tuple[float, float]:
+def measure(program: str, model: str, replicas: int) -> tuple[float, float | None]:
     """Runs a program in a new process."""
-    start = time.monotonic()
-    command = [sys.executable, "-m", "benchmarks.first_step_worker", program, model, str(replicas)]
-    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    if program == COMMAND:
+        command = ["ctl.main", *COMMAND_FLAGS]
+    else:
+        command = ["benchmarks.first_step_worker", program, model, str(replicas)]
+    with tempfile.TemporaryDirectory(prefix="ctl-first-step-") as folder:
+        command += [f"--workdir={folder}"] if program == COMMAND else []
+        start = time.monotonic()
+        output = subprocess.run(
+            [sys.executable, "-m", *command], check=True, stdout=subprocess.PIPE, text=True
+        ).stdout
     end_of_first, second = json.loads(output.splitlines()[-1])
     return end_of_first - start, second
 
 
-def table(model: str, replicas: int, rounds: list[dict[str, tuple[float, float]]]) -> str:
+def table(model: str, replicas: int, rounds: list[dict[str, tuple[float, float | None]]]) -> str:
     """Formats medians, and ratios to the hand-written loop if it was measured."""
     rows = [
         f"### {model}, {replicas} replica{'s' * (replicas > 1)}, {len(rounds)} rounds",
@@ -70,6 +82,9 @@ def table(model: str, replicas: int, rounds: list[dict[str, tuple[float, float]]
     for name in (name for name in PROGRAMS if name in rounds[0]):
         cells = []
         for place in (0, 1):
+            if rounds[0][name][place] is None:
+                cells += ["", ""]
+                continue
             cells.append(f"{statistics.median(r[name][place] for r in rounds):.2f} s")
             ratios = [r[name][place] / r[PLAIN][place] for r in rounds if PLAIN in r]
             cells.append(f"{statistics.median(ratios):.2f}" if ratios else "")
@@ -78,7 +93,13 @@ def table(model: str, replicas: int, rounds: list[dict[str, tuple[float, float]]
 
 
 MODELS = ("mnist", "transformer", "resnet50")
-PROGRAMS = ("ctl", KERAS_3, PLAIN, "orbit", "tf_keras fit")
+PROGRAMS = ("ctl", COMMAND, KERAS_3, PLAIN, "orbit", "tf_keras fit")
+COMMAND_FLAGS = (
+    "--config=experiments/mnist.py",
+    "--config.trainer=benchmarks.first_step_trainer:FirstStepTrainer",
+    "--config.train.steps_per_loop=1",
+    f"--config.data.global_batch_size={ROWS}",
+)
 
 if __name__ == "__main__":
     main()

@@ -12,10 +12,9 @@ stderr. It fails if ctl's peak memory is more than 1.1 times that of the hand-wr
 
 import argparse
 import contextlib
-import json
+import functools
 import os
 import pathlib
-import random
 import subprocess
 import sys
 import time
@@ -26,13 +25,12 @@ os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # the processes shar
 import numpy as np
 import tensorflow as tf
 
-from benchmarks import models, report, same, variants
+from benchmarks import models, report, same, variants, windows
 from ctl.configs import compatibility
 from ctl.configs.compatibility import Choice
 from ctl.configs.keys import XLA_MODES
 from ctl.errors import UsageError
 
-WARM_UPS = 2  # windows that are not counted: the first one includes tracing
 MAX_MEMORY_RATIO = 1.1  # of ctl's peak memory to that of the best hand-written loop
 
 
@@ -57,7 +55,7 @@ def main(arguments: list[str] | None = None) -> None:
     print(
         f"\n{describe_hardware()}, {flags.processes} processes of {flags.windows} windows per variant."
     )
-    print_progress(f"{time.monotonic() - start:.0f} s in total.")
+    windows.print_progress(f"{time.monotonic() - start:.0f} s in total.")
     if flags.json:
         report.write_json(flags.json, all_rows)
     if flags.chart:
@@ -129,49 +127,18 @@ def measure(
     model: str, names: list[str], flags: argparse.Namespace
 ) -> tuple[dict[str, list[list[float]]], dict[str, float]]:
     """Returns variant -> processes -> windows -> steps per second, and variant -> peak MiB."""
-    rates: dict[str, list[list[float]]] = {name: [] for name in names}
-    peaks = dict.fromkeys(names, 0.0)
-    for process in range(flags.processes):
-        with contextlib.ExitStack() as stack:
-            workers = {name: stack.enter_context(worker(name, model)) for name in names}
-            for name in names:
-                rates[name].append([])
-            for window in range(-WARM_UPS, flags.windows):
-                print_progress(
-                    f"{model}: process {process + 1}, window {window + 1} of {flags.windows}"
-                )
-                for name in random.Random(window).sample(names, len(names)):
-                    answer = run_window(name, workers[name], flags.seconds)
-                    peaks[name] = max(peaks[name], answer["peak_mib"])
-                    if window >= 0:
-                        rates[name][-1].append(answer["steps"] / answer["seconds"])
-    return rates, peaks
-
-
-@contextlib.contextmanager
-def worker(name: str, model: str):
-    """Starts a process that trains a variant on request."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.worker", name, model],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
+    return windows.measure(
+        {name: functools.partial(worker, name, model) for name in names},
+        title=model,
+        processes=flags.processes,
+        windows=flags.windows,
+        seconds=flags.seconds,
     )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
 
 
-def run_window(name: str, process: subprocess.Popen, seconds: float) -> dict[str, float]:
-    """Lets a worker process train for one window; returns what it measured."""
-    with contextlib.suppress(BrokenPipeError):  # reported below, by the missing answer
-        print(seconds, file=process.stdin, flush=True)
-    answer = process.stdout.readline()
-    if not answer:
-        raise SystemExit(f"The process of '{name}' failed; its output is above.")
-    return json.loads(answer)
+def worker(name: str, model: str) -> contextlib.AbstractContextManager[subprocess.Popen]:
+    """Starts a process that trains a variant on request."""
+    return windows.worker([sys.executable, "-m", "benchmarks.worker", name, model])
 
 
 def best_loop(rates: dict[str, list[list[float]]]) -> str:
@@ -186,11 +153,6 @@ def describe_hardware() -> str:
     ]
     cpus = f"{len(os.sched_getaffinity(0))} CPU cores"
     return f"TensorFlow {tf.__version__}, {', '.join([*names, cpus])}"
-
-
-def print_progress(text: str) -> None:
-    """Prints to stderr; stdout has only the tables."""
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from benchmarks import loops, variants
 from benchmarks.gpu import devices
 from benchmarks.gpu.parts import Report
 from benchmarks.models import MNIST, MODELS
+from benchmarks.windows import run_window
 from benchmarks.workdir_state import read_weights
 import ctl
 
@@ -87,8 +88,8 @@ def _measure_compilation(report: Report, name: str, model: str, cache: str) -> N
     try:
         os.environ["TF_XLA_FLAGS"] = f"{before} {flags}" if cache else before
         with loops.worker(f"{variants.CTL}loop", model) as process:
-            first = loops.run_window(name, process, 0.0)
-            second = loops.run_window(name, process, 0.0)
+            first = run_window(name, process, 0.0)
+            second = run_window(name, process, 0.0)
     finally:
         os.environ["TF_XLA_FLAGS"] = before
     files = len(list(pathlib.Path(cache).iterdir())) if cache else 0

@@ -13,6 +13,7 @@ import time
 
 from benchmarks import loops, models, variants
 from benchmarks.gpu.parts import Report
+from benchmarks.windows import run_window
 
 _CTL = variants.CTL
 _LOOPS = (
@@ -75,9 +76,9 @@ def _measure(report: Report, model: str, names, *, windows: int = 5, seconds: fl
         for name, process in workers.items():
             with report.attempt(name):
                 batch = models.MODELS[model].batch
-                first = loops.run_window(name, process, 0.0)
-                loops.run_window(name, process, seconds)
-                answers = [loops.run_window(name, process, seconds) for _ in range(windows)]
+                first = run_window(name, process, 0.0)
+                run_window(name, process, seconds)
+                answers = [run_window(name, process, seconds) for _ in range(windows)]
                 rates = [batch * answer["steps"] / answer["seconds"] for answer in answers]
                 report(
                     name,

@@ -13,3 +13,22 @@ def test_ratios_are_medians_over_rounds_of_the_ratio_to_the_hand_written_loop(mo
     # Ratios of the rounds: 0.9, 1.2, 0.5 and 1, 1.5, 3.
     assert "| ctl | 6.00 s | 0.90 | 3.00 s | 1.50 |" in lines
     assert "| hand-written | 8.00 s | 1.00 | 2.00 s | 1.00 |" in lines
+
+
+def test_command_is_measured_for_its_own_model_and_has_no_second_trainer(monkeypatch, capsys):
+    seconds = {first_step.COMMAND: (3, None)}
+    monkeypatch.setattr(first_step, "measure", lambda name, *_: seconds.get(name, (2, 1)))
+    flags = [
+        "--models",
+        "mnist",
+        "transformer",
+        "--replicas",
+        "1",
+        "--programs",
+        first_step.COMMAND,
+    ]
+    first_step.main([*flags, "hand-written"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if first_step.COMMAND in line] == [
+        f"| {first_step.COMMAND} | 3.00 s | 1.50 |  |  |"
+    ]

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from benchmarks import models, variants, worker
+from benchmarks import models, variants, windows
 
 EMPTY = models.MODELS["empty"]
 
@@ -18,8 +18,8 @@ FITS = ("tf_keras fit", "tf_keras fit, best options")
 )
 def test_worker_answers_each_window_with_steps_and_seconds(name):
     answers = io.StringIO()
-    with pytest.raises(worker.Done):
-        variants.run(name, EMPTY, worker.Windows(io.StringIO("0\n0.05\n"), answers))
+    with pytest.raises(windows.Done):
+        variants.run(name, EMPTY, windows.Windows(io.StringIO("0\n0.05\n"), answers))
     first, second = (json.loads(line) for line in answers.getvalue().splitlines())
     assert first["steps"] in (1, EMPTY.steps_per_loop)
     assert second["steps"] > 1 and second["seconds"] >= 0.05

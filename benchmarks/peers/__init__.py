@@ -1,0 +1,1 @@
+"""ctl next to other ways to train the same models: TensorFlow, tf_keras, Keras 3, JAX and PyTorch."""

@@ -1,0 +1,253 @@
+"""Compares ctl with other frameworks on five models, on a CPU.
+
+    python -m benchmarks.peers --cache FOLDER
+    python -m benchmarks.peers --cache FOLDER --workloads mnist --frameworks ctl tensorflow torch
+
+It installs the frameworks into environments in FOLDER (4 GB), on the first run. For each workload all
+programs first train from the same weights on the same batch, and must have the same losses. Then, in
+each of `--rounds` rounds, all programs start, and take turns to train for a window of `--seconds`, in
+a different order each time. The table has the median ratio to ctl's speed in the same turn, and its 95 %
+interval. Tables go to stdout and, with `--page`, into a page; progress goes to stderr.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import functools
+import json
+import os
+import pathlib
+import subprocess
+import tempfile
+
+import numpy as np
+
+from benchmarks import report, windows
+from benchmarks.peers import environments, workloads
+
+TOLERANCE = 0.01  # of a mean loss, relative to the first one
+REFERENCE = "ctl"
+BEGIN, END = "<!-- benchmarks.peers: begin -->", "<!-- benchmarks.peers: end -->"
+
+
+@dataclasses.dataclass(frozen=True)
+class Framework:
+    """A way to train the workloads.
+
+    Attributes:
+        label: the name in the table.
+        environment: the environment that it runs in.
+        command: the module in this package, and its variant.
+        packages: the packages whose versions are reported.
+    """
+
+    label: str
+    environment: str
+    command: tuple[str, ...]
+    packages: tuple[str, ...]
+
+
+_TENSORFLOW = ("tensorflow-cpu", "tensorflow", "tf-keras")
+_JAX = ("jax", "flax", "optax")
+FRAMEWORKS = {
+    "ctl": Framework("ctl", environments.OWN, ("ctl_loop", "auto"), _TENSORFLOW),
+    "tensorflow": Framework(
+        "hand-written, `tf.range`", environments.OWN, ("tensorflow_loop", "off"), _TENSORFLOW
+    ),
+    "tensorflow_xla": Framework(
+        "hand-written, step in XLA", environments.OWN, ("tensorflow_loop", "step"), _TENSORFLOW
+    ),
+    "tf_keras": Framework(
+        "tf_keras `fit`", environments.OWN, ("keras_fit", "tf_keras"), _TENSORFLOW
+    ),
+    "keras_tensorflow": Framework(
+        "Keras 3 `fit`, TensorFlow",
+        "keras",
+        ("keras_fit", "tensorflow"),
+        ("keras", *_TENSORFLOW[:2]),
+    ),
+    "keras_jax": Framework("Keras 3 `fit`, JAX", "jax", ("keras_fit", "jax"), ("keras", "jax")),
+    "jax_scan": Framework("JAX, `lax.scan`", "jax", ("jax_loop", "scan"), _JAX),
+    "jax_step": Framework("JAX, one call per step", "jax", ("jax_loop", "step"), _JAX),
+    "torch": Framework("PyTorch, eager", "torch", ("torch_loop", "eager"), ("torch",)),
+    "torch_compiled": Framework(
+        "PyTorch, compiled", "torch", ("torch_loop", "compiled"), ("torch",)
+    ),
+}
+
+# On a CPU XLA is slower with convolutions, and compiles the recurrent layer for a minute.
+_DEFAULT = [name for name in FRAMEWORKS if name != "tensorflow_xla"]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Checks and measures the programs; prints the table and writes the requested files."""
+    flags = parse(arguments)
+    pythons = {
+        name: environments.python(flags.cache, FRAMEWORKS[name].environment)
+        for name in flags.frameworks
+    }
+    rows, failures = [], []
+    for name in flags.workloads:
+        with tempfile.TemporaryDirectory(prefix="ctl-peers-") as folder:
+            workloads.WORKLOADS[name].write(pathlib.Path(folder))
+            agreed, failed = check(name, folder, pythons)
+            failures += failed
+            rows += measure(name, folder, {each: pythons[each] for each in agreed}, flags)
+    text = "\n".join(
+        [
+            table(rows, flags.workloads),
+            "",
+            describe(pythons, flags, rows),
+            *(f"\nNot measured: {failure}" for failure in failures),
+        ]
+    )
+    print(text, flush=True)
+    if flags.json:
+        report.write_json(flags.json, rows)
+    if flags.page:
+        write_page(flags.page, text)
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Parses the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.peers", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument(
+        "--cache", type=pathlib.Path, required=True, help="folder of the environments"
+    )
+    parser.add_argument(
+        "--workloads", nargs="+", choices=workloads.WORKLOADS, default=list(workloads.WORKLOADS)
+    )
+    parser.add_argument("--frameworks", nargs="+", choices=FRAMEWORKS, default=_DEFAULT)
+    parser.add_argument("--rounds", type=int, default=3, help="starts of each program")
+    parser.add_argument("--windows", type=int, default=5, help="windows of each start")
+    parser.add_argument("--seconds", type=float, default=1.0, help="seconds per window")
+    parser.add_argument("--note", default="", help="a sentence about the machine for the table")
+    parser.add_argument(
+        "--json", type=pathlib.Path, metavar="FILE", help="write one JSON line per row"
+    )
+    parser.add_argument(
+        "--page", type=pathlib.Path, metavar="FILE", help="replace the table in a page"
+    )
+    flags = parser.parse_args(arguments)
+    if REFERENCE not in flags.frameworks:
+        parser.error(f"--frameworks must include '{REFERENCE}', to which the ratios are")
+    return flags
+
+
+def command(framework: str, workload: str, folder: str, python: str, *, check: bool) -> list[str]:
+    """Returns the command of a program."""
+    settings = workloads.WORKLOADS[workload]
+    task = {
+        "name": workload,
+        "batch": settings.batch,
+        "steps_per_loop": settings.check_steps if check else settings.steps_per_loop,
+        "dropout": 0.0 if check else settings.dropout,
+        "check": check,
+        "folder": folder,
+    }
+    module, *variant = FRAMEWORKS[framework].command
+    return [python, "-m", f"benchmarks.peers.{module}", *variant, json.dumps(task)]
+
+
+def check(workload: str, folder: str, pythons: dict[str, str]) -> tuple[list[str], list[str]]:
+    """Returns the frameworks whose losses are those of ctl, and what is wrong with the others."""
+    agreed, failures, expected = [], [], np.zeros(0)
+    for name, python in sorted(pythons.items(), key=lambda item: item[0] != REFERENCE):
+        windows.print_progress(f"{workload}: losses of {name}")
+        done = subprocess.run(
+            command(name, workload, folder, python, check=True),
+            stdout=subprocess.PIPE,
+            cwd=environments.ROOT,
+            env=environments.variables(),
+        )
+        if done.returncode:
+            if name == REFERENCE:
+                raise SystemExit(f"ctl failed on {workload}; its output is above.")
+            failures.append(f"{workload} in {FRAMEWORKS[name].label} failed.")
+            continue
+        losses = np.array(json.loads(done.stdout))
+        if name == REFERENCE:
+            expected = losses
+            if expected[-1] > (1 - 5 * TOLERANCE) * expected[0]:
+                raise SystemExit(
+                    f"The losses of {workload} fall too little to be compared: {losses}"
+                )
+        if np.allclose(losses, expected, rtol=0, atol=TOLERANCE * expected[0]):
+            agreed.append(name)
+        else:
+            failures.append(
+                f"{workload} in {FRAMEWORKS[name].label} has the losses {losses.round(4)}, "
+                f"but ctl {expected.round(4)}."
+            )
+        windows.print_progress(f"{workload}: {losses.round(4)}")
+    return agreed, failures
+
+
+def measure(
+    workload: str, folder: str, pythons: dict[str, str], flags: argparse.Namespace
+) -> list[report.Row]:
+    """Returns one row per framework."""
+    start = {
+        name: functools.partial(
+            windows.worker,
+            command(name, workload, folder, python, check=False),
+            cwd=environments.ROOT,
+            env=environments.variables(),
+        )
+        for name, python in pythons.items()
+    }
+    rates, peaks = windows.measure(
+        start,
+        title=workload,
+        processes=flags.rounds,
+        windows=flags.windows,
+        seconds=flags.seconds,
+    )
+    batch = workloads.WORKLOADS[workload].batch
+    return report.make_rows(workload, batch, rates, peaks, REFERENCE)
+
+
+def table(rows: list[report.Row], names: list[str]) -> str:
+    """Formats the speed of ctl, and the ratio of each framework to it."""
+    by_name = {(row.variant, row.model): row for row in rows}
+    lines = [f"| | {' | '.join(names)} |", f"|---|{'---:|' * len(names)}"]
+    reference = (
+        f"{by_name[REFERENCE, name].examples_per_second:,.0f} examples/s" for name in names
+    )
+    lines.append(f"| {REFERENCE} | {' | '.join(reference)} |")
+    for framework in FRAMEWORKS:
+        cells = [by_name.get((framework, name)) for name in names]
+        if framework != REFERENCE and any(cells):
+            texts = (
+                f"{row.ratio:.2f} ({row.ratio_low:.2f} to {row.ratio_high:.2f})" if row else "-"
+                for row in cells
+            )
+            lines.append(f"| {FRAMEWORKS[framework].label} | {' | '.join(texts)} |")
+    return "\n".join(lines)
+
+
+def describe(pythons: dict[str, str], flags: argparse.Namespace, rows: list[report.Row]) -> str:
+    """Returns the conditions and the versions of a measurement."""
+    found: dict[str, str] = {}
+    for name, python in pythons.items():
+        found |= environments.versions(python, FRAMEWORKS[name].packages)
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(found.items()))
+    text = (
+        f"{datetime.date.today():%B %Y}, {len(os.sched_getaffinity(0))} CPU cores, medians of "
+        f"{flags.rounds * flags.windows} windows in {flags.rounds} starts, 95 % intervals. "
+        f"{versions}. {flags.note}"
+    )
+    return text.strip()
+
+
+def write_page(path: pathlib.Path, text: str) -> None:
+    """Replaces what is between the two marks of a page."""
+    before, _, rest = path.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    path.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()

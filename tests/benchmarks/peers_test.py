@@ -1,0 +1,90 @@
+"""The programs of the comparison train alike, answer each window, and end in a table."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks import report, windows
+from benchmarks.peers import __main__ as peers
+from benchmarks.peers import ctl_loop, keras_fit, tensorflow_loop, workloads
+from benchmarks.peers.task import CHECK_LOOPS, Losses, Task
+
+PROGRAMS = {"ctl": (ctl_loop.train, "auto"), "tensorflow": (tensorflow_loop.train, "off")}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("gru")
+    workloads.WORKLOADS["gru"].write(path)
+    return path
+
+
+def make_task(folder, *, check):
+    return Task(name="gru", batch=64, steps_per_loop=1, dropout=0.0, check=check, folder=folder)
+
+
+def losses_of(train, task, variant):
+    losses = Losses()
+    with pytest.raises(windows.Done):
+        train(task, losses, variant)
+    return losses.values
+
+
+@pytest.mark.slow
+def test_ctl_tensorflow_and_tf_keras_have_the_same_losses(folder):
+    programs = [*PROGRAMS.values(), (keras_fit.train, "tf_keras")]
+    expected, *others = (
+        losses_of(train, make_task(folder, check=True), variant) for train, variant in programs
+    )
+    assert len(expected) == CHECK_LOOPS and expected[0] > expected[-1]
+    for losses in others:
+        np.testing.assert_allclose(losses, expected, rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program_answers_a_window_with_steps_and_seconds(name, folder):
+    train, variant = PROGRAMS[name]
+    answers = io.StringIO()
+    with pytest.raises(windows.Done):
+        train(
+            make_task(folder, check=False),
+            windows.Windows(io.StringIO("0\n0.05\n"), answers),
+            variant,
+        )
+    first, second = (json.loads(line) for line in answers.getvalue().splitlines())
+    assert first["steps"] == 1
+    assert second["steps"] >= 1 and second["seconds"] >= 0.05
+
+
+def test_epoch_has_only_whole_loops(folder):
+    settings = workloads.WORKLOADS["gru"]
+    examples = len(make_task(folder, check=False).arrays["label"])
+    assert examples % (settings.batch * settings.steps_per_loop) == 0
+
+
+def test_table_has_a_row_per_framework_and_no_cell_for_a_failure():
+    rates = {"ctl": [[4.0, 2.0]], "torch": [[2.0, 1.0]]}
+    rows = report.make_rows("gru", 64, rates, dict.fromkeys(rates, 1.0), "ctl")
+    rows += report.make_rows("mnist", 64, {"ctl": [[1.0]]}, {"ctl": 1.0}, "ctl")
+    assert peers.table(rows, ["gru", "mnist"]).splitlines() == [
+        "| | gru | mnist |",
+        "|---|---:|---:|",
+        "| ctl | 192 examples/s | 64 examples/s |",
+        "| PyTorch, eager | 0.50 (0.50 to 0.50) | - |",
+    ]
+
+
+def test_table_replaces_the_one_between_the_marks_of_a_page(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{peers.BEGIN}\nold\n{peers.END}\nafter\n")
+    peers.write_page(page, "new")
+    assert page.read_text() == f"before\n{peers.BEGIN}\nnew\n{peers.END}\nafter\n"
+
+
+def test_ratios_need_ctl(capsys):
+    with pytest.raises(SystemExit):
+        peers.parse(["--cache", "unused", "--frameworks", "torch"])
+    assert "--frameworks must include 'ctl'" in capsys.readouterr().err
