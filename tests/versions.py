@@ -3,7 +3,7 @@
     .uv/bin/uv run python -m tests.versions 2.21.0 2.22.0rc0 --python=3.11
 
 Each version has an environment of its own in a temporary folder, with the built wheel, so that tf_keras
-and Orbit are the copies that the wheel contains. docs/versions.json keeps the results; without a version
+is the copy that the wheel contains. docs/versions.json keeps the results; without a version
 the page is written from it.
 """
 
@@ -34,7 +34,7 @@ COLUMNS = ("tensorflow", "python", "keras", "numpy", "date", "passed", "failed")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("tensorflow", nargs="*", help="versions of TensorFlow")
-    parser.add_argument("--python", default="3.11")
+    parser.add_argument("--python", default="3.11", help="a version, or a path")
     arguments = parser.parse_args()
     for version in arguments.tensorflow:
         with tempfile.TemporaryDirectory() as folder:
@@ -62,19 +62,23 @@ def test(version: str, python: str, folder: pathlib.Path) -> dict:
     install = [uv, "pip", "install", "--no-config", f"--constraint={folder / 'pins.txt'}"]
     install += [f"tensorflow-cpu=={version}", ".", "--group=dev"]
     subprocess.run(install, cwd=child.ROOT, env=environment, check=True)
+    # Tests compare with its examples and optimizers. Its requirements would install TensorFlow again.
+    garden = [uv, "pip", "install", "--no-config", "--no-deps", "tf-models-official==2.20.0"]
+    subprocess.run(garden, env=environment, check=True)
     listed = subprocess.run(
         [uv, "pip", "list", "--format=json"], env=environment, capture_output=True, check=True
     )
     packages = {row["name"]: row["version"] for row in json.loads(listed.stdout)}
+    settings = (folder / "env/pyvenv.cfg").read_text()
     run = subprocess.run(
-        [folder / "env/bin/python", "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        [folder / "env/bin/python", "-m", "pytest", "-p", "no:cacheprovider"],
         cwd=child.ROOT, env=environment, capture_output=True, text=True,
     )  # fmt: skip
     print(run.stdout[-20_000:], run.stderr[-2_000:])
     passed = re.search(r"(\d+) passed", run.stdout)
     return {
         "tensorflow": version,
-        "python": python,
+        "python": re.search(r"version_info = (\d+\.\d+)", settings)[1],
         **{name: packages[name] for name in ("keras", "numpy")},
         "date": datetime.date.today().isoformat(),
         "passed": int(passed[1]) if passed else 0,

@@ -5,7 +5,6 @@ A new format is a function and a row of `FORMATS`. A trainer names its formats i
 
 from collections.abc import Callable, Iterable, Mapping
 import ctypes
-import importlib.metadata
 import json
 import os
 import pathlib
@@ -14,6 +13,7 @@ import tempfile
 from typing import Any
 
 import tensorflow as tf
+import tf_keras
 
 import ctl
 from ctl.errors import UsageError, did_you_mean
@@ -192,8 +192,9 @@ def _describe(signature: Any) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    tf_keras = importlib.metadata.version("tf_keras")
-    return {"tensorflow": tf.__version__, "ctl": ctl.__version__, "tf_keras": tf_keras}
+    return {
+        "tensorflow": tf.__version__, "ctl": ctl.__version__, "tf_keras": tf_keras.__version__
+    }  # fmt: skip
 
 
 def _publish(temporary: pathlib.Path, version: pathlib.Path) -> None:

@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 import tensorflow as tf
+import tf_keras
 
 import ctl
 from ctl.hardware import devices, host
@@ -18,7 +19,7 @@ from ctl.modes.experiment import Experiment
 from ctl.replica.step.engine import engine_of
 from ctl.replica.step.flops import count_flops
 
-_PACKAGES = ("tensorflow", "tf_keras", "tf-models-official", "numpy")
+_PACKAGES = ("tf-models-official", "numpy")
 
 
 # A run that an action has ended continues if one of these keys changes.
@@ -110,7 +111,10 @@ def read_training(workdir: Workdir) -> dict[str, Any]:
 
 def _versions() -> dict[str, str]:
     # TensorFlow's package has another name on each kind of hardware: tensorflow_cpu, tensorflow_tpu.
-    versions = {"ctl": ctl.__version__, "tensorflow": tf.__version__}
+    # The wheel of ctl has a copy of tf_keras, which is no package of its own.
+    versions = {
+        "ctl": ctl.__version__, "tensorflow": tf.__version__, "tf_keras": tf_keras.__version__
+    }  # fmt: skip
     for name in _PACKAGES:
         try:
             versions.setdefault(name, importlib.metadata.version(name))
