@@ -52,7 +52,7 @@ def test_tf_config_without_a_cluster_is_a_run_of_one_process():
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("{cluster", r"TF_CONFIG is not JSON \(.*: fix it, or start.*ctl\.launch"),
+        ("{cluster", r"TF_CONFIG is not JSON \(.*: fix it, or start.*ctl launch"),
         ("[1]", "must be a JSON object whose 'cluster' is an object"),
         ('{"cluster": [1]}', "must be a JSON object whose 'cluster' is an object"),
         (json.dumps({"cluster": TWO}), "must identify this process by a 'task'"),
