@@ -79,7 +79,9 @@ def test(version: str, python: str, folder: pathlib.Path) -> dict:
     return {
         "tensorflow": version,
         "python": re.search(r"version_info = (\d+\.\d+)", settings)[1],
-        **{name: packages[name] for name in ("keras", "numpy")},
+        # A release candidate may require a nightly version.
+        "keras": packages.get("keras") or packages["keras-nightly"],
+        "numpy": packages["numpy"],
         "date": datetime.date.today().isoformat(),
         "passed": int(passed[1]) if passed else 0,
         "failed": re.findall(r"(?m)^(?:FAILED|ERROR) (\S+)", run.stdout),
