@@ -16,8 +16,6 @@ import shutil
 import subprocess
 import tempfile
 
-import tomllib
-
 from tests import child
 
 RESULTS = child.ROOT / "docs/versions.json"
@@ -91,6 +89,8 @@ def test(version: str, python: str, folder: pathlib.Path) -> dict:
 
 def pins() -> list[str]:
     """Returns the pinned versions of the packages that do not depend on TensorFlow's version."""
+
+    import tomllib  # not in Python 3.10, whose tests import this module
 
     settings = tomllib.loads((child.ROOT / "pyproject.toml").read_text())["tool"]["uv"]
     pinned = settings["constraint-dependencies"]
