@@ -10,7 +10,7 @@ import random
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# pytest's own processes inherit it: with an arena per thread, malloc keeps a fifth more memory.
+# pytest's own processes inherit it: with an arena per thread, malloc keeps more freed memory.
 os.environ.setdefault("MALLOC_ARENA_MAX", "1")
 # By default hypothesis writes a cache, .hypothesis, into the checkout.
 os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", os.devnull)
