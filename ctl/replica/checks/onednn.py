@@ -18,10 +18,8 @@ from ctl.replica.graphs import ops
 
 FIX = "set the environment variable TF_ENABLE_ONEDNN_OPTS=0"
 _MIN_CHANNELS = 8  # with as many input channels the gradient is right
-_LIMITS = (
-    "ONEDNN_MAX_CPU_ISA",
-    "DNNL_MAX_CPU_ISA",
-)  # they restrict the instruction sets of the kernels
+# Variables that restrict the instruction sets of the kernels.
+_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 _REPORTED: set[str] = set()  # once per process, not per replica and trace
 
 
@@ -59,10 +57,11 @@ def _wrong_gradients(operations: Iterable[Any]) -> Iterator[Any]:
 
 def _is_wrong(op: Any) -> bool:
     kernel = op.outputs[0]
-    if kernel.dtype != tf.float32 or kernel.shape[:2] != (1, 1) or "GPU" in op.device:
+    if kernel.dtype != tf.float32 or any(kind in op.device for kind in ("GPU", "TPU")):
         return False
-    channels = kernel.shape[2]
-    return channels is not None and channels < _MIN_CHANNELS and max(op.get_attr("strides")) > 1
+    height, width, channels, _ = kernel.shape.as_list()
+    is_small = (height, width) == (1, 1) and channels is not None and channels < _MIN_CHANNELS
+    return is_small and max(op.get_attr("strides")) > 1
 
 
 def _place(op: Any) -> str:
