@@ -371,10 +371,11 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
             self.train_loop_begin()
             for steps in engine.split(int(num_steps)):
                 engine.retrace_if_changed()
-                if self._train_loop_fn is None:
-                    self._train_loop_fn = self.create_train_loop_fn()
                 if self._train_iter is None:
                     self._train_iter = tf.nest.map_structure(iter, self.train_dataset)
+                if self._train_loop_fn is None:
+                    self._train_loop_fn = self.create_train_loop_fn()
+                    engine.trace_loop(self._train_loop_fn, self._train_iter, tf.constant(steps))
                 self._train_loop_fn(self._train_iter, tf.constant(steps))
             outputs = self.train_loop_end()
         self.non_finite_report = engine.finish_loop()

@@ -4,6 +4,7 @@
 threads, so a program starts as in a new process, except for what TensorFlow reads when it is imported.
 """
 
+import gc
 import json
 import os
 import pathlib
@@ -102,6 +103,7 @@ def main():
     import tensorflow  # noqa: F401
     import tf_keras  # noqa: F401
 
+    gc.freeze()  # a garbage collection of a fork would copy all pages with objects
     message = _serve(socket.socket(fileno=int(sys.argv[1])))
     if message is None:
         return

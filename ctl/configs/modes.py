@@ -2,8 +2,12 @@
 
 from collections.abc import Callable
 import dataclasses
+import gc
 import importlib
+import sys
 from typing import Any
+
+from ctl.hardware import garbage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +35,12 @@ class Mode:
     def load(self) -> Callable[[Any], int]:
         """Imports the mode's function, and with it TensorFlow."""
         module, name = self.function.split(":")
+        is_first = "tensorflow" not in sys.modules
         function: Callable[[Any], int]
-        function = getattr(importlib.import_module(f"ctl.modes.{module}"), name)
+        with garbage.pause_collection():
+            function = getattr(importlib.import_module(f"ctl.modes.{module}"), name)
+            if is_first:
+                gc.freeze()  # what TensorFlow has made lives as long as the process
         return function
 
 

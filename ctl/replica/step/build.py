@@ -20,7 +20,7 @@ from ctl.data.input_pipeline import BuildDataset, InputPipeline
 from ctl.data.layout import Layout
 from ctl.data.source import Batch
 from ctl.errors import UsageError, type_name
-from ctl.hardware import strategies
+from ctl.hardware import garbage, strategies
 from ctl.optimizers import FromConfig
 from ctl.replica.arithmetic import loss, precision, row_mask
 from ctl.replica.checks import row_coupling
@@ -38,6 +38,7 @@ from ctl.replica.updates import parameter_groups, sharded_optimizer
 from ctl.replica.updates.unfreezing import Unfreezing
 
 
+@garbage.pause_collection()
 def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
     """Builds a trainer's model, optimizer, metrics and counters, then its engine.
 

@@ -1,5 +1,7 @@
 """The engine of a trainer: attributes that Orbit keeps on the same object, and errors of one line."""
 
+import gc
+
 import orbit
 import pytest
 import tensorflow as tf
@@ -28,6 +30,21 @@ def test_step_that_is_assigned_to_a_trainer_is_rejected(name):
     setattr(trainer, name, lambda argument: tf.constant(0.0))
     with pytest.raises(ctl.UsageError, match=f"self.{name} was assigned .* in its class"):
         trainer.train(tf.constant(1))
+
+
+def test_garbage_collector_is_paused_while_the_trainer_is_built_and_its_loop_is_traced():
+    enabled = []
+
+    class Recording(reference_model.ReferenceTrainer):
+        def forward(self, batch, training):
+            enabled.append(gc.isenabled())
+            return super().forward(batch, training)
+
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 8, cls=Recording)
+    trainer.train(tf.constant(1))
+    assert len(enabled) > 1
+    assert not any(enabled)
+    assert gc.isenabled()
 
 
 # Errors in an inner loop.

@@ -1,0 +1,35 @@
+"""The garbage collector is paused while modules are imported and graphs are traced."""
+
+import gc
+
+import pytest
+
+from ctl.hardware import garbage
+from tests import child
+
+
+def test_collector_is_paused_and_runs_again_after_an_error():
+    with pytest.raises(KeyError), garbage.pause_collection():
+        assert not gc.isenabled()
+        raise KeyError
+    assert gc.isenabled()
+
+
+def test_collector_that_was_off_stays_off():
+    gc.disable()
+    try:
+        with garbage.pause_collection():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+@pytest.mark.slow
+def test_program_does_not_collect_what_tensorflow_made_when_it_was_imported():
+    code = (
+        "import gc; from ctl.configs.modes import MODES; MODES['train'].load(); "
+        "print(gc.get_freeze_count() > 200_000, gc.isenabled())"
+    )
+    result = child.run(["-c", code])
+    assert result.stdout.split() == ["True", "True"], result.stderr
