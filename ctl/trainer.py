@@ -15,7 +15,7 @@ from ctl.configs.options import TrainerOptions
 from ctl.data.autograph import convert
 from ctl.data.source import Batch, Data
 from ctl.errors import UsageError
-from ctl.hardware import coordinator, strategies
+from ctl.hardware import coordinator, garbage, strategies
 from ctl.replica.arithmetic import precision
 from ctl.replica.keras3.adapter import raw
 from ctl.replica.measure.non_finite import NonFiniteReport
@@ -375,7 +375,12 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
                     self._train_iter = tf.nest.map_structure(iter, self.train_dataset)
                 if self._train_loop_fn is None:
                     self._train_loop_fn = self.create_train_loop_fn()
-                    engine.trace_loop(self._train_loop_fn, self._train_iter, tf.constant(steps))
+                    # The first call would trace it, too, but Python's garbage is collected in a loop.
+                    if isinstance(self._train_loop_fn, tf.types.experimental.PolymorphicFunction):
+                        with garbage.pause_collection():
+                            self._train_loop_fn.get_concrete_function(
+                                self._train_iter, tf.constant(steps)
+                            )
                 self._train_loop_fn(self._train_iter, tf.constant(steps))
             outputs = self.train_loop_end()
         self.non_finite_report = engine.finish_loop()

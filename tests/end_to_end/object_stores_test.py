@@ -81,7 +81,7 @@ def check_durable(store):
     return max(steps, default=0)
 
 
-STEPS, EVERY, KILLS = 30_000, 100, 20
+STEPS, EVERY = 30_000, 100
 RUN = (
     "--config=experiment.py",
     f"--config.train.steps={STEPS}",
@@ -91,17 +91,18 @@ RUN = (
 
 
 @pytest.mark.timeout(1800)
-def test_twenty_kills_with_the_local_folder_deleted_leave_the_bits_of_an_undisturbed_run(
-    proxy, start
+@pytest.mark.parametrize("kills", [6, pytest.param(20, marks=pytest.mark.long)])
+def test_kills_with_the_local_folder_deleted_leave_the_bits_of_an_undisturbed_run(
+    proxy, start, kills
 ):
-    whole, killed = f"{proxy.url}/whole", f"{proxy.url}/killed"
+    whole, killed = f"{proxy.url}/whole-{kills}", f"{proxy.url}/killed-{kills}"
     code, _, error = finish(start(*RUN, f"--workdir={whole}"))
     assert code == 0, error
     store, draw, last = Store(killed), random.Random(0), 0
-    for kill in range(KILLS):
+    for kill in range(kills):
         process = start(*RUN, f"--workdir={killed}")
         # While it starts, trains, saves or uploads.
-        target = draw.choice([0, (kill + 1) * STEPS // 2 // KILLS])
+        target = draw.choice([0, (kill + 1) * STEPS // 2 // kills])
         while max(fetch.steps(store), default=0) < target:
             assert process.poll() is None
             time.sleep(0.02)

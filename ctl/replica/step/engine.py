@@ -12,7 +12,6 @@ from ctl.configs.error_location import user_line
 from ctl.data.data_errors import report_data_errors
 from ctl.data.input_pipeline import InputPipeline
 from ctl.errors import NonFiniteStep, UsageError
-from ctl.hardware import garbage
 from ctl.replica.checks import copies
 from ctl.replica.keras3 import detection, policies
 from ctl.replica.measure.non_finite import NonFiniteReport
@@ -127,17 +126,6 @@ class Engine:
         self._trainer._train_loop_fn = None  # Orbit's attribute: the next loop is made again
         if self.compiled_loop:
             self.compiled_loop.compile_again()
-
-    @garbage.pause_collection()
-    def trace_loop(self, loop: Any, *args: Any) -> None:
-        """Traces an inner loop, so that its next call with these arguments only runs it.
-
-        Args:
-            loop: what `create_train_loop_fn` returned; traced here if it is a `tf.function`.
-            *args: its arguments.
-        """
-        if isinstance(loop, tf.types.experimental.PolymorphicFunction):
-            loop.get_concrete_function(*args)
 
     def finish_loop(self) -> NonFiniteReport | None:
         """Returns the report of the steps that were not finite.
