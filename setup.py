@@ -34,11 +34,13 @@ class BuildWithVendored(build_py):
             subprocess.run([*pip, "--dest", folder, "--requirement", "vendored.txt"], check=True)
             for wheel in pathlib.Path(folder).glob("*.whl"):
                 with zipfile.ZipFile(wheel) as file:
-                    names = [
-                        n for n in file.namelist() if n.startswith(_PACKAGES) or "/licenses/" in n
-                    ]
-                    chosen = [n for n in names if not any(part in n for part in _LEFT_OUT)]
-                    file.extractall(root / "ctl" / "_vendored", chosen)
+                    for entry in file.infolist():
+                        name = entry.filename
+                        chosen = name.startswith(_PACKAGES) or "/licenses/" in name
+                        if chosen and not any(part in name for part in _LEFT_OUT):
+                            # A folder *.dist-info on sys.path would be a distribution without metadata.
+                            entry.filename = name.replace(".dist-info/", "/")
+                            file.extract(entry, root / "ctl" / "_vendored")
 
 
 setup(cmdclass={"build_py": BuildWithVendored})

@@ -48,7 +48,7 @@ def test_wheel_has_unmodified_tf_keras_and_orbit_at_the_end_of_the_path(wheel):
     assert {name.split("/")[2] for name in names} == {
         "orbit",
         "tf_keras",
-        "tf_models_official-2.19.1.dist-info",
+        "tf_models_official-2.19.1",  # its license; with .dist-info, it would be a distribution
     }
     for package in (tf_keras, orbit):
         folder = pathlib.Path(package.__file__).parent
