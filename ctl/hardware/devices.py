@@ -71,9 +71,8 @@ def select(requested: Sequence[str], *, split: int, strategy: str) -> tuple[list
     if requested:
         for name in requested:
             if name not in available:
-                raise UsageError(
-                    f"runtime.devices contains {name!r}{errors.did_you_mean(name, available)}"
-                )
+                hint = errors.did_you_mean(name, available) or f": there is no {device_type} here."
+                raise UsageError(f"runtime.devices contains {name!r}{hint}")
         return list(requested), f"{', '.join(requested)} as configured"
     # An earlier call may have split the CPU; "auto" without a split still means a single device.
     count = 1 if strategy == "auto" and not gpus and not split else split or None

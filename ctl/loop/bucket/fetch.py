@@ -1,6 +1,7 @@
 """Fetches runs and checkpoints from an object store."""
 
 from collections.abc import Callable
+import contextlib
 import json
 import pathlib
 from typing import Any
@@ -153,10 +154,17 @@ def path(name: str, which: str = "", *, texts_only: bool = False) -> str:
     url = name.rstrip("/").removesuffix(".index")
     parent, _, last = url.rpartition("/")
     if is_weight_file(name):
+        # Web servers, such as those of Hugging Face, do not list folders.
         store, folder = Store(parent), folder_of(parent, "read")
-        if last not in store.retry(store.list):
+
+        def download() -> bool:
+            with contextlib.suppress(FileNotFoundError):
+                store.download(last, folder / last)
+                return True
+            return False
+
+        if not store.retry(download):
             raise UsageError(f"{name} does not exist: name another file of weights.")
-        store.retry(store.download, last, folder / last)
         return str(folder / last)
     step = last.removeprefix("ckpt-")
     if last != step and step.isdecimal():

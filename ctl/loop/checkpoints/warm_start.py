@@ -1,6 +1,7 @@
 """Loads weights to start from: those of another run, without its slots and counters, or of a file."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+import contextlib
 import dataclasses
 import fnmatch
 import functools
@@ -179,18 +180,10 @@ def _read(
     request: _Request, path: str, *, values: bool = True
 ) -> tuple[_Pairs, int, list[tuple[matching.Variable, Any]]]:
     """Matches the requested variables with a checkpoint; reads their values, if that is required."""
-    try:
+    with _reading(request):
         content = _open(path)
         pairs, total = _match(content, request)
         return pairs, total, [(a, content.value(b)) for a, b in pairs if values]
-    except UsageError:
-        raise
-    except (ValueError, tf.errors.OpError) as error:
-        reason = str(error).splitlines()[0]
-        raise UsageError(
-            f"{request.key} is {request.source}, which cannot be read ({reason}): name another "
-            "checkpoint."
-        ) from None
 
 
 def describe(trainer: StandardTrainer, init: Any) -> list[str]:
@@ -198,8 +191,9 @@ def describe(trainer: StandardTrainer, init: Any) -> list[str]:
     lines = []
     for request in _requests(trainer, init):
         path = _path(request, _latest_step(request.local))
-        content = _open(path)
-        comparison, variables = _compare(content, request)
+        with _reading(request):
+            content = _open(path)
+            comparison, variables = _compare(content, request)
         sources = {id(v.source): "missing" for v in comparison.missing}
         for a, b in (*comparison.pairs, *comparison.mismatches):
             other = f", cast from {b.dtype.name}" if a.dtype != b.dtype else ""
@@ -212,6 +206,21 @@ def describe(trainer: StandardTrainer, init: Any) -> list[str]:
         if comparison.unused:
             lines.append(f"not used: {list_some([v.name for v in comparison.unused])}")
     return lines
+
+
+@contextlib.contextmanager
+def _reading(request: _Request) -> Iterator[None]:
+    """Reports a file that cannot be read in one line."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except (ValueError, tf.errors.OpError) as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(
+            f"{request.key} is {request.source}, which cannot be read ({reason}): name another "
+            "checkpoint."
+        ) from None
 
 
 def _open(path: str) -> matching.CheckpointContent | WeightFile:

@@ -63,7 +63,7 @@ class Evaluation:
         update_metrics: Callable[..., None],
         collect: Callable[[Batch, Any], Mapping[str, tf.Tensor]] | None = None,
     ):
-        check_names(metrics, step.plan.options.loss_weights)
+        check_names(metrics, step.plan)
         self.metrics = metrics
         self.examples = _accumulator("examples", tf.int64)
         self._factors = step.plan.options.loss_weights or loss.SINGLE

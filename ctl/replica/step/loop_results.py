@@ -34,7 +34,7 @@ class LoopResults:
     """
 
     def __init__(self, plan: Plan, update: Update, attributes: Attributes):
-        metrics.check_names(attributes.metrics, plan.options.loss_weights)
+        metrics.check_names(attributes.metrics, plan)
         strategy = tf.distribute.get_strategy()
         self.loss = tf_keras.metrics.Mean("loss", dtype=plan.dtype)
         self.input_wait = InputWait(strategy)

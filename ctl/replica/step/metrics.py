@@ -19,6 +19,7 @@ from ctl.private.tf_keras import compile_utils, losses_utils
 from ctl.replica.arithmetic import row_mask
 from ctl.replica.checks.metric_rows import check_rows
 from ctl.replica.keras3 import conversion, detection
+from ctl.replica.step.plan import Plan
 
 
 def prepare(metrics: Any) -> dict[str, tf_keras.metrics.Metric]:
@@ -56,12 +57,18 @@ def prepare(metrics: Any) -> dict[str, tf_keras.metrics.Metric]:
     return metrics
 
 
-def check_names(metrics: Iterable[str], losses: Iterable[str]) -> None:
-    """Raises UsageError if a metric has the name by which a loss is reported."""
-    for name in sorted({*metrics} & {f"{loss}_loss" for loss in losses}):
+def check_names(metrics: Iterable[str], plan: Plan) -> None:
+    """Raises UsageError if a metric has the name of another value that is reported."""
+    reported = {
+        f"{loss}_loss": f"the loss {loss!r} of loss_weights" for loss in plan.options.loss_weights
+    }
+    reported["examples"] = "the number of examples"
+    if plan.has_loss or not plan.own_train_step:
+        reported["loss"] = "the loss"
+    for name in sorted({*metrics} & {*reported}):
         raise UsageError(
-            f"build_metrics returned a metric {name!r}, the name of the reported loss "
-            f"{name.removesuffix('_loss')!r} of loss_weights: choose another name."
+            f"build_metrics returned a metric {name!r}, but ctl reports {reported[name]} by this name: "
+            "choose another name."
         )
 
 

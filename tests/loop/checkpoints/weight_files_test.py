@@ -1,5 +1,8 @@
 """A model starts from the weights in files that other libraries have written."""
 
+import functools
+import http.server
+import threading
 import types
 
 import keras
@@ -156,10 +159,40 @@ def test_a_file_may_be_a_url(trainer, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     np.savez(tmp_path / "w.npz", **{"head/bias": np.full_like(trainer.model.layers[-1].bias, 7)})
     Store("memory://weights").upload(tmp_path / "w.npz", "a/w.npz")
+    monkeypatch.setattr(Store, "list", None)  # a web server does not list folders
+    lines = warm_start.describe(trainer, init("memory://weights/a/w.npz", "head/bias"))
+    assert "head/bias [4] <- head/bias" in lines
     (loaded,) = warm_start.all_load(trainer, init("memory://weights/a/w.npz", "head/bias"))
     assert loaded.names == ["head/bias"] and trainer.model.layers[-1].bias.numpy()[0] == 7
     with pytest.raises(ctl.UsageError, match=r"a/b\.npz does not exist: name another file"):
         warm_start.check(trainer, init("memory://weights/a/b.npz"))
+
+
+@pytest.mark.slow  # aiohttp is in the group `stores`
+def test_a_web_server_without_listings_has_the_file(trainer, tmp_path, monkeypatch):
+    pytest.importorskip("aiohttp")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "www").mkdir()
+    np.savez(tmp_path / "www/w.npz", **{"head/bias": np.ones(4)})
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def list_directory(self, path):
+            self.send_error(404)
+
+        def log_message(self, *_):
+            pass
+
+    handler = functools.partial(Handler, directory=tmp_path / "www")
+    with http.server.ThreadingHTTPServer(("localhost", 0), handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        url = f"http://localhost:{server.server_port}"
+        try:
+            lines = warm_start.describe(trainer, init(f"{url}/w.npz", "head/bias"))
+            assert "head/bias [4] <- head/bias, cast from float64" in lines
+            with pytest.raises(ctl.UsageError, match=r"b\.npz does not exist"):
+                warm_start.describe(trainer, init(f"{url}/b.npz"))
+        finally:
+            server.shutdown()
 
 
 def test_mistakes_are_one_line(trainer, tmp_path):
@@ -171,8 +204,9 @@ def test_mistakes_are_one_line(trainer, tmp_path):
         with pytest.raises(ctl.UsageError, match=message):
             warm_start.check(trainer, init(tmp_path / "w.npz", names=names))
     (tmp_path / "w.safetensors").write_bytes(b"no")
-    with pytest.raises(ctl.UsageError, match=r"w.safetensors, which cannot be read \(.*header"):
-        warm_start.check(trainer, init(tmp_path / "w.safetensors"))
+    for read in (warm_start.check, warm_start.describe):
+        with pytest.raises(ctl.UsageError, match=r"w.safetensors, which cannot be read \(.*header"):
+            read(trainer, init(tmp_path / "w.safetensors"))
     with pytest.raises(ctl.UsageError, match="have no effect without a file of weights"):
         ctl.configs.validation.check_config(
             ctl.config(trainer="a.py:A", data=dict(global_batch_size=1), init=dict(layout="torch"))

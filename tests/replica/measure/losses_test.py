@@ -172,10 +172,18 @@ def test_losses_must_have_the_names_of_the_config(loss_weights, returned, messag
         make_trainer(1, cls=cls, loss_weights=loss_weights).train(tf.constant(1))
 
 
-def test_a_metric_must_not_have_the_name_of_a_loss():
-    metrics = {"kind_loss": tf_keras.metrics.Mean()}
+@pytest.mark.parametrize(
+    ("name", "reported"),
+    [
+        ("kind_loss", "the loss 'kind' of loss_weights"),
+        ("loss", "the loss"),
+        ("examples", "the number of examples"),
+    ],
+)
+def test_a_metric_must_not_have_the_name_of_another_result(name, reported):
+    metrics = {name: tf_keras.metrics.Mean()}
     cls = type("Other", (Two,), {"build_metrics": lambda self: metrics})
-    with pytest.raises(ctl.UsageError, match="'kind_loss', the name of the reported loss 'kind'"):
+    with pytest.raises(ctl.UsageError, match=f"a metric '{name}', but ctl reports {reported} by"):
         make_trainer(1, cls=cls).train(tf.constant(1))
 
 
