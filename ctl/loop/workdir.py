@@ -328,7 +328,8 @@ def choose_folder(
 
     Returns:
         The folder of the changes if it holds a run, or if the other one holds a run that the changes
-        are not compatible with; else the folder of the experiment.
+        are not compatible with; else the folder of the experiment. With `allow_change` that folder
+        also if both hold a run, unless the one of the changes needs the permission itself.
     """
     current = overrides.flatten(config)
     # Parsed values in a fixed order: 5e-1 is 0.5.
@@ -338,22 +339,28 @@ def choose_folder(
     if not values:
         return folder
     changed_folder = folder.with_name(f"{folder.name}.{name_values(values)}")
-    if Workdir(changed_folder, writes=False).has_run():
+    changed, experiment = (Workdir(path, writes=False) for path in (changed_folder, folder))
+    if changed.has_run() and not (
+        allow_change and experiment.has_run() and not _harmful_keys(changed, config)
+    ):
         return changed_folder
-    experiment = Workdir(folder, writes=False)
     if allow_change or not experiment.has_run():
         return folder
     try:
-        saved = experiment.config()
+        harmful = {
+            key
+            for key in _harmful_keys(experiment, config)
+            if starts_run or not key.startswith(("data.", "eval."))
+        }
     except UsageError:  # a damaged file is reported where the folder is used
         return folder
-    harmful = {
-        key
-        for key in ConfigChanges(saved, config.to_dict()).harmful
-        if starts_run or not key.startswith(("data.", "eval."))
-    }
     # A change of the config file is not one of the command line: it is reported as such.
     return changed_folder if harmful and harmful <= values.keys() else folder
+
+
+def _harmful_keys(workdir: Workdir, config: config_dict.ConfigDict) -> list[str]:
+    """Returns the keys with which the run in a folder does not continue without permission."""
+    return list(ConfigChanges(workdir.config(), config.to_dict()).harmful)
 
 
 def name_values(values: Mapping[str, str]) -> str:

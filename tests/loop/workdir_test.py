@@ -245,7 +245,11 @@ READS, ALLOWED = {"starts_run": False}, {"allow_change": True}
         ({EXPERIMENT: {}}, [SEED, ("optimizer.learning_rate", "5e-1")], {**OTHER, "seed": 3}, {},
          f"{CHANGED},seed=3"),
         ({EXPERIMENT: {}}, [RATE], OTHER, ALLOWED, EXPERIMENT),
-        ({EXPERIMENT: {}, CHANGED: OTHER}, [RATE], OTHER, ALLOWED, CHANGED),
+        # The flag was forgotten at first, which has started the second run.
+        ({EXPERIMENT: {}, CHANGED: OTHER}, [RATE], OTHER, ALLOWED, EXPERIMENT),
+        # The run of the changes is the one that needs the flag.
+        ({EXPERIMENT: {}, CHANGED: OTHER}, [RATE], {**OTHER, "seed": 3}, ALLOWED, CHANGED),
+        ({CHANGED: OTHER}, [RATE], OTHER, ALLOWED, CHANGED),
         ({EXPERIMENT: None}, [RATE], OTHER, {}, EXPERIMENT),  # damaged
     ],
 )  # fmt: skip

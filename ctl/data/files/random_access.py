@@ -32,6 +32,11 @@ def random_access(
     Raises:
         UsageError: there is no random access, or no example, or the first one is not a dict.
     """
+    if isinstance(dataset, Mapping):
+        raise UsageError(
+            f"ctl.data.random_access got {type_name(dataset)} of {', '.join(map(repr, dataset))}: "
+            f"choose one, such as dataset[{next(iter(dataset), 'train')!r}]."
+        )
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise UsageError(
             f"ctl.data.random_access got {type_name(dataset)}, which has no len() and [index]: read it "
@@ -93,6 +98,14 @@ class RandomAccess(Source):
         for name, spec in self._specs.items():
             rows = [np.asarray(example[name]) for example in examples]
             for index, row in zip(indexes, rows, strict=True):
+                # NumPy would make 0 of 0.5, and NaN of None.
+                if spec.dtype != tf.string and not np.can_cast(
+                    row.dtype, spec.dtype.as_numpy_dtype, "same_kind"
+                ):
+                    raise ValueError(
+                        f"Example {index} has {name!r} of type {row.dtype}, but the first one "
+                        f"{spec.dtype.name}: make them equal by parse."
+                    )
                 if row.shape != tuple(spec.shape):
                     raise ValueError(
                         f"Example {index} has {name!r} of shape {list(row.shape)}, but the first one "

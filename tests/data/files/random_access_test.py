@@ -64,6 +64,7 @@ def test_parse_makes_the_example():
     ("dataset", "parse", "message"),
     [
         (iter([]), None, r"has no len\(\) and \[index\]"),
+        ({"train": Pairs(), "test": Pairs()}, None, r"of 'train', 'test': choose one, such as"),
         (Pairs(0), None, "without examples"),
         (Pairs(), lambda e: (e["x"], 1), "requires dicts: pass parse"),
         (Pairs(), lambda e: {"x": {"a": 1}}, "feature 'x', a dict, which is no array"),
@@ -74,9 +75,15 @@ def test_mistakes_are_one_line(dataset, parse, message):
         ctl.data.random_access(dataset, parse)
 
 
-def test_examples_of_another_shape_are_named():
-    source = ctl.data.random_access(Pairs(), lambda e: {"x": np.zeros(1 + (e["label"] == 6))})
-    with pytest.raises(
-        (ValueError, tf.errors.OpError), match=r"Example 6 has 'x' of shape \[2\], but the first"
-    ):
+@pytest.mark.parametrize(
+    ("first", "other", "message"),
+    [
+        ([0.0], [0.0, 1.0], r"of shape \[2\], but the first one \[1\]"),
+        (0, 0.5, "of type float64, but the first one int64"),
+        (0.0, None, "of type object, but the first one float64"),
+    ],
+)
+def test_examples_of_another_shape_or_type_are_named(first, other, message):
+    source = ctl.data.random_access(Pairs(), lambda e: {"x": other if e["label"] == 6 else first})
+    with pytest.raises((ValueError, tf.errors.OpError), match=f"Example 6 has 'x' {message}"):
         source.gather(tf.constant([5, 6], tf.int64))
