@@ -204,6 +204,8 @@ def _from_text(name: str, text: str | None, default: Any) -> Any:
     except _PARSE_ERRORS:
         unsupported = f"a {expected.__name__}, which the command line does not support"
         type_name = _TYPE_NAMES.get(expected, unsupported)
+        if isinstance(default, list | tuple) and default:
+            type_name = f"a {expected.__name__}, such as {default}"
         raise UsageError(f"{name} is {text!r}, but must be {type_name}.") from None
 
 

@@ -1,6 +1,6 @@
 """Formats the lines that a run prints when it starts and ends."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ctl.errors import list_some
@@ -104,9 +104,10 @@ def stopped(step: int, workdir: Any) -> str:
     return f"Stopped at step {step}, saved in {workdir}: rerun the same command to resume."
 
 
-def done(workdir: Any) -> str:
+def done(workdir: Any, writers: Sequence[str]) -> str:
     """Describes a run that has reached its last step."""
-    return f"Done: {workdir}/result.json; tensorboard --logdir {workdir}/summaries"
+    command = f"; tensorboard --logdir {workdir}/summaries" if "tensorboard" in writers else ""
+    return f"Done: {workdir}/result.json{command}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -91,7 +91,8 @@ def _train(arguments: Arguments, *, evaluates: bool) -> int:
 
     if not arguments.dry_run:
         stopped = messages.stopped(controller.step, workdir.name)
-        progress.print_line(stopped if controller.stopped else messages.done(workdir.name))
+        done = messages.done(workdir.name, config.summaries.writers)
+        progress.print_line(stopped if controller.stopped else done)
     if controller.stopped:
         return STOPPED
     return DONE if result.get("overfit", {}).get("down", True) else FAILED

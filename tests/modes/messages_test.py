@@ -36,6 +36,12 @@ def test_complete_run_with_a_cosine_schedule_over_its_steps_requires_the_change(
     assert ("--allow_config_change" in line) == stretches
 
 
+def test_the_command_of_tensorboard_is_named_only_if_it_has_something_to_show():
+    assert messages.done("runs/a", ["jsonl", "wandb"]) == "Done: runs/a/result.json"
+    line = "Done: runs/a/result.json; tensorboard --logdir runs/a/summaries"
+    assert messages.done("runs/a", ["tensorboard"]) == line
+
+
 def make_trainer(replicas, row_counts):
     layout = types.SimpleNamespace(
         replicas=replicas, global_batch_size=sum(row_counts), row_counts=lambda: row_counts

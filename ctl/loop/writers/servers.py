@@ -9,6 +9,7 @@ from typing import Any
 import uuid
 
 from ctl.configs import overrides
+from ctl.errors import UsageError
 from ctl.loop import json_files
 from ctl.loop.writers.writer import Record, Writer
 
@@ -30,7 +31,14 @@ class MlflowWriter(Writer):
         import mlflow
 
         self._mlflow = mlflow
-        self._client = mlflow.MlflowClient()
+        try:
+            self._client = mlflow.MlflowClient()
+        except mlflow.exceptions.MlflowException as error:
+            reason = str(error).partition(". ")[0]
+            raise UsageError(
+                f"MLflow cannot log to {mlflow.get_tracking_uri()} ({reason}): set MLFLOW_TRACKING_URI to "
+                "the address of a server, or install mlflow, which logs to a local database."
+            ) from None
         self._path = workdir / "mlflow.json"
         self._run_id: str | None = None
         self._logged: dict[str, int] = {}  # split -> the last step that the run has already

@@ -5,6 +5,7 @@ import types
 
 import pytest
 
+from ctl.errors import UsageError
 from ctl.loop.writers.servers import MlflowWriter, WandbWriter
 from ctl.loop.writers.writer import Record
 
@@ -68,3 +69,21 @@ def test_mlflow_logs_each_step_once_to_the_same_run(tmp_path, monkeypatch):
     history = client.get_metric_history(run.info.run_id, "train/loss")
     assert [(m.step, m.value) for m in history] == [(s, 1 / s) for s in (5, 10, 15, 20)]
     assert run.data.params["train.steps"] == "20" and run.info.status == "FINISHED"
+
+
+def test_mlflow_that_cannot_log_to_its_place_is_one_line(tmp_path, monkeypatch):
+    class MlflowException(Exception):
+        pass
+
+    def client():
+        raise MlflowException("unsupported URI. Supported are http and others.")
+
+    fake = types.SimpleNamespace(
+        MlflowClient=client,
+        exceptions=types.SimpleNamespace(MlflowException=MlflowException),
+        get_tracking_uri=lambda: "sqlite:///mlflow.db",
+    )
+    monkeypatch.setitem(sys.modules, "mlflow", fake)
+    line = r"cannot log to sqlite:///mlflow\.db \(unsupported URI\): set MLFLOW_TRACKING_URI"
+    with pytest.raises(UsageError, match=line):
+        MlflowWriter(tmp_path)
