@@ -36,8 +36,8 @@ class MlflowWriter(Writer):
         except mlflow.exceptions.MlflowException as error:
             reason = str(error).partition(". ")[0]
             raise UsageError(
-                f"MLflow cannot log to {mlflow.get_tracking_uri()} ({reason}): set MLFLOW_TRACKING_URI to "
-                "the address of a server, or install mlflow, which logs to a local database."
+                f"MLflow cannot log to {mlflow.get_tracking_uri()} ({reason}): set "
+                "MLFLOW_TRACKING_URI to the address of a server, or install mlflow, which logs to a local database."
             ) from None
         self._path = workdir / "mlflow.json"
         self._run_id: str | None = None
