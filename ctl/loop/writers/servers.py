@@ -37,7 +37,8 @@ class MlflowWriter(Writer):
             reason = str(error).partition(". ")[0]
             raise UsageError(
                 f"MLflow cannot log to {mlflow.get_tracking_uri()} ({reason}): set "
-                "MLFLOW_TRACKING_URI to the address of a server, or install mlflow, which logs to a local database."
+                "MLFLOW_TRACKING_URI to the address of a server, or install mlflow, which logs to a "
+                "local database."
             ) from None
         self._path = workdir / "mlflow.json"
         self._run_id: str | None = None
