@@ -72,12 +72,21 @@ def test_blocks_of_optimizers(tmp_path, monkeypatch):
     assert ctl.config(trainer="a.py:A", optimizer=names["optimizer"]).optimizer.name == "adamw"
 
 
+def test_sweeps_of_running():
+    grid, search = (block for block in blocks("running") if "get_sweep" in block)
+    names = {}
+    exec(grid, names)
+    assert set(names["get_sweep"]()) == {"optimizer.learning_rate", "seed"}
+    exec(search, names)
+    assert len({*map(str, names["get_sweep"]())}) == 8
+    assert names["get_sweep"]() == names["get_sweep"]()
+
+
 @pytest.mark.slow
 def test_blocks_of_running_and_observing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_model.py").write_text(MODEL)
     names = run("running")
     assert names["run"].step == 502 and len(pandas.DataFrame(names["history"]))
-    assert set(names["get_sweep"]()) == {"optimizer.learning_rate", "seed"}
     (tmp_path / "runs/notebook").rename(tmp_path / "runs/mnist")
     assert run("observing")["frame"]["step"].iloc[-1] == 502

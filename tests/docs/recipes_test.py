@@ -9,6 +9,7 @@ import re
 import sys
 import threading
 import types
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ import tensorflow as tf
 
 import ctl
 from ctl.loop.checkpoints.warm_start import describe
+from ctl.loop.writers.writer import Writer
 from tests import child
 from tests.docs.pages import blocks
 
@@ -178,12 +180,31 @@ def test_logging(folder):
     assert {"confusion", "examples", "confusion (rows: labels)"} <= tags
 
 
-@pytest.mark.parametrize("page", ["clipping", "wandb-mlflow", "eight-gpus"])
-def test_configs(page):
-    names = {}
-    (code,) = blocks(f"recipes/{page}")
-    exec(code, names)
-    assert names["config"].trainer == "my_model.py:Digits"
+class Wandb(Writer):
+    """Stands in for the writer of a package that is not installed here."""
+
+    steps: ClassVar[list[int]] = []
+
+    def __init__(self, workdir):
+        self.steps.clear()
+
+    def write(self, record):
+        self.steps.append(record.step)
+
+
+@pytest.mark.parametrize(
+    ("page", "replicas"), [("clipping", 1), ("wandb-mlflow", None), ("eight-gpus", 2)]
+)
+def test_configs_of_the_first_run(page, replicas, tmp_path, monkeypatch):
+    monkeypatch.chdir(child.ROOT)  # it reads experiments/data/mnist
+    (config,) = blocks(f"recipes/{page}")
+    path = tmp_path / "my_model.py"
+    path.write_text("\n\n".join([*blocks("start")[:1], config]))
+    path.write_text(path.read_text().replace('"wandb"', f'"{__name__}:Wandb"'))
+    with ctl.Run(str(path), tmp_path / "w", print_lines=False) as run:
+        assert run.train(steps=1)["loss"] > 0
+        assert run.trainer.strategy.num_replicas_in_sync == replicas or not replicas
+    assert page != "wandb-mlflow" or Wandb.steps == [1]
 
 
 def test_notebook(folder):
@@ -192,9 +213,19 @@ def test_notebook(folder):
     assert names["results"]["examples"] == 64 and names["history"]["step"] == [10]
 
 
-def test_nan(folder):
-    with pytest.raises(ctl.errors.Failure, match="17"):
-        train("nan", steps=8)
+def test_nan(folder, capsys):
+    program, search = blocks("recipes/nan")
+    pathlib.Path("my_model.py").write_text(program)
+    (line,) = blocks("recipes/nan", "text")
+    message = line.removeprefix("ctl: ").removesuffix(" ...\n")
+    with (
+        ctl.Run("my_model.py", print_lines=False) as run,
+        pytest.raises(ctl.errors.Failure, match=re.escape(message)),
+    ):
+        run.train(steps=8)
+    names = {}
+    exec(search, names)
+    assert names["found"].tolist() == [17] and "[17]" in capsys.readouterr().out
 
 
 def test_datasets(folder, monkeypatch):
@@ -202,7 +233,7 @@ def test_datasets(folder, monkeypatch):
         """As the Dataset of Hugging Face, which is not installed here."""
 
     def load(name, split):
-        assert name == "mnist" and split in ("train", "test")
+        assert name == "ylecun/mnist" and split in ("train", "test")
         pixels = np.random.default_rng(0).integers(0, 256, (32, 28, 28), np.uint8)
         return Rows({"image": image, "label": i % 10} for i, image in enumerate(pixels))
 
