@@ -37,8 +37,8 @@ class MlflowWriter(Writer):
             reason = str(error).partition(". ")[0]
             raise UsageError(
                 f"MLflow cannot log to {mlflow.get_tracking_uri()} ({reason}): set "
-                "MLFLOW_TRACKING_URI to the address of a server, or install mlflow, which logs to a "
-                "local database."
+                "MLFLOW_TRACKING_URI to the address of a server, or to sqlite:///mlflow.db with the "
+                "package mlflow."
             ) from None
         self._path = workdir / "mlflow.json"
         self._run_id: str | None = None
