@@ -172,6 +172,17 @@ def _larger(global_batch_size: int) -> int:
 
 
 def read_examples(factory: TrainerFactory, count: int) -> Rows:
-    """Reads the first `count` examples, from as many batches as needed."""
+    """Reads the first `count` examples, from as many batches as needed.
+
+    Batches of `ctl.data.bucketed` have different lengths, and are padded as in a longer bucket.
+    """
     batches = factory.read_batches(-(-count // factory.global_batch_size))
-    return tf.nest.map_structure(lambda *values: np.concatenate(values)[:count], *batches)
+    return tf.nest.map_structure(lambda *values: _concatenate(values)[:count], *batches)
+
+
+def _concatenate(values: Sequence[np.ndarray]) -> np.ndarray:
+    shape = np.max([value.shape[1:] for value in values], axis=0)
+    if all(value.shape[1:] == tuple(shape) for value in values):
+        return np.concatenate(values)
+    widths = [[(0, 0), *((0, n) for n in shape - value.shape[1:])] for value in values]
+    return np.concatenate([np.pad(*pair) for pair in zip(values, widths, strict=True)])

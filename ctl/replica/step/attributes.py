@@ -94,7 +94,8 @@ class Attributes:
         """Returns the number of parameters of all models."""
         # A model may contain another one, and a model that is not built yet has no parameters.
         weights = {id(v): v for model in self.models() if model.built for v in model.weights}
-        return sum(variable.shape.num_elements() for variable in weights.values())
+        # The vocabulary of a TextVectorization is one of its weights, without a shape.
+        return sum(v.shape.num_elements() for v in weights.values() if hasattr(v, "shape"))
 
     def key_new_models(self, seed: int) -> None:
         """Keys the random layers of models that a subclass created since the last call.
