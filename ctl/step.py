@@ -20,6 +20,7 @@ from ctl.data.layout import Layout
 from ctl.data.source import Batch, MaskedBatch
 from ctl.errors import UsageError, did_you_mean, list_some, name_arguments, type_name
 from ctl.hardware import strategies
+from ctl.private.tf_keras import variables_of
 from ctl.replica.arithmetic import loss
 from ctl.replica.arithmetic import precision as precisions
 from ctl.replica.checks import copies, row_coupling
@@ -442,7 +443,8 @@ class Step:
     def _check_scope(self) -> None:
         """Raises UsageError if the model's variables do not belong to the strategy."""
         extended = self.strategy.extended
-        others = [v.name for v in self.model.variables if not extended.variable_created_in_scope(v)]
+        variables = variables_of(self.model)
+        others = [v.name for v in variables if not extended.variable_created_in_scope(v)]
         if others:
             raise UsageError(
                 f"{list_some(others)} of the model was not created in the strategy's scope: build the "

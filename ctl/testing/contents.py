@@ -88,7 +88,9 @@ class Contents:
                 if isinstance(getattr(scale, "current_loss_scale", None), tf.Variable):
                     yield from (("state", v) for v in (scale.current_loss_scale, scale.counter))
             else:
-                variables, is_layer = _call(item.variables), hasattr(item, "get_config")
+                # The vocabulary of a layer such as TextVectorization is a lookup table.
+                variables = [v for v in _call(item.variables) if hasattr(v, "trainable")]
+                is_layer = hasattr(item, "get_config")
                 own = [v for v in variables if v.trainable]
                 # Without the variables of a frozen layer.
                 trained = {id(v) for v in getattr(item, "trainable_variables", own)}

@@ -139,6 +139,12 @@ def test_segmentation(folder):
 
 def test_text_classification(folder):
     assert train("text-classification")[2]["examples"] == 32
+    path = pathlib.Path("my_model.py")
+    path.write_text(path.read_text().replace(":Reviews", ":RawReviews"))
+    with ctl.Run("my_model.py", print_lines=False) as run:
+        run.train(steps=2)
+        texts = tf.constant(["a good film", "bad"])
+        assert run.trainer.serve({"text": texts}).shape == (2, 1)
 
 
 def test_language_model(folder):

@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.loop.actions.action import Action
+from ctl.private.tf_keras import variables_of
 from ctl.replica.step.flops import list_graphs
 
 
@@ -36,7 +37,7 @@ class WeightHistograms(Action):
         multiple = self.controller.step // self._interval
         if multiple > self._written:
             self._written = multiple
-            for weight in self.controller.trainer.model.weights:
+            for weight in variables_of(self.controller.trainer.model):
                 tf.summary.histogram(f"weights/{weight.name.removesuffix(':0')}", weight)
 
 

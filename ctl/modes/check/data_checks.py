@@ -135,4 +135,9 @@ def _find_difference(one: Rows, other: Rows) -> str | None:
     one, other = flatten_features(one), flatten_features(other)
     if one.keys() != other.keys():
         return " and ".join(sorted(one.keys() ^ other.keys()))
-    return next((name for name in one if one[name].tobytes() != other[name].tobytes()), None)
+    return next((name for name in one if _content(one[name]) != _content(other[name])), None)
+
+
+def _content(values: np.ndarray) -> Any:
+    # The bytes of an array of texts are addresses in memory.
+    return values.tolist() if values.dtype == object else values.tobytes()

@@ -8,6 +8,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.errors import UsageError, list_some
+from ctl.private.tf_keras import variables_of
 
 
 def check_copies(items: Mapping[str, Any]) -> None:
@@ -40,7 +41,7 @@ def _variables(items: Mapping[str, Any]) -> Iterator[tuple[str, tf.Variable]]:
             elif isinstance(item, tf_keras.layers.Layer):
                 # A plain batch normalization uses only a part of the batch, of which the plan warns.
                 statistics = moving_statistics(item)
-                for variable in item.variables:
+                for variable in variables_of(item):
                     # Matrices that are trained are large, and only the optimizer assigns them.
                     trained = variable.trainable and variable.shape.rank > 1
                     if not trained and id(variable) not in statistics:

@@ -8,6 +8,7 @@ import tf_keras
 
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError, list_some
+from ctl.private.tf_keras import variables_of
 from ctl.replica.arithmetic import precision
 from ctl.replica.arithmetic.snapshot import Assignable
 from ctl.replica.checks import copies
@@ -93,9 +94,8 @@ class Attributes:
     def parameter_count(self) -> int:
         """Returns the number of parameters of all models."""
         # A model may contain another one, and a model that is not built yet has no parameters.
-        weights = {id(v): v for model in self.models() if model.built for v in model.weights}
-        # The vocabulary of a TextVectorization is one of its weights, without a shape.
-        return sum(v.shape.num_elements() for v in weights.values() if hasattr(v, "shape"))
+        weights = {id(v): v for model in self.models() if model.built for v in variables_of(model)}
+        return sum(variable.shape.num_elements() for variable in weights.values())
 
     def key_new_models(self, seed: int) -> None:
         """Keys the random layers of models that a subclass created since the last call.
@@ -132,7 +132,7 @@ class Attributes:
             if isinstance(value, tf.Variable):
                 variables[id(value)] = value
             elif isinstance(value, tf.Module) and _is_built(value):
-                variables |= {id(variable): variable for variable in value.variables}
+                variables |= {id(variable): variable for variable in variables_of(value)}
                 if isinstance(value, tf_keras.layers.Layer):
                     statistics |= copies.moving_statistics(value)
                     plain |= copies.moving_statistics(value, plain=True)

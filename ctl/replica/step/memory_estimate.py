@@ -14,6 +14,7 @@ import tensorflow as tf
 from ctl.data.autograph import convert, traced
 from ctl.errors import UsageError
 from ctl.hardware import strategies
+from ctl.private.tf_keras import variables_of
 from ctl.replica.arithmetic import precision, row_mask
 from ctl.replica.checks.loss_trace import LossTrace, Update
 from ctl.replica.graphs import ops
@@ -115,7 +116,7 @@ def estimate(trainer: Any) -> MemoryEstimate:
     batches = loop.size if loop else 1  # a chunk
     prefetch = engine.plan.options.prefetch
     return MemoryEstimate(
-        weights=_unique_bytes(v for m in engine.step.attributes.models() for v in m.variables),
+        weights=_unique_bytes(v for m in engine.step.attributes.models() for v in variables_of(m)),
         slots=_unique_bytes(_optimizer_variables(trainer)),
         averages=_unique_bytes(engine.step.ema.state.averages if engine.step.ema else ()),
         compression=_unique_bytes(compression.local_variables() if compression else ()),

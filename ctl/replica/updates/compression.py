@@ -13,6 +13,7 @@ import tf_keras
 
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError
+from ctl.private.tf_keras import variables_of
 from ctl.replica.arithmetic import gradients as gradients_module
 from ctl.replica.arithmetic import waits
 from ctl.replica.arithmetic.gradients import Gradient
@@ -452,7 +453,7 @@ class Compression:
         built = [model for model in models if model.built]
         layers = [layer for model in built for layer in model._flatten_layers()]
         variables = [v for layer in layers for v in layer._trainable_weights]
-        variables += [v for model in built for v in model.variables]  # includes other modules
+        variables += [v for model in built for v in variables_of(model)]  # includes other modules
         return [
             v
             for v in {id(v): v for v in variables if v.trainable}.values()

@@ -13,6 +13,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.errors import UsageError
+from ctl.private.tf_keras import variables_of
 
 
 class ExponentialMovingAverage:
@@ -85,7 +86,7 @@ class ExponentialMovingAverage:
     def _find_missing(self, models: Iterable[tf_keras.Model]) -> list[tf.Variable]:
         """Returns the floating-point variables of built models that have no average."""
         ids = {id(variable) for variable in self._variables}
-        variables = [v for model in models if model.built for v in model.variables]
+        variables = [v for model in models if model.built for v in variables_of(model)]
         unique = {id(v): v for v in variables if v.dtype.is_floating and id(v) not in ids}
         return list(unique.values())
 

@@ -13,6 +13,7 @@ import tf_keras
 from ctl.configs.group_values import patterns
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError, list_some
+from ctl.private.tf_keras import variables_of
 from ctl.replica.arithmetic import precision
 
 Models = Mapping[str, tf_keras.Model]
@@ -176,7 +177,7 @@ def _names(models: Models) -> _Names:
             continue
         attribute = f"{prefix.partition('/')[0]}/" if prefix else ""
         paths = {id(variable): path for variable, path in _paths(model, "")}
-        for variable in model.variables:
+        for variable in variables_of(model):
             own = variable.name.partition(":")[0]
             path = paths.get(id(variable), own)
             _, earlier = names.get(id(variable), (None, ()))
@@ -186,7 +187,7 @@ def _names(models: Models) -> _Names:
 
 
 def _paths(layer: Any, prefix: str) -> Iterator[tuple[tf.Variable, str]]:
-    for variable in layer.variables:
+    for variable in variables_of(layer):
         yield variable, prefix + variable.name.partition(":")[0].rpartition("/")[-1]
     for inner in layer._flatten_layers(recursive=False, include_self=False):
         yield from _paths(inner, f"{prefix}{inner.name}/")

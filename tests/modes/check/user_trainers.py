@@ -276,3 +276,25 @@ class RaisesInMetrics(Classifier):
 
     def update_metrics(self, metrics, batch, outputs, weights):
         metrics["accurracy"].update_state(batch["label"], outputs)
+
+
+class Texts(Classifier):
+    """The features are texts, whose vocabulary is a part of the model."""
+
+    TEXTS = np.array(["a good film", "bad", "a very good film", "a very bad film"] * 10)
+
+    def build_model(self):
+        vocabulary = layers.TextVectorization(output_sequence_length=4)
+        vocabulary.adapt(self.TEXTS)
+        return tf_keras.Sequential(
+            [
+                tf_keras.Input([], dtype=tf.string),
+                vocabulary,
+                layers.Embedding(vocabulary.vocabulary_size(), 4),
+                layers.GlobalAveragePooling1D(),
+                layers.Dense(3),
+            ]
+        )
+
+    def build_dataset(self, split, input_context):
+        return ctl.data.arrays({"text": self.TEXTS, "label": LABELS})

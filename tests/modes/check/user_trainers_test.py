@@ -1,7 +1,9 @@
 """--mode=check on trainers as users write them: GANs, contrastive losses, tokens, casts, exceptions."""
 
+import types
 from unittest import mock
 
+import numpy as np
 import pytest
 
 from ctl.errors import UsageError
@@ -184,3 +186,27 @@ def test_mean_over_tokens_with_their_number_as_weight_passes(make_user_factory):
     factory = make_user_factory("Tagger")
     assert learning_checks.check_first_loss(factory).verdict == PASS
     assert data_checks.check_evaluation(factory).verdict == PASS
+
+
+def test_texts_and_a_vocabulary_in_the_model_pass(make_user_factory):
+    factory = make_user_factory("Texts", **{"optimizer.ema_decay": 0.9})
+    for check in (data_checks.check_order, learning_checks.check_gradients):
+        outcome = check(factory)
+        assert outcome.verdict == PASS, outcome
+
+
+@pytest.mark.slow
+def test_texts_are_compared(make_user_factory):
+    report = compare(make_user_factory("Texts", **{"optimizer.ema_decay": 0.9}), (5,))
+    assert report.equivalent and report.precision == "float64", report.failure()
+
+
+def test_batches_of_several_lengths_are_padded():
+    batches = [
+        {"x": np.ones([2, 3]), "label": np.ones(2)},
+        {"x": np.ones([2, 5]), "label": np.ones(2)},
+    ]
+    factory = types.SimpleNamespace(global_batch_size=2, read_batches=lambda count: batches[:count])
+    rows = replica_check.read_examples(factory, 3)
+    assert rows["x"].tolist() == [[1, 1, 1, 0, 0]] * 2 + [[1] * 5]
+    assert rows["label"].tolist() == [1, 1, 1]
