@@ -71,6 +71,8 @@ def _uniform(
     dtype = tf.as_dtype(dtype or tf_keras.backend.floatx())
     if not dtype.is_floating:
         _reject(stream, f"draws {dtype.name} numbers")
+    if not tf.is_tensor(shape) and not len(shape):
+        _reject(stream, "draws one number for its complete local batch")
     numbers = tf.cast(draws.uniform(shape, stream), dtype)
     return numbers * ((1.0 if maxval is None else maxval) - minval) + minval
 

@@ -139,10 +139,12 @@ def test_layer_that_draws_for_its_complete_batch_is_rejected_by_name():
                 [], self._random_generator.make_seed_for_stateless_op()
             )
 
-    model = tf_keras.Sequential([ForBatch(force_generator=True, name="shift")])
-    key_random_layers(model, 0)
-    with examples(), pytest.raises(ctl.UsageError, match="Layer shift draws"):
-        model(tf.ones([2, 8, 8, 3]), training=True)
+    # RandomHeight draws one number for all images.
+    for layer in (ForBatch(force_generator=True), tf_keras.layers.RandomHeight(0.1)):
+        model = tf_keras.Sequential([layer])
+        key_random_layers(model, 0)
+        with examples(), pytest.raises(ctl.UsageError, match=f"Layer {layer.name} draws"):
+            model(tf.ones([2, 8, 8, 3]), training=True)
 
 
 def test_keying_adds_nothing_to_weights_or_checkpoint(tmp_path):
