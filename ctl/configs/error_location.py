@@ -32,6 +32,7 @@ _NOISE = re.compile(
     r"|Error in user-defined function passed to \S+ transformation with iterator: \S+: "
     r"| ?\[Op:\w+\]( name: \S*)?"
 )
+_STYLES = re.compile(r"\x1b\[[\d;]*m")  # Keras 3 prints bold text
 
 
 def error_location(error: BaseException, file: pathlib.Path | None = None) -> str:
@@ -152,6 +153,7 @@ def _stacks(error: BaseException) -> Iterator[list[tuple[str, int]]]:
 
 def _main_line(text: str) -> str:
     """Returns the first line of a message that is neither a header nor a part of a stack."""
+    text = _STYLES.sub("", text)
     layer = _LAYER.findall(text)
     frame_indent: int | None = None
     for line in text.splitlines():

@@ -54,6 +54,11 @@ in user code:
 
 Call arguments received by layer "attention" (type Attention):
   - inputs=tf.Tensor(shape=(4, 2), dtype=float32)"""
+KERAS_3 = """Exception encountered when calling RandomFlip.call().
+
+\x1b[1mInput 'y' has type float32.\x1b[0m
+
+Arguments received by RandomFlip.call():"""
 GRAPH = """Graph execution error:
 
 Detected at node Gather defined at (most recent call last):
@@ -75,8 +80,9 @@ Traceback (most recent call last):
     ("text", "line"),
     [(KERAS, "KeyError: 'key' (in layer \"attention\")"),
      (GRAPH, "RuntimeError: indices[1] = 7 is not in [0, 2)"),
+     (KERAS_3, "RuntimeError: Input 'y' has type float32."),
      (DATASET, "ValueError: odd"), ("x" * 500, f"RuntimeError: {'x' * 400} ...")],
-    ids=["layer", "graph", "dataset", "long"],
+    ids=["layer", "graph", "keras 3", "dataset", "long"],
 )  # fmt: skip
 def test_stacks_and_headers_in_a_message_of_tensorflow_are_left_out(text, line):
     assert describe(RuntimeError(text)) == line
