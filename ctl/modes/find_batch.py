@@ -270,5 +270,6 @@ def _send(sender: Connection, folder: str, function: Callable[..., Any], *argume
         # Not the exception itself, which may hold what cannot be sent.
         cls = UsageError if isinstance(error, UsageError) else Failure
         if not out_of_memory.is_out_of_memory(error):
-            result = cls(f"{error}" if isinstance(error, cls) else f"{error!r}")
+            text = f"{error}" if isinstance(error, cls) else f"{type(error).__name__}: {error}"
+            result = cls(text)
     sender.send(result)

@@ -5,16 +5,19 @@ import os
 import re
 
 import pytest
+import tensorflow as tf
 
 from ctl import main
 from ctl.configs import flags
 from ctl.hardware import devices, host
-from ctl.modes import experiment, find_batch
+from ctl.loop.workdir import Workdir
+from ctl.modes import Arguments, experiment, find_batch, train
 from ctl.replica.step import memory_estimate
 from tests import child
 from tests.experiments import CONFIG, TRAINER
 
 GIB = 2**30
+TRY = find_batch._train  # which the fixture replaces
 CLUSTER = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}'
 
 
@@ -102,6 +105,29 @@ def test_first_try_needs_nine_tenths_of_the_memory_by_the_estimate(run, monkeypa
     # The input pipeline is in the memory of the host.
     needed = memory.peak + (memory.prefetched if device == "CPU:0" else 0)
     assert needed == pytest.approx(0.9 * 10**6, rel=1e-3)
+
+
+def test_search_starts_at_the_config_without_an_estimate(run, tmp_path):
+    text = TRAINER.replace("Function", "nothing")
+    own = "    def train_step(self, iterator):\n        pass\n\n    def per_example_loss"
+    (tmp_path / "tiny.py").write_text(text.replace("    def per_example_loss", own))
+    code, printed = run(measure=lambda batch: GIB)
+    first, second, *_ = printed.out.splitlines()
+    assert code == 0 and "not estimated: the trainer overrides train_step" in first
+    assert second == "a batch of 4 fits (1.00 GiB)"
+
+
+def test_a_try_on_gpus_is_a_dry_run_and_reports_the_fullest(run, monkeypatch, tmp_path):
+    del run  # its files
+    arguments = Arguments(flags.load_config("exp.py", []), "exp.py", Workdir(tmp_path / "w"))
+    runs, peaks = [], {"GPU:0": GIB, "GPU:1": 2 * GIB}
+    monkeypatch.setattr(train, "train_and_eval", runs.append)
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: list(peaks))
+    monkeypatch.setattr(
+        tf.config.experimental, "get_memory_info", lambda name: {"peak": peaks[name]}
+    )
+    assert TRY(arguments, 24, None) == 2 * GIB
+    assert [(each.dry_run, each.config.data.global_batch_size) for each in runs] == [(True, 24)]
 
 
 @pytest.mark.parametrize(

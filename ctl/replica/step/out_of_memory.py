@@ -19,10 +19,11 @@ from ctl.replica.updates import sharded_optimizer
 
 # "Too many open files" raises the same exception.
 _MEMORY = re.compile(r"\bOOM\b|memory|allocat", re.IGNORECASE)
-# Python, code in the input pipeline, and libraries of GPUs raise other types.
+# Python, code in the input pipeline, and libraries of GPUs raise other types. A thread needs memory for
+# its stack. oneDNN does not say why a primitive failed.
 _OTHER_TYPES = re.compile(
     "MemoryError|OUT_OF_MEMORY|ALLOC_FAILED|out of memory|Cannot allocate memory"
-    "|can't start new thread"  # whose stack needs memory
+    "|can't start new thread|received an exception: ?Status"
 )
 USABLE = 0.9  # of the limit, because of fragmentation and the work space of kernels
 _LOG = logging.getLogger("ctl")

@@ -20,6 +20,7 @@ from tests.experiments import CONFIG, TRAINER
 
 exhausted = functools.partial(tf.errors.ResourceExhaustedError, None, None)
 OOM = "OOM when allocating tensor with shape[256,1024] and type float on /device:GPU:0"
+ONEDNN = "Operation received an exception:Status: 5, message: could not execute a primitive"
 PROBLEM = "The step ran out of memory with"
 
 
@@ -194,6 +195,7 @@ def test_step_out_of_memory_on_a_gpu_names_what_fits(monkeypatch):
         (RuntimeError("can't start new thread"), True),
         (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), True),
         (tf.errors.InternalError(None, None, "CUDNN_STATUS_ALLOC_FAILED"), True),
+        (tf.errors.AbortedError(None, None, ONEDNN), True),
         (tf.errors.InternalError(None, None, "an illegal memory access"), False),
     ],
 )
