@@ -67,7 +67,11 @@ def run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(host, "peak_memory", lambda: 0)
 
     def program(*arguments, measure=lambda batch: None):
-        monkeypatch.setattr(find_batch, "_train", lambda a, batch, ram: measure(batch))
+        def try_(arguments, batch, ram):
+            program.config = arguments.config
+            return measure(batch)
+
+        monkeypatch.setattr(find_batch, "_train", try_)
         code = main.run(["ctl", "find_batch", "exp.py", *arguments])
         assert sorted(p.name for p in tmp_path.iterdir() if p.suffix) == ["exp.py", "tiny.py"]
         return code, capsys.readouterr()
@@ -105,6 +109,19 @@ def test_first_try_needs_nine_tenths_of_the_memory_by_the_estimate(run, monkeypa
     # The input pipeline is in the memory of the host.
     needed = memory.peak + (memory.prefetched if device == "CPU:0" else 0)
     assert needed == pytest.approx(0.9 * 10**6, rel=1e-3)
+
+
+def test_tries_train_the_layers_that_are_frozen_at_first(run, tmp_path):
+    groups = 'optimizer=dict(groups=[dict(variables="*", frozen_until=1)])'
+    (tmp_path / "exp.py").write_text(CONFIG.replace("data=", f"{groups}, data="))
+    run()
+    assert run.config.optimizer.groups == [dict(variables="*", learning_rate_scale=1.0)]
+
+
+def test_the_kernel_refuses_more_memory_to_a_try():
+    code = "from ctl.modes import find_batch; find_batch._limit(2**28); bytearray(2**SIZE)"
+    codes = [child.run(["-c", code.replace("SIZE", size)]).returncode for size in ("26", "29")]
+    assert codes == [0, 1]
 
 
 def test_search_starts_at_the_config_without_an_estimate(run, tmp_path):
