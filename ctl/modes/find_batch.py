@@ -5,11 +5,12 @@ and gives no memory of a device back to the system.
 """
 
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 import dataclasses
 import gc
 import math
 import multiprocessing
-from multiprocessing.connection import Connection
 import os
 import resource
 import tempfile
@@ -76,10 +77,7 @@ def find_batch(arguments: Arguments) -> int:
             most=start.most,
         )
     if not batch:
-        raise UsageError(
-            f"Not even a batch of {start.unit}, one row per replica and micro-batch, fits into memory: "
-            "see docs/memory.md."
-        )
+        raise UsageError(f"Not even a batch of {start.unit} fits into memory: see docs/memory.md.")
     key, value = "global_batch_size", batch
     if config.data.per_replica_batch_size:
         key, value = "per_replica_batch_size", batch // start.replicas
@@ -162,28 +160,26 @@ def _estimate(arguments: Arguments, ram: int | None) -> _Start:
         )
     _limit(ram)
     usable = out_of_memory.USABLE * limit - (host.peak_memory() if ram else 0)
-    config = experiment.resolve_batch_size(arguments.config, replicas)
+    size = experiment.resolve_batch_size(arguments.config, replicas).data.global_batch_size
 
     def build(batch: int) -> experiment.Experiment:
         gc.collect()  # the trainer before it
-        return experiment.build(
-            with_batch(config, batch), arguments.config_path, evaluates=False, hardware=hardware
-        )
+        config = with_batch(arguments.config, batch)
+        return experiment.build(config, arguments.config_path, evaluates=False, hardware=hardware)
 
     def needs(built: experiment.Experiment) -> int:
         memory = memory_estimate.estimate(built.trainer)
         # The replicas of CPUs and the input pipeline share the memory.
         return replicas * (memory.peak + memory.prefetched) if ram else memory.peak
 
-    size = config.data.global_batch_size
     built = build(size)
     check_examples(built.trainer)
     unit = replicas * engine_of(built.trainer).plan.parts_per_replica
     most = built.examples_per_epoch or _ENDLESS
     if most < unit:
         raise UsageError(
-            f"The training data has {most} examples, fewer than the smallest batch of {unit}, one row "
-            "per replica and micro-batch: add data, or use fewer."
+            f"The training data has {most} examples, fewer than the replicas times the micro-batches, "
+            f"{unit}: use fewer of them."
         )
     try:
         first = needs(built)
@@ -206,9 +202,8 @@ def _train(arguments: Arguments, batch: int, ram: int | None) -> int:
     from ctl.modes import train
 
     _limit(ram)
-    train.train_and_eval(
-        dataclasses.replace(arguments, config=with_batch(arguments.config, batch), dry_run=True)
-    )
+    config = with_batch(arguments.config, batch)
+    train.train_and_eval(dataclasses.replace(arguments, config=config, dry_run=True))
     if ram:
         return host.peak_memory()
     gpus = range(len(tf.config.list_logical_devices("GPU")))
@@ -232,27 +227,15 @@ def _run(folder: str, function: Callable[..., Any], *arguments: Any) -> Any:
     # Forks of a process that has imported TensorFlow, which takes seconds, and nothing of the user.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["ctl.modes.train"])
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(
-        target=_send, args=(sender, folder, function, *arguments), daemon=True
-    )
-    process.start()
-    sender.close()
-    try:
-        result = receiver.recv()
-    except EOFError:  # killed by the kernel, or by a library that does not report a lack of memory
-        result = None
-    except BaseException:
-        process.kill()
-        raise
-    process.join()
-    if isinstance(result, Exception):
-        raise result
-    return result
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        try:
+            return pool.submit(_call, folder, function, *arguments).result()
+        except BrokenProcessPool:  # killed by the kernel, or by a library that reports no errors
+            return None
 
 
-def _send(sender: Connection, folder: str, function: Callable[..., Any], *arguments: Any) -> None:
-    """Sends what `_run` returns or raises."""
+def _call(folder: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Returns `function(*arguments)`, without output; None if it is out of memory."""
     os.environ[TRACEBACK_FOLDER] = tempfile.gettempdir()  # which is kept
     tempfile.tempdir = folder
     null = os.open(os.devnull, os.O_WRONLY)
@@ -262,14 +245,13 @@ def _send(sender: Connection, folder: str, function: Callable[..., Any], *argume
     from ctl.modes import user_errors
     from ctl.replica.step import out_of_memory
 
-    result: Any = None
     try:
         with user_errors.report_user_errors(None):
-            result = function(*arguments)
+            return function(*arguments)
     except Exception as error:
+        if out_of_memory.is_out_of_memory(error):
+            return None
         # Not the exception itself, which may hold what cannot be sent.
-        cls = UsageError if isinstance(error, UsageError) else Failure
-        if not out_of_memory.is_out_of_memory(error):
-            text = f"{error}" if isinstance(error, cls) else f"{type(error).__name__}: {error}"
-            result = cls(text)
-    sender.send(result)
+        if isinstance(error, UsageError | Failure):
+            raise (UsageError if isinstance(error, UsageError) else Failure)(f"{error}") from None
+        raise Failure(f"{type(error).__name__}: {error}") from None

@@ -150,10 +150,10 @@ def test_a_try_on_gpus_is_a_dry_run_and_reports_the_fullest(run, monkeypatch, tm
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "Not even a batch of 1, one row per replica and micro-batch, fits into memory"),
+        ((), "Not even a batch of 1 fits into memory"),
         (
             ("--config.data.global_batch_size=16", "--config.optimizer.micro_batches=16"),
-            "The training data has 8 examples, fewer than the smallest batch of 16",
+            "The training data has 8 examples, fewer than the replicas times the micro-batches, 16",
         ),
         (("--workdir=w",), "--workdir has no effect"),
     ],
