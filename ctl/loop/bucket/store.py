@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 import contextlib
-import math
 import os
 import pathlib
 import time
@@ -13,10 +12,10 @@ from ctl.errors import Failure, UsageError, print_line
 from ctl.hardware.file_systems import one_line, open_url
 
 _T = TypeVar("_T")
-# Bytes of a request of an upload, and how many there are at the same time. The defaults of s3fs (50 MiB,
-# 10) take a third more processor time: the system does not give such buffers back to the next request.
-_PART, _PARTS_AT_ONCE = 2**24, 4
-_MOST_PARTS = 10_000  # of an object in S3
+# The requests of an upload. The defaults of s3fs (50 MiB, 10 at the same time) take more memory, and a
+# third more processor time, since Python gets buffers of more than 32 MiB from the system each time.
+_PARTS = {"chunksize": 2**24, "max_concurrency": 4}
+_MOST_BYTES = 10_000 * 2**24  # S3 accepts 10,000 parts; the file systems choose larger ones
 # Seconds between the tries of a request that the start of a run depends on.
 _DELAYS = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 # A retry does not help: the name is wrong, or permission or credentials are missing.
@@ -86,10 +85,8 @@ class Store:
 
     def upload(self, path: pathlib.Path, name: str) -> None:
         """Copies a local file to the store."""
-        part = max(_PART, math.ceil(path.stat().st_size / _MOST_PARTS / 2**18) * 2**18)
-        options = {}
-        if self.url.startswith(("s3:", "s3a:", "gs:", "gcs:")):
-            options = {"chunksize": part, "max_concurrency": _PARTS_AT_ONCE}
+        has_parts = self.url.startswith(("s3", "gs:", "gcs:"))
+        options = _PARTS if has_parts and path.stat().st_size < _MOST_BYTES else {}
         self._fs.put_file(str(path), self._path(name), **options)
 
     def download(self, name: str, path: pathlib.Path) -> None:
