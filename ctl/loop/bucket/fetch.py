@@ -53,12 +53,15 @@ def checkpoint(local: LocalCopy, where: str, step: int) -> str | None:
     content = json.loads(marker)
     sums = content.get("crc32c", {})  # empty if someone else has copied the folder of a run
     for file in content["files"]:
-        store.retry(store.download, prefix + file, folder / file)
-        if file in sums and checksum(folder / file) != sums[file]:
-            files.remove(step)
-            return f"{file} does not have the checksum of its marker"
-    (folder / name).write_bytes(marker)
-    return None
+        if not store.retry(store.download, prefix + file, folder / file):
+            fault = f"{file} was deleted"  # by the run, just now
+        elif file in sums and checksum(folder / file) != sums[file]:
+            fault = f"{file} does not have the checksum of its marker"
+    if fault:
+        files.remove(step)
+    else:
+        (folder / name).write_bytes(marker)
+    return fault
 
 
 def checksum(path: pathlib.Path) -> int:
@@ -80,9 +83,7 @@ def run(local: LocalCopy, name: str = "", *, every: bool = False, texts_only: bo
     names = store.retry(store.list)
     folder.mkdir(parents=True, exist_ok=True)
     for text in TEXTS:
-        if text in names:
-            store.retry(store.download, text, folder / text)
-        else:
+        if not store.retry(store.download, text, folder / text):
             (folder / text).unlink(missing_ok=True)
     for where in () if texts_only else ("", CHECKPOINTS, BEST):
         present, files = steps(names, where), CheckpointFiles(folder / where)
@@ -118,9 +119,8 @@ def path(name: str, which: str = "", *, texts_only: bool = False) -> str:
     url = parent if in_folder else url
     local = LocalCopy(url, folder_of(url, "read"))
     if is_weight_file(name):
-        if last not in local.store.retry(local.store.list):
+        if not local.store.retry(local.store.download, last, local.folder / last):
             raise UsageError(f"{name} does not exist: name another file of weights.")
-        local.store.retry(local.store.download, last, local.folder / last)
     elif in_folder:
         fault = checkpoint(local, "", int(step))
         if fault:

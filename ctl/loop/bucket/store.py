@@ -89,15 +89,18 @@ class Store:
         options = _PARTS if has_parts and path.stat().st_size < _MOST_BYTES else {}
         self._fs.put_file(str(path), self._path(name), **options)
 
-    def download(self, name: str, path: pathlib.Path) -> None:
-        """Copies an object to a local file, completely or not at all."""
+    def download(self, name: str, path: pathlib.Path) -> bool:
+        """Copies an object to a local file, completely or not at all; False if it does not exist."""
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.new")
         try:
             self._fs.get_file(self._path(name), str(temporary))
             os.replace(temporary, path)
+        except FileNotFoundError:
+            return False
         finally:
             temporary.unlink(missing_ok=True)
+        return True
 
     def remove(self, names: Iterable[str]) -> None:
         """Deletes objects, in order."""

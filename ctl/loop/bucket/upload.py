@@ -67,10 +67,8 @@ class Uploader:
 
     def __post_init__(self) -> None:
         self._store, self._folder = self.local.store, self.local.folder
-        self._logs_copied = (
-            self._shown
-        ) = -math.inf  # when, and when a line about a failure was printed
-        self._failing = ""  # why the last try failed
+        self._logs_copied = -math.inf
+        self._failing, self._shown = "", -math.inf  # why the last try failed; when that was printed
         self._ending, self._end = threading.Event(), futures.Future[None]()
         self._thread = threading.Thread(target=self._run, daemon=True, name="ctl-upload")
 

@@ -15,7 +15,7 @@ import tf_keras
 import ctl
 from ctl import main
 from ctl.loop.bucket import bucket, fetch, ownership, upload
-from ctl.loop.bucket.local import folder_of
+from ctl.loop.bucket.local import LocalCopy, folder_of
 from ctl.loop.bucket.store import Store
 from ctl.loop.checkpoints.files import CheckpointFiles
 from tests import experiments
@@ -131,6 +131,16 @@ def test_half_copied_and_damaged_checkpoints_are_passed_over_with_a_line(program
         "checksum of its marker." in out
     )
     assert "ckpt-10." in out
+
+
+def test_checkpoint_that_the_run_deletes_while_it_is_fetched_is_passed_over(program, store, quick):
+    train(program, store.url, 10)
+    local = LocalCopy(store.url, folder_of(store.url, "read"))
+    names, end = store.list("checkpoints"), ".data-00000-of-00001"
+    local.store.list = lambda folder: names  # as it was before the run deleted this file
+    store.remove([f"checkpoints/ckpt-10{end}"])
+    assert fetch.checkpoint(local, "checkpoints", 10) == f"ckpt-10{end} was deleted"
+    assert not list((local.folder / "checkpoints").glob("ckpt-10.*"))
 
 
 @pytest.mark.slow
