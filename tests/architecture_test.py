@@ -117,7 +117,8 @@ def test_config_errors_are_reported_before_tensorflow_is_imported():
 WITHOUT_TENSORFLOW = (
     "import ctl, ctl.launch, ctl.testing.plugin",
     "from ctl.testing import faults; faults.flip, faults.drop",
-    "from ctl.configs.modes import MODES; MODES['devices'].load(), MODES['aot_compile'].load()",
+    "from ctl.configs.modes import MODES; [MODES[name].load() for name in ('devices', 'aot_compile', "
+    "'find_batch')]",
     "from ctl.hardware import tpu; tpu.find_obstacle()",
     "from ctl import main; assert main.run(['ctl', 'report', 'a']) == 0",
     "from ctl import main; assert main.run(['ctl', 'diff', 'a', 'a']) == 2  # without records",

@@ -67,6 +67,8 @@ MODES = {
         text="measure the input pipeline, and report its bottleneck"),
     "find_lr": Mode("find_lr:find_lr", flags=("workdir",),
         text="train a few steps with a growing learning rate, and suggest one"),
+    "find_batch": Mode("find_batch:find_batch", builds_strategy=False,
+        text="find the largest global batch that fits into memory, by trying"),
     "aot_compile": Mode("aot_compile:aot_compile", flags=("workdir", "topology", "find_batch"),
         text="compile the training loop for a TPU, without a TPU", builds_strategy=False),
     "explain": Mode("explain:explain", flags=("workdir",),

@@ -98,7 +98,7 @@ def training_chunks(
     """Like `training_batches` for one replica, with `size` batches stacked and without a mask."""
     if isinstance(data, Arrays):
         read = _training_reader(data, layout, seed=seed, start=start, size=size, shard=None)
-        chunks = _stacked_batches(read, layout, size)
+        chunks = _array_batches(read, [size, layout.rows_per_replica])
         # One chunk ahead is enough: it holds many batches.
         return chunks.map(lambda element: element.batch).prefetch(1)
     elements = training_batches(data, layout, seed=seed, start=start, prefetch=2)
@@ -254,32 +254,27 @@ def _source_batches(
     """Returns the batches of chunks, each example of which is parsed and augmented if necessary."""
     if augment is not None or isinstance(source, RowSource):
         return _map_examples(read_chunk, source, augment, layout, size=size)
-    return _unstack(_stacked_batches(read_chunk, layout, size), size)
+    if size == 1:
+        return _array_batches(read_chunk, [layout.rows_per_replica])
+    return _array_batches(read_chunk, [size, layout.rows_per_replica]).unbatch()
 
 
-def _stacked_batches(read_chunk: _ReadChunk, layout: Layout, size: int) -> tf.data.Dataset:
-    """Returns chunks of `size` elements, stacked along a new first axis."""
-    rows = layout.rows_per_replica
+def _array_batches(read_chunk: _ReadChunk, leading: list[int]) -> tf.data.Dataset:
+    """Returns chunks whose values have these leading dimensions instead of the first one."""
 
-    def unflatten(values: tf.Tensor) -> tf.Tensor:
-        shape = tf.concat([[size, rows], tf.shape(values)[1:]], axis=0)
-        return tf.ensure_shape(tf.reshape(values, shape), [size, rows, *values.shape[1:]])
+    def reshape(values: tf.Tensor) -> tf.Tensor:
+        shape = tf.concat([leading, tf.shape(values)[1:]], axis=0)
+        return tf.ensure_shape(tf.reshape(values, shape), [*leading, *values.shape[1:]])
 
-    def stack(index: tf.Tensor) -> MaskedBatch:
+    def read(index: tf.Tensor) -> MaskedBatch:
         examples, _, row_mask = read_chunk(index)
-        return MaskedBatch(tf.nest.map_structure(unflatten, examples), row_mask)
+        mask = None if row_mask is None else tf.reshape(row_mask, leading)
+        return MaskedBatch(tf.nest.map_structure(reshape, examples), mask)
 
     # One call per core, unless calls are so large that two saturate the memory bandwidth.
-    calls = tf.data.AUTOTUNE if size <= MAX_BATCHES_PER_CALL else 2
-    return tf.data.Dataset.counter().map(stack, num_parallel_calls=calls, deterministic=True)
-
-
-def _unstack(chunks: tf.data.Dataset, size: int) -> tf.data.Dataset:
-    if size > 1:
-        return chunks.unbatch()
-    # Unlike unbatch, this does not copy the batch.
-    first = lambda values: None if values is None else values[0]  # noqa: E731
-    return chunks.map(lambda chunk: tf.nest.map_structure(first, chunk))
+    is_large = len(leading) > 1 and leading[0] > MAX_BATCHES_PER_CALL
+    calls = 2 if is_large else tf.data.AUTOTUNE
+    return tf.data.Dataset.counter().map(read, num_parallel_calls=calls, deterministic=True)
 
 
 def _map_examples(

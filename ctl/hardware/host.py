@@ -5,6 +5,7 @@ import os
 import pathlib
 import platform
 import re
+import resource
 
 _GIB = 2**30
 _CONTROL_GROUP = pathlib.Path("/sys/fs/cgroup")
@@ -84,6 +85,29 @@ def describe_cpu(cpuinfo: str, *, usable: int, total: int) -> str:
     return f"{cores}, {model[1].strip()}" if model else cores
 
 
+def memory_limit() -> int | None:
+    """Returns the bytes that a new process may use; None if they are not known.
+
+    It is the least of the limits of `ulimit` and nine tenths of the memory that is available on the
+    machine or in the container: other programs need the rest.
+    """
+    texts = [_read(_CONTROL_GROUP / name) for name in _MEMORY_LIMITS]
+    sizes = [int(text) for text in texts if text.isdigit()]
+    available = _parse_meminfo(_read(pathlib.Path("/proc/meminfo"))).get("MemAvailable")
+    limits = [size * 9 // 10 for size in (available, *sizes) if size]
+    for kind in (resource.RLIMIT_DATA, resource.RLIMIT_AS):
+        limit = resource.getrlimit(kind)[0]
+        limits += [limit] * (limit != resource.RLIM_INFINITY)
+    return min(limits, default=None)
+
+
+def peak_memory() -> int:
+    """Returns the peak of the bytes that RLIMIT_DATA limits, nearly; only Linux reports them."""
+    status = _parse_meminfo(_read(pathlib.Path("/proc/self/status")))
+    # The kernel records the peak of all mapped memory; the rest of it, such as code, changes little.
+    return status["VmData"] + status["VmPeak"] - status["VmSize"]
+
+
 def describe_memory(meminfo: str, *, limits: Sequence[str] = ()) -> str:
     """Describes the memory of the machine, and the limit of the container, in one line.
 
@@ -91,7 +115,7 @@ def describe_memory(meminfo: str, *, limits: Sequence[str] = ()) -> str:
         meminfo: the text of /proc/meminfo; "" on a system without it.
         limits: contents of the files of control groups: bytes, or "max" for no limit.
     """
-    sizes = {name: int(kib) * 1024 for name, kib in re.findall(r"(?m)^(\w+):\s+(\d+) kB", meminfo)}
+    sizes = _parse_meminfo(meminfo)
     if "MemTotal" not in sizes:
         return "unknown"
     total = sizes["MemTotal"]
@@ -103,6 +127,11 @@ def describe_memory(meminfo: str, *, limits: Sequence[str] = ()) -> str:
     if effective:
         parts.append(f"limited to {min(effective) / _GIB:.1f} GiB by the container")
     return ", ".join(parts)
+
+
+def _parse_meminfo(text: str) -> dict[str, int]:
+    """Returns the sizes of a file such as /proc/meminfo in bytes."""
+    return {name: int(kib) * 1024 for name, kib in re.findall(r"(?m)^(\w+):\s+(\d+) kB", text)}
 
 
 def _read(path: pathlib.Path) -> str:

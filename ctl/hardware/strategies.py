@@ -4,10 +4,12 @@ A new strategy is a builder function and an entry of `STRATEGIES`. `hardware.sel
 entry for a config.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+import contextlib
 import dataclasses
 import math
 import operator
+import os
 from typing import TYPE_CHECKING, Any
 
 from ctl.errors import UsageError
@@ -15,13 +17,6 @@ from ctl.hardware import engines, rendezvous, tpu
 from ctl.hardware.cluster import Cluster
 from ctl.hardware.devices import replica_devices
 from ctl.hardware.quiet import hold_back_stderr
-
-if TYPE_CHECKING:
-    import tensorflow as tf
-from collections.abc import Sequence
-import contextlib
-import os
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -26,7 +26,7 @@ PHRASES = {
     ),
     "MODES": (
         "train_and_eval, train, eval, continuous_eval, export, check, profile_input, find_lr, "
-        "aot_compile, explain, devices"
+        "find_batch, aot_compile, explain, devices"
     ),
     "DURATION": 'but must be an integer or a duration such as "90 epochs" or "5000000 examples".',
     "CLASS": "but must be path/to/file.py:Class or package.module:Class.",

@@ -1,8 +1,11 @@
 """The CPU and the memory of the machine, in one line each."""
 
+import resource
+
 import pytest
 
 from ctl.hardware import host
+from tests import child
 
 X86 = "processor\t: 0\nmodel name\t: AMD EPYC\nflags\t\t: fpu avx2\n"
 ARM = "processor\t: 0\nFeatures\t: fp asimd sve bf16\n"
@@ -62,6 +65,32 @@ MEMINFO = "MemTotal:       16777216 kB\nMemFree:         100 kB\nMemAvailable:  
 )  # fmt: skip
 def test_memory_is_described_by_its_size_and_what_a_process_may_use_of_it(meminfo, limits, line):
     assert host.describe_memory(meminfo, limits=limits) == line
+
+
+@pytest.mark.parametrize(
+    ("files", "ulimits", "limit"),
+    [
+        ({"meminfo": MEMINFO}, {}, 8 * 2**30 * 9 // 10),
+        ({"meminfo": MEMINFO, "memory.max": "max"}, {}, 8 * 2**30 * 9 // 10),
+        ({"meminfo": MEMINFO, "memory.max": str(10**9)}, {}, 9 * 10**8),
+        ({"meminfo": MEMINFO}, {resource.RLIMIT_DATA: 10**9}, 10**9),
+        ({"memory.limit_in_bytes": str(10**9)}, {resource.RLIMIT_AS: 10**8}, 10**8),
+        ({}, {}, None),
+    ],
+)
+def test_memory_limit_is_the_least_of_all(monkeypatch, files, ulimits, limit):
+    monkeypatch.setattr(host, "_read", lambda path: files.get(path.name, ""))
+    unlimited = resource.RLIM_INFINITY
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (ulimits.get(kind, unlimited),) * 2)
+    assert host.memory_limit() == limit
+
+
+def test_peak_memory_includes_what_was_freed():
+    code = (
+        "import mmap; from ctl.hardware import host; before = host.peak_memory();"
+        "mmap.mmap(-1, 2**29, flags=mmap.MAP_PRIVATE).close(); print(host.peak_memory() - before)"
+    )
+    assert 0.9 * 2**29 < int(child.run(["-c", code]).stdout) < 1.1 * 2**29
 
 
 def test_this_machine_has_a_cpu_and_memory():

@@ -1,6 +1,6 @@
 """Compiles an experiment for several slices, searches for the largest batch, and prints a table."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import contextlib
 import dataclasses
 import functools
@@ -10,8 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ctl.data.source import GlobalBatches, PerReplica
-from ctl.errors import UsageError, align, print_line
+from ctl.errors import align, print_line
 from ctl.hardware import selection
 from ctl.loop import json_files
 from ctl.modes import experiment
@@ -21,14 +20,13 @@ from ctl.modes.aot_compile.problems import NotExportable, Problem
 from ctl.modes.aot_compile.programs import Program, export_eval_step, export_train_step
 from ctl.modes.aot_compile.slices import GIB, Slice
 from ctl.modes.aot_compile.strategy import SliceStrategy
-from ctl.replica.step.engine import engine_of
+from ctl.modes.find_batch import check_examples, describe, find_largest, with_batch
 
 DISCLAIMER = (
     "A step that compiles and fits need not be fast, and no figure was compared with a physical TPU "
     "(docs/aot.md)."
 )
 _MAX_ROWS = 2**20  # per core; a larger result would be an error of the search
-_PRECISION = 16  # the result is exact to one part in this number
 _HEADER = ("slice", "cores", "HBM per core", "result", "peak", "of HBM", "arguments", "temporaries")
 _COSTS = ("Gflop", "GiB moved", "flop/byte", "all-reduces", "compile")
 _FIGURES = ("argument_bytes", "flops", "bytes", "all_reduces", "all_reduce_bytes")
@@ -116,19 +114,14 @@ def export_experiment(
     """
     hardware = selection.Hardware(SliceStrategy(cores), "tpu", "compiled ahead of time")
     if global_batch_size:
-        config = type(config)(config.to_dict())
-        config.data.global_batch_size, config.data.per_replica_batch_size = global_batch_size, 0
+        config = with_batch(config, global_batch_size)
     programs: list[Program] = []
     size = 0
     try:
         built = experiment.build(config, config_path, evaluates=evaluates, hardware=hardware)
         size = built.trainer.global_batch_size
-        data = engine_of(built.trainer).pipeline.data("train")
-        if global_batch_size and isinstance(data, GlobalBatches | PerReplica):
-            raise UsageError(
-                "--find_batch cannot change the size of the batches that build_dataset returns: let "
-                "it return examples."
-            )
+        if global_batch_size:
+            check_examples(built.trainer)
         programs.append(export_train_step(built.trainer))
         if built.evaluator is not None:
             programs.append(export_eval_step(built.evaluator))
@@ -165,41 +158,21 @@ def _find_largest_batch(result: SliceResult, config: Any, config_path: str) -> i
     train = result.programs.get("train step")
     if train is None or (train.error and not train.out_of_memory):
         return 0
-    cores = result.slice.cores
+    cores, slice_ = result.slice.cores, result.slice
 
-    def fits(rows: int) -> bool:
+    def measure(batch: int) -> int | None:
         _, programs, problems = export_experiment(
-            config, config_path, cores, global_batch_size=rows * cores, evaluates=False
+            config, config_path, cores, global_batch_size=batch, evaluates=False
         )
         if problems:
-            return False
-        compiled = compiler_process.compile_program(programs[0].hlo, result.slice)
-        verdict = "does not fit" if compiled.error else "fits"
-        print_line(f"{result.slice.name}: a batch of {rows * cores} {verdict}")
-        return not compiled.error
+            return None
+        compiled = compiler_process.compile_program(programs[0].hlo, slice_)
+        return None if compiled.error else compiled.peak_bytes
 
-    rows = -(-result.global_batch_size // cores)
-    return cores * find_largest(fits, rows, is_fitting=not train.error)
-
-
-def find_largest(fits: Callable[[int], bool], rows: int, *, is_fitting: bool) -> int:
-    """Finds the largest number of rows per core that fits, to within a sixteenth.
-
-    Args:
-        fits: returns whether a number of rows fits.
-        rows: a number whose result is known.
-        is_fitting: whether `rows` fit.
-
-    Returns:
-        The rows per core, which were compiled; 0 if not even one row fits.
-    """
-    low, high = (rows, 0) if is_fitting else (0, rows)  # `low` fits, `high` does not; 0: unknown
-    while not high or high - low > max(1, low // _PRECISION):
-        guess = (low + high) // 2 if high else 4 * low
-        if guess > _MAX_ROWS:
-            break
-        low, high = (guess, high) if fits(guess) else (low, guess)
-    return low
+    size = result.global_batch_size
+    # Weights need the same memory with each batch, so more may fit.
+    guess = size * slice_.hbm_bytes // train.peak_bytes if train.peak_bytes else size
+    return find_largest(measure, guess, unit=cores, most=_MAX_ROWS * cores, name=slice_.name)
 
 
 def format_table(results: Sequence[SliceResult]) -> str:
@@ -208,11 +181,7 @@ def format_table(results: Sequence[SliceResult]) -> str:
     for result in results:
         programs: dict[str, Compiled | None] = {**result.programs} or {"": None}
         rows += [_format_row(result.slice, name, compiled) for name, compiled in programs.items()]
-    lines = [
-        f"{r.slice.name}: the largest global batch that fits is {r.largest_batch:,}, to within 1/16."
-        for r in results
-        if r.largest_batch
-    ]
+    lines = [f"{r.slice.name}: {describe(r.largest_batch)}" for r in results if r.largest_batch]
     # A problem of several slices is listed once.
     problems = dict.fromkeys(problem for result in results for problem in result.problems)
     lines += [f"{'error' if p.fatal else 'warning'}: {p}" for p in problems]

@@ -226,7 +226,7 @@ def _reshape(op: Any, states: States, count: int | None) -> Rows:
     old, new = op.inputs[0].shape, op.outputs[0].shape
     _check(old.rank is not None and new.rank is not None)
     is_first = state.outer == 1 and all(size == 1 for size in old[: state.axis])
-    frames = op.traceback[-_DEPTH:] if count is None and is_first else ()
+    frames = op.traceback[-_DEPTH:] if None in [*old, *new] and is_first else ()
     if any(frame.filename.endswith(_LIBRARY_FUNCTIONS) for frame in frames):
         # Functions such as tf.tensordot fold the leading axes, and unfold them again.
         return state._replace(axis=next(i for i, size in enumerate([*new, None]) if size != 1))

@@ -19,7 +19,13 @@ from ctl.replica.updates import sharded_optimizer
 
 # "Too many open files" raises the same exception.
 _MEMORY = re.compile(r"\bOOM\b|memory|allocat", re.IGNORECASE)
-_USABLE = 0.9  # of the limit, because of fragmentation and the work space of kernels
+# Python, code in the input pipeline, and libraries of GPUs raise other types. A thread needs memory for
+# its stack. oneDNN does not say why a primitive failed.
+_OTHER_TYPES = re.compile(
+    "MemoryError|OUT_OF_MEMORY|ALLOC_FAILED|out of memory|Cannot allocate memory"
+    "|can't start new thread|received an exception: ?Status"
+)
+USABLE = 0.9  # of the limit, because of fragmentation and the work space of kernels
 _LOG = logging.getLogger("ctl")
 
 
@@ -56,12 +62,18 @@ class Measurement:
 
     def fits(self, plan: Plan, micro_batches: int, *, shard_state: bool = False) -> bool:
         """Returns whether a step with these options fits."""
-        return self.needs(plan, micro_batches, shard_state=shard_state) <= _USABLE * self.limit
+        return self.needs(plan, micro_batches, shard_state=shard_state) <= USABLE * self.limit
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Returns whether a ResourceExhaustedError is about memory."""
-    return bool(_MEMORY.search(str(error)))
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Returns whether an exception, or one that it was raised from, is about memory."""
+    while error is not None:
+        exhausted = isinstance(error, tf.errors.ResourceExhaustedError)
+        text = f"{type(error).__name__}: {error}"
+        if (exhausted and _MEMORY.search(text)) or _OTHER_TYPES.search(text):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def measure(trainer: Any) -> Measurement | None:

@@ -32,7 +32,7 @@ class Dense(one_batch.Trainer):
         x = inputs = L.Input([WIDTH])
         for _ in range(3):
             block = tf_keras.Sequential(
-                [L.Dense(WIDTH, activation="tanh") for _ in range(self.layers)]
+                [L.Dense(WIDTH, activation="sigmoid") for _ in range(self.layers)]
             )
             x = (ctl.recompute(block) if self.recomputed else block)(x)
         return tf_keras.Model(inputs, L.Dense(4)(x))

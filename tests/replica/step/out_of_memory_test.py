@@ -1,5 +1,8 @@
 """A training step that does not fit into memory ends with one line of advice."""
 
+import errno
+import functools
+import os
 import types
 
 import pytest
@@ -15,7 +18,9 @@ from ctl.replica.step.plan import Plan
 from tests import reference_model
 from tests.experiments import CONFIG, TRAINER
 
+exhausted = functools.partial(tf.errors.ResourceExhaustedError, None, None)
 OOM = "OOM when allocating tensor with shape[256,1024] and type float on /device:GPU:0"
+ONEDNN = "Operation received an exception:Status: 5, message: could not execute a primitive"
 PROBLEM = "The step ran out of memory with"
 
 
@@ -180,17 +185,26 @@ def test_step_out_of_memory_on_a_gpu_names_what_fits(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("message", "memory"),
+    ("error", "memory"),
     [
-        (OOM, True),
-        ("Out of memory while trying to allocate 8589934592 bytes.", True),
-        ("Failed to allocate request for 8.00GiB", True),
-        ("Too many open files", False),
+        (exhausted(OOM), True),
+        (exhausted("Out of memory while trying to allocate 8589934592 bytes."), True),
+        (exhausted("Failed to allocate request for 8.00GiB"), True),
+        (exhausted("Too many open files"), False),
+        (MemoryError(), True),
+        (RuntimeError("can't start new thread"), True),
+        (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), True),
+        (tf.errors.InternalError(None, None, "CUDNN_STATUS_ALLOC_FAILED"), True),
+        (tf.errors.AbortedError(None, None, ONEDNN), True),
+        (tf.errors.InternalError(None, None, "an illegal memory access"), False),
     ],
 )
-def test_errors_about_memory_are_recognized(message, memory):
-    error = tf.errors.ResourceExhaustedError(None, None, message)
+def test_errors_about_memory_are_recognized_also_as_the_cause_of_another(error, memory):
     assert out_of_memory.is_out_of_memory(error) == memory
+    try:
+        raise ctl.UsageError("The step failed.") from error
+    except ctl.UsageError as caught:
+        assert out_of_memory.is_out_of_memory(caught) == memory
 
 
 def test_program_ends_with_the_line(tmp_path, monkeypatch, capsys):

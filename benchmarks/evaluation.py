@@ -1,0 +1,171 @@
+"""Compares the speed of evaluations with that of hand-written loops.
+
+    python -m benchmarks.evaluation
+
+The model is the network of `experiments/mnist.py`. A large evaluation has 10,000 images, a small one
+1,000, in batches of 250, on one replica and on two. Each program evaluates the complete data again and
+again. Its processes take turns as in `benchmarks.loops`. The reference computes the forward pass alone:
+no loss and no metrics. ctl's evaluation computes the loss and the accuracy; with collected outputs, the
+host also receives the outputs of all examples.
+"""
+
+import argparse
+from collections.abc import Callable
+import functools
+import os
+import sys
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import numpy as np
+import tensorflow as tf
+import tf_keras
+
+from benchmarks import models, report, windows
+import ctl
+from ctl import testing
+
+BATCH = 250
+MODEL = models.MODELS["mnist256"]
+CTL, COLLECTED = "ctl", "ctl, collected outputs"
+FORWARD, METRICS = "hand-written, forward pass", "hand-written, loss and accuracy"
+KERAS = "tf_keras evaluate"
+PROGRAMS = (CTL, COLLECTED, FORWARD, METRICS, KERAS)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measures all programs; prints a table per number of rows and replicas."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.evaluation", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument("--rows", nargs="+", type=int, default=[10_000, 1_000])
+    parser.add_argument("--replicas", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--processes", type=int, default=3)
+    parser.add_argument("--windows", type=int, default=6)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of a window, at least")
+    flags = parser.parse_args(arguments)
+    for rows in flags.rows:
+        for replicas in flags.replicas:
+            title = f"{rows:,} images, {replicas} replica{'s' * (replicas > 1)}"
+            command = [sys.executable, "-m", "benchmarks.evaluation_worker"]
+            rates, peaks = windows.measure(
+                {
+                    name: functools.partial(
+                        windows.worker, [*command, name, str(rows), str(replicas)]
+                    )
+                    for name in PROGRAMS
+                },
+                title=title,
+                processes=flags.processes,
+                windows=flags.windows,
+                seconds=flags.seconds,
+            )
+            print(
+                f"\n{report.table(report.make_rows(title, BATCH, rates, peaks, FORWARD), FORWARD)}"
+            )
+
+
+class Trainer(ctl.StandardTrainer):
+    """The model and its data, of which evaluations read the first rows."""
+
+    def __init__(self, rows: int, **arguments):
+        self._rows = rows
+        super().__init__(
+            global_batch_size=BATCH, optimizer=lambda: MODEL.optimizer(tf_keras), **arguments
+        )
+
+    def build_model(self):
+        return MODEL.build(tf_keras)
+
+    def build_dataset(self, split, input_context):
+        x, y = images(self._rows)
+        return ctl.data.arrays({"x": x, "label": y})
+
+    def per_example_loss(self, batch, outputs):
+        return MODEL.loss_fn(tf_keras)(batch["label"], outputs)
+
+    def build_metrics(self):
+        return MODEL.metrics(tf_keras)
+
+
+class CollectingTrainer(Trainer):
+    """Collects the outputs of all examples."""
+
+    def collect_outputs(self, batch, outputs):
+        return {"outputs": outputs}
+
+
+def images(rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns images as float32, [rows, 28, 28], and their labels."""
+    x, y = MODEL.floats()
+    return x[:rows], y[:rows]
+
+
+def run(name: str, rows: int, replicas: int, tick: windows.Windows) -> None:
+    """Evaluates until `tick` raises."""
+    strategy = testing.make_strategy(replicas) if replicas > 1 else tf.distribute.get_strategy()
+    evaluate = PREPARE[name](rows, strategy)
+    while True:
+        evaluate()
+        tick(rows // BATCH)
+
+
+def prepare_ctl(trainer: type[Trainer], rows: int, strategy: tf.distribute.Strategy) -> Callable:
+    evaluator = ctl.StandardEvaluator(trainer(rows, strategy=strategy))
+    return lambda: evaluator.evaluate(tf.constant(-1))
+
+
+def prepare_loop(rows: int, strategy: tf.distribute.Strategy, *, metrics: bool) -> Callable:
+    with strategy.scope():
+        network = MODEL.build(tf_keras)
+        mean, accuracy = tf_keras.metrics.Mean(), MODEL.metrics(tf_keras)["accuracy"]
+    loss_fn = MODEL.loss_fn(tf_keras)
+
+    def replica_step(x, y):
+        outputs = network(x, training=False)
+        if metrics:
+            mean.update_state(loss_fn(y, outputs))
+            accuracy.update_state(y, outputs)
+        return tf.reduce_sum(outputs)
+
+    step = tf.function(lambda x, y: strategy.run(replica_step, args=(x, y)))
+    data = strategy.experimental_distribute_dataset(pipeline(rows))
+
+    def evaluate() -> None:
+        mean.reset_state()
+        accuracy.reset_state()
+        for x, y in data:
+            last = step(x, y)
+        for value in strategy.experimental_local_results(last):
+            value.numpy()
+        if metrics:
+            mean.result().numpy()
+            accuracy.result().numpy()
+
+    return evaluate
+
+
+def prepare_keras(rows: int, strategy: tf.distribute.Strategy) -> Callable:
+    with strategy.scope():
+        network = MODEL.build(tf_keras)
+        loss = tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        network.compile(loss=loss, metrics=[MODEL.metrics(tf_keras)["accuracy"]])
+    data = pipeline(rows)
+    return lambda: network.evaluate(data, verbose=0)
+
+
+def pipeline(rows: int) -> tf.data.Dataset:
+    """The pipeline of the tutorials."""
+    return tf.data.Dataset.from_tensor_slices(images(rows)).batch(BATCH).prefetch(tf.data.AUTOTUNE)
+
+
+PREPARE = {
+    CTL: functools.partial(prepare_ctl, Trainer),
+    COLLECTED: functools.partial(prepare_ctl, CollectingTrainer),
+    FORWARD: functools.partial(prepare_loop, metrics=False),
+    METRICS: functools.partial(prepare_loop, metrics=True),
+    KERAS: prepare_keras,
+}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Measures how times and memory grow with replicas, variables, steps and the size of a checkpoint.
+
+    python -m benchmarks.growth
+    python -m benchmarks.growth --parts replicas variables
+
+Each point is measured in processes of its own, which take turns: the time to trace and run the first
+step, the median time of a step, and the memory that a later step adds. Beside ctl the same model is
+trained by a hand-written loop, which shows what TensorFlow needs itself. Its replicas are logical CPUs
+that share the cores, so that a step on twice as many replicas has twice as much to compute. `exponent`
+is the slope of the least-squares line through the logarithms of sizes and times: 1 is linear growth.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import numpy as np
+
+SIZES = {
+    "replicas": [1, 2, 4, 8, 16],
+    "variables": [10, 100, 1_000],
+    "steps": [1_000, 10_000, 100_000],
+    "checkpoint": [1, 10, 100, 1_000],
+}
+UNITS = {
+    "replicas": "replicas, 100 variables",
+    "variables": "variables, 1 replica",
+    "steps": "steps, 10 variables, 1 replica",
+    "checkpoint": "MiB of weights, 10 variables, 1 replica",
+}
+COLUMNS = {
+    "replicas": {"first": "first step, s", "step": "step, ms"},
+    "variables": {"first": "first step, s", "step": "step, ms"},
+    "steps": {"memory": "memory added since step 100, MiB"},
+    "checkpoint": {"save": "save, s"},
+}
+PROGRAMS = ("ctl", "hand-written")
+ROWS = 16  # of a global batch
+WIDTH = 64  # of a variable, except in the part "checkpoint"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measures the parts; prints a table for each."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.growth", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument("--parts", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--sizes", nargs="+", type=int, help="sizes of a part; its own by default")
+    parser.add_argument("--rounds", type=int, default=3)
+    flags = parser.parse_args(arguments)
+    for part in flags.parts:
+        sizes = flags.sizes or SIZES[part]
+        points = [(program, size) for program in PROGRAMS for size in sizes]
+        results: dict = {point: [] for point in points}
+        for number in range(flags.rounds):
+            for program, size in random.Random(number).sample(points, len(points)):
+                results[program, size].append(measure(part, program, size))
+        print(f"\n{table(part, sizes, results)}", flush=True)
+
+
+def measure(part: str, program: str, size: int) -> dict[str, float]:
+    """Measures a point in a new process."""
+    command = [sys.executable, "-m", "benchmarks.growth_worker", part, program, str(size)]
+    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return json.loads(output.splitlines()[-1])
+
+
+def table(part: str, sizes: list[int], results: dict) -> str:
+    """Formats the medians of a part, and the exponents of their growth."""
+    columns = [(p, key) for key in COLUMNS[part] for p in PROGRAMS]
+    names = [f"{COLUMNS[part][key]}, {program}" for program, key in columns]
+    lines = [f"| {' | '.join([UNITS[part], *names])} |", "|---:" * (len(names) + 1) + "|"]
+    medians = {
+        (size, program, key): statistics.median(r[key] for r in results[program, size])
+        for size in sizes
+        for program, key in columns
+    }
+    for size in sizes:
+        cells = [f"{medians[size, program, key]:.3g}" for program, key in columns]
+        lines.append(f"| {' | '.join([f'{size:,}', *cells])} |")
+    exponents = [
+        f"{exponent(sizes, [medians[size, program, key] for size in sizes]):.2f}"
+        for program, key in columns
+    ]
+    return "\n".join([*lines, f"| {' | '.join(['exponent', *exponents])} |"])
+
+
+def exponent(sizes: list[int], values: list[float]) -> float:
+    """Returns p of the least-squares fit values = c sizes^p; NaN if a value is not positive."""
+    if min(values) <= 0 or len(sizes) < 2:
+        return float("nan")
+    return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
+
+
+if __name__ == "__main__":
+    main()

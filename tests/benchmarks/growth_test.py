@@ -1,0 +1,36 @@
+"""The table of the growth of times, and the processes that measure a point."""
+
+import collections
+import json
+
+import pytest
+
+from benchmarks import growth
+from tests import child
+
+
+def test_exponent_is_the_slope_of_the_logarithms_of_the_medians(monkeypatch, capsys):
+    # The medians over three rounds are 3 n for ctl and 2 n**2 for the hand-written loop.
+    factors = {"ctl": (3, 1, 9), "hand-written": (2, 2, 2)}
+    calls = collections.Counter()
+
+    def measure(part, program, size):
+        factor = factors[program][calls[program, size]]
+        calls[program, size] += 1
+        return {"save": factor * size ** (1 if program == "ctl" else 2)}
+
+    monkeypatch.setattr(growth, "measure", measure)
+    growth.main(["--parts", "checkpoint", "--sizes", "1", "10", "100"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "| exponent | 1.00 | 2.00 |"
+    assert "| 10 | 30 | 200 |" in lines
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", growth.PROGRAMS)
+@pytest.mark.parametrize("part", growth.SIZES)
+def test_process_measures_a_point(part, program):
+    size = "100" if part == "steps" else "2"
+    result = child.run(["-m", "benchmarks.growth_worker", part, program, size])
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout.splitlines()[-1]).keys() == growth.COLUMNS[part].keys()
