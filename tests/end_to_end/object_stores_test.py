@@ -47,12 +47,19 @@ def start(proxy, tmp_path, monkeypatch):
     proxy.fault, proxy.delay, proxy.bytes_per_second = no_fault, 0.0, 0
     variables = {**proxy.variables, "XDG_CACHE_HOME": str(tmp_path / "cache")}
 
+    started = []
+
     def start(*arguments, module="ctl.main", **more):
         command = ["-m", module, *arguments]
-        return child.start(command, cwd=tmp_path, **{**variables, **more})
+        started.append(child.start(command, cwd=tmp_path, **{**variables, **more}))
+        return started[-1]
 
     start.cache = tmp_path / "cache"
-    return start
+    yield start
+    for process in started:
+        if process.poll() is None:  # the test has failed
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
 
 
 def no_fault(method, path, headers):
