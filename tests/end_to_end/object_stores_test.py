@@ -221,7 +221,9 @@ def test_slow_store_gets_the_newest_checkpoints_in_order_while_training_goes_on(
 ):
     url = f"{proxy.url}/slow"
     experiments.write(tmp_path, {"experiment.py": LARGE})
-    run = (*ENDLESS, "--config.train.checkpoint_interval=5", f"--workdir={url}")
+    # Those that are kept in the local folder must not become a queue.
+    keep = "--config.train.checkpoints_to_keep=20"
+    run = (*ENDLESS, keep, "--config.train.checkpoint_interval=5", f"--workdir={url}")
     proxy.bytes_per_second = 8_000_000
     process = start(*run)
     wait(process, lambda: Events(url).durable)
