@@ -286,7 +286,8 @@ if sys.argv[1] == 'lose worker 1' and task['index'] == 1:
 if sys.argv[1] == 'lose worker 1 early' and task['index'] == 1:
     os.kill(os.getpid(), signal.SIGKILL)
 codes = {'end': 0, 'fail': 1, 'reject': 2, 'train and fail': 2}
-if sys.argv[1] in codes:
+# The other processes of a run that has trained wait, so that none fails before worker 0 has begun.
+if sys.argv[1] in codes and (sys.argv[1] != 'train and fail' or task['index'] == 0):
     sys.exit(codes[sys.argv[1]])
 time.sleep(60)
 """
