@@ -36,6 +36,7 @@ from ctl.loop.controller import Controller
 BATCH = 128
 DELAY = 0.05
 SECONDS = 15.0  # of reading
+PER_FILE = 15_625  # records; moto reads the complete object for each request of a part
 FEATURES = {
     "id": tf.io.FixedLenFeature([], tf.int64),
     "x": tf.io.FixedLenFeature([240], tf.float32),
@@ -111,11 +112,15 @@ def records(flags):
     with servers.start("s3") as server, tempfile.TemporaryDirectory() as folder:
         os.environ.update(server.environment(), XDG_CACHE_HOME=folder)
         write(Store(f"{server.url}/data"), pathlib.Path(folder), flags.records)
+        before = resident_mib()
         with servers.delayed(server, DELAY) as port:
             os.environ.update(server.environment(port))
             start = time.perf_counter()
             source = ctl.data.records(f"{server.url}/data/*", FEATURES)
-            index_seconds = time.perf_counter() - start
+            index_seconds, resident = time.perf_counter() - start, [resident_mib()]
+            start = time.perf_counter()
+            ctl.data.records(f"{server.url}/data/*", FEATURES)
+            again_seconds = time.perf_counter() - start
             rates = []
             for step in (0, 10_000):
                 stream = batching.training_batches(source, Layout(BATCH, 1), seed=1, start=step)
@@ -129,24 +134,33 @@ def records(flags):
                     next(batches)
                     count += BATCH
                 rates.append((first, count / (time.perf_counter() - window)))
+            resident.append(resident_mib())
+            source.reader._pool.shutdown(cancel_futures=True)
     (first, rate), (later, again) = rates
     memory = 3 * WINDOW_BLOCKS * BLOCK_BYTES / 2**20
     return (
         f"| {flags.records:,} records of 1 KB in S3, {1e3 * DELAY:.0f} ms added | |\n|---|---:|\n"
         f"| records per second, from step 0; from step 10,000 | {rate:,.0f}; {again:,.0f} |\n"
         f"| seconds to the first batch | {first:.2f}; {later:.2f} |\n"
-        f"| seconds to build the index, once | {index_seconds:.1f} |\n"
-        f"| MiB of blocks in memory, at most | {memory:.0f} |"
+        f"| seconds to build the index, once; to load it | {index_seconds:.1f}; {again_seconds:.2f} |\n"
+        f"| MiB that the index adds to the process; that reading adds; of blocks, at most "
+        f"| {resident[0] - before:.0f}; {resident[1] - resident[0]:.0f}; {memory:.0f} |"
     )
 
 
-def write(store, folder, count, files=16):
-    """Writes examples of about 1 KB to files in the store."""
+def resident_mib():
+    fields = pathlib.Path("/proc/self/statm").read_text().split()
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def write(store, folder, count):
+    """Writes examples of about 1 KB to files in the store, whose size does not depend on the count."""
+    files = -(-count // PER_FILE)
     example = tf.train.Example()
     values = np.random.default_rng(0).normal(size=240).tolist()
     example.features.feature["x"].float_list.value.extend(values)
     for number in range(files):
-        path = folder / f"train-{number:02}"
+        path = folder / f"train-{number:05}"
         with tf.io.TFRecordWriter(str(path)) as writer:
             for i in range(number * count // files, (number + 1) * count // files):
                 example.features.feature["id"].int64_list.value[:] = [i]

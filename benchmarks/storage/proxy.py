@@ -14,7 +14,7 @@ class Proxy:
 
         with Proxy(server.port) as proxy:
             proxy.delay = 0.05
-            proxy.fault = lambda method, path: 503 if method == "PUT" else None
+            proxy.fault = lambda method, path, headers: 503 if method == "PUT" else None
 
     Args:
         port: the port of the server.
@@ -23,8 +23,8 @@ class Proxy:
         port: the port of the proxy.
         delay: seconds to add to each request.
         bytes_per_second: how fast request bodies are accepted; 0 for no limit.
-        fault: called with the method and the path of a request; it returns None, a status to answer
-            with, or "cut", to close the connection in the middle of the body.
+        fault: called with the method, the path and the headers (in lower case) of a request; it returns
+            None, a status to answer with, or "cut", to close the connection in the middle of the body.
         counts: the number of requests by method.
         sent: the number of bytes in request bodies.
     """
@@ -33,7 +33,7 @@ class Proxy:
         self._server_port = port
         self.port = 0
         self.delay, self.bytes_per_second = 0.0, 0
-        self.fault = lambda method, path: None
+        self.fault = lambda method, path, headers: None
         self.counts, self.sent = collections.Counter(), 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -67,7 +67,7 @@ class Proxy:
         method, path, _ = lines[0].split(" ")
         headers = dict(line.split(": ", 1) for line in lines[1:] if line)
         lower = {name.lower(): value for name, value in headers.items()}
-        fault = self.fault(method, path)
+        fault = self.fault(method, path, lower)
         self.counts[method] += 1
         if lower.get("expect"):
             writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")

@@ -110,7 +110,7 @@ class RunParts:
             return contextlib.nullcontext()
 
         def on_durable(step: int, size: int, seconds: float) -> None:
-            progress.durable = step
+            progress.durable = max(step, progress.durable or 0)
             path = f"{workdir.name}/checkpoints/ckpt-{step}"
             workdir.event("durable", step, path=path, bytes=size, upload_seconds=seconds)
 

@@ -44,15 +44,26 @@ def start(proxy, tmp_path, monkeypatch):
     """Starts the program on experiment.py; `cache` is where it keeps its local folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     experiments.write(tmp_path, {"experiment.py": experiments.DROPOUT})
-    proxy.fault, proxy.delay, proxy.bytes_per_second = lambda method, path: None, 0.0, 0
+    proxy.fault, proxy.delay, proxy.bytes_per_second = no_fault, 0.0, 0
     variables = {**proxy.variables, "XDG_CACHE_HOME": str(tmp_path / "cache")}
 
-    def start(*arguments, module="ctl.main"):
+    started = []
+
+    def start(*arguments, module="ctl.main", **more):
         command = ["-m", module, *arguments]
-        return child.start(command, cwd=tmp_path, **variables)
+        started.append(child.start(command, cwd=tmp_path, **{**variables, **more}))
+        return started[-1]
 
     start.cache = tmp_path / "cache"
-    return start
+    yield start
+    for process in started:
+        if process.poll() is None:  # the test has failed
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
+
+def no_fault(method, path, headers):
+    return None
 
 
 def finish(process):
@@ -73,11 +84,13 @@ def check_same(url, other, step):
 
 def check_durable(store):
     """Asserts that each checkpoint whose marker is in the store has all its files; returns the last."""
-    steps = fetch.steps(store)
-    names = store.list("checkpoints")
+    names = store.list()
+    steps = fetch.steps(names)
     for step in steps:
         files = json.loads(store.read(f"checkpoints/ckpt-{step}.whole"))["files"]
-        assert files.items() <= names.items(), step
+        assert {f"checkpoints/{f}": size for f, size in files.items()}.items() <= names.items(), (
+            step
+        )
     return max(steps, default=0)
 
 
@@ -103,7 +116,7 @@ def test_kills_with_the_local_folder_deleted_leave_the_bits_of_an_undisturbed_ru
         process = start(*RUN, f"--workdir={killed}")
         # While it starts, trains, saves or uploads.
         target = draw.choice([0, (kill + 1) * STEPS // 2 // kills])
-        while max(fetch.steps(store), default=0) < target:
+        while max(fetch.steps(store.list()), default=0) < target:
             assert process.poll() is None
             time.sleep(0.02)
         time.sleep(draw.uniform(0.0, 1.0 if target else 8.0))
@@ -142,7 +155,7 @@ def test_failures_of_the_store_delay_the_upload_and_not_the_training(proxy, star
     url = f"{proxy.url}/fault-{fault}"
     draw = random.Random(fault)
 
-    def fail(method, path):
+    def fail(method, path, headers):
         writes = method in ("PUT", "POST") and "owner" not in path
         return fault if writes and draw.random() < 0.3 else None
 
@@ -154,12 +167,125 @@ def test_failures_of_the_store_delay_the_upload_and_not_the_training(proxy, star
         time.sleep(0.05)
     proxy.fault = fail
     code, out, error = finish(process)
-    proxy.fault = lambda method, path: None
+    proxy.fault = no_fault
     assert code == 0, error
     assert check_durable(store) == 200
     assert (
         out.count("cannot be written") <= 1 + (time.monotonic() - begin) / 60
     )  # one line a minute
+
+
+class Events:
+    """The steps of the events of a run, from its local folder.
+
+    Attributes:
+        saved: the steps of the checkpoints, in the order of events.jsonl.
+        durable: the steps of those that were in the store.
+        newest: for each durable one, the newest that was complete when its upload began, at least.
+    """
+
+    def __init__(self, url):
+        path = folder_of(url, "train") / "events.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        self.saved, self.durable, self.newest, newest = [], [], [], 0
+        for event in map(json.loads, lines):
+            if event["event"] == "checkpoint":
+                self.saved.append(event["step"])
+            if event["event"] == "durable":
+                self.durable.append(event["step"])
+                self.newest.append(newest)
+                # The event of a checkpoint comes before a thread has written it.
+                newest = self.saved[-2] if len(self.saved) > 1 else 0
+
+
+def wait(process, condition):
+    """Waits for a state of a run that must go on; returns the first true value of the condition."""
+    while not (value := condition()):
+        assert process.poll() is None, finish(process)
+        time.sleep(0.05)
+    return value
+
+
+def resident_mib(process):
+    fields = pathlib.Path(f"/proc/{process.pid}/statm").read_text().split()
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+# A checkpoint of 19 MB; one is saved every five steps.
+LARGE = experiments.DROPOUT.replace("layers.Dense(8)", "layers.Dense(200_000)")
+ENDLESS = ("--config=experiment.py", "--config.train.steps=100000000", "--config.eval.interval=0")
+
+
+def test_slow_store_gets_the_newest_checkpoints_in_order_while_training_goes_on(
+    proxy, start, tmp_path
+):
+    url = f"{proxy.url}/slow"
+    experiments.write(tmp_path, {"experiment.py": LARGE})
+    # Those that are kept in the local folder must not become a queue.
+    keep = "--config.train.checkpoints_to_keep=20"
+    run = (*ENDLESS, keep, "--config.train.checkpoint_interval=5", f"--workdir={url}")
+    proxy.bytes_per_second = 8_000_000
+    process = start(*run)
+    wait(process, lambda: Events(url).durable)
+    before = resident_mib(process)
+    wait(process, lambda: len(Events(url).durable) >= 5)
+    grown = resident_mib(process) - before
+    os.killpg(process.pid, signal.SIGTERM)
+    code, _, error = finish(process)
+    assert code == 75, error
+    events = Events(url)
+    assert len(events.saved) > 2 * len(events.durable)  # the store was slower than the run
+    assert events.durable == sorted(set(events.durable))
+    assert all(step >= newest for step, newest in zip(events.durable, events.newest, strict=True))
+    assert grown < 19 * (len(events.saved) - len(events.durable)) / 2  # no queue of checkpoints
+    assert check_durable(Store(url)) == events.durable[-1] == events.saved[-1]
+
+    # The store hangs: the run says that the last checkpoint is not durable.
+    process = start(*run, "--config.train.upload_grace=3")
+    saved = len(events.saved)
+    wait(process, lambda: len(Events(url).saved) > saved)
+    proxy.bytes_per_second = 1
+    wait(process, lambda: len(Events(url).saved) > saved + 5)
+    os.killpg(process.pid, signal.SIGTERM)
+    code, _, error = finish(process)
+    assert code == 1 and f"{url} is not complete after 3 s (the upload takes longer)" in error
+    later = Events(url)
+    assert check_durable(Store(url)) == later.durable[-1] < later.saved[-1]
+
+
+def test_credentials_that_expire_are_read_again_while_training_goes_on(proxy, start, tmp_path):
+    if not proxy.url.startswith("s3"):
+        pytest.skip("the server of Google Cloud Storage has no credentials")
+    url, file = f"{proxy.url}/expired", tmp_path / "credentials"
+
+    def write_key(name):
+        file.write_text(f"[default]\naws_access_key_id={name}\naws_secret_access_key=secret\n")
+
+    write_key("FIRST")
+    keys = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
+    run = (*ENDLESS, "--config.train.checkpoint_interval=500", f"--workdir={url}")
+    process = start(*run, **keys, AWS_SHARED_CREDENTIALS_FILE=str(file))
+    wait(process, lambda: Events(url).durable)
+    rejected, accepted = [], []
+
+    def fail(method, path, headers):
+        is_expired = "Credential=FIRST/" in headers["authorization"]
+        (rejected if is_expired else accepted).append(path)
+        return 403 if is_expired else None
+
+    proxy.fault = fail
+    wait(process, lambda: len(rejected) >= 3)
+    expired = Events(url)
+    wait(process, lambda: len(Events(url).saved) >= len(expired.saved) + 3)
+    assert Events(url).durable == expired.durable and not accepted
+    write_key("SECOND")
+    wait(process, lambda: Events(url).durable > expired.durable)
+    assert accepted
+    os.killpg(process.pid, signal.SIGTERM)
+    code, out, error = finish(process)
+    assert code == 75 and "cannot be written (PermissionError" in out, out + error
+    events = Events(url)
+    assert events.durable[-1] == events.saved[-1]
 
 
 def test_store_that_is_gone_at_the_end_is_exit_code_1_and_the_same_command_uploads_the_rest(
@@ -172,9 +298,9 @@ def test_store_that_is_gone_at_the_end_is_exit_code_1_and_the_same_command_uploa
     while not store.list("owner"):
         assert process.poll() is None
         time.sleep(0.05)
-    proxy.fault = lambda method, path: 403 if method in ("PUT", "POST") else None
+    proxy.fault = lambda method, path, headers: 403 if method in ("PUT", "POST") else None
     code, out, error = finish(process)
-    proxy.fault = lambda method, path: None
+    proxy.fault = no_fault
     assert code == 1 and f"{url} is not complete after 8 s" in error and "rerun" in error
     assert "eval      100/100" in out and "cannot be written" in out
     assert "result.json" not in store.list()
@@ -193,7 +319,7 @@ def test_two_workers_without_a_shared_disk_resume_from_the_store(proxy, start):
     assert code == 0, out + error
     process = start(*flags, f"--workdir={killed}", module="ctl.launch")
     store = Store(killed)
-    while max(fetch.steps(store), default=0) < 10 and process.poll() is None:
+    while max(fetch.steps(store.list()), default=0) < 10 and process.poll() is None:
         time.sleep(0.05)
     for pid in (process.pid, *faults.workers(process.pid).values()):
         os.kill(pid, signal.SIGKILL)

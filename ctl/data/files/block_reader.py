@@ -90,4 +90,5 @@ class BlockReader(RecordReader):
                     raise OSError(f"{path} cannot be read ({one_line(error)})") from None
                 logging.getLogger("ctl").warning("%s: %s; trying again", path, one_line(error))
                 time.sleep(delay)
+                self._file_system, _ = open_url(path)  # reads the credentials again
         raise AssertionError

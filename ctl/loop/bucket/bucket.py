@@ -11,7 +11,6 @@ from ctl.errors import Failure, UsageError
 from ctl.loop.bucket import fetch, ownership
 from ctl.loop.bucket.local import LocalCopy, folder_of
 from ctl.loop.bucket.ownership import Ownership
-from ctl.loop.bucket.store import Store
 from ctl.loop.bucket.upload import Uploader, exported_files
 
 if TYPE_CHECKING:  # it imports TensorFlow
@@ -44,12 +43,10 @@ class Bucket:
     """
 
     def __init__(self, url: str, folder: str = "", *, task: str = ""):
-        self.url = url.rstrip("/")
-        self._store = Store(self.url)
-        self.folder = folder_of(self.url, task or "train")
-        if folder:
-            self.folder = pathlib.Path(f"{folder}.{task}" if task else folder)
-        self._local = LocalCopy(self.folder, self._store)
+        named = f"{folder}.{task}" if task else folder
+        self.folder = pathlib.Path(named) if folder else folder_of(url, task or "train")
+        self._local = LocalCopy(url, self.folder)
+        self._store, self.url = self._local.store, self._local.store.url
 
     @contextlib.contextmanager
     def all_open(
@@ -77,7 +74,7 @@ class Bucket:
             Failure: something is missing in the store at the end.
         """
         owner = Ownership(self._store, on_lost)
-        uploader = Uploader(self._store, owner, self._local, **options)
+        uploader = Uploader(self._local, owner, **options)
         try:
             if is_chief:
                 self._fetch(owner.acquire())
@@ -100,7 +97,7 @@ class Bucket:
         """Makes the local folder up to date, unless it is that of the last owner."""
         if not self._local.is_current(owner):
             self._local.clear()
-            fetch.run(self._store, self.folder)
+            fetch.run(self._local)
             self._local.mark_sent()
 
     def _all_fetch(self, processes: "ProcessGroup", number: int, *, is_chief: bool) -> None:
@@ -130,15 +127,14 @@ class BucketReader:
     """
 
     def __init__(self, url: str):
-        self.url = url.rstrip("/")
-        self.folder = folder_of(self.url, "read")
-        self._store = Store(self.url)
-        self._local = LocalCopy(self.folder, self._store)
+        self.folder = folder_of(url, "read")
+        self._local = LocalCopy(url, self.folder)
+        self.url = self._local.store.url
         self._fetched = -math.inf  # when, by the monotonic clock
 
     def fetch(self, checkpoint: str = "", *, every: bool = False) -> None:
         """Fetches the files of the run; `fetch.run` describes the arguments."""
-        fetch.run(self._store, self.folder, checkpoint, every=every)
+        fetch.run(self._local, checkpoint, every=every)
         # The files of this process that are not yet sent stay so.
         self._local.mark_sent("result.json" if self._local.sent else "**/*")
 
@@ -152,5 +148,5 @@ class BucketReader:
     def send_results(self) -> None:
         """Copies what this process has written: a changed result, exported models and summaries."""
         written = [self.folder / "result.json", *exported_files(self.folder)]
-        for path in self._local.changed([*written, *self.folder.glob("summaries/**/*")]):
-            self._store.retry(self._local.copy, path)
+        written += self.folder.glob("summaries/**/*")
+        self._local.store.retry(self._local.send, written)

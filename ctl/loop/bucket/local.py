@@ -1,4 +1,4 @@
-"""Names the local folders of runs in an object store, and records what such a folder is a copy of."""
+"""The local folder of a run in an object store, and the record of what it is a copy of."""
 
 from collections.abc import Callable, Iterable
 import hashlib
@@ -32,23 +32,26 @@ def folder_of(url: str, part: str) -> pathlib.Path:
 
 
 class LocalCopy:
-    """The local folder in which a run of an object store trains, and which of its files are copied.
+    """The local folder of a run in an object store, and which of its files are there.
 
     Its file `.bucket.json` names the owner for which the folder is up to date. As long as the bucket
     has no later owner, the folder has everything that the bucket has, and maybe more.
 
     Args:
-        folder: the folder, which need not exist.
-        store: the folder of the run in the store.
+        url: the folder of the run in the store.
+        folder: the local folder, which need not exist.
 
     Attributes:
+        store: the folder in the store.
         folder: the same.
         sent: name of a file -> its size and time when it was copied to the store.
+
+    Raises:
+        UsageError: there is no package for the URL's scheme.
     """
 
-    def __init__(self, folder: pathlib.Path, store: Store):
-        self.folder = folder
-        self._store = store
+    def __init__(self, url: str, folder: pathlib.Path):
+        self.store, self.folder = Store(url), folder
         self.sent: dict[str, Any] = {}
 
     def is_current(self, owner: int) -> bool:
@@ -57,7 +60,7 @@ class LocalCopy:
         Raises:
             UsageError: the folder holds something else.
         """
-        path, url = self.folder / RECORD, self._store.url
+        path, url = self.folder / RECORD, self.store.url
         record = json_files.read(path) if path.exists() else {}
         if record.get("url") != url and (record or self._names()):
             raise UsageError(
@@ -78,28 +81,25 @@ class LocalCopy:
 
     def write(self, owner: int) -> None:
         """Records that the folder is up to date for an owner."""
-        record = {"url": self._store.url, "owner": owner, "sent": self.sent}
+        record = {"url": self.store.url, "owner": owner, "sent": self.sent}
         json_files.replace(self.folder / RECORD, record)
 
     def mark_sent(self, pattern: str = "**/*") -> None:
         """Records that files are in the store, as after they were fetched."""
-        for path in self.changed(self.folder.glob(pattern)):
-            self.sent[self._name(path)] = signature(path)
+        self.sent |= {self._name(p): signature(p) for p in self.changed(self.folder.glob(pattern))}
 
     def changed(self, paths: Iterable[pathlib.Path]) -> list[pathlib.Path]:
         """Returns the files that are not in the store as they are now."""
-        return [
-            path
-            for path in paths
-            if path.is_file() and self.sent.get(self._name(path)) != signature(path)
-        ]
+        files = (path for path in paths if path.is_file())
+        return [path for path in files if self.sent.get(self._name(path)) != signature(path)]
 
-    def copy(self, path: pathlib.Path) -> None:
-        """Copies a file to the store, also if it grows meanwhile."""
-        seen = signature(path)
-        held = self.hold([path], shutil.copyfile)
-        self._store.upload(held / path.name, self._name(path))
-        self.sent[self._name(path)] = seen
+    def send(self, paths: Iterable[pathlib.Path]) -> None:
+        """Copies the changed ones of some files to the store, also if they grow meanwhile."""
+        for path in self.changed(paths):
+            seen = signature(path)
+            held = self.hold([path], shutil.copyfile)
+            self.store.upload(held / path.name, self._name(path))
+            self.sent[self._name(path)] = seen
 
     def hold(self, paths: Iterable[pathlib.Path], copy: Callable[[Any, Any], Any]) -> pathlib.Path:
         """Returns a folder of files that do not change and are not deleted until the next call."""

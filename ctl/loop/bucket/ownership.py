@@ -9,7 +9,6 @@ died on the same machine, or has not changed the object for a while.
 from collections.abc import Callable
 import contextlib
 import json
-import math
 import os
 import pathlib
 import socket
@@ -61,21 +60,21 @@ class Ownership:
         store, url = self._store, self._store.url
         previous = store.retry(latest, store)
         if previous:
-            self._wait_for_end(_name(previous))
+            self._wait_for_end(previous)
         name, content = _name(previous + 1), self._content()
         if not store.retry(store.create, name, content):
             if store.retry(store.read, name) != content:  # else a try that timed out has created it
                 raise UsageError(
                     f"{url} has just been taken by another run: name another --workdir."
                 )
-        elif store.create(name, content):
+        elif store.retry(store.create, name, content):
             print_line(
                 f"{url}: this store ignores preconditions, so two runs that start at the same time "
                 "would not notice each other. Make sure that only one run uses it."
             )
         self.number = previous + 1
-        store.remove([_name(previous)])
         self._thread.start()
+        store.retry(store.remove, [_name(previous)])
         return previous
 
     def check(self) -> None:
@@ -94,10 +93,11 @@ class Ownership:
             released: whether another process may take over immediately.
         """
         self._ended.set()
-        if self._thread.ident:
-            self._thread.join()
+        if not released or not self.number:  # the thread may be waiting for a store that hangs
+            return
+        self._thread.join()
         with contextlib.suppress(Exception):  # the next owner then waits
-            if released and self.number and latest(self._store) == self.number:
+            if latest(self._store) == self.number:
                 self._store.write(_name(self.number), self._content(released=True))
 
     def _beat(self) -> None:
@@ -113,24 +113,23 @@ class Ownership:
     def _content(self, **fields: Any) -> bytes:
         return json.dumps({**self._holder, **fields}).encode()
 
-    def _wait_for_end(self, name: str) -> None:
+    def _wait_for_end(self, number: int) -> None:
         """Waits until an owner has ended; raises UsageError if it lives."""
-        url, first, who, deadline = self._store.url, b"", "", math.inf
-        while time.monotonic() < deadline:
-            content = self._store.retry(self._store.read, name) or b"{}"
-            holder = _parse(content)
-            if _has_ended(holder):
-                return
-            if not first:
-                first, who = content, lock.describe(holder)
-                deadline = time.monotonic() + LEASE_SECONDS
-                print_line(
-                    f"{url} is owned by {who}: waiting up to {LEASE_SECONDS:.0f} s in case that "
-                    "process has died."
-                )
-            elif content != first:
+        url, first = self._store.url, self._read(number)
+        holder, who, deadline = first, lock.describe(first), time.monotonic() + LEASE_SECONDS
+        if not _has_ended(first):
+            print_line(
+                f"{url} is owned by {who}: waiting up to {LEASE_SECONDS:.0f} s in case that "
+                "process has died."
+            )
+        while not _has_ended(holder) and time.monotonic() < deadline:
+            if holder != first:
                 raise lock.in_use(url, who)
             time.sleep(_POLL_SECONDS)
+            holder = self._read(number)
+
+    def _read(self, number: int) -> dict[str, Any]:
+        return dict(json.loads(self._store.retry(self._store.read, _name(number)) or b"{}"))
 
 
 def latest(store: Store) -> int:
@@ -140,12 +139,6 @@ def latest(store: Store) -> int:
 
 def _name(number: int) -> str:
     return f"{FOLDER}/{number:08d}"
-
-
-def _parse(content: bytes) -> dict[str, Any]:
-    with contextlib.suppress(ValueError):
-        return dict(json.loads(content))
-    return {}
 
 
 def _has_ended(holder: dict[str, Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from concurrent import futures
+import dataclasses
 import json
 import math
 import os
@@ -16,8 +17,13 @@ from ctl.loop import lock
 from ctl.loop.bucket.fetch import BEST, CHECKPOINTS, checksum
 from ctl.loop.bucket.local import LocalCopy, signature
 from ctl.loop.bucket.ownership import Ownership
-from ctl.loop.bucket.store import Store
-from ctl.loop.checkpoints.files import MARKER, CheckpointFiles, group_by_step, old_steps
+from ctl.loop.checkpoints.files import (
+    MARKER,
+    CheckpointFiles,
+    find_fault,
+    group_by_step,
+    old_steps,
+)
 
 # Seconds between two copies of the files that grow. A store has no append: the whole file is copied.
 LOG_SECONDS = 60.0
@@ -29,43 +35,40 @@ _FIRST = ("config.json", "rollbacks.json")  # before the checkpoints that depend
 _NO_LOGS = ("result.json", lock.NAME, CHECKPOINTS, BEST, _EXPORT)
 
 
+@dataclasses.dataclass
 class Uploader:
     """A thread that copies a run: a checkpoint's files, then its marker, then the result and the logs.
 
-        uploader = Uploader(store, owner, local, keep=3, keep_every=0, ...)
+        uploader = Uploader(local, owner, keep=3, keep_every=0, ...)
         uploader.start()
         train()
         uploader.finish(600.0)                  # Failure, if something is missing in the store
 
-    A checkpoint is durable when its marker, with the checksums of its files, is in the store.
+    A checkpoint is durable when its marker, with the checksums of its files, is in the store. One is
+    copied at a time, always the newest; older ones than that are passed over, except `keep_every`. So a
+    slow store gets fewer checkpoints, and none of them late.
 
     Args:
-        store: the folder of the run in the object store.
-        owner: the right to write there.
         local: the local folder of the run.
+        owner: the right to write to the store.
         keep: how many of the newest checkpoints to keep in the store.
         keep_every: checkpoints at multiples of this number of steps are also kept; 0 for none.
         on_durable: called as on_durable(step, bytes, seconds) for each checkpoint.
         print_line: prints that the store fails.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        owner: Ownership,
-        local: LocalCopy,
-        *,
-        keep: int,
-        keep_every: int,
-        on_durable: Callable[[int, int, float], None],
-        print_line: Callable[[str], None],
-    ):
-        self._store, self._owner, self._local, self._folder = store, owner, local, local.folder
-        self._keep, self._keep_every = keep, keep_every
-        self._on_durable, self._print_line = on_durable, print_line
+    local: LocalCopy
+    owner: Ownership
+    _: dataclasses.KW_ONLY
+    keep: int
+    keep_every: int
+    on_durable: Callable[[int, int, float], None]
+    print_line: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self._store, self._folder = self.local.store, self.local.folder
         self._logs_copied = -math.inf
-        self._failing = ""  # why the last try failed
-        self._shown = -math.inf  # when a line about it was printed
+        self._failing, self._shown = "", -math.inf  # why the last try failed; when that was printed
         self._ending, self._end = threading.Event(), futures.Future[None]()
         self._thread = threading.Thread(target=self._run, daemon=True, name="ctl-upload")
 
@@ -99,7 +102,7 @@ class Uploader:
     def _run(self) -> None:
         delay = 1.0
         while not self._end.done():
-            ends, sent = self._ending.is_set(), dict(self._local.sent)
+            ends, sent = self._ending.is_set(), dict(self.local.sent)
             try:
                 # The last pass finds nothing to copy: an earlier one may have recorded an event.
                 if not self.copy(logs=ends) and ends:
@@ -110,7 +113,7 @@ class Uploader:
                 self._end.set_exception(error)
             except Exception as error:
                 self._report(error)
-                delay = 1.0 if sent != self._local.sent else delay
+                delay = 1.0 if sent != self.local.sent else delay
                 time.sleep(delay) if ends else self._ending.wait(delay)
                 delay = min(2 * delay, _MOST_DELAY)
                 self._store.connect()
@@ -118,9 +121,7 @@ class Uploader:
     def _report(self, error: Exception) -> None:
         self._failing = one_line(error)
         if time.monotonic() - self._shown >= _LINE_SECONDS:
-            self._print_line(
-                f"{self._store.url} cannot be written ({self._failing}): trying again."
-            )
+            self.print_line(f"{self._store.url} cannot be written ({self._failing}): trying again.")
             self._shown = time.monotonic()
 
     def copy(self, *, logs: bool = False) -> bool:
@@ -129,84 +130,89 @@ class Uploader:
         Args:
             logs: copy the files that grow, too, which is done once in `LOG_SECONDS` otherwise.
         """
-        sent, result = dict(self._local.sent), self._folder / "result.json"
+        sent, result = dict(self.local.sent), self._folder / "result.json"
         logs = logs or time.monotonic() - self._logs_copied >= LOG_SECONDS
         before = signature(result)
-        self._copy_files(self._folder / name for name in _FIRST)
-        while found := self._next_checkpoint():
-            self._copy_checkpoint(*found)
-        if logs or sent != self._local.sent:
+        self._send(self._folder / name for name in _FIRST)
+        for where, step in self._new_checkpoints():
+            self._copy_checkpoint(where, step)
+        if logs or sent != self.local.sent:
             self._prune()
-        self._copy_files(exported_files(self._folder))
+        self._send(exported_files(self._folder))
         # A result must not be in the store before its checkpoint: a newer one waits for the next call.
-        self._copy_files([result] if signature(result) == before else [])
+        self._send([result] if signature(result) == before else [])
         if logs:
-            tops = (p for p in self._folder.iterdir() if p.name not in _NO_LOGS)
-            for top in (top for top in tops if not top.name.startswith(".")):
-                self._copy_files([top] if top.is_file() else sorted(top.rglob("*")))
+            tops = [p for p in self._folder.glob("[!.]*") if p.name not in _NO_LOGS]
+            self._send(path for top in tops for path in (top, *sorted(top.rglob("*"))))
             self._logs_copied = time.monotonic()
-        if self._local.sent == sent:
+        if self.local.sent == sent:
             return False
-        self._local.write(self._owner.number)
+        self.local.write(self.owner.number)
         return True
 
-    def _copy_files(self, paths: Iterable[pathlib.Path]) -> None:
-        for path in self._local.changed(paths):
-            self._owner.check()
-            self._local.copy(path)
+    def _send(self, paths: Iterable[pathlib.Path]) -> None:
+        changed = self.local.changed(paths)
+        if changed:
+            self.owner.check()
+            self.local.send(changed)
 
-    def _next_checkpoint(self) -> tuple[str, int] | None:
-        """Returns the newest checkpoint that is complete and not in the store: its folder and step."""
+    def _new_checkpoints(self) -> list[tuple[str, int]]:
+        """Returns the folder and the step of each checkpoint to copy, the newest first."""
+        found = []
         for where in (CHECKPOINTS, BEST):
-            for step in reversed(CheckpointFiles(self._folder / where).steps()):
-                if self._local.changed([self._folder / where / f"ckpt-{step}{MARKER}"]):
-                    return where, step
-        return None
+            steps = CheckpointFiles(self._folder / where).steps()
+            for step in reversed(steps):
+                kept = self.keep_every and step % self.keep_every == 0
+                if where == BEST or kept or step == steps[-1]:
+                    found.append((where, step))
+        return [each for each in found if self.local.changed([self._marker(*each)])]
+
+    def _marker(self, where: str, step: int) -> pathlib.Path:
+        return self._folder / where / f"ckpt-{step}{MARKER}"
 
     def _copy_checkpoint(self, where: str, step: int) -> None:
-        start, name = time.monotonic(), f"{where}/ckpt-{step}{MARKER}"
-        seen = signature(self._folder / name)
+        start, path, sent = time.monotonic(), self._marker(where, step), self.local.sent
+        seen = signature(path)
         try:
-            marker = json.loads((self._folder / name).read_bytes())
+            content = path.read_bytes()
+            marker = json.loads(content)
             # A second name, so that the run may delete the checkpoint while it is copied: else
             # no checkpoint would ever arrive in a slow store.
-            held = self._local.hold([self._folder / where / f for f in marker["files"]], _link)
+            held = self.local.hold([path.with_name(file) for file in marker["files"]], _link)
         except FileNotFoundError:  # deleted just now
             return
-        self._owner.check()
-        self._store.remove([name])
+        self.owner.check()
+        self._store.remove([f"{where}/{path.name}"])
         marker["crc32c"] = {file: checksum(held / file) for file in marker["files"]}
-        sent = self._local.sent
         for file in marker["files"]:
             if sent.get(f"{where}/{file}") != signature(held / file):  # else by an earlier try
                 self._store.upload(held / file, f"{where}/{file}")
                 sent[f"{where}/{file}"] = signature(held / file)
-        present = self._store.list(where)
-        for file, size in marker["files"].items():
-            if present.get(file) != size:
+        fault = find_fault(content, self._store.list(where).get)
+        if fault:
+            for file in marker["files"]:
                 del sent[f"{where}/{file}"]
-                raise OSError(f"{where}/{file} has {present.get(file)} of {size} bytes")
-        self._owner.check()
-        self._store.write(name, json.dumps(marker).encode())
-        sent[name] = seen
+            raise OSError(f"{where}/ckpt-{step}: {fault}")
+        self.owner.check()
+        self._store.write(f"{where}/{path.name}", json.dumps(marker).encode())
+        sent[f"{where}/{path.name}"] = seen
         if where == CHECKPOINTS:
-            self._on_durable(step, sum(marker["files"].values()), time.monotonic() - start)
+            self.on_durable(step, sum(marker["files"].values()), time.monotonic() - start)
 
     def _prune(self) -> None:
         """Deletes old checkpoints in the store, by the rule for the local ones."""
         for where in (CHECKPOINTS, BEST):
             files = group_by_step(self._store.list(where))
             complete = {step for step, names in files.items() if names[0].endswith(MARKER)}
-            old = old_steps(complete, files.keys() - complete, self._keep, self._keep_every)
-            if (
-                where == BEST
-            ):  # the best ones were all fetched at the start: the local folder decides
+            old = old_steps(complete, files.keys() - complete, self.keep, self.keep_every)
+            if where == BEST:  # all of them were fetched at the start: the local folder decides
                 old = list(files.keys() - set(CheckpointFiles(self._folder / where).steps()))
-            if old:
-                self._owner.check()
-            for name in (f"{where}/{name}" for step in old for name in files[step]):
-                self._store.remove([name])
-                self._local.sent.pop(name, None)
+            names = [f"{where}/{name}" for step in old for name in files[step]]
+            if names:
+                self.owner.check()
+            self._store.remove(names)
+            for name in names:
+                self.local.sent.pop(name, None)
 
 
 def exported_files(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -218,7 +224,5 @@ def exported_files(folder: pathlib.Path) -> list[pathlib.Path]:
 def _link(path: pathlib.Path, other: pathlib.Path) -> None:
     try:
         os.link(path, other)
-    except FileNotFoundError:
-        raise
-    except OSError:  # the file system has no links
+    except OSError:  # the file system has no links, or the file is gone
         shutil.copy2(path, other)

@@ -59,23 +59,19 @@ class CheckpointFiles:
 
     def fault(self, step: int) -> str | None:
         """Returns what is wrong with a checkpoint, or None."""
+        marker = pathlib.Path(self.path(step) + MARKER)
         try:
-            marker = self._read_marker(step)
-            sizes = {str(name): int(size) for name, size in marker["files"].items()}
-        except FileNotFoundError:
-            return _UNFINISHED
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            return "its marker cannot be read"
-        # Sizes, not checksums: reading every byte at each start would take minutes for a large model.
-        # TensorFlow checks its own checksums when it reads.
-        for name, size in sizes.items():
+            content = marker.read_bytes() if marker.exists() else None
+        except OSError:
+            content = b""
+
+        def size_of(name: str) -> int | None:
             try:
-                actual = (self._directory / name).stat().st_size
+                return (self._directory / name).stat().st_size
             except OSError:
-                return f"{name} is missing"
-            if actual != size:
-                return f"{name} has {actual} bytes, not {size}"
-        return None if sizes else "its marker lists no files"
+                return None
+
+        return find_fault(content, size_of)
 
     def notes(self, step: int) -> dict[str, Any]:
         """Returns the notes that `commit` recorded for a checkpoint; {} if there are none."""
@@ -137,6 +133,30 @@ class CheckpointFiles:
             step: [self._directory / name for name in files]
             for step, files in group_by_step(names).items()
         }
+
+
+def find_fault(marker: bytes | None, size_of: Callable[[str], int | None]) -> str | None:
+    """Returns what is wrong with a checkpoint, or None.
+
+    Args:
+        marker: the content of its marker; None if there is none.
+        size_of: returns the bytes of a file; None if it does not exist.
+    """
+    if marker is None:
+        return _UNFINISHED
+    try:
+        sizes = {str(name): int(size) for name, size in json.loads(marker)["files"].items()}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return "its marker cannot be read"
+    # Sizes, not checksums: reading every byte at each start would take minutes for a large model.
+    # TensorFlow checks its own checksums when it reads.
+    for name, size in sizes.items():
+        actual = size_of(name)
+        if actual is None:
+            return f"{name} is missing"
+        if actual != size:
+            return f"{name} has {actual} bytes, not {size}"
+    return None if sizes else "its marker lists no files"
 
 
 def group_by_step(names: Iterable[str]) -> dict[int, list[str]]:

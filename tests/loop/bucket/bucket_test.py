@@ -4,8 +4,10 @@ import json
 import os
 import pathlib
 import shutil
+import time
 import types
 
+import fsspec
 import numpy as np
 import pytest
 import tf_keras
@@ -13,8 +15,9 @@ import tf_keras
 import ctl
 from ctl import main
 from ctl.loop.bucket import bucket, fetch, ownership, upload
-from ctl.loop.bucket.local import folder_of
+from ctl.loop.bucket.local import LocalCopy, folder_of
 from ctl.loop.bucket.store import Store
+from ctl.loop.checkpoints.files import CheckpointFiles
 from tests import experiments
 from tests.loop.bucket import stores
 
@@ -40,7 +43,22 @@ def quick(monkeypatch):
     monkeypatch.setattr(upload, "_POLL_SECONDS", 0.01)
 
 
-def test_everything_that_is_complete_is_in_the_store_when_a_run_ends(program, store, quick):
+@pytest.fixture
+def in_step(quick, monkeypatch):
+    """Each save waits until it is in the store: on a busy machine the next one would replace it."""
+    commit, objects = CheckpointFiles.commit, fsspec.filesystem("memory").store
+
+    def commit_and_wait(self, step, notes=None):
+        commit(self, step, notes)
+        path = pathlib.Path(self.path(step))
+        end = f"/{path.parent.name}/{path.name}.whole"
+        while "cache" in path.parts and not any(name.endswith(end) for name in list(objects)):
+            time.sleep(0.01)
+
+    monkeypatch.setattr(CheckpointFiles, "commit", commit_and_wait)
+
+
+def test_everything_that_is_complete_is_in_the_store_when_a_run_ends(program, store, in_step):
     out = train(program, store.url, 20, *stores.BEST)
     names = store.list()
     for name in ("config.json", "result.json", "events.jsonl", "metrics.jsonl"):
@@ -100,7 +118,7 @@ def test_local_folder_is_used_again_only_if_no_other_machine_has_continued_the_r
 
 
 @pytest.mark.slow
-def test_half_copied_and_damaged_checkpoints_are_passed_over_with_a_line(program, store, quick):
+def test_half_copied_and_damaged_checkpoints_are_passed_over_with_a_line(program, store, in_step):
     train(program, store.url, 30)
     store.remove(["checkpoints/ckpt-30.whole"])  # killed before the marker
     content = bytearray(store.read("checkpoints/ckpt-20.data-00000-of-00001"))
@@ -113,6 +131,16 @@ def test_half_copied_and_damaged_checkpoints_are_passed_over_with_a_line(program
         "checksum of its marker." in out
     )
     assert "ckpt-10." in out
+
+
+def test_checkpoint_that_the_run_deletes_while_it_is_fetched_is_passed_over(program, store, quick):
+    train(program, store.url, 10)
+    local = LocalCopy(store.url, folder_of(store.url, "read"))
+    names, end = store.list("checkpoints"), ".data-00000-of-00001"
+    local.store.list = lambda folder: names  # as it was before the run deleted this file
+    store.remove([f"checkpoints/ckpt-10{end}"])
+    assert fetch.checkpoint(local, "checkpoints", 10) == f"ckpt-10{end} was deleted"
+    assert not list((local.folder / "checkpoints").glob("ckpt-10.*"))
 
 
 @pytest.mark.slow
@@ -169,7 +197,9 @@ def test_second_run_is_rejected_with_2(program, store, quick, monkeypatch):
 
 
 @pytest.mark.slow
-def test_other_modes_and_commands_read_a_url_and_send_their_results(program, store, quick, capsys):
+def test_other_modes_and_commands_read_a_url_and_send_their_results(
+    program, store, in_step, capsys
+):
     tf_keras.backend.reset_uids()
     train(program, store.url, 20, *stores.BEST)
     url = store.url
@@ -256,7 +286,7 @@ def test_error_at_the_start_is_reported_and_the_run_is_released(program, store, 
     def fail(*_, **__):
         raise ctl.UsageError("no")
 
-    monkeypatch.setattr(fetch, "newest", fail)
+    monkeypatch.setattr(fetch, "run", fail)
     code, _, error = program(f"--workdir={store.url}")
     assert (code, error) == (2, "ctl: no\n")
     assert json.loads(store.read("owner/00000001"))["released"]

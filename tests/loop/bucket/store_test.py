@@ -13,7 +13,9 @@ def test_names_are_relative_to_the_folder(store, tmp_path):
     store.upload(tmp_path / "file", "checkpoints/ckpt-1.index")
     assert store.list() == {"a.json": 2, "checkpoints/ckpt-1.index": 5}
     assert store.list("checkpoints") == {"ckpt-1.index": 5}
-    store.download("checkpoints/ckpt-1.index", tmp_path / "new" / "file")
+    assert store.download("checkpoints/ckpt-1.index", tmp_path / "new" / "file")
+    assert not store.download("missing", tmp_path / "new" / "missing")
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["file"]
     assert (tmp_path / "new" / "file").read_bytes() == b"12345"
     store.remove(["a.json", "missing"])
     assert store.read("a.json") is None and store.list("missing") == {}

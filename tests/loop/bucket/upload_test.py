@@ -1,0 +1,86 @@
+"""ctl.loop.bucket.upload: which checkpoints are copied, and in which order."""
+
+import types
+
+import pytest
+
+from ctl.loop.bucket import fetch
+from ctl.loop.bucket.local import LocalCopy
+from ctl.loop.bucket.upload import Uploader
+from ctl.loop.checkpoints.files import CheckpointFiles
+
+
+@pytest.fixture
+def local(url, tmp_path):
+    return LocalCopy(url, tmp_path / "run")
+
+
+def save(local, *steps, where="checkpoints"):
+    folder = local.folder / where
+    folder.mkdir(parents=True, exist_ok=True)
+    for step in steps:
+        (folder / f"ckpt-{step}.index").write_text(f"{step}")
+        (folder / f"ckpt-{step}.data-00000-of-00001").write_text("x" * step)
+        CheckpointFiles(folder).commit(step)
+
+
+def upload(local, keep_every=0):
+    """An uploader, without its thread, and the steps that it has reported."""
+    durable = []
+    uploader = Uploader(
+        local,
+        types.SimpleNamespace(number=1, check=lambda: None),
+        keep=2,
+        keep_every=keep_every,
+        on_durable=lambda step, size, seconds: durable.append(step),
+        print_line=print,
+    )
+    return uploader, durable
+
+
+def test_newest_checkpoint_is_copied_and_older_ones_are_passed_over(local):
+    save(local, 10, 20, 30)
+    uploader, durable = upload(local)
+    assert uploader.copy()
+    save(local, 40, 50)
+    assert uploader.copy() and not uploader.copy()
+    assert durable == fetch.steps(local.store.list()) == [30, 50]
+
+
+def test_checkpoints_to_keep_are_copied_after_the_newest_one(local):
+    save(local, 10, 20, 30, 40, 50)
+    save(local, 10, 30, where="best")
+    uploader, durable = upload(local, keep_every=20)
+    uploader.copy()
+    assert durable == [50, 40, 20]
+    assert fetch.steps(local.store.list()) == [20, 40, 50]
+    assert fetch.steps(local.store.list(), "best") == [10, 30]
+
+
+def test_checkpoint_that_is_saved_again_is_copied_again(local):
+    save(local, 10)
+    uploader, durable = upload(local)
+    uploader.copy()
+    (local.folder / "checkpoints/ckpt-10.index").write_text("other")
+    CheckpointFiles(local.folder / "checkpoints").commit(10)
+    uploader.copy()
+    assert durable == [10, 10] and local.store.read("checkpoints/ckpt-10.index") == b"other"
+
+
+def test_upload_that_arrives_cut_is_not_durable_and_is_tried_again(local, monkeypatch):
+    save(local, 10)
+    uploader, durable = upload(local)
+    original = type(local.store).upload
+
+    def cut(store, path, name):
+        original(store, path, name)
+        if name.endswith(".index"):
+            store.write(name, b"")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(local.store), "upload", cut)
+        with pytest.raises(OSError, match=r"ckpt-10\.index has 0 bytes, not 2"):
+            uploader.copy()
+    assert not durable and not fetch.steps(local.store.list())
+    uploader.copy()
+    assert durable == [10] and local.store.read("checkpoints/ckpt-10.index") == b"10"
