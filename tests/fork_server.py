@@ -85,15 +85,20 @@ def _serve(connection):
         if "wait" in message:
             answer = os.waitpid(message["wait"], os.WNOHANG)
         else:
+            reader, writer = os.pipe()
             answer = os.fork()
             if answer == 0:
                 connection.close()
                 os.setsid()
+                os.close(reader)
+                os.close(writer)
                 for number, file in enumerate(files):
                     os.dup2(file, number)
                     os.close(file)
                 return message
-            for file in files:
+            os.close(writer)
+            os.read(reader, 1)  # returns once the process has its session, as `Popen` promises
+            for file in (reader, *files):
                 os.close(file)
         connection.send(json.dumps(answer).encode())
 

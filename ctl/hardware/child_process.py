@@ -59,7 +59,10 @@ class ChildProcess:
 
     def drain(self) -> None:
         """Waits until the rest of the output is passed on."""
-        self._reader.join(timeout=5)
+        # A process of another group may keep the pipe open. Many short waits, since one of five seconds
+        # ends without a line if this process itself is paused for so long.
+        for _ in range(50):
+            self._reader.join(timeout=0.1)
 
     def _read_output(self) -> None:
         assert self._popen.stdout is not None

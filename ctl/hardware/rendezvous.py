@@ -40,12 +40,12 @@ def exchange_addresses(environment: MutableMapping[str, str], *, timeout: float)
         return
     tasks = {role: range(len(ranks)) for role, ranks in cluster.addresses.items()}
     names = [task_name(role, i) for role in tasks for i in tasks[role]]  # in the order of the ranks
-    with socket.create_server(("", 0)) as chosen:
-        port = chosen.getsockname()[1]
-    line = {"name": cluster.name, "names": names, "port": port}
-    clock = _Waiting(cluster.name, timeout)
     meet = _collect if cluster.name == names[0] else _join
-    found = iter(meet(cluster, line, clock))
+    with socket.socket() as chosen:
+        # It stays bound until all have chosen, or the system could assign the same port twice.
+        chosen.bind(("", 0))
+        line = {"name": cluster.name, "names": names, "port": chosen.getsockname()[1]}
+        found = iter(meet(cluster, line, _Waiting(cluster.name, timeout)))
     spec = {role: [next(found) for _ in indices] for role, indices in tasks.items()}
     environment["TF_CONFIG"] = Cluster(spec, cluster.role, cluster.index).tf_config()
     environment[PORTS_BY_LAUNCHER] = "1"
@@ -89,7 +89,8 @@ def _collect(cluster: Cluster, line: dict[str, Any], clock: _Waiting) -> list[st
                 continue
             stack.enter_context(peer)
             message = _receive(peer, None)
-            if not message:  # another program, or a process that has ended
+            if not message:  # another program, or a process that has ended or is very slow
+                peer.close()  # a slow process connects again
                 continue
             if message.get("names") != names or message.get("name") not in missing:
                 _send(peer, {"error": f"{cluster.name} waits for {', '.join(missing)}"})

@@ -214,7 +214,8 @@ def test_a_killed_and_interrupted_run_ends_with_the_bits_of_an_uninterrupted_one
     metrics = read_metrics(uninterrupted)
     program = ["--", "--config=experiment.py", "--workdir=run"]
     faults = ["-m", "ctl.testing.faults"]
-    killed = child.run([*faults, "--kill=step:18", *program], cwd=folder)
+    blocking = "--config.train.checkpoint_writing=blocking"  # step 10 is saved when step 18 ends
+    killed = child.run([*faults, "--kill=step:18", *program, blocking], cwd=folder)
     assert killed.returncode == -signal.SIGKILL
     assert read_metrics("run") == metrics[:4]
     stopped = child.run([*faults, "--kill=eval:1", "--signal=SIGINT", *program], cwd=folder)

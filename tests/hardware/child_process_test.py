@@ -21,6 +21,7 @@ def stop(*_):
     with open("saved", "a") as file:
         file.write("x")
     time.sleep(0.5)
+    pathlib.Path("ended").touch()
     sys.exit(75)
 
 signal.signal(signal.SIGTERM, stop)
@@ -55,8 +56,7 @@ def test_children_of_a_killed_process_save_and_stop(folder):
     wait_for("running")
     parent.kill()
     parent.wait()
-    wait_for("saved")
-    time.sleep(0.2)
+    wait_for("ended")
     assert pathlib.Path("saved").read_text() == "x"  # a second signal would kill a run
 
 

@@ -65,24 +65,21 @@ def test_error_that_several_processes_report_is_printed_once(capfd):
     ]  # fmt: skip
 
 
-@pytest.mark.slow
-def test_process_that_printed_the_error_is_named(tmp_path, capfd):
-    # Worker 1 prints it first, and worker 0 is the first one that exits.
+def test_process_that_printed_the_error_is_named(tmp_path, capfd, monkeypatch):
+    # The launcher reads it from worker 1 first, and worker 0 is the only one that exits by itself.
     text = (
-        "other = pathlib.Path(sys.argv[1 + task['index']])\n"
-        "def wait():\n"
-        "    while not other.exists():\n"
-        "        time.sleep(0.01)\n"
-        "    time.sleep(1.0)\n"  # the launcher reads what the other one has printed
-        "if task['index'] == 0:\n"
-        "    wait()\n"
+        "while task['index'] == 0 and not pathlib.Path(sys.argv[1]).exists():\n"
+        "    time.sleep(0.01)\n"
         "print('ctl: There is no config key x.', flush=True)\n"
-        "pathlib.Path(sys.argv[2 - task['index']]).touch()\n"
-        "if task['index'] == 1:\n"
-        "    wait()\n"
-        "sys.exit(2)\n"
+        "sys.exit(2) if task['index'] == 0 else time.sleep(600)\n"
     )
-    command = [*script(text), str(tmp_path / "1 has printed"), str(tmp_path / "0 has printed")]
+
+    def print_and_go_on(*arguments, **options):
+        print(*arguments, **options)
+        (tmp_path / "printed").touch()
+
+    monkeypatch.setattr(processes, "print", print_and_go_on, raising=False)
+    command = [*script(text), str(tmp_path / "printed")]
     assert Launcher(lambda task: command, workers=2).run() == 2
     out, err = capfd.readouterr()
     assert out == "[worker 1] ctl: There is no config key x.\n"
@@ -146,7 +143,8 @@ def test_cause_is_selected_by_its_kind_if_several_processes_have_ended(endings, 
 @pytest.mark.parametrize(
     "ending", [f"os._exit({processes.STOPPED})", pytest.param("os.abort()", marks=pytest.mark.slow)]
 )
-def test_cause_may_exit_after_the_processes_that_noticed_it(ending, capfd):
+def test_cause_may_exit_after_the_processes_that_noticed_it(ending, capfd, monkeypatch):
+    monkeypatch.setattr(processes, "_CAUSE_TIMEOUT", 300.0)  # worker 1 may start late
     # Python's teardown of the process that failed takes a moment; the others exit at once.
     text = f"{ending} if task['index'] == 0 else (time.sleep(1), sys.exit(5))"
     pool = WorkerPool(2, minimum=1, rejoin_seconds=60.0)
@@ -432,7 +430,7 @@ def test_each_slot_keeps_its_gpus(tmp_path, fast):
         action = "lose worker 1" if task.num_workers == 3 else "end"
         return [*script(ACTIONS), action, str(tmp_path)]
 
-    pool = WorkerPool(3, minimum=2, rejoin_seconds=60.0, gpus=["a", "b", "c"])
+    pool = WorkerPool(3, minimum=2, rejoin_seconds=REJOIN_SECONDS, gpus=["a", "b", "c"])
     launcher = Launcher(command, workers=3, pool=pool, max_restarts=1)
     assert launcher.run() == 0
     assert gpus == [(3, "a"), (3, "b"), (3, "c"), (2, "a"), (2, "c")]

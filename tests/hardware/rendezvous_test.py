@@ -137,6 +137,23 @@ def test_processes_that_know_their_ranks_exchange_addresses(servers, last, monke
     assert len({c.address for c in clusters}) == 3 and not any(c.meeting for c in clusters)
 
 
+def test_process_that_is_paused_before_it_sends_its_line_connects_again(monkeypatch):
+    monkeypatch.setattr(rendezvous, "_LINE_SECONDS", 0.1)
+    send, pauses = rendezvous._send, [1.0]
+
+    def send_late(peer, message):
+        if pauses:
+            time.sleep(pauses.pop())
+        send(peer, message)
+
+    monkeypatch.setattr(rendezvous, "_send", send_late)
+    ranks = Ranks(2)
+    for thread in ranks.start(0, 1):
+        thread.join(timeout=60)
+    assert not ranks.errors
+    assert all("TF_CONFIG" in environment for environment in ranks.environments)
+
+
 @pytest.mark.parametrize(("rank", "missing"), [(0, "worker 1 at"), (1, "worker 0 at")])
 def test_process_that_meets_nobody_names_who_is_missing(rank, missing):
     ranks = Ranks(2)

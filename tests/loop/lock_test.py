@@ -25,9 +25,9 @@ lock = RunLock(sys.argv[1])
 lock.acquire()
 orphan = os.fork() if "fork" in sys.argv else None
 if orphan == 0:
-    time.sleep(60)
+    time.sleep(600)
 print("locked", orphan, flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 ELSEWHERE = {"pid": 7, "host": "elsewhere", "since": "2026-01-02 03:04:05+00:00"}
 
@@ -103,7 +103,7 @@ def test_lock_of_a_killed_run_is_free_even_if_a_forked_child_outlives_it(
         process.wait()
         try:
             # The child closes its copy of the lock right after the fork, but need not run before this.
-            acquire_by(make(), seconds=10)
+            acquire_by(make(), seconds=60)
         finally:
             if orphan:
                 os.kill(orphan, signal.SIGKILL)
@@ -133,7 +133,12 @@ def test_lock_of_another_host_is_waited_for(make, tmp_path, monkeypatch, lines, 
         wait_until_locked(process)
         (tmp_path / "run" / lock.NAME).write_text(json.dumps(ELSEWHERE))
         if dies:
-            threading.Timer(0.2, process.kill).start()
+
+            def kill_soon(line):
+                lines.append(line)
+                threading.Timer(0.2, process.kill).start()
+
+            monkeypatch.setattr("ctl.errors.print_line", kill_soon)
             make().acquire()
         else:
             with pytest.raises(UsageError, match="in use by another run, pid 7 on elsewhere"):

@@ -4,6 +4,7 @@ import json
 import pathlib
 import threading
 import time
+import types
 
 import pytest
 
@@ -50,6 +51,7 @@ def make(clock, tmp_path, monkeypatch):
         monkeypatch.setattr("ctl.errors.print_line", run.lines.append)
         return run
 
+    monkeypatch.setattr(watchdog, "_READ_SECONDS", 60.0)  # this process may be paused meanwhile
     with open(tmp_path / "stacks", "w") as file:
         monkeypatch.setattr(watchdog, "_STACKS", file.fileno())
         yield build
@@ -192,6 +194,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 import ctl
+from ctl.loop import watchdog
 
 
 class Trainer(ctl.StandardTrainer):
@@ -217,6 +220,7 @@ def wait():
     deadline = time.monotonic() + 60
     while "stall" not in pathlib.Path("run/events.jsonl").read_text():
         assert time.monotonic() < deadline
+        watchdog.time.now += 0.05
         time.sleep(0.02)
 
 
@@ -233,6 +237,9 @@ def get_config():
 def test_generator_that_hangs_is_named_and_is_in_the_stacks(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(watchdog, "STALL_SECONDS", 1.0)
+    # Its time passes only while the generator waits.
+    clock = types.SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(watchdog, "time", clock)
     pathlib.Path("slow.py").write_text(EXPERIMENT)
     assert main.run(["ctl", "--config=slow.py", "--workdir=run"]) == 0
     out, err = capfd.readouterr()
