@@ -32,7 +32,7 @@ def run(
     arguments: Sequence[str],
     *,
     cwd: pathlib.Path = ROOT,
-    timeout: float = 240,
+    timeout: float = 600,
     fresh: bool = False,
     **variables: str,
 ) -> subprocess.CompletedProcess[str]:

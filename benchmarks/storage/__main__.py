@@ -104,8 +104,10 @@ def copy(store, path):
 
 
 def train(controller, until):
-    while not until():
+    while True:  # at least once, for the time of a step
         controller.train(controller.step + 100, checkpoint_at_completion=False)
+        if until():
+            return
 
 
 def records(flags):

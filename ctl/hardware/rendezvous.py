@@ -1,6 +1,6 @@
 """Waits for the other processes of a run to start, and exchanges addresses with them."""
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 import contextlib
 import json
 import os
@@ -191,17 +191,25 @@ def wait_for_others(cluster: Cluster, *, timeout: float) -> None:
             time.sleep(_POLL_SECONDS)
 
 
+@contextlib.contextmanager
+def reserve_ports(count: int) -> Iterator[list[int]]:
+    """Chooses ports of this machine that the system assigns to no other socket during the block.
+
+    Servers that set SO_REUSEADDR, as TensorFlow's do, can listen at them: the sockets that hold the
+    ports do not listen.
+    """
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            each.bind(("localhost", 0))
+        yield [each.getsockname()[1] for each in sockets]
+
+
 def find_free_ports(count: int) -> list[int]:
     """Returns ports of this machine at which no process listens at present."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        # All stay bound until the last is, or the system could assign the same port twice.
-        for each in sockets:
-            each.bind(("localhost", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+    with reserve_ports(count) as ports:
+        return ports
 
 
 def is_listening(address: str) -> bool:

@@ -55,10 +55,10 @@ def run_workers(
         AssertionError: a worker failed or timed out; the message has each worker's output.
         UsageError: the function cannot be pickled, or raised a `UsageError`.
     """
-    ports = rendezvous.find_free_ports(workers)
-    tasks = cluster.make_local_clusters(workers=workers, servers=0, ports=ports)
-    variables = [{**(environment or {}), "TF_CONFIG": task.tf_config()} for task in tasks]
-    return call(function, arguments, variables, timeout=timeout)
+    with rendezvous.reserve_ports(workers) as ports:
+        tasks = cluster.make_local_clusters(workers=workers, servers=0, ports=ports)
+        variables = [{**(environment or {}), "TF_CONFIG": task.tf_config()} for task in tasks]
+        return call(function, arguments, variables, timeout=timeout)
 
 
 def call(

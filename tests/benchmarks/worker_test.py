@@ -1,7 +1,9 @@
 """A worker process measures each window of any variant."""
 
 import io
+import itertools
 import json
+import types
 
 import pytest
 
@@ -16,8 +18,12 @@ FITS = ("tf_keras fit", "tf_keras fit, best options")
 @pytest.mark.parametrize(
     "name", [f"{variants.CTL}off", variants.TUTORIAL, variants.LOOP, variants.BARE, *FITS]
 )
-def test_worker_answers_each_window_with_steps_and_seconds(name):
-    answers = io.StringIO()
+def test_worker_answers_each_window_with_steps_and_seconds(name, monkeypatch):
+    answers, clock = io.StringIO(), itertools.count()
+    # Each reading of the clock is a hundredth of a second later.
+    monkeypatch.setattr(
+        windows, "time", types.SimpleNamespace(perf_counter=lambda: next(clock) / 100)
+    )
     with pytest.raises(windows.Done):
         variants.run(name, EMPTY, windows.Windows(io.StringIO("0\n0.05\n"), answers))
     first, second = (json.loads(line) for line in answers.getvalue().splitlines())

@@ -19,7 +19,7 @@ def test_the_page_ends_with_the_table_of_mistakes():
 def test_all_code_blocks_run(tmp_path):
     (tmp_path / "my_test.py").write_text("\n\n".join(EXAMPLES))
     command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--update_golden", "my_test.py"]
-    run = child.run(command, cwd=tmp_path, timeout=290)
+    run = child.run(command, cwd=tmp_path)
     assert "6 passed" in run.stdout, run.stdout
 
 

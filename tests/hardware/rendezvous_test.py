@@ -30,6 +30,14 @@ def test_free_ports_differ():
     assert not any(rendezvous.is_listening(f"localhost:{port}") for port in ports)
 
 
+def test_reserved_port_is_free_for_a_server_and_taken_for_others():
+    with rendezvous.reserve_ports(1) as (port,), socket.socket() as other:
+        with pytest.raises(OSError, match="in use"):
+            other.bind(("localhost", port))
+        with socket.create_server(("", port)):  # sets SO_REUSEADDR
+            assert rendezvous.is_listening(f"localhost:{port}")
+
+
 def test_all_processes_wait_for_a_late_one_and_print_its_name(monkeypatch):
     clusters = make_clusters(3)
     lines, results = [], []

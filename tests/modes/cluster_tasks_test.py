@@ -2,8 +2,6 @@
 
 import json
 import pathlib
-import threading
-import time
 import types
 
 import pytest
@@ -70,13 +68,22 @@ def test_fresh_is_rejected():
         choose("train", fresh=True)
 
 
-def test_evaluator_waits_for_the_run_and_names_the_folder_if_it_does_not_start(tmp_path):
+def test_evaluator_waits_for_the_run_and_names_the_folder_if_it_does_not_start(
+    tmp_path, monkeypatch
+):
     with pytest.raises(Failure, match=f"waited 0 s for a run in {tmp_path}.*start_timeout"):
         cluster_tasks.wait_for_run(Workdir(tmp_path), timeout=0.1)
-    threading.Timer(0.2, (tmp_path / "config.json").touch).start()
-    begin = time.monotonic()
+    sleeps = []
+
+    def sleep(seconds):
+        sleeps.append(seconds)
+        if len(sleeps) == 2:
+            (tmp_path / "config.json").touch()
+
+    clock = types.SimpleNamespace(monotonic=lambda: sum(sleeps), sleep=sleep)
+    monkeypatch.setattr(cluster_tasks, "time", clock)
     cluster_tasks.wait_for_run(Workdir(tmp_path), timeout=30.0)
-    assert 0.1 < time.monotonic() - begin < 20
+    assert len(sleeps) == 2 and 0 < sum(sleeps) < 20
 
 
 def test_the_command_of_the_others_evaluates_every_checkpoint(tmp_path, monkeypatch, capsys):

@@ -89,7 +89,7 @@ def run_pytest(folder, *arguments):
         env=child.environment(),
         capture_output=True,
         text=True,
-        timeout=290,
+        timeout=600,
     )
 
 

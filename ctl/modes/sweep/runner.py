@@ -51,7 +51,7 @@ class Runner:
         self._runs = runs
         self._parallel = parallel
         self._config = config
-        self._stopping = False
+        self._signals = 0  # received
         self._children: dict[int, _Child] = {}  # by slot, each with GPUs of its own
         earlier = {} if fresh else self._read_earlier()
         self._entries = [earlier.get(run.fingerprint) or _new_entry(run) for run in runs]
@@ -68,10 +68,11 @@ class Runner:
         previous = {number: signal.signal(number, self._receive) for number in signals}
         try:
             self._write()
-            while self._children or (waiting and not self._stopping):
+            while self._children or (waiting and not self._signals):
                 for slot in range(self._parallel):
-                    if slot not in self._children and waiting and not self._stopping:
+                    if slot not in self._children and waiting and not self._signals:
                         self._start(slot, waiting.pop(0))
+                self._stop()
                 self._collect()
                 time.sleep(_POLL)
         finally:
@@ -84,7 +85,7 @@ class Runner:
         states = {entry["status"] for entry in self._entries}
         if states == {"done"}:
             return DONE
-        if self._stopping or "stopped" in states:
+        if self._signals or "stopped" in states:
             print_line(
                 f"The sweep in {self._folder} was stopped: rerun the same command to resume."
             )
@@ -118,7 +119,7 @@ class Runner:
             entry, run = self._entries[child.index], self._runs[child.index]
             states = {DONE: "done", STOPPED: "stopped"}
             # A signal may reach a process before it can handle it.
-            other = "stopped" if self._stopping else "failed"
+            other = "stopped" if self._signals else "failed"
             entry.update(status=states.get(code, other), exit_code=code)
             entry.update(_read_result(self._folder / run.name))
             entry["line"] = "" if entry["status"] == "done" else child.last_line
@@ -126,13 +127,19 @@ class Runner:
             self._write()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        """Asks the runs to save and stop; a second signal kills them."""
+        self._signals += 1
+
+    def _stop(self) -> None:
+        """Asks the runs to save and stop after a signal; kills them after a second one.
+
+        The handler itself cannot do this: it may interrupt the start of a run.
+        """
         for child in self._children.values():
-            if self._stopping:
+            if self._signals > 1:
                 child.kill()
-            else:
+            elif self._signals and not child.is_stopping:
+                child.is_stopping = True
                 child.send_signal(signal.SIGTERM)
-        self._stopping = True
 
     def _write(self) -> None:
         json_files.replace(self._folder / "sweep.json", {"runs": self._entries})
@@ -161,6 +168,7 @@ class _Child(ChildProcess):
         environment: dict[str, str],
     ):
         self.index = index
+        self.is_stopping = False
         self.last_line = ""
         self._name = name
         self._log = logs / f"{name}.log"

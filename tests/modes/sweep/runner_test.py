@@ -63,16 +63,16 @@ def states():
     return [entry["status"] for entry in entries]
 
 
-def stop_when_running(*seeds, signals=1, first_ends=True):
-    def stop():
-        paths = [pathlib.Path(f"sweep/seed={seed}/running") for seed in seeds]
-        while not all(path.exists() for path in paths) or (first_ends and states()[0] != "done"):
-            time.sleep(0.02)
-        for _ in range(signals):
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.2)
+def interrupt_after(*steps):
+    """Sends SIGINT to this process each time that all files of a step exist."""
 
-    threading.Thread(target=stop, daemon=True).start()
+    def interrupt():
+        for names in steps:
+            while not all(pathlib.Path("sweep", name).exists() for name in names):
+                time.sleep(0.02)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
 
 
 def test_table_has_a_row_per_run_and_names_the_best(sweep, capsys):
@@ -91,8 +91,9 @@ def test_table_has_a_row_per_run_and_names_the_best(sweep, capsys):
 
 
 def test_interrupted_sweep_stops_its_runs_and_resumes_with_those_that_are_not_done(sweep, capsys):
-    stop_when_running(3, 4)
-    assert sweep("1,3,4,5", parallel=3).run() == 75
+    assert sweep("1").run() == 0
+    interrupt_after(["seed=3/running", "seed=4/running"])
+    assert sweep("1,3,4,5", parallel=2).run() == 75
     assert states() == ["done", "stopped", "stopped", "waiting"]
     assert "rerun the same command to resume" in capsys.readouterr().out
     pathlib.Path("sweep/seed=5").mkdir()
@@ -104,10 +105,25 @@ def test_interrupted_sweep_stops_its_runs_and_resumes_with_those_that_are_not_do
 
 
 def test_second_signal_kills(sweep):
-    pathlib.Path("program.py").write_text(PROGRAM.replace("sys.exit(75)", "pass"))
-    stop_when_running(3, signals=2, first_ends=False)
+    record = '(workdir / "asked").write_text("")'
+    pathlib.Path("program.py").write_text(PROGRAM.replace("sys.exit(75)", record))
+    interrupt_after(["seed=3/running"], ["seed=3/asked"])
     assert sweep("3").run() == 75
     assert states() == ["stopped"]
+
+
+def test_signal_while_a_run_is_started_stops_it(sweep, monkeypatch):
+    start = runner._Child.__init__
+
+    def start_and_interrupt(*arguments):
+        start(*arguments)
+        while not pathlib.Path("sweep/seed=3/running").exists():
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(runner._Child, "__init__", start_and_interrupt)
+    assert sweep("3,4").run() == 75
+    assert states() == ["stopped", "waiting"]
 
 
 def test_done_run_is_started_again_if_its_config_changes_or_with_fresh(sweep):
@@ -138,20 +154,46 @@ def test_mistake_is_one_line_and_starts_nothing(sweep, capsys, flags, line):
     assert sorted(p for p in pathlib.Path(".").rglob("*") if "__pycache__" not in p.parts) == before
 
 
+# The runs of the sweep that is stopped wait at step 15, so that none of them ends before.
+HELD = experiments.DROPOUT.replace(
+    "    def build_metrics",
+    """\
+    def build_actions(self):
+        return [Hold()] if "HOLD" in os.environ else []
+
+    def build_metrics""",
+).replace(
+    "\n\nclass Trainer",
+    """
+
+class Hold(ctl.Action):
+    at = "train"
+
+    def __call__(self, outputs):
+        # The first signal restores the default handlers (ctl/loop/stop.py).
+        while self.controller.step == 15 and signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+            time.sleep(0.01)
+
+
+class Trainer""",
+)
+
+
 @pytest.mark.slow
 def test_stopped_and_resumed_sweep_has_the_bits_of_the_runs_by_themselves(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    experiments.write(tmp_path, {"experiment.py": experiments.DROPOUT})
+    text = f"import os, signal, time\n{HELD}"
+    experiments.write(tmp_path, {"experiment.py": text})
     flags = ["--config=experiment.py", "--config.train.steps_per_loop=1"]
     for seed in (1, 2):
         assert main.run(["ctl", *flags, f"--config.seed={seed}", f"--workdir=alone{seed}"]) == 0
     sweep = [*flags, "--sweep=seed=1,2", "--sweep_parallel=2", "--workdir=sweep"]
-    process = child.start(["-m", "ctl.main", *sweep], cwd=tmp_path)
+    process = child.start(["-m", "ctl.main", *sweep], cwd=tmp_path, HOLD="1")
     first = tmp_path / "sweep/seed=1/checkpoints/ckpt-10.index"
     while not first.exists() and process.poll() is None:
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=120) in (0, 75)  # it may have been done by then
+    assert process.wait(timeout=240) == 75
     assert main.run(["ctl", *sweep]) == 0
     for seed in (1, 2):
         weights = experiments.read_weights(tmp_path / f"sweep/seed={seed}", step=30)
@@ -172,8 +214,11 @@ def test_runs_of_a_killed_sweep_save_and_stop(tmp_path):
         time.sleep(0.02)
     process.kill()
     process.communicate()
-    deadline = time.monotonic() + 60
-    while (events := experiments.read_events(run))[-1][0] != "stop":
-        assert time.monotonic() < deadline, events
+    deadline = time.monotonic() + 240
+    # The last line may not be complete yet.
+    while '"stop"' not in (text := (run / "events.jsonl").read_text()) or text[-1] != "\n":
+        assert time.monotonic() < deadline, text
         time.sleep(0.1)
+    events = experiments.read_events(run)
+    assert events[-1][0] == "stop"
     assert ("checkpoint", events[-1][1]) in events  # saved at the step it stopped at

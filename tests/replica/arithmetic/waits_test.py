@@ -95,10 +95,13 @@ def run(count):
         tf.debugging.assert_all_finite(values, "")
 
 run(tf.constant(2))
-wait.reset()
-begin = time.perf_counter()
-run(tf.constant(50))
-print(wait.read() / (time.perf_counter() - begin))
+shares = []
+for _ in range(20):  # another program that takes the core may lengthen a wait, and never shortens one
+    wait.reset()
+    begin = time.perf_counter()
+    run(tf.constant(10))
+    shares.append(wait.read() / (time.perf_counter() - begin))
+print(min(shares))
 """
 
 
@@ -210,8 +213,9 @@ def test_wait_is_that_of_the_replica_that_waits_the_least(monkeypatch):
     started = [threading.Event() for _ in range(replicas)]
 
     def read_clock(replica, _):
+        seconds = clocks[replica]  # before `answer` may change it
         started[replica].set()
-        return clocks[replica]
+        return seconds
 
     def clock():
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group

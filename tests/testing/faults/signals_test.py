@@ -5,14 +5,15 @@ import pathlib
 import signal
 import subprocess
 import sys
-import threading
 import time
+import types
 
 import numpy as np
 import pytest
 
 import ctl
 from ctl.testing import faults
+from ctl.testing.faults import signals
 from tests import child, experiments
 
 LAUNCHER = """
@@ -69,14 +70,17 @@ def test_workers_are_found_by_their_names_and_dropped(launcher):
     assert faults.workers(os.getpid()) == {}
 
 
-def test_delayed_worker_is_stopped_and_continues(launcher):
+def test_delayed_worker_is_stopped_and_continues(launcher, monkeypatch):
     pid = faults.workers(launcher)["worker 0"]
-    delay = threading.Thread(
-        target=faults.delay, args=(launcher, "worker 0"), kwargs={"seconds": 1}
-    )
-    delay.start()
-    wait_for_state(pid, "T")
-    delay.join()
+    delays = []
+
+    def sleep(seconds):
+        wait_for_state(pid, "T")
+        delays.append(seconds)
+
+    monkeypatch.setattr(signals, "time", types.SimpleNamespace(sleep=sleep))
+    assert faults.delay(launcher, "worker 0", seconds=1) == pid
+    assert delays == [1]
     wait_for_state(pid, RUNNING)
 
 
@@ -92,7 +96,6 @@ RUN = ["--config=workers.py", "--mode=train"]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_worker_killed_at_a_step_is_restarted_without_the_kill(undisturbed):
     experiments.write(undisturbed, {"workers.py": WORKERS})
     command = ["-m", "ctl.launch", "--workers=2", "--", *RUN, "--workdir=two"]
