@@ -25,6 +25,27 @@ from tests import child, experiments
 pytest.importorskip("moto", reason="moto is not installed: BUILD.md says how")
 pytestmark = pytest.mark.slow
 KINDS = ["s3", "gcs"]
+# A run waits at the step that is in the file `wait`, so that it is still there when it is killed.
+EXPERIMENT = (
+    experiments.DROPOUT
+    + """
+import pathlib
+import time
+
+WAIT = pathlib.Path(__file__).with_name("wait")
+
+
+class Wait(ctl.Action):
+    at = "train"
+    everywhere = True
+    may_stop = False
+
+    def __call__(self, outputs):
+        while WAIT.exists() and self.controller.step >= int(WAIT.read_text()):
+            time.sleep(0.05)
+"""
+)
+WAITS = "--config.actions=['experiment.py:Wait']"
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -43,7 +64,7 @@ def proxy(request):
 def start(proxy, tmp_path, monkeypatch):
     """Starts the program on experiment.py; `cache` is where it keeps its local folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    experiments.write(tmp_path, {"experiment.py": experiments.DROPOUT})
+    experiments.write(tmp_path, {"experiment.py": EXPERIMENT})
     proxy.fault, proxy.delay, proxy.bytes_per_second = no_fault, 0.0, 0
     variables = {**proxy.variables, "XDG_CACHE_HOME": str(tmp_path / "cache")}
 
@@ -106,14 +127,15 @@ RUN = (
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kills", [6, pytest.param(20, marks=pytest.mark.long)])
 def test_kills_with_the_local_folder_deleted_leave_the_bits_of_an_undisturbed_run(
-    proxy, start, kills
+    proxy, start, kills, tmp_path
 ):
     whole, killed = f"{proxy.url}/whole-{kills}", f"{proxy.url}/killed-{kills}"
     code, _, error = finish(start(*RUN, f"--workdir={whole}"))
     assert code == 0, error
     store, draw, last = Store(killed), random.Random(0), 0
+    (tmp_path / "wait").write_text(str(STEPS - EVERY))
     for kill in range(kills):
-        process = start(*RUN, f"--workdir={killed}")
+        process = start(*RUN, WAITS, f"--workdir={killed}")
         # While it starts, trains, saves or uploads.
         target = draw.choice([0, (kill + 1) * STEPS // 2 // kills])
         while max(fetch.steps(store.list()), default=0) < target:
@@ -129,6 +151,7 @@ def test_kills_with_the_local_folder_deleted_leave_the_bits_of_an_undisturbed_ru
         print(f"kill {kill + 1}: {last} of {STEPS} steps are durable")
         shutil.rmtree(start.cache, ignore_errors=True)
     assert 0 < last < STEPS
+    (tmp_path / "wait").unlink()
     code, out, error = finish(start(*RUN, f"--workdir={killed}"))
     assert code == 0 and f"ckpt-{last}." in out, error
     check_same(killed, whole, STEPS)
@@ -309,7 +332,7 @@ def test_store_that_is_gone_at_the_end_is_exit_code_1_and_the_same_command_uploa
     assert check_durable(store) == 100 and "result.json" in store.list()
 
 
-def test_two_workers_without_a_shared_disk_resume_from_the_store(proxy, start):
+def test_two_workers_without_a_shared_disk_resume_from_the_store(proxy, start, tmp_path):
     whole, killed = f"{proxy.url}/two-whole", f"{proxy.url}/two-killed"
     launch = ("--workers=2", "--", "--config=experiment.py", "--config.train.steps=40")
     strategy = "--config.train.best.metric=eval/loss", "--config.train.best.mode=min"
@@ -317,13 +340,15 @@ def test_two_workers_without_a_shared_disk_resume_from_the_store(proxy, start):
     flags = (*launch, *strategy, restore)
     code, out, error = finish(start(*flags, f"--workdir={whole}", module="ctl.launch"))
     assert code == 0, out + error
-    process = start(*flags, f"--workdir={killed}", module="ctl.launch")
+    (tmp_path / "wait").write_text("20")
+    process = start(*flags, WAITS, f"--workdir={killed}", module="ctl.launch")
     store = Store(killed)
     while max(fetch.steps(store.list()), default=0) < 10 and process.poll() is None:
         time.sleep(0.05)
     for pid in (process.pid, *faults.workers(process.pid).values()):
         os.kill(pid, signal.SIGKILL)
     finish(process)
+    (tmp_path / "wait").unlink()
     shutil.rmtree(start.cache)
     code, out, error = finish(start(*flags, f"--workdir={killed}", module="ctl.launch"))
     assert code == 0, out + error

@@ -31,7 +31,7 @@ SlurmUser=root
 SlurmdUser=root
 AuthType=auth/none
 CredType=cred/none
-AuthInfo=cred_expire=5
+AuthInfo=cred_expire=20
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/%n
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -46,6 +46,7 @@ SlurmdParameters=config_overrides
 ReturnToService=2
 MpiDefault=none
 KillWait=5
+MinJobAge=3600
 GresTypes=gpu
 NodeName=gpu-1 NodeAddr=10.77.0.1 NodeHostname={host} CPUs=32 RealMemory=16000 Gres=gpu:4
 NodeName=gpu-2 NodeAddr=10.77.0.2 NodeHostname={host} CPUs=32 RealMemory=16000 Gres=gpu:4

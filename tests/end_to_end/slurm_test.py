@@ -49,7 +49,6 @@ def test_slurm_job_saves_before_its_time_limit_and_continues_with_the_same_bits(
     wait_for(lambda: "SIGTERM: saving, then stopping" in output.read_text())
     assert slurm.run("scontrol", "update", f"JobId={job}", "TimeLimit=480").returncode == 0
     folder.go_on()
-    slurm.wait(job, "PENDING")
     slurm.wait(job, "COMPLETED")
     events = folder.check("mnist")
     assert events.index(("stop", 15)) < events.index(("resume", 15))
@@ -68,8 +67,7 @@ def test_slurm_job_saves_before_its_time_limit_and_continues_with_the_same_bits(
 def test_slurm_step_ends_with_the_code_of_a_killed_task_and_leaves_no_process(slurm, folder):
     folder.pause()
     run = ["--nodes=2", "--ntasks-per-node=1", ".venv/bin/python", "-m", "ctl.main", CONFIG]
-    quick = "--config.runtime.cluster.heartbeat_timeout=10"  # until worker 0 learns of the loss
-    step = slurm.popen("srun", *run, quick, "--workdir=runs/srun", cwd=folder.path)
+    step = slurm.popen("srun", *run, "--workdir=runs/srun", cwd=folder.path)
     _, worker = folder.wait_until_paused(step)
     os.kill(worker, signal.SIGKILL)
     folder.go_on()
