@@ -20,9 +20,9 @@ from ctl.data.layout import Layout
 from ctl.data.source import Batch, MaskedBatch
 from ctl.errors import UsageError, did_you_mean, list_some, name_arguments, type_name
 from ctl.hardware import strategies
-from ctl.private.tf_keras import variables_of
 from ctl.replica.arithmetic import loss
 from ctl.replica.arithmetic import precision as precisions
+from ctl.replica.arithmetic.variables import variables_of
 from ctl.replica.checks import copies, row_coupling
 from ctl.replica.keras3 import detection, policies
 from ctl.replica.measure.non_finite import counter

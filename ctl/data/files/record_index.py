@@ -121,7 +121,9 @@ def _client(root: str) -> Any:
 def _open(url: str) -> tuple[Any, str]:
     """Returns the file system of a URL, and its path there."""
     file_system = _client("/".join(url.split("/")[:3]))
-    return file_system, file_system._strip_protocol(url)
+    from fsspec.core import strip_protocol  # an optional package, which `open_url` requires
+
+    return file_system, strip_protocol(url)
 
 
 def masked_crc32c(checksums: np.ndarray) -> np.ndarray:

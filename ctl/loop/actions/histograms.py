@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.loop.actions.action import Action
-from ctl.private.tf_keras import variables_of
+from ctl.replica.arithmetic.variables import variables_of
 from ctl.replica.step.flops import list_graphs
 
 

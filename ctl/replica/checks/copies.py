@@ -8,7 +8,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.errors import UsageError, list_some
-from ctl.private.tf_keras import variables_of
+from ctl.replica.arithmetic.variables import variables_of
 
 
 def check_copies(items: Mapping[str, Any]) -> None:

@@ -8,9 +8,9 @@ import tf_keras
 
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError, list_some
-from ctl.private.tf_keras import variables_of
 from ctl.replica.arithmetic import precision
 from ctl.replica.arithmetic.snapshot import Assignable
+from ctl.replica.arithmetic.variables import variables_of
 from ctl.replica.checks import copies
 from ctl.replica.keras3 import adapter, detection
 from ctl.replica.random import dropout

@@ -14,8 +14,8 @@ import tensorflow as tf
 from ctl.data.autograph import convert, traced
 from ctl.errors import UsageError
 from ctl.hardware import strategies
-from ctl.private.tf_keras import variables_of
 from ctl.replica.arithmetic import precision, row_mask
+from ctl.replica.arithmetic.variables import variables_of
 from ctl.replica.checks.loss_trace import LossTrace, Update
 from ctl.replica.graphs import ops
 from ctl.replica.step.preprocessing import preprocess

@@ -13,11 +13,11 @@ import tf_keras
 
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError
-from ctl.private.tf_keras import variables_of
 from ctl.replica.arithmetic import gradients as gradients_module
 from ctl.replica.arithmetic import waits
 from ctl.replica.arithmetic.gradients import Gradient
 from ctl.replica.arithmetic.reduction import sum_over_replicas
+from ctl.replica.arithmetic.variables import variables_of
 from ctl.replica.updates.replica_values import ReplicaValues
 
 Sum = Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]

@@ -13,7 +13,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.errors import UsageError
-from ctl.private.tf_keras import variables_of
+from ctl.replica.arithmetic.variables import variables_of
 
 
 class ExponentialMovingAverage:

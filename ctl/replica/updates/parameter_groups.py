@@ -13,8 +13,8 @@ import tf_keras
 from ctl.configs.group_values import patterns
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError, list_some
-from ctl.private.tf_keras import variables_of
 from ctl.replica.arithmetic import precision
+from ctl.replica.arithmetic.variables import variables_of
 
 Models = Mapping[str, tf_keras.Model]
 _Names = list[tuple[tf.Variable, tuple[str, ...]]]
