@@ -375,7 +375,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
                     self._train_iter = tf.nest.map_structure(iter, self.train_dataset)
                 if self._train_loop_fn is None:
                     self._train_loop_fn = self.create_train_loop_fn()
-                    # The first call would trace it, too, but Python's garbage is collected in a loop.
+                    # Traced before its first call, so that the pause ends before the steps begin.
                     if isinstance(self._train_loop_fn, tf.types.experimental.PolymorphicFunction):
                         with garbage.pause_collection():
                             self._train_loop_fn.get_concrete_function(
