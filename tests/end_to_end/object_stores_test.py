@@ -115,13 +115,7 @@ def check_durable(store):
     return max(steps, default=0)
 
 
-STEPS, EVERY = 30_000, 100
-RUN = (
-    "--config=experiment.py",
-    f"--config.train.steps={STEPS}",
-    f"--config.train.checkpoint_interval={EVERY}",
-    "--config.eval.interval=0",
-)
+EVERY = 100  # steps from one checkpoint to the next
 
 
 @pytest.mark.timeout(1800)
@@ -130,14 +124,21 @@ def test_kills_with_the_local_folder_deleted_leave_the_bits_of_an_undisturbed_ru
     proxy, start, kills, tmp_path
 ):
     whole, killed = f"{proxy.url}/whole-{kills}", f"{proxy.url}/killed-{kills}"
-    code, _, error = finish(start(*RUN, f"--workdir={whole}"))
+    steps = 1_000 * kills
+    run = (
+        "--config=experiment.py",
+        f"--config.train.steps={steps}",
+        f"--config.train.checkpoint_interval={EVERY}",
+        "--config.eval.interval=0",
+    )
+    code, _, error = finish(start(*run, f"--workdir={whole}"))
     assert code == 0, error
     store, draw, last = Store(killed), random.Random(0), 0
-    (tmp_path / "wait").write_text(str(STEPS - EVERY))
+    (tmp_path / "wait").write_text(str(steps - EVERY))
     for kill in range(kills):
-        process = start(*RUN, WAITS, f"--workdir={killed}")
+        process = start(*run, WAITS, f"--workdir={killed}")
         # While it starts, trains, saves or uploads.
-        target = draw.choice([0, (kill + 1) * STEPS // 2 // kills])
+        target = draw.choice([0, (kill + 1) * steps // 2 // kills])
         while max(fetch.steps(store.list()), default=0) < target:
             assert process.poll() is None
             time.sleep(0.02)
@@ -148,13 +149,13 @@ def test_kills_with_the_local_folder_deleted_leave_the_bits_of_an_undisturbed_ru
         now = check_durable(store)
         assert now >= last  # nothing that was durable is missing
         last = now
-        print(f"kill {kill + 1}: {last} of {STEPS} steps are durable")
+        print(f"kill {kill + 1}: {last} of {steps} steps are durable")
         shutil.rmtree(start.cache, ignore_errors=True)
-    assert 0 < last < STEPS
+    assert 0 < last < steps
     (tmp_path / "wait").unlink()
-    code, out, error = finish(start(*RUN, f"--workdir={killed}"))
+    code, out, error = finish(start(*run, f"--workdir={killed}"))
     assert code == 0 and f"ckpt-{last}." in out, error
-    check_same(killed, whole, STEPS)
+    check_same(killed, whole, steps)
 
 
 def test_sigterm_saves_and_uploads_before_exit_code_75(proxy, start):
