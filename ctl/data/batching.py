@@ -44,6 +44,8 @@ MAX_BYTES_PER_CALL = 2 * 2**20
 # memory. A call costs some 20 microseconds, so the calls for smaller rows take a chunk of them.
 _LARGE_ROW = 4096
 _ROWS_PER_READ = 64  # when all examples are read once
+# `Dataset.counter` calls a function for every element, and TensorFlow never frees that function.
+_ENDLESS = tf.int64.max
 # Calls of `map` run in parallel, one per core, and their results stay in order.
 _PARALLEL: dict[str, Any] = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
 
@@ -274,7 +276,7 @@ def _array_batches(read_chunk: _ReadChunk, leading: list[int]) -> tf.data.Datase
     # One call per core, unless calls are so large that two saturate the memory bandwidth.
     is_large = len(leading) > 1 and leading[0] > MAX_BATCHES_PER_CALL
     calls = 2 if is_large else tf.data.AUTOTUNE
-    return tf.data.Dataset.counter().map(read, num_parallel_calls=calls, deterministic=True)
+    return tf.data.Dataset.range(_ENDLESS).map(read, num_parallel_calls=calls, deterministic=True)
 
 
 def _map_examples(
@@ -290,7 +292,7 @@ def _map_examples(
         example = convert(source.parse)(row) if isinstance(source, RowSource) else row
         return example if augment is None else convert(augment)(example, seed), *mask
 
-    chunks = tf.data.Dataset.counter().map(chunk_rows, **_PARALLEL)
+    chunks = tf.data.Dataset.range(_ENDLESS).map(chunk_rows, **_PARALLEL)
     rows = layout.rows_per_replica
     examples = _map_rows(chunks, make_example, source=source, rows=size * rows)
     # The calls of the map write into the batch. Otherwise one thread copies the examples of a batch
