@@ -1,6 +1,7 @@
-"""Runs the default tests with other versions of TensorFlow and Python, for docs/versions.md.
+"""Runs the tests with other versions of TensorFlow and Python, for docs/versions.md.
 
     .uv/bin/uv run python -m tests.versions 2.21.0 2.22.0rc0 --python=3.11
+    .uv/bin/uv run python -m tests.versions 2.21.0 --python=3.11 --tests=slow
 
 Each version has an environment of its own in a temporary folder, with the built wheel, so that tf_keras
 is the copy that the wheel contains. docs/versions.json keeps the results; without a version
@@ -26,39 +27,42 @@ FREE = (
     "gast", "grpcio", "h5py", "keras", "ml-dtypes", "numpy", "protobuf", "setuptools", "tensorboard",
     "tensorboard-data-server", "tensorflow", "tensorflow-cpu", "tensorflow-tpu", "tf-keras",
 )  # fmt: skip
-COLUMNS = ("tensorflow", "python", "keras", "numpy", "date", "passed", "failed")
+COLUMNS = ("tensorflow", "python", "tests", "keras", "numpy", "date", "passed", "failed")
+# The expression for `pytest -m`. The long tests are for releases.
+MARKS = {"default": "not slow and not long", "slow": "slow and not long"}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("tensorflow", nargs="*", help="versions of TensorFlow")
     parser.add_argument("--python", default="3.11", help="a version, or a path")
+    parser.add_argument("--tests", choices=MARKS, default="default")
     arguments = parser.parse_args()
     for version in arguments.tensorflow:
         with tempfile.TemporaryDirectory() as folder:
-            result = test(version, arguments.python, pathlib.Path(folder))
-        rows = [row for row in read() if (row["tensorflow"], row["python"]) != key(result)]
+            result = test(version, arguments.python, arguments.tests, pathlib.Path(folder))
+        rows = [row for row in read() if key(row) != key(result)]
         RESULTS.write_text(json.dumps(sorted([*rows, result], key=key), indent=2) + "\n")
     PAGE.write_text(page())
 
 
-def key(row: dict) -> tuple[str, str]:
-    return row["tensorflow"], row["python"]
+def key(row: dict) -> tuple[str, str, str]:
+    return row["tensorflow"], row["python"], row["tests"]
 
 
 def read() -> list[dict]:
     return json.loads(RESULTS.read_text())
 
 
-def test(version: str, python: str, folder: pathlib.Path) -> dict:
-    """Installs ctl and a version of TensorFlow in a folder, and runs the default tests with them."""
+def test(version: str, python: str, tests: str, folder: pathlib.Path) -> dict:
+    """Installs ctl and a version of TensorFlow in a folder, and runs tests with them."""
     uv = shutil.which("uv") or str(child.ROOT / ".uv/bin/uv")
     subprocess.run([uv, "venv", "--no-config", f"--python={python}", folder / "env"], check=True)
     (folder / "pins.txt").write_text("\n".join(pins()))
     environment = child.environment(VIRTUAL_ENV=str(folder / "env"), TMPDIR=str(folder))
     del environment["PYTHONPATH"]
     install = [uv, "pip", "install", "--no-config", f"--constraint={folder / 'pins.txt'}"]
-    install += [f"tensorflow-cpu=={version}", ".", "--group=dev"]
+    install += [f"tensorflow-cpu=={version}", ".", "--group=dev", "--group=stores"]
     subprocess.run(install, cwd=child.ROOT, env=environment, check=True)
     # Tests compare with its examples and optimizers. The version is that of the wheel: the Orbit of 2.20
     # requires TensorFlow 2.20. Its requirements would install TensorFlow again.
@@ -70,7 +74,7 @@ def test(version: str, python: str, folder: pathlib.Path) -> dict:
     packages = {row["name"]: row["version"] for row in json.loads(listed.stdout)}
     settings = (folder / "env/pyvenv.cfg").read_text()
     run = subprocess.run(
-        [folder / "env/bin/python", "-m", "pytest", "-p", "no:cacheprovider"],
+        [folder / "env/bin/python", "-m", "pytest", "-p", "no:cacheprovider", "-m", MARKS[tests]],
         cwd=child.ROOT, env=environment, capture_output=True, text=True,
     )  # fmt: skip
     print(run.stdout[-20_000:], run.stderr[-2_000:])
@@ -78,6 +82,7 @@ def test(version: str, python: str, folder: pathlib.Path) -> dict:
     return {
         "tensorflow": version,
         "python": re.search(r"version_info = (\d+\.\d+)", settings)[1],
+        "tests": tests,
         # A release candidate may require a nightly version.
         "keras": packages.get("keras") or packages["keras-nightly"],
         "numpy": packages["numpy"],
