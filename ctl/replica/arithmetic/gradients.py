@@ -42,15 +42,18 @@ def unscale(gradients: Sequence[Gradient], loss_scale: tf.Tensor) -> list[Gradie
 def finite_flags(gradients: Sequence[Gradient], loss: tf.Tensor) -> tf.Tensor:
     """Checks the loss and each gradient: [1 + gradients] bool, True for finite values and for None.
 
+    A gradient is finite if the sum of its elements is: an infinite element or NaN makes the sum infinite
+    or NaN. The sum takes one pass and no memory, a check of each element takes two. It also rejects finite
+    elements whose sum overflows, about 1e38 in float32, with which no optimizer could compute.
+
     The loss is checked too, because an infinite loss can leave finite gradients.
     """
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
-    return tf.stack(
-        [
-            tf.constant(True) if value is None else tf.reduce_all(tf.math.is_finite(value))
-            for value in (loss, *values)
-        ]
-    )
+    values = [tf.constant(0.0) if value is None else value for value in (loss, *values)]
+    # The sum of a 16-bit gradient could overflow in its own dtype.
+    wide = [value if value.dtype.size > 2 else tf.cast(value, tf.float32) for value in values]
+    dtype = max((value.dtype for value in wide), key=lambda dtype: dtype.size)
+    return tf.math.is_finite(tf.stack([tf.cast(tf.reduce_sum(v), dtype) for v in wide]))
 
 
 def clip(gradients: Sequence[Gradient], rule: Clip) -> list[Gradient]:

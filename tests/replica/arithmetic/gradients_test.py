@@ -144,3 +144,21 @@ def test_sparse_and_dense_gradients_give_the_same_update():
     # With logical shards all gradients are dense.
     for sparse, dense in zip(weights(), weights(logical_shards=4), strict=True):
         np.testing.assert_allclose(sparse, dense, rtol=0, atol=1e-14)
+
+
+def test_an_infinite_element_or_nan_makes_a_gradient_not_finite():
+    infinite, nan = float("inf"), float("nan")
+    slices = tf.IndexedSlices(tf.constant([[1.0], [nan]]), indices=[0, 0], dense_shape=[3, 1])
+    cases = [
+        (None, True),
+        (tf.constant([infinite, -infinite]), False),
+        (tf.constant([1e30, 1e38], tf.float32), True),
+        (tf.fill([100], tf.constant(60_000, tf.float16)), True),  # their float16 sum is infinite
+        (tf.constant([1.0, infinite], tf.float16), False),
+        (tf.constant([1e200], tf.float64), True),
+        (tf.zeros([0, 3]), True),
+        (slices, False),
+    ]
+    for loss in (1.0, nan):
+        flags = gradients.finite_flags([value for value, _ in cases], tf.constant(loss))
+        assert list(flags.numpy()) == [loss == 1.0, *(finite for _, finite in cases)]
