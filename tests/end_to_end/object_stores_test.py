@@ -25,6 +25,10 @@ from tests import child, experiments
 pytest.importorskip("moto", reason="moto is not installed: BUILD.md says how")
 pytestmark = pytest.mark.slow
 KINDS = ["s3", "gcs"]
+# What does not depend on the kind of the store.
+ONE_KIND = pytest.mark.parametrize(
+    "proxy", ["s3", pytest.param("gcs", marks=pytest.mark.long)], indirect=True
+)
 # A run waits at the step that is in the file `wait`, so that it is still there when it is killed.
 EXPERIMENT = (
     experiments.DROPOUT
@@ -240,6 +244,7 @@ LARGE = experiments.DROPOUT.replace("layers.Dense(8)", "layers.Dense(200_000)")
 ENDLESS = ("--config=experiment.py", "--config.train.steps=100000000", "--config.eval.interval=0")
 
 
+@ONE_KIND
 def test_slow_store_gets_the_newest_checkpoints_in_order_while_training_goes_on(
     proxy, start, tmp_path
 ):
@@ -334,6 +339,7 @@ def test_store_that_is_gone_at_the_end_is_exit_code_1_and_the_same_command_uploa
     assert check_durable(store) == 100 and "result.json" in store.list()
 
 
+@ONE_KIND
 def test_two_workers_without_a_shared_disk_resume_from_the_store(proxy, start, tmp_path):
     whole, killed = f"{proxy.url}/two-whole", f"{proxy.url}/two-killed"
     launch = ("--workers=2", "--", "--config=experiment.py", "--config.train.steps=40")
