@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from ctl import errors
 from ctl.data.elements import name_features
-from ctl.data.features import flatten_features, map_features
+from ctl.data.features import copy_to_array, flatten_features, map_features
 from ctl.data.files.record_index import find_files, open_file
 from ctl.data.source import Arrays, Source
 from ctl.errors import UsageError
@@ -62,7 +62,7 @@ def generator(function: Callable[[], Iterable[Any]]) -> Arrays:
     count = 0
     for count, element in enumerate(function(), start=1):
         if type(element) is tuple:  # lists of numbers are arrays, not structures
-            element = tuple(v if isinstance(v, Mapping) else np.asarray(v) for v in element)
+            element = tuple(v if isinstance(v, Mapping) else copy_to_array(v) for v in element)
         named = name_features(element)
         if not isinstance(named, Mapping):
             raise UsageError(
@@ -78,7 +78,7 @@ def generator(function: Callable[[], Iterable[Any]]) -> Arrays:
                 f"one has {sorted(columns)}."
             )
         for name, value in example.items():
-            array = np.asarray(value)
+            array = copy_to_array(value)  # a generator may reuse its arrays
             first = columns[name][0] if columns[name] else array
             if array.shape != first.shape or array.dtype.kind != first.dtype.kind:
                 raise UsageError(

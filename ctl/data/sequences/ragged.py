@@ -21,6 +21,7 @@ from ctl.data.autograph import convert, traced
 from ctl.data.data_errors import CHANGED_LENGTHS, report_data_errors
 from ctl.data.distribution import disable_autotune
 from ctl.data.elements import name_features
+from ctl.data.features import copy_to_array
 from ctl.data.source import Augmented, RowSource, Source
 from ctl.errors import UsageError
 
@@ -350,7 +351,7 @@ def _as_tensor(name: str, value: Any) -> Any:
         if is_ragged(value):
             return _with_one_ragged_axis(name, value)
         try:
-            rows = [np.asarray(row) for row in value]
+            rows = [copy_to_array(row) for row in value]
             if all(row.ndim == 0 for row in rows):
                 return tf.identity(tf.convert_to_tensor(value))
             kinds = {row.dtype.kind for row in rows if row.size}

@@ -149,6 +149,22 @@ def test_generator_is_read_once(example):
     assert len(calls) == 1
 
 
+def test_generator_may_reuse_an_array():
+    def examples():
+        x = np.zeros(2)
+        for i in range(3):
+            x[:] = i
+            yield {"x": x}
+
+    assert lists(ctl.data.generator(examples)) == {"x": [[0, 0], [1, 1], [2, 2]]}
+
+
+def test_strings_of_a_generator_keep_zero_bytes():
+    rows = [b"a\0", b"bcd"]
+    for examples in ([{"x": row, "label": 1} for row in rows], [(row, 1) for row in rows]):
+        assert lists(ctl.data.generator(lambda examples=examples: examples))["x"] == rows
+
+
 @pytest.mark.parametrize(
     ("examples", "message"),
     [

@@ -68,6 +68,12 @@ def test_features_of_variable_length_are_ragged():
     assert batch["label"].numpy().tolist() == [9, 7]
 
 
+def test_strings_keep_zero_bytes():
+    rows = [[b"a\0", b"b"], [b"\0"]]
+    batch = ctl.data.sequences({"x": rows}).gather(tf.constant([0, 1], tf.int64))
+    assert batch["x"].to_list() == rows
+
+
 def test_source_of_ragged_tensors_has_inner_axes_that_are_dense():
     rows = tf.ragged.constant([[[1, 2]], [[3, 4], [5, 6]], []], ragged_rank=1)
     batch = ctl.data.packed(Own({"x": rows}), 3).gather(tf.constant([0], tf.int64))
