@@ -11,6 +11,7 @@ import tensorflow as tf
 import ctl
 from ctl.data import batching, sampler
 from ctl.data.files import block_reader, record_reader
+from ctl.errors import Failure
 from tests.data.reading import one_line, pipeline_layouts, read_steps, real_ids
 from tests.data.record_files import FEATURES, flip_bit, write_files
 
@@ -123,7 +124,7 @@ def test_request_that_fails_is_tried_again(url, monkeypatch):
     monkeypatch.setattr(type(MEMORY), "cat_file", cat_file)
     assert source.gather(tf.constant([5], tf.int64))["id"].numpy().tolist() == [5]
     failures += [503] * 9
-    with pytest.raises(OSError, match=r"train-00.tfrecord cannot be read \(OSError: 503\)"):
+    with pytest.raises(Failure, match=r"train-00.tfrecord cannot be read: OSError: 503"):
         source.gather(tf.constant([20], tf.int64))
 
 
