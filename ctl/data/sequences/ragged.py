@@ -369,7 +369,10 @@ def _as_tensor(name: str, value: Any) -> Any:
 
 def _with_one_ragged_axis(name: str, value: Any) -> Any:
     """Makes the axes after the length dense; each must have one size in all examples."""
-    if not is_ragged(value) or value.ragged_rank == 1:
+    if not is_ragged(value):
+        return value
+    value = value.with_row_splits_dtype(tf.int64)
+    if value.ragged_rank == 1:
         return value
     # Padding would have the longest size of the rows that one replica reads, so it would depend on the
     # number of replicas.
