@@ -3,6 +3,7 @@
 The package pyarrow (the extra `arrow`) is imported when the first file is read.
 """
 
+import collections
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import contextlib
 from typing import Any
@@ -34,6 +35,7 @@ def arrays(features: Any) -> Arrays:
         return Arrays({name: np.ascontiguousarray(features[name]) for name in features.dtype.names})
     # A data frame is recognized by its methods, so that pandas need not be installed.
     if hasattr(features, "columns") and hasattr(features, "iloc"):
+        _check_columns(features.columns, "The data frame")
         return Arrays({str(name): _column(features[name], name) for name in features.columns})
     return Arrays(features)
 
@@ -227,11 +229,19 @@ def _read_tables(files: str | Sequence[str], read: Callable[[Any], Any], pyarrow
                 f"{path} has the columns {tables[-1].schema.names}, but the first file has "
                 f"{tables[0].schema.names}."
             )
+        _check_columns(tables[-1].schema.names, path)
     features = {}
     for name in tables[0].schema.names:
         columns = [table.column(name) for table in tables]
         features[name] = np.concatenate([_arrow_column(column, name) for column in columns])
     return Arrays(features)
+
+
+def _check_columns(names: Iterable[Any], place: str) -> None:
+    counts = collections.Counter(map(str, names))
+    repeated = [name for name, count in counts.items() if count > 1]
+    if repeated:
+        raise UsageError(f"{place} has several columns {repeated[0]!r}: rename all but one.")
 
 
 def _arrow_column(column: Any, name: str) -> np.ndarray:
