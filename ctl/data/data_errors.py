@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ctl.data.features import flat_names, flatten_features
 from ctl.data.files.record_reader import DamagedRecord
-from ctl.errors import UsageError
+from ctl.errors import Failure, UsageError
 
 CHANGED_LENGTHS = "some sequences have other lengths than when they were grouped"
 # TensorFlow's messages; if another version changes them, its own error is reported.
@@ -23,6 +23,7 @@ _SHAPES = re.compile(
 
 # A Python exception in an input pipeline arrives as an error that quotes it.
 _DAMAGED_RECORD = re.compile(rf"{DamagedRecord.__name__}: (?P<problem>.*)\.")
+_OWN_ERROR = re.compile(rf"\b(?:{UsageError.__name__}|{Failure.__name__}): (?P<line>.*)")
 
 
 @contextlib.contextmanager
@@ -35,6 +36,7 @@ def report_data_errors(kind: str, read_spec: Callable[[], Mapping[str, Any]]) ->
 
     Raises:
         UsageError: a file is corrupt, or examples of different shapes cannot be batched.
+        Failure: a file cannot be read.
     """
     try:
         yield
@@ -43,7 +45,9 @@ def report_data_errors(kind: str, read_spec: Callable[[], Mapping[str, Any]]) ->
             f"The {kind} data is corrupt ({_describe_corruption(error)}): write the file again."
         ) from None
     except tf.errors.UnknownError as error:
-        damaged = _DAMAGED_RECORD.search(error.message)
+        damaged, failure = (p.search(error.message) for p in (_DAMAGED_RECORD, _OWN_ERROR))
+        if failure:
+            raise Failure(failure["line"]) from None
         if not damaged:
             raise
         raise UsageError(
@@ -51,6 +55,9 @@ def report_data_errors(kind: str, read_spec: Callable[[], Mapping[str, Any]]) ->
             "skip_damaged=True."
         ) from None
     except tf.errors.InvalidArgumentError as error:
+        mistake = _OWN_ERROR.search(error.message)
+        if mistake:
+            raise UsageError(mistake["line"]) from None
         if CHANGED_LENGTHS in error.message:
             raise UsageError(
                 f"The {kind} data has changed: {CHANGED_LENGTHS}. Remove the file of lengths, and "

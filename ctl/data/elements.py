@@ -283,4 +283,10 @@ def _batch_spec(spec: Any, is_batched: bool, element: Any) -> tf.TensorSpec:
             f"The elements of the data are {element}, but must be dense tensors of known rank"
             f"{batch_axis} (tf.ensure_shape, tf.sparse.to_dense)."
         )
-    return tf.TensorSpec([None, *(spec.shape[1:] if is_batched else spec.shape)], spec.dtype)
+    shape = spec.shape.as_list()[is_batched:]
+    if 0 in shape:  # tf.data's unbatch ends the process
+        raise UsageError(
+            f"The elements of the data are {element}, but a feature must have values: leave out those "
+            "with an axis of length 0."
+        )
+    return tf.TensorSpec([None, *shape], spec.dtype)

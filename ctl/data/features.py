@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 
@@ -34,3 +35,10 @@ def flatten_features(features: Mapping[str, Any]) -> dict[str, Any]:
 def flat_names(features: Mapping[str, Any]) -> list[str]:
     """Returns the names of `map_features`, in the order of `tf.nest.flatten`, which sorts dicts."""
     return tf.nest.flatten(map_features(lambda name, _: name, features))
+
+
+def copy_to_array(value: Any) -> np.ndarray:
+    """Returns a copy of a Python value as an array; strings become an array of objects."""
+    array = np.array(value)
+    # numpy's own types of strings drop zero bytes at the end.
+    return np.array(value, object) if array.dtype.kind in "SU" else array

@@ -109,15 +109,11 @@ class Mixture(Source):
         for number, (name, source) in enumerate(self._sources.items()):
             # The position in the stream of the source: how many rows it has given before.
             own = period * self._rows[number] + earlier[:, number]
-            order = {
-                "count": len(source),
-                "seed": sampler.derive_seed(seed, f"source {name}"),
-                "span": span,
-            }
-            index = sampler.example_indexes(own, **order) + self._firsts[number]
+            order = {"seed": sampler.derive_seed(seed, f"source {name}"), "span": span}
+            index = source.order(own, **order) + self._firsts[number]
             is_chosen = chosen == number
             indexes = tf.where(is_chosen, index, indexes)
-            own_seeds = sampler.augmentation_seeds(own, index, **order)
+            own_seeds = sampler.augmentation_seeds(own, index, count=len(source), **order)
             seeds = tf.where(is_chosen[:, tf.newaxis], own_seeds, seeds)
         return indexes, seeds
 

@@ -200,6 +200,10 @@ REJECTED = {
     "ragged batches": (lambda: two_features(8).ragged_batch(4), "are batches"),
     "unknown rank": (unknown_rank, "known rank (tf.ensure_shape"),
     "sparse tensors": (sparse, "must be dense tensors"),
+    "features without values": (
+        lambda: ctl.data.arrays({"x": np.zeros([3, 0])}),
+        "leave out those with an axis of length 0",
+    ),
 }
 
 

@@ -47,6 +47,19 @@ def read_ids(source, batch, steps, *, start=0, seed=3):
     return np.concatenate([step[0].batch["id"] for step in steps])
 
 
+class InOrder(ctl.data.Arrays):
+    """Examples that are not shuffled."""
+
+    def order(self, positions, *, seed, span):
+        return positions % len(self)
+
+
+def test_source_keeps_its_own_order():
+    own = InOrder({"id": np.arange(100, 105)})
+    ids = read_ids(ctl.data.mixture({"a": (numbers(0, 7), 0.5), "b": (own, 0.5)}), 4, 5)
+    assert ids[ids >= 100].tolist() == [100 + i % 5 for i in range((ids >= 100).sum())]
+
+
 @pytest.mark.parametrize(
     ("weights", "period"),
     [([0.7, 0.3], 10), ([1, 1, 1], 3), ([0.5, 0.25, 0.125, 0.125], 8), ([3.0, 4], 7)],

@@ -239,10 +239,12 @@ def cache_data(data: Data, place: str) -> Data:
 
 def _check_spec(spec: Any) -> None:
     for name, feature in flatten_features(spec).items():
-        if not isinstance(feature, tf.TensorSpec) or feature.shape.rank is None:
+        is_dense = isinstance(feature, tf.TensorSpec) and feature.shape.rank is not None
+        if not is_dense or 0 in feature.shape.as_list():
             raise UsageError(
-                f"data.cache requires dense tensors of known rank, but {name!r} is {feature}: convert "
-                "it in the parse function (tf.sparse.to_dense, tf.ensure_shape), or set data.cache=''."
+                f"data.cache requires dense tensors of known rank with values, but {name!r} is "
+                f"{feature}: convert it in the parse function (tf.sparse.to_dense, tf.ensure_shape), or "
+                "set data.cache=''."
             )
 
 

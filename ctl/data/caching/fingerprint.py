@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from ctl.data.autograph import traced
 from ctl.data.features import flat_names, flatten_features
+from ctl.data.files import record_index
 from ctl.data.source import Source
 
 _VERSION = 3  # of the files of a cache
@@ -39,11 +40,19 @@ def of_source(source: Source, spec: Any) -> str:
     """
     files = []
     for path in source.files:
-        status = tf.io.gfile.stat(path)
-        files.append((path, status.length, status.mtime_nsec))
+        files.append((path, *_stat(path)))
     # A cache in which records were replaced must not hide that a file is damaged.
     kind = [type(source).__name__, getattr(source, "skip_damaged", False)]
     return _digest([_VERSION, len(source), kind, files, _describe(spec), _trace(source)])
+
+
+def _stat(path: str) -> tuple[int, int]:
+    """Returns the size of a file, and a number that differs once it has changed."""
+    try:
+        status = tf.io.gfile.stat(path)
+    except tf.errors.UnimplementedError:  # a URL of a scheme that only fsspec can open
+        return record_index.stat(path)
+    return status.length, status.mtime_nsec
 
 
 def _describe(spec: Any) -> list[str]:

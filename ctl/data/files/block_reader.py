@@ -15,6 +15,7 @@ import numpy as np
 
 from ctl.data.files.record_index import FileIndex
 from ctl.data.files.record_reader import RecordReader
+from ctl.errors import Failure
 from ctl.hardware.file_systems import one_line, open_url
 
 BLOCK_BYTES = 2**18
@@ -87,7 +88,7 @@ class BlockReader(RecordReader):
                 return content
             except Exception as error:
                 if delay is None or isinstance(error, FileNotFoundError):
-                    raise OSError(f"{path} cannot be read ({one_line(error)})") from None
+                    raise Failure(f"{path} cannot be read: {one_line(error)}.") from None
                 logging.getLogger("ctl").warning("%s: %s; trying again", path, one_line(error))
                 time.sleep(delay)
                 self._file_system, _ = open_url(path)  # reads the credentials again

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ctl.data.files import record_reader
+from ctl.data.files import record_index, record_reader
 from ctl.errors import UsageError
 
 _ARRAY_RECORD = "array_record"
@@ -63,10 +63,16 @@ def _read(path: str) -> Iterator[bytes]:
             yield from reader.read_by_python(np.arange(start, min(start + _ROWS, len(reader))))
         return
     with tf.io.gfile.GFile(path, "rb") as file:
-        compression = "GZIP" if file.read(2) == b"\x1f\x8b" else ""
+        compression = "GZIP" if record_index.is_gzip(file.read(record_index.HEAD)) else ""
+        size = file.size()
     # The first bytes of a zlib file may also be the length of a record, so the name decides.
     compression = "ZLIB" if path.endswith(".zlib") else compression
-    yield from tf.data.TFRecordDataset(path, compression).as_numpy_iterator()
+    for record in tf.data.TFRecordDataset(path, compression).as_numpy_iterator():
+        size -= record_index.HEAD + len(record) + record_index.TAIL
+        yield record
+    # TensorFlow accepts a file that breaks off in the head of a record.
+    if size and not compression:
+        raise tf.errors.DataLossError(None, None, f"the last {size} bytes are not a record")
 
 
 def _open_writer(path: str, output_format: str) -> Any:

@@ -1,6 +1,7 @@
 """Examples of a Python dataset with random access: Hugging Face, TensorFlow Datasets, PyTorch."""
 
 from collections.abc import Callable, Mapping, Sequence
+import threading
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,7 @@ class RandomAccess(Source):
     def __init__(self, dataset: Any, parse: Callable[[Any], Mapping[str, Any]]):
         self._dataset = dataset
         self._parse = parse
+        self._lock = threading.Lock()
         if not len(dataset):
             raise UsageError("ctl.data.random_access got a dataset without examples.")
         example = parse(self._read([0])[0])
@@ -93,32 +95,34 @@ class RandomAccess(Source):
         }
 
     def _read_batch(self, indexes: np.ndarray) -> list[np.ndarray]:
-        examples = [self._parse(example) for example in self._read(indexes.tolist())]
+        # Several threads read batches, but few datasets can be read by more than one at a time.
+        with self._lock:
+            examples = [self._parse(example) for example in self._read(indexes.tolist())]
         columns = []
         for name, spec in self._specs.items():
-            rows = [np.asarray(example[name]) for example in examples]
+            values = [example[name] for example in examples]
+            rows = [np.asarray(value) for value in values]
             for index, row in zip(indexes, rows, strict=True):
-                # NumPy would make 0 of 0.5, and NaN of None.
-                if spec.dtype != tf.string and not np.can_cast(
-                    row.dtype, spec.dtype.as_numpy_dtype, "same_kind"
+                # NumPy would make 0 of 0.5, NaN of None, and "5" of 5.
+                if not (
+                    row.dtype.kind in "US"
+                    if spec.dtype == tf.string
+                    else np.can_cast(row.dtype, spec.dtype.as_numpy_dtype, "same_kind")
                 ):
-                    raise ValueError(
+                    raise UsageError(
                         f"Example {index} has {name!r} of type {row.dtype}, but the first one "
                         f"{spec.dtype.name}: make them equal by parse."
                     )
                 if row.shape != tuple(spec.shape):
-                    raise ValueError(
+                    raise UsageError(
                         f"Example {index} has {name!r} of shape {list(row.shape)}, but the first one "
                         f"{list(spec.shape)}: make them equal by parse."
                     )
-            column = np.stack(rows) if rows else np.zeros((0, *spec.shape), "S1")
-            if spec.dtype == tf.string:
-                is_text = column.dtype.kind == "U"
-                columns.append(
-                    (np.char.encode(column, "utf-8") if is_text else column).astype(object)
-                )
-            else:
-                columns.append(column.astype(spec.dtype.as_numpy_dtype))
+            # An array of numpy's own strings would drop zero bytes at the end.
+            column = np.array(
+                values if spec.dtype == tf.string else rows, spec.dtype.as_numpy_dtype
+            )
+            columns.append(column.reshape([len(rows), *spec.shape]))
         return columns
 
     def _read(self, indexes: list[int]) -> Sequence[Any]:

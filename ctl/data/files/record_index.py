@@ -133,7 +133,7 @@ def masked_crc32c(checksums: np.ndarray) -> np.ndarray:
 
 
 def _load_or_build(path: str, folder: str | None) -> FileIndex:
-    size, changed = _stat(path)
+    size, changed = stat(path)
     version = [_MAGIC, _VERSION, size, changed]
     candidates = _cache_paths(path, folder)
     for cached in candidates:
@@ -148,7 +148,7 @@ def _load_or_build(path: str, folder: str | None) -> FileIndex:
     return index
 
 
-def _stat(path: str) -> tuple[int, int]:
+def stat(path: str) -> tuple[int, int]:
     """Returns the size of a file, and a number that differs once it has changed."""
     if is_local(path):
         status = tf.io.gfile.stat(path)
@@ -223,7 +223,7 @@ def _build(path: str, size: int) -> FileIndex:
     read_length = struct.Struct("<Q").unpack_from
     parts, damaged_at, offset = [], None, 0
     with open_file(path) as file:
-        if file.read(2) == _GZIP:
+        if is_gzip(file.read(HEAD)):
             raise UsageError(
                 f"{path} is compressed, so its records cannot be read in random order: convert it by "
                 "ctl convert, or read it in order by ctl.data.tfrecords."
@@ -249,6 +249,12 @@ def _build(path: str, size: int) -> FileIndex:
     return FileIndex(
         path, offsets[: np.searchsorted(offsets, end) + 1].astype(np.int64), damaged_at
     )
+
+
+def is_gzip(head: bytes) -> bool:
+    """Returns whether a file is gzipped, from its first `HEAD` bytes."""
+    # The first bytes of a gzip file may also be the length of a record.
+    return head.startswith(_GZIP) and not _count_valid(head.ljust(HEAD), np.array([0]))
 
 
 def _count_valid(block: bytes, places: np.ndarray) -> int:

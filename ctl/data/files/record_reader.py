@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctl.data.files.record_index import HEAD, TAIL, FileIndex, is_local, masked_crc32c
-from ctl.errors import UsageError
+from ctl.errors import Failure, UsageError
 
 _LOG = logging.getLogger("ctl")
 _OPEN_FILES = 256
@@ -127,7 +127,11 @@ class RecordReader:
         return records.batch(tf.size(indexes, tf.int64)).get_single_element()
 
     def _open_file(self, file: int) -> Any:
-        return open(self.paths[file], "rb", buffering=0)
+        path = self.paths[file]
+        try:
+            return open(path, "rb", buffering=0)
+        except OSError as error:  # it was indexed before
+            raise Failure(f"{path} cannot be read: {error.strerror}.") from None
 
     def _are_valid(self, records: list[bytes], data: list[bytes], lengths: np.ndarray) -> bool:
         """Verifies lengths and checksums of many records; the loops in Python are kept short."""

@@ -3,6 +3,7 @@
 The package pyarrow (the extra `arrow`) is imported when the first file is read.
 """
 
+import collections
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import contextlib
 from typing import Any
@@ -12,7 +13,7 @@ import tensorflow as tf
 
 from ctl import errors
 from ctl.data.elements import name_features
-from ctl.data.features import flatten_features, map_features
+from ctl.data.features import copy_to_array, flatten_features, map_features
 from ctl.data.files.record_index import find_files, open_file
 from ctl.data.source import Arrays, Source
 from ctl.errors import UsageError
@@ -34,6 +35,7 @@ def arrays(features: Any) -> Arrays:
         return Arrays({name: np.ascontiguousarray(features[name]) for name in features.dtype.names})
     # A data frame is recognized by its methods, so that pandas need not be installed.
     if hasattr(features, "columns") and hasattr(features, "iloc"):
+        _check_columns(features.columns, "The data frame")
         return Arrays({str(name): _column(features[name], name) for name in features.columns})
     return Arrays(features)
 
@@ -62,7 +64,7 @@ def generator(function: Callable[[], Iterable[Any]]) -> Arrays:
     count = 0
     for count, element in enumerate(function(), start=1):
         if type(element) is tuple:  # lists of numbers are arrays, not structures
-            element = tuple(v if isinstance(v, Mapping) else np.asarray(v) for v in element)
+            element = tuple(v if isinstance(v, Mapping) else copy_to_array(v) for v in element)
         named = name_features(element)
         if not isinstance(named, Mapping):
             raise UsageError(
@@ -78,7 +80,7 @@ def generator(function: Callable[[], Iterable[Any]]) -> Arrays:
                 f"one has {sorted(columns)}."
             )
         for name, value in example.items():
-            array = np.asarray(value)
+            array = copy_to_array(value)  # a generator may reuse its arrays
             first = columns[name][0] if columns[name] else array
             if array.shape != first.shape or array.dtype.kind != first.dtype.kind:
                 raise UsageError(
@@ -227,11 +229,19 @@ def _read_tables(files: str | Sequence[str], read: Callable[[Any], Any], pyarrow
                 f"{path} has the columns {tables[-1].schema.names}, but the first file has "
                 f"{tables[0].schema.names}."
             )
+        _check_columns(tables[-1].schema.names, path)
     features = {}
     for name in tables[0].schema.names:
         columns = [table.column(name) for table in tables]
         features[name] = np.concatenate([_arrow_column(column, name) for column in columns])
     return Arrays(features)
+
+
+def _check_columns(names: Iterable[Any], place: str) -> None:
+    counts = collections.Counter(map(str, names))
+    repeated = [name for name, count in counts.items() if count > 1]
+    if repeated:
+        raise UsageError(f"{place} has several columns {repeated[0]!r}: rename all but one.")
 
 
 def _arrow_column(column: Any, name: str) -> np.ndarray:

@@ -21,6 +21,7 @@ from ctl.data.autograph import convert, traced
 from ctl.data.data_errors import CHANGED_LENGTHS, report_data_errors
 from ctl.data.distribution import disable_autotune
 from ctl.data.elements import name_features
+from ctl.data.features import copy_to_array
 from ctl.data.source import Augmented, RowSource, Source
 from ctl.errors import UsageError
 
@@ -350,7 +351,7 @@ def _as_tensor(name: str, value: Any) -> Any:
         if is_ragged(value):
             return _with_one_ragged_axis(name, value)
         try:
-            rows = [np.asarray(row) for row in value]
+            rows = [copy_to_array(row) for row in value]
             if all(row.ndim == 0 for row in rows):
                 return tf.identity(tf.convert_to_tensor(value))
             kinds = {row.dtype.kind for row in rows if row.size}
@@ -368,7 +369,10 @@ def _as_tensor(name: str, value: Any) -> Any:
 
 def _with_one_ragged_axis(name: str, value: Any) -> Any:
     """Makes the axes after the length dense; each must have one size in all examples."""
-    if not is_ragged(value) or value.ragged_rank == 1:
+    if not is_ragged(value):
+        return value
+    value = value.with_row_splits_dtype(tf.int64)
+    if value.ragged_rank == 1:
         return value
     # Padding would have the longest size of the rows that one replica reads, so it would depend on the
     # number of replicas.

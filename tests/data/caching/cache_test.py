@@ -272,7 +272,12 @@ def ragged():
         (
             lambda folder: small(folder, {"x": tf.io.VarLenFeature(tf.float32)}),
             "memory",
-            "requires dense tensors of known rank, but 'x' is Sparse",
+            "of known rank with values, but 'x' is Sparse",
+        ),
+        (
+            lambda folder: small(folder, {"x": tf.io.FixedLenFeature([0], tf.float32)}),
+            "memory",
+            "of known rank with values, but 'x' is TensorSpec(shape=(0,)",
         ),
         (small, "file", "choose a folder on a local disk"),
     ],

@@ -11,8 +11,9 @@ import tensorflow as tf
 import ctl
 from ctl.data import batching, sampler
 from ctl.data.files import block_reader, record_reader
-from tests.data.reading import one_line, pipeline_layouts, read_steps, real_ids
-from tests.data.record_files import FEATURES, flip_bit, write_files
+from ctl.errors import Failure
+from tests.data.reading import one_line, pipeline_layouts, read_all, read_steps, real_ids
+from tests.data.record_files import FEATURES, flip_bit, write, write_files
 
 FILES, PER_FILE = 5, 61
 COUNT = FILES * PER_FILE
@@ -123,7 +124,7 @@ def test_request_that_fails_is_tried_again(url, monkeypatch):
     monkeypatch.setattr(type(MEMORY), "cat_file", cat_file)
     assert source.gather(tf.constant([5], tf.int64))["id"].numpy().tolist() == [5]
     failures += [503] * 9
-    with pytest.raises(OSError, match=r"train-00.tfrecord cannot be read \(OSError: 503\)"):
+    with pytest.raises(Failure, match=r"train-00.tfrecord cannot be read: OSError: 503"):
         source.gather(tf.constant([20], tf.int64))
 
 
@@ -134,6 +135,19 @@ def test_damaged_record_is_reported_or_skipped(url, tmp_path):
         ctl.data.records(url, FEATURES).gather(tf.constant([0], tf.int64))
     source = ctl.data.records(url, FEATURES, skip_damaged=True)
     assert source.gather(tf.constant([0], tf.int64))["id"].numpy().tolist() == [1]
+
+
+def test_cache_in_a_folder_is_valid_for_the_content_of_the_files(url, tmp_path):
+    def cached_ids():
+        return read_all(ctl.data.cached(ctl.data.records(url, FEATURES), str(tmp_path / "cache")))[
+            "id"
+        ]
+
+    assert cached_ids().numpy().tolist() == list(range(COUNT))
+    changed = tmp_path / "changed"
+    write(changed, [7])
+    MEMORY.pipe_file("/data/train-00.tfrecord", changed.read_bytes())
+    assert cached_ids().numpy().tolist() == [7, *range(PER_FILE, COUNT)]
 
 
 def test_what_is_not_supported_is_one_line(url, tmp_path):

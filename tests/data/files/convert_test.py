@@ -56,6 +56,27 @@ def test_damaged_file_is_one_line_and_leaves_nothing(tmp_path, capsys):
     assert os.listdir(tmp_path / "plain") == []
 
 
+def test_file_that_breaks_off_in_the_head_of_a_record_is_damaged(tmp_path):
+    path = write(tmp_path / "a", range(9))
+    with open(path, "ab") as file:
+        file.write(bytes(5))
+    message = one_line(convert.convert, path, str(tmp_path / "plain"))
+    assert f"{path} is damaged after 9 records (the last 5 bytes are not a record)" in message
+    assert os.listdir(tmp_path / "plain") == []
+
+
+def test_length_of_a_record_is_not_taken_for_gzip(tmp_path):
+    records = [bytes(0x8B1F), b"1"]  # the length begins with the first bytes of a gzip file
+    with tf.io.TFRecordWriter(str(tmp_path / "a")) as writer:
+        for record in records:
+            writer.write(record)
+    path, count = convert.convert(str(tmp_path / "a"), str(tmp_path / "plain"))
+    assert count == 2
+    for file in (str(tmp_path / "a"), path):
+        source = ctl.data.records(file, lambda record: {"x": record})
+        assert read_all(source)["x"].numpy().tolist() == records
+
+
 def test_missing_files_and_the_same_folder_are_rejected(tmp_path, capsys):
     assert run(tmp_path / "nothing*", f"--output={tmp_path}") == 2
     assert "No record file matches" in capsys.readouterr().err

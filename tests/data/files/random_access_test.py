@@ -1,6 +1,7 @@
 """A dataset of another library with random access has ctl's order and resumes at any step."""
 
 import itertools
+import time
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import tensorflow as tf
 
 import ctl
 from ctl import testing
+from ctl.data.data_errors import report_data_errors
 
 
 class Pairs:
@@ -81,9 +83,43 @@ def test_mistakes_are_one_line(dataset, parse, message):
         ([0.0], [0.0, 1.0], r"of shape \[2\], but the first one \[1\]"),
         (0, 0.5, "of type float64, but the first one int64"),
         (0.0, None, "of type object, but the first one float64"),
+        ("a", 5, "of type int64, but the first one string"),
     ],
 )
 def test_examples_of_another_shape_or_type_are_named(first, other, message):
     source = ctl.data.random_access(Pairs(), lambda e: {"x": other if e["label"] == 6 else first})
-    with pytest.raises((ValueError, tf.errors.OpError), match=f"Example 6 has 'x' {message}"):
-        source.gather(tf.constant([5, 6], tf.int64))
+    with (
+        pytest.raises(ctl.UsageError, match=f"^Example 6 has 'x' {message}"),
+        report_data_errors("training", dict),
+    ):
+        next(iter(ctl.data.distribute(source, 10)))
+
+
+def test_strings_keep_zero_bytes():
+    rows = [b"a\0", b"bcd", b"\0\0"]
+    source = ctl.data.random_access([{"x": row, "pair": [row, b"\0"]} for row in rows])
+    batch = source.gather(tf.constant([2, 0, 1], tf.int64))
+    assert batch["x"].numpy().tolist() == [rows[2], rows[0], rows[1]]
+    assert batch["pair"].numpy().tolist() == [[rows[i], b"\0"] for i in (2, 0, 1)]
+
+
+class OneReader:
+    """Reads a file at its own position, as most map-style datasets of files do."""
+
+    def __init__(self):
+        self.place = 0
+
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, index):
+        self.place = index
+        time.sleep(1e-4)  # another thread may run
+        return {"x": self.place, "index": index}
+
+
+def test_dataset_is_read_by_one_thread_at_a_time():
+    for batch, _ in itertools.islice(
+        ctl.data.distribute(ctl.data.random_access(OneReader()), 8), 50
+    ):
+        assert batch["x"].numpy().tolist() == batch["index"].numpy().tolist()

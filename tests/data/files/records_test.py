@@ -10,6 +10,7 @@ import ctl
 from ctl.data import batching, distribution, sampler
 from ctl.data.data_errors import report_data_errors
 from ctl.data.layout import Layout
+from ctl.errors import Failure
 from tests.data.reading import (
     LAYOUTS,
     check_rows_and_padding,
@@ -224,6 +225,17 @@ def test_file_that_changes_during_the_run_is_damaged(tmp_path):
     source = ctl.data.records(pattern, FEATURES)
     write(tf.io.gfile.glob(pattern)[0], [1])
     assert "damaged record at offset" in one_line(read_epoch, source)
+
+
+def test_file_that_is_removed_before_it_is_read_is_one_line(tmp_path):
+    path = write(tmp_path / "a", range(4))
+    source = ctl.data.records(path, FEATURES)
+    os.remove(path)
+    with (
+        pytest.raises(Failure, match=f"^{path} cannot be read: No such file or directory.$"),
+        report_data_errors("training", dict),
+    ):
+        next(iter(ctl.data.distribute(source, 2)))
 
 
 def test_file_of_another_format_is_rejected(tmp_path):

@@ -118,6 +118,12 @@ def test_columns_of_a_data_frame_are_features():
     assert lists(ctl.data.arrays(shuffled))["label"] == [4, 3]
 
 
+def test_columns_of_a_data_frame_must_have_their_own_names():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame([[1, 2]], columns=["x", "x"])
+    assert "The data frame has several columns 'x'" in one_line(ctl.data.arrays, frame)
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -147,6 +153,22 @@ def test_generator_is_read_once(example):
     source = ctl.data.generator(examples)
     assert lists(source) == {"x": [[0, 1], [1, 2], [2, 3]], "label": [0, 1, 2]}
     assert len(calls) == 1
+
+
+def test_generator_may_reuse_an_array():
+    def examples():
+        x = np.zeros(2)
+        for i in range(3):
+            x[:] = i
+            yield {"x": x}
+
+    assert lists(ctl.data.generator(examples)) == {"x": [[0, 0], [1, 1], [2, 2]]}
+
+
+def test_strings_of_a_generator_keep_zero_bytes():
+    rows = [b"a\0", b"bcd"]
+    for examples in ([{"x": row, "label": 1} for row in rows], [(row, 1) for row in rows]):
+        assert lists(ctl.data.generator(lambda examples=examples: examples))["x"] == rows
 
 
 @pytest.mark.parametrize(
@@ -230,6 +252,7 @@ def test_lists_in_parquet_are_rows_of_arrays(tmp_path):
         ({"a.csv": "x,y\n1,2\n3\n"}, "a.csv cannot be read"),
         ({"a.csv": "x\n1\n", "b.csv": "y\n1\n"}, "b.csv has the columns ['y']"),
         ({"a.csv": "x,y\n1,2\n,3\n"}, "The column 'x' has 1 empty values"),
+        ({"a.csv": "x,y,x\n1,2,3\n"}, "a.csv has several columns 'x'"),
         ({}, "No record file matches"),
     ],
 )

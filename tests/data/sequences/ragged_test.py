@@ -68,6 +68,21 @@ def test_features_of_variable_length_are_ragged():
     assert batch["label"].numpy().tolist() == [9, 7]
 
 
+@pytest.mark.parametrize("make", [ctl.data.sequences, Own], ids=["sequences", "own"])
+def test_ragged_tensors_may_have_32_bit_splits(make):
+    source = make({"x": tf.ragged.constant([[1, 2], [3], [4]], row_splits_dtype=tf.int32)})
+    batch = ctl.data.packed(source, 4).gather(tf.constant([0], tf.int64))
+    assert sorted(batch["x"].numpy()[0].tolist()) == [1, 2, 3, 4]
+    batch = ctl.data.bucketed(source, [3]).gather(tf.constant([1, 0], tf.int64))
+    assert batch["x"].numpy().tolist() == [[3, 0, 0], [1, 2, 0]]
+
+
+def test_strings_keep_zero_bytes():
+    rows = [[b"a\0", b"b"], [b"\0"]]
+    batch = ctl.data.sequences({"x": rows}).gather(tf.constant([0, 1], tf.int64))
+    assert batch["x"].to_list() == rows
+
+
 def test_source_of_ragged_tensors_has_inner_axes_that_are_dense():
     rows = tf.ragged.constant([[[1, 2]], [[3, 4], [5, 6]], []], ragged_rank=1)
     batch = ctl.data.packed(Own({"x": rows}), 3).gather(tf.constant([0], tf.int64))

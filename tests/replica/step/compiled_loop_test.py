@@ -62,6 +62,17 @@ def test_loops_that_do_not_fill_chunks_compute_the_same_steps(monkeypatch, cls, 
     close(plain, compiled)
 
 
+class OwnArrays(ctl.data.Arrays):
+    """Reads other values than the arrays in memory."""
+
+    def gather(self, indexes):
+        return {name: value * 2 for name, value in super().gather(indexes).items()}
+
+
+class FromOwnArrays(reference_model.ReferenceTrainer):
+    data_factory = staticmethod(lambda split: OwnArrays(reference_model.examples()))
+
+
 def test_unsupported_steps_strategies_and_data_are_rejected():
     class OwnStep(reference_model.ReferenceTrainer):
         def train_step(self, iterator):
@@ -74,6 +85,7 @@ def test_unsupported_steps_strategies_and_data_are_rejected():
         ({"replicas": 2}, "replicas cannot share"),
         ({"placement": "device", "xla": "off"}, "requires xla=loop"),
         ({"cls": FromDataset, "placement": "device"}, "requires arrays"),
+        ({"cls": FromOwnArrays, "placement": "device"}, "requires arrays"),
         (
             {"cls": type("Ready", (reference_model.ReferenceTrainer,), ready)},
             "requires a Source or a Dataset of single examples",
