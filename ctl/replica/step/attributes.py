@@ -56,7 +56,7 @@ class Attributes:
         return any(precision.has_loss_scale(value) for value in vars(self.owner).values())
 
     def models(self) -> list[tf_keras.Model]:
-        """Returns every model, including models in lists and dicts; `trainer.model` is the first."""
+        """Returns every model, also in lists, tuples and dicts; `trainer.model` is the first."""
         return list(self.named_models().values())
 
     def named_models(self) -> dict[str, tf_keras.Model]:
@@ -199,10 +199,10 @@ class Attributes:
                 yield name, value
 
     def _values(self) -> Iterator[tuple[str, Any]]:
-        """Yields the values of the attributes and, as "name/index", of lists and dicts in them."""
+        """Yields the values of the attributes, as "name/index", also in lists, tuples and dicts."""
         for name, value in vars(self.owner).items():
             values: Sequence[Any] = [value]
-            if isinstance(value, list | dict):
+            if isinstance(value, list | tuple | dict):
                 values = tf.nest.flatten(value)
             for i, each in enumerate(values):
                 yield f"{name}/{i}", adapter.adapt(each)
@@ -215,8 +215,8 @@ def freezing(layer: tf_keras.layers.Layer) -> Any:
 
 
 def _adapt_all(value: Any) -> Any:
-    """Returns an attribute with the adapters of models of Keras 3, also in a list or dict."""
-    if isinstance(value, list | dict):
+    """Returns an attribute with the adapters of models of Keras 3, also in a list, tuple or dict."""
+    if isinstance(value, list | tuple | dict):
         each = tf.nest.flatten(value)
         adapted = [adapter.adapt(v) for v in each]
         if any(one is not two for one, two in zip(each, adapted, strict=True)):
