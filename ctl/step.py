@@ -149,7 +149,8 @@ class Step:
         self._replica_step: ReplicaStep | None = None
         self._function: Any = None
         self._changes: tuple[str, ...] = ()  # the options that change the step at a given step
-        self._evaluations: dict[tuple[int, ...], tuple[Evaluation, Any]] = {}  # by their metrics
+        # By their metrics, which are kept too: another object could get the id of one that is freed.
+        self._evaluations: dict[Any, tuple[Evaluation, Any, Any]] = {}
         self._loss_trace: Any = None
         self._example: Any = ()  # the rows and the mask of the first replica, for the checks
         layout = Layout(global_batch_size, self.strategy.num_replicas_in_sync)
@@ -251,7 +252,7 @@ class Step:
         self, batches: Iterable[Any], metrics: Mapping[str, tf_keras.metrics.Metric]
     ) -> dict[str, Any]:
         """Evaluates distributed batches; `ctl.evaluate` calls it."""
-        step, key = self.built(), tuple(map(id, tf.nest.flatten(metrics)))
+        step, key = self.built(), (*metrics, *map(id, tf.nest.flatten(metrics)))
         if key not in self._evaluations:
             with build.build_scope(self.options, self.strategy), _report_errors():
                 evaluation = Evaluation(
@@ -273,8 +274,8 @@ class Step:
                 self.strategy.run(lambda element: run(*unpack(element)), args=(batch,))
                 evaluation.count_batch()
 
-            self._evaluations[key] = evaluation, traced(run, reduce_retracing=True)
-        evaluation, run_traced = self._evaluations[key]
+            self._evaluations[key] = evaluation, traced(run, reduce_retracing=True), dict(metrics)
+        evaluation, run_traced, _ = self._evaluations[key]
         evaluation.reset()
         scope = policies.precision_scope(self.options.precision)
         with scope, _report_errors(), self.averaged_weights(), draws.report_problems():

@@ -388,6 +388,17 @@ def with_loss(loss_fn):
     step.build(next(iter(distribute(step, 4))))
 
 
+def test_evaluation_has_the_names_of_each_call_and_metrics_of_several_values():
+    step = make_step(1, 4)
+    step.build(next(iter(distribute(step, 4))))
+    metric = tf_keras.metrics.R2Score(class_aggregation=None, dtype="float64")
+    one, two = (ctl.evaluate(step, source(), {name: metric}) for name in ("one", "two"))
+    assert {*one} - {*two} == {"one"} and one["one"] == two["two"]
+    outputs = step.model(FEATURES, training=False).numpy()
+    residual = ((LABELS - outputs) ** 2).sum(0) / ((LABELS - LABELS.mean(0)) ** 2).sum(0)
+    np.testing.assert_allclose(one["one"], 1 - residual)
+
+
 def test_mistakes_of_an_evaluation_are_one_line():
     step = make_step(2, 4)
     step.build(next(iter(distribute(step, 4))))
