@@ -130,12 +130,12 @@ def row_weights(
         return None
     if sample_weight is None:
         return tf.cast(row_mask, dtype)
-    if not sample_weight.shape.rank:
+    weights = tf.cast(sample_weight, dtype)  # also of an array or a list
+    if not weights.shape.rank:
         raise UsageError(
-            f"sample_weight has shape {sample_weight.shape}, but must be [rows], or have the shape of "
-            "the losses: return one weight per example."
+            f"sample_weight has shape {weights.shape}, but must be [rows], or have the shape of the "
+            "losses: return one weight per example."
         )
-    weights = tf.cast(sample_weight, dtype)
     if row_mask is None:
         return weights
     mask = tf.cast(row_mask, dtype)
