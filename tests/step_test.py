@@ -196,6 +196,16 @@ def test_layer_that_is_frozen_between_two_calls_stays_unchanged():
         assert changed == [first is not frozen, last is not frozen]
 
 
+def test_optimizer_that_is_replaced_between_two_calls_is_used():
+    step = make_step(1, 4, precision="float32")
+    batch = (tf.constant(FEATURES[:4]), tf.constant(LABELS[:4]))
+    step(batch)
+    before = step.model.get_weights()[0]
+    step.optimizer = tf_keras.optimizers.SGD(0.0)
+    step(batch)
+    np.testing.assert_array_equal(step.model.get_weights()[0], before)
+
+
 class Blocks(tf_keras.Model):
     """Dense layers in a list."""
 
