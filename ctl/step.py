@@ -24,7 +24,7 @@ from ctl.replica.arithmetic import loss
 from ctl.replica.arithmetic import precision as precisions
 from ctl.replica.arithmetic.variables import variables_of
 from ctl.replica.checks import copies, row_coupling
-from ctl.replica.keras3 import detection, policies
+from ctl.replica.keras3 import adapter, detection, policies
 from ctl.replica.measure.non_finite import counter
 from ctl.replica.random import draws
 from ctl.replica.step import build, preprocessing, xla
@@ -442,13 +442,14 @@ class Step:
             )
 
     def _check_scope(self) -> None:
-        """Raises UsageError if the model's variables do not belong to the strategy."""
+        """Raises UsageError if the models' variables do not belong to the strategy."""
         extended = self.strategy.extended
-        variables = variables_of(self.model)
+        models = [adapter.adapt(model) for model in (self.model, *self.models)]
+        variables = [v for model in models if model.built for v in variables_of(model)]
         others = [v.name for v in variables if not extended.variable_created_in_scope(v)]
         if others:
             raise UsageError(
-                f"{list_some(others)} of the model was not created in the strategy's scope: build the "
+                f"{list_some(others)} of a model was not created in the strategy's scope: build the "
                 "model within `with strategy.scope():`, or pass a function that builds it."
             )
 

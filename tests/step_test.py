@@ -446,6 +446,9 @@ def test_model_of_another_scope_or_precision_is_rejected():
         )
         with pytest.raises(ctl.UsageError, match=message):
             step(next(iter(distribute(step, 4))))
+    step = make_step(2, 4, models=[model])
+    with pytest.raises(ctl.UsageError, match="not created in the strategy's scope"):
+        step(next(iter(distribute(step, 4))))
 
 
 def build_own_loop(strategy, global_batch_size):
