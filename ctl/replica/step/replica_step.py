@@ -117,6 +117,7 @@ class ReplicaStep:
                 earlier=earlier,
                 compiled=self.plan.xla in ("loop", "step"),
                 parts=1 if earlier else self.plan.parts_per_replica,
+                normalizes_parts=self.plan.choice.per_micro_batch,
                 trace=trace,
             ) as rows,
             row_coupling.search(rows, self.plan.layout.replicas, self._first_batch),
