@@ -7,6 +7,7 @@ from tests import child
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_table_has_all_programs():
     flags = "--rows 500 --replicas 2 --processes 1 --windows 1 --seconds 0.01"
     result = child.run(["-m", "benchmarks.evaluation", *flags.split()])

@@ -25,6 +25,7 @@ def test_every_part_has_a_function():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_part_that_exceeds_its_time_is_killed_and_reported(tmp_path, capsys, monkeypatch):
     clock = itertools.count()  # a tenth of a second between two readings, for the time of the run
     monkeypatch.setattr(program, "time", types.SimpleNamespace(monotonic=lambda: next(clock) / 10))
@@ -83,7 +84,8 @@ SOME = ["environment", "equivalence", "jax", "out_of_memory", "nccl"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parts", [SOME, pytest.param(list(PARTS), marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("parts", [SOME, list(PARTS)])
 def test_parts_run_on_a_cpu(tmp_path, parts):
     code, lines = run(tmp_path / "lines", "--small", "--seconds", "850", "--parts", *parts)
     assert code == 0, lines

@@ -27,6 +27,7 @@ def test_exponent_is_the_slope_of_the_logarithms_of_the_medians(monkeypatch, cap
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("program", growth.PROGRAMS)
 @pytest.mark.parametrize("part", growth.SIZES)
 def test_process_measures_a_point(part, program):

@@ -33,6 +33,7 @@ def losses_of(train, task, variant):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_ctl_tensorflow_and_tf_keras_have_the_same_losses(folder):
     programs = [*PROGRAMS.values(), (keras_fit.train, "tf_keras")]
     expected, *others = (
@@ -44,6 +45,7 @@ def test_ctl_tensorflow_and_tf_keras_have_the_same_losses(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_program_answers_a_window_with_steps_and_seconds(name, folder):
     train, variant = PROGRAMS[name]

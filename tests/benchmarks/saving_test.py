@@ -36,6 +36,7 @@ def test_fails_above_the_limit(monkeypatch, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_window_with_a_checkpoint_ends_when_the_checkpoint_is_complete(monkeypatch):
     windows = []
     one_window = saving.one_window

@@ -6,6 +6,7 @@ from benchmarks import shard_state
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_slots_are_split_and_weights_have_the_same_bits(capsys):
     row = shard_state.main(["--width=64", "--batch=8", "--steps=1", "--rounds=1"])
     assert row["same_bits"] and 0.25 <= row["share"] <= 0.2525

@@ -6,6 +6,7 @@ from benchmarks.storage import __main__ as storage
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_both_parts_print_their_numbers(capsys, monkeypatch):
     monkeypatch.setattr(storage, "SECONDS", 0.5)
     storage.main(["--mib=4", "--windows=1", "--records=3000"])

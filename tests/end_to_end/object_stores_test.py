@@ -25,6 +25,10 @@ from tests import child, experiments
 pytest.importorskip("moto", reason="moto is not installed: BUILD.md says how")
 pytestmark = pytest.mark.slow
 KINDS = ["s3", "gcs"]
+# What does not depend on the kind of the store.
+ONE_KIND = pytest.mark.parametrize(
+    "proxy", ["s3", pytest.param("gcs", marks=pytest.mark.long)], indirect=True
+)
 # A run waits at the step that is in the file `wait`, so that it is still there when it is killed.
 EXPERIMENT = (
     experiments.DROPOUT
@@ -240,6 +244,7 @@ LARGE = experiments.DROPOUT.replace("layers.Dense(8)", "layers.Dense(200_000)")
 ENDLESS = ("--config=experiment.py", "--config.train.steps=100000000", "--config.eval.interval=0")
 
 
+@ONE_KIND
 def test_slow_store_gets_the_newest_checkpoints_in_order_while_training_goes_on(
     proxy, start, tmp_path
 ):
@@ -313,26 +318,28 @@ def test_credentials_that_expire_are_read_again_while_training_goes_on(proxy, st
 
 
 def test_store_that_is_gone_at_the_end_is_exit_code_1_and_the_same_command_uploads_the_rest(
-    proxy, start
+    proxy, start, tmp_path
 ):
     url = f"{proxy.url}/gone"
     run = ("--config=experiment.py", "--config.train.steps=100", f"--workdir={url}")
-    process = start(*run, "--config.train.upload_grace=8")
+    (tmp_path / "wait").write_text("1")
+    process = start(*run, WAITS, "--config.train.upload_grace=8")
     store = Store(url)
-    while not store.list("owner"):
-        assert process.poll() is None
-        time.sleep(0.05)
+    # The uploads have begun, so the run does not need the store to start.
+    wait(process, lambda: "config.json" in store.list())
     proxy.fault = lambda method, path, headers: 403 if method in ("PUT", "POST") else None
+    (tmp_path / "wait").unlink()
     code, out, error = finish(process)
     proxy.fault = no_fault
     assert code == 1 and f"{url} is not complete after 8 s" in error and "rerun" in error
     assert "eval      100/100" in out and "cannot be written" in out
     assert "result.json" not in store.list()
-    code, out, error = finish(start(*run))
+    code, out, error = finish(start(*run, WAITS))
     assert code == 0 and "This run is complete" in out, error
     assert check_durable(store) == 100 and "result.json" in store.list()
 
 
+@ONE_KIND
 def test_two_workers_without_a_shared_disk_resume_from_the_store(proxy, start, tmp_path):
     whole, killed = f"{proxy.url}/two-whole", f"{proxy.url}/two-killed"
     launch = ("--workers=2", "--", "--config=experiment.py", "--config.train.steps=40")
