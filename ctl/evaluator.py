@@ -263,7 +263,7 @@ def evaluate(
     step: Step,
     data: Data | Any,
     metrics: Mapping[str, tf_keras.metrics.Metric] | None = None,
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Evaluates the model of a step on every example of a dataset, once.
 
     The loss is the weighted mean of the loss function over the dataset, without regularization. It does
@@ -280,7 +280,8 @@ def evaluate(
             evaluation of other objects is traced again.
 
     Returns:
-        "loss", the metrics by name, and "examples", the number of examples.
+        "loss", the metrics by name, and "examples", the number of examples: numbers, and a list of a
+        metric with several values.
 
     Raises:
         UsageError: there are no examples.
@@ -295,4 +296,4 @@ def evaluate(
             # The batches of a source have no end.
             batches = itertools.islice(pipeline.evaluation_dataset(step.global_batch_size), steps)
     results = step.evaluate(batches, metrics or {})
-    return {name: value.numpy().item() for name, value in results.items()}
+    return {name: value.numpy().tolist() for name, value in results.items()}

@@ -170,6 +170,8 @@ def categorical(
         [rows, ...] numbers of classes.
     """
     logits = tf.convert_to_tensor(logits)
+    # In 16 bits the largest sums would often be equal, and the first of them would be chosen.
+    logits = tf.cast(logits, philox.working_dtype(logits.dtype))
     noise = gumbel(tf.shape(logits), logits.dtype, **keying)
     # The largest of logits plus Gumbel noise is a sample (Gumbel 1954; "Gumbel-max").
     return tf.argmax(logits + noise, axis=-1, output_type=dtype)

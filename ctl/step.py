@@ -24,7 +24,7 @@ from ctl.replica.arithmetic import loss
 from ctl.replica.arithmetic import precision as precisions
 from ctl.replica.arithmetic.variables import variables_of
 from ctl.replica.checks import copies, row_coupling
-from ctl.replica.keras3 import detection, policies
+from ctl.replica.keras3 import adapter, detection, policies
 from ctl.replica.measure.non_finite import counter
 from ctl.replica.random import draws
 from ctl.replica.step import build, preprocessing, xla
@@ -149,7 +149,8 @@ class Step:
         self._replica_step: ReplicaStep | None = None
         self._function: Any = None
         self._changes: tuple[str, ...] = ()  # the options that change the step at a given step
-        self._evaluations: dict[tuple[int, ...], tuple[Evaluation, Any]] = {}  # by their metrics
+        # By their metrics, which are kept too: another object could get the id of one that is freed.
+        self._evaluations: dict[Any, tuple[Evaluation, Any, Any]] = {}
         self._loss_trace: Any = None
         self._example: Any = ()  # the rows and the mask of the first replica, for the checks
         layout = Layout(global_batch_size, self.strategy.num_replicas_in_sync)
@@ -251,7 +252,7 @@ class Step:
         self, batches: Iterable[Any], metrics: Mapping[str, tf_keras.metrics.Metric]
     ) -> dict[str, Any]:
         """Evaluates distributed batches; `ctl.evaluate` calls it."""
-        step, key = self.built(), tuple(map(id, tf.nest.flatten(metrics)))
+        step, key = self.built(), (*metrics, *map(id, tf.nest.flatten(metrics)))
         if key not in self._evaluations:
             with build.build_scope(self.options, self.strategy), _report_errors():
                 evaluation = Evaluation(
@@ -273,8 +274,8 @@ class Step:
                 self.strategy.run(lambda element: run(*unpack(element)), args=(batch,))
                 evaluation.count_batch()
 
-            self._evaluations[key] = evaluation, traced(run, reduce_retracing=True)
-        evaluation, run_traced = self._evaluations[key]
+            self._evaluations[key] = evaluation, traced(run, reduce_retracing=True), dict(metrics)
+        evaluation, run_traced, _ = self._evaluations[key]
         evaluation.reset()
         scope = policies.precision_scope(self.options.precision)
         with scope, _report_errors(), self.averaged_weights(), draws.report_problems():
@@ -441,13 +442,14 @@ class Step:
             )
 
     def _check_scope(self) -> None:
-        """Raises UsageError if the model's variables do not belong to the strategy."""
+        """Raises UsageError if the models' variables do not belong to the strategy."""
         extended = self.strategy.extended
-        variables = variables_of(self.model)
+        models = [adapter.adapt(model) for model in (self.model, *self.models)]
+        variables = [v for model in models if model.built for v in variables_of(model)]
         others = [v.name for v in variables if not extended.variable_created_in_scope(v)]
         if others:
             raise UsageError(
-                f"{list_some(others)} of the model was not created in the strategy's scope: build the "
+                f"{list_some(others)} of a model was not created in the strategy's scope: build the "
                 "model within `with strategy.scope():`, or pass a function that builds it."
             )
 

@@ -232,6 +232,18 @@ def test_own_evaluation_data_of_tuples_is_that_of_the_dicts():
     assert int(results["examples"]) == 10
 
 
+def test_mask_of_own_evaluation_data_may_be_of_bools():
+    rows = reference_model.examples(8)
+    evaluator = make_evaluator(as_dataset, 2)
+    evaluator.eval_dataset = evaluator.strategy.experimental_distribute_dataset(
+        tf.data.Dataset.from_tensor_slices((rows, np.arange(8) < 6)).batch(8)
+    )
+    results = evaluator.evaluate(tf.constant(-1))
+    loss = by_hand(evaluator.trainer, {name: values[:6] for name, values in rows.items()})[0]
+    assert float(results["loss"]) == pytest.approx(loss, abs=1e-12)
+    assert int(results["examples"]) == 6
+
+
 def test_ragged_evaluation_data_is_rejected_in_one_line():
     def ragged(split):
         def cut(i, rows):

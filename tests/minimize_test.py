@@ -70,3 +70,38 @@ def test_variables_that_the_optimizer_was_not_built_for_are_rejected():
     )
     with pytest.raises(ctl.UsageError, match=message):
         trainer.train(tf.constant(1))
+
+
+@pytest.mark.parametrize(
+    ("layer", "batch", "options", "message"),
+    [
+        (lambda: dense(activity_regularizer="l2"), 5, {}, "ActivityRegularizer/.* the rows of the"),
+        (
+            ctl.SyncBatchNormalization,
+            8,
+            {"micro_batches": 2},
+            "but a micro-batch is computed without",
+        ),
+        (ctl.SyncBatchNormalization, 8, {"logical_shards": 2}, "computes one shard at a time"),
+    ],
+)
+def test_layer_of_a_further_model_that_depends_on_the_split_is_rejected(
+    layer, batch, options, message
+):
+    class Further(TwoModels):
+        def __init__(self, **arguments):
+            super().__init__(**arguments)
+            with self.build_scope():
+                self.further = tf_keras.Sequential([layer(), dense()])
+                self.further.build([None, 3])
+
+        def replica_step(self, batch):
+            return self.minimize(
+                batch,
+                lambda b: self.further(b["x"], training=True)[:, 0],
+                variables=self.further.trainable_variables,
+                optimizer=self.models[1],
+            )
+
+    with pytest.raises(ctl.UsageError, match=message):
+        one_batch.make(Further, batch, 2, **options).train(tf.constant(1))

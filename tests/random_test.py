@@ -300,6 +300,9 @@ def test_draws_have_the_documented_distributions():
     logits = tf.tile(tf.math.log([[0.1, 0.2, 0.7]]), [count, 1])
     shares = np.bincount(ctl.random.categorical(logits).numpy()) / count
     assert np.abs(shares - [0.1, 0.2, 0.7]).max() < 0.01
+    many = tf.zeros([1000, 100])  # in 16 bits many of the largest sums would be equal
+    classes = ctl.random.categorical(many)
+    np.testing.assert_array_equal(ctl.random.categorical(tf.cast(many, tf.bfloat16)), classes)
     for a, b in ((0.2, 0.2), (2.0, 5.0)):
         ratio = ctl.random.beta([count], a, b).numpy()
         variance = a * b / ((a + b) ** 2 * (a + b + 1))

@@ -196,6 +196,16 @@ def test_layer_that_is_frozen_between_two_calls_stays_unchanged():
         assert changed == [first is not frozen, last is not frozen]
 
 
+def test_optimizer_that_is_replaced_between_two_calls_is_used():
+    step = make_step(1, 4, precision="float32")
+    batch = (tf.constant(FEATURES[:4]), tf.constant(LABELS[:4]))
+    step(batch)
+    before = step.model.get_weights()[0]
+    step.optimizer = tf_keras.optimizers.SGD(0.0)
+    step(batch)
+    np.testing.assert_array_equal(step.model.get_weights()[0], before)
+
+
 class Blocks(tf_keras.Model):
     """Dense layers in a list."""
 
@@ -388,6 +398,17 @@ def with_loss(loss_fn):
     step.build(next(iter(distribute(step, 4))))
 
 
+def test_evaluation_has_the_names_of_each_call_and_metrics_of_several_values():
+    step = make_step(1, 4)
+    step.build(next(iter(distribute(step, 4))))
+    metric = tf_keras.metrics.R2Score(class_aggregation=None, dtype="float64")
+    one, two = (ctl.evaluate(step, source(), {name: metric}) for name in ("one", "two"))
+    assert {*one} - {*two} == {"one"} and one["one"] == two["two"]
+    outputs = step.model(FEATURES, training=False).numpy()
+    residual = ((LABELS - outputs) ** 2).sum(0) / ((LABELS - LABELS.mean(0)) ** 2).sum(0)
+    np.testing.assert_allclose(one["one"], 1 - residual)
+
+
 def test_mistakes_of_an_evaluation_are_one_line():
     step = make_step(2, 4)
     step.build(next(iter(distribute(step, 4))))
@@ -425,6 +446,9 @@ def test_model_of_another_scope_or_precision_is_rejected():
         )
         with pytest.raises(ctl.UsageError, match=message):
             step(next(iter(distribute(step, 4))))
+    step = make_step(2, 4, models=[model])
+    with pytest.raises(ctl.UsageError, match="not created in the strategy's scope"):
+        step(next(iter(distribute(step, 4))))
 
 
 def build_own_loop(strategy, global_batch_size):

@@ -122,10 +122,8 @@ def _sum(values: list[tf.Tensor]) -> list[tf.Tensor]:
 def _check_rows(value: Any, function: str) -> tf.Tensor:
     """Returns the value as a tensor; raises a UsageError if its rows are not those of the batch."""
     name = f"ctl.replica.{function}"
+    row_mask.require_all(name)
     rows = row_mask.current()
-    if rows is not None and rows.isolated:
-        rows.refused.append(name)
-        raise UsageError(f"{name} reads the rows of the complete global batch, {rows.isolated}")
     if isinstance(value, tf.RaggedTensor | tf.SparseTensor):
         raise UsageError(f"{name} got a {type(value).__name__}: convert it to a dense tensor.")
     tensor = tf.convert_to_tensor(value)

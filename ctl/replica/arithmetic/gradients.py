@@ -95,7 +95,8 @@ def apply(optimizer: Any, gradients: Sequence[Gradient], variables: Sequence[tf.
     if pairs:
         # Without a second reduction: the sum over N replicas of equal sums would be N times as large.
         # The argument has its old name, because the legacy optimizers accept it too.
-        optimizer.apply_gradients(pairs, experimental_aggregate_gradients=False)
+        with tf.name_scope(OPTIMIZER_UPDATE):
+            optimizer.apply_gradients(pairs, experimental_aggregate_gradients=False)
 
 
 def call_unless(

@@ -130,12 +130,12 @@ def row_weights(
         return None
     if sample_weight is None:
         return tf.cast(row_mask, dtype)
-    if not sample_weight.shape.rank:
+    weights = tf.cast(sample_weight, dtype)  # also of an array or a list
+    if not weights.shape.rank:
         raise UsageError(
-            f"sample_weight has shape {sample_weight.shape}, but must be [rows], or have the shape of "
-            "the losses: return one weight per example."
+            f"sample_weight has shape {weights.shape}, but must be [rows], or have the shape of the "
+            "losses: return one weight per example."
         )
-    weights = tf.cast(sample_weight, dtype)
     if row_mask is None:
         return weights
     mask = tf.cast(row_mask, dtype)
@@ -231,19 +231,23 @@ def regularization_contribution(
     return tf.add_n([tf.cast(loss, dtype) for loss in losses]) / tf.cast(parts, dtype)
 
 
-def check_regularization(losses: Sequence[tf.Tensor], rows: Iterable[tf.Tensor | None]) -> None:
+def check_regularization(
+    losses: Sequence[tf.Tensor], rows: Iterable[tf.Tensor | None], *, equal: bool
+) -> None:
     """Raises UsageError if a regularization loss depends on the rows of a micro-batch.
 
     It would be added once per part of the batch, so its weight would depend on the split. A tf_keras
-    activity regularizer is a mean over the rows of a part: the plan accepts it if all parts are equal.
+    activity regularizer is a mean over the rows of a part, which is accepted if all parts are equal.
 
     Args:
         losses: the losses, in the graph that is being traced.
         rows: the tensors of the micro-batch.
+        equal: whether all parts have the same number of rows, without padding.
     """
     rows = [tensor for tensor in rows if tensor is not None]
     for loss in losses:
-        if not dataflow.depends_on(loss, rows) or "/ActivityRegularizer/" in loss.op.name:
+        is_mean = equal and "/ActivityRegularizer/" in loss.op.name
+        if is_mean or not dataflow.depends_on(loss, rows):
             continue
         raise UsageError(
             f'The loss "{loss.op.name}" of add_loss or regularization_losses depends on the rows of the '

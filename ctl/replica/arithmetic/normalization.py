@@ -47,6 +47,9 @@ def normalize(
     Raises:
         UsageError: the statistics cannot be those of the global batch.
     """
+    rows = row_mask.current()
+    if rows is not None and not rows.normalizes_parts:
+        row_mask.require_all(f"Layer {name}")
     existing, included = _masks(x, mask, axis, name)
     axes = [each for each in range(x.shape.rank) if each not in axis]
     # A recomputation uses the statistics of the first pass: it needs no further all-reduce.

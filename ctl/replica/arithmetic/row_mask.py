@@ -17,7 +17,9 @@ from ctl.errors import UsageError
 
 _THREAD = threading.local()
 # The fields of `Examples` that hold for all micro-batches of a step.
-_OF_THE_STEP = ("seed", "allow_unkeyed", "single", "refused", "folded", "trace", "compiled")
+_OF_THE_STEP = (
+    "seed", "allow_unkeyed", "single", "refused", "folded", "trace", "compiled", "normalizes_parts",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Examples:
         trace: the observer that records the losses and the values of the global batch; None if there is
             none.
         compiled: whether XLA compiles the computation of the rows.
+        normalizes_parts: whether synchronized batch normalizations may use the rows of a micro-batch.
     """
 
     row_mask: tf.Tensor | None = None
@@ -65,6 +68,7 @@ class Examples:
     folded: list[Any] = dataclasses.field(default_factory=list)
     trace: Any = None
     compiled: bool = False
+    normalizes_parts: bool = False
 
     @property
     def present(self) -> tf.Tensor | None:
@@ -156,6 +160,18 @@ def current_mask() -> tf.Tensor | None:
     """Returns the [rows] mask of the rows that exist; None if all exist, and outside of a step."""
     rows = current()
     return None if rows is None else rows.row_mask
+
+
+def require_all(reader: str) -> None:
+    """Raises UsageError if the code inside cannot read the other rows of the global batch.
+
+    Args:
+        reader: the layer or function that reads them, as the subject of the message.
+    """
+    rows = current()
+    if rows is not None and rows.isolated:
+        rows.refused.append(reader)
+        raise UsageError(f"{reader} reads the rows of the complete global batch, {rows.isolated}")
 
 
 def record_global(tensor: tf.Tensor) -> tf.Tensor:

@@ -8,7 +8,7 @@ import tensorflow as tf
 from ctl.configs.error_location import user_frame
 from ctl.replica.graphs import dataflow, ops
 
-# The name of the conditional that contains an optimizer's assignments, which it skips by itself.
+# In the name of each op by which an optimizer assigns, in a conditional of its own if it may skip.
 OPTIMIZER_UPDATE = "ctl_update"
 _READS = ("ResourceGather", "ResourceGatherNd")
 
@@ -47,17 +47,18 @@ class Assignment(NamedTuple):
 def find_assignments(
     operations: Sequence[Any], calls: tuple[Any, ...] = ()
 ) -> Iterator[Assignment]:
-    """Yields the assignments among ops, and in the functions that they call.
+    """Yields the assignments among ops, and in the functions that they call, but no optimizer's.
 
     Args:
         operations: ops of a graph.
         calls: the ops that call the function which contains `operations`, outermost first.
     """
     for op in operations:
+        if OPTIMIZER_UPDATE in op.name:
+            continue
         if op.type in ops.FUNCTIONS:
-            if OPTIMIZER_UPDATE not in op.name:
-                for _, graph in ops.called_graphs(op):
-                    yield from find_assignments(graph.get_operations(), (*calls, op))
+            for _, graph in ops.called_graphs(op):
+                yield from find_assignments(graph.get_operations(), (*calls, op))
         elif op.type.startswith(("Assign", "Resource")) and op.type not in _READS:
             for tensor in op.inputs:
                 if tensor.dtype == tf.resource:

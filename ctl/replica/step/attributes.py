@@ -34,7 +34,7 @@ class Attributes:
         self.unfreezing = unfreezing or Unfreezing(())
         self.owner = owner
         self._keyed: set[str] = set()
-        self._grouped: set[str] = set()  # models and optimizers that `apply_groups` has seen
+        self._grouped: set[Any] = set()  # models and optimizers that `apply_groups` has seen
 
     @property
     def model(self) -> tf_keras.Model:
@@ -53,10 +53,14 @@ class Attributes:
 
     def has_loss_scale(self) -> bool:
         """Returns whether an optimizer, of any model, has a loss scale."""
-        return any(precision.has_loss_scale(value) for value in vars(self.owner).values())
+        return any(map(precision.has_loss_scale, self.optimizers()))
+
+    def optimizers(self) -> list[Any]:
+        """Returns every optimizer, also in lists, tuples and dicts."""
+        return [v for _, v in self._values() if isinstance(v, tf_keras.optimizers.Optimizer)]
 
     def models(self) -> list[tf_keras.Model]:
-        """Returns every model, including models in lists and dicts; `trainer.model` is the first."""
+        """Returns every model, also in lists, tuples and dicts; `trainer.model` is the first."""
         return list(self.named_models().values())
 
     def named_models(self) -> dict[str, tf_keras.Model]:
@@ -76,20 +80,18 @@ class Attributes:
         """
         if not (options.optimizer_groups or options.weight_decay_exclude):
             return
-        models = self.named_models()
-        optimizers = {
-            k: v for k, v in self._values() if isinstance(v, tf_keras.optimizers.Optimizer)
-        }
+        models, optimizers = self.named_models(), self.optimizers()
         # Only once: a trainer may unfreeze layers later, and `trainer.model` was frozen when built.
-        new = {k: m for k, m in models.items() if k and k not in self._grouped}
-        if self._grouped == {*models, *optimizers}:
+        new = {k: m for k, m in models.items() if k and m not in self._grouped}
+        grouped = {*models.values(), *optimizers}
+        if self._grouped == grouped:
             return
         parameter_groups.check_patterns(models, options)
         parameter_groups.freeze(new, options)
-        for optimizer in optimizers.values():
+        for optimizer in optimizers:
             parameter_groups.configure(optimizer, models, options)
         self.unfreezing.add_models(new)
-        self._grouped = {*models, *optimizers}
+        self._grouped = grouped
 
     def parameter_count(self) -> int:
         """Returns the number of parameters of all models."""
@@ -199,10 +201,10 @@ class Attributes:
                 yield name, value
 
     def _values(self) -> Iterator[tuple[str, Any]]:
-        """Yields the values of the attributes and, as "name/index", of lists and dicts in them."""
+        """Yields the values of the attributes, as "name/index", also in lists, tuples and dicts."""
         for name, value in vars(self.owner).items():
             values: Sequence[Any] = [value]
-            if isinstance(value, list | dict):
+            if isinstance(value, list | tuple | dict):
                 values = tf.nest.flatten(value)
             for i, each in enumerate(values):
                 yield f"{name}/{i}", adapter.adapt(each)
@@ -215,8 +217,8 @@ def freezing(layer: tf_keras.layers.Layer) -> Any:
 
 
 def _adapt_all(value: Any) -> Any:
-    """Returns an attribute with the adapters of models of Keras 3, also in a list or dict."""
-    if isinstance(value, list | dict):
+    """Returns an attribute with the adapters of models of Keras 3, also in a list, tuple or dict."""
+    if isinstance(value, list | tuple | dict):
         each = tf.nest.flatten(value)
         adapted = [adapter.adapt(v) for v in each]
         if any(one is not two for one, two in zip(each, adapted, strict=True)):

@@ -178,6 +178,7 @@ class Engine:
         """Returns what the traced step depends on, besides its batch and its variables."""
         return (
             [freezing(layer) for layer in self.step.attributes.layers()],
+            self.step.attributes.optimizers(),
             self.step.is_compressed(),
             self.step.results.measures_waiting,
         )

@@ -107,12 +107,13 @@ class Evaluation:
         with self._step.rows(
             batch, row_mask, existing=existing, earlier=self._earlier_rows
         ) as rows:
+            row_mask = rows.row_mask  # of floats, whereas a user's own mask may be of bools
             batch = self._preprocess(batch)
             outputs = precision.cast_to_float32(self._forward(batch))
             outputs = zero_outputs(outputs, row_mask, row_count(batch))
             if self._loss_fn:
-                self._add_loss(self._loss_fn, batch, outputs, rows.row_mask)
-            convert(self._update_metrics)(self.metrics, batch, outputs, rows.row_mask)
+                self._add_loss(self._loss_fn, batch, outputs, row_mask)
+            convert(self._update_metrics)(self.metrics, batch, outputs, row_mask)
             collected = None
             if self._collect:
                 values = check_values(convert(self._collect)(batch, outputs))

@@ -85,7 +85,9 @@ class LoopResults:
                 part.row_mask,
                 first_row=first_row,
                 step=rows.step,
-                calls=rows.calls,
+                calls=dict(
+                    rows.calls
+                ),  # every micro-batch draws the numbers of the undivided batch
                 count=count,
                 isolated=self._plan.isolation if len(micro_batches) > 1 else "",
             ):

@@ -133,6 +133,11 @@ class MicroBatches:
         if trace:
             trace.enter_function(inputs)
         snapshot = Snapshot(self.assignable.once if self.count > 1 else [])
+        replicas = tf.distribute.get_replica_context().num_replicas_in_sync
+        # Whether all parts of the global batch have the same number of rows, without padding.
+        equal = inputs.row_mask is None and (
+            total % self.count == 0 if isinstance(total, int) else replicas * self.count == 1
+        )
         for start, end in itertools.pairwise(bounds):
             # The sum over the earlier micro-batches comes first: it frees their activations, so that
             # only those of a single micro-batch exist at a time.
@@ -148,7 +153,7 @@ class MicroBatches:
                 if micro_batches:
                     snapshot.restore()
                 with keep_statistics(self.assignable.statistics, part.row_mask):
-                    new, share, micro_batch = self._compute(part, calls)
+                    new, share, micro_batch = self._compute(part, calls, equal=equal)
             if self.count > 1 and not micro_batches:
                 # Every micro-batch must assign the same value, which is then the value of the batch.
                 rows = [*_row_tensors(part), part.first_row]
@@ -166,7 +171,7 @@ class MicroBatches:
         )
 
     def _compute(
-        self, inputs: Inputs, calls: dict[str, int]
+        self, inputs: Inputs, calls: dict[str, int], *, equal: bool
     ) -> tuple[list[Gradient], tf.Tensor, MicroBatch]:
         """Computes the gradients and the share of the loss of one micro-batch."""
         batch, mask, weights = inputs.batch, inputs.row_mask, inputs.weights
@@ -204,7 +209,7 @@ class MicroBatches:
                 ]
                 named = dict(zip(losses, zero_without_rows(shares, mask, rows), strict=True))
                 share = loss.weighted_sum(named, self.factors)
-                penalty = self._penalty(_row_tensors(inputs))
+                penalty = self._penalty(_row_tensors(inputs), equal=equal)
                 terms = [share] if penalty is None else [share, penalty]
                 share = share if penalty is None else share + penalty
                 # Without rows, only the gradient of the penalty counts.
@@ -222,10 +227,10 @@ class MicroBatches:
             outputs = zero_outputs(outputs, mask, rows)
         return new, share, MicroBatch(batch, mask, outputs, keras_masks, named)
 
-    def _penalty(self, rows: Sequence[tf.Tensor | None]) -> tf.Tensor | None:
+    def _penalty(self, rows: Sequence[tf.Tensor | None], *, equal: bool) -> tf.Tensor | None:
         """Returns a micro-batch's share of the regularization; `rows` are its tensors of rows."""
         penalties = list(convert(self.regularization)())
-        loss.check_regularization(penalties, rows)
+        loss.check_regularization(penalties, rows, equal=equal)
         # Every micro-batch of every replica adds its part, even without rows: the sum has it once.
         replicas = tf.distribute.get_replica_context().num_replicas_in_sync
         return loss.regularization_contribution(penalties, replicas * self.count, self.dtype)

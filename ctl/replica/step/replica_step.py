@@ -117,6 +117,7 @@ class ReplicaStep:
                 earlier=earlier,
                 compiled=self.plan.xla in ("loop", "step"),
                 parts=1 if earlier else self.plan.parts_per_replica,
+                normalizes_parts=self.plan.choice.per_micro_batch,
                 trace=trace,
             ) as rows,
             row_coupling.search(rows, self.plan.layout.replicas, self._first_batch),
@@ -164,7 +165,10 @@ class ReplicaStep:
             self.results.update(loss, applied)
             # Last, so that the average uses the moving statistics at the end of the step.
             if self.ema:
-                self.ema.update(self.attributes.optimizer.iterations, applied)
+                own, used = self.attributes.optimizer, self.update.optimizers
+                # The user's code may leave the trainer's optimizer unused, so that it counts nothing.
+                optimizer = own if id(own) in used else next(iter(used.values()), own)
+                self.ema.update(optimizer.iterations, applied)
         return result
 
     def split(self, first: int, count: int) -> Iterator[int]:
@@ -204,10 +208,12 @@ class ReplicaStep:
         self.attributes.apply_groups(self.plan.options)
 
     def check_complete(self) -> None:
-        """Raises UsageError if a model was added after the averages or the compression were prepared."""
-        for user in (self.ema, self.update.compression):
-            if user:
-                user.check_complete(self.attributes.models())
+        """Raises UsageError if the averages or the compression lack variables that were trained."""
+        models = self.attributes.models()
+        if self.ema:
+            self.ema.check_complete(models, self.update.variables.values())
+        if self.update.compression:
+            self.update.compression.check_complete(models)
 
     def check_not_averaged(self) -> None:
         """Raises UsageError while the model has the averaged weights, not to be trained or saved."""

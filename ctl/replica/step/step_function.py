@@ -11,7 +11,7 @@ from ctl.replica.step.replica_step import ReplicaStep
 
 
 class StepFunction:
-    """Calls a function of a batch as a `tf.function`, which is traced again when layers are frozen.
+    """Calls a function of a batch as a `tf.function`, traced again if a layer is frozen, for example.
 
     `tf.function` looks up its trace by the structure, the shapes and the dtypes of the arguments, which
     takes as long as a small step. Here a batch of the same kind as the last one gets the same trace.
@@ -63,7 +63,7 @@ class StepFunction:
             (freezing(layer), [_size(each) for each in layer._self_tracked_trackables])
             for layer in self._layers
         ]
-        return layers, self._step.is_compressed()
+        return layers, self._step.attributes.optimizer, self._step.is_compressed()
 
     def _has_same_structure(self, batch: Any) -> bool:
         try:

@@ -77,6 +77,8 @@ class Update:
         norms: norms of gradients, parameters and updates; None unless the options ask for them.
         compression: reduces compressed gradients; None unless the options ask for it.
         has_histograms: whether a step that writes histograms of its gradients was traced.
+        optimizers: id -> an optimizer that the traced steps use, in the order of their first use.
+        variables: id -> a variable that the traced steps train.
     """
 
     def __init__(
@@ -90,6 +92,8 @@ class Update:
         self._global_step = global_step
         self._unused: list[str] = []
         self.has_histograms = False
+        self.optimizers: dict[int, Any] = {}
+        self.variables: dict[int, tf.Variable] = {}
         self.skipped_steps = counter("skipped_steps")
         # Created in any case, because a checkpoint holds it: a later run may switch the check on.
         self.loss_spikes = LossSpikes(plan.options.loss_spike, dtype=plan.dtype)
@@ -181,6 +185,8 @@ class Update:
             write_histograms(reduced, variables, interval=interval, step=step)
             self.has_histograms = True
         before = self.norms.before(variables) if self.norms else []
+        self.optimizers[id(optimizer)] = optimizer
+        self.variables |= {id(variable): variable for variable in variables}
         # A Python bool if no step can be skipped: the update is then unconditional in the graph.
         applied: tf.Tensor | bool = True
         if plan.skips or loss_scale is not None:

@@ -74,19 +74,34 @@ class ExponentialMovingAverage:
         # An earlier trace has the earlier variables.
         self._swap_all = tf.function(self._swap, autograph=False)
 
-    def check_complete(self, models: Iterable[tf_keras.Model]) -> None:
-        """Raises UsageError if a model was built since `add_models`, for example by a step's trace."""
-        missing = self._find_missing(models)
+    def check_complete(
+        self, models: Iterable[tf_keras.Model], trained: Iterable[tf.Variable]
+    ) -> None:
+        """Checks the variables again after the first steps.
+
+        Args:
+            models: the models.
+            trained: the variables that the steps update.
+
+        Raises:
+            UsageError: a model was built since `add_models`, for example by a step's trace, or a
+                variable that is trained belongs to no model.
+        """
+        missing = self._find_missing(models, trained)
         if missing:
             raise UsageError(
-                f"optimizer.ema_decay cannot average {missing[0].name}, which the step created: build "
-                "every model in the constructor, such as by self.discriminator.build(input_shape)."
+                f"optimizer.ema_decay cannot average {missing[0].name}, which no model had before the "
+                "first step: build every model in the constructor, such as by "
+                "self.discriminator.build(input_shape), and make what is trained a part of a model."
             )
 
-    def _find_missing(self, models: Iterable[tf_keras.Model]) -> list[tf.Variable]:
-        """Returns the floating-point variables of built models that have no average."""
+    def _find_missing(
+        self, models: Iterable[tf_keras.Model], others: Iterable[tf.Variable] = ()
+    ) -> list[tf.Variable]:
+        """Returns the floating-point variables of built models, and others, that have no average."""
         ids = {id(variable) for variable in self._variables}
         variables = [v for model in models if model.built for v in variables_of(model)]
+        variables += others
         unique = {id(v): v for v in variables if v.dtype.is_floating and id(v) not in ids}
         return list(unique.values())
 

@@ -104,6 +104,12 @@ def test_regularization_of_examples_is_rejected():
         loss.regularization_contribution([tf.zeros([3])], 1, tf.float32)
 
 
+def test_weights_may_be_an_array_or_a_list():
+    for weights in (np.array([2, 3]), [2.0, 3.0]):
+        found = loss.row_weights(weights, tf.constant([1.0, 0.0]), tf.float64)
+        np.testing.assert_array_equal(found, [2.0, 0.0])
+
+
 def test_weights_of_another_shape_are_rejected():
     with pytest.raises(ctl.UsageError, match=r"must be \[rows\]"):
         loss.row_weights(tf.ones([]), None, tf.float32)

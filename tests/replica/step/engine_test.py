@@ -2,12 +2,15 @@
 
 import gc
 
+import numpy as np
 import orbit
 import pytest
 import tensorflow as tf
+import tf_keras
 
 import ctl
 from ctl import testing
+from ctl.testing import tiny
 from tests import reference_model
 
 
@@ -30,6 +33,16 @@ def test_step_that_is_assigned_to_a_trainer_is_rejected(name):
     setattr(trainer, name, lambda argument: tf.constant(0.0))
     with pytest.raises(ctl.UsageError, match=f"self.{name} was assigned .* in its class"):
         trainer.train(tf.constant(1))
+
+
+def test_optimizer_that_is_replaced_between_two_loops_is_used():
+    trainer = tiny.tiny_trainer(testing.make_strategy(2))
+    for rate in (0.1, 0.0):
+        with trainer.build_scope():
+            trainer.optimizer = tf_keras.optimizers.SGD(rate)
+        before = trainer.model.get_weights()[0]
+        trainer.train(tf.constant(1))
+        assert np.any(trainer.model.get_weights()[0] != before) == (rate > 0)
 
 
 def test_garbage_collector_is_paused_while_the_trainer_is_built_and_its_loop_is_traced():

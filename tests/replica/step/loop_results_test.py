@@ -1,10 +1,11 @@
-"""What a trainer reports of an inner loop whose steps are skipped."""
+"""What a trainer reports of an inner loop, whose steps may be skipped."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
 
+import ctl
 from ctl import testing
 from ctl.replica.measure import non_finite
 from tests import reference_model
@@ -103,3 +104,27 @@ def test_own_train_step_that_reports_no_loss_has_none():
 
     trainer = reference_model.make_trainer(testing.make_strategy(1), 7, cls=Own)
     assert "loss" not in trainer.train(tf.constant(2))
+
+
+class DrawsInMetrics(reference_model.ReferenceTrainer):
+    """Two metrics, each with a draw of its own."""
+
+    def build_metrics(self):
+        return {name: tf_keras.metrics.Mean() for name in "ab"}
+
+    def update_metrics(self, metrics, batch, outputs, weights):
+        for metric in metrics.values():
+            noise = ctl.random.uniform([None], dtype=tf.float64)
+            metric.update_state(noise, sample_weight=weights)
+
+
+def test_metrics_draw_the_numbers_of_the_undivided_batch_in_every_micro_batch():
+    one, other = (
+        reference_model.make_trainer(
+            testing.make_strategy(replicas), 8, cls=DrawsInMetrics, micro_batches=micro_batches
+        ).train(tf.constant(1))
+        for replicas, micro_batches in ((1, 1), (2, 2))
+    )
+    assert one["a"] != one["b"]
+    for name in "ab":
+        np.testing.assert_allclose(other[name], one[name], rtol=1e-14)

@@ -166,3 +166,31 @@ def test_warns_once_of_a_variable_that_the_loss_does_not_depend_on(caplog):
     named = [r.message for r in caplog.records if "idle" in r.message]
     assert len(named) == 1 and "does not depend on" in named[0]
     assert trainer.model.idle.numpy() == 1.0
+
+
+def test_update_without_a_loss_scale_is_kept_if_that_of_another_optimizer_overflows():
+    class Second(reference_model.ReferenceTrainer):
+        def __init__(self, **arguments):
+            super().__init__(**arguments)
+            with self.build_scope():
+                self.other = tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=(1,))])
+                optimizer = tf_keras.optimizers.SGD(1.0)
+                self.scaled = tf_keras.mixed_precision.LossScaleOptimizer(optimizer)
+
+        def replica_step(self, batch):
+            def overflow(rows):
+                return np.inf * self.other(tf.ones_like(rows["weight"])[:, None])[:, 0]
+
+            self.minimize(
+                batch, overflow, variables=self.other.trainable_variables, optimizer=self.scaled
+            )
+            return super().replica_step(batch)
+
+    trainers = [
+        reference_model.make_trainer(testing.make_strategy(2), 8, cls=cls, on_non_finite="ignore")
+        for cls in (reference_model.ReferenceTrainer, Second)
+    ]
+    expected, found = map(train_moves, trainers)
+    for one, other in zip(expected, found, strict=True):
+        np.testing.assert_allclose(other, one, rtol=0, atol=1e-12)
+    assert trainers[1].skipped_steps.numpy() == 1

@@ -51,9 +51,8 @@ def averages(trainer):
 def average_by_numpy(trainer, steps, decay, read=weights):
     """Trains step by step, and returns the averages as the documentation defines them."""
     expected = read(trainer)
-    for _ in range(steps):
+    for t in range(1, steps + 1):
         trainer.train(tf.constant(1))
-        t = int(trainer.optimizer.iterations.numpy())
         d = min(decay, (1 + t) / (10 + t))
         expected = [d * e + (1 - d) * w for e, w in zip(expected, read(trainer), strict=True)]
     return expected
@@ -250,6 +249,41 @@ def test_further_models_are_averaged_evaluated_and_restored(tmp_path):
 def test_model_that_the_step_builds_is_rejected_in_one_line():
     trainer = make(1, Two, model={"built": False})
     with pytest.raises(
-        ctl.UsageError, match=r"cannot average other/kernel:0, which the step created"
+        ctl.UsageError, match=r"cannot average other/kernel:0, which no model had before"
     ):
+        trainer.train(tf.constant(1))
+
+
+class Head(tiny.TinyTrainer):
+    """Trains a head in a tuple by an optimizer of its own, and the model not at all."""
+
+    kind = tf_keras.Sequential
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        with self.build_scope():
+            layer = tf_keras.layers.Dense(3, name="head")
+            head = layer if self.kind is tf_keras.layers.Dense else tf_keras.Sequential([layer])
+            head.build((None, 3))
+            self.pair = head, tf_keras.optimizers.SGD(0.1)
+
+    def replica_step(self, batch):
+        head, optimizer = self.pair
+
+        def losses(rows):
+            return self.per_example_loss(rows, head(self.forward(rows, True)))
+
+        return self.minimize(batch, losses, variables=head.trainable_variables, optimizer=optimizer)
+
+
+def test_model_in_a_tuple_is_averaged_by_the_updates_of_the_optimizer_that_is_used():
+    trainer = make(1, Head)
+    variables = [*trainer.model.variables, *trainer.pair[0].variables]
+    expected = average_by_numpy(trainer, 4, 0.75, lambda _: [v.numpy() for v in variables])
+    close(averages(trainer), expected)
+
+
+def test_trained_layer_that_belongs_to_no_model_is_rejected_in_one_line():
+    trainer = make(1, type("Layer", (Head,), {"kind": tf_keras.layers.Dense}))
+    with pytest.raises(ctl.UsageError, match=r"cannot average kernel:0, .* part of a model"):
         trainer.train(tf.constant(1))
