@@ -186,10 +186,13 @@ class ActionList:
                 controller.reporter.print_line(line)
 
     def get_notes(self) -> dict[str, Any]:
-        """Returns the notes for a checkpoint: the states of the actions that have one, by name."""
+        """Returns the notes for a checkpoint: the states of the actions, and the reason of a stop."""
         states = {name: action.get_state() for name, action in self._actions.items()}
-        states = {name: state for name, state in states.items() if state}
-        return {"actions": states} if states else {}
+        notes = {
+            "actions": {name: state for name, state in states.items() if state},
+            "stopped": self.stop_reason,
+        }
+        return {name: value for name, value in notes.items() if value}
 
     def set_notes(self, notes: Mapping[str, Any]) -> None:
         """Passes each action its state from the notes of a restored checkpoint, if there is one."""

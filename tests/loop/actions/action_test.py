@@ -69,6 +69,7 @@ def test_request_of_an_action_ends_the_run_and_is_recorded(fake_controller):
     assert actions.stop_reason is None
     actions.run("eval", {})
     assert actions.stop_reason == {"step": 40, "reason": "b is done"}
+    assert actions.get_notes() == {"stopped": actions.stop_reason}
     reporter = fake_controller.reporter
     assert reporter.events == [{"event": "stop_requested", "step": 40, "reason": "b is done"}]
     assert reporter.lines == ["Training ends at step 40: b is done."]
