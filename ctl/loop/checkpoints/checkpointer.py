@@ -326,8 +326,10 @@ class Checkpointer:
 
     def _commit(self, step: int, notes: Mapping[str, Any] | None) -> None:
         self.files.commit(step, notes)
-        self.files.prune(keep=self._keep, keep_every=self._keep_every, rank=self._rank)
-        complete = [self.path(step) for step in sorted(self.files.steps(), key=self._rank)]
+        # A newer one could not be read, or the run would have continued from it: it is the first to go.
+        rank = self._rank or (lambda other: (other <= step, other))
+        self.files.prune(keep=self._keep, keep_every=self._keep_every, rank=rank)
+        complete = [self.path(step) for step in sorted(self.files.steps(), key=rank)]
         # For TensorFlow's own tools, such as `tf.train.latest_checkpoint`. The function is deprecated.
         with quiet.hide_warnings():
             tf.compat.v1.train.update_checkpoint_state(

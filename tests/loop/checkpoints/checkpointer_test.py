@@ -119,6 +119,15 @@ def test_newest_checkpoint_that_can_be_read_is_restored(saved, damage):
     assert same(state(trainer), states[want])
 
 
+def test_checkpoint_is_not_deleted_for_a_newer_one_that_cannot_be_read(saved):
+    folder, _ = saved
+    DAMAGES["data of other bytes"](folder)
+    checkpoints = Checkpointer(folder, make_trainer(), keep=1)
+    checkpoints.all_restore_latest()
+    checkpoints.save()
+    assert checkpoints.files.steps() == [2]
+
+
 def test_run_does_not_start_from_scratch_if_all_checkpoints_are_damaged(saved):
     folder, _ = saved
     for path in folder.glob("*.index"):
