@@ -47,6 +47,13 @@ def test_several_processes_cannot_write_in_the_background(make_arguments):
         run._writes_in_background()
 
 
+def test_folder_for_an_object_store_requires_one(make_arguments):
+    with pytest.raises(
+        UsageError, match=r"train\.local_dir has no effect without a --workdir in an"
+    ):
+        RunParts(make_arguments({"train.local_dir": "/scratch"}))
+
+
 @pytest.mark.parametrize("is_chief", [True, False])
 def test_every_process_has_the_rollbacks_of_the_chief(make_arguments, is_chief):
     decisions = [{"step": 13, "tensor": "the loss"}, {"step": 31}]
