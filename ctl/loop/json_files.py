@@ -10,6 +10,7 @@ import pathlib
 from typing import Any
 
 from ctl.errors import UsageError
+from ctl.loop.checkpoints.files import flush
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:
@@ -37,6 +38,7 @@ def replace(path: pathlib.Path, content: Mapping[str, Any]) -> None:
     temporary = path.with_name(temporary_name(path.name))
     try:
         temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        flush(temporary)  # or a power failure could leave an empty file
         os.replace(temporary, path)
     except OSError:
         with contextlib.suppress(OSError):

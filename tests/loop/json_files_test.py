@@ -8,6 +8,7 @@ import pytest
 
 from ctl.errors import UsageError
 from ctl.loop import json_files
+from ctl.loop.writers.json_lines import JsonLinesWriter
 
 
 def test_replaced_file_has_the_last_content_and_no_sibling(tmp_path):
@@ -16,6 +17,24 @@ def test_replaced_file_has_the_last_content_and_no_sibling(tmp_path):
     json_files.replace(path, {"step": 2})
     assert json_files.read(path) == {"step": 2}
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    "replace",
+    [
+        lambda path: json_files.replace(path, {"step": 1}),
+        lambda path: JsonLinesWriter(path.parent).restore(1),
+    ],
+    ids=["json", "lines"],
+)
+def test_content_is_on_the_disk_before_its_name(tmp_path, monkeypatch, replace):
+    calls = []
+    for name in ("fsync", "replace"):
+        monkeypatch.setattr(os, name, lambda *_, name=name: calls.append(name))
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("")
+    replace(path)
+    assert calls == ["fsync", "replace"]
 
 
 @pytest.mark.parametrize(
