@@ -68,6 +68,14 @@ def test_file_without_a_json_object_is_reported(tmp_path, text, message):
         json_files.read(path)
 
 
+def test_line_after_one_that_a_kill_has_cut_short_is_complete(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"step": 1}\n{"st')
+    json_files.append_text(path, '{"step": 2}\n')
+    json_files.append_text(path, '{"step": 3}\n')
+    assert path.read_text() == '{"step": 1}\n{"st\n{"step": 2}\n{"step": 3}\n'
+
+
 def test_line_that_fits_only_in_part_is_not_appended(tmp_path):
     class FullFile:
         def __init__(self, content):
