@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import orbit
 import pytest
 
@@ -106,6 +107,13 @@ def test_states_are_json_and_keyed_by_class_and_number(fake_controller):
     ActionList([third], fake_controller).set_notes(state)
     assert third.state == {"best": 0.1 + 0.2}
     assert ActionList([Recording()], fake_controller).get_notes() == {}
+
+
+def test_state_of_other_types_is_rejected(fake_controller):
+    action = Recording()
+    action.state = {"best": np.float32(1)}
+    with pytest.raises(ctl.UsageError, match="The state of the action Recording cannot be saved"):
+        ActionList([action], fake_controller).get_notes()
 
 
 def test_results_are_merged(fake_controller):
