@@ -297,7 +297,8 @@ def shorten(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
 @contextlib.contextmanager
 def _temporary_workdir(workdir: Workdir) -> Iterator[Workdir]:
     """Yields a folder next to the workdir, so on the same disk and for all processes of the run."""
-    path = workdir.path.with_name(f"{workdir.path.name}.dry_run")
+    folder = workdir.path if workdir.path.name else workdir.path.absolute()  # "." has no name
+    path = folder.with_name(f"{folder.name}.dry_run")
     parents = [parent for parent in path.parents if not parent.exists()]
     temporary = Workdir(path, writes=workdir.writes)
     if workdir.writes and temporary.has_run():
