@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 import errno
 import os
 import pathlib
+import re
 import tempfile
 from typing import Any
 
@@ -77,6 +78,12 @@ class Checkpointer:
             raise UsageError(
                 f"ctl.Checkpointer(directory, trainer) got {type_name(trainer)}, but must get a "
                 "ctl.Step or a ctl.StandardTrainer: it saves their model and optimizer."
+            )
+        # TensorFlow looks for a checkpoint by its path as a pattern, in which [ does not match itself.
+        if re.search(r"[\[\\]", str(directory)):
+            raise UsageError(
+                f"The folder {directory} contains [ or \\, with which TensorFlow can write checkpoints, "
+                "but cannot read them: name another folder (--workdir)."
             )
         self.directory = pathlib.Path(directory)
         self.files = CheckpointFiles(directory)

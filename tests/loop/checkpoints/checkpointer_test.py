@@ -136,6 +136,12 @@ def test_run_does_not_start_from_scratch_if_all_checkpoints_are_damaged(saved):
         Checkpointer(folder, make_trainer()).all_restore_latest()
 
 
+@pytest.mark.parametrize("name", ["a [1]", "a\\b"])
+def test_folder_whose_checkpoints_could_not_be_read_is_rejected(tmp_path, name):
+    with pytest.raises(ctl.UsageError, match=r"contains \[ or .*: name another folder"):
+        Checkpointer(tmp_path / name, make_trainer())
+
+
 def test_first_save_that_was_killed_is_no_checkpoint(tmp_path):
     (tmp_path / "ckpt-5_temp").mkdir()
     (tmp_path / "ckpt-5.index").write_bytes(b"half")
