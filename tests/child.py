@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 
+from ctl.hardware import rendezvous
 from tests import fork_server
 
 PYTHON = sys.executable
@@ -26,6 +27,12 @@ def environment(**variables: str) -> dict[str, str]:
     """
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "COV_", "TF_"))}
     return {**inherited, "PYTHONPATH": str(ROOT), **variables}
+
+
+def find_free_ports(count: int) -> list[int]:
+    """Returns ports of this machine at which no process listens at present."""
+    with rendezvous.reserve_ports(count) as ports:
+        return ports
 
 
 def run(

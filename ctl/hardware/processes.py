@@ -1,6 +1,7 @@
 """Starts and supervises the processes of a run on one machine."""
 
 from collections.abc import Callable, Mapping, Sequence
+import contextlib
 import os
 import signal
 import sys
@@ -132,6 +133,7 @@ class Launcher:
         self._gpus: dict[str, dict[str, str]] = {}
         self._errors: dict[str, str] = {}
         self._temporary = ""
+        self._reserved = contextlib.ExitStack()  # holds the ports
 
     def run(self) -> int:
         """Runs all processes to their end.
@@ -228,6 +230,7 @@ class Launcher:
             for process in self._processes:
                 process.kill()
                 process.drain()
+            self._reserved.close()
 
     def _start_all(self, slots: Sequence[int]) -> None:
         self._processes, self._errors = [], {}
@@ -247,7 +250,8 @@ class Launcher:
 
     def _make_tasks(self, workers: int) -> list[Cluster]:
         count = workers + self._servers + (1 if self._servers else 0)
-        ports = rendezvous.find_free_ports(count)
+        # Until all processes have ended, so that another program cannot take a port of one that starts.
+        ports = self._reserved.enter_context(rendezvous.reserve_ports(count))
         return cluster.make_local_clusters(workers=workers, servers=self._servers, ports=ports)
 
     def _start(self, task: Cluster) -> Process:

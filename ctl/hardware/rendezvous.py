@@ -206,12 +206,6 @@ def reserve_ports(count: int) -> Iterator[list[int]]:
         yield [each.getsockname()[1] for each in sockets]
 
 
-def find_free_ports(count: int) -> list[int]:
-    """Returns ports of this machine at which no process listens at present."""
-    with reserve_ports(count) as ports:
-        return ports
-
-
 def is_listening(address: str) -> bool:
     """Returns whether a process listens at host:port."""
     try:

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from ctl import main
-from ctl.hardware import cluster, rendezvous
+from ctl.hardware import cluster
 from ctl.loop.checkpoints.files import CheckpointFiles
 from tests import child, experiments
 
@@ -170,7 +170,7 @@ sys.exit(main.run(["ctl", *sys.argv[1:]]))
 def test_processes_without_a_shared_disk_are_rejected_before_training(
     tmp_path, strategy, roles, blind
 ):
-    ports = rendezvous.find_free_ports(len(roles))
+    ports = child.find_free_ports(len(roles))
     servers = roles.count("ps")
     tasks = cluster.make_local_clusters(workers=2 - servers, servers=servers, ports=ports)
     with contextlib.ExitStack() as stack:

@@ -9,10 +9,11 @@ import pytest
 
 from ctl.errors import Failure, UsageError
 from ctl.hardware import cluster, engines, rendezvous
+from tests import child
 
 
 def make_clusters(workers):
-    ports = rendezvous.find_free_ports(workers)
+    ports = child.find_free_ports(workers)
     return cluster.make_local_clusters(workers=workers, servers=0, ports=ports)
 
 
@@ -24,10 +25,10 @@ def wait(worker, results):
         results.append(str(error))
 
 
-def test_free_ports_differ():
-    ports = rendezvous.find_free_ports(4)
-    assert len(set(ports)) == 4
-    assert not any(rendezvous.is_listening(f"localhost:{port}") for port in ports)
+def test_reserved_ports_differ():
+    with rendezvous.reserve_ports(4) as ports:
+        assert len(set(ports)) == 4
+        assert not any(rendezvous.is_listening(f"localhost:{port}") for port in ports)
 
 
 def test_reserved_port_is_free_for_a_server_and_taken_for_others():
@@ -88,7 +89,7 @@ class Ranks:
     """Processes that know their ranks, each in a thread with an environment of its own."""
 
     def __init__(self, size, **variables):
-        (self.port,) = rendezvous.find_free_ports(1)
+        (self.port,) = child.find_free_ports(1)
         self.environments = [
             {"RANK": str(i), "WORLD_SIZE": str(size), "MASTER_ADDR": "localhost",
              "MASTER_PORT": str(self.port), **variables} for i in range(size)

@@ -42,9 +42,9 @@ def unscale(gradients: Sequence[Gradient], loss_scale: tf.Tensor) -> list[Gradie
 def finite_flags(gradients: Sequence[Gradient], loss: tf.Tensor) -> tf.Tensor:
     """Checks the loss and each gradient: [1 + gradients] bool, True for finite values and for None.
 
-    A gradient is finite if the sum of its elements is: an infinite element or NaN makes the sum infinite
-    or NaN. The sum takes one pass and no memory, a check of each element takes two. It also rejects finite
-    elements whose sum overflows, about 1e38 in float32, with which no optimizer could compute.
+    A gradient is finite if the sum of its elements is: an infinite element or NaN makes the sum
+    infinite or NaN. The sum takes one pass and no memory; a check of each element takes two passes. The
+    sum also rejects finite elements whose sum overflows, about 1e38 in float32.
 
     The loss is checked too, because an infinite loss can leave finite gradients.
     """
