@@ -4,9 +4,10 @@ ctl.main prints the message of these errors without a traceback. An exception of
 bug, or an error in the user's own code, and keeps its traceback.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import contextlib
 import difflib
+import functools
 import os
 import re
 import sys
@@ -69,15 +70,22 @@ class LostWorker(RuntimeError):
     ag_pass_through = True
 
 
-def print_line(line: str) -> None:
-    """Prints a line; if the reader of a pipe has exited, this and all later lines are dropped.
+_print: Callable[[str], None] = functools.partial(print, flush=True)
 
-    Ctrl-C during `python -m ctl.main ... | tee log` ends `tee` first. Without this, a BrokenPipeError
-    would keep the run from saving its last checkpoint.
+
+def print_line(line: str, write: Callable[[str], None] = _print) -> None:
+    """Prints a line; if the output cannot be written, this and all later lines are dropped.
+
+    Ctrl-C during `python -m ctl.main ... | tee log` ends `tee` first, the terminal of a run that ignores
+    SIGHUP may be closed, and the disk of a log may be full. None of them must end the run.
+
+    Args:
+        line: the line.
+        write: writes it to sys.stdout.
     """
     try:
-        print(line, flush=True)
-    except BrokenPipeError:
+        write(line)
+    except OSError:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - stays open until the process exits
 
 

@@ -24,7 +24,7 @@ import sys
 from typing import Any
 
 from ctl.configs.flags import use_underscores
-from ctl.errors import UsageError
+from ctl.errors import UsageError, check_local
 from ctl.hardware import elastic, gpu
 from ctl.hardware.processes import USER_ERROR, Launcher
 
@@ -83,6 +83,8 @@ def _read_workdir(arguments: Sequence[str]) -> pathlib.Path:
     workdir = parser.parse_known_args(arguments)[0].workdir
     if not workdir:
         raise UsageError("--min_workers requires --workdir=FOLDER among the arguments of ctl.main.")
+    # The launcher would see no checkpoint, and take each failure for one without progress.
+    check_local("The --workdir of --min_workers", workdir)
     return pathlib.Path(workdir)
 
 

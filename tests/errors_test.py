@@ -1,5 +1,7 @@
 """Composing the messages of errors."""
 
+import errno
+import os
 import sys
 import types
 
@@ -43,15 +45,16 @@ def test_list_some_counts_the_names_that_it_does_not_list(count, words):
     assert errors.list_some([str(i) for i in range(count)]) == words
 
 
-def test_print_line_survives_a_reader_that_has_exited(monkeypatch):
-    class ClosedPipe:
+@pytest.mark.parametrize("error", [errno.EPIPE, errno.EIO, errno.ENOSPC])
+def test_print_line_survives_a_closed_pipe_or_terminal_and_a_full_disk(monkeypatch, error):
+    class Closed:
         def write(self, text):
-            raise BrokenPipeError
+            raise OSError(error, os.strerror(error))
 
         def flush(self):
             pass
 
-    monkeypatch.setattr(sys, "stdout", ClosedPipe())
+    monkeypatch.setattr(sys, "stdout", Closed())
     errors.print_line("one")
     errors.print_line("two")
 

@@ -68,6 +68,9 @@ MISTAKES = """
 --workers=4 --min_workers=2 -- --workdir=a --fresh
     --fresh would start the run from scratch at each restart of --min_workers: remove it, and name a
     new --workdir.
+--workers=4 --min_workers=2 -- --workdir=gs://bucket/run
+    The --workdir of --min_workers is gs://bucket/run, but ctl does not support URLs here: name a path of
+    a file system, which may be a mounted bucket.
 --min_workers=2 -- --workdir=a
     --min_workers is 2, but must be at most --workers, 1.
 --workers=4 --min_workers=2 --ps=1 -- --workdir=a

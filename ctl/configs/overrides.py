@@ -226,16 +226,23 @@ def _literal(text: str) -> Any:
         return text
 
 
+def _sequence(text: str) -> list[Any] | tuple[Any, ...]:
+    value = ast.literal_eval(text)
+    if not isinstance(value, list | tuple):  # the letters of a text, the keys of a dict
+        raise TypeError
+    return value
+
+
 # ast.literal_eval raises MemoryError and RecursionError for deeply nested text.
 _PARSE_ERRORS = (KeyError, MemoryError, RecursionError, SyntaxError, TypeError, ValueError)
 _PARSERS: dict[type, Callable[[str], Any]] = {
     bool: _boolean,
     float: float,
     int: durations.parse_integer,
-    list: lambda text: list(ast.literal_eval(text)),
+    list: lambda text: list(_sequence(text)),
     NoneType: _literal,
     str: str,
-    tuple: lambda text: tuple(ast.literal_eval(text)),
+    tuple: lambda text: tuple(_sequence(text)),
 }
 # Messages of ml_collections. If another version changes them, its own message is printed.
 _LOCKED = re.compile(r'Key "(\w+)" does not exist and cannot be added')

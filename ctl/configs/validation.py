@@ -81,7 +81,7 @@ def check_config(config: Any) -> None:
     check_runtime(values)
     check_steps(values)
     _check_monitoring(values)
-    _check_summaries(values)
+    _check_conditions(values)
     _check_model(config.actions, "actions", sections=(dict,))
     _check_trainer(values["trainer"])
 
@@ -310,10 +310,26 @@ def _check_monitoring(values: Mapping[str, Any]) -> None:
         )
 
 
-def _check_summaries(values: Mapping[str, Any]) -> None:
-    """Checks that summaries which only TensorBoard can show are written for it."""
-    if values["summaries.histogram_interval"] and "tensorboard" not in values["summaries.writers"]:
-        raise UsageError(
-            "summaries.histogram_interval has no effect without tensorboard in summaries.writers: add "
-            "it, or set summaries.histogram_interval=0."
-        )
+def _check_conditions(values: Mapping[str, Any]) -> None:
+    """Rejects keys that have no effect, because another key turns off what they set."""
+    default = overrides.flatten(keys.defaults())
+    evaluation = [key for key in values if key.startswith("eval.") and key != "eval.splits"]
+    summaries = ["summaries.histogram_interval", "train.summary_interval"]
+    for condition, is_met, names in (
+        (
+            "tensorboard in summaries.writers",
+            "tensorboard" in values["summaries.writers"],
+            summaries,
+        ),
+        ("a split in eval.splits", bool(values["eval.splits"]), evaluation),
+        (
+            "train.checkpoint_interval",
+            values["train.checkpoint_interval"] != 0,
+            ["train.checkpoint_keep_every"],
+        ),
+    ):
+        for name in names:
+            if not is_met and values[name] != default[name]:
+                raise UsageError(
+                    f"{name} has no effect without {condition}: set it, or remove {name}."
+                )

@@ -324,9 +324,7 @@ class Controller(orbit.Controller):
                 except NonFiniteStep as error:
                     self._all_roll_back(error)
                     self._has_restored = self.actions.has("eval")
-                    if self._has_restored:
-                        return  # to repeat later evaluations, for the actions
-                    continue
+                    return  # to repeat the evaluations after the checkpoint
                 self._monitor.check(boundary, steps=steps, outputs=self.outputs)
                 self._monitor.all_measure_waiting(self.processes)
                 with self.reporter.summary_writer(self.summary_manager):

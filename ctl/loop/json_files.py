@@ -10,6 +10,7 @@ import pathlib
 from typing import Any
 
 from ctl.errors import UsageError
+from ctl.loop.checkpoints.files import flush
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:
@@ -37,6 +38,7 @@ def replace(path: pathlib.Path, content: Mapping[str, Any]) -> None:
     temporary = path.with_name(temporary_name(path.name))
     try:
         temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        flush(temporary)  # or a power failure could leave an empty file
         os.replace(temporary, path)
     except OSError:
         with contextlib.suppress(OSError):
@@ -56,8 +58,16 @@ def append_text(path: pathlib.Path, text: str) -> None:
         OSError: it cannot be written.
     """
     # Unbuffered: the text must be in the file when the process is killed later.
-    with open(path, "ab", buffering=0) as file:
-        _append(file, text.encode())
+    with open(path, "a+b", buffering=0) as file:
+        _append(file, b"\n" * _is_cut_short(file) + text.encode())
+
+
+def _is_cut_short(file: io.FileIO) -> bool:
+    """Returns whether a kill has left a last line without its end, which would swallow the next one."""
+    if not file.seek(0, os.SEEK_END):
+        return False
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) != b"\n"
 
 
 def _append(file: io.FileIO, line: bytes) -> None:

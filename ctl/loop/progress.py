@@ -1,6 +1,8 @@
 """Prints the progress of a run, in a terminal with a bar."""
 
 from collections.abc import Callable, Mapping
+import contextlib
+import functools
 import time
 from typing import Any
 
@@ -127,7 +129,8 @@ class ProgressBar(Progress):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        with contextlib.suppress(OSError):  # the terminal was closed
+            self._bar.stop()
 
     def trained(self, step: int, outputs: Mapping[str, Any], **speed: Any) -> None:
         """Moves the bar, and prints a line when `Progress` would."""
@@ -142,7 +145,8 @@ class ProgressBar(Progress):
 
     def _print_above(self, line: str) -> None:
         # Not wrapped: a line that is copied from the terminal must be one line.
-        self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        options: Any = {"markup": False, "highlight": False, "soft_wrap": True}
+        print_line(line, functools.partial(self._bar.console.print, **options))
 
 
 def format_numbers(outputs: Mapping[str, Any]) -> str:

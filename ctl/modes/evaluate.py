@@ -76,7 +76,8 @@ def continuous_eval(arguments: Arguments) -> int:
                 evaluation = controller.evaluate()
                 if evaluation is not None and changes:
                     _write_other(run, evaluated, path or "", changes, evaluation)
-                elif evaluation is not None:
+                # A run that has ended meanwhile has the result of a later step.
+                elif evaluation is not None and evaluated >= run.workdir.result().get("step", 0):
                     _write_result(run, {"step": evaluated, "eval": evaluation})
     return STOPPED
 

@@ -42,11 +42,14 @@ def is_complete(
         changes: one line for each change of the config, "key: old -> new".
     """
     result = workdir.result()
-    stopped = bool(result.get("stopped")) and not any(
-        line.startswith(_KEYS_OF_STOPS) for line in changes
-    )
+    stopped = bool(result.get("stopped")) and not changes_stop(changes)
     is_last = result.get("step") == step and (step >= steps or stopped)
     return is_last and (not evaluates or bool(result.get("eval"))) and has_ended(workdir)
+
+
+def changes_stop(changes: Sequence[str]) -> bool:
+    """Returns whether a run that an action has ended continues with these changes of the config."""
+    return any(line.startswith(_KEYS_OF_STOPS) for line in changes)
 
 
 def has_ended(workdir: Workdir) -> bool:

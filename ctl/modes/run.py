@@ -12,6 +12,7 @@ from ml_collections import config_dict
 
 from ctl import optimizers
 from ctl.configs import durations
+from ctl.configs.keys import BY_NAME
 from ctl.configs.values import SERVERS
 from ctl.errors import UsageError, print_line
 from ctl.hardware.collectives import ProcessGroup
@@ -71,6 +72,7 @@ class RunParts:
             self.config = shorten(self.config)
         self.trainer = self.experiment.trainer
         self.workdir = arguments.workdir
+        self._check_store(reads_only)
         self._config_path = arguments.config_path
         self._actions = arguments.actions
         self.is_chief = self.experiment.hardware.is_chief
@@ -221,6 +223,15 @@ class RunParts:
         has_writer = "tensorboard" in self.config.summaries.writers
         return self.workdir.summaries(split) if has_writer else None
 
+    def _check_store(self, reads_only: bool) -> None:
+        """Rejects keys of runs in an object store, if the workdir is a folder."""
+        for name in () if reads_only or self.workdir.bucket else ("local_dir", "upload_grace"):
+            if self.config.train[name] != BY_NAME[f"train.{name}"].default:
+                raise UsageError(
+                    f"train.{name} has no effect without a --workdir in an object store, such as "
+                    f"gs://bucket/run: name one, or remove train.{name}."
+                )
+
     def _writes_in_background(self) -> bool:
         """Returns whether a thread writes the checkpoints; several processes write and wait."""
         writing = self.config.train.checkpoint_writing
@@ -286,7 +297,8 @@ def shorten(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
 @contextlib.contextmanager
 def _temporary_workdir(workdir: Workdir) -> Iterator[Workdir]:
     """Yields a folder next to the workdir, so on the same disk and for all processes of the run."""
-    path = workdir.path.with_name(f"{workdir.path.name}.dry_run")
+    folder = workdir.path if workdir.path.name else workdir.path.absolute()  # "." has no name
+    path = folder.with_name(f"{folder.name}.dry_run")
     parents = [parent for parent in path.parents if not parent.exists()]
     temporary = Workdir(path, writes=workdir.writes)
     if workdir.writes and temporary.has_run():

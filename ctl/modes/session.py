@@ -83,6 +83,12 @@ class Session:
         """Restores the newest checkpoint; without one, loads the weights that `init` names."""
         run = self._run
         self._restored = self.controller.restore_checkpoint()
+        # A run that an action has ended, and that was killed before its result, must not train on. Only
+        # the chief knows the changes.
+        continues = run.processes.any_process(results.changes_stop(self._changes))
+        if self._restored and not continues:
+            notes = run.checkpoints.files.notes(self.controller.step)
+            self.controller.actions.stop_reason = notes.get("stopped")
         if not self._restored:
             self._loaded = warm_start.all_load(run.trainer, run.config.init, run.processes)
 

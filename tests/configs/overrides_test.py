@@ -124,6 +124,7 @@ def test_change_parses_a_text_by_the_type_of_the_key(name, text, value):
     ("name", "text", "line"),
     [
         ("model.sizes", "3", r"model\.sizes is '3', but must be a list, such as \[1, 2\]\."),
+        ("model.sizes", "'64'", r"model\.sizes is \"'64'\", but must be a list, such as \[1, 2\]\."),
         ("summaries.writers", "wandb", r"must be a list, such as \['tensorboard', 'jsonl'\]\."),
         ("model.shape", "x", r"model\.shape is 'x', but must be a tuple, such as \(1, 2\)\."),
         ("model.head", "5", r"model\.head is a section: set one of its keys, "

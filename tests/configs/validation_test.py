@@ -283,6 +283,30 @@ def test_monitored_metrics_are_checked(train, evaluation, message):
         validation.check_config(valid(train=train, eval=evaluation))
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            dict(summaries=dict(histogram_interval=5)),
+            "histogram_interval has no effect without ten",
+        ),
+        (
+            dict(train=dict(summary_interval="1 epoch")),
+            "summary_interval has no effect without ten",
+        ),
+        (dict(eval=dict(splits=[], interval=5)), "eval.interval has no effect without a split in"),
+        (
+            dict(train=dict(checkpoint_interval=0, checkpoint_keep_every=5)),
+            "checkpoint_keep_every has no effect without train.checkpoint_interval: set it, or remove",
+        ),
+    ],
+)
+def test_key_without_an_effect_is_rejected(changes, message):
+    summaries = dict(writers=["jsonl"], **changes.pop("summaries", {}))
+    with pytest.raises(UsageError, match=message):
+        validation.check_config(valid(summaries=summaries, **changes))
+
+
 def test_monitored_metrics_may_be_combined():
     train = dict(best=dict(BEST, keep=3, patience=2, restore=True))
     validation.check_config(valid(train=train, eval=dict(interval=5)))

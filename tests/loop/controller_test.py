@@ -18,7 +18,9 @@ from ctl.errors import Failure
 from ctl.loop import controller
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.controller import Controller, RollbackPolicy, next_boundary
+from ctl.loop.metric_log import MetricLog
 from ctl.loop.stop import StopRequest
+from ctl.loop.writers.json_lines import JsonLinesWriter
 from ctl.replica.measure.non_finite import WINDOW
 from ctl.replica.step.engine import engine_of
 from tests import reference_model
@@ -426,6 +428,20 @@ def test_each_of_several_batches_has_its_own_rollback(tmp_path):
     assert trainer.global_step.numpy() == STEPS
     assert trainer.optimizer.iterations.numpy() == STEPS - 2
     assert all(np.isfinite(value).all() for value in state(trainer))
+
+
+def test_evaluations_after_the_restored_checkpoint_are_repeated(tmp_path):
+    trainer = twice_bad()
+    log = JsonLinesWriter(tmp_path)
+    controller = Controller(
+        trainer=trainer,
+        evaluator=ctl.StandardEvaluator(trainer),
+        checkpoints=Checkpointer(tmp_path / "checkpoints", trainer),
+        reporter=Recording(trainer, metrics=MetricLog([log])),
+        steps_per_loop=2,
+    )
+    controller.train_and_evaluate(STEPS, eval_interval=2)
+    assert [step for step in range(STEPS + 1) if log.has_evaluation(step)] == [2, 4, 6, 8]
 
 
 def test_limit_of_rollbacks_ends_the_run(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ import pytest
 
 from ctl.errors import UsageError
 from ctl.loop import json_files
+from ctl.loop.writers.json_lines import JsonLinesWriter
 
 
 def test_replaced_file_has_the_last_content_and_no_sibling(tmp_path):
@@ -16,6 +17,24 @@ def test_replaced_file_has_the_last_content_and_no_sibling(tmp_path):
     json_files.replace(path, {"step": 2})
     assert json_files.read(path) == {"step": 2}
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    "replace",
+    [
+        lambda path: json_files.replace(path, {"step": 1}),
+        lambda path: JsonLinesWriter(path.parent).restore(1),
+    ],
+    ids=["json", "lines"],
+)
+def test_content_is_on_the_disk_before_its_name(tmp_path, monkeypatch, replace):
+    calls = []
+    for name in ("fsync", "replace"):
+        monkeypatch.setattr(os, name, lambda *_, name=name: calls.append(name))
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("")
+    replace(path)
+    assert calls == ["fsync", "replace"]
 
 
 @pytest.mark.parametrize(
@@ -47,6 +66,14 @@ def test_file_without_a_json_object_is_reported(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(UsageError, match=rf"result\.json {message}.*: fix it, or use --fresh"):
         json_files.read(path)
+
+
+def test_line_after_one_that_a_kill_has_cut_short_is_complete(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"step": 1}\n{"st')
+    json_files.append_text(path, '{"step": 2}\n')
+    json_files.append_text(path, '{"step": 3}\n')
+    assert path.read_text() == '{"step": 1}\n{"st\n{"step": 2}\n{"step": 3}\n'
 
 
 def test_line_that_fits_only_in_part_is_not_appended(tmp_path):

@@ -1,6 +1,9 @@
 """The lines of a run, by a clock that the test sets, and the bar of a terminal."""
 
+import errno
 import io
+import os
+import sys
 
 import pytest
 import rich.console
@@ -131,6 +134,26 @@ def test_a_reader_that_closed_the_pipe_does_not_end_the_run():
     )
     process = child.run(["-c", code])
     assert (process.returncode, process.stderr) == (75, "still here\n")
+
+
+def test_a_terminal_that_is_closed_does_not_end_the_run(monkeypatch):
+    class Terminal(io.StringIO):
+        is_open = True
+
+        def write(self, text):
+            if not self.is_open:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return super().write(text)
+
+    terminal = Terminal()
+    console = rich.console.Console(file=terminal, force_terminal=True)
+    monkeypatch.setattr(rich.console, "Console", lambda: console)
+    monkeypatch.setattr(sys, "stdout", sys.stdout)  # the line that fails replaces it
+    with progress.ProgressBar(total=1000) as bar:
+        bar.print_line("one")
+        terminal.is_open = False
+        bar.print_line("two")
+    assert "one" in terminal.getvalue() and "two" not in terminal.getvalue()
 
 
 def test_bar_follows_each_loop_and_lines_have_their_own_rule(monkeypatch):

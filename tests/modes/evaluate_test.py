@@ -11,6 +11,7 @@ import ctl
 from ctl.configs import overrides
 from ctl.errors import UsageError
 from ctl.loop.checkpoints.checkpointer import Checkpointer, DamagedCheckpoint
+from ctl.loop.workdir import Workdir
 from ctl.modes import DONE, STOPPED, evaluate, train
 from tests import experiments
 
@@ -90,10 +91,16 @@ def test_eval_without_a_run_is_rejected(make_arguments):
     assert not pathlib.Path("run").exists()
 
 
-def test_continuous_eval_evaluates_every_checkpoint(arguments):
+def test_continuous_eval_evaluates_every_checkpoint(arguments, monkeypatch):
+    results, write = [], Workdir.write_result
+    monkeypatch.setattr(
+        Workdir, "write_result", lambda self, result: [results.append(result), write(self, result)]
+    )
     assert evaluate.continuous_eval(arguments) == DONE
     evaluations = [event for event in experiments.read_events("run") if event[0] == "eval"]
     assert evaluations == [("eval", 10), ("eval", 20)]
+    # The run has ended: its result is not replaced by that of an earlier step.
+    assert [result["step"] for result in results] == [20]
 
 
 def test_continuous_eval_skips_a_checkpoint_that_is_deleted_meanwhile(arguments, monkeypatch):

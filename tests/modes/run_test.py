@@ -10,8 +10,9 @@ import ctl
 from ctl.errors import UsageError
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.lock import RunLock
+from ctl.loop.workdir import Workdir
 from ctl.modes import DONE, STOPPED, train
-from ctl.modes.run import RunParts
+from ctl.modes.run import RunParts, _temporary_workdir
 from tests import experiments
 
 
@@ -45,6 +46,13 @@ def test_several_processes_cannot_write_in_the_background(make_arguments):
     run.experiment = types.SimpleNamespace(hardware=types.SimpleNamespace(cluster=object()))
     with pytest.raises(UsageError, match=r"requires a run in one process: choose auto or blocking"):
         run._writes_in_background()
+
+
+def test_folder_for_an_object_store_requires_one(make_arguments):
+    with pytest.raises(
+        UsageError, match=r"train\.local_dir has no effect without a --workdir in an"
+    ):
+        RunParts(make_arguments({"train.local_dir": "/scratch"}))
 
 
 @pytest.mark.parametrize("is_chief", [True, False])
@@ -133,12 +141,16 @@ def test_run_in_the_workdir_is_not_touched(make_arguments, make_complete, fresh)
 
 
 def test_parents_of_a_new_workdir_are_removed(make_arguments, tmp_path):
-    from ctl.loop.workdir import Workdir
-
     arguments = make_arguments(dry_run=True)
     object.__setattr__(arguments, "workdir", Workdir("runs/a/b"))
     assert train.train(arguments) == DONE
     assert not pathlib.Path("runs").exists()
+
+
+def test_folder_of_a_dry_run_in_the_current_folder_is_next_to_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with _temporary_workdir(Workdir(".")) as temporary:
+        assert temporary.path == tmp_path.with_name(f"{tmp_path.name}.dry_run")
 
 
 def test_stopped_dry_run_leaves_nothing(make_arguments, monkeypatch, capsys):

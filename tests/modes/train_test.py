@@ -151,12 +151,19 @@ def test_early_stopping_ends_the_run_and_the_result_says_why(make_arguments, cap
     assert experiments.read_result("run")["stopped"]["step"] == 20
 
 
+def _kill(*_):
+    raise KeyboardInterrupt
+
+
 def test_time_limit_ends_the_run_after_a_loop_with_an_evaluation(make_arguments, monkeypatch):
     now = iter(range(10_000))  # each reading of the clock is a second later
     clock = types.SimpleNamespace(monotonic=lambda: next(now))
     monkeypatch.setattr("ctl.loop.actions.stopping.time", clock)
     limit = {"train.steps": 100, "train.max_duration": "3 seconds"}
-    assert train.train_and_eval(make_arguments(limit)) == DONE
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("ctl.loop.actions.action.ActionList.end", _kill)
+        train.train_and_eval(make_arguments(limit))
+    assert train.train_and_eval(make_arguments(limit)) == DONE  # without another step
     result = experiments.read_result("run")
     assert result["step"] == 15 and result["eval"]["examples"] == 50
     assert result["stopped"] == {"step": 15, "reason": "train.max_duration=3 seconds has passed"}

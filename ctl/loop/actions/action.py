@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 import copy
+import json
 from typing import Any
 
 from ctl import errors
@@ -186,10 +187,25 @@ class ActionList:
                 controller.reporter.print_line(line)
 
     def get_notes(self) -> dict[str, Any]:
-        """Returns the notes for a checkpoint: the states of the actions that have one, by name."""
+        """Returns the notes for a checkpoint: the states of the actions, and the reason of a stop.
+
+        Raises:
+            UsageError: a state does not consist of JSON types.
+        """
         states = {name: action.get_state() for name, action in self._actions.items()}
-        states = {name: state for name, state in states.items() if state}
-        return {"actions": states} if states else {}
+        for name, state in states.items():
+            try:
+                json.dumps(state)
+            except (TypeError, ValueError) as error:
+                raise UsageError(
+                    f"The state of the action {name} cannot be saved ({error}): let get_state return a "
+                    "dict of texts, numbers, booleans, None, lists and dicts."
+                ) from None
+        notes = {
+            "actions": {name: state for name, state in states.items() if state},
+            "stopped": self.stop_reason,
+        }
+        return {name: value for name, value in notes.items() if value}
 
     def set_notes(self, notes: Mapping[str, Any]) -> None:
         """Passes each action its state from the notes of a restored checkpoint, if there is one."""

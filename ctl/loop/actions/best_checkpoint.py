@@ -4,10 +4,10 @@ from collections.abc import Mapping
 import pathlib
 from typing import Any
 
-from ctl.errors import UsageError
+from ctl.errors import Failure, UsageError
 from ctl.loop.actions.action import Action
 from ctl.loop.actions.monitored_metric import MonitoredMetric
-from ctl.loop.checkpoints.checkpointer import Checkpointer
+from ctl.loop.checkpoints.checkpointer import Checkpointer, DamagedCheckpoint
 from ctl.loop.checkpoints.files import CheckpointFiles, report_write_errors
 
 
@@ -92,7 +92,14 @@ class BestCheckpoint(Action):
         best = self._best_step() if self.controller.is_chief else None
         step = self.controller.processes.broadcast_from_chief(-1 if best is None else best)
         if step >= 0:
-            self._checkpoints.restore(self._checkpoints.path(step))
+            path = self._checkpoints.path(step)
+            try:
+                self._checkpoints.restore(path)
+            except DamagedCheckpoint as error:
+                raise Failure(
+                    f"{path} cannot be read ({error}): delete its files, then rerun the same command, "
+                    "which restores the next best one."
+                ) from None
             outputs = self._checkpoints.files.notes(step).get("outputs")
             self.controller.evaluation = outputs
             self.controller.evaluated_step = step

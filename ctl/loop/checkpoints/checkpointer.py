@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 import errno
 import os
 import pathlib
+import re
 import tempfile
 from typing import Any
 
@@ -77,6 +78,12 @@ class Checkpointer:
             raise UsageError(
                 f"ctl.Checkpointer(directory, trainer) got {type_name(trainer)}, but must get a "
                 "ctl.Step or a ctl.StandardTrainer: it saves their model and optimizer."
+            )
+        # TensorFlow looks for a checkpoint by its path as a pattern, in which [ does not match itself.
+        if re.search(r"[\[\\]", str(directory)):
+            raise UsageError(
+                f"The folder {directory} contains [ or \\, with which TensorFlow can write checkpoints, "
+                "but cannot read them: name another folder (--workdir)."
             )
         self.directory = pathlib.Path(directory)
         self.files = CheckpointFiles(directory)
@@ -326,8 +333,10 @@ class Checkpointer:
 
     def _commit(self, step: int, notes: Mapping[str, Any] | None) -> None:
         self.files.commit(step, notes)
-        self.files.prune(keep=self._keep, keep_every=self._keep_every, rank=self._rank)
-        complete = [self.path(step) for step in sorted(self.files.steps(), key=self._rank)]
+        # A newer one could not be read, or the run would have continued from it: it is the first to go.
+        rank = self._rank or (lambda other: (other <= step, other))
+        self.files.prune(keep=self._keep, keep_every=self._keep_every, rank=rank)
+        complete = [self.path(step) for step in sorted(self.files.steps(), key=rank)]
         # For TensorFlow's own tools, such as `tf.train.latest_checkpoint`. The function is deprecated.
         with quiet.hide_warnings():
             tf.compat.v1.train.update_checkpoint_state(

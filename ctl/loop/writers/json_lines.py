@@ -8,6 +8,7 @@ import pathlib
 from typing import Any
 
 from ctl.loop import json_files
+from ctl.loop.checkpoints.files import flush
 from ctl.loop.writers.writer import TRAIN, Record, Writer
 
 _RESERVED = ("time", "split", "step")
@@ -70,6 +71,7 @@ class JsonLinesWriter(Writer):
         temporary = self.path.with_name(json_files.temporary_name(self.path.name))
         with open(temporary, "w", encoding="utf-8", newline="") as file:
             file.writelines(line for line, key in self._read_lines() if keep(key))
+        flush(temporary)  # or a power failure could leave an empty file
         os.replace(temporary, self.path)
 
 

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import orbit
 import pytest
 
@@ -69,6 +70,7 @@ def test_request_of_an_action_ends_the_run_and_is_recorded(fake_controller):
     assert actions.stop_reason is None
     actions.run("eval", {})
     assert actions.stop_reason == {"step": 40, "reason": "b is done"}
+    assert actions.get_notes() == {"stopped": actions.stop_reason}
     reporter = fake_controller.reporter
     assert reporter.events == [{"event": "stop_requested", "step": 40, "reason": "b is done"}]
     assert reporter.lines == ["Training ends at step 40: b is done."]
@@ -105,6 +107,13 @@ def test_states_are_json_and_keyed_by_class_and_number(fake_controller):
     ActionList([third], fake_controller).set_notes(state)
     assert third.state == {"best": 0.1 + 0.2}
     assert ActionList([Recording()], fake_controller).get_notes() == {}
+
+
+def test_state_of_other_types_is_rejected(fake_controller):
+    action = Recording()
+    action.state = {"best": np.float32(1)}
+    with pytest.raises(ctl.UsageError, match="The state of the action Recording cannot be saved"):
+        ActionList([action], fake_controller).get_notes()
 
 
 def test_results_are_merged(fake_controller):

@@ -26,8 +26,8 @@ def evaluate(fake_controller, tmp_path):
     fake_controller.trainer = make_trainer()
     fake_controller.evaluator = ctl.StandardEvaluator(fake_controller.trainer)
 
-    def call(step, value, *, mode="max", keep=1, metric="eval/loss"):
-        action = BestCheckpoint(metric, mode, folder=tmp_path / "best", keep=keep)
+    def call(step, value, *, mode="max", metric="eval/loss", **options):
+        action = BestCheckpoint(metric, mode, folder=tmp_path / "best", **options)
         action.begin(fake_controller)
         fake_controller.step = step
         fake_controller.trainer.global_step.assign(step)
@@ -107,6 +107,16 @@ def test_kill_while_the_best_checkpoint_is_written_loses_neither_the_old_nor_the
     assert kept(tmp_path) == [1]
     evaluate(2, 0.75)
     assert kept(tmp_path) == [2]
+
+
+def test_best_checkpoint_that_cannot_be_read_is_reported_in_one_line(evaluate, tmp_path):
+    action = evaluate(1, 0.5, restore_at_end=True)
+    data = tmp_path / "best/ckpt-1.data-00000-of-00001"
+    data.write_bytes(bytes(data.stat().st_size))
+    with pytest.raises(
+        Failure, match=r"best/ckpt-1 cannot be read .*: delete its files, then rerun"
+    ):
+        action.end()
 
 
 def test_checkpoints_of_another_metric_are_replaced(evaluate, tmp_path):

@@ -119,12 +119,27 @@ def test_newest_checkpoint_that_can_be_read_is_restored(saved, damage):
     assert same(state(trainer), states[want])
 
 
+def test_checkpoint_is_not_deleted_for_a_newer_one_that_cannot_be_read(saved):
+    folder, _ = saved
+    DAMAGES["data of other bytes"](folder)
+    checkpoints = Checkpointer(folder, make_trainer(), keep=1)
+    checkpoints.all_restore_latest()
+    checkpoints.save()
+    assert checkpoints.files.steps() == [2]
+
+
 def test_run_does_not_start_from_scratch_if_all_checkpoints_are_damaged(saved):
     folder, _ = saved
     for path in folder.glob("*.index"):
         path.write_bytes(b"")
     with pytest.raises(ctl.UsageError, match=r"none of them can be read.*: fix the files, or name"):
         Checkpointer(folder, make_trainer()).all_restore_latest()
+
+
+@pytest.mark.parametrize("name", ["a [1]", "a\\b"])
+def test_folder_whose_checkpoints_could_not_be_read_is_rejected(tmp_path, name):
+    with pytest.raises(ctl.UsageError, match=r"contains \[ or .*: name another folder"):
+        Checkpointer(tmp_path / name, make_trainer())
 
 
 def test_first_save_that_was_killed_is_no_checkpoint(tmp_path):
