@@ -85,10 +85,7 @@ def _run_until_loss(argv: Sequence[str]) -> int:
     except Failure as error:
         return _print_error(error, code=1)
     except KeyboardInterrupt:  # during training, loop/stop.py handles the signal
-        print(
-            "Stopped before training began, and nothing was written: rerun the same command.",
-            flush=True,
-        )
+        print("Interrupted: rerun the same command.", flush=True)
         return 75
 
 

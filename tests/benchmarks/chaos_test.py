@@ -13,7 +13,7 @@ from benchmarks import chaos, counting
         (75, "Lost a worker", "step", "stopped in step without a checkpoint"),
         (75, "Stopped at step 60", "step", "stopped at 60, saved 0"),
         (-15, "", "start", ""),  # it may come before there is anything to save
-        (75, "Stopped before training began", "start", ""),
+        (75, "Interrupted", "start", ""),
     ],
 )
 def test_sigterm_without_a_checkpoint_and_exit_code_75_is_reported(
