@@ -184,22 +184,28 @@ def without_python(data: Data, split: str) -> Data:
 
 def python_ops(data: Data) -> list[str]:
     """Returns the types of the ops by which data calls Python functions; empty without one."""
-    dataset = _example_dataset(data.data if isinstance(data, Augmented) else data)
+    source, augment = data, None
     if isinstance(data, Augmented):
-        augment, seed = data.augment, tf.zeros([2], tf.int64)
-        dataset = dataset.map(lambda example: convert(augment)(example, seed))
-    serialized = tf.raw_ops.DatasetToGraphV2(
-        input_dataset=dataset._variant_tensor, external_state_policy=_IGNORE_STATE
-    )
-    graph = tf.compat.v1.GraphDef.FromString(serialized.numpy())
+        source, augment = data.data, convert(data.augment)
+    seed = tf.zeros([2], tf.int64)
+    if isinstance(source, Source):
+
+        def read(indexes: tf.Tensor) -> Any:
+            example = tf.nest.map_structure(lambda rows: rows[0], source.gather(indexes))
+            return example if augment is None else augment(example, seed)
+
+        # Not as a dataset, whose graph would contain the arrays of the source.
+        function = traced(read).get_concrete_function(tf.TensorSpec([1], tf.int64))
+        graph = function.graph.as_graph_def()
+    else:
+        dataset = dataset_of(source)
+        if augment is not None:
+            dataset = dataset.map(lambda example: augment(example, seed))
+        serialized = tf.raw_ops.DatasetToGraphV2(
+            input_dataset=dataset._variant_tensor, external_state_policy=_IGNORE_STATE
+        )
+        graph = tf.compat.v1.GraphDef.FromString(serialized.numpy())
     return sorted({node.op for node in _all_nodes(graph)} & _PYTHON_OPS)
-
-
-def _example_dataset(data: Data) -> tf.data.Dataset:
-    if not isinstance(data, Source):
-        return dataset_of(data)
-    rows = tf.data.Dataset.range(len(data)).batch(1).map(data.gather)
-    return rows.unbatch()
 
 
 def _augmented_spec(augment: Augment, example_spec: Any) -> Any:
