@@ -313,23 +313,12 @@ def _check_monitoring(values: Mapping[str, Any]) -> None:
 def _check_conditions(values: Mapping[str, Any]) -> None:
     """Rejects keys that have no effect, because another key turns off what they set."""
     default = overrides.flatten(keys.defaults())
-    evaluation = [key for key in values if key.startswith("eval.") and key != "eval.splits"]
-    summaries = ["summaries.histogram_interval", "train.summary_interval"]
-    for condition, is_met, names in (
-        (
-            "tensorboard in summaries.writers",
-            "tensorboard" in values["summaries.writers"],
-            summaries,
-        ),
-        ("a split in eval.splits", bool(values["eval.splits"]), evaluation),
-        (
-            "train.checkpoint_interval",
-            values["train.checkpoint_interval"] != 0,
-            ["train.checkpoint_keep_every"],
-        ),
+    has_tensorboard = "tensorboard" in values["summaries.writers"]
+    has_interval = values["train.checkpoint_interval"] != 0
+    for name, condition, is_met in (
+        ("summaries.histogram_interval", "tensorboard in summaries.writers", has_tensorboard),
+        ("train.summary_interval", "tensorboard in summaries.writers", has_tensorboard),
+        ("train.checkpoint_keep_every", "train.checkpoint_interval", has_interval),
     ):
-        for name in names:
-            if not is_met and values[name] != default[name]:
-                raise UsageError(
-                    f"{name} has no effect without {condition}: set it, or remove {name}."
-                )
+        if not is_met and values[name] != default[name]:
+            raise UsageError(f"{name} has no effect without {condition}: set it, or remove {name}.")

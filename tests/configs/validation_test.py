@@ -294,7 +294,6 @@ def test_monitored_metrics_are_checked(train, evaluation, message):
             dict(train=dict(summary_interval="1 epoch")),
             "summary_interval has no effect without ten",
         ),
-        (dict(eval=dict(splits=[], interval=5)), "eval.interval has no effect without a split in"),
         (
             dict(train=dict(checkpoint_interval=0, checkpoint_keep_every=5)),
             "checkpoint_keep_every has no effect without train.checkpoint_interval: set it, or remove",

@@ -246,8 +246,9 @@ def check_regularization(
     """
     rows = [tensor for tensor in rows if tensor is not None]
     for loss in losses:
-        is_mean = equal and "/ActivityRegularizer/" in loss.op.name
-        if is_mean or not dataflow.depends_on(loss, rows):
+        if not dataflow.depends_on(loss, rows) or (
+            equal and "/ActivityRegularizer/" in loss.op.name
+        ):
             continue
         raise UsageError(
             f'The loss "{loss.op.name}" of add_loss or regularization_losses depends on the rows of the '
