@@ -96,6 +96,7 @@ RUN = ["--config=workers.py", "--mode=train"]
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_worker_killed_at_a_step_is_restarted_without_the_kill(undisturbed):
     experiments.write(undisturbed, {"workers.py": WORKERS})
     command = ["-m", "ctl.launch", "--workers=2", "--", *RUN, "--workdir=two"]
