@@ -81,7 +81,7 @@ def check_config(config: Any) -> None:
     check_runtime(values)
     check_steps(values)
     _check_monitoring(values)
-    _check_conditions(values)
+    _check_effects(values)
     _check_model(config.actions, "actions", sections=(dict,))
     _check_trainer(values["trainer"])
 
@@ -310,7 +310,7 @@ def _check_monitoring(values: Mapping[str, Any]) -> None:
         )
 
 
-def _check_conditions(values: Mapping[str, Any]) -> None:
+def _check_effects(values: Mapping[str, Any]) -> None:
     """Rejects keys that have no effect, because another key turns off what they set."""
     default = overrides.flatten(keys.defaults())
     has_tensorboard = "tensorboard" in values["summaries.writers"]

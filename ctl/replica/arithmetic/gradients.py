@@ -93,10 +93,9 @@ def apply(optimizer: Any, gradients: Sequence[Gradient], variables: Sequence[tf.
         gradients = [sum_rows(gradient) for gradient in gradients]
     pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
     if pairs:
-        if hasattr(optimizer, "build"):  # a legacy optimizer has none
-            # Before the scope below, which would be in the names of the slots.
-            with tf.name_scope(optimizer.name), tf.init_scope():
-                optimizer.build([v for _, v in pairs])
+        # Before the scope below, which would be in the names of the slots.
+        with tf.name_scope(optimizer.name), tf.init_scope():
+            optimizer.build([v for _, v in pairs])
         # Without a second reduction: the sum over N replicas of equal sums would be N times as large.
         # The argument has its old name, because the legacy optimizers accept it too.
         with tf.name_scope(OPTIMIZER_UPDATE):

@@ -85,9 +85,8 @@ class LoopResults:
                 part.row_mask,
                 first_row=first_row,
                 step=rows.step,
-                calls=dict(
-                    rows.calls
-                ),  # every micro-batch draws the numbers of the undivided batch
+                # A copy, so that every micro-batch draws the numbers of the undivided batch.
+                calls=dict(rows.calls),
                 count=count,
                 isolated=self._plan.isolation if len(micro_batches) > 1 else "",
             ):
