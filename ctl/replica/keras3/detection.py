@@ -6,6 +6,7 @@ name the cause, or its variables silently stay untrained.
 
 from collections.abc import Iterator, Mapping
 import contextlib
+import functools
 from typing import Any
 
 import tensorflow as tf
@@ -26,7 +27,7 @@ def is_keras3(value: Any, kind: str = "") -> bool:
         value: any value.
         kind: the name of the class or base class, such as "Layer"; any by default.
     """
-    return _is_of(value, "keras", kind)
+    return _is_of(type(value).__mro__, "keras", kind)
 
 
 def check_tracked(value: Any, place: str) -> None:
@@ -95,13 +96,14 @@ def _find_in_traceback(error: BaseException) -> Any:
         for value in list(frame.tb_frame.f_locals.values()) if other else ():
             nested = value.values() if isinstance(value, Mapping) else value
             values = nested if isinstance(nested, list | tuple) else [value]
-            result = next((each for each in values if _is_of(each, other)), result)
+            result = next((each for each in values if _is_of(type(each).__mro__, other)), result)
         frame = frame.tb_next
     return result
 
 
-def _is_of(value: Any, package: str, kind: str = "") -> bool:
+@functools.lru_cache(1024)  # each training loop asks for every attribute of the trainer
+def _is_of(classes: tuple[type, ...], package: str, kind: str = "") -> bool:
     return any(
         base.__module__.partition(".")[0] == package and kind in ("", base.__name__)
-        for base in type(value).__mro__
+        for base in classes
     )
