@@ -22,10 +22,12 @@ from tests import child
 RESULTS = child.ROOT / "docs/versions.json"
 PAGE = child.ROOT / "docs/versions.md"
 BEGIN, END = "<!-- results -->\n", "<!-- end of results -->"
-# Each version of TensorFlow has its own bounds of these packages.
+# Each version of TensorFlow has its own bounds of these packages, directly or by protobuf.
 FREE = (
-    "gast", "grpcio", "h5py", "keras", "ml-dtypes", "numpy", "protobuf", "setuptools", "tensorboard",
-    "tensorboard-data-server", "tensorflow", "tensorflow-cpu", "tensorflow-tpu", "tf-keras",
+    "gast", "google-api-core", "google-cloud-storage-control", "googleapis-common-protos",
+    "grpc-google-iam-v1", "grpcio", "grpcio-status", "h5py", "keras", "ml-dtypes", "numpy",
+    "proto-plus", "protobuf", "setuptools", "tensorboard", "tensorboard-data-server", "tensorflow",
+    "tensorflow-cpu", "tensorflow-tpu", "tf-keras",
 )  # fmt: skip
 COLUMNS = ("tensorflow", "python", "tests", "keras", "numpy", "date", "passed", "failed")
 # The expression for `pytest -m`. The long tests are for releases.

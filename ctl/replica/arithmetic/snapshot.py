@@ -74,8 +74,7 @@ class Snapshot:
         """
         rows = list(rows)
         every = [*(copy.variable for copy in self._copies.values()), *others]
-        # This includes all replicas, because their code is traced in turn whenever they communicate.
-        known = {id(part.handle) for v in every for part in getattr(v, "values", (v,))}
+        known = _handles(every)
         for assignment in self._assignments():
             copy = self._copies.get(id(assignment.handle))
             if copy is not None and assignment.depends_on(rows):
@@ -90,6 +89,12 @@ class Snapshot:
                     "assigned once per step, and saved."
                 )
 
+    def places_of_others(self, variables: Iterable[tf.Variable]) -> list[str]:
+        """Returns the user's lines of code that have assigned other variables than these."""
+        known = _handles(variables)
+        others = (a.place for a in self._assignments() if id(a.handle) not in known)
+        return list(dict.fromkeys(others))
+
     def _assigned_copies(self) -> list["_Copy"]:
         if self._graph is None:
             return list(self._copies.values())
@@ -100,6 +105,11 @@ class Snapshot:
         if self._graph is None:
             return []
         return list(find_assignments(self._graph.get_operations()[self._start :]))
+
+
+def _handles(variables: Iterable[tf.Variable]) -> set[int]:
+    # On all replicas, because their code is traced in turn whenever they communicate.
+    return {id(part.handle) for v in variables for part in getattr(v, "values", (v,))}
 
 
 class _Copy(NamedTuple):

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 import contextlib
 import functools
+import logging
 from typing import Any
 
 import orbit
@@ -25,6 +26,12 @@ from ctl.replica.step.preprocessing import preprocess
 from ctl.replica.step.replica_step import ReplicaStep
 from ctl.replica.updates.unfreezing import Unfreezing
 
+_LOG = logging.getLogger("ctl")
+_UNSAVED = (
+    "%s assigns a variable that the trainer does not hold: it is in no checkpoint, and a skipped step "
+    "does not restore it. Make it an attribute of the trainer, of a layer or of a tf.Module that the "
+    "trainer holds."
+)
 _RESERVED = "self.{name} belongs to orbit.StandardTrainer: give your attribute another name."
 _MERGE_CALL = "`merge_call` called while defining a new graph"  # of tf.distribute's own error
 
@@ -139,6 +146,7 @@ class Engine:
         # unfreeze a model while it is traced.
         self._traced = self._state()
         self.step.check_complete()
+        self._warn_unsaved()
         if self.checks_copies:
             self.checks_copies = False
             copies.check_copies(self.step.checkpoint_items())
@@ -173,6 +181,11 @@ class Engine:
         """Leaves the position in the data to the user, who has set `train_dataset`."""
         self.plan.check_own_dataset()
         self.own_dataset = True
+
+    def _warn_unsaved(self) -> None:
+        for place in self.step.update.unsaved:
+            _LOG.warning(_UNSAVED, place)
+        self.step.update.unsaved.clear()  # a later trace lists its own
 
     def _state(self) -> Any:
         """Returns what the traced step depends on, besides its batch and its variables."""

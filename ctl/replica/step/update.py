@@ -15,7 +15,7 @@ import tensorflow as tf
 from ctl.errors import UsageError
 from ctl.replica.arithmetic import gradients, loss, precision, reduction, row_mask, waits
 from ctl.replica.arithmetic.gradients import Gradient
-from ctl.replica.arithmetic.snapshot import Assignable
+from ctl.replica.arithmetic.snapshot import Assignable, Snapshot
 from ctl.replica.measure.losses import LossMeans
 from ctl.replica.measure.non_finite import (
     LOSS,
@@ -79,6 +79,7 @@ class Update:
         has_histograms: whether a step that writes histograms of its gradients was traced.
         optimizers: id -> an optimizer that the traced steps use, in the order of their first use.
         variables: id -> a variable that the traced steps train.
+        unsaved: the lines of code that assign a variable which `assignable` lacks.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class Update:
         self.has_histograms = False
         self.optimizers: dict[int, Any] = {}
         self.variables: dict[int, tf.Variable] = {}
+        self.unsaved: dict[str, None] = {}
         self.skipped_steps = counter("skipped_steps")
         # Created in any case, because a checkpoint holds it: a later run may switch the check on.
         self.loss_spikes = LossSpikes(plan.options.loss_spike, dtype=plan.dtype)
@@ -162,12 +164,16 @@ class Update:
         )
         if rows.trace:
             rows.trace.begin_update(inputs)
+        snapshot = Snapshot([])
         if plan.xla == "gradients":
             # A micro-batch cannot read the other rows, with or without XLA.
             may_retry = plan.options.xla == "auto" and plan.parts == 1
             contributions = compute_by_xla(compute, inputs, rows, may_retry=may_retry)
         else:
             contributions = compute(inputs)
+        # Listed again, because the forward pass may have built a model.
+        held = self._assignable()
+        self.unsaved |= dict.fromkeys(snapshot.places_of_others([*held.once, *held.summed]))
 
         # From here on every value is that of the global batch, the same on every replica, so all
         # replicas agree without another message.

@@ -1,5 +1,8 @@
 """Variables that the code of a step assigns are assigned once per update, or rejected."""
 
+import re
+import types
+
 import pytest
 import tensorflow as tf
 import tf_keras
@@ -77,17 +80,31 @@ def test_value_of_the_rows_of_a_micro_batch_is_rejected(case):
         running.build(case, Split(1, micro_batches=2)).train(tf.constant(1))
 
 
-def test_variable_that_the_trainer_does_not_hold_is_rejected():
-    with tf.init_scope():
-        elsewhere = tf.Variable(0, trainable=False)
+class Global(Case):
+    """Assigns a variable that a plain object holds, which TensorFlow does not track."""
 
-    class Global(Case):
-        def per_example_loss(self, batch, outputs):
-            elsewhere.assign_add(1)
-            return super().per_example_loss(batch, outputs)
+    def build_model(self):
+        self.plain = types.SimpleNamespace(count=tf.Variable(0, trainable=False))
+        return super().build_model()
 
+    def per_example_loss(self, batch, outputs):
+        self.plain.count.assign_add(1)
+        return super().per_example_loss(batch, outputs)
+
+
+def test_variable_that_the_trainer_does_not_hold_is_rejected_with_micro_batches():
     with pytest.raises(ctl.UsageError, match=r"\.py:\d+ assigns a variable once per micro-batch"):
         running.build(Global, Split(1, micro_batches=2)).train(tf.constant(1))
+
+
+@pytest.mark.parametrize(("case", "count"), [(Global, 1), (Conditional, 0)])
+def test_variable_that_the_trainer_does_not_hold_is_named_once(case, count, caplog):
+    trainer = running.build(case, Split(2))
+    for _ in range(2):
+        trainer.train(tf.constant(1))
+    lines = [line for line in caplog.messages if "that the trainer does not hold" in line]
+    assert len(lines) == count
+    assert all(re.match(r"\S+\.py:\d+ assigns a variable", line) for line in lines)
 
 
 def test_metrics_and_moving_statistics_follow_every_micro_batch():
