@@ -15,6 +15,7 @@ import logging
 import math
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from ctl.data import sampler
@@ -201,7 +202,7 @@ def _training_reader(
         indexes, seeds = source.training_order(
             positions, batch_size=batch_size, seed=seed, span=span
         )
-        return read(indexes), seeds, None if layout.even else mask
+        return read(indexes), seeds, mask
 
     return read_chunk
 
@@ -213,7 +214,7 @@ def _evaluation_reader(source: Source, layout: Layout) -> _ReadChunk:
     def read_chunk(index: tf.Tensor) -> _Chunk:
         positions, mask = _positions(layout, index, examples=len(source))
         indexes = source.evaluation_order(positions, batch_size=layout.global_batch_size)
-        return read(indexes), tf.zeros([tf.size(positions), 2], tf.int64), mask
+        return read(indexes), tf.zeros([layout.rows_per_replica, 2], tf.int64), mask
 
     return read_chunk
 
@@ -226,8 +227,10 @@ def _positions(
     first: int | tf.Tensor = 0,
     stride: int = 1,
     examples: int | None = None,
-) -> tuple[tf.Tensor, tf.Tensor]:
+) -> tuple[tf.Tensor, tf.Tensor | None]:
     """Returns the rows of a chunk by their positions in the stream, and the mask of those that exist.
+
+    The mask is None if all rows exist in every chunk.
 
     Args:
         layout: which rows this pipeline feeds to which replicas.
@@ -237,17 +240,20 @@ def _positions(
         stride: the number of steps from one global batch of this pipeline to its next.
         examples: the length of the stream; None if it is endless.
     """
-    elements = tf.range(size, dtype=tf.int64)[:, tf.newaxis]
-    offsets = tf.range(layout.rows_per_replica, dtype=tf.int64)[tf.newaxis, :]
-    batch_size, local = layout.global_batch_size, layout.local_replicas
-    element = index * size + elements
-    step, replica = first + element // local * stride, layout.first_replica + element % local
-    positions = step * batch_size + replica * layout.rows_per_replica + offsets
-    end = (step + 1) * batch_size
-    end = end if examples is None else tf.minimum(end, examples)
+    # NumPy computes what is the same for all chunks: each operation makes the first batch later.
+    batch_size, rows = layout.global_batch_size, layout.rows_per_replica
+    step = index * size + np.arange(size)[:, np.newaxis]
+    replica = np.full([size, 1], layout.first_replica)
+    if layout.local_replicas > 1:
+        replica = replica + step % layout.local_replicas
+        step //= layout.local_replicas
+    start = step * (stride * batch_size) + first * batch_size
+    offsets = replica * rows + np.arange(rows)
+    last = batch_size - 1 if examples is None else tf.minimum(examples - 1 - start, batch_size - 1)
     # Padding repeats the last row of the same global batch; after the end, the last of all.
-    existing = tf.reshape(tf.minimum(positions, end - 1), [-1])
-    return existing, tf.cast(positions < end, tf.float32)
+    existing = tf.reshape(start + tf.minimum(offsets, last), [-1])
+    all_exist = examples is None and layout.even
+    return existing, None if all_exist else tf.cast(offsets <= last, tf.float32)
 
 
 def _source_batches(
@@ -265,8 +271,11 @@ def _array_batches(read_chunk: _ReadChunk, leading: list[int]) -> tf.data.Datase
     """Returns chunks whose values have these leading dimensions instead of the first one."""
 
     def reshape(values: tf.Tensor) -> tf.Tensor:
-        shape = tf.concat([leading, tf.shape(values)[1:]], axis=0)
-        return tf.ensure_shape(tf.reshape(values, shape), [*leading, *values.shape[1:]])
+        rest = values.shape[1:]
+        if len(leading) > 1:
+            shape = rest if rest.is_fully_defined() else tf.shape(values)[1:]
+            values = tf.reshape(values, tf.concat([leading, shape], axis=0))
+        return tf.ensure_shape(values, [*leading, *rest])
 
     def read(index: tf.Tensor) -> MaskedBatch:
         examples, _, row_mask = read_chunk(index)
