@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,10 @@ PROGRAMS = """
 """
 FORKED = set(PROGRAMS.split())
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+# TensorFlow 2.21 prints this when it is imported; no environment variable hides it.
+IMPORT_LINES = re.compile(
+    r"(WARNING: All log messages before absl.*\n)?I0000 .* oneDNN custom .*\n"
+)
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -43,13 +48,17 @@ def run(
     fresh: bool = False,
     **variables: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs `python *arguments` until it exits; kills its process group if an exception is raised."""
+    """Runs `python *arguments` until it exits; kills its process group if an exception is raised.
+
+    The standard error that it returns is without `IMPORT_LINES`.
+    """
     with start(arguments, cwd=cwd, fresh=fresh, **variables) as process:
         try:
             stdout, stderr = process.communicate(timeout=timeout)
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise
+    stderr = IMPORT_LINES.sub("", stderr)
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
