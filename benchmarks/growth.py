@@ -3,8 +3,8 @@
     python -m benchmarks.growth
     python -m benchmarks.growth --parts replicas variables
 
-Each point is measured in processes of its own, which take turns: the time to trace and run the first
-step, the median time of a step, and the memory that a later step adds. Beside ctl the same model is
+Each point is measured in processes of its own, which take turns: the processor time to trace and run the
+first step, that of a later step, and the memory that later steps add. Beside ctl the same model is
 trained by a hand-written loop, which shows what TensorFlow needs itself. Its replicas are logical CPUs
 that share the cores, so that a step on twice as many replicas has twice as much to compute. `exponent`
 is the slope of the least-squares line through the logarithms of sizes and times: 1 is linear growth.
@@ -29,7 +29,7 @@ SIZES = {
     "checkpoint": [1, 10, 100, 1_000],
 }
 UNITS = {
-    "replicas": "replicas, 100 variables",
+    "replicas": "replicas, 20 variables",
     "variables": "variables, 1 replica",
     "steps": "steps, 10 variables, 1 replica",
     "checkpoint": "MiB of weights, 10 variables, 1 replica",
