@@ -50,6 +50,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _write(path: pathlib.Path, page: str) -> None:
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder: name a file by --output, such as report.html.")
     temporary: Any = path.with_name(f".{path.name}.new")
     try:
         temporary.write_text(page, encoding="utf-8")

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from ctl.data import batching, distribution, elements, host_random
 from ctl.data.layout import Layout, WorkerShard
+from ctl.data.sequences import ragged
 from ctl.data.source import (
     Arrays,
     Augmented,
@@ -246,6 +247,19 @@ class InputPipeline:
         )
         # The indexes of a bucketed source contain the bucket, too.
         return (indexes.numpy() % len(source)).tolist()
+
+    def find_unreadable(self, global_batch_size: int, step: int) -> str:
+        """Returns the first example of a step's global batch that cannot be read; "" if all can be."""
+        source = source_of(self.data("train"))
+        if source is None or ragged.has_own_order(source):
+            return ""
+        for index in self.example_indexes(global_batch_size, step) or ():
+            try:
+                source.gather(tf.constant([index], tf.int64))
+            except tf.errors.InvalidArgumentError:
+                has_files = len(source.files) == len(source)
+                return source.files[index] if has_files else f"example {index}"
+        return ""
 
     def copy_to_device(self, device: str) -> Arrays:
         """Returns a copy of the training examples in the memory of a device."""

@@ -79,7 +79,8 @@ class Process(ChildProcess):
     def outcome(self) -> str:
         """How the process ended, such as "exit code 1" or "killed by SIGKILL"."""
         code = self.exit_code or 0
-        return f"killed by {signal.Signals(code - 128).name}" if code > 128 else f"exit code {code}"
+        names = {128 + number: number.name for number in signal.Signals}
+        return f"killed by {names[code]}" if code in names else f"exit code {code}"
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         """Asks the process to save and stop; later calls have no effect.

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, MutableMapping
 import contextlib
 import json
 import os
+import select
 import socket
 import time
 from typing import Any
@@ -79,7 +80,7 @@ def _collect(cluster: Cluster, line: dict[str, Any], clock: _Waiting) -> list[st
         listener = stack.enter_context(
             _listen_at(port, cluster.name, cluster.meeting, "MASTER_PORT")
         )
-        peers = []
+        peers: dict[str, socket.socket] = {}
         while missing := [name for name in names if name not in found]:
             clock.check(f"{', '.join(missing)} at {cluster.meeting}")
             try:
@@ -92,15 +93,17 @@ def _collect(cluster: Cluster, line: dict[str, Any], clock: _Waiting) -> list[st
             if not message:  # another program, or a process that has ended or is very slow
                 peer.close()  # a slow process connects again
                 continue
-            if message.get("names") != names or message.get("name") not in missing:
+            name = str(message.get("name"))
+            is_again = name in peers and _has_closed(peers[name])  # killed, and started again
+            if message.get("names") != names or not (name in missing or is_again):
                 _send(peer, {"error": f"{cluster.name} waits for {', '.join(missing)}"})
                 continue
             # A process on the host of rank 0 may connect from an address that others cannot reach.
             is_local = source.startswith("127.")
-            found[message["name"]] = f"{host if is_local else source}:{message['port']}"
-            peers.append(peer)
+            found[name] = f"{host if is_local else source}:{message['port']}"
+            peers[name] = peer
         addresses = [found[name] for name in names]
-        for peer in peers:
+        for peer in peers.values():
             with contextlib.suppress(OSError):  # reported when its port is not reached
                 _send(peer, {"addresses": addresses})
     return addresses
@@ -125,6 +128,13 @@ def _join(cluster: Cluster, line: dict[str, Any], clock: _Waiting) -> list[str]:
                 f"this is {cluster.name} of {cluster.size}. Choose another MASTER_PORT."
             )
         time.sleep(_POLL_SECONDS)
+
+
+def _has_closed(peer: socket.socket) -> bool:
+    """Returns whether a process that sends nothing more has closed its connection."""
+    poll = select.poll()
+    poll.register(peer, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _send(peer: socket.socket, message: dict[str, Any]) -> None:

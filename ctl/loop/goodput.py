@@ -17,7 +17,8 @@ Event = Mapping[str, Any]
 def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
     """Returns the JSON objects of a file, one per line; lines that a kill cut short are skipped."""
     lines: list[Any] = []
-    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+    content = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    for text in content.splitlines():
         with contextlib.suppress(ValueError):
             lines.append(json.loads(text))
     return [line for line in lines if isinstance(line, dict)]

@@ -16,7 +16,7 @@ from ctl.configs.options import TrainerOptions
 from ctl.data.autograph import convert, traced
 from ctl.data.source import Batch
 from ctl.errors import UsageError
-from ctl.loop.checkpoints.checkpointer import Checkpointer
+from ctl.loop.checkpoints.checkpointer import Checkpointer, DamagedCheckpoint
 from ctl.replica.arithmetic import precision, row_mask
 from ctl.replica.graphs.dataflow import depends_on
 from ctl.replica.layers.batch_norm import SyncBatchNormalization
@@ -69,7 +69,10 @@ def restore_trainer(
     )
     models: Any = _Models(trainer)  # all that a `Checkpointer` reads of a trainer
     checkpoints = Checkpointer(pathlib.Path(path).parent, models, reads_only=True)
-    checkpoints.restore(path)
+    try:
+        checkpoints.restore(path)
+    except DamagedCheckpoint as error:
+        raise UsageError(f"{path} cannot be read ({error}): name another checkpoint.") from None
     engine = engine_of(trainer)
     if engine.step.ema and average:
         engine.step.ema.copy_to_model()

@@ -204,14 +204,18 @@ class Workdir:
         self.check_movable()
         if not self.has_run():
             return None
+        # A link to the folder stays where it is, so that the new run is on the same disk.
+        folder = self.path.resolve() if self.path.is_symlink() else self.path
         # A sibling: a rename within one file system is atomic and takes no time.
-        name = f"{self.path.name}.{datetime.datetime.now():%Y-%m-%d-%H%M%S}"
-        aside, number = self.path.with_name(name), 1
+        name = f"{folder.name}.{datetime.datetime.now():%Y-%m-%d-%H%M%S}"
+        aside, number = folder.with_name(name), 1
         while aside.exists():
             number += 1
-            aside = self.path.with_name(f"{name}.{number}")
+            aside = folder.with_name(f"{name}.{number}")
         try:
-            self.path.rename(aside)
+            folder.rename(aside)
+            if folder != self.path:
+                folder.mkdir()
         except OSError as error:
             raise UsageError(
                 f"{self.path} cannot be moved to {aside} ({error.strerror}): name another --workdir."
@@ -266,8 +270,9 @@ class Workdir:
     def _check_no_foreign_files(self) -> None:
         """Raises UsageError if the folder has files, but holds no run."""
         names = set(os.listdir(self.path) if self.path.is_dir() else [])
-        # A run that was killed while it started leaves the first three.
-        names -= {json_files.temporary_name("config.json"), lock.NAME, RECORD, "aot_compile.json"}
+        # A run that was killed while it started leaves the first three, and modes the others.
+        names -= {json_files.temporary_name("config.json"), lock.NAME, RECORD}
+        names -= {"aot_compile.json", "find_lr.html"}
         if names and not self._has_config_of_ctl():
             raise UsageError(
                 f"{self.path} has files in it and no config.json of ctl, so it is not a run's "

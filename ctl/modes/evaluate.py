@@ -25,7 +25,7 @@ def evaluate(arguments: Arguments) -> int:
     )
     try:
         restored = controller.restore_checkpoint(path)
-    except (DamagedCheckpoint, IndexError) as error:  # TensorFlow's error of a file cut short
+    except DamagedCheckpoint as error:
         raise UsageError(f"{path} cannot be read ({error}): name another --checkpoint.") from None
     if not restored:
         raise UsageError(f"{run.workdir.path} has no checkpoint to evaluate: train first.")

@@ -16,7 +16,6 @@ from ctl.errors import UsageError, list_some
 from ctl.loop import inference, json_files
 from ctl.loop.actions import best_checkpoint
 from ctl.loop.bucket import fetch
-from ctl.loop.checkpoints.checkpointer import DamagedCheckpoint
 from ctl.loop.checkpoints.files import CheckpointFiles
 from ctl.loop.exports import export_checkpoint
 from ctl.loop.workdir import Workdir
@@ -31,16 +30,13 @@ def export(arguments: Arguments) -> int:
     workdir = arguments.workdir
     path = select_checkpoint(workdir, arguments.checkpoint)
     config = resolve_batch_size(arguments.config, 1)
-    try:
-        step, exported = export_checkpoint(
-            loading.load_trainer_class(config.trainer, arguments.config_path, StandardTrainer),
-            TrainerOptions.from_config(config),
-            path,
-            workdir.exports,
-            global_batch_size=config.data.global_batch_size,
-        )
-    except (DamagedCheckpoint, IndexError) as error:  # TensorFlow's error of a file cut short
-        raise UsageError(f"{path} cannot be read ({error}): name another --checkpoint.") from None
+    step, exported = export_checkpoint(
+        loading.load_trainer_class(config.trainer, arguments.config_path, StandardTrainer),
+        TrainerOptions.from_config(config),
+        path,
+        workdir.exports,
+        global_batch_size=config.data.global_batch_size,
+    )
     workdir.event("export", step, **exported)
     print(f"Exported {path} to {exported['path']} ({exported['weights']} weights).", flush=True)
     return DONE

@@ -57,7 +57,8 @@ def find_lr(arguments: Arguments) -> int:
     warm_start.all_load(built.trainer, config.init, ProcessGroup(built.hardware))
     curve = measure(built.trainer)
     if built.hardware.is_chief:
-        for line in describe(curve):
+        base = arguments.config.optimizer.learning_rate_batch_size
+        for line in describe(curve, base / built.trainer.global_batch_size if base else 1.0):
             print_line(line)
         _write_page(curve, arguments.workdir.path / _PAGE)
     return DONE
@@ -94,8 +95,8 @@ def measure(trainer: StandardTrainer) -> Curve:
     return Curve(RATES[: len(losses)], np.array(losses))
 
 
-def describe(curve: Curve) -> list[str]:
-    """Returns a plot of lines, and the suggestion."""
+def describe(curve: Curve, factor: float = 1.0) -> list[str]:
+    """Returns a plot of lines, and the suggestion, times the factor that the config undoes."""
     if not len(curve.rates):
         return ["The first loss is not finite: run --mode=check."]
     lines = ["    rate        loss"]
@@ -108,7 +109,8 @@ def describe(curve: Curve) -> list[str]:
     if rate is None:
         return [*lines, "The loss never falls: run --mode=check."]
     lines.append(
-        f"The loss is smallest at {10 * rate:.1e}: try optimizer.learning_rate={rate:.1e}."
+        f"The loss is smallest at {10 * rate:.1e}: try optimizer.learning_rate={factor * rate:.1e}"
+        f"{' (for learning_rate_batch_size)' * (factor != 1)}."
     )
     return lines
 

@@ -77,9 +77,7 @@ class Run:
                 "says why): train with python -m ctl.main."
             )
         # Removed with this object, so that everything in a run can rely on a folder.
-        self._temporary = (
-            tempfile.TemporaryDirectory(prefix="ctl-run-") if workdir is None else None
-        )
+        self._temporary = None if workdir else tempfile.TemporaryDirectory(prefix="ctl-run-")
         self._workdir = Workdir(pathlib.Path(workdir or self._temporary.name))  # type: ignore[union-attr]
         built: Experiment | None = None
         config: Any = experiment

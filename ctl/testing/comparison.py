@@ -4,8 +4,9 @@ from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 
+from ctl.errors import list_some
 from ctl.testing.contents import Name
-from ctl.testing.equivalence_report import Difference, common_factor
+from ctl.testing.equivalence_report import Difference, NotComparable, common_factor
 from ctl.testing.loop_record import Record
 
 _EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
@@ -48,6 +49,11 @@ def compare(
     differences = list(_compare_evaluations(record, reference, tolerance))
     drift = 0.0
     for step, (values, expected) in enumerate(zip(record.steps, reference.steps, strict=True)):
+        if other := sorted({name for _, name in values.keys() ^ expected.keys()}):
+            raise NotComparable(
+                f"On {record.split} there are other names of values or variables than on one replica "
+                f"({list_some(other)}): use the same names on every number of replicas."
+            )
         moved = (key for key in expected if key[0] == "update" and key[1] in rounding)
         drift += max((_distance(values[key], expected[key]) for key in moved), default=0.0)
         for mismatch in (m for m in record.mismatches if m.step == step):

@@ -57,6 +57,8 @@ def make_strategy(replicas: int) -> tf.distribute.Strategy:
         replicas: 1 for a `OneDeviceStrategy`; more for a `MirroredStrategy` over logical CPUs,
             which `split_cpu` must have made.
     """
+    if replicas < 1:
+        raise UsageError(f"replicas is {replicas}, but must be at least 1.")
     name = "one_device" if replicas == 1 else "mirrored"
     devices = tuple(f"CPU:{i}" for i in range(replicas))
     return selection.build(name, StrategyOptions(devices=devices)).strategy

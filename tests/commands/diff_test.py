@@ -1,6 +1,7 @@
 """ctl diff: what differs between two runs or two checkpoints."""
 
 import json
+import os
 import re
 import shutil
 
@@ -135,12 +136,18 @@ def test_runs_without_a_common_step_have_exit_code_2(tmp_path, capsys, changes):
         (np.uint8([3, 0]), np.uint8([0, 0]), "difference 3 (1 times"),
         ([1 + 1j, 0], [1 - 1j, 0], "difference 2 (1.4 times"),
         (b"a", b"b", "v: another value"),
+        (np.array([b"a"], object), np.array([b"b"], object), "v: another value"),
         (0.0, -0.0, "v: 0.0 -> -0.0"),
     ],
 )
 def test_elements_are_compared_by_bits_and_their_distance_is_exact(old, new, line):
     _, text = checkpoint_comparison._compare("v", old, new)
     assert line in text
+
+
+def test_equal_strings_are_no_difference():
+    one, other = (np.array(["".join(parts)], object) for parts in (("a", "bc"), ("ab", "c")))
+    assert one[0] is not other[0] and checkpoint_comparison._compare("v", one, other) is None
 
 
 def test_variables_that_are_not_finite_have_no_difference_only_if_their_bits_are_the_same():
@@ -202,3 +209,6 @@ def test_runs_with_checkpoints_are_compared_by_variable(tmp_path, monkeypatch, c
     text = capsys.readouterr().out
     assert text.startswith("weights") and "global_step: 30 -> 20" in text
     assert diff.main(["a/checkpoints/ckpt-30", "copy"]) == 0
+    os.truncate("copy/checkpoints/ckpt-30.data-00000-of-00001", 100)
+    with pytest.raises(UsageError, match=r"copy/checkpoints/ckpt-30 cannot be read \("):
+        diff.main(["a/checkpoints/ckpt-30", "copy/checkpoints/ckpt-30"])

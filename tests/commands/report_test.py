@@ -83,6 +83,7 @@ def test_comparison_of_runs_shows_their_differences(tmp_path):
         ([], "the following arguments are required: RUN"),
         (["nothing"], "nothing has no config.json, so it is not a run"),
         (["a", "--output=no/page.html"], "no/page.html cannot be written"),
+        (["a", "--output=."], ". is a folder: name a file by --output"),
         (["a", "--outptu=x"], "unrecognized arguments: --outptu=x"),
     ],
 )

@@ -98,6 +98,11 @@ def test_code_of_a_signal_is_as_in_shells(capfd):
     assert "worker 0 failed first (killed by SIGKILL)" in capfd.readouterr().err
 
 
+def test_code_above_those_of_the_signals_is_reported(capfd):
+    assert Launcher(lambda task: script("sys.exit(-1)"), workers=1).run() == 255
+    assert "worker 0 failed first (exit code 255)" in capfd.readouterr().err
+
+
 def test_temporary_files_of_killed_processes_are_deleted(capfd):
     text = (
         "import tempfile\n"

@@ -184,6 +184,19 @@ def test_processes_of_another_run_are_rejected():
     assert not ranks.errors
 
 
+def test_process_that_was_killed_while_it_waited_meets_the_others_when_it_is_started_again():
+    ranks = Ranks(3)
+    threads = ranks.start(0)
+    line = {"name": "worker 1", "names": [f"worker {i}" for i in range(3)], "port": 1}
+    with ranks.connect() as killed:
+        rendezvous._send(killed, line)
+    for thread in threads + ranks.start(1, 2):
+        thread.join(timeout=60)
+    assert not ranks.errors
+    specs = [json.loads(environment["TF_CONFIG"])["cluster"] for environment in ranks.environments]
+    assert specs[0] == specs[1] == specs[2] and not specs[0]["worker"][1].endswith(":1")
+
+
 def test_meeting_port_in_use_is_reported():
     ranks = Ranks(2)
     with socket.create_server(("", ranks.port)):

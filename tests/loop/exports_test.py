@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import os
 import pathlib
 import shutil
 import subprocess
@@ -217,6 +218,14 @@ def test_model_that_cannot_be_exported_is_rejected_in_one_line(checkpoint, tmp_p
         write_version(restored, tmp_path, {})
     assert "\n" not in str(error.value)
     assert not [p for p in tmp_path.iterdir() if not p.name.startswith(".")]
+
+
+def test_damaged_checkpoint_is_rejected_in_one_line(checkpoint, tmp_path):
+    path, trainer = checkpoint
+    shutil.copytree(pathlib.Path(path).parent, tmp_path / "copy")
+    os.truncate(tmp_path / "copy" / f"{pathlib.Path(path).name}.data-00000-of-00001", 100)
+    with pytest.raises(ctl.UsageError, match=r"copy/ckpt-5 cannot be read \(.*\): name another"):
+        restore(str(tmp_path / "copy" / "ckpt-5"), trainer)
 
 
 def test_options_that_are_not_of_training_are_those_of_the_trained_one():

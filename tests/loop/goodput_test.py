@@ -22,6 +22,11 @@ STARTED = [
 ]
 
 
+def test_line_that_is_no_text_is_skipped(tmp_path):
+    (tmp_path / "events.jsonl").write_bytes(b'\xff\n{"event": "start"}\n')
+    assert goodput.read_lines(tmp_path / "events.jsonl") == [{"event": "start"}]
+
+
 def test_time_after_the_checkpoint_of_a_killed_process_is_lost(tmp_path):
     write(tmp_path, STARTED, [{"time": 116.5, "split": "train", "step": 18}])
     assert goodput.find_lost(tmp_path, 10) == {"lost_steps": 8, "lost_seconds": 6.5}

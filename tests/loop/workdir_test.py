@@ -99,13 +99,14 @@ def test_folder_of_something_else_is_neither_used_nor_moved(tmp_path, files):
     assert sorted(path.name for path in tmp_path.iterdir()) == files
 
 
-@pytest.mark.parametrize("left", [".config.json.new", "run.lock"])
-def test_files_of_a_run_killed_while_it_started_are_no_obstacle(tmp_path, left):
+@pytest.mark.parametrize("left", [".config.json.new", "run.lock", "find_lr.html"])
+def test_files_of_other_modes_and_of_a_run_killed_while_it_started_are_no_obstacle(tmp_path, left):
     (tmp_path / left).write_text('{"trai')
     folder = workdir.Workdir(tmp_path)
     assert folder.check_config(config()) == []
     folder.create(config())
-    assert {path.name for path in tmp_path.iterdir()} - {"run.lock"} == {"config.json"}
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names - {"run.lock", "find_lr.html"} == {"config.json"}
 
 
 def test_move_aside_keeps_everything_and_returns_the_new_folder(tmp_path):
@@ -117,6 +118,16 @@ def test_move_aside_keeps_everything_and_returns_the_new_folder(tmp_path):
     assert aside.parent == tmp_path
     assert (aside / "checkpoints" / "ckpt-1").read_text() == "weights"
     assert workdir.Workdir(aside).config()["seed"] == 5
+
+
+def test_move_aside_of_a_link_moves_the_folder_and_keeps_the_link(tmp_path):
+    run(tmp_path / "disk" / "run", seed=5)
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "run")
+    folder = workdir.Workdir(tmp_path / "link")
+    aside = folder.move_aside()
+    assert aside.parent == tmp_path / "disk" and workdir.Workdir(aside).config()["seed"] == 5
+    folder.create(config())
+    assert folder.path.is_symlink() and (tmp_path / "disk" / "run" / "config.json").exists()
 
 
 def test_move_aside_twice_in_a_second_loses_nothing(tmp_path, monkeypatch):

@@ -187,6 +187,7 @@ def test_mistakes_are_one_line(make):
     config.train.steps = -1
     with pytest.raises(ctl.UsageError, match=r"train\.steps is -1"):
         ctl.Run(config)
+    assert ctl.Run("experiment.py", workdir="").step == 0
 
 
 STOPPING = {

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from ctl.testing.comparison import compare, tolerance_of
+from ctl.testing.equivalence_report import NotComparable
 from ctl.testing.loop_record import CopyMismatch, Record
 from ctl.testing.splits import Split
 
@@ -54,6 +55,14 @@ def test_value_that_is_not_finite_is_a_difference(value):
     (difference,) = differences(record({**VALUES, LOSS: value}), record(VALUES))
     assert difference.distance == np.inf
     assert differences(record({**VALUES, LOSS: value}), record({**VALUES, LOSS: value})) == []
+
+
+@pytest.mark.parametrize(
+    "changed", [{UPDATE: [0.5, -2.0]}, {**VALUES, ("metric", "loss_of_0"): 1.5}]
+)
+def test_other_names_are_not_comparable(changed):
+    with pytest.raises(NotComparable, match=r"there are other names .* \((accuracy, )?loss"):
+        differences(record(changed), record(VALUES))
 
 
 def test_another_shape_is_a_difference():

@@ -22,6 +22,11 @@ def test_split_after_tensorflow_was_used_is_an_error():
         testing.split_cpu(5)
 
 
+def test_strategy_has_at_least_one_replica():
+    with pytest.raises(UsageError, match="replicas is 0, but must be at least 1"):
+        testing.make_strategy(0)
+
+
 @pytest.mark.parametrize("replicas", [1, 2, 4])
 def test_strategy_has_the_number_of_replicas(replicas):
     strategy = testing.make_strategy(replicas)

@@ -346,4 +346,8 @@ def _load(
     buffer_of: Callable[[str], np.ndarray],
 ) -> Source:
     kind = RaggedCached if any(feature.is_ragged for feature in features) else Cached
-    return kind(spec, len(source), features, buffer_of)
+    result = kind(spec, len(source), features, buffer_of)
+    for name in ("order", "evaluation_order"):
+        if getattr(type(source), name) is not getattr(Source, name):  # the user's own
+            setattr(result, name, getattr(source, name))
+    return result

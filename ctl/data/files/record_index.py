@@ -193,7 +193,10 @@ def _write(cached: str, content: bytes) -> bool:
     """Writes an index atomically; returns False if the folder cannot be written."""
     if not is_local(cached):  # an object is written completely or not at all
         file_system, name = _open(cached)
-        file_system.pipe_file(name, content)
+        try:
+            file_system.pipe_file(name, content)
+        except Exception:  # the file systems of fsspec raise errors without a common base class
+            return False
         return True
     temporary = f"{cached}.{uuid.uuid4().hex}"
     try:

@@ -64,7 +64,7 @@ def generator(function: Callable[[], Iterable[Any]]) -> Arrays:
     count = 0
     for count, element in enumerate(function(), start=1):
         if type(element) is tuple:  # lists of numbers are arrays, not structures
-            element = tuple(v if isinstance(v, Mapping) else copy_to_array(v) for v in element)
+            element = tuple(v if isinstance(v, Mapping) else _to_array(v, count) for v in element)
         named = name_features(element)
         if not isinstance(named, Mapping):
             raise UsageError(
@@ -80,7 +80,7 @@ def generator(function: Callable[[], Iterable[Any]]) -> Arrays:
                 f"one has {sorted(columns)}."
             )
         for name, value in example.items():
-            array = copy_to_array(value)  # a generator may reuse its arrays
+            array = _to_array(value, count)
             first = columns[name][0] if columns[name] else array
             if array.shape != first.shape or array.dtype.kind != first.dtype.kind:
                 raise UsageError(
@@ -92,6 +92,16 @@ def generator(function: Callable[[], Iterable[Any]]) -> Arrays:
     if not count:
         raise UsageError("The generator has no examples, but must have at least one.")
     return Arrays(map_features(lambda name, _: np.stack(columns[name]), named))
+
+
+def _to_array(value: Any, number: int) -> np.ndarray:
+    try:
+        return copy_to_array(value)  # a generator may reuse its arrays
+    except ValueError as error:
+        raise UsageError(
+            f"Example {number} of the generator has a value that is no array ({error}): pad its lists "
+            "to one length."
+        ) from None
 
 
 def csv(files: str | Sequence[str], *, columns: Sequence[str] | None = None) -> Arrays:

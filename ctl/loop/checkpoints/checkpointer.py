@@ -239,7 +239,7 @@ class Checkpointer:
                     self._restore_by_name(path, content, variables)
             except UsageError:
                 raise
-            except (AssertionError, ValueError, tf.errors.OpError) as error:
+            except (AssertionError, IndexError, ValueError, tf.errors.OpError) as error:
                 reason = str(error).splitlines()[0]
                 if _is_damage(error):
                     raise DamagedCheckpoint(reason) from None
@@ -354,7 +354,7 @@ def _format_mismatch(path: str, reason: str) -> str:
 
 def _is_damage(error: Exception) -> bool:
     """Returns whether an error is caused by the files, not by the variables to restore."""
-    # TensorFlow raises a bare OpError if an index file is not one.
-    damage = (tf.errors.DataLossError, tf.errors.OutOfRangeError)
+    # TensorFlow raises an IndexError if a file is cut short, a bare OpError if an index file is not one.
+    damage = (tf.errors.DataLossError, tf.errors.OutOfRangeError, IndexError)
     missing = isinstance(error, tf.errors.NotFoundError) and "matching files" in str(error)
     return isinstance(error, damage) or type(error) is tf.errors.OpError or missing

@@ -9,7 +9,7 @@ from typing import Any
 import orbit
 import tensorflow as tf
 
-from ctl.configs.error_location import user_line
+from ctl.configs.error_location import describe, user_line
 from ctl.data.data_errors import report_data_errors
 from ctl.data.input_pipeline import InputPipeline
 from ctl.errors import NonFiniteStep, UsageError
@@ -264,6 +264,11 @@ def _report_errors(trainer: Any, plan: Plan, pipeline: InputPipeline) -> Iterato
     except tf.errors.InvalidArgumentError as error:
         reason = xla.explain(error)
         if not reason:
+            step = int(trainer.global_step.numpy())
+            if example := pipeline.find_unreadable(plan.layout.global_batch_size, step):
+                raise UsageError(
+                    f"{example} cannot be read ({describe(error)}): replace it."
+                ) from error
             raise
         raise UsageError(f"{reason}, or choose runtime.xla=off.") from error
     except tf.errors.ResourceExhaustedError as error:

@@ -48,10 +48,14 @@ def main(argv: Sequence[str]) -> int:
         kills.parse(flags.kill)
         if not arguments:
             raise UsageError("There is nothing to run: add `-- --config=FILE`.")
-        if flags.worker >= max(flags.workers, 1):
+        if not 0 <= flags.worker < max(flags.workers, 1):
             raise UsageError(
                 f"--worker is {flags.worker}, but must be less than --workers: workers are numbered "
                 "from 0."
+            )
+        if flags.workers < 0 or (flags.max_restarts and not flags.workers):
+            raise UsageError(
+                "--max_restarts has no effect without --workers, which must be positive."
             )
     except UsageError as error:
         print("ctl.testing.faults:", error, file=sys.stderr, flush=True)

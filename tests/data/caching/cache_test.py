@@ -91,6 +91,30 @@ def test_batches_are_those_without_a_cache(folder, tmp_path, place, kind):
             np.testing.assert_array_equal(a, b)
 
 
+class Reversed(ctl.data.Source):
+    """Reads its examples from the last one to the first, also in an evaluation."""
+
+    def __len__(self):
+        return 10
+
+    def gather(self, indexes):
+        return {"x": indexes}
+
+    def order(self, positions, *, seed, span):
+        return 9 - positions % 10
+
+    def evaluation_order(self, positions, *, batch_size):
+        return 9 - positions
+
+
+def test_order_of_a_source_is_kept():
+    source = cache.cached(Reversed(), "memory")
+    positions = tf.range(10, dtype=tf.int64)
+    indexes, _ = source.training_order(positions, batch_size=5, seed=0, span=10)
+    for each in (indexes, source.evaluation_order(positions, batch_size=5)):
+        assert source.gather(each)["x"].numpy().tolist() == [*range(9, -1, -1)]
+
+
 @pytest.mark.parametrize("is_ragged", [False, True])
 def test_targets_of_a_dict_are_kept(folder, tmp_path, is_ragged):
     def parse(record):

@@ -112,6 +112,14 @@ def test_index_is_built_once_and_not_written_into_the_bucket_unless_asked(url, r
     )
 
 
+def test_index_folder_that_cannot_be_written_is_no_obstacle(url, monkeypatch):
+    def refuse(self, path, value, **options):
+        raise PermissionError(path)
+
+    monkeypatch.setattr(type(MEMORY), "pipe_file", refuse)
+    assert len(ctl.data.records(url, FEATURES, index_dir="memory://index")) > 0
+
+
 def test_request_that_fails_is_tried_again(url, monkeypatch):
     monkeypatch.setattr(block_reader, "_DELAYS", (0.0, 0.0))
     source, original, failures = ctl.data.records(url, FEATURES), type(MEMORY).cat_file, [503, 429]

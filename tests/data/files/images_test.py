@@ -12,8 +12,10 @@ import tracemalloc
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 import ctl
+from ctl import testing
 from ctl.data import batching, elements
 from ctl.data.files.images import read_idx
 from ctl.data.layout import Layout
@@ -311,6 +313,32 @@ def test_images_of_different_sizes_may_be_cropped_by_the_augmentation(classes):
     assert sorted((label, image[0, 0, 0]) for label, image in pairs) == [
         (0, 0), (1, 50), (1, 60), (2, 100), (2, 110), (2, 120),
     ]  # fmt: skip
+
+
+class Images(ctl.StandardTrainer):
+    """Has a loss of the images in the folder `options.model["folder"]`."""
+
+    def build_model(self):
+        return tf_keras.Sequential([tf_keras.layers.Flatten(), tf_keras.layers.Dense(3)])
+
+    def build_dataset(self, split, input_context):
+        return ctl.data.image_folder(self.options.model["folder"], size=(4, 5))
+
+    def per_example_loss(self, batch, outputs):
+        return tf.reduce_sum(outputs**2, axis=1)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_image_that_cannot_be_decoded_is_named_in_training(classes, replicas):
+    (classes / "eel" / "1.PNG").write_bytes(b"not an image")
+    trainer = Images(
+        global_batch_size=2,
+        optimizer=lambda: tf_keras.optimizers.SGD(0.1),
+        strategy=testing.make_strategy(replicas),
+        options=ctl.TrainerOptions(model={"folder": str(classes)}),
+    )
+    with pytest.raises(ctl.UsageError, match=r"eel/1\.PNG cannot be read \(InvalidArgumentError: "):
+        trainer.train(tf.constant(3))  # one epoch
 
 
 @pytest.mark.parametrize(

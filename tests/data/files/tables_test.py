@@ -176,6 +176,8 @@ def test_strings_of_a_generator_keep_zero_bytes():
     [
         ([], "has no examples"),
         ([3], "Example 1 of the generator is an int"),
+        ([{"x": [[1], [1, 2]]}], "Example 1 of the generator has a value that is no array"),
+        ([([[1], [1, 2]], 0)], "Example 1 of the generator has a value that is no array"),
         ([{"x": 1}, {"y": 1}], "Example 2 of the generator has the features ['y']"),
         (
             [{"x": [1]}, {"x": [1]}, {"x": [1, 2]}],

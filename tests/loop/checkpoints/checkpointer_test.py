@@ -150,10 +150,11 @@ def test_first_save_that_was_killed_is_no_checkpoint(tmp_path):
 
 def test_unreadable_checkpoint_is_damaged_and_one_of_another_model_is_a_mismatch(saved):
     folder, _ = saved
-    DAMAGES["data of other bytes"](folder)
     checkpoints = Checkpointer(folder, make_trainer())
-    with pytest.raises(DamagedCheckpoint):
-        checkpoints.restore(checkpoints.path(3))
+    for damage in ("data of other bytes", "data cut"):
+        DAMAGES[damage](folder)
+        with pytest.raises(DamagedCheckpoint):
+            checkpoints.restore(checkpoints.path(3))
 
     class Wider(reference_model.ReferenceTrainer):
         def build_model(self):

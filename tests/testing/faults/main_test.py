@@ -62,6 +62,11 @@ def test_sigterm_at_a_step_saves_at_the_end_of_its_inner_loop(undisturbed):
         (["--kill=stop:3", "--", "--config=x.py"], "The point of a kill is 'stop:3'"),
         (["--kill=start"], "There is nothing to run"),
         (["--kill=start", "--workers=2", "--worker=2", "--", "--config=x.py"], "--worker is 2"),
+        (["--kill=start", "--workers=2", "--worker=-1", "--", "--config=x.py"], "--worker is -1"),
+        (
+            ["--kill=start", "--max_restarts=2", "--", "--config=x.py"],
+            "--max_restarts has no effect",
+        ),
     ],
 )
 def test_wrong_command_line_is_one_line_on_stderr(capsys, arguments, message):
