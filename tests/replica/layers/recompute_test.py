@@ -248,6 +248,18 @@ class Moving(L.Layer):
         return tf.tanh(x * new)
 
 
+class Codebook(L.Layer):
+    """Gathers from a codebook that it updates."""
+
+    def build(self, shape):
+        self.codes = self.add_weight(name="codes", shape=[2, 3], trainable=False)
+
+    def call(self, x):
+        chosen = tf.gather(self.codes, tf.argmax(x, axis=1) % 2)
+        self.add_update(lambda: self.codes.assign(self.codes * 0.9))
+        return tf.tanh(x * chosen)
+
+
 def assign(x):
     STATE.assign_add(1.0)
     return tf.tanh(x)
@@ -262,6 +274,10 @@ def draw(x):
     [
         (assign, "Function assign in ctl.recompute assigns a variable, which would happen twice"),
         (Moving(name="m"), "Layer m in ctl.recompute reads a variable that it has assigned before"),
+        (
+            Codebook(name="c"),
+            "Layer c in ctl.recompute reads a variable that it has assigned before",
+        ),
         (draw, r"Function draw in ctl.recompute draws random numbers \(RandomStandardNormal\)"),
     ],
 )
