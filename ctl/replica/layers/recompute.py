@@ -89,7 +89,9 @@ def _recompute_blocks(model: Any, pattern: str) -> Any:
             f"ctl.recompute(..., blocks={pattern!r}) requires a functional or Sequential model of "
             "tf_keras: wrap the blocks of other models by themselves."
         )
-    ends = [layer.output for layer in model.layers if fnmatch.fnmatchcase(layer.name, pattern)]
+    # Not `layer.output`, which for a model inside of the model is a tensor of that model.
+    layers = [layer for layer in model.layers if fnmatch.fnmatchcase(layer.name, pattern)]
+    ends = [layer.get_output_at(0) for layer in layers]
     if not ends:
         raise UsageError(f"ctl.recompute got blocks={pattern!r}, but no layer has such a name.")
     if ends[-1] is not model.output:

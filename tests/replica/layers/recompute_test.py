@@ -296,11 +296,18 @@ def residual_model():
     return tf_keras.Model(inputs, L.Dense(2, name="b_out")(x))
 
 
-def test_blocks_change_no_variable_name_layer_or_output(tmp_path):
+def nested_model():
+    layers = [L.Dense(4, name=f"inner{i}", input_shape=[4]) for i in range(2)]
+    blocks = [tf_keras.Sequential([each], name=f"{each.name}_out") for each in layers]
+    return tf_keras.Sequential([L.Input([4]), *blocks, L.Dense(2, name="head")])
+
+
+@pytest.mark.parametrize("make", [residual_model, nested_model])
+def test_blocks_change_no_variable_name_layer_or_output(tmp_path, make):
     tf_keras.utils.set_random_seed(1)
-    expected = residual_model()
+    expected = make()
     tf_keras.utils.set_random_seed(1)
-    model = residual_model()
+    model = make()
     assert ctl.recompute(model, blocks="*_out") is model
     x = RNG.normal(size=[3, 4]).astype(np.float32)
     np.testing.assert_array_equal(model(x), expected(x))
