@@ -20,6 +20,7 @@ from ctl.replica.checks import loss_trace, random_search
 from ctl.replica.checks.loss_trace import GlobalValue, LossTrace, Update, symbolic
 from ctl.replica.checks.row_flow import Mixed, RowFlow
 from ctl.replica.checks.row_rules import Rows
+from ctl.replica.graphs import ops
 from ctl.replica.graphs.dataflow import outer_tensor
 
 _LOG = logging.getLogger("ctl")
@@ -27,6 +28,8 @@ _ACCEPT = "or accept it with allow_row_coupling=True (runtime.allow_row_coupling
 _GATHER = "ctl.replica.all_gather(x)"
 _REORDERING = ("GatherV2", "ReverseV2", "Roll", "RandomShuffle", "StridedSlice", "GatherNd")
 _STATISTICS = ("Sum", "Mean", "Max", "Min", "Prod", "L2Loss", "EuclideanNorm", "FusedBatchNormV3")
+# Ops that turn an integer into a number of a loss, or into a condition.
+_NUMBERS = ("Cast", "Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual")
 ReadBatch = Callable[[], Any]
 
 # Relative to the largest value. The shapes are the same, so the same kernels compute a row.
@@ -160,7 +163,7 @@ def _counts_rows(losses: tf.Tensor, trace: LossTrace) -> bool:
         )
         if is_ones or (is_cast and op.type in ("Shape", "ShapeN", "Size")):
             return True
-        is_cast |= op.type == "Cast" and op.inputs[0].dtype.is_integer
+        is_cast |= op.type in _NUMBERS and op.inputs[0].dtype.is_integer
         stack += [(x, is_cast) for x in op.inputs]
     return False
 
@@ -238,6 +241,8 @@ def _run(
         except (tf.errors.OpError, StopIteration, ValueError) as error:
             raise _ProbeError("there is no batch") from error
         values = [x for x in tf.nest.flatten((batch, mask)) if x is not None]
+        if mask is None and len(values) + 1 == len(trace.batch):  # the step has added one
+            values.append(tf.ones([values[0].shape[0]]))
         if len(values) != len(trace.batch):
             raise _ProbeError("the batches of the data are others")
         values = [tf.cast(v, x.dtype) for v, x in zip(values, trace.batch, strict=True)]
@@ -438,8 +443,9 @@ class _Copy:
         if id(tensor) in probe._aliases or op.type == "Placeholder":
             self._copies[id(tensor)] = inputs[0]
             return
-        if op.type.startswith(_NOT_COPIED) or op.type.endswith("Send"):
-            raise _ProbeError(f"it reads or changes a state ({op.type})")
+        for each in ops.with_called([op]):
+            if each.type.startswith(_NOT_COPIED) or each.type.endswith("Send"):
+                raise _ProbeError(f"it reads or changes a state ({each.type})")
         attributes = {k: v for k, v in op.node_def.attr.items() if k != "_class"}
         is_statistics = id(tensor) in probe._statistics
         if is_statistics and self._is_fixed:  # the fused op of a batch normalization

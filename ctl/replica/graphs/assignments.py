@@ -10,7 +10,7 @@ from ctl.replica.graphs import dataflow, ops
 
 # In the name of each op by which an optimizer assigns, in a conditional of its own if it may skip.
 OPTIMIZER_UPDATE = "ctl_update"
-_READS = ("ResourceGather", "ResourceGatherNd")
+READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 
 
 class Assignment(NamedTuple):
@@ -59,7 +59,7 @@ def find_assignments(
         if op.type in ops.FUNCTIONS:
             for _, graph in ops.called_graphs(op):
                 yield from find_assignments(graph.get_operations(), (*calls, op))
-        elif op.type.startswith(("Assign", "Resource")) and op.type not in _READS:
+        elif op.type.startswith(("Assign", "Resource")) and op.type not in READS:
             for tensor in op.inputs:
                 if tensor.dtype == tf.resource:
                     yield Assignment(op, outermost(tensor), calls)

@@ -1,6 +1,6 @@
 """Tables of TensorFlow's ops: those that compute by element, call functions or draw random numbers."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 # Ops whose outputs do not depend on the values of the inputs.
@@ -8,13 +8,13 @@ SHAPES = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike", "TensorLis
 # Ops that compute element by element, with broadcasting.
 _ELEMENTWISE = """
     Abs Acos Acosh Add AddN AddV2 AccumulateNV2 Angle ApproximateEqual Asin Asinh Atan Atan2 Atanh
-    BesselI0e BesselI1e Betainc Bitcast BitwiseAnd BitwiseOr BitwiseXor Cast Ceil CheckNumerics
+    BesselI0e BesselI1e Betainc BitwiseAnd BitwiseOr BitwiseXor Cast Ceil CheckNumerics
     CheckNumericsV2 ClipByValue Complex ComplexAbs Conj Cos Cosh Digamma Div DivNoNan Elu EluGrad
     EnsureShape Equal Erf Erfc Erfinv Exp Expm1 FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars Floor
     FloorDiv FloorMod Greater GreaterEqual Identity Igamma Igammac Imag Inv Invert IsFinite IsInf IsNan
     LeakyRelu LeakyReluGrad LeftShift Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr
     Maximum Minimum Mod Mul MulNoNan Ndtri Neg NextAfter NotEqual PlaceholderWithDefault Polygamma Pow
-    PreventGradient QuantizeAndDequantizeV4 Real RealDiv Reciprocal ReciprocalGrad Relu Relu6 Relu6Grad
+    PreventGradient Real RealDiv Reciprocal ReciprocalGrad Relu Relu6 Relu6Grad
     ReluGrad RightShift Rint Round Rsqrt RsqrtGrad SelectV2 Selu SeluGrad Sigmoid SigmoidGrad Sign Sin
     Sinh Snapshot Softplus SoftplusGrad Softsign SoftsignGrad Sqrt SqrtGrad Square SquaredDifference
     StopGradient StringToHashBucketFast Sub Tan Tanh TanhGrad TruncateDiv TruncateMod Xdivy Xlog1py Xlogy
@@ -120,3 +120,11 @@ def called_graphs(op: Any) -> Iterator[tuple[str, Any]]:
             graph = getattr(definition, "graph", None)
             if graph is not None:
                 yield function.name, graph
+
+
+def with_called(operations: Iterable[Any]) -> Iterator[Any]:
+    """Yields operations, and the operations of the functions that they call."""
+    for op in operations:
+        yield op
+        for _, graph in called_graphs(op):
+            yield from with_called(graph.get_operations())

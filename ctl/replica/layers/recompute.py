@@ -23,7 +23,7 @@ from ctl.private.tensorflow import record
 from ctl.private.tf_keras import autocast_variable, base_layer_utils
 from ctl.replica.arithmetic import row_mask
 from ctl.replica.graphs import ops, order, passes
-from ctl.replica.graphs.assignments import find_assignments, outermost
+from ctl.replica.graphs.assignments import READS, find_assignments, outermost
 from ctl.replica.keras3 import detection, private
 
 
@@ -89,7 +89,9 @@ def _recompute_blocks(model: Any, pattern: str) -> Any:
             f"ctl.recompute(..., blocks={pattern!r}) requires a functional or Sequential model of "
             "tf_keras: wrap the blocks of other models by themselves."
         )
-    ends = [layer.output for layer in model.layers if fnmatch.fnmatchcase(layer.name, pattern)]
+    # Not `layer.output`, which for a model inside of the model is a tensor of that model.
+    layers = [layer for layer in model.layers if fnmatch.fnmatchcase(layer.name, pattern)]
+    ends = [layer.get_output_at(0) for layer in layers]
     if not ends:
         raise UsageError(f"ctl.recompute got blocks={pattern!r}, but no layer has such a name.")
     if ends[-1] is not model.output:
@@ -289,14 +291,6 @@ def _is_differentiable(tensor: tf.Tensor) -> bool:
     return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
 
 
-def _with_called(operations: Sequence[Any]) -> Iterator[Any]:
-    """Yields operations, and the operations of the functions that they call."""
-    for op in operations:
-        yield op
-        for _, graph in ops.called_graphs(op):
-            yield from _with_called(graph.get_operations())
-
-
 def _matters(read: Any) -> bool:
     """Returns whether the outputs may depend on a read.
 
@@ -324,7 +318,7 @@ def _check_second_pass(name: str, first: Sequence[Any], second: Sequence[Any]) -
             "of a layer, or outside",
         )
     assigned = {id(assignment.handle) for assignment in find_assignments(first)}
-    for op in _with_called(second):
+    for op in ops.with_called(second):
         if op.type in ops.RANDOM and op.type not in ops.STATELESS:
             _reject(
                 name,
@@ -332,7 +326,7 @@ def _check_second_pass(name: str, first: Sequence[Any], second: Sequence[Any]) -
                 f"draws random numbers ({op.type}) that cannot be drawn again: use ctl.random, or draw "
                 "them outside",
             )
-        if op.type == "ReadVariableOp" and id(outermost(op.inputs[0])) in assigned and _matters(op):
+        if op.type in READS and id(outermost(op.inputs[0])) in assigned and _matters(op):
             _reject(
                 name,
                 op,

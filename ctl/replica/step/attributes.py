@@ -171,12 +171,14 @@ class Attributes:
         keys = {id(variable) for variable in variables}
         layers = {id(layer): layer for layer in self.layers()}
         losses: list[tf.Tensor] = []
+        functions: dict[int, Any] = {}
         for layer in layers.values():  # each once, even if several models contain it
             own = (*layer._trainable_weights, *layer._non_trainable_weights)
             if any(id(variable) in keys for variable in own):
                 losses += [*(layer._eager_losses or layer._losses)]
-                losses += [loss() for loss in layer._callable_losses]
-        return losses
+                # In Keras 3 every layer that holds a variable has its penalty.
+                functions |= {id(loss.args[0]): loss for loss in layer._callable_losses}
+        return [*losses, *(loss() for loss in functions.values())]
 
     def checkpoint_items(self) -> dict[str, Any]:
         """Returns every model, optimizer and variable, by the attribute's name."""

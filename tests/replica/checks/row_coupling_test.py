@@ -27,9 +27,9 @@ BATCH = {
 class FakeStep:
     """Traces a loss of a batch as one replica's step."""
 
-    def __init__(self, loss, *, replicas=2, rows=ROWS, allow=False):
+    def __init__(self, loss, *, replicas=2, rows=ROWS, allow=False, padded=False):
         self.reads = 0
-        self.loss, self.rows, self.allow = loss, rows, allow
+        self.loss, self.rows, self.allow, self.padded = loss, rows, allow, padded
         self.replicas = replicas
         self.batch = {name: tf.constant(values[:rows]) for name, values in BATCH.items()}
 
@@ -41,7 +41,8 @@ class FakeStep:
         """Returns how often the search read a batch: once for each suspect."""
 
         def step(batch):
-            trace = row_coupling.make_trace((batch, None), allow=self.allow)
+            mask = tf.ones([self.rows]) if self.padded else None
+            trace = row_coupling.make_trace((batch, mask), allow=self.allow)
             with (
                 row_mask.examples(count=batch["x"].shape[0], step=1, trace=trace) as rows,
                 row_coupling.search(rows, self.replicas, self.read),
@@ -361,6 +362,22 @@ def test_losses_of_a_number_of_rows_that_is_not_static_are_searched_too(name):
         FakeStep(COUPLED[name][0]).trace(static=False)
 
 
+def test_losses_are_computed_in_a_step_that_has_added_a_mask():
+    assert FakeStep(COMPUTED["map over rows"](), padded=True).trace() == 1
+
+
+def test_code_that_assigns_a_variable_is_not_computed():
+    @tf.function
+    def count(x):
+        SWITCH.assign_add(1)
+        return tf.map_fn(tf.reduce_sum, x)
+
+    before = SWITCH.numpy()
+    with pytest.raises(ctl.UsageError, match="it reads or changes a state"):
+        FakeStep(lambda batch: count(batch["x"])).trace()
+    assert SWITCH.numpy() == before
+
+
 def test_one_replica_that_computes_the_batch_at_once_is_only_warned(caplog):
     FakeStep(COUPLED["whitening"][0], replicas=1).trace()
     assert (
@@ -414,6 +431,9 @@ COUNTED = {
     "its size": lambda b: by_row(b["x"]) / tf.cast(tf.size(b["x"]), tf.float32),
     "a sum of ones": lambda b: by_row(b["x"]) / tf.reduce_sum(tf.ones_like(b["x"])),
     "a term": lambda b: by_row(b["x"]) + tf.math.log(count_rows(b["x"])),
+    "the first half": lambda b: tf.where(
+        tf.range(tf.shape(b["x"])[0]) < tf.shape(b["x"])[0] // 2, by_row(b["x"]), 0.0
+    ),
 }
 NOT_COUNTED = {
     "a mean over the features": lambda b: tf.reduce_mean(b["x"], axis=1),

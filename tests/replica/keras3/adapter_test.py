@@ -17,6 +17,7 @@ from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.exports import write_version
 from ctl.replica.keras3 import adapter, private
 from ctl.replica.step import build
+from ctl.replica.step.attributes import Attributes
 from tests.replica.keras3 import twins
 from tests.replica.keras3.models import KINDS, Kind
 from tests.replica.keras3.twins import difference, make_trainer, train
@@ -167,6 +168,24 @@ def test_added_losses_of_one_replica_are_not_those_of_another_one():
     ]
     assert difference(runs[0][1], runs[1][1]) < 1e-12
     assert abs(runs[0][0]["loss"] - runs[1][0]["loss"]) < 1e-12
+
+
+class Tied(keras.layers.Layer):
+    def __init__(self, dense):
+        super().__init__()
+        self.kernel = dense.kernel
+
+    def call(self, inputs):
+        return keras.ops.matmul(inputs, keras.ops.transpose(self.kernel))
+
+
+def test_penalty_of_a_variable_that_two_layers_hold_counts_once():
+    dense = keras.layers.Dense(3, kernel_regularizer="l2")
+    dense.build((None, 3))
+    model = adapter.adapt(keras.Sequential([keras.Input((3,)), dense, Tied(dense)]))
+    owner = types.SimpleNamespace(model=model)
+    assert len(model.losses) == 1
+    assert len(Attributes(owner).penalties(model.trainable_variables)) == 1
 
 
 def test_run_resumes_with_equal_bits_from_a_checkpoint_written_in_the_background(tmp_path):

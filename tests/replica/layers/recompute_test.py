@@ -248,6 +248,18 @@ class Moving(L.Layer):
         return tf.tanh(x * new)
 
 
+class Codebook(L.Layer):
+    """Gathers from a codebook that it updates."""
+
+    def build(self, shape):
+        self.codes = self.add_weight(name="codes", shape=[2, 3], trainable=False)
+
+    def call(self, x):
+        chosen = tf.gather(self.codes, tf.argmax(x, axis=1) % 2)
+        self.add_update(lambda: self.codes.assign(self.codes * 0.9))
+        return tf.tanh(x * chosen)
+
+
 def assign(x):
     STATE.assign_add(1.0)
     return tf.tanh(x)
@@ -262,6 +274,10 @@ def draw(x):
     [
         (assign, "Function assign in ctl.recompute assigns a variable, which would happen twice"),
         (Moving(name="m"), "Layer m in ctl.recompute reads a variable that it has assigned before"),
+        (
+            Codebook(name="c"),
+            "Layer c in ctl.recompute reads a variable that it has assigned before",
+        ),
         (draw, r"Function draw in ctl.recompute draws random numbers \(RandomStandardNormal\)"),
     ],
 )
@@ -280,11 +296,18 @@ def residual_model():
     return tf_keras.Model(inputs, L.Dense(2, name="b_out")(x))
 
 
-def test_blocks_change_no_variable_name_layer_or_output(tmp_path):
+def nested_model():
+    layers = [L.Dense(4, name=f"inner{i}", input_shape=[4]) for i in range(2)]
+    blocks = [tf_keras.Sequential([each], name=f"{each.name}_out") for each in layers]
+    return tf_keras.Sequential([L.Input([4]), *blocks, L.Dense(2, name="head")])
+
+
+@pytest.mark.parametrize("make", [residual_model, nested_model])
+def test_blocks_change_no_variable_name_layer_or_output(tmp_path, make):
     tf_keras.utils.set_random_seed(1)
-    expected = residual_model()
+    expected = make()
     tf_keras.utils.set_random_seed(1)
-    model = residual_model()
+    model = make()
     assert ctl.recompute(model, blocks="*_out") is model
     x = RNG.normal(size=[3, 4]).astype(np.float32)
     np.testing.assert_array_equal(model(x), expected(x))
