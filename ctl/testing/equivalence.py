@@ -243,17 +243,6 @@ def run(subject: Subject, splits: Sequence[Split], *, in_process: bool | None = 
     """
     if subject.steps < 1:
         raise UsageError(f"steps is {subject.steps}, but must be at least 1.")
-    report = _run(subject, splits, in_process=in_process)
-    equal = subject.count > 1 and all((v == v[:1]).all() for v in tf.nest.flatten(subject.examples))
-    if report.equivalent and equal:
-        raise NotComparable(
-            "All examples in batches are equal, and a mean over some of them is that of all of them: "
-            "give examples that differ from each other."
-        )
-    return report
-
-
-def _run(subject: Subject, splits: Sequence[Split], *, in_process: bool | None) -> Report:
     devices = max(split.replicas for split in splits)
     if in_process or (in_process is None and can_run_here(devices)):
         return _Trial(subject).run(splits)

@@ -29,14 +29,6 @@ def test_right_loops_pass(loop):
     assert [split.row_counts for split in report.compared] == [[2, 2], [3, 2]]
 
 
-def test_equal_examples_show_nothing():
-    rows = {name: np.repeat(values[:1], 8, axis=0) for name, values in gallery.examples(8).items()}
-    with pytest.raises(NotComparable, match="All examples in batches are equal"):
-        assert_loop_equivalent(
-            loop_gallery.Plain, rows, replicas=(2,), batch_sizes=(4,), steps=1, in_process=True
-        )
-
-
 @pytest.mark.slow
 def test_replicas_without_rows_are_compared_by_default():
     report = assert_loop_equivalent(loop_gallery.Plain, gallery.examples(24))

@@ -176,8 +176,10 @@ class Attributes:
             own = (*layer._trainable_weights, *layer._non_trainable_weights)
             if any(id(variable) in keys for variable in own):
                 losses += [*(layer._eager_losses or layer._losses)]
-                # In Keras 3 every layer that holds a variable has its penalty.
-                functions |= {id(loss.args[0]): loss for loss in layer._callable_losses}
+                for loss in layer._callable_losses:
+                    # In Keras 3 every layer that holds a variable has its penalty.
+                    shared = isinstance(loss.args[0], tf.Variable)
+                    functions[id(loss.args[0] if shared else loss)] = loss
         return [*losses, *(loss() for loss in functions.values())]
 
     def checkpoint_items(self) -> dict[str, Any]:
