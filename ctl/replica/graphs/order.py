@@ -32,7 +32,9 @@ def run_after(earlier: Sequence[Any], values: Any, *, compiled: bool) -> Iterato
         yield values
     elif compiled:
         # Documented at https://www.tensorflow.org/xla/operation_semantics#optimizationbarrier: no
-        # output is available before every input is, and no pass moves an operation across it.
+        # output is available before every input is, and no pass moves an operation across it. It
+        # supports no dynamic shapes, such as those of the gradients of rows that tf.unique selects.
+        first = [x for x in first if x.shape.is_fully_defined()] or first
         flat = tf.nest.flatten(values, expand_composites=True)
         places = [i for i, x in enumerate(flat) if tf.is_tensor(x) and x.dtype != tf.string]
         outputs = gen_xla_ops.xla_optimization_barrier(input=[*(flat[i] for i in places), *first])

@@ -100,6 +100,23 @@ def test_xla_cannot_move_a_micro_batch_before_the_one_before():
     np.testing.assert_array_equal(step(x)[0][0], tf.fill([4, 4], 8.0))
 
 
+def test_xla_compiles_sparse_gradients_whose_size_is_not_static():
+    table = tf.Variable(tf.ones([5, 2]))
+
+    def forward(batch):
+        indexes, places = tf.unique(batch["x"])
+        return tf.gather(tf.gather(table, indexes), places)
+
+    compute = make_micro_batches(forward, [table], count=2, compiled=True)
+
+    @tf.function(jit_compile=True)
+    def step(x):
+        return tf.convert_to_tensor(compute(inputs_of(x)).gradients[0][0])
+
+    gradient = step(tf.constant([0, 0, 3, 3, 3, 1]))
+    np.testing.assert_allclose(gradient[:, 0], np.array([2, 1, 0, 3, 0]) / 3, rtol=1e-6)
+
+
 def test_nothing_is_added_if_nothing_runs_earlier():
     with order.run_after([None], "values", compiled=True) as values:
         assert values == "values"
