@@ -328,7 +328,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         if regularization is None and variables is not None and not is_own:
             regularization = functools.partial(engine.step.attributes.penalties, variables)
         variables = self.model.trainable_variables if variables is None else variables
-        check_known(optimizer, variables)
+        check_known(optimizer, variables, self.strategy)
         # This also covers an optimizer that the trainer does not hold as an attribute.
         models = engine.step.attributes.named_models()
         parameter_groups.configure(optimizer, models, self.options)

@@ -63,6 +63,28 @@ def test_own_regularization_losses_are_used_for_all_updates():
     assert loss == 1 + 100 + 10_000
 
 
+@pytest.mark.parametrize("outside", ["model", "other", "slots"])
+def test_what_was_built_outside_of_the_scope_is_rejected_in_one_line(outside):
+    other = tf_keras.Sequential([dense(input_shape=[3])])
+
+    class Outside(TwoModels):
+        def __init__(self, **arguments):
+            super().__init__(**arguments)
+            if outside == "other":
+                self.other = other
+            else:
+                optimizer = tf_keras.optimizers.SGD(0.5, momentum=0.9)
+                optimizer.build(self.other.trainable_variables)
+                self.models = [self.models[0], optimizer]
+
+        def build_model(self):
+            return other if outside == "model" else super().build_model()
+
+    line = r"^\S*kernel:0, which the step updates, was created outside the strategy's scope: build"
+    with pytest.raises(ctl.UsageError, match=line):
+        one_batch.make(Outside, 8, 2).train(tf.constant(1))
+
+
 def test_variables_that_the_optimizer_was_not_built_for_are_rejected():
     trainer = one_batch.make(type("", (TwoModels,), {"optimizer_of_other": False}), 8, 1)
     message = (

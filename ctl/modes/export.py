@@ -176,7 +176,10 @@ class TrainedModel:
 
 
 def _convert(name: str, value: Any, spec: tf.TensorSpec) -> tf.Tensor:
-    tensor = tf.convert_to_tensor(value)
+    try:
+        tensor = tf.convert_to_tensor(value)
+    except (TypeError, ValueError):
+        raise UsageError(f"{name} is no array of {spec.dtype.name} {spec.shape}.") from None
     numeric = tensor.dtype != tf.string and spec.dtype != tf.string
     # Images that are scaled already must not be rounded to the raw integers.
     converts = numeric and np.can_cast(

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import math
+import numbers
 import os
 import pathlib
 import tempfile
@@ -148,7 +149,7 @@ class Run:
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
-        number = isinstance(value, int | float) and not isinstance(value, bool)
+        number = isinstance(value, numbers.Real) and not isinstance(value, bool)  # also of numpy
         if not number or not 0 < value < math.inf:
             raise UsageError(f"learning_rate is {value!r}, but must be a finite number above 0.")
         with self._lock():
@@ -186,6 +187,8 @@ class Run:
 
     def evaluate(self) -> dict[str, Any]:
         """Evaluates the current weights; returns the loss and the metrics."""
+        if self.evaluator is None:
+            raise UsageError("The run has no evaluation data: name its splits in eval.splits.")
         with self._call():
             return dict(self._controller.evaluate() or {})
 
@@ -242,6 +245,11 @@ class Run:
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
         """Locks the workdir; raises UsageError if another run uses it, or has trained in it."""
+        if self._temporary and not self._workdir.path.exists():
+            raise UsageError(
+                "The run was closed, which has removed its temporary folder: make a new ctl.Run, with a "
+                "workdir to continue in."
+            )
         with RunLock(self._workdir.path) as lock:
             lock.acquire()
             if self._run.checkpoints.latest_step() != self._saved_step:
@@ -276,6 +284,6 @@ class Run:
         if isinstance(steps, str):
             examples = self._run.experiment.examples_per_epoch
             return durations.to_steps("steps", steps, self.trainer.global_batch_size, examples)
-        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+        if isinstance(steps, bool) or not isinstance(steps, numbers.Integral) or steps < 0:
             raise UsageError(f'steps is {steps!r}, but must be a number of steps or "2 epochs".')
-        return steps
+        return int(steps)

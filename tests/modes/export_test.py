@@ -84,10 +84,12 @@ def test_best_checkpoint_is_exported_at_the_end_and_loaded(make, capsys, caplog,
     for features, message in {
         "scaled": r"x is float32 \(50, 4\), but must be raw examples, uint8 \(None, 4\)",
         "one": r"x is uint8 \(4,\), but must be raw examples",
+        "lists": r"x is no array of uint8 \(None, 4\)",
         "name": "The features are image, but must be x",
     }.items():
         wrong = {
             "scaled": {"x": raw.astype(np.float32)}, "one": raw[0], "name": {"image": raw},
+            "lists": [[1, 2], [3]],
         }[features]  # fmt: skip
         with pytest.raises(UsageError, match=message):
             model(wrong)

@@ -66,10 +66,12 @@ def test_calls_have_the_bits_of_the_program_and_the_program_resumes_them(make, m
 def test_history_has_lists_of_equal_length(make):
     run = make(workdir=None)
     run.evaluate()
-    run.train(steps=20)
+    run.learning_rate = np.float32(0.5)
+    run.train(steps=np.int64(20))
     history = run.history
     assert history["step"] == [0, 5, 10, 15, 20]
     assert {len(values) for values in history.values()} == {5}
+    assert history["learning_rate"][1:] == [0.5] * 4
     assert [math.isnan(value) for value in history["eval/loss"][:3]] == [False, True, False]
     assert [math.isnan(value) for value in history["loss"]] == [True] + [False] * 4
     assert next(iter(history)) == "step" and {"accuracy", "eval/accuracy"} <= set(history)
@@ -187,7 +189,12 @@ def test_mistakes_are_one_line(make):
     config.train.steps = -1
     with pytest.raises(ctl.UsageError, match=r"train\.steps is -1"):
         ctl.Run(config)
-    assert ctl.Run("experiment.py", workdir="").step == 0
+    with ctl.Run("experiment.py", workdir="", print_lines=False) as run:
+        assert run.step == 0
+    with pytest.raises(ctl.UsageError, match="The run was closed, which has removed its temporary"):
+        run.train(steps=1)
+    with pytest.raises(ctl.UsageError, match="The run has no evaluation data"):
+        make({"eval.splits": [], "eval.interval": 0}, workdir=None).evaluate()
 
 
 STOPPING = {

@@ -1,6 +1,6 @@
 """The models, optimizers and variables that an object, such as a trainer, holds in its attributes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -8,6 +8,7 @@ import tf_keras
 
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError, list_some
+from ctl.hardware import strategies
 from ctl.replica.arithmetic import precision
 from ctl.replica.arithmetic.snapshot import Assignable
 from ctl.replica.arithmetic.variables import variables_of
@@ -232,8 +233,24 @@ def _adapt_all(value: Any) -> Any:
     return adapter.adapt(value)
 
 
-def check_known(optimizer: Any, variables: Sequence[tf.Variable]) -> None:
+def check_scope(variables: Iterable[tf.Variable], strategy: tf.distribute.Strategy) -> None:
+    """Raises a UsageError if variables are no copies on the replicas of a strategy."""
+    spec = strategies.spec_of(strategy)
+    in_scope = strategy.extended.variable_created_in_scope
+    outside = [v.name for v in variables if spec.replica_values and spec.type and not in_scope(v)]
+    if outside:
+        raise UsageError(
+            f"{list_some(outside)}, which the step updates, was created outside the strategy's scope: "
+            "build it in build_model or `with self.build_scope():`, or in `with strategy.scope():`."
+        )
+
+
+def check_known(
+    optimizer: Any, variables: Sequence[tf.Variable], strategy: tf.distribute.Strategy
+) -> None:
     """Raises a UsageError if an optimizer was built for other variables than those of `minimize`."""
+    # The scalars of an optimizer are assigned once, wherever they were created.
+    check_scope([*variables, *(v for v in optimizer.variables if v.shape.rank)], strategy)
     unknown = unknown_variables(optimizer, variables)
     if unknown:
         raise UsageError(

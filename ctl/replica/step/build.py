@@ -29,7 +29,7 @@ from ctl.replica.keras3 import adapter, conversion, detection, policies
 from ctl.replica.layers.batch_norm import convert_sync_batch_norm
 from ctl.replica.measure.non_finite import counter
 from ctl.replica.step import metrics
-from ctl.replica.step.attributes import Attributes
+from ctl.replica.step.attributes import Attributes, check_scope
 from ctl.replica.step.engine import Engine
 from ctl.replica.step.microbatches import row_count
 from ctl.replica.step.plan import make_plan
@@ -124,6 +124,7 @@ def prepare_optimizer(owner: Any, *, check_patterns: bool) -> None:
         parameter_groups.check_patterns(models, options)
     parameter_groups.freeze(models, options)
     parameter_groups.configure(owner.optimizer, models, options)
+    check_scope(owner.model.trainable_variables, owner.strategy)
     owner.optimizer.build(owner.model.trainable_variables)
 
 
