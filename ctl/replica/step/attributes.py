@@ -249,8 +249,9 @@ def check_known(
     optimizer: Any, variables: Sequence[tf.Variable], strategy: tf.distribute.Strategy
 ) -> None:
     """Raises a UsageError if an optimizer was built for other variables than those of `minimize`."""
-    # The scalars of an optimizer are assigned once, wherever they were created.
-    check_scope([*variables, *(v for v in optimizer.variables if v.shape.rank)], strategy)
+    if strategy.num_replicas_in_sync > 1:
+        # The scalars of an optimizer are assigned once, wherever they were created.
+        check_scope([*variables, *(v for v in optimizer.variables if v.shape.rank)], strategy)
     unknown = unknown_variables(optimizer, variables)
     if unknown:
         raise UsageError(

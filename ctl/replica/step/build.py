@@ -124,7 +124,9 @@ def prepare_optimizer(owner: Any, *, check_patterns: bool) -> None:
         parameter_groups.check_patterns(models, options)
     parameter_groups.freeze(models, options)
     parameter_groups.configure(owner.optimizer, models, options)
-    check_scope(owner.model.trainable_variables, owner.strategy)
+    # One replica can train what was built outside of its scope, but TensorFlow makes no slots for it.
+    if owner.strategy.num_replicas_in_sync > 1 or not getattr(owner.optimizer, "_built", False):
+        check_scope(owner.model.trainable_variables, owner.strategy)
     owner.optimizer.build(owner.model.trainable_variables)
 
 
