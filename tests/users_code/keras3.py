@@ -23,6 +23,9 @@ def _import(*names: str) -> Sequence[Any]:
     vars(package).update({k: v for k, v in vars(keras).items() if not k.startswith("__")})
     attributes = dict(vars(tests.users_code))
     others = {k: v for k, v in sys.modules.items() if not k.startswith(_PREFIX)}
+    # `from tests.users_code import x` takes an attribute before it imports a module.
+    for name in [k for k, v in attributes.items() if isinstance(v, types.ModuleType)]:
+        delattr(tests.users_code, name)
     try:
         with mock.patch.dict(sys.modules, others | {"tf_keras": package}, clear=True):
             return [importlib.import_module(_PREFIX + name) for name in names]
@@ -34,6 +37,7 @@ def _import(*names: str) -> Sequence[Any]:
 table, coupled, examples, generative, noise, normalization, sequences = _import(
     "table", "coupled", "examples", "generative", "noise", "normalization", "sequences"
 )
+assert table.normalization is normalization  # and not the module with tf_keras
 
 
 class Sampling(keras.layers.Layer):
