@@ -18,7 +18,7 @@ from ctl.data.autograph import convert, traced
 from ctl.data.input_pipeline import TrainingData
 from ctl.data.layout import Layout
 from ctl.data.source import Batch, MaskedBatch
-from ctl.errors import UsageError, did_you_mean, list_some, name_arguments, type_name
+from ctl.errors import UsageError, did_you_mean, name_arguments, type_name
 from ctl.hardware import strategies
 from ctl.replica.arithmetic import loss
 from ctl.replica.arithmetic import precision as precisions
@@ -29,7 +29,7 @@ from ctl.replica.measure.non_finite import counter
 from ctl.replica.random import draws
 from ctl.replica.step import build, preprocessing, xla
 from ctl.replica.step import metrics as metric_results
-from ctl.replica.step.attributes import Attributes
+from ctl.replica.step.attributes import Attributes, check_scope
 from ctl.replica.step.evaluation import Evaluation
 from ctl.replica.step.microbatches import unpack
 from ctl.replica.step.plan import make_plan
@@ -287,7 +287,8 @@ class Step:
         options = self.options
         policies.check_precision(self.model, options.precision)
         trace = build.create_variables(self._compute_losses, spec)
-        self._check_scope()
+        models = [adapter.adapt(model) for model in (self.model, *self.models)]
+        check_scope((v for m in models if m.built for v in variables_of(m)), self.strategy)
         build.prepare_optimizer(self, check_patterns=True)
         layout = Layout(self.global_batch_size, self.strategy.num_replicas_in_sync)
         plan = make_plan(
@@ -439,18 +440,6 @@ class Step:
             raise UsageError(
                 f"{name} changes the step at a step that your tf.function does not know: call the "
                 "step outside of a tf.function."
-            )
-
-    def _check_scope(self) -> None:
-        """Raises UsageError if the models' variables do not belong to the strategy."""
-        extended = self.strategy.extended
-        models = [adapter.adapt(model) for model in (self.model, *self.models)]
-        variables = [v for model in models if model.built for v in variables_of(model)]
-        others = [v.name for v in variables if not extended.variable_created_in_scope(v)]
-        if others:
-            raise UsageError(
-                f"{list_some(others)} of a model was not created in the strategy's scope: build the "
-                "model within `with strategy.scope():`, or pass a function that builds it."
             )
 
 

@@ -438,7 +438,7 @@ def test_model_of_another_scope_or_precision_is_rejected():
     model = tf_keras.Sequential([tf_keras.layers.Dense(2)])
     model.build([None, 5])
     for options, message in (
-        ({"strategy": testing.make_strategy(2)}, "not created in the strategy's scope"),
+        ({"strategy": testing.make_strategy(2)}, "created outside the strategy's scope"),
         ({"precision": "bfloat16"}, "compute in float32"),
     ):
         step = ctl.Step(
@@ -447,7 +447,7 @@ def test_model_of_another_scope_or_precision_is_rejected():
         with pytest.raises(ctl.UsageError, match=message):
             step(next(iter(distribute(step, 4))))
     step = make_step(2, 4, models=[model])
-    with pytest.raises(ctl.UsageError, match="not created in the strategy's scope"):
+    with pytest.raises(ctl.UsageError, match="created outside the strategy's scope"):
         step(next(iter(distribute(step, 4))))
 
 

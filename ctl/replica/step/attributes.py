@@ -237,7 +237,7 @@ def check_scope(variables: Iterable[tf.Variable], strategy: tf.distribute.Strate
     """Raises a UsageError if variables are no copies on the replicas of a strategy."""
     spec = strategies.spec_of(strategy)
     in_scope = strategy.extended.variable_created_in_scope
-    outside = [v.name for v in variables if spec.replica_values and spec.type and not in_scope(v)]
+    outside = [v.name for v in variables if spec.replica_values and not in_scope(v)]
     if outside:
         raise UsageError(
             f"{list_some(outside)}, which the step updates, was created outside the strategy's scope: "

@@ -227,7 +227,7 @@ class SlicedSlot(_GatheredVariable):
         self.name, self.dtype, self.shape = slices.name, slices.dtype, layout.shape
         self.slices = slices
         self._layout = layout
-        self._strategy = strategy
+        self._distribute_strategy = strategy  # as TensorFlow's variables have it
         self._gather = gather
         self._shared_name = slices._shared_name
 
@@ -238,13 +238,13 @@ class SlicedSlot(_GatheredVariable):
         """
         layout = self._layout
         with tf.device("CPU:0"):
-            slices = _read_all(self.slices.values, self._strategy, self._gather)
+            slices = _read_all(self.slices.values, self._distribute_strategy, self._gather)
             return layout.join(slices[:, : layout.body], slices[0, layout.body :])
 
     def assign(self, value: Any) -> None:
         """Assigns every replica its slice of the complete tensor."""
         for local, component in enumerate(self.slices.values):
-            replica = self._strategy.extended._get_replica_id_in_sync_group(local)
+            replica = self._distribute_strategy.extended._get_replica_id_in_sync_group(local)
             component.assign(self._layout.cut(value, replica))
 
     def __array__(self, dtype: Any = None) -> Any:

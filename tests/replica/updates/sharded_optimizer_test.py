@@ -46,7 +46,10 @@ class Trainer(tiny.TinyTrainer):
 
 
 class Embedded(tiny.TinyTrainer):
-    """An embedding of 11 rows of 7, whose gradient is sparse and has rows several times."""
+    """An embedding of 11 rows of 7, whose gradient is sparse and has rows several times.
+
+    It has a step of its own, because `minimize` checks the slot variables.
+    """
 
     def build_dataset(self, split, input_context):
         draw = np.random.default_rng(0)
@@ -63,6 +66,12 @@ class Embedded(tiny.TinyTrainer):
                 layers.Dense(tiny.CLASSES, name="head"),
             ]
         )
+
+    def replica_step(self, batch):
+        def losses(rows):
+            return self.per_example_loss(rows, self.forward(rows, training=True))
+
+        return self.minimize(batch, losses)
 
 
 def make(replicas, *, shard=True, cls=Trainer, optimizer=OPTIMIZERS["adam"], **options):
