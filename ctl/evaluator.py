@@ -13,7 +13,7 @@ import tf_keras
 from ctl.data.autograph import convert, traced
 from ctl.data.data_errors import report_data_errors
 from ctl.data.input_pipeline import InputPipeline
-from ctl.data.source import Data, GlobalBatches, Source
+from ctl.data.source import Arrays, Data, GlobalBatches, Source
 from ctl.errors import UsageError, name_arguments
 from ctl.hardware import strategies
 from ctl.hardware.collectives import ProcessGroup
@@ -72,7 +72,10 @@ class StandardEvaluator(orbit.StandardEvaluator):
         global_batch_size: int | None = None,
         splits: Sequence[str] = ("eval",),
     ):
-        super().__init__(eval_dataset=None)
+        options = orbit.StandardEvaluatorOptions(recreate_iterator_for_each_eval=False)
+        super().__init__(eval_dataset=None, options=options)
+        # Split -> its iterator after a complete evaluation, at the first batch again.
+        self._iterators: dict[str, Any] = {}
         self.splits = tuple(splits)
         self._split = self.splits[0]  # the one that is evaluated
         self._collected: CollectedRows | None = None
@@ -113,6 +116,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
     def eval_dataset(self, dataset: Any) -> None:
         self._eval_dataset = dataset
         self._own_dataset = True
+        self._iterators = {}
 
     @property
     def has_known_names(self) -> bool:
@@ -166,11 +170,20 @@ class StandardEvaluator(orbit.StandardEvaluator):
             return outputs
 
     def _evaluate_split(self, num_steps: tf.Tensor) -> Any:
-        if int(num_steps) == -1 and not self._own_dataset:
-            pipeline = engine_of(self.trainer).pipeline
+        pipeline, steps = engine_of(self.trainer).pipeline, None
+        data = None if self._own_dataset else pipeline.evaluation_data(self._split)
+        if isinstance(data, Source) or (data is not None and int(num_steps) < 0):
             steps = pipeline.evaluation_steps(self.global_batch_size, self._split)
-            num_steps = num_steps if steps is None else tf.constant(steps)
-        return super().evaluate(num_steps)
+        if steps is not None and not 0 <= int(num_steps) <= steps:
+            num_steps = tf.constant(steps)
+        self._eval_iter = self._iterators.pop(self._split, None)
+        outputs = super().evaluate(num_steps)
+        iterator, self._eval_iter = self._eval_iter, None
+        # TensorFlow takes milliseconds to make an iterator. It reads ahead, and only examples in memory
+        # are sure to be the same in the next evaluation. A subclass may read others than it holds.
+        if int(num_steps) == steps and type(data) is Arrays:
+            self._iterators[self._split] = iterator
+        return outputs
 
     def create_eval_loop_fn(self, has_state: bool) -> Any:
         """Returns Orbit's loop over the batches, cut into parts so that it can be stopped."""

@@ -7,6 +7,7 @@ import tf_keras
 
 import ctl
 from ctl import testing
+from ctl.evaluator import Interrupted
 from tests import reference_model
 
 
@@ -92,14 +93,57 @@ def test_any_dataset_is_counted_exactly(make, replicas):
         assert float(results["accuracy"]) == pytest.approx(accuracy, abs=1e-6)
 
 
-def test_evaluation_of_some_steps_begins_at_the_first_example_each_time():
+def evaluate(evaluator, steps=-1):
+    results = evaluator.evaluate(tf.constant(steps))
+    return int(results["examples"]), float(results["loss"])
+
+
+def test_each_evaluation_begins_at_the_first_example():
     trainer = reference_model.make_trainer(testing.make_strategy(2), 8)
     evaluator = ctl.StandardEvaluator(trainer, global_batch_size=5)
-    loss, _ = by_hand(trainer, reference_model.pick(reference_model.examples(), np.arange(10)))
-    for _ in range(2):
-        results = evaluator.evaluate(tf.constant(2))
-        assert results["examples"].numpy() == 10
-        assert float(results["loss"]) == pytest.approx(loss, abs=1e-12)
+    rows = reference_model.examples()
+    losses = {count: by_hand(trainer, reference_model.pick(rows, np.arange(count)))[0]
+              for count in (10, 23)}  # fmt: skip
+    for steps, count in ((2, 10), (2, 10), (-1, 23), (-1, 23), (2, 10), (7, 23), (-1, 23)):
+        expected = (count, pytest.approx(losses[count], abs=1e-12))
+        assert evaluate(evaluator, steps) == expected
+    own = as_dataset("eval").take(10).batch(10)
+    evaluator.eval_dataset = trainer.strategy.experimental_distribute_dataset(own)
+    assert evaluate(evaluator) == (10, pytest.approx(losses[10], abs=1e-12))
+
+
+def test_evaluation_after_an_interrupted_one_begins_at_the_first_example():
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 8)
+    evaluator = ctl.StandardEvaluator(trainer, global_batch_size=1)
+    complete = evaluate(evaluator)
+    evaluator.any_process_stops = lambda: True
+    with pytest.raises(Interrupted):
+        evaluate(evaluator)
+    evaluator.any_process_stops = lambda: False
+    assert evaluate(evaluator) == complete
+
+
+class Changing(type(ctl.data.arrays({"x": [0]}))):
+    """Examples that the program replaces between two evaluations."""
+
+    scale = 1.0
+
+    def gather(self, indexes):
+        rows = super().gather(indexes)
+        scale = tf.numpy_function(lambda: np.float64(self.scale), [], tf.float64, stateful=True)
+        return {**rows, "x": rows["x"] * tf.ensure_shape(scale, [])}
+
+
+def test_examples_that_a_source_reads_are_those_of_the_time_of_the_evaluation():
+    data = Changing(reference_model.examples())
+    trainer = make_trainer(lambda split: data)
+    evaluator = ctl.StandardEvaluator(trainer, global_batch_size=8)
+    first = evaluate(evaluator)
+    data.scale = 0.5
+    rows = reference_model.examples()
+    loss, _ = by_hand(trainer, {**rows, "x": rows["x"] * 0.5})
+    assert evaluate(evaluator) == (23, pytest.approx(loss, abs=1e-12))
+    assert abs(first[1] - loss) > 1e-3
 
 
 def test_evaluation_changes_nothing_and_dropout_is_off():

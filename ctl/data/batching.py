@@ -119,8 +119,7 @@ def evaluation_batches(data: Data, layout: Layout, *, prefetch: int = 1) -> tf.d
 
     Returns:
         A dataset of `MaskedBatch`es; for `PerReplica` data, of its batches. The stream of a
-        `Source` continues with padding endlessly, so that every input pipeline can be read for the
-        same number of steps: read `evaluation_steps` steps of it.
+        `Source` repeats endlessly: each pass has `evaluation_steps` steps.
     """
     if isinstance(data, Source):
         dataset = _source_batches(_evaluation_reader(data, layout), data, None, layout, size=1)
@@ -210,9 +209,10 @@ def _training_reader(
 def _evaluation_reader(source: Source, layout: Layout) -> _ReadChunk:
     """Returns a function that reads a batch of an evaluation, without seeds."""
     read = _reader(source)
+    batches = math.ceil(len(source) / layout.global_batch_size) * layout.local_replicas
 
     def read_chunk(index: tf.Tensor) -> _Chunk:
-        positions, mask = _positions(layout, index, examples=len(source))
+        positions, mask = _positions(layout, index % batches, examples=len(source))
         indexes = source.evaluation_order(positions, batch_size=layout.global_batch_size)
         return read(indexes), tf.zeros([layout.rows_per_replica, 2], tf.int64), mask
 
@@ -250,7 +250,7 @@ def _positions(
     start = step * (stride * batch_size) + first * batch_size
     offsets = replica * rows + np.arange(rows)
     last = batch_size - 1 if examples is None else tf.minimum(examples - 1 - start, batch_size - 1)
-    # Padding repeats the last row of the same global batch; after the end, the last of all.
+    # Padding repeats the last row of the same global batch.
     existing = tf.reshape(start + tf.minimum(offsets, last), [-1])
     all_exist = examples is None and layout.even
     return existing, None if all_exist else tf.cast(offsets <= last, tf.float32)

@@ -284,12 +284,11 @@ def test_shards_of_all_workers_make_up_the_stream(source):
 
 
 @pytest.mark.parametrize("count", [20, 21])
-def test_evaluation_continues_with_padding_after_the_last_example(count):
-    layout = Layout(5, 1)
+def test_evaluation_data_repeats_after_the_last_example(count):
+    layout = Layout(5, 2)
     stream = batching.evaluation_batches(ctl.data.arrays({"id": range(count)}), layout)
-    steps = read_steps([stream], layout, 8)
-    assert [i for step in steps for i in real_ids(step)] == list(range(count))
-    assert real_ids(steps[-1]) == []
+    steps = read_steps([stream], layout, 2 * -(-count // 5))
+    assert [i for step in steps for i in real_ids(step)] == [*range(count), *range(count)]
 
 
 # Layouts.

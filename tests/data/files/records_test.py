@@ -85,7 +85,7 @@ def test_batches_are_those_of_the_sampler_on_any_replicas(
 def test_evaluation_reads_every_record_once(pattern, kind, batch):
     source, layout = sources(pattern)[kind], Layout(batch, 2)
     steps = batching.evaluation_steps(source, layout)
-    read = read_steps([batching.evaluation_batches(source, layout, prefetch=1)], layout, steps + 1)
+    read = read_steps([batching.evaluation_batches(source, layout, prefetch=1)], layout, steps)
     assert [i for step in read for i in real_ids(step)] == list(range(COUNT))
 
 
