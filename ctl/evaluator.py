@@ -151,12 +151,23 @@ class StandardEvaluator(orbit.StandardEvaluator):
             Interrupted: `any_process_stops` returned True.
         """
         engine = engine_of(self.trainer)
+        pipeline = engine.pipeline
+
+        def find_unreadable() -> str:
+            examples = int(self._sums.examples.numpy())
+            # Some of the replicas may have counted their rows of the batch that failed.
+            start = examples - examples % self.global_batch_size
+            indexes = range(start, start + self.global_batch_size)
+            return "" if self._own_dataset else pipeline.find_unreadable(self._split, indexes)
+
         with (
             engine.trace_scope(),
             engine.averaged_weights(),
             draws.report_problems(),
             preprocessing.report_problems(),
-            report_data_errors("evaluation", lambda: engine.pipeline.element_spec(self._split)),
+            report_data_errors(
+                "evaluation", lambda: pipeline.element_spec(self._split), find_unreadable
+            ),
         ):
             if self._own_dataset or len(self.splits) == 1:
                 return self._evaluate_split(num_steps)

@@ -1,14 +1,16 @@
 """Reports errors of a running input pipeline in one line."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 import contextlib
 import re
 from typing import Any
 
 import tensorflow as tf
 
+from ctl.configs.error_location import describe
 from ctl.data.features import flat_names, flatten_features
 from ctl.data.files.record_reader import DamagedRecord
+from ctl.data.source import Source
 from ctl.errors import Failure, UsageError
 
 CHANGED_LENGTHS = "some sequences have other lengths than when they were grouped"
@@ -27,15 +29,20 @@ _OWN_ERROR = re.compile(rf"\b(?:{UsageError.__name__}|{Failure.__name__}): (?P<l
 
 
 @contextlib.contextmanager
-def report_data_errors(kind: str, read_spec: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
+def report_data_errors(
+    kind: str,
+    read_spec: Callable[[], Mapping[str, Any]],
+    find_unreadable: Callable[[], str] = lambda: "",
+) -> Iterator[None]:
     """Turns TensorFlow's errors about corrupt or ragged data into a UsageError.
 
     Args:
         kind: "training" or "evaluation", for the message.
         read_spec: returns the spec of a batch, whose keys name the features.
+        find_unreadable: returns the name of the example that cannot be decoded, if there is one.
 
     Raises:
-        UsageError: a file is corrupt, or examples of different shapes cannot be batched.
+        UsageError: an example or a file is corrupt, or examples of different shapes cannot be batched.
         Failure: a file cannot be read.
     """
     try:
@@ -65,7 +72,11 @@ def report_data_errors(kind: str, read_spec: Callable[[], Mapping[str, Any]]) ->
             ) from None
         shapes = _SHAPES.search(error.message)
         if not shapes:
-            raise
+            example = find_unreadable()
+            if not example:
+                raise
+            line = f"{example} cannot be read ({describe(error)}): replace it."
+            raise UsageError(line) from error
         one, other = shapes["one"] or shapes["batch"], shapes["other"] or shapes["added"]
         raise UsageError(
             f"{_find_feature(read_spec(), shapes['component'])} has shape {one} in one {kind} example "
@@ -73,6 +84,19 @@ def report_data_errors(kind: str, read_spec: Callable[[], Mapping[str, Any]]) ->
             "crop the examples to one shape in the dataset (tf.pad, tf.image.resize), or return "
             "ctl.data.GlobalBatches(dataset.padded_batch(...))."
         ) from None
+
+
+def find_unreadable(source: Source, indexes: Iterable[int]) -> str:
+    """Returns the first of these examples of a source that cannot be read; "" if all can be."""
+    for index in indexes:
+        if index >= len(source):
+            break
+        try:
+            source.gather(tf.constant([index], tf.int64))
+        except tf.errors.InvalidArgumentError:
+            has_files = len(source.files) == len(source)
+            return source.files[index] if has_files else f"example {index}"
+    return ""
 
 
 def _find_feature(spec: Mapping[str, Any], component: str | None) -> str:

@@ -1,6 +1,6 @@
 """The input pipeline of a trainer, from its `build_dataset` to the datasets its strategy iterates."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 import contextlib
 import dataclasses
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ctl.data import batching, distribution, elements, host_random
+from ctl.data import batching, data_errors, distribution, elements, host_random
 from ctl.data.layout import Layout, WorkerShard
 from ctl.data.sequences import ragged
 from ctl.data.source import (
@@ -248,18 +248,12 @@ class InputPipeline:
         # The indexes of a bucketed source contain the bucket, too.
         return (indexes.numpy() % len(source)).tolist()
 
-    def find_unreadable(self, global_batch_size: int, step: int) -> str:
-        """Returns the first example of a step's global batch that cannot be read; "" if all can be."""
-        source = source_of(self.data("train"))
+    def find_unreadable(self, split: str, indexes: Iterable[int] | None) -> str:
+        """Returns the first of these examples of a split that cannot be read; "" if all can be."""
+        source = source_of(self.data(split))
         if source is None or ragged.has_own_order(source):
             return ""
-        for index in self.example_indexes(global_batch_size, step) or ():
-            try:
-                source.gather(tf.constant([index], tf.int64))
-            except tf.errors.InvalidArgumentError:
-                has_files = len(source.files) == len(source)
-                return source.files[index] if has_files else f"example {index}"
-        return ""
+        return data_errors.find_unreadable(source, indexes or ())
 
     def copy_to_device(self, device: str) -> Arrays:
         """Returns a copy of the training examples in the memory of a device."""

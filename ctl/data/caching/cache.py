@@ -29,7 +29,7 @@ import tensorflow as tf
 
 from ctl.data import batching
 from ctl.data.caching import fingerprint
-from ctl.data.data_errors import report_data_errors
+from ctl.data.data_errors import find_unreadable, report_data_errors
 from ctl.data.distribution import disable_autotune
 from ctl.data.features import flat_names, flatten_features
 from ctl.data.sequences import ragged
@@ -321,7 +321,11 @@ def _write(
     elements = examples.prefetch(_ROWS) if is_ragged else examples.batch(_ROWS)
     begin = shown = time.monotonic()
     done = 0
-    with report_data_errors("cached", lambda: elements.element_spec):
+    with report_data_errors(
+        "cached",
+        lambda: elements.element_spec,
+        lambda: find_unreadable(source, range(done, done + _ROWS)),
+    ):
         for element in disable_autotune(elements):
             values = tf.nest.flatten(element)
             for feature, value in zip(features, values, strict=True):

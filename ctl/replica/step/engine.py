@@ -9,7 +9,7 @@ from typing import Any
 import orbit
 import tensorflow as tf
 
-from ctl.configs.error_location import describe, user_line
+from ctl.configs.error_location import user_line
 from ctl.data.data_errors import report_data_errors
 from ctl.data.input_pipeline import InputPipeline
 from ctl.errors import NonFiniteStep, UsageError
@@ -238,11 +238,17 @@ def _report_errors(trainer: Any, plan: Plan, pipeline: InputPipeline) -> Iterato
     Raises:
         UsageError: one of these errors was raised inside.
     """
+
+    def find_unreadable() -> str:
+        step = int(trainer.global_step.numpy())
+        indexes = pipeline.example_indexes(plan.layout.global_batch_size, step)
+        return pipeline.find_unreadable("train", indexes)
+
     try:
         with (
             draws.report_problems(),
             preprocessing.report_problems(),
-            report_data_errors("training", pipeline.element_spec),
+            report_data_errors("training", pipeline.element_spec, find_unreadable),
         ):
             yield
     except tf.errors.OutOfRangeError:
@@ -264,11 +270,6 @@ def _report_errors(trainer: Any, plan: Plan, pipeline: InputPipeline) -> Iterato
     except tf.errors.InvalidArgumentError as error:
         reason = xla.explain(error)
         if not reason:
-            step = int(trainer.global_step.numpy())
-            if example := pipeline.find_unreadable(plan.layout.global_batch_size, step):
-                raise UsageError(
-                    f"{example} cannot be read ({describe(error)}): replace it."
-                ) from error
             raise
         raise UsageError(f"{reason}, or choose runtime.xla=off.") from error
     except tf.errors.ResourceExhaustedError as error:

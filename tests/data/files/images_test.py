@@ -329,7 +329,7 @@ class Images(ctl.StandardTrainer):
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_image_that_cannot_be_decoded_is_named_in_training(classes, replicas):
+def test_image_that_cannot_be_decoded_is_named(classes, replicas):
     (classes / "eel" / "1.PNG").write_bytes(b"not an image")
     trainer = Images(
         global_batch_size=2,
@@ -337,8 +337,14 @@ def test_image_that_cannot_be_decoded_is_named_in_training(classes, replicas):
         strategy=testing.make_strategy(replicas),
         options=ctl.TrainerOptions(model={"folder": str(classes)}),
     )
-    with pytest.raises(ctl.UsageError, match=r"eel/1\.PNG cannot be read \(InvalidArgumentError: "):
+    line = r"eel/1\.PNG cannot be read \(InvalidArgumentError: "
+    with pytest.raises(ctl.UsageError, match=line):
         trainer.train(tf.constant(3))  # one epoch
+    with pytest.raises(ctl.UsageError, match=line):
+        ctl.StandardEvaluator(trainer).evaluate(tf.constant(-1))
+    if replicas == 1:
+        with pytest.raises(ctl.UsageError, match=line):
+            ctl.data.cached(trainer.build_dataset("train", None), "memory")
 
 
 @pytest.mark.parametrize(
