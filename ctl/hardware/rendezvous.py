@@ -169,7 +169,7 @@ def _receive(peer: socket.socket, wait: Callable[[], None] | None) -> dict[str, 
     return None
 
 
-def wait_for_others(cluster: Cluster, *, timeout: float) -> None:
+def wait_for_others(cluster: Cluster, *, timeout: float, serving: bool = False) -> None:
     """Waits until every other process of the cluster listens at its address.
 
     TensorFlow waits too, but without a message. Meanwhile this process listens at its own address, so
@@ -178,6 +178,9 @@ def wait_for_others(cluster: Cluster, *, timeout: float) -> None:
     Args:
         cluster: the processes.
         timeout: seconds to wait.
+        serving: whether to wait for the servers of TensorFlow. A connection to a process that still
+            waits is reset when its server takes over the port; TensorFlow 2.19 and earlier aborts a
+            coordinator then.
 
     Raises:
         UsageError: the port of this process is in use, or its host is not this machine.
@@ -186,17 +189,18 @@ def wait_for_others(cluster: Cluster, *, timeout: float) -> None:
     """
     missing = cluster.others()
     clock = _Waiting(cluster.name, timeout)
+    is_ready = _is_serving if serving else is_listening
     with _listen(cluster) as listener:
         while missing:
-            missing = {n: a for n, a in missing.items() if not is_listening(a)}
+            missing = {n: a for n, a in missing.items() if not is_ready(a)}
             _close_pending(listener)
             if not missing:
                 break
             clock.check(", ".join(f"{name} ({address})" for name, address in missing.items()))
             time.sleep(_POLL_SECONDS)
         # Another process may reach this one later than the reverse; until TensorFlow's server
-        # listens, it would count this one as missing again.
-        for _ in range(_LINGER_POLLS):
+        # listens, it would count this one as missing again. One that serves has reached all.
+        for _ in range(0 if serving else _LINGER_POLLS):
             _close_pending(listener)
             time.sleep(_POLL_SECONDS)
 
@@ -223,6 +227,16 @@ def is_listening(address: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def _is_serving(address: str) -> bool:
+    """Returns whether a gRPC server answers at host:port."""
+    try:
+        with socket.create_connection(_split(address), timeout=1.0) as peer:
+            # A server of HTTP/2 sends its settings at once (RFC 9113, section 3.4).
+            return bool(peer.recv(1))
+    except OSError:
+        return False
 
 
 def _listen(cluster: Cluster) -> socket.socket:

@@ -236,7 +236,7 @@ def _configure_heartbeats(cluster: Cluster, timeout: float) -> None:
 def _build_parameter_server(devices: list[str], options: StrategyOptions) -> Any:
     import tensorflow as tf
 
-    resolver = _wait_and_resolve(options)
+    resolver = _wait_and_resolve(options, serving=True)
     partitioner = None  # a variable is placed on one server, in round-robin order
     if options.shard_mib:
         partitioner = tf.distribute.experimental.partitioners.MinSizePartitioner(
@@ -251,12 +251,12 @@ def _build_tpu(devices: list[str], options: StrategyOptions) -> Any:
     return tpu.build(options.tpu)
 
 
-def _wait_and_resolve(options: StrategyOptions) -> Any:
+def _wait_and_resolve(options: StrategyOptions, *, serving: bool = False) -> Any:
     """Waits for the processes of the cluster, and returns TensorFlow's resolver of it."""
     import tensorflow as tf
 
     assert options.cluster is not None  # selection.resolve_name has rejected a missing cluster
-    rendezvous.wait_for_others(options.cluster, timeout=options.start_timeout)
+    rendezvous.wait_for_others(options.cluster, timeout=options.start_timeout, serving=serving)
     # The resolver that reads TF_CONFIG itself would not know the cluster of an Indexed Job.
     return tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(options.cluster.spec()),

@@ -17,9 +17,9 @@ def make_clusters(workers):
     return cluster.make_local_clusters(workers=workers, servers=0, ports=ports)
 
 
-def wait(worker, results):
+def wait(worker, results, **arguments):
     try:
-        rendezvous.wait_for_others(worker, timeout=60)
+        rendezvous.wait_for_others(worker, timeout=60, **arguments)
         results.append(worker.name)
     except (Failure, UsageError) as error:
         results.append(str(error))
@@ -67,6 +67,22 @@ def test_waiting_ends_after_the_timeout():
         r"increase runtime\.cluster\.start_timeout\.",
     ):
         rendezvous.wait_for_others(worker, timeout=0.3)
+
+
+def test_a_coordinator_waits_for_a_server_that_answers():
+    chief, worker = make_clusters(2)
+    results = []
+    thread = threading.Thread(target=wait, args=(chief, results), kwargs={"serving": True})
+    with socket.create_server(("", int(worker.address.rsplit(":")[-1]))) as listener:
+        listener.settimeout(30)
+        thread.start()
+        listener.accept()[0].close()  # as a process does that waits for the others, too
+        server, _ = listener.accept()
+        with server:
+            assert not results
+            server.sendall(b"\0")
+            thread.join(30)
+    assert results == [chief.name]
 
 
 @pytest.mark.parametrize(
