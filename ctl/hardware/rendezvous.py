@@ -18,6 +18,8 @@ PORTS_BY_LAUNCHER = "CTL_PORTS_BY_LAUNCHER"
 _POLL_SECONDS = 0.1
 _REPORT_SECONDS = 5.0  # between two lines that name the missing processes
 _LINGER_POLLS = 10  # polls for which this process still listens after it has reached all others
+# What a client of HTTP/2 sends first (RFC 9113, section 3.4). The server answers with its own settings.
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 _MAX_LINE = 2**24  # bytes of a message between processes that meet
 _LINE_SECONDS = 5.0  # for a process that has connected to send its line
 
@@ -233,7 +235,7 @@ def _is_serving(address: str) -> bool:
     """Returns whether a gRPC server answers at host:port."""
     try:
         with socket.create_connection(_split(address), timeout=1.0) as peer:
-            # A server of HTTP/2 sends its settings at once (RFC 9113, section 3.4).
+            peer.sendall(_PREFACE)
             return bool(peer.recv(1))
     except OSError:
         return False
