@@ -76,7 +76,8 @@ def test(version: str, python: str, tests: str, folder: pathlib.Path) -> dict:
     packages = {row["name"]: row["version"] for row in json.loads(listed.stdout)}
     settings = (folder / "env/pyvenv.cfg").read_text()
     run = subprocess.run(
-        [folder / "env/bin/python", "-m", "pytest", "-p", "no:cacheprovider", "-m", MARKS[tests]],
+        [folder / "env/bin/python", "-m", "pytest", "-p", "no:cacheprovider", "--disable-warnings",
+         "-m", MARKS[tests]],
         cwd=child.ROOT, env=environment, capture_output=True, text=True,
     )  # fmt: skip
     print(run.stdout[-20_000:], run.stderr[-2_000:])
