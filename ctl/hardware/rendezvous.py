@@ -181,8 +181,8 @@ def wait_for_others(cluster: Cluster, *, timeout: float, serving: bool = False) 
         cluster: the processes.
         timeout: seconds to wait.
         serving: whether to wait for the servers of TensorFlow. A connection to a process that still
-            waits is reset when its server takes over the port; TensorFlow 2.19 and earlier aborts a
-            coordinator then.
+            waits is reset when its server takes over the port; TensorFlow 2.19 aborts a coordinator
+            then.
 
     Raises:
         UsageError: the port of this process is in use, or its host is not this machine.
