@@ -174,7 +174,7 @@ def _build_mirrored(devices: list[str], options: StrategyOptions) -> Any:
     elif options.algorithm == "hierarchical_copy":
         cross_device_ops = tf.distribute.HierarchicalCopyAllReduce()
     elif options.algorithm == "one_device" or share_chip:
-        cross_device_ops = tf.distribute.ReductionToOneDevice()
+        cross_device_ops = tf.distribute.ReductionToOneDevice(accumulation_fn=_add_in_order)
     return tf.distribute.MirroredStrategy(
         [f"/{device}" for device in devices], cross_device_ops=cross_device_ops
     )
@@ -184,9 +184,31 @@ def _build_central_storage(devices: list[str], options: StrategyOptions) -> Any:
     import tensorflow as tf
 
     # The default of `parameter_device` is the CPU only if there are several compute devices.
-    return tf.distribute.experimental.CentralStorageStrategy(
+    strategy = tf.distribute.experimental.CentralStorageStrategy(
         compute_devices=[f"/{device}" for device in devices], parameter_device="/CPU:0"
     )
+    # The constructor has no argument for it.
+    strategy.extended._cross_device_ops.accumulation_fn = _add_in_order
+    return strategy
+
+
+def _add_in_order(values: Sequence[Any]) -> Any:
+    """Returns the sum of the replicas' tensors, added in the order of the replicas.
+
+    `tf.add_n` alone gives the sum of three or more tensors other last bits in some runs, because the
+    order of its inputs is not fixed. Its kernel begins with the first input whose memory it may reuse,
+    which depends on whether other operations that read the input have already run. `Snapshot` returns
+    memory that no other operation reads. It copies its input only if another operation may still read
+    it. The optimizer of graphs sorts the inputs of `add_n` by name.
+    """
+    import tensorflow as tf
+
+    with tf.name_scope("add_in_order"):
+        own = [
+            tf.raw_ops.Snapshot(input=value, name=f"replica_{replica:06d}")
+            for replica, value in enumerate(values)
+        ]
+        return tf.add_n(own)
 
 
 def _build_multi_worker_mirrored(devices: list[str], options: StrategyOptions) -> Any:

@@ -2,6 +2,7 @@
 
 import types
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -86,6 +87,31 @@ def test_replicas_on_one_chip_reduce_without_collectives():
         )
         count = strategy.num_replicas_in_sync
         assert [float(t) for t in strategy.experimental_local_results(total)] == [count] * count
+
+
+@on_cpu
+@pytest.mark.parametrize("name", ["mirrored", "central_storage"])
+def test_replicas_are_added_in_their_order_whichever_operations_have_run(name):
+    """tf.add_n begins with an input that no other operation reads any more, here with the third."""
+    strategy = selection.build(name, StrategyOptions(logical_devices=4)).strategy
+    numbers = np.random.default_rng(0).normal(size=[4, 1000]).astype(np.float32)
+
+    def contribute(numbers):
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        return 3.0 * tf.gather(numbers, replica)
+
+    @tf.function
+    def add(numbers):
+        values = strategy.run(contribute, args=(numbers,))
+        *read_later, third, fourth = strategy.experimental_local_results(values)
+        with tf.control_dependencies([tf.cos(third), tf.cos(fourth)]):
+            (total,) = strategy.extended.batch_reduce_to("SUM", [(values, values)])
+        total = strategy.experimental_local_results(total)[0]
+        with tf.control_dependencies([total]):
+            return total, [tf.cos(value) for value in read_later]
+
+    one, two, three, four = np.float32(3) * numbers
+    np.testing.assert_array_equal(add(tf.constant(numbers))[0], one + two + three + four)
 
 
 @on_cpu
