@@ -70,6 +70,10 @@ def extended():
     return tf.distribute.MirroredStrategy(["CPU:0"]).extended
 
 
+def central_storage():
+    return tf.distribute.experimental.CentralStorageStrategy(["CPU:0"], "CPU:0").extended
+
+
 def container():
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])  # the extended object refers to it weakly
     return strategy.extended._container_strategy()
@@ -118,6 +122,7 @@ TENSORFLOW = {
     "_create_variable": lambda _: callable(
         tensorflow.one_device_strategy.OneDeviceExtended._create_variable
     ),
+    "_cross_device_ops": lambda _: central_storage()._cross_device_ops.accumulation_fn is tf.add_n,
     "_get_function": lambda _: graph_function().get_operations(),
     "_get_replica_id_in_sync_group": lambda _: extended()._get_replica_id_in_sync_group(0) == 0,
     "_handle_name": lambda _: tf.Variable(1.0, name="w")._handle_name == "w:0",
