@@ -149,7 +149,12 @@ class TrainedModel:
 
         Returns:
             What the trainer's `serve` returns, as numpy arrays.
+
+        Raises:
+            UsageError: as for a call, or `batch_size` is less than 1.
         """
+        if batch_size < 1:
+            raise UsageError(f"batch_size is {batch_size}, but must be at least 1.")
         features = self._check(features)
         count = len(next(iter(features.values())))
         parts = [

@@ -93,6 +93,8 @@ def test_best_checkpoint_is_exported_at_the_end_and_loaded(make, capsys, caplog,
         }[features]  # fmt: skip
         with pytest.raises(UsageError, match=message):
             model(wrong)
+    with pytest.raises(UsageError, match="batch_size is 0, but must be at least 1"):
+        model.predict(raw, batch_size=0)
     with pytest.raises(UsageError, match="has no checkpoint of this step, but of"):
         ctl.load("run", 7)
 
