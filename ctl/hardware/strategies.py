@@ -199,7 +199,8 @@ def _add_in_order(values: Sequence[Any]) -> Any:
     order of its inputs is not fixed. Its kernel begins with the first input whose memory it may reuse,
     which depends on whether other operations that read the input have already run. `Snapshot` returns
     memory that no other operation reads. It copies its input only if another operation may still read
-    it. The optimizer of graphs sorts the inputs of `add_n` by name.
+    it. The optimizer of graphs sorts the inputs of `add_n` by name, and without `Snapshot` it merges the
+    sum of two replicas with a sum in one of them.
     """
     import tensorflow as tf
 
