@@ -11,6 +11,7 @@ the page is written from it.
 import argparse
 import datetime
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -61,7 +62,9 @@ def test(version: str, python: str, tests: str, folder: pathlib.Path) -> dict:
     uv = shutil.which("uv") or str(child.ROOT / ".uv/bin/uv")
     subprocess.run([uv, "venv", "--no-config", f"--python={python}", folder / "env"], check=True)
     (folder / "pins.txt").write_text("\n".join(pins()))
-    environment = child.environment(VIRTUAL_ENV=str(folder / "env"), TMPDIR=str(folder))
+    # The tests of --mode=aot_compile run uv.
+    path = f"{pathlib.Path(uv).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = child.environment(VIRTUAL_ENV=str(folder / "env"), TMPDIR=str(folder), PATH=path)
     del environment["PYTHONPATH"]
     install = [uv, "pip", "install", "--no-config", f"--constraint={folder / 'pins.txt'}"]
     install += [f"tensorflow-cpu=={version}", ".", "--group=dev", "--group=stores"]
