@@ -234,8 +234,8 @@ def multiply(left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
     It is computed as the sum of `rank` outer products, from left to right.
     """
     columns = zip(tf.unstack(left, axis=1), tf.unstack(right, axis=1), strict=True)
-    # TensorFlow's optimizer of graphs sorts the products by name before it adds them. In a scope of their
-    # own their names, and so the order, do not depend on other operations of the graph.
+    # TensorFlow's optimizer of graphs sorts the products by name before it adds them. In a scope of
+    # their own their names, and so the order, do not depend on other operations of the graph.
     with tf.name_scope("multiply"):
         products = [a[:, None] * b[None, :] for a, b in columns]
         return functools.reduce(tf.add, products)
