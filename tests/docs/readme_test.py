@@ -188,7 +188,7 @@ def test_both_commands_work_as_pasted_where_pip_must_not_install(tmp_path, marke
     [
         ("^ctl experiments/mnist_mirrored.py$", "mirrored"),
         pytest.param(
-            "-m ctl.launch --workers=2 -- ", "multi_worker_mirrored", marks=pytest.mark.long
+            "^ctl launch --workers=2 -- ", "multi_worker_mirrored", marks=pytest.mark.long
         ),
     ],
 )
