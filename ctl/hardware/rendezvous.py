@@ -83,7 +83,12 @@ def _collect(cluster: Cluster, line: dict[str, Any], clock: _Waiting) -> list[st
             _listen_at(port, cluster.name, cluster.meeting, "MASTER_PORT")
         )
         peers: dict[str, socket.socket] = {}
-        while missing := [name for name in names if name not in found]:
+
+        def is_missing(name: str) -> bool:
+            # A process that was killed while it waited has closed its connection, and is started again.
+            return name in names and (name not in found or _has_closed(peers.get(name)))
+
+        while missing := [name for name in names if is_missing(name)]:
             clock.check(f"{', '.join(missing)} at {cluster.meeting}")
             try:
                 peer, (source, *_) = listener.accept()
@@ -96,8 +101,7 @@ def _collect(cluster: Cluster, line: dict[str, Any], clock: _Waiting) -> list[st
                 peer.close()  # a slow process connects again
                 continue
             name = str(message.get("name"))
-            is_again = name in peers and _has_closed(peers[name])  # killed, and started again
-            if message.get("names") != names or not (name in missing or is_again):
+            if message.get("names") != names or not is_missing(name):
                 _send(peer, {"error": f"{cluster.name} waits for {', '.join(missing)}"})
                 continue
             # A process on the host of rank 0 may connect from an address that others cannot reach.
@@ -132,8 +136,10 @@ def _join(cluster: Cluster, line: dict[str, Any], clock: _Waiting) -> list[str]:
         time.sleep(_POLL_SECONDS)
 
 
-def _has_closed(peer: socket.socket) -> bool:
-    """Returns whether a process that sends nothing more has closed its connection."""
+def _has_closed(peer: socket.socket | None) -> bool:
+    """Returns whether a process that sends nothing more has closed its connection, if it has one."""
+    if peer is None:
+        return False
     poll = select.poll()
     poll.register(peer, select.POLLIN)
     return bool(poll.poll(0))

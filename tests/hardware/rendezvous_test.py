@@ -206,7 +206,10 @@ def test_process_that_was_killed_while_it_waited_meets_the_others_when_it_is_sta
     line = {"name": "worker 1", "names": [f"worker {i}" for i in range(3)], "port": 1}
     with ranks.connect() as killed:
         rendezvous._send(killed, line)
-    for thread in threads + ranks.start(1, 2):
+    threads += ranks.start(2)
+    threads[0].join(timeout=0.5)  # all have connected, but one of them has been killed
+    assert threads[0].is_alive()
+    for thread in threads + ranks.start(1):
         thread.join(timeout=60)
     assert not ranks.errors
     specs = [json.loads(environment["TF_CONFIG"])["cluster"] for environment in ranks.environments]
