@@ -81,7 +81,9 @@ class CompiledLoop:
 
     def _run_steps(self, chunk: Any, start: tf.Tensor, steps: tf.Tensor) -> None:
         def run_step(i: tf.Tensor) -> tuple[tf.Tensor]:
-            self._step(tf.nest.map_structure(lambda values: values[start + i], chunk))
+            # Not `values[start + i]`: XLA takes the bounds of slices for constants, and would compile
+            # a program for each start.
+            self._step(tf.nest.map_structure(lambda values: tf.gather(values, start + i), chunk))
             return (i + 1,)
 
         # XLA compiles the loop into the program.

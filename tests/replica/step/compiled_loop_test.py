@@ -110,11 +110,12 @@ def test_strings_are_rejected_before_anything_is_compiled():
     make(cls=Named).train(tf.constant(2))
 
 
-def test_one_program_runs_loops_of_every_length():
-    traces = []
+def test_one_program_runs_loops_of_every_length_from_every_start():
+    traces, total = [], tf.Variable(0, dtype=tf.int64)
 
     def step(batch):
         traces.append(batch)
+        total.assign_add(batch)
 
     loop = CompiledLoop(
         step,
@@ -126,6 +127,10 @@ def test_one_program_runs_loops_of_every_length():
     for steps in (1, 2, 7):
         loop(iter(chunks), tf.constant(steps))
     assert len(traces) == 1
+    # XLA compiles again for each value of an argument that it takes for a constant.
+    compiled = loop._program.experimental_get_compiler_ir
+    arguments = [(tf.range(4, dtype=tf.int64), tf.constant(i), tf.constant(4 - i)) for i in (0, 2)]
+    assert len({compiled(*each)(stage="hlo") for each in arguments}) == 1
 
 
 def test_chunk_size_is_limited_by_bytes_and_by_steps():
