@@ -106,7 +106,8 @@ def zero_outside(mask: tf.Tensor | None, values: tf.Tensor) -> tf.Tensor:
     ones = tf.ones([values.shape.rank - mask.shape.rank], tf.int32)
     mask = tf.reshape(mask, tf.concat([tf.shape(mask), ones], axis=0))
     # Not a product: padding can be NaN, and 0 x NaN is NaN.
-    return tf.where(mask, values, tf.zeros([], values.dtype))
+    # Not a scalar zero: with it the layout optimizer of TensorFlow fails on GPUs.
+    return tf.where(mask, values, tf.zeros_like(values))
 
 
 def replica_context() -> Any:
