@@ -143,6 +143,7 @@ def _describe_strategy(runtime: Any) -> list[Row]:
         replicas=replicas,
         sync_batch_norm=False,  # known only once the model is built
         shards=bool(runtime.logical_shards),
+        deterministic=runtime.deterministic,
     )
     count = f"{replicas} replica{'s' * (replicas != 1)}"
     return [

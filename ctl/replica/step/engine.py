@@ -267,7 +267,7 @@ def _report_errors(trainer: Any, plan: Plan, pipeline: InputPipeline) -> Iterato
             "decide between two inner loops. To unfreeze a layer, set its trainable in "
             "train_loop_begin, after which ctl traces the step again."
         ) from error
-    except tf.errors.InvalidArgumentError as error:
+    except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
         reason = xla.explain(error)
         if not reason:
             raise

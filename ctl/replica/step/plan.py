@@ -17,6 +17,7 @@ from ctl.data.input_pipeline import TrainingData
 from ctl.data.layout import Layout
 from ctl.errors import UsageError, list_some
 from ctl.hardware import strategies
+from ctl.private.tensorflow import config
 from ctl.replica.arithmetic import precision
 from ctl.replica.layers.batch_norm import SyncBatchNormalization
 from ctl.replica.step import xla
@@ -103,9 +104,14 @@ class Plan:
         return self.xla in ("loop", "step", "gradients")
 
     @property
+    def compiles_update(self) -> bool:
+        """Whether XLA compiles the complete step of the single replica as one program."""
+        return self.xla in ("loop", "step")
+
+    @property
     def histograms_obstacle(self) -> str:
         """Why histograms of the gradients cannot be written in the step; "" if they can."""
-        if self.xla in ("loop", "step"):
+        if self.compiles_update:
             return (
                 f"runtime.xla={self.xla} compiles them into one program with the update: choose "
                 "runtime.xla=gradients, autocluster or off"
@@ -209,6 +215,7 @@ def make_plan(
         groups=strategies.bucket_bytes(strategy) > 0,
         chunks=data.supports_chunks and not own_train_step,
         strings=strings,
+        deterministic=config.is_op_determinism_enabled(),
         strategy=name,
     )
     plan = Plan(

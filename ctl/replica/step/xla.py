@@ -9,7 +9,9 @@ from ctl.data.autograph import traced
 from ctl.hardware import strategies
 
 _CPU_FLAG = "--tf_xla_cpu_global_jit"
-_NO_BOUND = "requires a fixed tensor list size"  # of XLA's own error
+# Of XLA's own errors.
+_NO_BOUND = "requires a fixed tensor list size"
+_NOT_DETERMINISTIC = "do not yet have a deterministic XLA implementation"
 
 
 def choose(
@@ -22,6 +24,7 @@ def choose(
     groups: bool = False,
     chunks: bool = True,
     strings: bool = False,
+    deterministic: bool = False,
     strategy: str = "mirrored",
 ) -> tuple[str, str]:
     """Resolves `runtime.xla`.
@@ -35,6 +38,7 @@ def choose(
         groups: whether gradients are reduced in groups during the backward pass.
         chunks: whether many batches may be sent at a time, to steps that only ctl calls.
         strings: whether a batch contains strings.
+        deterministic: whether TensorFlow's op determinism is on, `runtime.deterministic`.
         strategy: the name of the strategy in `hardware.strategies`.
 
     Returns:
@@ -47,6 +51,8 @@ def choose(
         return "off", "auto: XLA fuses across logical shards"
     if not gpu:
         return "off", "auto: on CPUs XLA makes small networks slower"
+    if deterministic:
+        return "off", "auto: XLA has no deterministic gradient of max pooling on GPUs"
     if groups:
         return "off", "auto: a program of XLA would return all gradients at its end"
     if strings:
@@ -78,6 +84,10 @@ def enable_autoclustering(*, gpu: bool) -> None:
 
 def explain(error: BaseException) -> str:
     """Explains an error of XLA that does not name what to change; "" for other errors."""
+    before, *after = str(error).split(_NOT_DETERMINISTIC)
+    if after:
+        operations = before.splitlines()[-1].strip()
+        return f"{operations} {_NOT_DETERMINISTIC}, so runtime.deterministic must be false"
     if _NO_BOUND not in str(error):
         return ""
     return (
