@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from ctl.configs.options import Clip
 from ctl.optimizers.arguments import CLIPPING
+from ctl.replica.arithmetic.snapshot import Snapshot
 from ctl.replica.graphs.assignments import OPTIMIZER_UPDATE
 
 Gradient: TypeAlias = Any  # a tf.Tensor, tf.IndexedSlices, or None; TensorFlow has no type hints
@@ -93,33 +94,49 @@ def apply(optimizer: Any, gradients: Sequence[Gradient], variables: Sequence[tf.
         gradients = [sum_rows(gradient) for gradient in gradients]
     pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
     if pairs:
-        # Before the scope below, which would be in the names of the slots.
-        with tf.name_scope(optimizer.name), tf.init_scope():
-            optimizer.build([v for _, v in pairs])
+        _build(optimizer, [v for _, v in pairs])
         # Without a second reduction: the sum over N replicas of equal sums would be N times as large.
         # The argument has its old name, because the legacy optimizers accept it too.
         with tf.name_scope(OPTIMIZER_UPDATE):
             optimizer.apply_gradients(pairs, experimental_aggregate_gradients=False)
 
 
+def _build(optimizer: Any, variables: Sequence[tf.Variable]) -> None:
+    # Outside of the scope of the update, which would be in the names of the slots.
+    with tf.name_scope(optimizer.name), tf.init_scope():
+        optimizer.build(variables)
+
+
 def call_unless(
-    condition: tf.Tensor, function: Callable[..., Any], *, arguments: Sequence[tf.Tensor]
+    condition: tf.Tensor,
+    function: Callable[..., Any],
+    *,
+    arguments: Sequence[tf.Tensor],
+    compiled: bool = False,
 ) -> None:
-    """Calls a function once, in the cross-replica context, if a condition is false.
+    """Calls a function, in the cross-replica context, that assigns variables if a condition is false.
 
     Args:
         condition: scalar bool, the same on every replica.
-        function: called in the cross-replica context; it may assign variables.
+        function: called with `arguments` and with `counts`, a scalar bool: whether the condition is
+            false. It assigns nothing if `counts` is false.
         arguments: the arguments of `function`, the same on every replica.
+        compiled: whether this is part of a program of XLA. On a GPU, such a program waits in each
+            conditional until the host has read the condition. So there is none, and `counts` decides.
     """
 
     # To assign a mirrored variable, tf.distribute merges the replicas, which it rejects inside of a
     # replica's own tf.cond. So the replicas merge first, and one conditional decides for all.
     def decide(strategy: tf.distribute.Strategy, condition: Any, arguments: Any) -> None:
-        def call() -> None:
-            function(*_first_replica(strategy, arguments))
+        first = strategy.experimental_local_results(condition)[0]
 
-        tf.cond(strategy.experimental_local_results(condition)[0], lambda: None, call)
+        def call(counts: tf.Tensor) -> None:
+            function(*_first_replica(strategy, arguments), counts=counts)
+
+        if compiled:
+            call(tf.logical_not(first))
+        else:
+            tf.cond(first, lambda: None, lambda: call(tf.constant(True)))
 
     tf.distribute.get_replica_context().merge_call(decide, args=(condition, list(arguments)))
 
@@ -132,8 +149,9 @@ def apply_or_skip(
     *,
     on_skip: Callable[..., Any],
     skip_arguments: Sequence[tf.Tensor],
-    overflow: tf.Tensor,
-    afterwards: Callable[[Any], None],
+    finite: tf.Tensor,
+    afterwards: Callable[[tf.Tensor], None],
+    compiled: bool = False,
 ) -> None:
     """Applies reduced gradients on all replicas, or on none.
 
@@ -145,18 +163,25 @@ def apply_or_skip(
         optimizer: a tf_keras optimizer.
         gradients: the gradients of the global batch; None for a variable that stays unchanged.
         variables: the variables, in the same order.
-        on_skip: called in the cross-replica context if the update is skipped.
+        on_skip: assigns variables if the update is skipped, as the function of `call_unless`.
         skip_arguments: the arguments of `on_skip`, the same on every replica.
-        overflow: scalar float, infinity if the gradients overflowed, else 0.
-        afterwards: called in the cross-replica context with the replicas' `overflow`.
+        finite: scalar bool, whether the gradients are finite, the same on every replica.
+        afterwards: called in the cross-replica context with `finite`.
+        compiled: whether this is part of a program of XLA for one replica. Then the update is computed
+            in any case, and selected without a conditional: see `call_unless`. Sparse gradients still
+            have a conditional, because a selection would copy complete tables.
     """
     pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
     existing, targets = [g for g, _ in pairs], [v for _, v in pairs]
+    selects = compiled and not any(isinstance(g, tf.IndexedSlices) for g in existing)
+    if selects:
+        _apply_and_select(should_apply, optimizer, existing, targets)
+        call_unless(should_apply, on_skip, arguments=skip_arguments, compiled=True)
 
     def decide(
         strategy: tf.distribute.Strategy,
         should_apply: Any,
-        overflow: Any,
+        finite: Any,
         gradients: Any,
         arguments: Any,
     ) -> None:
@@ -165,15 +190,30 @@ def apply_or_skip(
             strategy.run(lambda *values: apply(optimizer, values, targets), args=tuple(gradients))
 
         def skip() -> None:
-            on_skip(*_first_replica(strategy, arguments))
+            on_skip(*_first_replica(strategy, arguments), counts=tf.constant(True))
 
         first = strategy.experimental_local_results(should_apply)[0]
-        tf.cond(first, update, skip, name=OPTIMIZER_UPDATE)
+        if not selects:
+            tf.cond(first, update, skip, name=OPTIMIZER_UPDATE)
         # Outside of the conditional, because the loss scale also counts the applied steps.
-        afterwards(overflow)
+        afterwards(strategy.experimental_local_results(finite)[0])
 
     context = tf.distribute.get_replica_context()
-    context.merge_call(decide, args=(should_apply, overflow, existing, list(skip_arguments)))
+    context.merge_call(decide, args=(should_apply, finite, existing, list(skip_arguments)))
+
+
+def _apply_and_select(
+    should_apply: tf.Tensor,
+    optimizer: Any,
+    gradients: Sequence[Gradient],
+    variables: Sequence[tf.Variable],
+) -> None:
+    """Applies gradients, and restores all variables if the update is to be skipped."""
+    _build(optimizer, variables)
+    snapshot = Snapshot([*variables, *optimizer.variables])
+    apply(optimizer, gradients, variables)
+    with tf.name_scope(OPTIMIZER_UPDATE):
+        snapshot.select(should_apply)
 
 
 def sum_rows(gradient: Gradient) -> Gradient:

@@ -80,14 +80,22 @@ def has_loss_scale(optimizer: Any) -> bool:
     return isinstance(optimizer, tf_keras.mixed_precision.LossScaleOptimizer)
 
 
-def update_loss_scale(optimizer: Any, overflow: Any) -> None:
-    """Updates a dynamic loss scale; call it in the cross-replica context.
+def update_loss_scale(optimizer: Any, finite: tf.Tensor) -> None:
+    """Updates a dynamic loss scale, as tf_keras does; call it in the cross-replica context.
 
     Args:
         optimizer: a LossScaleOptimizer.
-        overflow: the replicas' float: infinity if the step overflowed, else 0. The loss scale checks
-            it in place of the gradients, which are already checked.
+        finite: scalar bool, whether the gradients of the step were finite.
     """
-    # The public way, apply_gradients, would check the gradients and count the step once more.
-    if optimizer.dynamic:
-        optimizer._loss_scale.update([overflow])
+    if not optimizer.dynamic:
+        return
+    # The public way, apply_gradients, would check the gradients and count the step once more. tf_keras
+    # uses conditionals, for each of which a program of XLA on a GPU waits until the host has read it.
+    state = optimizer._loss_scale
+    scale, steps = state.current_loss_scale.read_value(), state.counter.read_value() + 1
+    grows = steps >= state.growth_steps
+    grown = scale * state.multiplier
+    kept = tf.where(tf.logical_and(grows, tf.math.is_finite(grown)), grown, scale)
+    shrunk = tf.maximum(scale / state.multiplier, 1)
+    state.current_loss_scale.assign(tf.where(finite, kept, shrunk))
+    state.counter.assign(tf.where(tf.logical_and(finite, tf.logical_not(grows)), steps, 0))

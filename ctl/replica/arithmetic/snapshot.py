@@ -54,6 +54,11 @@ class Snapshot:
         for copy in self._assigned_copies():
             copy.assign(tf.where(applied, copy.read(), copy.value))
 
+    def select(self, applied: tf.Tensor) -> None:
+        """Assigns the old values of all variables, also those of an optimizer, as `restore_unless`."""
+        for copy in self._copies.values():
+            copy.assign(tf.where(applied, copy.read(), copy.value))
+
     def restore(self) -> None:
         """Assigns the old values."""
         for copy in self._assigned_copies():

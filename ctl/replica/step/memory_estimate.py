@@ -153,7 +153,7 @@ def _trace(trainer: Any) -> tuple[Any, list[LossTrace], int]:
             count=rows,
             seed=plan.options.seed,
             allow_unkeyed=True,
-            compiled=plan.xla in ("loop", "step"),
+            compiled=plan.compiles_update,
             parts=plan.parts_per_replica,
             trace=trace,
         ):

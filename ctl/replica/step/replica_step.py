@@ -115,7 +115,7 @@ class ReplicaStep:
                 seed=options.seed,
                 allow_unkeyed=options.allow_unkeyed_random,
                 earlier=earlier,
-                compiled=self.plan.xla in ("loop", "step"),
+                compiled=self.plan.compiles_update,
                 parts=1 if earlier else self.plan.parts_per_replica,
                 normalizes_parts=self.plan.choice.per_micro_batch,
                 trace=trace,

@@ -7,6 +7,7 @@ applies it on all replicas or on none.
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import functools
 import logging
 from typing import Any
 
@@ -263,16 +264,18 @@ class Update:
         position = recorder.add_names(decision.names)
         gradients.call_unless(
             decision.should_apply,
-            lambda flags: self._record(position, flags, counts=tf.constant(True)),
+            functools.partial(self._record, position),
             arguments=(decision.flags,),
+            compiled=self._plan.compiles_update,
         )
 
     def _record(self, position: int, flags: tf.Tensor, *, counts: tf.Tensor) -> None:
-        """Records this step; call it in a cross-replica context, inside of a conditional."""
+        """Records this step if it counts; call it in a cross-replica context."""
         if self.recorder is None:
             return
-        # Read inside of the conditional, which orders the increment after it. Grappler may remove the
-        # edge from an earlier read to the increment, if another path between them is a constant.
+        # Read inside of the conditional, if there is one, which orders the increment after it. Grappler
+        # may remove the edge from an earlier read to the increment, if another path between them is a
+        # constant.
         step = self._global_step.read_value()
         self.recorder.record(step, position, flags, counts=counts)
 
@@ -289,15 +292,15 @@ class Update:
         # An overflow is recorded only if a smaller loss scale cannot prevent it: the first steps of a
         # float16 run overflow by design, until the scale fits. A spike is recorded in any case.
         scale_can_shrink = has_scale and (optimizer.loss_scale > 1 if optimizer.dynamic else True)
-        counts = tf.logical_or(decision.finite, tf.logical_not(scale_can_shrink))
+        is_recorded = tf.logical_or(decision.finite, tf.logical_not(scale_can_shrink))
 
-        def on_skip(flags: tf.Tensor, counts: tf.Tensor) -> None:
-            self.skipped_steps.assign_add(1)
-            self._record(position, flags, counts=counts)
+        def on_skip(flags: tf.Tensor, is_recorded: tf.Tensor, *, counts: tf.Tensor) -> None:
+            self.skipped_steps.assign_add(tf.cast(counts, tf.int64))
+            self._record(position, flags, counts=tf.logical_and(counts, is_recorded))
 
-        def afterwards(overflow: Any) -> None:
+        def afterwards(finite: tf.Tensor) -> None:
             if has_scale:
-                precision.update_loss_scale(optimizer, overflow)
+                precision.update_loss_scale(optimizer, finite)
 
         gradients.apply_or_skip(
             decision.should_apply,
@@ -307,9 +310,10 @@ class Update:
             clipped,
             variables,
             on_skip=on_skip,
-            skip_arguments=(decision.flags, counts),
-            overflow=tf.where(decision.finite, 0.0, float("inf")),
+            skip_arguments=(decision.flags, is_recorded),
+            finite=decision.finite,
             afterwards=afterwards,
+            compiled=self._plan.compiles_update,
         )
 
     def _warn_unused(self, reduced: Sequence[Gradient], variables: Sequence[tf.Variable]) -> None:

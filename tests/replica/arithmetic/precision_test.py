@@ -150,3 +150,17 @@ def test_loss_scale_grows_after_finite_steps_and_is_restored(tmp_path):
         one.train(tf.constant(3))
     assert other.optimizer.loss_scale.numpy() == trainer.optimizer.loss_scale.numpy() == 64.0
     faulty_trainers.same(faulty_trainers.state(trainer), faulty_trainers.state(other))
+
+
+@pytest.mark.parametrize("initial", [4.0, 2.0**127])
+def test_loss_scale_changes_as_in_tf_keras(initial):
+    make = tf_keras.mixed_precision.LossScaleOptimizer
+    ours, theirs = (
+        make(tf_keras.optimizers.SGD(), initial_scale=initial, dynamic_growth_steps=2)
+        for _ in range(2)
+    )
+    for finite in (True, True, True, False, True, True, True, True, False, False, False, False):
+        precision.update_loss_scale(ours, tf.constant(finite))
+        theirs._loss_scale.update([tf.constant(0.0 if finite else np.inf)])
+        assert float(ours.loss_scale) == float(theirs.loss_scale)
+        assert int(ours.dynamic_counter) == int(theirs.dynamic_counter)

@@ -20,15 +20,26 @@ def train_moves(trainer, steps=1):
     return [b - a for b, a in zip(before, trainer.model.get_weights(), strict=True)]
 
 
+def dense_model():
+    """A model without sparse gradients."""
+    x, layers = tf_keras.Input([reference_model.FEATURES]), tf_keras.layers
+    hidden = layers.Dense(reference_model.HIDDEN, activation="tanh")(x)
+    return tf_keras.Model({"x": x}, layers.Dense(reference_model.CLASSES)(hidden))
+
+
 @pytest.mark.parametrize(
     ("what", "replicas", "options"),
     [
         ("gradient", 2, {"micro_batches": 2}),
         pytest.param("loss", 4, {}, marks=pytest.mark.slow),
+        ("gradient", 1, {"xla": "loop"}),  # selects the update without a conditional
     ],
 )
 def test_overflow_anywhere_skips_the_step_everywhere(what, replicas, options):
-    planted = {"replica": replicas - 1, "position": 2 if options else 0, "what": what}
+    position = 2 if "micro_batches" in options else 0
+    planted = {"replica": replicas - 1, "position": position, "what": what}
+    if "xla" in options:
+        planted["build_model"] = lambda self: dense_model()
     cls = type("Planted", (faulty_trainers.Overflowing,), planted)
     where = testing.make_strategy(replicas)
     trainer = reference_model.make_trainer(
