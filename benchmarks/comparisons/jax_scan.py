@@ -54,7 +54,7 @@ def forward(parameters, x, key, dtype):
             x, kernel.astype(dtype), (1, 1), "VALID", dimension_numbers=DIMENSIONS
         )
         x = jax.nn.relu(x + bias.astype(dtype))
-        low = jnp.array(-jnp.inf, dtype)
+        low = np.asarray(-np.inf, dtype)  # not of JAX, which must know the value to differentiate
         return jax.lax.reduce_window(x, low, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
 
     def dense(x, name):

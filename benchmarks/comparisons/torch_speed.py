@@ -1,4 +1,4 @@
-"""The MNIST network and ResNet-50 in PyTorch: eager, and compiled with CUDA graphs.
+"""The MNIST network, ResNet-50 and a Transformer in PyTorch: eager, and compiled with CUDA graphs.
 
     python benchmarks/comparisons/torch_speed.py
 
@@ -59,28 +59,74 @@ def mnist():
     )
 
 
+class Block(nn.Module):
+    """The block of experiments/trainers/char_lm.py, with the attention kernel of PyTorch."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.heads, self.inputs = heads, nn.Linear(width, 3 * width)
+        self.outputs = nn.Linear(width, width)
+        self.dense = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x):
+        rows, length, width = x.shape
+        split = self.inputs(self.norms[0](x)).view(rows, length, 3, self.heads, width // self.heads)
+        q, k, v = split.permute(2, 0, 3, 1, 4)
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.outputs(y.transpose(1, 2).reshape(x.shape))
+        return x + self.dense(self.norms[1](x))
+
+
+class Transformer(nn.Module):
+    """The size of benchmarks/gpu/transformer.py."""
+
+    def __init__(self, layers=12, heads=12, width=768, context=1024):
+        super().__init__()
+        self.bytes, self.positions = nn.Embedding(256, width), nn.Embedding(context, width)
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+        for parameter in self.parameters():
+            if parameter.ndim > 1:
+                nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, x):
+        x = self.bytes(x) + self.positions(torch.arange(x.shape[1], device=x.device))
+        return functional.linear(self.norm(self.blocks(x)), self.bytes.weight).flatten(0, 1)
+
+
 def measure(name, network, shape, classes, *, batch, steps, dtype, compiled):
     """Reports the median over windows of the examples per second."""
     torch.backends.cudnn.benchmark = True
     torch.set_float32_matmul_precision("high")
-    network = network.to(DEVICE, memory_format=torch.channels_last)
-    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3, capturable=DEVICE == "cuda")
+    images = len(shape) > 1
+    layout = torch.channels_last if images else torch.contiguous_format
+    network = network.to(DEVICE, memory_format=layout)
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3, fused=DEVICE == "cuda")
     scaler = torch.amp.GradScaler(DEVICE, enabled=dtype == torch.float16 and DEVICE == "cuda")
-    x = torch.randn(4 * batch, *shape, device=DEVICE).to(memory_format=torch.channels_last)
-    y = torch.randint(0, classes, (len(x),), device=DEVICE)
+    if images:
+        x = torch.randn(4 * batch, *shape, device=DEVICE).to(memory_format=layout)
+        y = torch.randint(0, classes, (len(x),), device=DEVICE)
+    else:  # a byte for each byte
+        x = torch.randint(0, classes, (4 * batch, *shape), device=DEVICE)
+        y = torch.randint(0, classes, (4 * batch, *shape), device=DEVICE)
 
     def loss_fn(x, y):
         with torch.autocast(DEVICE, dtype, enabled=dtype != torch.float32):
-            return functional.cross_entropy(network(x).float(), y)
+            return functional.cross_entropy(network(x).float(), y.flatten())
 
-    loss_fn = torch.compile(loss_fn, mode="reduce-overhead") if compiled else loss_fn
+    if compiled:
+        torch.compiler.reset()  # it would compile for any shape, after those of another network
+        loss_fn = torch.compile(loss_fn, mode="reduce-overhead", dynamic=False)
     rates = []
     for _ in range(WINDOWS + 2):
         synchronize()
         start = time.perf_counter()
         for _ in range(steps):
             rows = torch.randint(0, len(x), (batch,), device=DEVICE)
-            loss = loss_fn(x[rows].contiguous(memory_format=torch.channels_last), y[rows])
+            loss = loss_fn(x[rows].contiguous(memory_format=layout), y[rows])
             optimizer.zero_grad(set_to_none=True)
             scaler.scale(loss).backward()
             scaler.step(optimizer)
@@ -107,8 +153,12 @@ def main():
     if SMALL:
         image, size, many = (3, 32, 32), {"batch": 2, "steps": 1}, {"batch": 8, "steps": 1}
     half = torch.bfloat16 if SMALL else torch.float16
+    text, few = (
+        ((32,), {"batch": 2, "steps": 1}) if SMALL else ((1024,), {"batch": 32, "steps": 10})
+    )
     networks = [
         ("resnet50, float16", resnet50, image, 1000, {**size, "dtype": half}),
+        ("transformer, bfloat16", Transformer, text, 256, {**few, "dtype": torch.bfloat16}),
         ("mnist256, float32", mnist, digit, 10, {**many, "dtype": torch.float32}),
     ]
     ways = [(False, "eager"), (True, "compiled")]

@@ -23,7 +23,7 @@ def measure(report: Report) -> None:
     """Accumulation and recomputation by `benchmarks.memory`, and `optimizer.shard_state`."""
     runs = {
         "transformer": ["--models", "transformer", "--micro_batches", "1", "4", "--batch", "64"],
-        "convolutions": ["--models", "convolutions", "--micro_batches", "1", "4", "16"],
+        "convolutions": ["--models", "convolutions", "--micro_batches", "1", "16"],
     }
     if report.small:
         runs = {"convolutions": ["--models", "convolutions", "--micro_batches", "1", "2"]}
