@@ -51,6 +51,9 @@ _TENSORFLOW = ("tensorflow-cpu", "tensorflow", "tf-keras")
 _JAX = ("jax", "flax", "optax")
 FRAMEWORKS = {
     "ctl": Framework("ctl", environments.OWN, ("ctl_loop", "auto"), _TENSORFLOW),
+    "ctl_xla": Framework(
+        "ctl, `runtime.xla=loop`", environments.OWN, ("ctl_loop", "loop"), _TENSORFLOW
+    ),
     "tensorflow": Framework(
         "hand-written, `tf.range`", environments.OWN, ("tensorflow_loop", "off"), _TENSORFLOW
     ),
@@ -76,7 +79,7 @@ FRAMEWORKS = {
 }
 
 # On a CPU XLA is slower with convolutions, and compiles the recurrent layer for a minute.
-_DEFAULT = [name for name in FRAMEWORKS if name != "tensorflow_xla"]
+_DEFAULT = [name for name in FRAMEWORKS if name not in ("ctl_xla", "tensorflow_xla")]
 
 
 def main(arguments: list[str] | None = None) -> None:

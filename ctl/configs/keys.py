@@ -148,8 +148,8 @@ KEYS = (
     Key("runtime.xla", "auto", choices=XLA_MODES, option="xla", harmless=True,
         text="What XLA compiles: off, loop (many complete steps; one replica), step (one complete "
              "step; one replica), gradients (the forward and backward pass), autocluster (the parts "
-             "that TensorFlow selects), auto (the fastest of these that is supported by the strategy "
-             "and the model)."),
+             "that TensorFlow selects), auto (on GPUs the fastest of these that the strategy and the "
+             "model support; on CPUs off, but loop is faster for a model without convolutions)."),
     Key("runtime.logical_shards", 0, least=0, option="logical_shards",
         text="Compute the gradient as the sum of this many shards in a fixed order: the same bits on "
              "any number of replicas that divides it. The all-reduce transfers this many times the "

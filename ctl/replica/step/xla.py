@@ -50,7 +50,7 @@ def choose(
     if shards:
         return "off", "auto: XLA fuses across logical shards"
     if not gpu:
-        return "off", "auto: on CPUs XLA makes small networks slower"
+        return "off", "auto: on CPUs XLA makes convolutions slower"
     if deterministic:
         return "off", "auto: XLA has no deterministic gradient of max pooling on GPUs"
     if groups:
