@@ -144,6 +144,7 @@ def _describe_strategy(runtime: Any) -> list[Row]:
         sync_batch_norm=False,  # known only once the model is built
         shards=bool(runtime.logical_shards),
         deterministic=runtime.deterministic,
+        strategy=hardware.name,
     )
     count = f"{replicas} replica{'s' * (replicas != 1)}"
     return [

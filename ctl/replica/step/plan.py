@@ -263,6 +263,11 @@ def _check_overrides(plan: Plan, data: TrainingData) -> None:
             "train.loss_spike checks the single loss of ctl's own step, but this trainer overrides "
             f"{'replica_step' if plan.own_replica_step else 'train_step'}: set train.loss_spike=0."
         )
+    if plan.xla == "loop" and plan.strategy not in (*xla.LOOP_STRATEGIES, "tpu"):
+        raise UsageError(
+            f"runtime.xla=loop is not supported by runtime.strategy={plan.strategy}: choose one_device, "
+            "or runtime.xla=step."
+        )
     if plan.xla == "loop" and plan.own_train_step:
         # The compiled loop calls the replica step directly; an ignored override would be silent.
         raise UsageError(

@@ -9,6 +9,9 @@ from ctl.data.autograph import traced
 from ctl.hardware import strategies
 
 _CPU_FLAG = "--tf_xla_cpu_global_jit"
+# The strategies whose step may be in a loop. To assign a variable, the others merge their replicas, even
+# a single one, which tf.distribute rejects in a loop.
+LOOP_STRATEGIES = ("default", "one_device")
 # Of XLA's own errors.
 _NO_BOUND = "requires a fixed tensor list size"
 _NOT_DETERMINISTIC = "do not yet have a deterministic XLA implementation"
@@ -25,7 +28,7 @@ def choose(
     chunks: bool = True,
     strings: bool = False,
     deterministic: bool = False,
-    strategy: str = "mirrored",
+    strategy: str = "one_device",
 ) -> tuple[str, str]:
     """Resolves `runtime.xla`.
 
@@ -59,6 +62,8 @@ def choose(
         return "off", "auto: XLA does not support strings, and the batches contain some"
     if strategies.STRATEGIES[strategy].central:
         return "off", "auto: the variables are on another device"
+    if replicas == 1 and strategy not in LOOP_STRATEGIES:
+        return "step", f"auto: {strategy} with one replica on a GPU"
     if replicas == 1 and chunks:
         return "loop", "auto: one replica on a GPU"
     if replicas == 1:

@@ -93,6 +93,11 @@ def test_unsupported_steps_strategies_and_data_are_rejected():
     ):
         with pytest.raises(ctl.UsageError, match=message):
             make(**{"xla": "loop", **options})
+    mirrored = tf.distribute.MirroredStrategy(["/CPU:0"])
+    with pytest.raises(
+        ctl.UsageError, match=r"not supported by runtime\.strategy=mirrored: choose"
+    ):
+        reference_model.make_trainer(mirrored, 7, xla="loop")
     with pytest.raises(ctl.UsageError, match=r"choose runtime\.xla=step to set train_dataset"):
         make(xla="loop").train_dataset = examples
 
