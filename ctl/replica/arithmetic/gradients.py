@@ -173,7 +173,8 @@ def apply_or_skip(
     """
     pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
     existing, targets = [g for g, _ in pairs], [v for _, v in pairs]
-    selects = compiled and not any(isinstance(g, tf.IndexedSlices) for g in existing)
+    sparse = any(isinstance(g, tf.IndexedSlices) for g in existing)
+    selects = compiled and bool(existing) and not sparse
     if selects:
         _apply_and_select(should_apply, optimizer, existing, targets)
         call_unless(should_apply, on_skip, arguments=skip_arguments, compiled=True)
