@@ -7,6 +7,7 @@ import tf_keras
 
 import ctl
 from ctl import testing
+from ctl.replica.step.engine import engine_of
 from tests import faulty_trainers, reference_model
 
 MOMENTUM = {"optimizer": lambda: tf_keras.optimizers.SGD(1e-2, momentum=0.9)}
@@ -62,6 +63,11 @@ def test_overflow_anywhere_skips_the_step_everywhere(what, replicas, options):
         copies = testing.copies(where, variable)
         assert np.isfinite(copies[0]).all()
         assert all(np.array_equal(copies[0], copy) for copy in copies)
+    if "xla" in options:
+        loop = engine_of(trainer).compiled_loop
+        arguments = (loop._chunk, tf.constant(0), tf.constant(1))
+        compiled = loop._program.experimental_get_compiler_ir(*arguments)(stage="hlo")
+        assert " while(" in compiled and " conditional(" not in compiled
 
 
 @pytest.mark.slow
