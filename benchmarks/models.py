@@ -130,6 +130,59 @@ class ResNet50(Model):
         return images, draw.integers(0, 1000, [512]).astype(np.int32)
 
 
+@dataclasses.dataclass(frozen=True)
+class Dense(Model):
+    """Dense layers on random numbers.
+
+    Attributes:
+        width: the units of a layer, and the features of an example.
+        depth: the number of layers.
+    """
+
+    width: int = 512
+    depth: int = 4
+
+    def build(self, keras, dropout=0.0):
+        hidden = [keras.layers.Dense(self.width, activation="relu") for _ in range(self.depth)]
+        return keras.Sequential(
+            [keras.layers.Input((self.width,)), *hidden, keras.layers.Dense(10)]
+        )
+
+    def arrays(self):
+        draw = np.random.default_rng(0)
+        x = draw.normal(size=[8192, self.width]).astype(np.float32)
+        return x, draw.integers(0, 10, [8192]).astype(np.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Encoder(Model):
+    """Four blocks of a Transformer encoder on random tokens.
+
+    Attributes:
+        width: the features of a token.
+        length: the tokens of an example.
+    """
+
+    width: int = 128
+    length: int = 64
+
+    def build(self, keras, dropout=0.0):
+        layers = keras.layers
+        tokens = layers.Input((self.length,), dtype="int32")
+        x = layers.Embedding(8192, self.width)(tokens)
+        for _ in range(4):
+            y = layers.LayerNormalization()(x)
+            x = layers.Add()([x, layers.MultiHeadAttention(4, self.width // 4)(y, y)])
+            y = layers.Dense(4 * self.width, activation="gelu")(layers.LayerNormalization()(x))
+            x = layers.Add()([x, layers.Dense(self.width)(y)])
+        return keras.Model(tokens, layers.Dense(10)(layers.GlobalAveragePooling1D()(x)))
+
+    def arrays(self):
+        draw = np.random.default_rng(0)
+        x = draw.integers(0, 8192, [4096, self.length]).astype(np.int32)
+        return x, draw.integers(0, 10, [4096]).astype(np.int32)
+
+
 MODELS = {
     "empty": Empty(batch=64, has_accuracy=False),
     "mnist64": Mnist(batch=64),
@@ -137,6 +190,11 @@ MODELS = {
     "resnet50": ResNet50(batch=64, steps_per_loop=50)
     if GPU
     else ResNet50(batch=8, steps_per_loop=1),
+    # For the modes of XLA on a CPU.
+    "dense512": Dense(batch=256, steps_per_loop=25),
+    "dense2048": Dense(batch=256, steps_per_loop=2, width=2048),
+    "encoder128": Encoder(batch=32, steps_per_loop=5),
+    "encoder256": Encoder(batch=32, steps_per_loop=1, width=256, length=128),
     # Of benchmarks.gpu.
     "empty_float16": Empty(batch=64, has_accuracy=False, precision="float16"),
     "mnist256_float16": Mnist(batch=256, precision="float16"),

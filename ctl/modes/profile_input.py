@@ -2,20 +2,25 @@
 
 from collections.abc import Callable, Iterator
 import dataclasses
+import functools
+import gc
 import itertools
 import math
 import time
 from typing import Any
 
+from ml_collections import config_dict
 import orbit
 import tensorflow as tf
 
+from ctl.configs import error_location
+from ctl.configs.keys import XLA_MODES
 from ctl.data import batching
 from ctl.data.distribution import disable_autotune
 from ctl.data.sequences import ragged
 from ctl.data.source import Arrays, Augmented, Source, source_of
 from ctl.errors import UsageError, print_line
-from ctl.hardware import strategies
+from ctl.hardware import selection, strategies
 from ctl.hardware.collectives import ProcessGroup
 from ctl.modes import DONE, Arguments, experiment
 from ctl.replica.step.engine import engine_of
@@ -24,6 +29,7 @@ from ctl.trainer import StandardTrainer
 SECONDS = 2.0  # of each measurement
 _WAIT = 0.05  # a larger share of waiting makes the input pipeline the bottleneck
 _GROWTH = 8  # maximum growth of the number of steps, until a loop takes long enough
+_FASTER = 1.1  # a smaller difference may be due to other programs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,10 +67,16 @@ def profile_input(arguments: Arguments) -> int:
             "--mode=profile_input does not support parameter servers, whose workers read their own "
             "batches: profile with another runtime.strategy on the machine of a worker."
         )
-    profile = all_measure(built.trainer, ProcessGroup(built.hardware))
-    if built.hardware.is_chief:
-        for line in describe(profile, built.trainer):
-            print_line(line)
+    hardware, processes = built.hardware, ProcessGroup(built.hardware)
+    report = print_line if hardware.is_chief else lambda line: None
+    profile = all_measure(built.trainer, processes)
+    for line in describe(profile, built.trainer):
+        report(line)
+    used = engine_of(built.trainer).plan.xla
+    del built  # the memory of a device may hold one trainer only
+    if not profile.is_input_bound:
+        for line in all_compare_xla(arguments, hardware, used, profile.both, processes):
+            report(line)
     return DONE
 
 
@@ -83,8 +95,7 @@ def all_measure(trainer: StandardTrainer, processes: ProcessGroup) -> Profile:
 
     def train(steps: int) -> None:
         wait.reset()
-        for value in tf.nest.flatten(trainer.train(tf.constant(steps)) or {}):
-            orbit.utils.get_value(value)  # waits for the devices
+        _train(trainer, steps)
 
     both, seconds = _all_time(train, unit, processes)
     waited = wait.read()
@@ -100,8 +111,55 @@ def all_measure(trainer: StandardTrainer, processes: ProcessGroup) -> Profile:
     return Profile(both, share, pipeline, step, examples)
 
 
+def all_compare_xla(
+    arguments: Arguments,
+    hardware: selection.Hardware,
+    used: str,
+    seconds: float,
+    processes: ProcessGroup,
+) -> Iterator[str]:
+    """Trains with the other modes of `runtime.xla`; collective.
+
+    Auto-clustering is left out, because it is a setting of the complete process.
+
+    Args:
+        arguments: those of the mode.
+        hardware: the strategy.
+        used: the mode that was measured before.
+        seconds: its seconds per global batch.
+        processes: the processes of the run.
+
+    Yields:
+        A line for each mode, and what to change.
+    """
+    tf.config.optimizer.set_jit(False)  # the mode `used` may be auto-clustering
+    fastest, least = used, seconds
+    for mode in XLA_MODES:
+        if mode in ("auto", "autocluster", used):
+            continue
+        name = f"runtime.xla={mode}"
+        gc.collect()  # the trainer before this one
+        config = config_dict.ConfigDict(arguments.config.to_dict())
+        config.runtime.xla = mode
+        try:
+            built = experiment.build(
+                config.lock(), arguments.config_path, evaluates=False, hardware=hardware
+            )
+            took, _ = _all_time(functools.partial(_train, built.trainer), 1, processes)
+        except (UsageError, tf.errors.OpError) as error:
+            yield f"{name} is not possible: {error_location.describe(error)}"
+            continue
+        yield f"{name:<21} {1e3 * took:10.2f} ms per batch, {seconds / took:.2f} times as fast"
+        if took < least:
+            fastest, least = mode, took
+    if seconds / least < _FASTER:
+        yield "-> runtime.precision or more devices; train.profile shows the operations of the step."
+    else:
+        yield f"-> --config.runtime.xla={fastest}"
+
+
 def describe(profile: Profile, trainer: StandardTrainer) -> Iterator[str]:
-    """Yields the lines of a report: the times, the bottleneck, and what to change."""
+    """Yields the lines of a report: the times, the bottleneck, and what to change in the data."""
     size = trainer.global_batch_size
     waited = "" if profile.waited is None else f", {profile.waited:.0%} of it waiting for input"
     rows = (("training", profile.both, waited), ("input alone", profile.pipeline, ""))
@@ -111,7 +169,6 @@ def describe(profile: Profile, trainer: StandardTrainer) -> Iterator[str]:
     data = engine_of(trainer).pipeline.data("train")
     if not profile.is_input_bound:
         yield "The step is the bottleneck: no key of data.* makes training faster."
-        yield "-> runtime.xla, runtime.precision or more devices; train.profile shows its operations."
         return
     yield "The input pipeline is the bottleneck."
     if 1.2 * max(profile.pipeline, profile.step) < profile.both:
@@ -141,6 +198,11 @@ def _advise(profile: Profile, trainer: StandardTrainer, data: Any) -> str:
     if isinstance(source, Arrays) and trainer.options.placement == "stream":
         return "with one replica, set data.placement=device and runtime.xla=loop"
     return "use more processor cores, or a larger data.prefetch if the times of batches differ"
+
+
+def _train(trainer: StandardTrainer, steps: int) -> None:
+    for value in tf.nest.flatten(trainer.train(tf.constant(steps)) or {}):
+        orbit.utils.get_value(value)  # waits for the devices
 
 
 def _all_time(

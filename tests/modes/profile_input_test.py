@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from ctl import testing
+from ctl import main, testing
 from ctl.errors import UsageError
 from ctl.hardware import strategies
 from ctl.hardware.collectives import ProcessGroup
@@ -131,15 +131,63 @@ def test_the_fix_depends_on_what_takes_the_time(examples, cache, fix):
 
 
 def test_the_mode_prints_a_report_and_writes_nothing(tmp_path, monkeypatch, capsys):
-    from ctl import main
-
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(profile_input, "SECONDS", 0.01)
+    monkeypatch.setattr(profile_input.Profile, "is_input_bound", False)
     experiments.write(tmp_path, {"experiment.py": experiments.DROPOUT})
     assert main.run(["ctl", "--config=experiment.py", "--mode=profile_input"]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0].startswith("training ") and "examples/s" in out[2] and out[-1].startswith("-> ")
+    modes = [line.split()[0] for line in out if line.endswith("times as fast")]
+    assert modes == ["runtime.xla=loop", "runtime.xla=step", "runtime.xla=gradients"]
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "milliseconds", "lines"),
+    [
+        (
+            [],
+            {"loop": 30, "step": 25, "gradients": 80},
+            [
+                "runtime.xla=loop           30.00 ms per batch, 1.33 times as fast",
+                "runtime.xla=step           25.00 ms per batch, 1.60 times as fast",
+                "runtime.xla=gradients      80.00 ms per batch, 0.50 times as fast",
+                "-> --config.runtime.xla=step",
+            ],
+        ),
+        (
+            ["--config.runtime.xla=step"],
+            {"off": 39, "loop": 37, "gradients": 40},
+            [
+                "-> runtime.precision or more devices; train.profile shows the operations of the step."
+            ],
+        ),
+        (
+            ["--config.runtime.logical_shards=7"],
+            {},
+            ["runtime.xla=gradients is not possible: runtime.logical_shards requires"],
+        ),
+    ],
+)
+def test_the_modes_of_xla_are_compared_if_the_step_is_the_bottleneck(
+    tmp_path, monkeypatch, capsys, arguments, milliseconds, lines
+):
+    def all_time(train, unit, processes):
+        took = milliseconds[train.args[0].options.xla]
+        if isinstance(took, Exception):
+            raise took
+        return took / 1000, 1.0
+
+    profile = profile_input.Profile(0.04, waited=0.01, pipeline=0.01, step=0.04, examples=None)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(profile_input, "all_measure", lambda trainer, processes: profile)
+    monkeypatch.setattr(profile_input, "_all_time", all_time)
+    experiments.write(tmp_path, {"experiment.py": experiments.DROPOUT})
+    assert main.run(["ctl", "profile_input", "experiment.py", *arguments]) == 0
+    out = capsys.readouterr().out
+    assert all(f"\n{line}" in out for line in lines)
+    assert len(out.splitlines()) == 4 + 3 + 1  # the times, the bottleneck, the modes, the advice
 
 
 def test_parameter_servers_are_rejected(monkeypatch):
