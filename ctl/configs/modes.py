@@ -64,7 +64,7 @@ MODES = {
     "check": Mode("check:check", flags=("checks", "quick"),
         text="test that the trainer computes the same update on 1, 2 and 4 replicas"),
     "profile_input": Mode("profile_input:profile_input",
-        text="measure the input pipeline, and report its bottleneck"),
+        text="measure what limits the training speed, and compare the modes of XLA"),
     "find_lr": Mode("find_lr:find_lr", flags=("workdir",),
         text="train a few steps with a growing learning rate, and suggest one"),
     "find_batch": Mode("find_batch:find_batch", builds_strategy=False,

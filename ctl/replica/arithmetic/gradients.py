@@ -81,6 +81,20 @@ def clip(gradients: Sequence[Gradient], rule: Clip) -> list[Gradient]:
     return [map_values(g, lambda v: tf.clip_by_value(v, -rule.value, rule.value)) for g in summed]
 
 
+def after_all(gradients: Sequence[Gradient]) -> list[Gradient]:
+    """Returns the gradients once all of them are computed, as an all-reduce does.
+
+    Without it, TensorFlow updates a layer while it computes the gradients of earlier layers. On CPUs the
+    two compete for the threads of a matrix product, which waits for the slowest of its threads.
+    """
+    existing = [gradient for gradient in gradients if gradient is not None]
+    if not existing:
+        return list(gradients)
+    values = tf.identity_n(tf.nest.flatten(existing, expand_composites=True))
+    results = iter(tf.nest.pack_sequence_as(existing, values, expand_composites=True))
+    return [None if gradient is None else next(results) for gradient in gradients]
+
+
 def apply(optimizer: Any, gradients: Sequence[Gradient], variables: Sequence[tf.Variable]) -> None:
     """Applies reduced gradients to every replica's copy of the variables, without another reduction.
 

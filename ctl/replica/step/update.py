@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.errors import UsageError
+from ctl.hardware import strategies
 from ctl.replica.arithmetic import gradients, loss, precision, reduction, row_mask, waits
 from ctl.replica.arithmetic.gradients import Gradient
 from ctl.replica.arithmetic.snapshot import Assignable, Snapshot
@@ -201,6 +202,9 @@ class Update:
             applied = decision.should_apply
             rows.applied.append(applied)
         else:
+            # Central variables get each gradient as early as possible, because it is sent to them.
+            if plan.layout.replicas == 1 and not strategies.STRATEGIES[plan.strategy].central:
+                clipped = gradients.after_all(clipped)
             gradients.apply(optimizer, clipped, variables)
             self._record_non_finite(decision)
         if self.compression:

@@ -39,6 +39,12 @@ def sparse(values, indices, size):
     return tf.IndexedSlices(tf.constant(values), tf.constant(indices), tf.constant([size, 1]))
 
 
+def test_gradients_after_all_of_them_keep_their_values():
+    one, none, rows = gradients.after_all([tf.constant([3.0]), None, sparse([[5.0]], [1], 2)])
+    assert (one.numpy().tolist(), none, dense(rows).tolist()) == ([3.0], None, [[0.0], [5.0]])
+    assert gradients.after_all([None]) == [None]
+
+
 def test_clip_by_global_norm_by_hand():
     # (3, 4) and 12 have the joint norm 13; rows 1 of the sparse one sum to 12.
     values = [tf.constant([3.0, 4.0]), None, sparse([[5.0], [7.0]], [1, 1], 2)]

@@ -29,6 +29,24 @@ def dense_model():
 
 
 @pytest.mark.parametrize(
+    ("make", "count"),
+    [
+        # Four dense gradients, and a sparse one, which has values, indices and a shape.
+        (lambda: testing.make_strategy(1), [4 + 3]),
+        (tf.distribute.experimental.CentralStorageStrategy, []),
+    ],
+)
+def test_one_replica_with_its_own_variables_computes_all_gradients_before_an_update(make, count):
+    trainer = reference_model.make_trainer(make(), 8)
+    engine = engine_of(trainer)
+    batch, mask = engine.first_batch()
+    step = tf.function(lambda: trainer.strategy.run(engine.step.run, args=(batch, mask)))
+    operations = step.get_concrete_function().graph.get_operations()
+    joins = [op for op in operations if op.type == "IdentityN"]
+    assert [len(op.inputs) for op in joins] == count
+
+
+@pytest.mark.parametrize(
     ("what", "replicas", "options"),
     [
         ("gradient", 2, {"micro_batches": 2}),
