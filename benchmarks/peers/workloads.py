@@ -174,6 +174,6 @@ WORKLOADS = {
     "mnist": Workload(mnist, _mnist_shapes, batch=64, steps_per_loop=25, dropout=0.5),
     "char_lm": Workload(char_lm_blocks, _char_lm_shapes, batch=12, steps_per_loop=10),
     "resnet18": Workload(images, _resnet18_shapes, batch=32, steps_per_loop=2, check_steps=2),
-    "two_tower": Workload(pairs, _two_tower_shapes, batch=1024, steps_per_loop=10),
-    "gru": Workload(sequences, _gru_shapes, batch=64, steps_per_loop=5),
+    "two_tower": Workload(pairs, _two_tower_shapes, batch=1024, steps_per_loop=100),
+    "gru": Workload(sequences, _gru_shapes, batch=64, steps_per_loop=25),
 }

@@ -138,14 +138,11 @@ def all_compare_xla(
         if mode in ("auto", "autocluster", used):
             continue
         name = f"runtime.xla={mode}"
-        gc.collect()  # the trainer before this one
         config = config_dict.ConfigDict(arguments.config.to_dict())
         config.runtime.xla = mode
+        arguments = dataclasses.replace(arguments, config=config.lock())
         try:
-            built = experiment.build(
-                config.lock(), arguments.config_path, evaluates=False, hardware=hardware
-            )
-            took, _ = _all_time(functools.partial(_train, built.trainer), 1, processes)
+            took = _all_time_training(arguments, hardware, processes)
         except (UsageError, tf.errors.OpError) as error:
             yield f"{name} is not possible: {error_location.describe(error)}"
             continue
@@ -156,6 +153,19 @@ def all_compare_xla(
         yield "-> runtime.precision or more devices; train.profile shows the operations of the step."
     else:
         yield f"-> --config.runtime.xla={fastest}"
+
+
+def _all_time_training(
+    arguments: Arguments, hardware: selection.Hardware, processes: ProcessGroup
+) -> float:
+    """Builds a trainer and trains it; returns the seconds per global batch; collective."""
+    gc.collect()  # the trainer before this one
+    built = experiment.build(
+        arguments.config, arguments.config_path, evaluates=False, hardware=hardware
+    )
+    # As in the first measurement, so that the steps are the same.
+    engine_of(built.trainer).step.results.measure_waiting()
+    return _all_time(functools.partial(_train, built.trainer), 1, processes)[0]
 
 
 def describe(profile: Profile, trainer: StandardTrainer) -> Iterator[str]:
