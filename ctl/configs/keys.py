@@ -149,7 +149,7 @@ KEYS = (
         text="What XLA compiles: off, loop (many complete steps; one replica), step (one complete "
              "step; one replica), gradients (the forward and backward pass), autocluster (the parts "
              "that TensorFlow selects), auto (on GPUs the fastest of these that the strategy and the "
-             "model support; on CPUs off: ctl profile_input measures which is the fastest)."),
+             "model support; on CPUs off: ctl profile_input compares the modes)."),
     Key("runtime.logical_shards", 0, least=0, option="logical_shards",
         text="Compute the gradient as the sum of this many shards in a fixed order: the same bits on "
              "any number of replicas that divides it. The all-reduce transfers this many times the "

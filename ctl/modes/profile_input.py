@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 import dataclasses
-import functools
 import gc
 import itertools
 import math
@@ -75,7 +74,7 @@ def profile_input(arguments: Arguments) -> int:
     used = engine_of(built.trainer).plan.xla
     del built  # the memory of a device may hold one trainer only
     if not profile.is_input_bound:
-        for line in all_compare_xla(arguments, hardware, used, profile.both, processes):
+        for line in all_compare_xla(arguments, hardware, used, profile.step, processes):
             report(line)
     return DONE
 
@@ -95,7 +94,8 @@ def all_measure(trainer: StandardTrainer, processes: ProcessGroup) -> Profile:
 
     def train(steps: int) -> None:
         wait.reset()
-        _train(trainer, steps)
+        for value in tf.nest.flatten(trainer.train(tf.constant(steps)) or {}):
+            orbit.utils.get_value(value)  # waits for the devices
 
     both, seconds = _all_time(train, unit, processes)
     waited = wait.read()
@@ -118,7 +118,7 @@ def all_compare_xla(
     seconds: float,
     processes: ProcessGroup,
 ) -> Iterator[str]:
-    """Trains with the other modes of `runtime.xla`; collective.
+    """Times the step alone with the other modes of `runtime.xla`; collective.
 
     Auto-clustering is left out, because it is a setting of the complete process.
 
@@ -126,7 +126,7 @@ def all_compare_xla(
         arguments: those of the mode.
         hardware: the strategy.
         used: the mode that was measured before.
-        seconds: its seconds per global batch.
+        seconds: the seconds of its step alone.
         processes: the processes of the run.
 
     Yields:
@@ -142,11 +142,16 @@ def all_compare_xla(
         config.runtime.xla = mode
         arguments = dataclasses.replace(arguments, config=config.lock())
         try:
-            took = _all_time_training(arguments, hardware, processes)
-        except (UsageError, tf.errors.OpError) as error:
+            took = _all_time_step(arguments, hardware, processes)
+        # XLA's errors are among these. Each process gets them, unlike that of a lost connection.
+        except (
+            UsageError,
+            tf.errors.InvalidArgumentError,
+            tf.errors.UnimplementedError,
+        ) as error:
             yield f"{name} is not possible: {error_location.describe(error)}"
             continue
-        yield f"{name:<21} {1e3 * took:10.2f} ms per batch, {seconds / took:.2f} times as fast"
+        yield f"{name:<21} {1e3 * took:10.2f} ms per step alone, {seconds / took:.2f} times as fast"
         if took < least:
             fastest, least = mode, took
     if seconds / least < _FASTER:
@@ -155,17 +160,16 @@ def all_compare_xla(
         yield f"-> --config.runtime.xla={fastest}"
 
 
-def _all_time_training(
+def _all_time_step(
     arguments: Arguments, hardware: selection.Hardware, processes: ProcessGroup
 ) -> float:
-    """Builds a trainer and trains it; returns the seconds per global batch; collective."""
+    """Builds a trainer, and returns the seconds of its step alone; collective."""
     gc.collect()  # the trainer before this one
-    built = experiment.build(
+    trainer = experiment.build(
         arguments.config, arguments.config_path, evaluates=False, hardware=hardware
-    )
-    # As in the first measurement, so that the steps are the same.
-    engine_of(built.trainer).step.results.measure_waiting()
-    return _all_time(functools.partial(_train, built.trainer), 1, processes)[0]
+    ).trainer
+    engine_of(trainer).prepare_loop()
+    return _all_time(_make_step(trainer, next(iter(trainer.train_dataset))), 1, processes)[0]
 
 
 def describe(profile: Profile, trainer: StandardTrainer) -> Iterator[str]:
@@ -208,11 +212,6 @@ def _advise(profile: Profile, trainer: StandardTrainer, data: Any) -> str:
     if isinstance(source, Arrays) and trainer.options.placement == "stream":
         return "with one replica, set data.placement=device and runtime.xla=loop"
     return "use more processor cores, or a larger data.prefetch if the times of batches differ"
-
-
-def _train(trainer: StandardTrainer, steps: int) -> None:
-    for value in tf.nest.flatten(trainer.train(tf.constant(steps)) or {}):
-        orbit.utils.get_value(value)  # waits for the devices
 
 
 def _all_time(

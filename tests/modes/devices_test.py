@@ -89,7 +89,7 @@ def test_tpu_is_described_by_its_chips_and_the_obstacle_to_using_it(
     assert devices.describe_tpu() == line
 
 
-ON_CPU = "off (auto: on CPUs see --mode=profile_input)"
+ON_CPU = "off (auto: on CPUs it depends on the model, see --mode=profile_input)"
 SHARDS = "off (auto: XLA fuses across logical shards)"
 
 

@@ -87,12 +87,20 @@ def after_all(gradients: Sequence[Gradient]) -> list[Gradient]:
     Without it, TensorFlow updates a layer while it computes the gradients of earlier layers. On CPUs the
     two compete for the threads of a matrix product, which waits for the slowest of its threads.
     """
-    existing = [gradient for gradient in gradients if gradient is not None]
-    if not existing:
-        return list(gradients)
-    values = tf.identity_n(tf.nest.flatten(existing, expand_composites=True))
-    results = iter(tf.nest.pack_sequence_as(existing, values, expand_composites=True))
-    return [None if gradient is None else next(results) for gradient in gradients]
+    parts: list[tf.Tensor] = []
+    for gradient in gradients:
+        if isinstance(gradient, tf.IndexedSlices):
+            parts += [gradient.values, gradient.indices]
+        elif gradient is not None:
+            parts.append(gradient)
+    results = iter(tf.identity_n(parts) if parts else ())
+
+    def after(gradient: Gradient) -> Gradient:
+        if isinstance(gradient, tf.IndexedSlices):  # its shape is a constant, and stays one
+            return tf.IndexedSlices(next(results), next(results), gradient.dense_shape)
+        return None if gradient is None else next(results)
+
+    return [after(gradient) for gradient in gradients]
 
 
 def apply(optimizer: Any, gradients: Sequence[Gradient], variables: Sequence[tf.Variable]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.errors import UsageError
-from ctl.hardware import strategies
+from ctl.hardware import devices, strategies
 from ctl.replica.arithmetic import gradients, loss, precision, reduction, row_mask, waits
 from ctl.replica.arithmetic.gradients import Gradient
 from ctl.replica.arithmetic.snapshot import Assignable, Snapshot
@@ -202,8 +202,7 @@ class Update:
             applied = decision.should_apply
             rows.applied.append(applied)
         else:
-            # Central variables get each gradient as early as possible, because it is sent to them.
-            if plan.layout.replicas == 1 and not strategies.STRATEGIES[plan.strategy].central:
+            if self._waits_for_all_gradients():
                 clipped = gradients.after_all(clipped)
             gradients.apply(optimizer, clipped, variables)
             self._record_non_finite(decision)
@@ -319,6 +318,16 @@ class Update:
             afterwards=afterwards,
             compiled=self._plan.compiles_update,
         )
+
+    def _waits_for_all_gradients(self) -> bool:
+        """Returns whether updates begin after the complete backward pass, which is faster on a CPU.
+
+        Several replicas wait in their all-reduce. Variables on another device get each gradient as early
+        as possible, since it is sent to them. On a GPU the gradients would need more memory.
+        """
+        plan, device = self._plan, devices.replica_devices(tf.distribute.get_strategy())[0]
+        is_local = not strategies.STRATEGIES[plan.strategy].central
+        return plan.layout.replicas == 1 and is_local and "CPU" in device
 
     def _warn_unused(self, reduced: Sequence[Gradient], variables: Sequence[tf.Variable]) -> None:
         names = [v.name for g, v in zip(reduced, variables, strict=True) if g is None]

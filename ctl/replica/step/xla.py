@@ -53,7 +53,7 @@ def choose(
     if shards:
         return "off", "auto: XLA fuses across logical shards"
     if not gpu:
-        return "off", "auto: on CPUs see --mode=profile_input"
+        return "off", "auto: on CPUs it depends on the model, see --mode=profile_input"
     if deterministic:
         return "off", "auto: XLA has no deterministic gradient of max pooling on GPUs"
     if groups:

@@ -44,6 +44,15 @@ def test_gradients_after_all_of_them_keep_their_values():
     assert (one.numpy().tolist(), none, dense(rows).tolist()) == ([3.0], None, [[0.0], [5.0]])
     assert gradients.after_all([None]) == [None]
 
+    @tf.function
+    def shape_in_a_graph(values):
+        (rows,) = gradients.after_all(
+            [tf.IndexedSlices(values, tf.constant([1]), tf.constant([2, 1]))]
+        )
+        return rows.shape.as_list()
+
+    assert shape_in_a_graph(tf.constant([[5.0]])) == [2, 1]
+
 
 def test_clip_by_global_norm_by_hand():
     # (3, 4) and 12 have the joint norm 13; rows 1 of the sparse one sum to 12.

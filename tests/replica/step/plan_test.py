@@ -34,7 +34,7 @@ RESOLVED = [
         {},
         {
             "xla": "off",
-            "xla_reason": "auto: on CPUs see --mode=profile_input",
+            "xla_reason": "auto: on CPUs it depends on the model, see --mode=profile_input",
         },
     ),
     (1, {"xla": "gradients"}, {"xla": "gradients", "xla_reason": "as configured"}),

@@ -31,8 +31,8 @@ def dense_model():
 @pytest.mark.parametrize(
     ("make", "count"),
     [
-        # Four dense gradients, and a sparse one, which has values, indices and a shape.
-        (lambda: testing.make_strategy(1), [4 + 3]),
+        # Four dense gradients, and a sparse one, which has values and indices.
+        (lambda: testing.make_strategy(1), [4 + 2]),
         (tf.distribute.experimental.CentralStorageStrategy, []),
     ],
 )
