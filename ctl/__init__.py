@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ctl.loop.checkpoints.checkpointer import Checkpointer
     from ctl.modes.export import load
     from ctl.modes.notebook import Run
+    from ctl.replica.layers.attention import dot_product_attention
     from ctl.replica.layers.batch_norm import SyncBatchNormalization, convert_sync_batch_norm
     from ctl.replica.layers.recompute import recompute
     from ctl.step import Step
@@ -38,6 +39,7 @@ _MODULES = {
     "as_action": "ctl.loop.actions.action",
     "evaluate": "ctl.evaluator",
     "config": "ctl.configs.overrides",
+    "dot_product_attention": "ctl.replica.layers.attention",
     "load": "ctl.modes.export",
     "recompute": "ctl.replica.layers.recompute",
 }
@@ -57,6 +59,7 @@ __all__ = [
     "config",
     "convert_sync_batch_norm",
     "data",
+    "dot_product_attention",
     "evaluate",
     "load",
     "random",

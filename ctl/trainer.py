@@ -364,7 +364,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
             NonFiniteStep: a step was not finite, and the options do not say to skip it.
         """
         engine = self._ctl_engine
-        engine.prepare_loop()
+        engine.prepare_loop(int(num_steps))
         waiting = engine.step.results.reduction_wait.active()
         with engine.report_errors(), engine.trace_scope(), waiting:
             # As in Orbit's own `train`, except that the user may freeze layers in `train_loop_begin`.

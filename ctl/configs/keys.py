@@ -150,6 +150,11 @@ KEYS = (
              "step; one replica), gradients (the forward and backward pass), autocluster (the parts "
              "that TensorFlow selects), auto (on GPUs the fastest of these that the strategy and the "
              "model support; on CPUs off: ctl profile_input compares the modes)."),
+    Key("runtime.fused_attention", "auto", choices=("auto", "off"), option="fused_attention",
+        harmless=True,
+        text="auto: where XLA compiles the step for a GPU, attention in 16 bits is one kernel that "
+             "stores no matrix of length x length (ctl explain shows which layers have it); off: "
+             "the formula."),
     Key("runtime.logical_shards", 0, least=0, option="logical_shards",
         text="Compute the gradient as the sum of this many shards in a fixed order: the same bits on "
              "any number of replicas that divides it. The all-reduce transfers this many times the "

@@ -1,10 +1,10 @@
 """--mode=explain: prints the step that a config runs on this machine."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ctl.configs.error_location import describe as describe_error
-from ctl.errors import align
+from ctl.errors import align, list_some
 from ctl.hardware import devices, strategies
 from ctl.hardware.strategies import STRATEGIES
 from ctl.loop.actions import registry
@@ -15,6 +15,7 @@ from ctl.modes import DONE, Arguments, experiment, messages
 from ctl.modes.experiment import Experiment
 from ctl.optimizers.arguments import REPLACED
 from ctl.replica.arithmetic import precision
+from ctl.replica.layers import attention
 from ctl.replica.step import memory_estimate
 from ctl.replica.step.engine import engine_of
 
@@ -46,11 +47,14 @@ def _describe(experiment: Experiment, actions: Sequence[Action]) -> str:
         count = len(trainer.model.trainable_variables)
         return f"{count} trainable, {attributes.parameter_count():,} parameters"
 
+    with attention.observe() as observed:
+        memory = _describe_memory(experiment)
     rows = {
         "strategy": f"{hardware.name} ({hardware.reason}): {STRATEGIES[hardware.name].summary}",
         "devices": ", ".join(devices.replica_devices(hardware.strategy)),
         "replicas": layout.replicas,
         "xla": f"{engine.plan.xla} ({engine.plan.xla_reason})",
+        **_describe_attention(experiment, observed()),
         "global batch": f"{layout.global_batch_size} examples",
         "rows": _describe_rows(experiment),
         "denominator": f"{layout.global_batch_size}, a constant, unless the batch has weights"
@@ -61,7 +65,7 @@ def _describe(experiment: Experiment, actions: Sequence[Action]) -> str:
         "optimizer": _describe_optimizer(trainer.optimizer),
         "schedule": _describe_learning_rate(experiment),
         "variables": phases(describe_variables),
-        **_describe_memory(experiment),
+        **memory,
         "actions": "; ".join(map(_describe_action, actions)) or "none",
     }
     lines = align([(name, str(text)) for name, text in rows.items()])
@@ -133,6 +137,19 @@ def _describe_learning_rate(experiment: Experiment) -> str:
     steps = sorted({0, config.optimizer.warmup_steps, last // 4, last // 2, last * 3 // 4, last})
     shown = ", ".join(f"{float(rate(step)):.4g} at update {step}" for step in steps)
     return f"{text}: {shown}"
+
+
+def _describe_attention(experiment: Experiment, obstacles: Mapping[str, str]) -> dict[str, str]:
+    """Lists which attention layers the fused kernel computes, and why it does not compute the others."""
+    plan = engine_of(experiment.trainer).plan
+    is_compiled = plan.compiles_micro_batches and attention.capability() >= (8, 0)
+    names: dict[str, list[str]] = {}
+    for name, obstacle in obstacles.items():
+        obstacle = obstacle or (attention.NOT_COMPILED if not is_compiled else "")
+        text = f"formula ({obstacle})" if obstacle else "fused kernel of cuDNN"
+        names.setdefault(text, []).append(name.partition("/")[2] or name)
+    parts = [f"{text}: {list_some(layers)}" for text, layers in names.items()]
+    return {"attention": "; ".join(parts)} if parts else {}
 
 
 def _describe_memory(experiment: Experiment) -> dict[str, str]:

@@ -168,7 +168,7 @@ def _all_time_step(
     trainer = experiment.build(
         arguments.config, arguments.config_path, evaluates=False, hardware=hardware
     ).trainer
-    engine_of(trainer).prepare_loop()
+    engine_of(trainer).prepare_loop(arguments.config.train.steps_per_loop)
     return _all_time(_make_step(trainer, next(iter(trainer.train_dataset))), 1, processes)[0]
 
 

@@ -8,7 +8,7 @@ from tensorflow.python.distribute import one_device_strategy
 from tensorflow.python.eager import context, record
 from tensorflow.python.framework import config, ops
 from tensorflow.python.lib.io import tf_record
-from tensorflow.python.ops import resource_variable_ops
+from tensorflow.python.ops import control_flow_util, resource_variable_ops
 from tensorflow.python.util import nest
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
@@ -17,6 +17,14 @@ try:
 except ImportError:  # TensorFlow 2.18
     from tensorflow.tsl.protobuf import coordination_config_pb2
 
+
+def is_compiled() -> bool:
+    """Returns whether the graph that is being traced is a part of a program of XLA."""
+    return not context.executing_eagerly() and bool(
+        control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph())
+    )
+
+
 __all__ = [
     "autograph_artifact",
     "autograph_config",
@@ -24,6 +32,7 @@ __all__ = [
     "context",
     "coordination_config_pb2",
     "gen_xla_ops",
+    "is_compiled",
     "nest",
     "one_device_strategy",
     "ops",

@@ -12,9 +12,11 @@ import tensorflow as tf
 
 from ctl.configs.options import Clip
 from ctl.optimizers.arguments import CLIPPING
+from ctl.private.tensorflow import gen_xla_ops, is_compiled
 from ctl.replica.arithmetic.snapshot import Snapshot
 from ctl.replica.graphs.assignments import OPTIMIZER_UPDATE
 
+_SMALL = 2**16  # elements of the gradient of a bias or of the factor of a normalization, at most
 Gradient: TypeAlias = Any  # a tf.Tensor, tf.IndexedSlices, or None; TensorFlow has no type hints
 
 
@@ -51,10 +53,21 @@ def finite_flags(gradients: Sequence[Gradient], loss: tf.Tensor) -> tf.Tensor:
     """
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
     values = [tf.constant(0.0) if value is None else value for value in (loss, *values)]
+    if is_compiled():
+        # XLA would compute the sum of the gradient of a bias, which is a sum over rows, from all rows
+        # again. It would not do so for kernels, whose sums it merges with their updates.
+        values = [
+            gen_xla_ops.xla_optimization_barrier([v])[0] if _is_small(v) else v for v in values
+        ]
     # The sum of a 16-bit gradient could overflow in its own dtype.
     wide = [value if value.dtype.size > 2 else tf.cast(value, tf.float32) for value in values]
     dtype = max((value.dtype for value in wide), key=lambda dtype: dtype.size)
     return tf.math.is_finite(tf.stack([tf.cast(tf.reduce_sum(v), dtype) for v in wide]))
+
+
+def _is_small(gradient: tf.Tensor) -> bool:
+    size = gradient.shape.num_elements()
+    return size is not None and size < _SMALL
 
 
 def clip(gradients: Sequence[Gradient], rule: Clip) -> list[Gradient]:
@@ -123,7 +136,15 @@ def apply(optimizer: Any, gradients: Sequence[Gradient], variables: Sequence[tf.
             optimizer.apply_gradients(pairs, experimental_aggregate_gradients=False)
 
 
+def _sum_all_rows(gradients: Sequence[Gradient]) -> list[Gradient]:
+    return [sum_rows(gradient) for gradient in gradients]
+
+
 def _build(optimizer: Any, variables: Sequence[tf.Variable]) -> None:
+    # Before it updates a variable, an optimizer sums equal rows by tf.unique, a loop in XLA. In the
+    # dict, because tf_keras would track an attribute.
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    vars(inner)["_deduplicate_sparse_grad"] = _sum_all_rows
     # Outside of the scope of the update, which would be in the names of the slots.
     with tf.name_scope(optimizer.name), tf.init_scope():
         optimizer.build(variables)
@@ -243,9 +264,22 @@ def sum_rows(gradient: Gradient) -> Gradient:
     """Returns a sparse gradient with one row per row of the variable; dense gradients unchanged."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
-    indices, position = tf.unique(gradient.indices)
+    indices, position = (_unique_by_sort if is_compiled() else tf.unique)(gradient.indices)
     values = tf.math.unsorted_segment_sum(gradient.values, position, tf.size(indices))
     return tf.IndexedSlices(values=values, indices=indices, dense_shape=gradient.dense_shape)
+
+
+def _unique_by_sort(indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the distinct indices, and for each index its place among them, as `tf.unique` does.
+
+    XLA makes a loop of one iteration per index of `tf.unique`, and none of this.
+    """
+    order = tf.argsort(indices, stable=True)
+    ordered = tf.gather(indices, order)
+    is_first = tf.concat([tf.fill([1], True), ordered[1:] != ordered[:-1]], axis=0)
+    place = tf.cumsum(tf.cast(is_first, tf.int32)) - 1
+    distinct = tf.gather(ordered, tf.where(is_first)[:, 0])
+    return distinct, tf.scatter_nd(order[:, None], place, tf.shape(place))
 
 
 def _first_replica(strategy: tf.distribute.Strategy, values: Any) -> list[tf.Tensor]:

@@ -18,7 +18,8 @@ from ctl.errors import UsageError
 _THREAD = threading.local()
 # The fields of `Examples` that hold for all micro-batches of a step.
 _OF_THE_STEP = (
-    "seed", "allow_unkeyed", "single", "refused", "folded", "trace", "compiled", "normalizes_parts",
+    "seed", "allow_unkeyed", "single", "refused", "folded", "trace", "compiled", "kernels",
+    "normalizes_parts",
 )  # fmt: skip
 
 
@@ -48,6 +49,7 @@ class Examples:
         trace: the observer that records the losses and the values of the global batch; None if there is
             none.
         compiled: whether XLA compiles the computation of the rows.
+        kernels: whether layers may use a kernel of the device that rounds in another way.
         normalizes_parts: whether synchronized batch normalizations may use the rows of a micro-batch.
     """
 
@@ -68,6 +70,7 @@ class Examples:
     folded: list[Any] = dataclasses.field(default_factory=list)
     trace: Any = None
     compiled: bool = False
+    kernels: bool = True
     normalizes_parts: bool = False
 
     @property

@@ -124,6 +124,12 @@ def _leading(op: Any, states: States, count: int | None) -> Rows:
     return state
 
 
+def _call_module(op: Any, states: States, count: int | None) -> Rows:
+    """Accepts the fused attention, whose operands have the rows on axis 0."""
+    _check(b"__cudnn$fmha" in op.get_attr("module"))
+    return _leading(op, states, count)
+
+
 def _space_to_batch(op: Any, states: States, count: int | None) -> Rows:
     """Moves blocks of positions to blocks of axis 0, or back."""
     state, blocks = _leading(op, states, count), math.prod(_static(op.inputs[1]).tolist())
@@ -438,6 +444,7 @@ _RULES: dict[str, Rule] = {
             SparseSoftmaxCrossEntropyWithLogits
             """,
         ),
+        (_call_module, "XlaCallModule"),
         (_space_to_batch, "SpaceToBatchND BatchToSpaceND"),
         (_batch_norm, "FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3"),
         (_matmul, "MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3"),

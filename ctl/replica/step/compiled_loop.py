@@ -21,19 +21,23 @@ MAX_STEPS = 512
 class CompiledLoop:
     """Runs any number of steps over chunks of batches; Orbit calls it as an inner loop.
 
-        loop = CompiledLoop(step, strategy=strategy, size=100, input_wait=InputWait(strategy))
-        loop(iter(chunks), tf.constant(250))        # two chunks and a half; the rest is kept
+        loop = CompiledLoop(step, strategy=strategy, most=512, input_wait=InputWait(strategy))
+        loop.fit(100)                               # a chunk has 500 batches
+        loop(iter(chunks), tf.constant(100))        # by the program that always runs 100 steps
+        loop(iter(chunks), tf.constant(30))         # by the program of any number; the rest is kept
 
-    The length of a chunk depends on memory, not on the length of an inner loop. The number of steps
-    is an argument of the one program, so that a shorter last loop is not compiled again.
-
-    The first call compiles the program.
+    On a GPU, a program whose number of steps is an argument waits for the host before each step. So
+    the usual length has a program in which the number is a constant. The other one is compiled when
+    another length comes. The first call compiles a program.
 
     Args:
         step: runs one replica's step on a batch and counts it.
         strategy: a strategy with one replica.
-        size: steps per chunk.
+        most: the largest number of steps per chunk, which depends on memory.
         input_wait: measures how long the loop waits for chunks.
+
+    Attributes:
+        size: steps per chunk.
     """
 
     def __init__(
@@ -41,17 +45,37 @@ class CompiledLoop:
         step: Callable[[Any], None],
         *,
         strategy: tf.distribute.Strategy,
-        size: int,
+        most: int,
         input_wait: InputWait,
     ):
-        self.size = size
+        self.size = self._unit = most
+        self._most, self._usual = most, 0
         self._step = step
         self._strategy = strategy
         self._input_wait = input_wait
         self._chunk: Any = None
-        self._used = size
-        # The trip count is an argument, not a Python int, so that one program serves all lengths.
+        self._used = self.size
+        self._fixed_program: Any = None
         self.compile_again()
+
+    def fit(self, steps: int) -> bool:
+        """Makes chunks fit loops of `steps` steps, if this is the largest number so far.
+
+        Shorter loops come where a loop ends at an evaluation or a checkpoint.
+
+        Returns:
+            Whether the size of the chunks has changed.
+        """
+        if steps <= self._usual:
+            return False
+        self._usual = steps
+        divisors = (n for n in range(min(steps, self._most), 0, -1) if steps % n == 0)
+        unit = next(divisors)
+        # A long loop that is no multiple of a large number has full chunks and a rest.
+        self._unit = unit if unit == steps or 4 * unit > self._most else self._most
+        self._fixed_program = None
+        size, self.size = self.size, self._most // self._unit * self._unit
+        return self.size != size
 
     def __call__(self, iterator: Any, num_steps: tf.Tensor) -> None:
         """Runs steps.
@@ -62,24 +86,41 @@ class CompiledLoop:
         """
         remaining = int(num_steps)
         while remaining:
-            if self._used == self.size:
+            if self._used >= self.size:
                 self._chunk, self._used = self._input_wait.next(iterator), 0
-            steps = min(remaining, self.size - self._used)
+            steps = min(remaining, self.size - self._used, self._unit)
             # Passes the complete chunk and a start: each length of a slice would be compiled.
-            arguments = (self._chunk, tf.constant(self._used), tf.constant(steps))
-            self._strategy.run(self._program, args=arguments)
+            arguments = (self._chunk, tf.constant(self._used))
+            if steps == self._unit:
+                self._strategy.run(self._fixed(), args=arguments)
+            else:
+                self._strategy.run(self._program, args=(*arguments, tf.constant(steps)))
             self._used += steps
             remaining -= steps
 
     def compile_again(self) -> None:
-        """Drops the compiled program, so that the next call traces the step and compiles it."""
+        """Drops the compiled programs, so that the next call traces the step and compiles it."""
         self._program = traced(self._run_steps, jit_compile=True)
+        self._fixed_program = None
 
     def discard_chunk(self) -> None:
         """Drops the rest of the current chunk, because the data moves to another step."""
         self._chunk, self._used = None, self.size
 
-    def _run_steps(self, chunk: Any, start: tf.Tensor, steps: tf.Tensor) -> None:
+    def traces(self) -> list[Any]:
+        """Returns the concrete functions of the programs that were traced."""
+        programs = [each for each in (self._program, self._fixed_program) if each is not None]
+        return [trace for each in programs for trace in each._list_all_concrete_functions()]
+
+    def _fixed(self) -> Any:
+        if self._fixed_program is None:
+            self._fixed_program = traced(self._run_steps_of_unit, jit_compile=True)
+        return self._fixed_program
+
+    def _run_steps_of_unit(self, chunk: Any, start: tf.Tensor) -> None:
+        self._run_steps(chunk, start, self._unit)
+
+    def _run_steps(self, chunk: Any, start: tf.Tensor, steps: tf.Tensor | int) -> None:
         def run_step(i: tf.Tensor) -> tuple[tf.Tensor]:
             # Not `values[start + i]`: XLA takes the bounds of slices for constants, and would compile
             # a program for each start.
@@ -120,12 +161,12 @@ def compile_loop(
         step(resident.gather(batch["index"]) if resident else batch, None)
         global_step.assign_add(1)
 
-    size = chunk_size(spec, plan.layout.global_batch_size)
-    return CompiledLoop(counted_step, strategy=strategy, size=size, input_wait=input_wait)
+    most = chunk_size(spec, plan.layout.global_batch_size)
+    return CompiledLoop(counted_step, strategy=strategy, most=most, input_wait=input_wait)
 
 
 def chunk_size(spec: Any, rows: int) -> int:
-    """Returns the number of steps per chunk: as many as fit into `CHUNK_BYTES`, at most `MAX_STEPS`.
+    """Returns the most steps per chunk: as many as fit into `CHUNK_BYTES`, at most `MAX_STEPS`.
 
     Args:
         spec: `tf.TensorSpec`s of a batch, [rows, ...] each.

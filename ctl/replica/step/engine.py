@@ -81,8 +81,12 @@ class Engine:
                 input_wait=self.step.results.input_wait,
             )
 
-    def prepare_loop(self) -> None:
-        """Moves the data to `global_step`, and prepares models and optimizers that were added since."""
+    def prepare_loop(self, steps: int) -> None:
+        """Moves the data to `global_step`, and prepares models and optimizers that were added since.
+
+        Args:
+            steps: the number of steps of the loop.
+        """
         self.step.check_not_averaged()
         # The base class keeps its own attributes on the same object; its `train` uses these two.
         if not isinstance(self._trainer._train_options, orbit.StandardTrainerOptions):
@@ -99,7 +103,8 @@ class Engine:
         self.step.attributes.key_new_models(self.plan.options.seed)
         self.step.add_models()
         step = int(self._trainer.global_step.numpy())
-        if not self.own_dataset and self._data_step != step:
+        has_other_chunks = self.compiled_loop is not None and self.compiled_loop.fit(steps)
+        if not self.own_dataset and (self._data_step != step or has_other_chunks):
             # Orbit's `train` reads these attributes; the public setter would mark the data as the
             # user's own.
             self._trainer._train_dataset = self.training_data(step)

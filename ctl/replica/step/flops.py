@@ -47,8 +47,10 @@ def count_flops(trainer: Any) -> int | None:
 def list_graphs(trainer: Any) -> list[tf.Graph]:
     """Returns the graphs that the inner loop of a trainer was traced into, the last one last."""
     loop = getattr(trainer, "_train_loop_fn", None)
-    function = loop._program if isinstance(loop, CompiledLoop) else loop
-    functions: list[Any] = getattr(function, "_list_all_concrete_functions", list)()
+    if isinstance(loop, CompiledLoop):
+        functions = loop.traces()
+    else:
+        functions = getattr(loop, "_list_all_concrete_functions", list)()
     return [function.graph for function in functions]
 
 

@@ -154,6 +154,7 @@ def _trace(trainer: Any) -> tuple[Any, list[LossTrace], int]:
             seed=plan.options.seed,
             allow_unkeyed=True,
             compiled=plan.compiles_update,
+            kernels=plan.options.fused_attention == "auto",
             parts=plan.parts_per_replica,
             trace=trace,
         ):

@@ -10,6 +10,7 @@ from ctl.data.autograph import convert
 from ctl.replica.arithmetic import row_mask
 from ctl.replica.arithmetic.snapshot import Snapshot
 from ctl.replica.checks import onednn, random_search, row_coupling
+from ctl.replica.layers import gelu, keras_attention
 from ctl.replica.random import dropout
 from ctl.replica.step.attributes import Attributes
 from ctl.replica.step.empty_batches import pad_rows
@@ -77,6 +78,8 @@ class ReplicaStep:
             )
         # The step is traced later, so it draws by row from the first step on.
         dropout.key_random_layers(model, plan.options.seed)
+        keras_attention.replace_in_layers()
+        gelu.replace()
 
     @contextlib.contextmanager
     def rows(
@@ -116,6 +119,7 @@ class ReplicaStep:
                 allow_unkeyed=options.allow_unkeyed_random,
                 earlier=earlier,
                 compiled=self.plan.compiles_update,
+                kernels=options.fused_attention == "auto",
                 parts=1 if earlier else self.plan.parts_per_replica,
                 normalizes_parts=self.plan.choice.per_micro_batch,
                 trace=trace,

@@ -83,7 +83,7 @@ def test_overflow_anywhere_skips_the_step_everywhere(what, replicas, options):
         assert all(np.array_equal(copies[0], copy) for copy in copies)
     if "xla" in options:
         loop = engine_of(trainer).compiled_loop
-        arguments = (loop._chunk, tf.constant(0), tf.constant(1))
+        arguments = (loop._chunk, tf.constant(0), tf.constant(2))
         compiled = loop._program.experimental_get_compiler_ir(*arguments)(stage="hlo")
         assert " while(" in compiled and " conditional(" not in compiled
 
