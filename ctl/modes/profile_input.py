@@ -22,6 +22,7 @@ from ctl.errors import UsageError, print_line
 from ctl.hardware import selection, strategies
 from ctl.hardware.collectives import ProcessGroup
 from ctl.modes import DONE, Arguments, experiment
+from ctl.replica.step import serial_loops
 from ctl.replica.step.engine import engine_of
 from ctl.trainer import StandardTrainer
 
@@ -71,6 +72,9 @@ def profile_input(arguments: Arguments) -> int:
     profile = all_measure(built.trainer, processes)
     for line in describe(profile, built.trainer):
         report(line)
+    if not profile.is_input_bound:
+        for line in describe_serial_loops(built.trainer):
+            report(line)
     used = engine_of(built.trainer).plan.xla
     del built  # the memory of a device may hold one trainer only
     if not profile.is_input_bound:
@@ -109,6 +113,20 @@ def all_measure(trainer: StandardTrainer, processes: ProcessGroup) -> Profile:
         read = _make_example_reader(source, trainer.global_batch_size)
         examples, _ = _all_time(read, 1, processes)
     return Profile(both, share, pipeline, step, examples)
+
+
+def describe_serial_loops(trainer: StandardTrainer) -> Iterator[str]:
+    """Yields a line for each loop that XLA makes of an operation of the step, under xla=loop."""
+    engine = engine_of(trainer)
+    loop = engine.compiled_loop
+    if loop is None:
+        return
+    chunk = next(iter(engine.training_data(int(trainer.global_step.numpy()))))
+    for found in serial_loops.find(loop.usual_program(), (chunk, tf.constant(0))):
+        yield (
+            f"{found.line or found.name}: XLA makes a loop of {found.iterations:,} iterations per step "
+            f"of {found.name.rpartition('/')[2]}. Sort instead of tf.unique; cut a recurrence short."
+        )
 
 
 def all_compare_xla(

@@ -17,22 +17,14 @@ try:
 except ImportError:  # TensorFlow 2.18
     from tensorflow.tsl.protobuf import coordination_config_pb2
 
-
-def is_compiled() -> bool:
-    """Returns whether the graph that is being traced is a part of a program of XLA."""
-    return not context.executing_eagerly() and bool(
-        control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph())
-    )
-
-
 __all__ = [
     "autograph_artifact",
     "autograph_config",
     "config",
     "context",
+    "control_flow_util",
     "coordination_config_pb2",
     "gen_xla_ops",
-    "is_compiled",
     "nest",
     "one_device_strategy",
     "ops",

@@ -12,9 +12,10 @@ import tensorflow as tf
 
 from ctl.configs.options import Clip
 from ctl.optimizers.arguments import CLIPPING
-from ctl.private.tensorflow import gen_xla_ops, is_compiled
+from ctl.private.tensorflow import gen_xla_ops
 from ctl.replica.arithmetic.snapshot import Snapshot
 from ctl.replica.graphs.assignments import OPTIMIZER_UPDATE
+from ctl.replica.graphs.ops import is_compiled
 
 _SMALL = 2**16  # elements of the gradient of a bias or of the factor of a normalization, at most
 Gradient: TypeAlias = Any  # a tf.Tensor, tf.IndexedSlices, or None; TensorFlow has no type hints
@@ -264,22 +265,18 @@ def sum_rows(gradient: Gradient) -> Gradient:
     """Returns a sparse gradient with one row per row of the variable; dense gradients unchanged."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
-    indices, position = (_unique_by_sort if is_compiled() else tf.unique)(gradient.indices)
-    values = tf.math.unsorted_segment_sum(gradient.values, position, tf.size(indices))
+    indices, values = gradient.indices, gradient.values
+    if is_compiled():
+        # XLA makes a loop of one iteration per index of `tf.unique`, and none of a sort.
+        order = tf.argsort(indices, stable=True)
+        indices, values = tf.gather(indices, order), tf.gather(values, order)
+        is_first = tf.concat([tf.fill([1], True), indices[1:] != indices[:-1]], axis=0)
+        position = tf.cumsum(tf.cast(is_first, tf.int32)) - 1
+        indices = tf.gather(indices, tf.where(is_first)[:, 0])
+    else:
+        indices, position = tf.unique(indices)
+    values = tf.math.unsorted_segment_sum(values, position, tf.size(indices))
     return tf.IndexedSlices(values=values, indices=indices, dense_shape=gradient.dense_shape)
-
-
-def _unique_by_sort(indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the distinct indices, and for each index its place among them, as `tf.unique` does.
-
-    XLA makes a loop of one iteration per index of `tf.unique`, and none of this.
-    """
-    order = tf.argsort(indices, stable=True)
-    ordered = tf.gather(indices, order)
-    is_first = tf.concat([tf.fill([1], True), ordered[1:] != ordered[:-1]], axis=0)
-    place = tf.cumsum(tf.cast(is_first, tf.int32)) - 1
-    distinct = tf.gather(ordered, tf.where(is_first)[:, 0])
-    return distinct, tf.scatter_nd(order[:, None], place, tf.shape(place))
 
 
 def _first_replica(strategy: tf.distribute.Strategy, values: Any) -> list[tf.Tensor]:

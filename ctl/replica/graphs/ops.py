@@ -3,6 +3,10 @@
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
+import tensorflow as tf
+
+from ctl.private.tensorflow import control_flow_util
+
 # Ops whose outputs do not depend on the values of the inputs.
 SHAPES = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike", "TensorListLength")
 # Ops that compute element by element, with broadcasting.
@@ -128,3 +132,11 @@ def with_called(operations: Iterable[Any]) -> Iterator[Any]:
         yield op
         for _, graph in called_graphs(op):
             yield from with_called(graph.get_operations())
+
+
+def is_compiled() -> bool:
+    """Returns whether the graph that is being traced is a part of a program of XLA."""
+    if tf.executing_eagerly():
+        return False
+    graph = tf.compat.v1.get_default_graph()
+    return bool(control_flow_util.GraphOrParentsInXlaContext(graph))

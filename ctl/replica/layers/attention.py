@@ -3,7 +3,8 @@
 The kernel computes the softmax block by block, and stores no matrix of length x length (Dao 2023,
 "FlashAttention-2", arXiv:2307.08691). XLA has it for JAX, as a custom call. Its names and fields are
 those of jax/_src/cudnn/fused_attention_stablehlo.py and of `CudnnfMHABackendConfig` in
-xla/service/gpu/backend_configs.proto, and are the same in TensorFlow 2.18 to 2.22.
+xla/service/gpu/backend_configs.proto. TensorFlow 2.19 to 2.22 have all of them; 2.18 lacks one, and
+computes the formula.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,8 +20,9 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.errors import UsageError
-from ctl.private.tensorflow import config, gen_xla_ops, is_compiled, record
+from ctl.private.tensorflow import config, gen_xla_ops, record
 from ctl.replica.arithmetic import row_mask
+from ctl.replica.graphs.ops import is_compiled
 
 _LOG = logging.getLogger("ctl")
 _DTYPES = {tf.bfloat16: "BF16", tf.float16: "F16"}
@@ -126,7 +128,8 @@ def _formula(attention: Attention) -> tf.Tensor:
         key, value = tf.repeat(key, groups, axis=2), tf.repeat(value, groups, axis=2)
     logits = tf.einsum("btnh,bsnh->bnts", query, key)
     logits = tf.cast(logits, tf.float32 if logits.dtype.size < 4 else logits.dtype)
-    logits *= tf.cast(attention.scale, logits.dtype)
+    scale = attention.scale  # a number is not cast, since `tf.cast` would round it to float32
+    logits *= tf.cast(scale, logits.dtype) if tf.is_tensor(scale) else scale
     if attention.bias is not None:
         logits += tf.cast(attention.bias, logits.dtype)
     length, key_length = tf.shape(logits)[2], tf.shape(logits)[3]
@@ -136,7 +139,7 @@ def _formula(attention: Attention) -> tf.Tensor:
     if attention.lengths:
         masks.append(tf.sequence_mask(attention.lengths[1], key_length)[:, None, None, :])
     for each in masks:
-        logits = tf.where(each, logits, tf.cast(-0.7 * logits.dtype.max, logits.dtype))
+        logits = tf.where(each, logits, tf.constant(-0.7 * logits.dtype.max, logits.dtype))
     weights = tf.cast(tf.nn.softmax(logits), query.dtype)
     return _drop_queries(attention, tf.einsum("bnts,bsnh->btnh", weights, value))
 
@@ -168,8 +171,8 @@ def _find_static_obstacle(attention: Attention) -> str:
         return "runtime.deterministic: the kernel adds in any order"
     if not any({x.dtype for x in tensors} == {dtype} for dtype in _DTYPES):
         return f"{tensors[0].dtype.name}: the kernel computes in bfloat16 and float16"
-    if not all(x.shape.is_fully_defined() for x in tensors):
-        return "the shapes are not static"
+    if tf.is_tensor(attention.scale) or not all(x.shape.is_fully_defined() for x in tensors):
+        return "the shapes or the scale are not static"
     length, key_length, heads, _, width, has_bias, learns_bias, *_ = attention.form
     if (
         width % 8
@@ -384,8 +387,7 @@ def _backend_config(attention: Attention, *, backward: bool) -> str:
         "is_flash_attention": True,
         "mask_type": names[pads, is_causal],
         **numbers,
-        **{"dropout_rate": 0.0, "seed": 42, "sliding_window_length": 0},
-        **{"max_seg_per_batch": 1, "is_paged_attention": False},
+        **{"dropout_rate": 0.0, "seed": 42, "sliding_window_length": 0, "max_seg_per_batch": 1},
     }
     return json.dumps({"operation_queue_id": "0", "cudnn_fmha_backend_config": fields})
 

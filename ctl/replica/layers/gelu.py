@@ -10,8 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from ctl.private.tensorflow import is_compiled
+from ctl.private.tensorflow import gen_xla_ops
 from ctl.replica.arithmetic import row_mask
+from ctl.replica.graphs.ops import is_compiled
 
 _MODULES = (tf.nn, tf.compat.v2.nn)  # by which Keras 3 and tf_keras call it
 
@@ -41,7 +42,9 @@ def _gelu(features: tf.Tensor) -> Any:
     def gradient(d_outputs: tf.Tensor) -> tf.Tensor:
         x = tf.cast(features, tf.float32)
         density = tf.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
-        return tf.cast(tf.cast(d_outputs, tf.float32) * (_cdf(x) + x * density), features.dtype)
+        wide = tf.cast(d_outputs, tf.float32) * (_cdf(x) + x * density)
+        # Otherwise XLA stores it in float32, for the gradient of the bias before it.
+        return gen_xla_ops.xla_optimization_barrier([tf.cast(wide, features.dtype)])[0]
 
     x = tf.cast(features, tf.float32)
     return tf.cast(x * _cdf(x), features.dtype), gradient

@@ -65,28 +65,43 @@ def _multi_head(
     query: Any,
     key: Any,
     value: Any,
-    mask: Any = None,
+    attention_mask: Any = None,
     training: Any = None,
 ) -> Any:
     outputs = None
-    if query.shape.rank == 4 and _may_compute(query, layer._dropout, training):
-        outputs = _compute((query, key, value), mask, scale=layer._key_dim**-0.5)
+    if query.shape.rank == 4 and _may_compute(query, layer.get_config()["dropout"], training):
+        outputs = _compute(
+            (query, key, value), attention_mask, scale=layer.get_config()["key_dim"] ** -0.5
+        )
     if outputs is not None:
         return outputs, None
-    return original(layer, query, key, value, mask, training)
+    return original(layer, query, key, value, attention_mask, training)
 
 
 def _apply_scores(
-    original: Any, layer: Any, scores: Any, value: Any, mask: Any = None, training: Any = None
+    original: Any,
+    layer: Any,
+    scores: Any,
+    value: Any,
+    scores_mask: Any = None,
+    training: Any = None,
 ) -> Any:
-    outputs, op = None, getattr(scores, "op", None)  # type: Any, Any
-    is_product = op is not None and op.type.startswith("BatchMatMul") and op.get_attr("adj_y")
+    outputs, factor = None, None
+    product: Any = getattr(scores, "op", None)
+    if product is not None and product.type == "Mul":  # by the variable of `use_scale`
+        factor, product = product.inputs[1], product.inputs[0].op
+    is_product = product is not None and product.type.startswith("BatchMatMul")
+    is_product = (
+        is_product and product.get_attr("adj_y") and (factor is None or not factor.shape.rank)
+    )
     if is_product and value.shape.rank == 3 and _may_compute(value, layer.dropout, training):
-        one_head = [tf.expand_dims(x, 2) for x in (*op.inputs, value)]
-        outputs = _compute(one_head, mask, scale=1.0)
+        query, key = product.inputs
+        query = query if factor is None else query * factor
+        one_head = [tf.expand_dims(x, 2) for x in (query, key, value)]
+        outputs = _compute(one_head, scores_mask, scale=1.0)
     if outputs is not None:
         return outputs[:, :, 0], None
-    return original(layer, scores, value, mask, training)
+    return original(layer, scores, value, scores_mask, training)
 
 
 def _keras3(
@@ -174,7 +189,7 @@ def _constant_value(tensor: tf.Tensor) -> Any:
     if tensor.op.type == "BroadcastTo":
         return _constant_value(tensor.op.inputs[0])
     used = {x.op.name: x.op for x in dataflow.ancestors(tensor)}
-    if any(op.type in _SOURCES or op._is_stateful for op in used.values()):
+    if any(op.type in _SOURCES or op.op_def.is_stateful for op in used.values()):
         return None
     definition = tf.compat.v1.GraphDef(node=[op.node_def for op in used.values()])
     for node in definition.node:

@@ -92,7 +92,7 @@ class CompiledLoop:
             # Passes the complete chunk and a start: each length of a slice would be compiled.
             arguments = (self._chunk, tf.constant(self._used))
             if steps == self._unit:
-                self._strategy.run(self._fixed(), args=arguments)
+                self._strategy.run(self.usual_program(), args=arguments)
             else:
                 self._strategy.run(self._program, args=(*arguments, tf.constant(steps)))
             self._used += steps
@@ -112,7 +112,8 @@ class CompiledLoop:
         programs = [each for each in (self._program, self._fixed_program) if each is not None]
         return [trace for each in programs for trace in each._list_all_concrete_functions()]
 
-    def _fixed(self) -> Any:
+    def usual_program(self) -> Any:
+        """Returns the program of loops of the usual length, a function of a chunk and a start."""
         if self._fixed_program is None:
             self._fixed_program = traced(self._run_steps_of_unit, jit_compile=True)
         return self._fixed_program

@@ -177,3 +177,31 @@ def test_an_infinite_element_or_nan_makes_a_gradient_not_finite():
     for loss in (1.0, nan):
         flags = gradients.finite_flags([value for value, _ in cases], tf.constant(loss))
         assert list(flags.numpy()) == [loss == 1.0, *(finite for _, finite in cases)]
+
+
+def test_compiled_sums_of_rows_have_no_loop():
+    ids = tf.constant([7, 3, 7, 0, 3, 7] * 50)
+    values = tf.random.stateless_normal([300, 2], [1, 2], dtype=tf.float64)
+
+    def total(values, ids):
+        rows = gradients.sum_rows(tf.IndexedSlices(values, ids, tf.constant([9, 2])))
+        return tf.scatter_nd(rows.indices[:, None], rows.values, [9, 2]), tf.size(rows.indices)
+
+    compiled = tf.function(total, jit_compile=True)
+    sums, count = compiled(values, ids)
+    np.testing.assert_allclose(sums, tf.math.unsorted_segment_sum(values, ids, 9), atol=1e-12)
+    assert count == 3 and total(values, ids)[1] == 3
+    program = compiled.experimental_get_compiler_ir(values, ids)(stage="optimized_hlo")
+    assert " while(" not in program
+
+
+def test_the_check_of_a_bias_does_not_sum_its_rows_again():
+    @tf.function(jit_compile=True)
+    def check(rows):
+        return gradients.finite_flags([tf.reduce_sum(rows, 0)], tf.constant(0.0))
+
+    rows = tf.ones([64, 32])
+    assert check(rows).numpy().all() and not check(rows * np.inf).numpy().all()
+    program = check.experimental_get_compiler_ir(rows)(stage="optimized_hlo")
+    # Without the barrier, XLA sums [64, 32] to a scalar.
+    assert "f32[32]" in program

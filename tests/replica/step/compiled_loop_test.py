@@ -115,27 +115,48 @@ def test_strings_are_rejected_before_anything_is_compiled():
     make(cls=Named).train(tf.constant(2))
 
 
-def test_one_program_runs_loops_of_every_length_from_every_start():
+def make_loop(most):
     traces, total = [], tf.Variable(0, dtype=tf.int64)
 
     def step(batch):
         traces.append(batch)
         total.assign_add(batch)
 
-    loop = CompiledLoop(
-        step,
-        strategy=testing.make_strategy(1),
-        size=4,
-        input_wait=InputWait(testing.make_strategy(1)),
-    )
-    chunks = tf.data.Dataset.range(40).batch(4)
-    for steps in (1, 2, 7):
-        loop(iter(chunks), tf.constant(steps))
-    assert len(traces) == 1
+    strategy = testing.make_strategy(1)
+    loop = CompiledLoop(step, strategy=strategy, most=most, input_wait=InputWait(strategy))
+    return loop, traces, total
+
+
+def test_one_program_runs_loops_of_every_other_length_from_every_start():
+    loop, traces, total = make_loop(4)
+    chunks = iter(tf.data.Dataset.range(40).batch(4))
+    for steps in (1, 2, 7, 3):  # 7 steps are a rest of 1, a complete chunk and 2
+        loop(chunks, tf.constant(steps))
+    assert total.numpy() == sum(range(13)) and len(traces) == 2
     # XLA compiles again for each value of an argument that it takes for a constant.
     compiled = loop._program.experimental_get_compiler_ir
     arguments = [(tf.range(4, dtype=tf.int64), tf.constant(i), tf.constant(4 - i)) for i in (0, 2)]
     assert len({compiled(*each)(stage="hlo") for each in arguments}) == 1
+
+
+@pytest.mark.parametrize(
+    ("steps", "most", "size", "runs"),
+    # Loops that fit into a chunk; that are a multiple of one; and that are neither.
+    [(3, 10, 9, 3), (20, 8, 5, 20), (23, 8, 8, 24)],
+)
+def test_the_usual_loop_has_a_known_number_of_steps(steps, most, size, runs):
+    loop, traces, total = make_loop(most)
+    assert loop.fit(steps) == (size != most) and loop.size == size
+    assert not loop.fit(steps - 1)  # a shorter loop comes before an evaluation
+    chunks = iter(tf.data.Dataset.range(200).batch(size))
+    for _ in range(2):
+        loop(chunks, tf.constant(steps if steps != 23 else 24))
+    assert total.numpy() == sum(range(2 * runs if steps != 3 else 6)) and len(traces) == 1
+    arguments = tf.range(size, dtype=tf.int64), tf.constant(0)
+    program = loop.usual_program().experimental_get_compiler_ir(*arguments)(stage="optimized_hlo")
+    assert f'"known_trip_count":{{"n":"{min(loop._unit, steps)}"' in program
+    loop(chunks, tf.constant(1))
+    assert len(traces) == 2
 
 
 def test_chunk_size_is_limited_by_bytes_and_by_steps():

@@ -1,0 +1,359 @@
+"""Attention: the formula, and the program that a GPU would run, which is read on a CPU."""
+
+import json
+import logging
+import pathlib
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl import testing
+from ctl.replica.layers import attention, keras_attention
+from ctl.replica.step.engine import engine_of
+
+LENGTH, WIDTH = 256, 16
+CONFIG = "cudnn_fmha_backend_config"
+SHAPES = {"query": [3, 5, 4, 2], "key": [3, 6, 2, 2], "value": [3, 6, 2, 3]}
+
+
+def draw(seed, shape):
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+def reference(query, key, value, bias=0.0, mask=True, scale=None):
+    """The formula, row by row and head by head."""
+    outputs = np.zeros([*query.shape[:3], value.shape[3]])
+    groups = query.shape[2] // key.shape[2]
+    shape = [len(query), query.shape[2], query.shape[1], key.shape[1]]
+    bias, mask = np.broadcast_to(bias, shape), np.broadcast_to(mask, shape)
+    for row, head in np.ndindex(*shape[:2]):
+        q, k = query[row, :, head], key[row, :, head // groups]
+        logits = q @ k.T * (q.shape[1] ** -0.5 if scale is None else scale) + bias[row, head]
+        weights = np.exp(logits - logits.max()) * mask[row, head]
+        outputs[row, :, head] = (
+            weights / weights.sum(1, keepdims=True) @ value[row, :, head // groups]
+        )
+    return outputs
+
+
+def test_two_queries_and_two_keys_by_hand():
+    query = np.log([[1.0, 3.0]]).reshape(1, 2, 1, 1)
+    key, value = (
+        np.array([0.0, 1.0]).reshape(1, 2, 1, 1),
+        np.array([10.0, 30.0]).reshape(1, 2, 1, 1),
+    )
+    # Logits log(1) * [0, 1] and log(3) * [0, 1]: weights 1/2, 1/2 and 1/4, 3/4.
+    outputs = ctl.dot_product_attention(query, key, value)
+    np.testing.assert_allclose(outputs.numpy().ravel(), [20.0, 25.0], atol=1e-12)
+    causal = ctl.dot_product_attention(query, key, value, is_causal=True)
+    np.testing.assert_allclose(causal.numpy().ravel(), [10.0, 25.0], atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({}, {}),
+        ({"scale": 0.3}, {"scale": 0.3}),
+        ({"is_causal": True}, {"mask": np.tri(5, 6, dtype=bool)}),
+        ({"bias": draw(4, [1, 4, 5, 6])}, {"bias": draw(4, [1, 4, 5, 6])}),
+        (
+            {"mask": draw(5, [3, 1, 5, 6]) < 1, "is_causal": True},
+            {"mask": (draw(5, [3, 1, 5, 6]) < 1) & np.tri(5, 6, dtype=bool)},
+        ),
+        (
+            {"key_value_seq_lengths": [6, 2, 0]},
+            {"mask": np.arange(6) < np.array([6, 2, 1])[:, None, None, None]},
+        ),
+    ],
+)
+def test_the_formula_has_grouped_heads_and_all_masks(arguments, expected):
+    tensors = [draw(i, shape) for i, shape in enumerate(SHAPES.values())]
+    if "mask" in expected:  # a row without any key has no result
+        expected["mask"] = np.broadcast_to(expected["mask"], [3, 4, 5, 6])
+        assert expected["mask"].any(-1).all()
+    outputs = ctl.dot_product_attention(*tensors, **arguments).numpy()
+    np.testing.assert_allclose(outputs, reference(*tensors, **expected), atol=1e-12)
+
+
+def test_queries_that_do_not_exist_have_zero_outputs():
+    tensors = [draw(i, shape) for i, shape in enumerate(SHAPES.values())]
+    outputs = ctl.dot_product_attention(*tensors, query_seq_lengths=[5, 2, 0]).numpy()
+    expected = reference(*tensors) * (np.arange(5) < np.array([5, 2, 0])[:, None])[..., None, None]
+    np.testing.assert_allclose(outputs, expected, atol=1e-12)
+
+
+def test_wrong_shapes_are_one_line():
+    with pytest.raises(ctl.UsageError, match=r"got query \(1, 2, 3, 4\), key \(1, 2, 2, 4\)"):
+        ctl.dot_product_attention(*(np.ones([1, 2, n, 4]) for n in (3, 2, 2)))
+
+
+class Model(tf_keras.Model):
+    """Two layers of attention, made by a subclass of the test."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.embed = tf_keras.layers.Dense(WIDTH)
+        self.parts = [make() for _ in range(2)]
+
+    def call(self, x, training=None):
+        x = self.embed(x)
+        for part in self.parts:
+            x += part(x, training)
+        return x
+
+
+class Part(tf_keras.layers.Layer):
+    def __init__(self, call, **options):
+        super().__init__()
+        self.attention = tf_keras.layers.MultiHeadAttention(2, 8, **options)
+        self.own_call = call
+
+    def call(self, x, training):
+        return self.own_call(self.attention, x, training)
+
+
+class Keras3Part(keras.layers.Layer):
+    def __init__(self, make):
+        super().__init__()
+        self.attention = make()
+
+    def call(self, x):
+        return self.attention(x, x, use_causal_mask=True)
+
+
+class Trainer(ctl.StandardTrainer):
+    make, length, rows = None, LENGTH, 4
+
+    def build_model(self):
+        return self.make()
+
+    def build_dataset(self, split, input_context):
+        x = draw(0, [self.rows, self.length, 3]).astype(np.float32)
+        return ctl.data.arrays({"x": x, "label": x[..., 0]})
+
+    def per_example_loss(self, batch, outputs):
+        return tf.reduce_mean(tf.square(batch["label"] - outputs[..., 0]), axis=1)
+
+
+def causal(layer, x, training):
+    return layer(x, x, use_causal_mask=True, training=training)
+
+
+def padded(layer, x, training):
+    return layer(x, x, attention_mask=x[:, None, :, 0] < 3, training=training)
+
+
+def with_scores(layer, x, training):
+    return layer(x, x, return_attention_scores=True)[0]
+
+
+class Own(tf_keras.layers.Layer):
+    def __init__(self, **arguments):
+        super().__init__()
+        self.projections = [tf_keras.layers.Dense(n * 8) for n in (4, 2, 2)]
+        self.arguments, self.out = arguments, tf_keras.layers.Dense(WIDTH)
+
+    def call(self, x, training):
+        q, k, v = (
+            tf.reshape(dense(x), [-1, x.shape[1], n, 8])
+            for dense, n in zip(self.projections, (4, 2, 2), strict=True)
+        )
+        y = ctl.dot_product_attention(q, k, v, **self.arguments)
+        return self.out(tf.reshape(y, [-1, x.shape[1], 32]))
+
+
+class OneHead(tf_keras.layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.attention = tf_keras.layers.Attention(use_scale=True)
+
+    def call(self, x, training):
+        return self.attention([x, x], use_causal_mask=True)
+
+
+def from_keras3(make):
+    def build():
+        inputs = keras.Input([LENGTH, 3])
+        x = keras.layers.Dense(WIDTH)(inputs)
+        for _ in range(2):
+            x = x + Keras3Part(make)(x)
+        return keras.Model(inputs, x)
+
+    return build
+
+
+def from_parts(make):
+    return lambda: Model(make)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Pretends that XLA compiles for an H100."""
+    monkeypatch.setattr(attention, "capability", lambda: (9, 0))
+    monkeypatch.setattr(attention, "_try", lambda *form: "")
+
+
+def program(make, *, length=LENGTH, **options):
+    """Returns the program of XLA that the loop of a trainer would run on a GPU."""
+    cls = type("T", (Trainer,), {"make": staticmethod(make), "length": length})
+    trainer = cls(
+        strategy=testing.make_strategy(1),
+        global_batch_size=4,
+        optimizer=lambda: tf_keras.optimizers.SGD(0.1),
+        options=ctl.TrainerOptions(**{"precision": "bfloat16", "xla": "loop", **options}),
+    )
+    engine = engine_of(trainer)
+    engine.prepare_loop(2)
+    with engine.trace_scope():
+        trainer.train_loop_begin()
+        arguments = next(iter(trainer.train_dataset)), tf.constant(0)
+        loop = engine.compiled_loop.usual_program()
+        return loop.experimental_get_compiler_ir(*arguments)(stage="hlo")
+
+
+def count(text):
+    """Returns the forward and backward calls of the kernel, and the matrices of length x length."""
+    calls = re.findall(r'custom_call_target="__cudnn\$fmha\w*"', text)
+    backward = sum("Backward" in call for call in calls)
+    matrices = re.findall(rf"\b(?:bf16|f16|f32)\[[\d,]*\b{LENGTH},{LENGTH}\]", text)
+    return len(calls) - backward, backward, len(matrices)
+
+
+@pytest.mark.parametrize(
+    ("make", "calls"),
+    [
+        (from_parts(lambda: Part(causal)), 2),
+        (from_parts(lambda: Own(is_causal=True, key_value_seq_lengths=[9, 9, 9, 9])), 2),
+        (from_keras3(lambda: keras.layers.MultiHeadAttention(2, 8)), 2),
+        pytest.param(
+            from_keras3(lambda: keras.layers.GroupQueryAttention(8, 4, 2)),
+            2,
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_compiled_step_has_one_forward_and_one_backward_kernel_per_layer(
+    gpu, caplog, make, calls
+):
+    assert count(program(make)) == (calls, calls, 0)
+    assert "combines rows" not in caplog.text  # the check of row coupling knows the operation
+
+
+@pytest.mark.slow
+def test_attention_with_one_head_uses_the_kernel(gpu):
+    # Its scores are computed before, and XLA removes them because nobody reads them.
+    assert count(program(from_parts(OneHead)))[:2] == (2, 2)
+
+
+def test_micro_batches_and_float16_use_the_kernel_and_a_mask_is_a_bias(gpu):
+    text = program(from_parts(lambda: Part(padded)), precision="float16", micro_batches=2)
+    forward, backward, _ = count(text)
+    assert (forward, backward) == (4, 4) and "fmhaScaleBiasSoftmax" in text
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (from_parts(lambda: Part(causal)), {"precision": "float32"}),
+        (from_parts(lambda: Part(causal)), {"fused_attention": "off"}),
+        (from_parts(lambda: Part(causal, dropout=0.1)), {}),
+        (from_parts(lambda: Part(with_scores)), {}),
+        (from_parts(lambda: Part(padded)), {"length": LENGTH + 1}),
+        (from_parts(lambda: Part(causal)), {"length": LENGTH // 2}),
+    ],
+)
+def test_other_attention_is_the_formula(gpu, make, options):
+    assert count(program(make, **options))[:2] == (0, 0)
+
+
+def test_a_kernel_that_is_missing_is_the_formula_and_one_line(monkeypatch, caplog):
+    monkeypatch.setattr(attention, "capability", lambda: (9, 0))  # but this machine has no GPU
+    attention._try.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        assert count(program(from_parts(lambda: Part(causal))))[:2] == (0, 0)
+    attention._try.cache_clear()
+    assert caplog.text.count("The fused attention of cuDNN is not used: ") == 1
+
+
+def test_the_trial_accepts_right_results_and_rejects_wrong_ones(monkeypatch):
+    form = (tf.bfloat16, 64, 64, 4, 2, 64, True, True, True, True)
+    monkeypatch.setattr(attention, "kernel", attention._formula)
+    assert attention._try.__wrapped__(*form) == ""
+    monkeypatch.setattr(attention, "kernel", lambda each: 1.1 * attention._formula(each))
+    assert "its results are off by 0.1" in attention._try.__wrapped__(*form)
+
+
+def test_the_causal_mask_is_recognized_in_a_product():
+    @tf.function
+    def split(padding, own):
+        i, j = tf.range(4)[:, None], tf.range(4)
+        causal = tf.broadcast_to((i >= j)[None], [2, 4, 4])
+        keras_hub = tf.minimum(tf.cast(padding[:, None], tf.int32), tf.cast(causal, tf.int32))
+        masks = (causal, padding[:, None] & causal, tf.cast(keras_hub, tf.bool), own & causal, own)
+        for mask in masks:
+            found.append(keras_attention._split_mask(tf.expand_dims(mask, 1), 4, 4))
+        unknown = tf.cast(
+            tf.minimum(tf.cast(own, tf.int32) - 1, tf.cast(causal, tf.int32)), tf.bool
+        )
+        found.append(keras_attention._split_mask(unknown[:, None], 4, 4))
+
+    found = []
+    split(tf.ones([2, 4], tf.bool), tf.ones([2, 4, 4], tf.bool))
+    assert [is_causal for is_causal, _ in found] == [True, True, True, True, False, False]
+    assert [rest is None for _, rest in found] == [True, False, False, False, False, False]
+
+
+def test_the_fields_of_the_call_are_those_of_the_installed_tensorflow():
+    folder = pathlib.Path(tf.sysconfig.get_include())
+    header = (folder / "xla/service/gpu/backend_configs.pb.h").read_text()
+    known = set(re.findall(r"k(\w+)FieldNumber", header))
+    query = tf.zeros([1, 4, 2, 8], tf.bfloat16)
+    used = set()
+    for backward in (False, True):
+        each = attention.Attention(query, query, query, None, None, 1.0, True)
+        used |= {*json.loads(attention._backend_config(each, backward=backward))[CONFIG]}
+    missing = {name for name in used if name.title().replace("_", "") not in known}
+    assert len(used) == 15
+    # A version that lacks a field does not parse the call, so that the trial chooses the formula.
+    assert missing == ({"max_seg_per_batch"} if tf.__version__.startswith("2.18") else set())
+
+
+class Lengths(Trainer):
+    """Attention of each row to its own number of keys, in float64."""
+
+    rows = 10
+
+    def build_model(self):
+        return Model(lambda: Own(is_causal=True))
+
+    def build_dataset(self, split, input_context):
+        x = draw(0, [self.rows, 6, 3])
+        return ctl.data.arrays({"x": x, "label": x[..., 0], "length": np.arange(10) % 7})
+
+    def forward(self, batch, training):
+        for part in self.model.parts:
+            part.arguments = {"key_value_seq_lengths": batch["length"], "is_causal": True}
+        return self.model(batch["x"], training=training)
+
+
+@pytest.mark.parametrize(("replicas", "parts"), [(2, 1), (4, 1), (1, 2)])
+def test_the_update_is_that_of_one_replica_on_uneven_and_empty_shares(replicas, parts):
+    weights = []
+    for count_, micro_batches in ((1, 1), (replicas, parts)):
+        tf_keras.utils.set_random_seed(1)
+        trainer = Lengths(
+            strategy=testing.make_strategy(count_),
+            global_batch_size=5,
+            optimizer=lambda: tf_keras.optimizers.Adam(1e-2),
+            options=ctl.TrainerOptions(precision="float64", micro_batches=micro_batches),
+        )
+        trainer.train(tf.constant(8))
+        weights.append([testing.copies(trainer.strategy, v) for v in trainer.model.variables])
+    for (one,), copies in zip(*weights, strict=True):
+        for copy in copies:
+            np.testing.assert_allclose(copy, one, rtol=0, atol=1e-10)
