@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 import tensorflow as tf
 
 import ctl
+from ctl import main
 from ctl.loop.checkpoints.warm_start import describe
 from ctl.loop.writers.writer import Writer
 from tests import child
@@ -155,6 +156,14 @@ def test_language_model(folder):
         )
     _, trained, _ = train("language-model")
     assert 4 < trained["loss"] < 7  # about log 257 at first
+
+
+def test_transformer(folder, capsys):
+    _, trained, evaluated = train("transformer")
+    assert 4 < trained["loss"] < 7 and evaluated["loss"] > 0  # about log 256 at first
+    assert main.run(["ctl", "explain", "my_model.py"]) == 0
+    (rows,) = blocks("recipes/transformer", "text")
+    assert set(rows.splitlines()) <= set(capsys.readouterr().out.splitlines())
 
 
 def test_curriculum(folder):

@@ -198,3 +198,47 @@ def test_the_complete_config_is_printed_after_the_rows(explain):
     _, out = explain("train.steps=77")
     config = out.partition("config:")[2]
     assert "steps: 77" in config and "dropout: 0.3" in config and "global_batch_size: 7" in config
+
+
+ATTENTION = """
+import numpy as np
+import tf_keras
+import ctl
+
+
+class Trainer(ctl.StandardTrainer):
+    def build_model(self):
+        layers = tf_keras.layers
+        x = inputs = layers.Input([256, 8])
+        x = layers.MultiHeadAttention(2, 8, name="first")(x, x, use_causal_mask=True)
+        x = layers.MultiHeadAttention(2, 8, dropout=0.1, name="second")(x, x)
+        return tf_keras.Model(inputs, x)
+
+    def build_dataset(self, split, input_context):
+        return ctl.data.arrays({"x": np.zeros([8, 256, 8], np.float32)})
+
+    def per_example_loss(self, batch, outputs):
+        return outputs[:, 0, 0]
+
+
+def get_config():
+    return ctl.config(trainer="experiment.py:Trainer", data=dict(global_batch_size=4),
+                      runtime=dict(precision="bfloat16"))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flags", "form"),
+    [
+        ([], "formula (XLA does not compile it for a GPU)"),
+        (["--config.runtime.fused_attention=off"], "formula (runtime.fused_attention=off)"),
+    ],
+)
+def test_each_attention_has_its_form_and_the_reason(tmp_path, monkeypatch, capsys, flags, form):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "experiment.py").write_text(ATTENTION)
+    assert main.run(["ctl", "explain", "experiment.py", *flags]) == 0
+    (row,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith("attention "))
+    dropout = "formula (attention dropout, whose masks the kernel cannot key by row): second"
+    assert row.split(None, 1)[1] == f"{form}: first; {dropout}"

@@ -59,9 +59,9 @@ def _count_graph(graph: tf.Graph, *, loops: int) -> int:
 
 
 def _count_operation(operation: tf.Operation, *, loops: int) -> int:
-    if operation.type.startswith(_OPAQUE):
-        raise _UnknownError
     counter = _COUNTERS.get(operation.type)
+    if operation.type.startswith(_OPAQUE) and not counter:
+        raise _UnknownError
     if counter:
         # TensorFlow adds the gradient of the data to the graph too, and removes it before it runs.
         outputs = {id(tensor) for tensor in getattr(operation.graph, "outputs", ())}
@@ -126,6 +126,16 @@ def _count_convolution(operation: tf.Operation) -> int:
     return 2 * _size(output) * window
 
 
+def _count_attention(operation: tf.Operation) -> int:
+    """Counts the products of the formula: two in the forward pass, and four in the backward pass."""
+    module = operation.get_attr("module")
+    if b"__cudnn$fmha" not in module:
+        raise _UnknownError
+    query, key = operation.inputs[0].shape, operation.inputs[1].shape
+    products = 4 if b"Backward" in module else 2
+    return products * 2 * _size(query) * key[1]
+
+
 _CONVOLUTIONS = (
     *(f"Conv2D{end}" for end in ("", "BackpropInput", "BackpropFilter")),
     *(f"Conv3D{end}" for end in ("", "BackpropInputV2", "BackpropFilterV2")),
@@ -134,5 +144,6 @@ _CONVOLUTIONS = (
 _COUNTERS = {
     **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), _count_matmul),
     "Einsum": _count_einsum,
+    "XlaCallModule": _count_attention,
     **dict.fromkeys(_CONVOLUTIONS, _count_convolution),
 }

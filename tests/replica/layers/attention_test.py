@@ -14,6 +14,7 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.replica.layers import attention, keras_attention
+from ctl.replica.step import flops
 from ctl.replica.step.engine import engine_of
 
 LENGTH, WIDTH = 256, 16
@@ -286,6 +287,23 @@ def test_the_trial_accepts_right_results_and_rejects_wrong_ones(monkeypatch):
     assert attention._try.__wrapped__(*form) == ""
     monkeypatch.setattr(attention, "kernel", lambda each: 1.1 * attention._formula(each))
     assert "its results are off by 0.1" in attention._try.__wrapped__(*form)
+
+
+def test_the_kernel_counts_as_many_flops_as_the_formula(gpu):
+    counts = []
+    for compute in (attention.kernel, attention._formula):
+
+        @tf.function(jit_compile=True)
+        def run(query, key, compute=compute):
+            with tf.GradientTape() as tape:
+                tape.watch([query, key])
+                outputs = compute(attention.Attention(query, key, key, None, None, 1.0, True))
+            return outputs, tape.gradient(outputs, [query, key])
+
+        spec = [tf.TensorSpec([2, n, 3, 8], tf.bfloat16) for n in (256, 512)]
+        counts.append(flops._count_graph(run.get_concrete_function(*spec).graph, loops=0))
+    # Products of 2 x 3 x 256 x 512 sums of 8 numbers: two forward, four backward.
+    assert counts == [6 * 2 * 2 * 3 * 256 * 512 * 8] * 2
 
 
 def test_the_causal_mask_is_recognized_in_a_product():
