@@ -140,7 +140,8 @@ def test_from_config_reads_every_option_from_its_key():
         if field.name not in ("data", "model")
     }
     assert values == dict(
-        seed=3, precision="float16", loss_scale=8.0, xla="loop", placement="device", fused_attention="off",
+        seed=3, precision="float16", loss_scale=8.0, xla="loop", placement="device",
+        fused_attention="off",
         logical_shards=4, allow_unkeyed_random=True, all_reduce_dtype="bfloat16",
         compression="", compression_rank=0, compression_start=0,
         allow_row_coupling=True,

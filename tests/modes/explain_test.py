@@ -209,13 +209,13 @@ import ctl
 class Trainer(ctl.StandardTrainer):
     def build_model(self):
         layers = tf_keras.layers
-        x = inputs = layers.Input([256, 8])
+        x = inputs = layers.Input([512, 8])
         x = layers.MultiHeadAttention(2, 8, name="first")(x, x, use_causal_mask=True)
         x = layers.MultiHeadAttention(2, 8, dropout=0.1, name="second")(x, x)
         return tf_keras.Model(inputs, x)
 
     def build_dataset(self, split, input_context):
-        return ctl.data.arrays({"x": np.zeros([8, 256, 8], np.float32)})
+        return ctl.data.arrays({"x": np.zeros([8, 512, 8], np.float32)})
 
     def per_example_loss(self, batch, outputs):
         return outputs[:, 0, 0]

@@ -17,7 +17,7 @@ from ctl.replica.layers import attention, keras_attention
 from ctl.replica.step import flops
 from ctl.replica.step.engine import engine_of
 
-LENGTH, WIDTH = 256, 16
+LENGTH, WIDTH = 512, 16
 CONFIG = "cudnn_fmha_backend_config"
 SHAPES = {"query": [3, 5, 4, 2], "key": [3, 6, 2, 2], "value": [3, 6, 2, 3]}
 
