@@ -359,7 +359,10 @@ class Lengths(Trainer):
         return self.model(batch["x"], training=training)
 
 
-@pytest.mark.parametrize(("replicas", "parts"), [(2, 1), (4, 1), (1, 2)])
+@pytest.mark.parametrize(
+    ("replicas", "parts"),
+    [(2, 1), *(pytest.param(*each, marks=pytest.mark.slow) for each in [(4, 1), (1, 2)])],
+)
 def test_the_update_is_that_of_one_replica_on_uneven_and_empty_shares(replicas, parts):
     weights = []
     for count_, micro_batches in ((1, 1), (replicas, parts)):

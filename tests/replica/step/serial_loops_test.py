@@ -47,13 +47,21 @@ def lines(cls, optimizer, batch=80, **options):
 @pytest.mark.parametrize(
     ("cls", "optimizer", "options"),
     [
-        (TwoTowerTrainer, tf_keras.optimizers.Adagrad(0.1), {"model": TWO_TOWER}),
+        pytest.param(
+            *(TwoTowerTrainer, tf_keras.optimizers.Adagrad(0.1), {"model": TWO_TOWER}),
+            marks=pytest.mark.slow,
+        ),
         (
             TwoTowerTrainer,
             tf_keras.optimizers.Adam(0.1),
             {"model": TWO_TOWER, "clip": ctl.Clip(global_norm=1.0), "norms": "global"},
         ),
-        (CharLmTrainer, tf_keras.optimizers.AdamW(1e-3), {"model": CHAR_LM, "data": {"dir": ""}}),
+        pytest.param(
+            CharLmTrainer,
+            tf_keras.optimizers.AdamW(1e-3),
+            {"model": CHAR_LM, "data": {"dir": ""}},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_the_step_of_a_model_with_embeddings_has_no_serial_loop(cls, optimizer, options):
