@@ -159,6 +159,13 @@ def main():
     networks = [
         ("resnet50, float16", resnet50, image, 1000, {**size, "dtype": half}),
         ("transformer, bfloat16", Transformer, text, 256, {**few, "dtype": torch.bfloat16}),
+        (
+            "transformer, bfloat16, batch 64",
+            Transformer,
+            text,
+            256,
+            {**few, "batch": 2 * few["batch"], "dtype": torch.bfloat16},
+        ),
         ("mnist256, float32", mnist, digit, 10, {**many, "dtype": torch.float32}),
     ]
     ways = [(False, "eager"), (True, "compiled")]

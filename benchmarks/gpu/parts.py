@@ -43,6 +43,7 @@ PARTS = {
     "mnist_float32": Part("speed:measure_mnist_float32", 130),
     "resnet50": Part("speed:measure_resnet50", 210),
     "transformer": Part("transformer:measure", 90),
+    "attention": Part("attention:measure", 120),
     "jax": Part("speed:measure_jax", 60),
     "mnist_float16": Part("speed:measure_mnist_float16", 110),
     "torch": Part("speed:measure_torch", 120),

@@ -53,5 +53,8 @@ def _measure(report: Report, precision: str, batch: int) -> None:
         model_flops_per_step=flops,
         utilization=round(flops / step / peak, 4) if flops and peak else None,
         first_loop_seconds=round(first, 1),
+        peak_gib=round(tf.config.experimental.get_memory_info("GPU:0")["peak"] / 2**30, 1)
+        if devices.GPU
+        else None,
         xla=xla,
     )
