@@ -15,7 +15,7 @@ from ctl.optimizers.arguments import CLIPPING
 from ctl.private.tensorflow import gen_xla_ops
 from ctl.replica.arithmetic.snapshot import Snapshot
 from ctl.replica.graphs.assignments import OPTIMIZER_UPDATE
-from ctl.replica.graphs.ops import is_compiled
+from ctl.replica.graphs.ops import is_compiled, is_compiled_for_gpu
 
 _SMALL = 2**16  # elements of the gradient of a bias or of the factor of a normalization, at most
 Gradient: TypeAlias = Any  # a tf.Tensor, tf.IndexedSlices, or None; TensorFlow has no type hints
@@ -54,12 +54,15 @@ def finite_flags(gradients: Sequence[Gradient], loss: tf.Tensor) -> tf.Tensor:
     """
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
     values = [tf.constant(0.0) if value is None else value for value in (loss, *values)]
-    if is_compiled():
-        # XLA would compute the sum of the gradient of a bias, which is a sum over rows, from all rows
-        # again. It would not do so for kernels, whose sums it merges with their updates.
-        values = [
-            gen_xla_ops.xla_optimization_barrier([v])[0] if _is_small(v) else v for v in values
-        ]
+    # XLA computes the sum of the gradient of a bias, which is a sum over rows, from all rows again. That
+    # costs a GPU one pass per bias; on CPUs the barrier costs more. XLA merges the sums of kernels with
+    # their updates.
+    values = [
+        gen_xla_ops.xla_optimization_barrier([v])[0]
+        if _is_small(v) and is_compiled_for_gpu(v)
+        else v
+        for v in values
+    ]
     # The sum of a 16-bit gradient could overflow in its own dtype.
     wide = [value if value.dtype.size > 2 else tf.cast(value, tf.float32) for value in values]
     dtype = max((value.dtype for value in wide), key=lambda dtype: dtype.size)

@@ -140,3 +140,9 @@ def is_compiled() -> bool:
         return False
     graph = tf.compat.v1.get_default_graph()
     return bool(control_flow_util.GraphOrParentsInXlaContext(graph))
+
+
+def is_compiled_for_gpu(tensor: tf.Tensor) -> bool:
+    """Returns whether XLA compiles the operation of a tensor for a GPU."""
+    has_gpu = bool(tf.config.list_physical_devices("GPU"))
+    return has_gpu and is_compiled() and "CPU" not in tensor.device

@@ -1,4 +1,4 @@
-"""The GELU of steps that XLA compiles in 16 bits, with a gradient that needs its input alone.
+"""The GELU of steps in 16 bits that XLA compiles for a GPU, with a gradient that needs its input alone.
 
 For the gradient of `tf.nn.gelu` (Hendrycks and Gimpel 2016, arXiv:1606.08415) XLA stores erfc and a
 product besides the input. These are the largest tensors of a Transformer.
@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from ctl.private.tensorflow import gen_xla_ops
 from ctl.replica.arithmetic import row_mask
-from ctl.replica.graphs.ops import is_compiled
+from ctl.replica.graphs.ops import is_compiled_for_gpu
 
 _MODULES = (tf.nn, tf.compat.v2.nn)  # by which Keras 3 and tf_keras call it
 
@@ -26,7 +26,8 @@ def replace() -> None:
     @functools.wraps(original)
     def gelu(features: Any, approximate: bool = False, name: str | None = None) -> tf.Tensor:
         is_short = tf.is_tensor(features) and features.dtype in (tf.bfloat16, tf.float16)
-        if is_short and not approximate and row_mask.current() is not None and is_compiled():
+        is_step = is_short and not approximate and row_mask.current() is not None
+        if is_step and is_compiled_for_gpu(features):
             return _gelu(features)
         return original(features, approximate, name)
 

@@ -5,7 +5,14 @@ import pytest
 import tensorflow as tf
 
 from ctl.replica.arithmetic import row_mask
+from ctl.replica.graphs import ops
 from ctl.replica.layers import gelu
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch):
+    """Pretends that XLA compiles for a GPU."""
+    monkeypatch.setattr(gelu, "is_compiled_for_gpu", lambda tensor: ops.is_compiled())
 
 
 def compute(x, *, approximate=False, step=True):
