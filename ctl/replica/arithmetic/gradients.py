@@ -269,8 +269,11 @@ def sum_rows(gradient: Gradient) -> Gradient:
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     indices, values = gradient.indices, gradient.values
-    if is_compiled():
-        # XLA makes a loop of one iteration per index of `tf.unique`, and none of a sort.
+    if getattr(indices, "_ctl_distinct", False):
+        return gradient
+    if is_compiled() and indices.shape.is_fully_defined():
+        # XLA makes a loop of one iteration per index of `tf.unique`, and none of a sort. It sorts the
+        # padding of a number of indices that is not static among them.
         order = tf.argsort(indices, stable=True)
         indices, values = tf.gather(indices, order), tf.gather(values, order)
         is_first = tf.concat([tf.fill([1], True), indices[1:] != indices[:-1]], axis=0)
@@ -279,6 +282,8 @@ def sum_rows(gradient: Gradient) -> Gradient:
     else:
         indices, position = tf.unique(indices)
     values = tf.math.unsorted_segment_sum(values, position, tf.size(indices))
+    if not tf.executing_eagerly():
+        indices._ctl_distinct = True  # an optimizer would sum the rows of clipped gradients again
     return tf.IndexedSlices(values=values, indices=indices, dense_shape=gradient.dense_shape)
 
 

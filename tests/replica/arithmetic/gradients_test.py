@@ -185,12 +185,16 @@ def test_compiled_sums_of_rows_have_no_loop():
 
     def total(values, ids):
         rows = gradients.sum_rows(tf.IndexedSlices(values, ids, tf.constant([9, 2])))
+        rows = gradients.sum_rows(gradients.map_values(rows, lambda v: v * 1.0))  # as after a clip
         return tf.scatter_nd(rows.indices[:, None], rows.values, [9, 2]), tf.size(rows.indices)
 
     compiled = tf.function(total, jit_compile=True)
     sums, count = compiled(values, ids)
     np.testing.assert_allclose(sums, tf.math.unsorted_segment_sum(values, ids, 9), atol=1e-12)
     assert count == 3 and total(values, ids)[1] == 3
+    # A number of indices that is known only when the step runs.
+    some = tf.function(lambda v, i: total(v[i < 7], i[i < 7]), jit_compile=True)
+    np.testing.assert_allclose(some(values, ids)[0][:7], sums[:7], atol=1e-12)
     program = compiled.experimental_get_compiler_ir(values, ids)(stage="optimized_hlo")
     assert " while(" not in program
 

@@ -54,7 +54,7 @@ def lines(cls, optimizer, batch=80, **options):
         (
             TwoTowerTrainer,
             tf_keras.optimizers.Adam(0.1),
-            {"model": TWO_TOWER, "clip": ctl.Clip(global_norm=1.0), "norms": "global"},
+            {"model": TWO_TOWER},
         ),
         pytest.param(
             CharLmTrainer,
