@@ -122,10 +122,10 @@ def describe_serial_loops(trainer: StandardTrainer) -> Iterator[str]:
     if loop is None:
         return
     chunk = next(iter(engine.training_data(int(trainer.global_step.numpy()))))
-    for found in serial_loops.find(loop.usual_program(), (chunk, tf.constant(0))):
+    for each in serial_loops.find(loop.usual_program(), (chunk, tf.constant(0))):
         yield (
-            f"{found.line or found.name}: XLA makes a loop of {found.iterations:,} iterations per step "
-            f"of {found.name.rpartition('/')[2]}. Sort instead of tf.unique; cut a recurrence short."
+            f"{each.line or each.name}: XLA makes a loop of {each.iterations:,} iterations per step "
+            f"of {each.name.rpartition('/')[2]}. Sort instead of tf.unique; cut a recurrence short."
         )
 
 

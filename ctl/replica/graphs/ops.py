@@ -144,5 +144,5 @@ def is_compiled() -> bool:
 
 def is_compiled_for_gpu(tensor: tf.Tensor) -> bool:
     """Returns whether XLA compiles the operation of a tensor for a GPU."""
-    has_gpu = bool(tf.config.list_physical_devices("GPU"))
-    return has_gpu and is_compiled() and "CPU" not in tensor.device
+    is_gpu = "CPU" not in tensor.device and bool(tf.config.list_logical_devices("GPU"))
+    return is_compiled() and is_gpu

@@ -35,6 +35,7 @@ _EXCLUDED = {tf.bfloat16: -(2.0**41), tf.float16: -(2.0**15)}
 # 1,024 x 1,024, and more time for 384 x 384; nothing between was measured.
 LEAST_PRODUCT = 512 * 512
 NOT_COMPILED = "XLA does not compile it for a GPU"
+_TRIAL_LENGTH = 1024
 _TOLERANCE = 0.05  # of a first trial, relative; right results in bfloat16 differ by 0.006
 OBSERVED: contextvars.ContextVar[Any] = contextvars.ContextVar("observed", default=None)
 
@@ -182,7 +183,7 @@ def _find_static_obstacle(attention: Attention) -> str:
     ):
         return f"{width} numbers per head: the kernel has multiples of 8 up to 128 (Hopper: 256)"
     if length * key_length < LEAST_PRODUCT:
-        return f"short sequences ({length} x {key_length}): the formula is faster"
+        return f"short sequences ({length} x {key_length})"
     if has_bias and (length % 2 or key_length % 2):
         return f"a mask or bias for an odd length ({length} x {key_length})"
     if learns_bias and attention.bias.shape != [1, heads, length, key_length]:
@@ -198,8 +199,8 @@ def find_context_obstacle(query: tf.Tensor) -> str:
 
 @functools.cache
 def capability() -> tuple[int, int]:
-    """Returns the lowest compute capability of the GPUs; (0, 0) without one."""
-    gpus = tf.config.list_physical_devices("GPU")
+    """Returns the lowest compute capability of the GPUs; (0, 0) without one that TensorFlow uses."""
+    gpus = tf.config.list_logical_devices("GPU") and tf.config.list_physical_devices("GPU")
     details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
     return min((each.get("compute_capability", (0, 0)) for each in details), default=(0, 0))
 
@@ -210,7 +211,9 @@ def _try(dtype: tf.DType, *form: Any) -> str:
 
     A version of TensorFlow or cuDNN may not support a form, or may read a field in another way.
     """
-    length, key_length, heads, key_heads, width, has_bias, learns_bias, is_causal, pads = form
+    # The formula needs memory for matrices of length x length, so a long sequence is shortened.
+    length, key_length = (min(n, _TRIAL_LENGTH + n % 2) for n in form[:2])
+    heads, key_heads, width, has_bias, learns_bias, is_causal, pads = form[2:]
 
     def compute(function: Callable[[Attention], tf.Tensor], tensors: Sequence[tf.Tensor]) -> Any:
         query, key, value, weights, bias = tensors
@@ -251,7 +254,9 @@ def _try(dtype: tf.DType, *form: Any) -> str:
 def kernel(attention: Attention) -> tf.Tensor:
     """Computes an attention without an obstacle."""
     length, key_length, heads, key_heads, width, has_bias, learns_bias, *_ = attention.form
-    rows, dtype, lengths = attention.query.shape[0], attention.query.dtype, attention.lengths or ()
+    rows, dtype = attention.query.shape[0], attention.query.dtype
+    # A row without any query has one for the kernel, whose output is dropped.
+    lengths = [tf.maximum(each, 1) for each in attention.lengths or ()]
     name = "__cudnn$fmhaScaleBiasSoftmax" if has_bias else "__cudnn$fmhaSoftmax"
     outer, inner = (rows, length, heads, width), (rows, key_length, key_heads, width)
 

@@ -281,6 +281,21 @@ def test_a_kernel_that_is_missing_is_the_formula_and_one_line(monkeypatch, caplo
     assert caplog.text.count("The fused attention of cuDNN is not used: ") == 1
 
 
+def test_the_trial_of_a_long_sequence_is_short(monkeypatch):
+    shapes = []
+
+    def formula(each):
+        shapes.append(each.query.shape[1:2] + each.key.shape[1:2])
+        return original(each)
+
+    original = attention._formula
+    monkeypatch.setattr(attention, "kernel", original)
+    monkeypatch.setattr(attention, "_formula", formula)
+    form = (2**20 + 1, 300, 1, 1, 8, False, False, False, False)
+    assert attention._try.__wrapped__(tf.bfloat16, *form) == ""
+    assert shapes == [[1025, 300]]
+
+
 def test_the_trial_accepts_right_results_and_rejects_wrong_ones(monkeypatch):
     form = (tf.bfloat16, 64, 64, 4, 2, 64, True, True, True, True)
     monkeypatch.setattr(attention, "kernel", attention._formula)
@@ -314,16 +329,16 @@ def test_the_causal_mask_is_recognized_in_a_product():
         keras_hub = tf.minimum(tf.cast(padding[:, None], tf.int32), tf.cast(causal, tf.int32))
         masks = (causal, padding[:, None] & causal, tf.cast(keras_hub, tf.bool), own & causal, own)
         for mask in masks:
-            found.append(keras_attention._split_mask(tf.expand_dims(mask, 1), 4, 4))
+            splits.append(keras_attention._split_mask(tf.expand_dims(mask, 1), 4, 4))
         unknown = tf.cast(
             tf.minimum(tf.cast(own, tf.int32) - 1, tf.cast(causal, tf.int32)), tf.bool
         )
-        found.append(keras_attention._split_mask(unknown[:, None], 4, 4))
+        splits.append(keras_attention._split_mask(unknown[:, None], 4, 4))
 
-    found = []
+    splits = []
     split(tf.ones([2, 4], tf.bool), tf.ones([2, 4, 4], tf.bool))
-    assert [is_causal for is_causal, _ in found] == [True, True, True, True, False, False]
-    assert [rest is None for _, rest in found] == [True, False, False, False, False, False]
+    assert [is_causal for is_causal, _ in splits] == [True, True, True, True, False, False]
+    assert [rest is None for _, rest in splits] == [True, False, False, False, False, False]
 
 
 def test_the_fields_of_the_call_are_those_of_the_installed_tensorflow():
