@@ -10,7 +10,6 @@ from typing import Any
 
 from ml_collections import config_dict
 
-from ctl import optimizers
 from ctl.configs import durations
 from ctl.configs.keys import BY_NAME
 from ctl.configs.values import SERVERS
@@ -96,7 +95,6 @@ class RunParts:
             is_chief=self.is_chief,
             has_own_folder=self.workdir.bucket is not None,
             processes=self.processes,
-            on_restored=self._reset_learning_rate,
             partial=arguments.allow_partial_restore,
             reads_only=reads_only,
         )
@@ -242,15 +240,6 @@ class RunParts:
                 "blocking."
             )
         return one_process and writing in ("auto", "background")
-
-    def _reset_learning_rate(self) -> None:
-        """Resets a constant learning rate from the config; the checkpoint holds the old value."""
-        optimizer = self.config.optimizer
-        constant = optimizer.schedule == "constant" and not optimizer.warmup_steps
-        if constant and self.experiment.optimizer.called:
-            self.trainer.optimizer.learning_rate = optimizers.learning_rate(
-                optimizer, self.config.data.global_batch_size
-            )
 
 
 DRY_STEPS = 2  # of training, and of each evaluation

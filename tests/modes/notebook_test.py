@@ -119,7 +119,7 @@ def test_learning_rate_of_a_changed_config_replaces_the_one_that_was_set(make, m
     arguments = make_arguments(keys, allow_config_change=True)
     assert train.train(arguments) == DONE
     notes = json.loads(pathlib.Path("run/checkpoints/ckpt-10.whole").read_text()).get("notes", {})
-    assert "LearningRate" not in notes.get("actions", {})
+    assert "learning_rate" not in notes["actions"]["LearningRate"]
 
 
 def test_learning_rate_must_be_a_positive_number_and_steps_a_length(make):

@@ -10,6 +10,7 @@ import ctl
 from ctl.errors import UsageError
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.lock import RunLock
+from ctl.loop.reporter import learning_rates
 from ctl.loop.workdir import Workdir
 from ctl.modes import DONE, STOPPED, train
 from ctl.modes.run import RunParts, _temporary_workdir
@@ -74,17 +75,94 @@ def test_every_process_has_the_rollbacks_of_the_chief(make_arguments, is_chief):
     assert policy.steps == [13, 31]
 
 
-@pytest.mark.parametrize(("schedule", "rate"), [("constant", 0.5), ("cosine", 0.25)])
-def test_restored_run_gets_a_constant_learning_rate_from_the_config(make_arguments, schedule, rate):
-    keys = {"optimizer.schedule": "constant", "optimizer.learning_rate": 0.25}
-    saved = RunParts(make_arguments(keys))
-    path = saved.checkpoints.save()
-    saved.checkpoints.wait()
-    run = RunParts(make_arguments(keys | {"optimizer.learning_rate": 0.5}))
-    run.config = run.config.copy_and_resolve_references()
-    run.config.optimizer.schedule = schedule
-    run.checkpoints.restore(path)
-    assert float(run.trainer.optimizer.learning_rate) == rate
+RATES = """
+from experiment import *
+
+
+class Halved(Trainer):
+    def build_optimizer(self, optimizer):
+        made = optimizer()
+        made.learning_rate = made.learning_rate / 2
+        return made
+
+
+class Own(Trainer):
+    def build_optimizer(self, optimizer):
+        optimizer()
+        return tf_keras.optimizers.SGD(0.02)
+
+
+class Second(Trainer):
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        with self.build_scope():
+            self.others = [tf_keras.optimizers.SGD(self.optimizer.learning_rate / 4)]
+"""
+
+
+@pytest.fixture
+def make_rates(make_arguments, monkeypatch):
+    """Makes a run of one of the trainers above, and its controller; nothing is traced."""
+
+    def make(trainer, rate, keys):
+        experiments.write(".", {"rates.py": RATES})
+        keys = {"optimizer.name": "sgd", "optimizer.learning_rate": rate} | dict(keys)
+        run = RunParts(make_arguments(keys | {"trainer": f"rates.py:{trainer}"}))
+        return run.trainer, run.make_controller(actions=run.make_actions())
+
+    monkeypatch.syspath_prepend(pathlib.Path.cwd())
+    return make
+
+
+CUSTOM = "tests.optimizers.custom"
+
+
+@pytest.mark.parametrize(
+    ("trainer", "keys", "rates"),
+    [  # the rate after a resume with the same config, and with a rate of 0.5 instead of 0.25
+        ("Trainer", {}, (0.25, 0.5)),
+        ("Trainer", {"runtime.precision": "float16"}, (0.25, 0.5)),
+        ("Trainer", {"optimizer.name": f"{CUSTOM}:tenth"}, (0.025, 0.05)),
+        ("Trainer", {"optimizer.name": f"{CUSTOM}:decaying"}, (0.25, 0.5)),
+        ("Trainer", {"optimizer.schedule": "cosine"}, (0.25, 0.5)),
+        ("Halved", {"runtime.precision": "float64"}, (0.125, 0.25)),
+        ("Own", {}, (0.02, 0.02)),
+        ("Second", {"optimizer.name": f"{CUSTOM}:tenth"}, (0.025, 0.05)),
+    ],
+)
+@pytest.mark.parametrize("sets", [False, True])
+def test_resumed_run_has_the_rates_of_the_checkpoint_or_of_a_changed_optimizer(
+    make_rates, trainer, keys, rates, sets
+):
+    saved, controller = make_rates(trainer, 0.25, keys)
+    inner = getattr(saved.optimizer, "inner_optimizer", saved.optimizer)
+    sets = sets and not callable(inner._learning_rate)
+    if sets:  # as an action of the user may do
+        inner.learning_rate = 1e-3
+    controller.checkpoints.save(controller.actions.get_notes())
+    controller.checkpoints.wait()
+    for rate, expected in zip((0.25, 0.5), rates, strict=True):
+        resumed, controller = make_rates(trainer, rate, keys)
+        controller.restore_checkpoint()
+        kept = rate == 0.25 or expected == rates[0]
+        assert learning_rates(resumed)["learning_rate"] == pytest.approx(
+            1e-3 if sets and kept else expected
+        )
+        if trainer == "Second":
+            assert float(resumed.others[0].learning_rate) == pytest.approx(expected / 4)
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"), [({}, 0.5), ({"configured": 0.25}, 0.5), ({"configured": 0.5}, 0.1)]
+)
+def test_checkpoint_of_an_older_ctl_gets_the_rate_of_the_config(make_rates, state, expected):
+    _, controller = make_rates("Trainer", 0.25, {})
+    notes = {"actions": {"LearningRate": {**state, "learning_rate": 0.1, "step": 0}}}
+    controller.checkpoints.save(notes if state else None)
+    controller.checkpoints.wait()
+    resumed, controller = make_rates("Trainer", 0.5, {})
+    controller.restore_checkpoint()
+    assert float(resumed.optimizer.learning_rate) == pytest.approx(expected)
 
 
 def files():

@@ -15,6 +15,14 @@ def heavy_ball(learning_rate, friction=0.1):
     return tf_keras.optimizers.SGD(learning_rate, momentum=1 - friction)
 
 
+def tenth(learning_rate):
+    return tf_keras.optimizers.SGD(learning_rate / 10)
+
+
+def decaying(learning_rate):
+    return tf_keras.optimizers.SGD(halving(learning_rate, 10))
+
+
 def nothing(learning_rate):
     return None
 

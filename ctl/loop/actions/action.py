@@ -41,6 +41,9 @@ class Action:
     may_stop = True
     controller: Any = None
     stop_reason = ""
+    _reads_missing_state = (
+        False  # whether `set_state` is called with {} if a checkpoint has no state
+    )
 
     def check(self, evaluator: Any) -> None:
         """Checks that the action can work in this run; called before anything is written.
@@ -211,8 +214,8 @@ class ActionList:
         """Passes each action its state from the notes of a restored checkpoint, if there is one."""
         states = notes.get("actions", {})
         for name, action in self._actions.items():  # in the same order in all processes
-            if name in states:
-                action.set_state(states[name])
+            if name in states or action._reads_missing_state:
+                action.set_state(states.get(name, {}))
 
     def end(self) -> None:
         """Calls `end` of every action, in every process."""

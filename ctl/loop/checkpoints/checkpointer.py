@@ -47,7 +47,6 @@ class Checkpointer:
         has_own_folder: whether `directory` is a folder of this process alone, as the local folder of
             a run in an object store: every process then writes the checkpoints.
         processes: the processes of the run. By default this one only, or those of a step's strategy.
-        on_restored: called after a checkpoint was restored.
         partial: if a checkpoint does not match, restore the variables of the same name and shape.
         reads_only: nothing will be saved, so a checkpoint may have more than the trainer.
         rank: the sort key of steps, from the first to delete to the last; by default the step.
@@ -69,7 +68,6 @@ class Checkpointer:
         is_chief: bool = True,
         has_own_folder: bool = False,
         processes: ProcessGroup | None = None,
-        on_restored: Callable[[], None] | None = None,
         partial: bool = False,
         reads_only: bool = False,
         rank: Callable[[int], Any] | None = None,
@@ -101,7 +99,6 @@ class Checkpointer:
         self.has_own_folder = has_own_folder
         self._writes = is_chief or has_own_folder
         self._processes = processes or ProcessGroup()
-        self._on_restored = on_restored or (lambda: None)
         self._partial = partial
         self._reads_only = reads_only
         self._rank = rank
@@ -244,7 +241,6 @@ class Checkpointer:
                 if _is_damage(error):
                     raise DamagedCheckpoint(reason) from None
                 raise UsageError(_format_mismatch(path, reason)) from None
-        self._on_restored()
 
     def _options(self, **options: Any) -> tf.train.CheckpointOptions:
         spec = strategies.spec_of(self._trainer.strategy)
