@@ -28,6 +28,8 @@ def page(tmp_path_factory):
     names |= {
         "images": IMAGES,
         "labels": LABELS,
+        "noise": IMAGES.astype(np.float32),
+        "real": np.zeros((27, 4), np.float32),
         "WORKDIR": tmp_path_factory.mktemp("page"),
     }
     return pages.run("own-loop", **names)
@@ -64,3 +66,11 @@ def test_loop_over_a_data_loader_computes_the_update_of_one_device(page, float64
 def test_evaluation_of_the_page_has_every_example(page):
     assert page["results"]["examples"] == len(IMAGES)
     assert isinstance(page["step"], ctl.Step)
+
+
+def test_steps_of_the_gan_have_one_checkpoint(page):
+    steps = page["generator_step"], page["critic_step"]
+    for step in steps:
+        step.global_step.assign(0)
+    page["checkpoints"].all_restore_latest()
+    assert [step.global_step.numpy() for step in steps] == [20, 20]

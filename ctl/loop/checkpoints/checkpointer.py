@@ -1,7 +1,7 @@
 """Saves and restores a trainer, in checkpoints numbered by global step."""
 
 import atexit
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import errno
 import os
 import pathlib
@@ -14,11 +14,14 @@ import tensorflow as tf
 from ctl.errors import UsageError, list_some, type_name
 from ctl.hardware import quiet, selection, strategies
 from ctl.hardware.collectives import ProcessGroup
-from ctl.loop.checkpoints import matching
-from ctl.loop.checkpoints.files import CheckpointFiles
+from ctl.loop.checkpoints import matching, positions
+from ctl.loop.checkpoints.files import CheckpointFiles, read_notes
+from ctl.replica.keras3 import adapter
 from ctl.replica.step.engine import engine_of
 from ctl.step import Step
 from ctl.trainer import StandardTrainer
+
+_Trackable = tf.__internal__.tracking.Trackable
 
 
 class DamagedCheckpoint(Exception):
@@ -36,9 +39,17 @@ class Checkpointer:
 
     Every process of a run must call the same methods in the same order.
 
+    Several steps that train together, such as those of a GAN, are saved by one `Checkpointer`, so that
+    a kill never leaves them at different positions:
+
+        checkpoints = ctl.Checkpointer("runs/gan/checkpoints", [generator_step, critic_step])
+
+    A checkpoint then has the number of the largest `global_step`, and restores each step to its own.
+
     Args:
         directory: the folder, which need not exist.
-        trainer: the trainer, or the `ctl.Step` after `build`, whose state is saved and restored.
+        trainer: the trainer, or the `ctl.Step` after `build`, whose state is saved and restored; or a
+            list of them, in a fixed order, which may also contain models, optimizers and variables.
         keep: how many of the newest checkpoints are kept.
         keep_every: checkpoints at multiples of this number of steps are also kept; 0 for none.
         background: copy the values and return, while a thread writes them; for a run in one
@@ -60,7 +71,7 @@ class Checkpointer:
     def __init__(
         self,
         directory: str | pathlib.Path,
-        trainer: StandardTrainer | Step,
+        trainer: StandardTrainer | Step | Sequence[Any],
         *,
         keep: int = 3,
         keep_every: int = 0,
@@ -72,10 +83,22 @@ class Checkpointer:
         reads_only: bool = False,
         rank: Callable[[int], Any] | None = None,
     ):
-        if not reads_only and not isinstance(trainer, StandardTrainer | Step):
+        is_list = isinstance(trainer, list | tuple)
+        parts: list[Any] = [*trainer] if isinstance(trainer, list | tuple) else [trainer]
+        owners: list[Any] = [
+            p for p in parts if reads_only or isinstance(p, StandardTrainer | Step)
+        ]
+        allowed = (StandardTrainer, Step, *([_Trackable] if is_list else []))
+        wrong = [p for p in parts if not (reads_only or isinstance(adapter.adapt(p), allowed))]
+        if wrong or not owners:
+            got = type_name(wrong[0]) if wrong else "a list without one"
             raise UsageError(
-                f"ctl.Checkpointer(directory, trainer) got {type_name(trainer)}, but must get a "
-                "ctl.Step or a ctl.StandardTrainer: it saves their model and optimizer."
+                f"ctl.Checkpointer(directory, trainer) got {got}, but must get a ctl.Step or a "
+                "ctl.StandardTrainer, whose model and optimizer it saves, or a list of them."
+            )
+        if any(owner.strategy is not owners[0].strategy for owner in owners):
+            raise UsageError(
+                "ctl.Checkpointer saves steps of one strategy: pass them the same object."
             )
         # TensorFlow looks for a checkpoint by its path as a pattern, in which [ does not match itself.
         if re.search(r"[\[\\]", str(directory)):
@@ -86,12 +109,13 @@ class Checkpointer:
         self.directory = pathlib.Path(directory)
         self.files = CheckpointFiles(directory)
         self.unmatched: matching.Comparison | None = None
-        self._trainer = trainer
-        self._step = trainer.built() if isinstance(trainer, Step) else engine_of(trainer).step
-        items = trainer.state() if isinstance(trainer, Step) else trainer.checkpoint_items()
-        self._checkpoint = tf.train.Checkpoint(**items)
-        if isinstance(trainer, Step) and processes is None:
-            hardware = selection.of_strategy(trainer.strategy)
+        self._owners = owners
+        self._steps = [p.built() if isinstance(p, Step) else engine_of(p).step for p in owners]
+        positions.add(owners)
+        items = {str(i): _as_item(part) for i, part in enumerate(parts)}
+        self._checkpoint = tf.train.Checkpoint(**items if is_list else _items(owners[0]))
+        if isinstance(owners[0], Step) and processes is None:
+            hardware = selection.of_strategy(owners[0].strategy)
             is_chief, processes = hardware.is_chief, ProcessGroup(hardware)
         self._keep = keep
         self._keep_every = keep_every
@@ -126,8 +150,11 @@ class Checkpointer:
             notes: data that `files.notes` returns for it, in JSON types; the chief's notes are saved.
         """
         self._check_deferred()
-        self._step.check_not_averaged()
-        step = int(self._trainer.global_step.numpy())
+        for part in self._steps:
+            part.check_not_averaged()
+        step = max(int(owner.global_step.numpy()) for owner in self._owners)
+        if others := positions.of_others(self._owners):
+            notes = {**(notes or {}), "others": others}
         if not self._writes:
             # TensorFlow requires every process to save: reading a variable that has a value per
             # replica is a collective operation. These files are not needed.
@@ -228,7 +255,7 @@ class Checkpointer:
         """
         self.wait()  # a thread may still copy values of the trainer
         self.unmatched, self._deferred = None, []
-        with self._trainer.strategy.scope():
+        with self._owners[0].strategy.scope():
             try:
                 content = matching.CheckpointContent(path)
                 variables = matching.list_variables(self._checkpoint)
@@ -241,9 +268,10 @@ class Checkpointer:
                 if _is_damage(error):
                     raise DamagedCheckpoint(reason) from None
                 raise UsageError(_format_mismatch(path, reason)) from None
+        positions.check(self._owners, read_notes(path).get("others", {}), path)
 
     def _options(self, **options: Any) -> tf.train.CheckpointOptions:
-        spec = strategies.spec_of(self._trainer.strategy)
+        spec = strategies.spec_of(self._owners[0].strategy)
         # By default a parameter server writes its variables into its own file system.
         own = "/job:chief" if self.has_own_folder and spec.coordinated else ""
         device = spec.io_device or own
@@ -280,12 +308,13 @@ class Checkpointer:
         if not self._partial and not comparison.complete:
             raise UsageError(_format_mismatch(path, mismatch))
         restored = {id(variable.source) for variable, _ in comparison.pairs}
-        trainer = self._trainer
-        model = {id(variable.source) for variable in matching.list_variables(trainer.model)}
+        models = [v for owner in self._owners for v in matching.list_variables(owner.model)]
+        model = {id(variable.source) for variable in models}
         reason = "" if model & restored else "no variable of the model matches"
         # Without the counters the data order and the learning rate would start at zero, with weights
         # of a later step.
-        if not {id(trainer.global_step), id(trainer.optimizer.iterations)} <= restored:
+        counters = [(owner.global_step, owner.optimizer.iterations) for owner in self._owners]
+        if not {id(variable) for pair in counters for variable in pair} <= restored:
             reason = "the counters of steps and updates do not match"
         if reason:
             raise UsageError(
@@ -296,7 +325,7 @@ class Checkpointer:
         values = [(variable.source, content.value(saved)) for variable, saved in comparison.pairs]
         for variable, value in values:
             variable.assign(value)
-        for kept in (self._step.ema, self._step.update.compression):
+        for kept in [k for s in self._steps for k in (s.ema, s.update.compression)]:
             if kept:  # the run had none before, or had another model
                 kept.reset(keep=restored)
         self.unmatched = None if comparison.complete else comparison
@@ -338,6 +367,19 @@ class Checkpointer:
             tf.compat.v1.train.update_checkpoint_state(
                 str(self.directory), complete[-1], all_model_checkpoint_paths=complete
             )
+
+
+def _items(owner: Any) -> dict[str, Any]:
+    return owner.state() if isinstance(owner, Step) else owner.checkpoint_items()
+
+
+def _as_item(part: Any) -> Any:
+    """Returns what a checkpoint of a list holds for one part."""
+    if isinstance(part, Step):
+        return tf.train.Checkpoint(**part.state(), models=[adapter.adapt(m) for m in part.models])
+    if isinstance(part, StandardTrainer):
+        return tf.train.Checkpoint(**part.checkpoint_items())
+    return adapter.adapt(part)
 
 
 def _format_mismatch(path: str, reason: str) -> str:

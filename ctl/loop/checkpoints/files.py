@@ -189,6 +189,13 @@ def find_files(name: str) -> CheckpointFiles:
     return CheckpointFiles(inner if inner.is_dir() else name)
 
 
+def read_notes(path: str) -> dict[str, Any]:
+    """Returns the notes that were recorded for the checkpoint at a path; {} if there are none."""
+    folder, _, name = path.rpartition("/")
+    step = name.removeprefix("ckpt-")
+    return CheckpointFiles(folder or ".").notes(int(step)) if step.isdecimal() else {}
+
+
 def flush(path: pathlib.Path) -> None:
     """Waits until the content of a file or folder is on the disk."""
     # A folder must be flushed, too: its entry for a new file is written separately.

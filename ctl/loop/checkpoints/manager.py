@@ -6,7 +6,7 @@ from typing import Any
 from ctl.errors import Failure
 from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.checkpoints.checkpointer import Checkpointer
-from ctl.loop.checkpoints.files import CheckpointFiles, report_write_errors
+from ctl.loop.checkpoints.files import read_notes, report_write_errors
 from ctl.loop.reporter import Reporter
 from ctl.loop.timing import Timer
 from ctl.replica.measure.non_finite import first_non_finite_variable
@@ -120,9 +120,7 @@ class CheckpointManager:
             )
         # The restored checkpoint is not saved again.
         self.saved_step = self._step if path else None
-        folder, _, name = (path or "").rpartition("/")
-        step = name.removeprefix("ckpt-")
-        return path, CheckpointFiles(folder or ".").notes(int(step)) if step.isdecimal() else {}
+        return path, read_notes(path or "")
 
     @property
     def _step(self) -> int:
