@@ -26,12 +26,13 @@ from ctl.replica.arithmetic.variables import variables_of
 from ctl.replica.checks import copies, row_coupling
 from ctl.replica.keras3 import adapter, detection, policies
 from ctl.replica.measure.non_finite import counter
+from ctl.replica.measure.outputs import concatenate
 from ctl.replica.random import draws
 from ctl.replica.step import build, preprocessing, xla
 from ctl.replica.step import metrics as metric_results
 from ctl.replica.step.attributes import Attributes, check_scope
 from ctl.replica.step.evaluation import Evaluation
-from ctl.replica.step.microbatches import unpack
+from ctl.replica.step.microbatches import row_count, unpack
 from ctl.replica.step.plan import make_plan
 from ctl.replica.step.replica_step import ReplicaStep
 from ctl.replica.step.step_function import StepFunction
@@ -50,7 +51,7 @@ class StepResult(NamedTuple):
         loss: scalar, the loss of the global batch.
         applied: scalar bool, whether the update was applied.
         outputs: the outputs of the replica's rows, 16-bit floats cast to float32, if `outputs=True`;
-            one value per replica.
+            one value per replica. A scalar has one entry per micro-batch, if there are several.
     """
 
     loss: Any
@@ -404,8 +405,11 @@ class Step:
         result = self.built().run(batch, row_mask, equal=equal)
         outputs = None
         if self._returns_outputs:
-            outputs = tf.nest.map_structure(
-                lambda *parts: tf.concat(parts, 0), *(m.outputs for m in result.micro_batches)
+            is_own = self.forward.__module__ != __name__
+            outputs = concatenate(
+                [part.outputs for part in result.micro_batches],
+                [row_count(part.batch) for part in result.micro_batches],
+                name_function(self.forward) if is_own else "The model",
             )
         return StepResult(result.loss, tf.convert_to_tensor(result.applied), outputs)
 

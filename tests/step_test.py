@@ -325,7 +325,8 @@ def test_outputs_may_hold_the_terms_of_the_loss():
 
     def forward(batch, training):
         outputs = step.model(batch["x"], training=training)
-        return {"error": squared_error(batch, outputs), "size": tf.reduce_sum(outputs**2, axis=-1)}
+        terms = {"error": squared_error(batch, outputs), "size": tf.reduce_sum(outputs**2, axis=-1)}
+        return {**terms, "attentions": None, "scale": tf.reduce_max(outputs)}
 
     step = ctl.Step(
         lambda: tf_keras.Sequential([tf_keras.layers.Dense(2)]), tf_keras.optimizers.SGD,
@@ -333,6 +334,7 @@ def test_outputs_may_hold_the_terms_of_the_loss():
         global_batch_size=4, micro_batches=2, precision="float64",
     )  # fmt: skip
     result = step((FEATURES[:4], LABELS[:4]))
+    assert result.outputs["attentions"] is None and result.outputs["scale"].shape == (2,)
     mean = np.mean(result.outputs["error"] + 0.1 * result.outputs["size"])
     assert float(result.loss) == pytest.approx(mean, abs=1e-12)
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 from ctl.configs.error_location import error_location
 from ctl.errors import UsageError, type_name
 from ctl.hardware.collectives import ProcessGroup
+from ctl.replica.measure.outputs import has_rows
 
 
 class CollectedRows:
@@ -57,11 +58,15 @@ class CollectedRows:
         return {name: np.concatenate(self._parts.pop(name)) for name in list(self._parts)}
 
 
-def check_values(values: Any) -> dict[str, tf.Tensor]:
+def check_values(values: Any, rows: int | tf.Tensor) -> dict[str, tf.Tensor]:
     """Returns the result of `collect_outputs` as tensors.
 
+    Args:
+        values: the result.
+        rows: the number of rows of the batch.
+
     Raises:
-        UsageError: it is not a dict of name -> tensor of numbers.
+        UsageError: it is not a dict of name -> tensor of numbers with one entry per row.
     """
     if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
         raise UsageError(
@@ -73,11 +78,17 @@ def check_values(values: Any) -> dict[str, tf.Tensor]:
                 f"collect_outputs returned a {type(value).__name__} for {name!r}: return a dense "
                 "tensor, such as value.to_tensor(shape=[None, longest])."
             )
-        if tf.convert_to_tensor(value).dtype == tf.string:
+        if value is not None and tf.convert_to_tensor(value).dtype == tf.string:
             raise UsageError(
                 f"collect_outputs returned strings for {name!r}, but replicas exchange numbers only: "
                 "return numbers such as token ids or a column with the number of the example, and look "
                 "the texts up in compute_metrics."
+            )
+        if value is None or not has_rows(tf.convert_to_tensor(value), rows):
+            shown = "None" if value is None else f"shape {tf.convert_to_tensor(value).shape}"
+            raise UsageError(
+                f"collect_outputs returned {shown} for {name!r}, but must return [rows, ...], one entry "
+                "per row of the batch: return it in this form, or leave it out."
             )
     return {name: tf.convert_to_tensor(value) for name, value in values.items()}
 

@@ -116,7 +116,7 @@ class Evaluation:
             convert(self._update_metrics)(self.metrics, batch, outputs, row_mask)
             collected = None
             if self._collect:
-                values = check_values(convert(self._collect)(batch, outputs))
+                values = check_values(convert(self._collect)(batch, outputs), row_count(batch))
                 collected = all_gather(precision.cast_to_float32(values))
             self._draws = self._draws or bool(rows.calls)
         count = row_count(batch) if row_mask is None else tf.reduce_sum(row_mask)

@@ -76,12 +76,15 @@ RAGGED = tf.RaggedTensor.from_row_lengths([1, 2], [1, 1])
             {"text": tf.constant(["a"])},
             "returned strings for 'text', but replicas exchange numbers",
         ),
+        ({"x": None}, r"returned None for 'x', but must return \[rows, \.\.\.\]"),
+        ({"x": 1.0}, r"returned shape \(\) for 'x', but must return"),
+        ({"x": tf.ones([3, 2])}, r"returned shape \(3, 2\) for 'x', but must return"),
         ({"text": RAGGED}, "returned a RaggedTensor for 'text': return a dense tensor"),
     ],
 )
 def test_values_that_cannot_be_collected_are_rejected(values, message):
     with pytest.raises(ctl.UsageError, match=message):
-        check_values(values)
+        check_values(values, 2)
 
 
 @pytest.mark.parametrize(
