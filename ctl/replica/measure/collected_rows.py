@@ -11,7 +11,6 @@ import tensorflow as tf
 from ctl.configs.error_location import error_location
 from ctl.errors import UsageError, type_name
 from ctl.hardware.collectives import ProcessGroup
-from ctl.replica.measure.outputs import has_rows
 
 
 class CollectedRows:
@@ -84,8 +83,11 @@ def check_values(values: Any, rows: int | tf.Tensor) -> dict[str, tf.Tensor]:
                 "return numbers such as token ids or a column with the number of the example, and look "
                 "the texts up in compute_metrics."
             )
-        if value is None or not has_rows(tf.convert_to_tensor(value), rows):
-            shown = "None" if value is None else f"shape {tf.convert_to_tensor(value).shape}"
+        shape = None if value is None else tf.convert_to_tensor(value).shape
+        # A size that is known later is compared by `all_gather`.
+        static = rows if isinstance(rows, int) else None
+        if shape is None or shape.rank == 0 or not shape[:1].is_compatible_with([static]):
+            shown = "None" if shape is None else f"shape {shape}"
             raise UsageError(
                 f"collect_outputs returned {shown} for {name!r}, but must return [rows, ...], one entry "
                 "per row of the batch: return it in this form, or leave it out."

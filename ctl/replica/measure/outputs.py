@@ -1,4 +1,4 @@
-"""Puts the outputs of parts of a batch together, and checks that they have the rows of their part."""
+"""Puts the outputs of parts of a batch together, by their rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -38,13 +38,6 @@ def concatenate(parts: Sequence[Any], rows: Sequence[int | tf.Tensor], function:
     return tf.nest.pack_sequence_as(parts[0], values)
 
 
-def has_rows(value: Any, rows: int | tf.Tensor) -> bool:
-    """Returns whether a tensor can be [rows, ...], as far as static shapes show."""
-    shape = value.shape
-    # A static size is not that of rows whose number is known later.
-    return shape.rank is None or (shape.rank > 0 and shape[0] in (None, rows))
-
-
 def _concatenate(parts: Sequence[Any], rows: Sequence[int | tf.Tensor]) -> Any:
     if all(part is None for part in parts):
         return None
@@ -56,8 +49,10 @@ def _concatenate(parts: Sequence[Any], rows: Sequence[int | tf.Tensor]) -> Any:
         return tf.sparse.concat(0, tensors)
     if tensors[0].shape.rank == 0:
         return tf.stack(tensors)
-    if not all(has_rows(tensor, count) for tensor, count in zip(tensors, rows, strict=True)):
-        raise ValueError("no rows")
+    for shape, count in zip([tensor.shape for tensor in tensors], rows, strict=True):
+        # A static size is not that of rows whose number is known later.
+        if shape.rank is not None and shape[0] not in (None, count):
+            raise ValueError(f"{shape} does not have {count} rows")
     return tf.concat(tensors, 0)
 
 
