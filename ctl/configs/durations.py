@@ -24,6 +24,7 @@ KEYS = {key.name: key.time for key in keys.KEYS if key.duration}
 LIMIT = "train.max_duration"  # a time, never a number of steps
 BOUNDARIES = "optimizer.schedule_arguments.boundaries"  # a list of durations
 GROUPS = "optimizer.groups"  # a list of mappings; frozen_until is a duration
+_IN_GROUP = re.compile(r"^optimizer\.groups\[\d+\]\.optimizer\.")
 _SECONDS = {"second": 1, "minute": 60, "hour": 3600}
 _UNITS = ("step", "epoch", "example", *_SECONDS)
 _PATTERN = re.compile(r"(\d[\d_]*(?:\.\d+)?(?:[eE]\+?\d{1,2})?) *([A-Za-z]+)")
@@ -73,12 +74,14 @@ def has_unit(key: str, value: Any) -> bool:
 
 def _convert(key: str, value: Any, function: Callable[[str, str], Any]) -> Any:
     """Returns the value of a key with function(name, text) in place of each duration but times."""
+    # A group may have an optimizer with the keys of the section `optimizer`.
+    own = _IN_GROUP.sub("optimizer.", key)
     if isinstance(value, str):
-        is_duration = key in KEYS or key == BOUNDARIES or key.endswith(".frozen_until")
+        is_duration = own in KEYS or own == BOUNDARIES or key.endswith(".frozen_until")
         return function(key, value) if is_duration and not is_time(value) else value
     if isinstance(value, Mapping):
         return {name: _convert(f"{key}.{name}", v, function) for name, v in value.items()}
-    if isinstance(value, list | tuple) and key in (BOUNDARIES, GROUPS):
+    if isinstance(value, list | tuple) and own in (BOUNDARIES, GROUPS):
         names = (f"{key}[{i}]" if key == GROUPS else key for i in range(len(value)))
         return [_convert(name, v, function) for name, v in zip(names, value, strict=True)]
     return value

@@ -4,10 +4,15 @@ from collections.abc import Iterable, Mapping
 import math
 from typing import Any
 
-from ctl.configs import durations
+from ctl.configs import durations, keys
 from ctl.errors import UsageError, did_you_mean
 
-_FIELDS = ("variables", "learning_rate_scale", "frozen", "frozen_until")
+_FIELDS = ("variables", "learning_rate_scale", "frozen", "frozen_until", "optimizer")
+# The keys of the section `optimizer` that an optimizer of a group may have; the others are for all.
+OPTIMIZER_FIELDS = (
+    "name", "arguments", "learning_rate", "learning_rate_batch_size", "schedule",
+    "schedule_arguments", "warmup_steps", "decay_steps", "momentum", "weight_decay",
+)  # fmt: skip
 _EXAMPLE = 'dict(variables="backbone/*", learning_rate_scale=0.1)'
 
 
@@ -29,16 +34,30 @@ def patterns(group: Mapping[str, Any]) -> list[str]:
     return [names] if isinstance(names, str) else list(names)
 
 
-def unfreeze(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns checked groups as they are once the steps of every `frozen_until` have passed."""
+def without(groups: Iterable[Mapping[str, Any]], name: str) -> list[dict[str, Any]]:
+    """Returns checked groups without `frozen_until`, once its steps have passed, or `optimizer`."""
     result = []
     for group in groups:
         fields = dict(group)
         # The group keeps a field, because the first group that matches a variable counts.
-        if fields.pop("frozen_until", None):
+        if fields.pop(name, None):
             fields.setdefault("learning_rate_scale", 1.0)
         result.append(fields)
     return result
+
+
+def complete(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns checked groups with every key of their optimizers, the others at their defaults."""
+    default = keys.defaults().optimizer.to_dict()
+
+    def fill(group: Any) -> Any:
+        given = group.get("optimizer") if isinstance(group, Mapping) else None
+        if not isinstance(given, Mapping):
+            return group
+        filled = {name: given.get(name, default[name]) for name in OPTIMIZER_FIELDS}
+        return {**group, "optimizer": filled}
+
+    return [fill(group) for group in groups]
 
 
 def _check_group(name: str, group: Any) -> None:
@@ -58,11 +77,22 @@ def _check_group(name: str, group: Any) -> None:
     frozen, scale = group.get("frozen", False), group.get("learning_rate_scale")
     if not isinstance(frozen, bool):
         raise UsageError(f"{name}.frozen is {frozen!r}, but must be true or false.")
-    until = group.get("frozen_until")
-    if frozen == (scale is not None or until is not None):
+    until, optimizer = group.get("frozen_until"), group.get("optimizer")
+    if frozen == any(value is not None for value in (scale, until, optimizer)):
         raise UsageError(
-            f"{name} requires either frozen=True, or learning_rate_scale or frozen_until: set one of "
-            "them."
+            f"{name} requires either frozen=True, or learning_rate_scale, frozen_until or optimizer: "
+            "set one of them."
+        )
+    for key in optimizer if isinstance(optimizer, Mapping) else ():
+        if key not in OPTIMIZER_FIELDS:
+            raise UsageError(
+                f"{name}.optimizer has the key {key!r}{did_you_mean(str(key), OPTIMIZER_FIELDS)}"
+            )
+    is_optimizer = callable(optimizer) or hasattr(optimizer, "apply_gradients")
+    if optimizer is not None and not (is_optimizer or isinstance(optimizer, Mapping)):
+        raise UsageError(
+            f"{name}.optimizer is {optimizer!r}, but must be a section such as dict(name='adam', "
+            "learning_rate=1e-3); in a script, a tf_keras optimizer or a function that makes one."
         )
     if until is not None:
         _check_step(f"{name}.frozen_until", until)

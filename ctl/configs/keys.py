@@ -254,9 +254,10 @@ KEYS = (
         text='Variables without weight decay, as patterns of names such as ["*/bias", "*/gamma", '
              '"*/beta"].'),
     Key("optimizer.groups", [], option="optimizer_groups",
-        text="Layers with another learning rate, or without updates until a step or at all, the first "
-             'match counts: [dict(variables="backbone/*", learning_rate_scale=0.1, frozen_until="1 '
-             'epoch"), dict(variables="stem/*", frozen=True)].'),
+        text="Layers with another learning rate or optimizer, or without updates until a step or at "
+             'all, the first match counts: [dict(variables="backbone/*", learning_rate_scale=0.1, '
+             'frozen_until="1 epoch"), dict(variables="stem/*", frozen=True), dict(variables="head/*", '
+             'optimizer=dict(name="adam", learning_rate=1e-3))].'),
     Key("optimizer.ema_decay", 0.0, least=0,
         bound=(lambda decay: decay < 1, "less than 1, such as 0.999"), option="ema_decay",
         text="Evaluate and export the exponential moving average of the weights, with this decay, "

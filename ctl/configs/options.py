@@ -181,8 +181,9 @@ class TrainerOptions:
             0 for none.
         weight_decay_exclude: patterns of the names of variables that have no weight decay.
         optimizer_groups: dicts with `variables`, which is a pattern of names or a list of them, and
-            either `frozen`, or `learning_rate_scale` and `frozen_until`, which is a step or a text such
-            as "2 epochs". The first group that matches counts.
+            either `frozen`, or one or more of `learning_rate_scale`, `frozen_until`, which is a step or
+            a text such as "2 epochs", and `optimizer`, which is a function that makes another
+            optimizer for these variables. The first group that matches counts.
         loss_weights: name -> factor of each loss that `per_example_loss` returns, if it returns a dict.
         on_non_finite: what happens after a step whose loss or gradients are not finite. "stop": raise
             `NonFiniteStep` at the end of the inner loop; "skip": do not apply the update, and

@@ -77,6 +77,7 @@ def check_config(config: Any) -> None:
             )
     _check_batch(values)
     _check_optimizer(values)
+    _check_group_optimizers(config, values)
     options.check_clip(values)
     check_runtime(values)
     check_steps(values)
@@ -228,6 +229,7 @@ def _check_optimizer(values: Mapping[str, Any]) -> None:
             f"{', '.join(optimizers.ELEMENTWISE[:-1])} or {optimizers.ELEMENTWISE[-1]}."
         )
     decays = values["optimizer.weight_decay"] or name in optimizers.LAYERWISE
+    decays = decays or any(group.get("optimizer") for group in values["optimizer.groups"])
     if values["optimizer.weight_decay_exclude"] and known and not decays:
         raise UsageError(
             "optimizer.weight_decay_exclude has no effect without optimizer.weight_decay: set it, or "
@@ -240,6 +242,29 @@ def _check_optimizer(values: Mapping[str, Any]) -> None:
             f"optimizer.weight_decay is {decay} and optimizer.learning_rate is {rate}: their product, "
             "the fraction of each weight that an update subtracts, must be less than 1."
         )
+
+
+def _check_group_optimizers(config: config_dict.ConfigDict, values: Mapping[str, Any]) -> None:
+    """Checks each optimizer of `optimizer.groups` as if it were that of the config."""
+    for index, group in enumerate(values["optimizer.groups"]):
+        if group.get("optimizer") is None:
+            continue
+        name = f"optimizer.groups[{index}].optimizer"
+        if not isinstance(group["optimizer"], Mapping):
+            raise UsageError(
+                f"{name} is {errors.type_name(group['optimizer'])}, but must be a section such as "
+                "dict(name='adam', learning_rate=1e-3)."
+            )
+        _check_model(group["optimizer"], name, sections=(dict,))
+        shard_state = values["optimizer.shard_state"]
+        section = dict(group["optimizer"]) | {"shard_state": shard_state}
+        try:
+            other = overrides.config(**{**config.to_dict(), "optimizer": section})
+            check_values(overrides.flatten(other))
+            _check_optimizer(overrides.flatten(other))
+            check_steps(overrides.flatten(other))
+        except UsageError as error:
+            raise UsageError(f"In {name}: {error}") from None
 
 
 def _check_tpu(values: Mapping[str, Any]) -> None:

@@ -6,11 +6,12 @@ import json
 import os
 from typing import Any
 
-from ctl.configs import durations, keys, overrides
+from ctl.configs import durations, group_values, keys, overrides
 from ctl.hardware.strategies import STRATEGIES
 from ctl.optimizers import schedules
 
 _AVERAGE = "optimizer.ema_decay"
+_GROUPS = "optimizer.groups"
 _BATCH_SIZES = ("data.global_batch_size", "data.per_replica_batch_size")
 _ONLY_TRAINING = ("optimizer.", "init.", "train.", *_BATCH_SIZES)
 
@@ -36,6 +37,8 @@ class ConfigChanges:
         renamed = {keys.RENAMED.get(key, key): value for key, value in saved.items()}
         old = {**overrides.flatten(keys.defaults()), **renamed}
         new = overrides.flatten(json.loads(json.dumps(dict(current))))
+        for values in (old, new):
+            values[_GROUPS] = group_values.complete(values[_GROUPS]) if _GROUPS in values else []
         changed = [key for key in sorted({*old, *new}) if _differs(key, old, new)]
         self.lines = {key: f"{key}: {_show(old, key)} -> {_show(new, key)}" for key in changed}
         self.harmful = [key for key in changed if not _is_harmless(key, old, new)]
@@ -81,8 +84,13 @@ def _show(values: Mapping[str, Any], key: str) -> str:
 
 def _is_harmless(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     if key == "train.steps":  # a decay without a length of its own ends at train.steps
-        return not schedules.ends_at_last_step(
-            new.get("optimizer.schedule", "constant"), new.get("optimizer.decay_steps", 0)
+        own = {name: new.get(f"optimizer.{name}") for name in ("schedule", "decay_steps")}
+        others = [group["optimizer"] for group in new.get(_GROUPS, ()) if group.get("optimizer")]
+        return not any(
+            schedules.ends_at_last_step(
+                each.get("schedule") or "constant", each.get("decay_steps") or 0
+            )
+            for each in (own, *others)
         )
     if key == "runtime.strategy":  # parameter servers update asynchronously
         rows = [STRATEGIES.get(values.get(key, "auto")) for values in (old, new)]

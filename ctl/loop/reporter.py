@@ -25,6 +25,7 @@ from ctl.replica.arithmetic import precision
 from ctl.replica.measure.non_finite import NonFiniteReport
 from ctl.replica.measure.norms import LAYERS
 from ctl.replica.step.engine import engine_of
+from ctl.replica.updates.grouped_optimizer import optimizers_of
 from ctl.trainer import StandardTrainer
 
 
@@ -247,11 +248,13 @@ def learning_rates(trainer: StandardTrainer) -> dict[str, float]:
             rate = read_rate(optimizer)
             is_own = name.lstrip("_") == "optimizer"
             rates["learning_rate" if is_own else f"learning_rate/{name}"] = rate
+    others = iter(optimizers_of(getattr(trainer, "optimizer", None))[1:])
     for group in trainer.options.optimizer_groups:
-        if "learning_rate" in rates and group.get("learning_rate_scale"):
-            name = ",".join(patterns(group))
-            rate = rates["learning_rate"] * group["learning_rate_scale"]
-            rates[f"learning_rate/{name}"] = rate
+        other = next(others) if group.get("optimizer") is not None else None
+        scale = group.get("learning_rate_scale") or (1.0 if other else None)
+        if "learning_rate" in rates and scale:
+            rate = read_rate(other) if other else rates["learning_rate"]
+            rates[f"learning_rate/{','.join(patterns(group))}"] = rate * scale
     return rates
 
 

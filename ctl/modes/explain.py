@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ctl.configs.error_location import describe as describe_error
+from ctl.configs.group_values import patterns
 from ctl.errors import align, list_some
 from ctl.hardware import devices, strategies
 from ctl.hardware.strategies import STRATEGIES
@@ -18,6 +19,7 @@ from ctl.replica.arithmetic import precision
 from ctl.replica.layers import attention
 from ctl.replica.step import memory_estimate
 from ctl.replica.step.engine import engine_of
+from ctl.replica.updates.grouped_optimizer import optimizers_of
 
 _MAX_REPLICAS = 8  # replicas whose rows are listed
 # Arguments of every optimizer that are shown elsewhere or that ctl replaces.
@@ -62,7 +64,7 @@ def _describe(experiment: Experiment, actions: Sequence[Action]) -> str:
         else "the total weight of the rows that exist, first summed over the replicas",
         "reduction": phases(lambda: _describe_reduction(experiment)),
         "clip": trainer.options.clip,
-        "optimizer": _describe_optimizer(trainer.optimizer),
+        "optimizer": _describe_optimizer(trainer.optimizer, trainer.options.optimizer_groups),
         "schedule": _describe_learning_rate(experiment),
         "variables": phases(describe_variables),
         **memory,
@@ -117,13 +119,17 @@ def _describe_reduction(experiment: Experiment) -> str:
     return text
 
 
-def _describe_optimizer(optimizer: Any) -> str:
-    """Describes the optimizer that is used: its class and its arguments."""
+def _describe_optimizer(optimizer: Any, groups: Sequence[Mapping[str, Any]]) -> str:
+    """Describes the optimizers that are used: their classes and their arguments."""
     scale = " with a loss scale" if precision.has_loss_scale(optimizer) else ""
-    inner = optimizer.inner_optimizer if scale else optimizer
-    values = {k: v for k, v in inner.get_config().items() if k not in _NOT_SHOWN and v is not None}
-    arguments = ", ".join(f"{name}={value}" for name, value in values.items())
-    return f"{type(inner).__name__}({arguments}){scale}"
+    texts = []
+    for inner in optimizers_of(optimizer):
+        values = {k: v for k, v in inner.get_config().items() if k not in _NOT_SHOWN}
+        arguments = ", ".join(f"{k}={v}" for k, v in values.items() if v is not None)
+        texts.append(f"{type(inner).__name__}({arguments})")
+    names = [",".join(patterns(group)) for group in groups if group.get("optimizer") is not None]
+    others = [f"; {text} for {name}" for text, name in zip(texts[1:], names, strict=True)]
+    return "".join([texts[0], *others, scale])
 
 
 def _describe_learning_rate(experiment: Experiment) -> str:

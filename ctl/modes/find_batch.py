@@ -61,7 +61,7 @@ def find_batch(arguments: Arguments) -> int:
     if StrategyOptions.from_config(config.runtime, os.environ).cluster:
         raise UsageError("--mode=find_batch runs in one process: unset TF_CONFIG.")
     with config.ignore_type():  # the steps that train the most layers need the most memory
-        config.optimizer.groups = group_values.unfreeze(config.optimizer.groups)
+        config.optimizer.groups = group_values.without(config.optimizer.groups, "frozen_until")
     # The same disk as that of the run, and no folder of it.
     parent = next(p for p in arguments.workdir.path.absolute().parents if p.exists())
     with tempfile.TemporaryDirectory(prefix=".ctl-find-batch-", dir=parent) as folder:

@@ -56,8 +56,16 @@ class FromConfig:
         """Makes a new optimizer; call it under the strategy's scope."""
         self.called = True
         config = self._resolve(self.examples_per_epoch)
+        return self._make(config, config.optimizer)
+
+    def make_group(self, index: int) -> "tf_keras.optimizers.Optimizer":
+        """Makes the optimizer of a group of `optimizer.groups`, by its number."""
+        config = self._resolve(self.examples_per_epoch)
+        return self._make(config, type(config)(config.optimizer.groups[index]["optimizer"]))
+
+    def _make(self, config: Any, section: Any) -> "tf_keras.optimizers.Optimizer":
         return factory(
-            config.optimizer,
+            section,
             global_batch_size=config.data.global_batch_size,
             steps=config.train.steps,
             jit=config.runtime.xla != "off",

@@ -56,6 +56,15 @@ def test_step_until_which_a_group_is_frozen_is_resolved():
         resolve(examples=None, optimizer=dict(groups=groups))
 
 
+def test_durations_of_the_optimizer_of_a_group_are_resolved():
+    arguments = dict(boundaries=["1 epoch", 50], factors=[0.5, 0.1])
+    optimizer = dict(warmup_steps="2 epochs", schedule_arguments=arguments)
+    groups = [dict(variables="a/*", optimizer=optimizer)]
+    (group,) = resolve(optimizer=dict(groups=groups)).optimizer.groups
+    assert group["optimizer"]["warmup_steps"] == 32  # 31.25
+    assert group["optimizer"]["schedule_arguments"]["boundaries"] == [16, 50]
+
+
 def test_every_key_with_a_duration_is_resolved():
     config = resolve(
         train=dict(

@@ -13,7 +13,7 @@ from ctl.errors import UsageError
         (dict(frozen=True), "has no variables: name them by a pattern"),
         (dict(variables=[3], frozen=True), "variables contains 3, but must contain patterns"),
         (dict(variables=3, frozen=True), "variables is 3, but must be a pattern or a list"),
-        (dict(variables="a/*"), "requires either frozen=True, or learning_rate_scale or"),
+        (dict(variables="a/*"), "requires either frozen=True, or learning_rate_scale, "),
         (dict(variables="a/*", frozen=True, learning_rate_scale=1.0), "requires either"),
         (dict(variables="a/*", frozen=True, frozen_until=5), "requires either frozen=True, or"),
         (dict(variables="a/*", frozen_until=0), "frozen_until is 0, but must be a number of steps"),
@@ -30,6 +30,12 @@ from ctl.errors import UsageError
         (dict(variables="a/*", frozen="yes"), "frozen is 'yes', but must be true or false"),
         (dict(variables="a/*", learning_rate_scale=0.0), "is 0.0, but must be a finite number"),
         (dict(variables="a/*", learning_rate_scale="x"), "is 'x', but must be a finite number"),
+        (dict(variables="a/*", frozen=True, optimizer={}), "requires either frozen=True, or"),
+        (
+            dict(variables="a/*", optimizer="adam"),
+            "optimizer is 'adam', but must be a section such",
+        ),
+        (dict(variables="a/*", optimizer={"nme": "adam"}), "has the key 'nme': did you mean name"),
         (dict(variables="a/*", learning_rate=0.1), "did you mean learning_rate_scale"),
     ],
 )

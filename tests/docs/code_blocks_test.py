@@ -7,6 +7,7 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
+from ctl.configs import validation
 from tests import child
 from tests.docs.pages import blocks, run
 
@@ -69,7 +70,13 @@ def test_blocks_of_optimizers(tmp_path, monkeypatch):
         assert (tmp_path / "averaged.h5").exists()
     made = names["MyTrainer"].build_optimizer(None, tf_keras.optimizers.SGD)
     assert isinstance(made, tf_keras.optimizers.SGD)
-    assert ctl.config(trainer="a.py:A", optimizer=names["optimizer"]).optimizer.name == "adamw"
+    sections = [block for block in blocks("optimizers") if block.startswith("optimizer = dict(")]
+    for section, name in zip(sections, ("adamw", "sgd"), strict=True):
+        exec(section, names)
+        data = dict(global_batch_size=8)
+        checked = ctl.config(trainer="a.py:A", data=data, optimizer=names["optimizer"])
+        validation.check_config(checked)
+        assert checked.optimizer.name == name
 
 
 def test_sweeps_of_running():

@@ -171,6 +171,24 @@ def test_group_that_is_frozen_for_epochs_is_compared_once_they_are_steps():
     assert ConfigChanges(saved, make(6).to_dict()).harmful == ["optimizer.groups"]
 
 
+def test_group_with_an_optimizer_is_compared_with_all_its_keys():
+    def make(optimizer, steps=10):
+        groups = [{"variables": "*/kernel", "optimizer": optimizer}]
+        return ctl.config(
+            trainer="a.py:A",
+            data=dict(global_batch_size=4),
+            optimizer=dict(groups=groups),
+            train=dict(steps=steps),
+        ).to_dict()
+
+    saved = overrides.flatten(make({"name": "adam", "learning_rate": 0.001}))
+    assert ConfigChanges(saved, make({"name": "adam"})).lines == {}
+    assert ConfigChanges(saved, make({"name": "sgd"})).harmful == ["optimizer.groups"]
+    assert ConfigChanges(saved, make({"name": "adam"}, steps=20)).harmful == []
+    saved = overrides.flatten(make({"schedule": "cosine"}))
+    assert ConfigChanges(saved, make({"schedule": "cosine"}, steps=20)).harmful == ["train.steps"]
+
+
 def test_folder_of_the_data_may_be_named_in_another_way(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = ctl.config(trainer="a.py:A", data=dict(dir="data"))

@@ -155,6 +155,12 @@ def test_groups_and_other_optimizers_have_their_own_rates():
         dict(variables=["dense*/kernel", "dense*/bias"], learning_rate_scale=0.5),
         dict(variables="embedding*", frozen=True),
     ]
+    adam = lambda: tf_keras.optimizers.Adam(0.5)  # noqa: E731
+    trainer = make_with(
+        lambda: tf_keras.optimizers.SGD(0.25),
+        optimizer_groups=[dict(variables="*/bias", optimizer=adam), *groups],
+    )
+    assert reporter.learning_rates(trainer)["learning_rate/*/bias"] == 0.5
     trainer = make_with(lambda: tf_keras.optimizers.SGD(0.25), optimizer_groups=groups)
     trainer.second_optimizer = tf_keras.optimizers.Adam(0.0625)
     assert reporter.learning_rates(trainer) == {

@@ -152,6 +152,22 @@ def test_resumed_run_has_the_rates_of_the_checkpoint_or_of_a_changed_optimizer(
             assert float(resumed.others[0].learning_rate) == pytest.approx(expected / 4)
 
 
+def test_optimizer_of_a_group_has_the_rate_of_the_checkpoint_or_a_changed_one(make_rates):
+    def make(rate):
+        groups = [{"variables": "*/bias", "optimizer": {"name": "adam", "learning_rate": rate}}]
+        trainer, controller = make_rates("Trainer", 0.25, {"optimizer.groups": groups})
+        return trainer.optimizer._ctl_groups[0].learning_rate, controller
+
+    set_rate, controller = make(0.125)
+    set_rate.assign(1e-3)
+    controller.checkpoints.save(controller.actions.get_notes())
+    controller.checkpoints.wait()
+    for rate, expected in ((0.125, 1e-3), (0.5, 0.5)):
+        resumed, controller = make(rate)
+        controller.restore_checkpoint()
+        assert float(resumed) == pytest.approx(expected)
+
+
 @pytest.mark.parametrize(
     ("state", "expected"), [({}, 0.5), ({"configured": 0.25}, 0.5), ({"configured": 0.5}, 0.1)]
 )

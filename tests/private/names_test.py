@@ -41,6 +41,11 @@ def build_optimizer():
     return optimizer, variable
 
 
+def counts_without_gradients(optimizer):
+    optimizer._internal_apply_gradients([])
+    return int(optimizer.iterations) == 1
+
+
 def uses_weight_decay(optimizer, variable):
     assert optimizer._use_weight_decay(tf.Variable(2.0, name="other"))
     return optimizer._use_weight_decay(variable)
@@ -154,6 +159,7 @@ TF_KERAS = {
     "_get_training_value": lambda _: tf_keras.layers.BatchNormalization()._get_training_value(True),
     "_global_policy": lambda _: private_keras.policy._global_policy is None,
     "_index_dict": lambda _: list(build_optimizer()[0]._index_dict.values()) == [0],
+    "_internal_apply_gradients": lambda _: counts_without_gradients(build_optimizer()[0]),
     "_is_graph_network": lambda _: tf_keras.Sequential([tf_keras.Input([1])])._is_graph_network,
     "_keras_mask": lambda _: mask_of().numpy().tolist() == [[False, True]],
     "_learning_rate": lambda _: float(build_optimizer()[0]._learning_rate) == 0.5,

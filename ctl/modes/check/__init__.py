@@ -33,7 +33,7 @@ def check(arguments: Arguments) -> int:
         )
         config = type(built.config)(built.config.to_dict())
         with config.ignore_type():
-            config.optimizer.groups = group_values.unfreeze(groups)
+            config.optimizer.groups = group_values.without(groups, "frozen_until")
         built = dataclasses.replace(built, config=config)
     factory = TrainerFactory(built, arguments.config_path)
     print_line(f"Checking {built.config.trainer}.")

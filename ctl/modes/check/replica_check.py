@@ -148,6 +148,8 @@ def compare_trainer(
 ) -> Report:
     """Compares the splits of an experiment in this process."""
     micro_batches = config.optimizer.micro_batches
+    without_xla = config_dict.ConfigDict(config.to_dict())
+    without_xla.runtime.xla = "off"
     return check_replica_equivalence(
         loading.load_trainer_class(config.trainer, config_path, StandardTrainer),
         rows,
@@ -155,12 +157,7 @@ def compare_trainer(
         # As in the config; more would reject a loss that cannot accumulate.
         accumulation=sorted({1, min(micro_batches, 2)}),
         batch_sizes=batch_sizes,
-        optimizer=optimizers.factory(
-            config.optimizer,
-            global_batch_size=config.data.global_batch_size,
-            steps=config.train.steps,
-            jit=False,
-        ),
+        optimizer=optimizers.FromConfig(lambda _: without_xla),
         options=TrainerOptions.from_config(config),
         in_process=True,
     )

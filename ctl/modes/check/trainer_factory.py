@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctl import data, optimizers
-from ctl.configs import loading
+from ctl.configs import group_values, loading
 from ctl.configs.options import TrainerOptions
 from ctl.data.input_pipeline import InputPipeline
 from ctl.data.source import GlobalBatches, PerReplica
@@ -84,11 +84,15 @@ class TrainerFactory:
             cls = type(cls.__name__, (cls,), body)
         # Layers without a name of their own are numbered by process, and options name them by pattern.
         private.reset_names()
+        trainer_options = TrainerOptions.from_config(config)
+        if optimizer:  # for all variables
+            groups = group_values.without(trainer_options.optimizer_groups, "optimizer")
+            options = {"optimizer_groups": groups, **options}
         trainer: StandardTrainer = cls(
             strategy=self.experiment.hardware.strategy,
             global_batch_size=len(tf.nest.flatten(rows)[0]) if rows else self.global_batch_size,
             optimizer=optimizer or optimizers.FromConfig(lambda _: config),
-            options=dataclasses.replace(TrainerOptions.from_config(config), **options),
+            options=dataclasses.replace(trainer_options, **options),
         )
         return trainer
 

@@ -148,7 +148,8 @@ def _build(optimizer: Any, variables: Sequence[tf.Variable]) -> None:
     # Before it updates a variable, an optimizer sums equal rows by tf.unique, a loop in XLA. In the
     # dict, because tf_keras would track an attribute.
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    vars(inner)["_deduplicate_sparse_grad"] = _sum_all_rows
+    for each in (inner, *getattr(inner, "_ctl_groups", ())):
+        vars(each)["_deduplicate_sparse_grad"] = _sum_all_rows
     # Outside of the scope of the update, which would be in the names of the slots.
     with tf.name_scope(optimizer.name), tf.init_scope():
         optimizer.build(variables)

@@ -34,7 +34,7 @@ from ctl.replica.step.engine import Engine
 from ctl.replica.step.microbatches import row_count
 from ctl.replica.step.plan import make_plan
 from ctl.replica.step.preprocessing import call_preprocess
-from ctl.replica.updates import parameter_groups, sharded_optimizer
+from ctl.replica.updates import grouped_optimizer, parameter_groups, sharded_optimizer
 from ctl.replica.updates.unfreezing import Unfreezing
 
 
@@ -83,7 +83,9 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
             # A skipped step restores the variables of metrics that exist before it.
             create_variables(functools.partial(_update_metrics, trainer), spec)
         # The constructor of a subclass may still create the models that a pattern matches.
-        prepare_optimizer(trainer, check_patterns=type(trainer).__init__ is base.__init__)
+        prepare_optimizer(
+            trainer, check_patterns=type(trainer).__init__ is base.__init__, source=optimizer
+        )
         plan = make_plan(
             options,
             strategy=trainer.strategy,
@@ -109,20 +111,30 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
     return engine
 
 
-def prepare_optimizer(owner: Any, *, check_patterns: bool) -> None:
+def prepare_optimizer(owner: Any, *, check_patterns: bool, source: Any = None) -> None:
     """Applies the options to a built model and its optimizer, and creates the slot variables.
 
     Args:
         owner: holds `model`, `optimizer`, `strategy` and `options`.
         check_patterns: whether a pattern that matches no variable is an error.
+        source: makes the optimizers of the config's groups, if it is a `FromConfig`.
     """
     options: TrainerOptions = owner.options
-    if options.shard_state:
-        sharded_optimizer.shard(owner.optimizer, owner.strategy)
     models = Attributes(owner).named_models()
     if check_patterns:
         parameter_groups.check_patterns(models, options)
     parameter_groups.freeze(models, options)
+    groups = [
+        (_make_group_optimizer(options.optimizer_groups[i]["optimizer"], i, source), variables)
+        for i, variables in parameter_groups.with_optimizers(
+            owner.model, options.optimizer_groups
+        ).items()
+    ]
+    if options.shard_state:
+        for each in (owner.optimizer, *(optimizer for optimizer, _ in groups)):
+            sharded_optimizer.shard(each, owner.strategy)
+    if groups:
+        grouped_optimizer.attach(owner.optimizer, groups)
     parameter_groups.configure(owner.optimizer, models, options)
     # One replica can train what was built outside of its scope, but TensorFlow makes no slots for it.
     if owner.strategy.num_replicas_in_sync > 1 or not getattr(owner.optimizer, "_built", False):
@@ -263,7 +275,35 @@ def build_scope(options: TrainerOptions, strategy: tf.distribute.Strategy) -> It
 
 
 def make_optimizer(build: Callable[[], Any], options: TrainerOptions) -> Any:
-    """Returns the optimizer that `build` makes, of tf_keras and with the loss scale of the options.
+    """Returns the optimizer that `build` makes, of tf_keras and with the loss scale of the options."""
+    return precision.wrap_loss_scale(_make_optimizer(build), options.precision, options.loss_scale)
+
+
+def _make_group_optimizer(value: Any, index: int, source: Any) -> Any:
+    """Returns the optimizer of a group: that of the config, or what a script gave."""
+    name = f"optimizer.groups[{index}].optimizer"
+    if isinstance(value, Mapping) and not isinstance(source, FromConfig):
+        raise UsageError(
+            f"{name} is {dict(value)}, which only a config may have: pass a tf_keras optimizer, or a "
+            "function that makes one."
+        )
+    make = value if callable(value) else lambda: value
+    if isinstance(value, Mapping):
+        make = functools.partial(source.make_group, index)
+    try:
+        optimizer = _make_optimizer(make)
+    except UsageError as error:
+        raise UsageError(f"In {name}: {error}") from None
+    if precision.has_loss_scale(optimizer):
+        raise UsageError(
+            f"{name} is a LossScaleOptimizer, but the loss has one scale for all groups, which ctl sets "
+            "by the precision: pass the optimizer inside of it."
+        )
+    return optimizer
+
+
+def _make_optimizer(build: Callable[[], Any]) -> Any:
+    """Returns the tf_keras optimizer that `build` makes.
 
     All replicas assign the variable that holds a schedule's current rate. Central storage allows that
     only for a variable with an aggregation, which tf_keras does not set.
@@ -275,8 +315,7 @@ def make_optimizer(build: Callable[[], Any], options: TrainerOptions) -> Any:
         return next_creator(**arguments)
 
     with tf.variable_creator_scope(add_aggregation):
-        optimizer = check_optimizer(conversion.optimizer_of(build()))
-    return precision.wrap_loss_scale(optimizer, options.precision, options.loss_scale)
+        return check_optimizer(conversion.optimizer_of(build()))
 
 
 def check_model(model: Any) -> tf_keras.Model:

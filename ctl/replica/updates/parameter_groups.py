@@ -13,8 +13,8 @@ import tf_keras
 from ctl.configs.group_values import patterns
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError, list_some
-from ctl.replica.arithmetic import precision
 from ctl.replica.arithmetic.variables import variables_of
+from ctl.replica.updates.grouped_optimizer import optimizers_of
 
 Models = Mapping[str, tf_keras.Model]
 _Names = list[tuple[tf.Variable, tuple[str, ...]]]
@@ -101,11 +101,45 @@ def configure(optimizer: Any, models: Models, options: TrainerOptions) -> None:
         models: the models of a trainer by name, as for `freeze`.
         options: the trainer's options.
     """
+    if options.weight_decay_exclude or options.optimizer_groups:
+        names = _names(models)
+        for inner in optimizers_of(optimizer):
+            _configure(inner, names, options)
+
+
+def with_optimizers(
+    model: tf_keras.Model, groups: Sequence[Mapping[str, Any]]
+) -> dict[int, list[tf.Variable]]:
+    """Returns the groups that have an optimizer.
+
+    Args:
+        model: the model that the optimizer of the trainer updates.
+        groups: `optimizer.groups`.
+
+    Returns:
+        The number of a group -> the trainable variables of the model that are in it.
+
+    Raises:
+        UsageError: there are none, so that the optimizer would have no effect.
+    """
+    names = {id(variable): own for variable, own in _names({"": model})} if groups else {}
+    members = [(v, _group_of(names.get(id(v), ()), groups)) for v in model.trainable_variables]
+    result = {
+        i: [variable for variable, own in members if own is group]
+        for i, group in enumerate(groups)
+        if group.get("optimizer") is not None
+    }
+    for i, variables in result.items():
+        if not variables:
+            raise UsageError(
+                f"optimizer.groups[{i}].optimizer has no effect: no trainable variable of the model is "
+                "in this group, because of its patterns or of an earlier group that matches first."
+            )
+    return result
+
+
+def _configure(inner: Any, names: _Names, options: TrainerOptions) -> None:
     exclude, groups = options.weight_decay_exclude, options.optimizer_groups
-    if not exclude and not groups:
-        return
-    inner = optimizer.inner_optimizer if precision.has_loss_scale(optimizer) else optimizer
-    names = _names(models)
     if exclude:
         # The optimizer's own method replaces the user's list, and rejects a built optimizer. TensorFlow
         # must not track the attribute: the children of an optimizer in a checkpoint must not change.

@@ -72,9 +72,11 @@ def held_variables(optimizer: Any) -> list[tf.Variable]:
     Args:
         optimizer: a tf_keras optimizer, but no LossScaleOptimizer.
     """
-    shards = getattr(optimizer, "_ctl_shards", None)
     held = [getattr(variable, "slices", variable) for variable in optimizer.variables]
-    return [*held, *shards.slices.values()] if shards else held
+    for each in (optimizer, *getattr(optimizer, "_ctl_groups", ())):
+        shards = getattr(each, "_ctl_shards", None)
+        held += shards.slices.values() if shards else ()
+    return held
 
 
 class _Shards:

@@ -13,6 +13,7 @@ import tf_keras
 
 from ctl.errors import UsageError
 from ctl.replica.keras3 import policies, private
+from ctl.replica.updates.grouped_optimizer import optimizers_of
 from ctl.step import Step
 from ctl.testing.contents import Contents, Names, holders, read_all
 from ctl.testing.diagnosis import calibration
@@ -51,8 +52,8 @@ class LoopRun(SplitRun):
             self.loop: Loop = adapt(subject.factory(self.strategy, split.batch))
             self._contents = Contents(self.loop.variables)
             if subject.plain:
-                for optimizer in self._contents.optimizers:
-                    _use_plain_sgd(getattr(optimizer, "inner_optimizer", optimizer))
+                for each in (o for own in self._contents.optimizers for o in optimizers_of(own)):
+                    _use_plain_sgd(each)
             # A model without input shape, and some optimizers, create variables in the first step.
             # In Keras 3 the first step of `fit` fails on an uneven batch, which in training comes last.
             even = split.rows_per_replica * split.replicas

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
+from ctl.configs import group_values
 from ctl.configs.options import TrainerOptions
 from ctl.data.autograph import convert, traced
 from ctl.data.input_pipeline import InputPipeline
@@ -136,7 +137,10 @@ class TrainerSubject(Subject):
     def build(self, split: Split, **changes: Any) -> StandardTrainer:
         """Builds the trainer of a split, which reads the examples in their order."""
         stops = {"on_non_finite": "ignore"} if self.options.on_non_finite == "stop" else {}
-        parts = {"micro_batches": split.micro_batches, "precision": self.precision}
+        parts: dict[str, Any] = {"micro_batches": split.micro_batches, "precision": self.precision}
+        groups = self.options.optimizer_groups
+        if self.plain or not self.optimizer:
+            parts["optimizer_groups"] = group_values.without(groups, "optimizer")
         options = dataclasses.replace(self.options, **{**_FIXED, **stops, **parts, **changes})
         factory = self.factory
         if isinstance(factory, type):
