@@ -508,6 +508,7 @@ def test_kit_names_a_planted_mistake():
             lambda: tf_keras.Sequential([tf_keras.layers.Dense(2)]), tf_keras.optimizers.SGD,
             divide_by_own_rows, global_batch_size=global_batch_size, strategy=strategy,
             allow_row_coupling=True,
+            optimizer_groups=[dict(variables="*", optimizer=tf_keras.optimizers.Adam)],
         )  # fmt: skip
 
     report = testing.check_loop_equivalence(build, (FEATURES, LABELS), replicas=[1, 2])

@@ -11,6 +11,7 @@ import orbit
 import tensorflow as tf
 import tf_keras
 
+from ctl.configs import group_values
 from ctl.errors import UsageError
 from ctl.replica.keras3 import policies, private
 from ctl.replica.updates.grouped_optimizer import optimizers_of
@@ -49,7 +50,11 @@ class LoopRun(SplitRun):
         self.order = slice(None)
         with _configure_keras(subject.precision):
             _set_seeds(seed)
-            self.loop: Loop = adapt(subject.factory(self.strategy, split.batch))
+            built = subject.factory(self.strategy, split.batch)
+            if subject.plain and isinstance(built, Step):  # it makes those of its groups later
+                groups = group_values.without(built.options.optimizer_groups, "optimizer")
+                built.options = dataclasses.replace(built.options, optimizer_groups=groups)
+            self.loop: Loop = adapt(built)
             self._contents = Contents(self.loop.variables)
             if subject.plain:
                 for each in (o for own in self._contents.optimizers for o in optimizers_of(own)):
