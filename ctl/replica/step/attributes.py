@@ -18,6 +18,12 @@ from ctl.replica.random import dropout
 from ctl.replica.updates import parameter_groups
 from ctl.replica.updates.unfreezing import Unfreezing
 
+STATELESS = (
+    "its state would come from the rows of the batch before, in training and in evaluations, so that an "
+    "update would not be a function of its batch. Leave it out. To continue sequences, make the state a "
+    "feature of the batch and pass it as initial_state, or train on longer sequences."
+)
+
 
 class Attributes:
     """Reads the attributes of an object, which may be set at any time.
@@ -115,6 +121,7 @@ class Attributes:
                 detection.check_tracked(value, f"self.{name.partition('/')[0]} is")
         for name, model in self._other_models():
             if name not in self._keyed:
+                check_stateless(model)
                 dropout.key_random_layers(model, seed, scope=name)
                 self._keyed.add(name)
 
@@ -146,6 +153,13 @@ class Attributes:
             elif key not in counters:
                 once.append(variable)
         return Assignable(once, summed, [v for key, v in variables.items() if key in plain])
+
+    def state(self) -> list[tf.Variable]:
+        """Returns what `assignable` does, without metrics, which every loop and evaluation resets."""
+        metrics = [v for _, v in self._values() if isinstance(v, tf_keras.metrics.Metric)]
+        reset = {id(variable) for metric in metrics for variable in metric.variables}
+        held = self.assignable()
+        return [v for v in (*held.once, *held.summed) if id(v) not in reset]
 
     def check_slot_variables(self) -> None:
         """Raises UsageError if the optimizer has no slot variables for a trainable variable."""
@@ -231,6 +245,14 @@ def _adapt_all(value: Any) -> Any:
             return tf.__internal__.tracking.wrap(packed)
         return value
     return adapter.adapt(value)
+
+
+def check_stateless(model: tf_keras.layers.Layer) -> None:
+    """Raises a UsageError if a layer carries the state of one batch's rows to the next batch."""
+    for layer in model._flatten_layers():
+        own = getattr(layer, "inner", layer)  # a layer of Keras 3 has an adapter
+        if getattr(own, "stateful", False) and not isinstance(own, tf_keras.Model):
+            raise UsageError(f"Layer {layer.name} has stateful=True: {STATELESS}")
 
 
 def check_scope(variables: Iterable[tf.Variable], strategy: tf.distribute.Strategy) -> None:

@@ -29,7 +29,7 @@ from ctl.replica.keras3 import adapter, conversion, detection, policies
 from ctl.replica.layers.batch_norm import convert_sync_batch_norm
 from ctl.replica.measure.non_finite import counter
 from ctl.replica.step import metrics
-from ctl.replica.step.attributes import Attributes, check_scope
+from ctl.replica.step.attributes import STATELESS, Attributes, check_scope, check_stateless
 from ctl.replica.step.engine import Engine
 from ctl.replica.step.microbatches import row_count
 from ctl.replica.step.plan import make_plan
@@ -258,8 +258,14 @@ def seed_and_precision(options: TrainerOptions) -> Iterator[None]:
 @contextlib.contextmanager
 def build_scope(options: TrainerOptions, strategy: tf.distribute.Strategy) -> Iterator[None]:
     """Combines the strategy's scope with the seed and the precision of a trainer's options."""
-    with seed_and_precision(options), strategy.scope():
-        yield
+    try:
+        with seed_and_precision(options), strategy.scope():
+            yield
+    except ValueError as error:
+        if isinstance(error, UsageError) or "Stateful RNNs" not in str(error):  # of tf_keras
+            raise
+        place = user_line(error) or "build_model"
+        raise UsageError(f"{place} makes a layer with stateful=True: {STATELESS}") from error
 
 
 def make_optimizer(build: Callable[[], Any], options: TrainerOptions) -> Any:
@@ -295,6 +301,7 @@ def check_model(model: Any) -> tf_keras.Model:
             f"build_model returned {type_name(model)}, but must return a tf_keras.Model, or a model of "
             "Keras 3."
         )
+    check_stateless(model)
     return model
 
 

@@ -1,6 +1,7 @@
 """The sums of an evaluation on one replica, the means over the dataset, and checks of the data."""
 
 from collections.abc import Callable, Iterable, Mapping
+import logging
 from typing import Any
 
 import tensorflow as tf
@@ -15,6 +16,7 @@ from ctl.errors import UsageError
 from ctl.hardware import strategies
 from ctl.replica.arithmetic import loss, precision
 from ctl.replica.arithmetic.gather import all_gather
+from ctl.replica.arithmetic.snapshot import Snapshot
 from ctl.replica.measure.collected_rows import check_values
 from ctl.replica.measure.non_finite import counter
 from ctl.replica.step import metrics
@@ -24,6 +26,11 @@ from ctl.replica.step.microbatches import hide_rows, row_count
 from ctl.replica.step.replica_step import ReplicaStep
 
 LossFn = Callable[[Batch, Any], tf.Tensor]
+_LOG = logging.getLogger("ctl")
+_RESTORED = (
+    "The evaluation assigns %s, which has its old value again afterwards: use a metric of build_metrics "
+    "for a value that is to be reported."
+)
 
 
 class Evaluation:
@@ -80,6 +87,7 @@ class Evaluation:
         self._collect = collect
         # Whether the evaluation draws random numbers: without them, batches need not be counted.
         self._draws = False
+        self._warned: set[str] = set()
 
     def reset(self) -> None:
         """Resets the sums and the metrics."""
@@ -107,17 +115,25 @@ class Evaluation:
         with self._step.rows(
             batch, row_mask, existing=existing, earlier=self._earlier_rows
         ) as rows:
+            state = Snapshot(self._state())
             row_mask = rows.row_mask  # of floats, whereas a user's own mask may be of bools
             batch = self._preprocess(batch)
             outputs = precision.cast_to_float32(self._forward(batch))
             outputs = zero_outputs(outputs, row_mask, row_count(batch))
             if self._loss_fn:
                 self._add_loss(self._loss_fn, batch, outputs, row_mask)
+            self._check_assignments(state)
+            metrics_code = Snapshot(self._state())
             convert(self._update_metrics)(self.metrics, batch, outputs, row_mask)
             collected = None
             if self._collect:
                 values = check_values(convert(self._collect)(batch, outputs))
                 collected = all_gather(precision.cast_to_float32(values))
+            for name in metrics_code.assigned() - self._warned:
+                self._warned.add(name)
+                _LOG.warning(_RESTORED, name)
+            # A training step must not depend on whether, and on what, the model was evaluated.
+            state.restore()
             self._draws = self._draws or bool(rows.calls)
         count = row_count(batch) if row_mask is None else tf.reduce_sum(row_mask)
         self.examples.assign_add(tf.cast(count, tf.int64))
@@ -160,6 +176,24 @@ class Evaluation:
             self._loss_sums[name].assign_add(loss.contribution(per_example, own, one, rows=rows))
             weight = tf.cast(rows, tf.float64) if own is None else tf.reduce_sum(own)
             self._weight_sums[name].assign_add(weight)
+
+    def _state(self) -> list[tf.Variable]:
+        """Returns the variables that an evaluation leaves as they are."""
+        own = {id(v) for metric in self.metrics.values() for v in metric.variables}
+        return [v for v in self._step.attributes.state() if id(v) not in own]
+
+    def _check_assignments(self, state: Snapshot) -> None:
+        """Raises UsageError if the code of the user has assigned a variable that is not restored."""
+        held = self._step.attributes.assignable()
+        own = [v for metric in self.metrics.values() for v in metric.variables]
+        # With several replicas, the code of the others is traced in between.
+        own += [*self._loss_sums.values(), *self._weight_sums.values(), self.examples]
+        places = state.places_of_others([*held.once, *held.summed, *own])
+        if places:
+            raise UsageError(
+                f"{places[0]} assigns a variable in an evaluation, which cannot restore it: make it an "
+                "attribute of the trainer, of a layer or of a tf.Module that the trainer holds."
+            )
 
     def _earlier_rows(self) -> tf.Tensor:
         return self._batches.read_value() * self._global_batch_size

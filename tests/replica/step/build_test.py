@@ -95,6 +95,19 @@ def test_model_that_is_not_of_tf_keras_is_rejected():
         build.check_model(tf.Module())
 
 
+@pytest.mark.parametrize("replicas", [0, 2])
+def test_layer_that_carries_its_state_to_the_next_batch_is_rejected(replicas):
+    class Stateful(reference_model.ReferenceTrainer):
+        def build_model(self):
+            return tf_keras.Sequential([tf_keras.layers.GRU(2, stateful=True, name="memory")])
+
+    strategy = testing.make_strategy(replicas) if replicas else tf.distribute.get_strategy()
+    # tf_keras itself rejects it under a strategy.
+    place = r"build_test.py:\d+ makes a layer with" if replicas else "Layer memory has"
+    with pytest.raises(ctl.UsageError, match=f"{place} stateful=True: .* pass it as initial_state"):
+        reference_model.make_trainer(strategy, 4, cls=Stateful)
+
+
 def test_variables_slots_and_counters_exist_before_the_first_step():
     trainer = reference_model.make_trainer(
         testing.make_strategy(2), 8, optimizer=lambda: tf_keras.optimizers.Adam(1e-3)
