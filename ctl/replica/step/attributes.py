@@ -14,6 +14,7 @@ from ctl.replica.arithmetic.snapshot import Assignable
 from ctl.replica.arithmetic.variables import variables_of
 from ctl.replica.checks import copies
 from ctl.replica.keras3 import adapter, detection
+from ctl.replica.layers import penalties  # noqa: F401 - penalties that a layer adds as functions
 from ctl.replica.random import dropout
 from ctl.replica.updates import parameter_groups
 from ctl.replica.updates.unfreezing import Unfreezing
