@@ -1,7 +1,7 @@
 """Counts a penalty that a layer adds as a function in `call` once in each forward pass.
 
-tf_keras keeps such functions for as long as the layer exists: each trace of the layer, and each replica's
-own trace, would count the penalty once more.
+tf_keras keeps such functions for as long as the layer exists: each trace of the layer, and that of each
+replica, would count the penalty once more.
 """
 
 import functools

@@ -26,6 +26,7 @@ from ctl.replica.arithmetic import loss, precision, row_mask
 from ctl.replica.checks import row_coupling
 from ctl.replica.graphs import custom_gradients
 from ctl.replica.keras3 import adapter, conversion, detection, policies
+from ctl.replica.layers import layer_metrics
 from ctl.replica.layers.batch_norm import convert_sync_batch_norm
 from ctl.replica.measure.non_finite import counter
 from ctl.replica.step import metrics
@@ -36,6 +37,12 @@ from ctl.replica.step.plan import make_plan
 from ctl.replica.step.preprocessing import call_preprocess
 from ctl.replica.updates import parameter_groups, sharded_optimizer
 from ctl.replica.updates.unfreezing import Unfreezing
+
+# Parts of tf_keras' messages about the inputs of a model.
+_INPUT_CHECKS = (
+    "incompatible with the layer", "input(s), but it received", "Missing data for input",
+    "required positional argument", "unexpected keyword argument",
+)  # fmt: skip
 
 
 @garbage.pause_collection()
@@ -302,6 +309,7 @@ def check_model(model: Any) -> tf_keras.Model:
             "Keras 3."
         )
     check_stateless(model)
+    layer_metrics.prepare(model._flatten_layers())
     return model
 
 
@@ -366,13 +374,13 @@ def _create_outside(creator: Callable[..., Any], **options: Any) -> Any:
 
 @contextlib.contextmanager
 def report_rejected_features(features: Mapping[str, Any]) -> Iterator[None]:
-    """Turns tf_keras' error about a model's inputs into a UsageError; for the default `forward`.
+    """Turns tf_keras' error in the first call of a model into a UsageError; for the default `forward`.
 
     Args:
         features: name -> spec of the features of a batch.
 
     Raises:
-        UsageError: the model does not accept the features.
+        UsageError: the model does not accept the features, or fails with them.
     """
     try:
         yield
@@ -380,10 +388,15 @@ def report_rejected_features(features: Mapping[str, Any]) -> Iterator[None]:
         if isinstance(error, UsageError) or user_line(error):
             raise
         passed = [name for name in features if name not in ("label", "weight")]
+        names, reason = ", ".join(passed), describe(error)
+        if not isinstance(error, KeyError) and not any(part in reason for part in _INPUT_CHECKS):
+            raise UsageError(
+                f"The call of the model with {names} failed ({reason}): fix build_model or the data, or "
+                "override forward."
+            ) from error
         fix = "fix the model's inputs or the data"
         if "label" not in features and len(passed) > 1:
             fix = 'name the target "label", which is not passed to the model'
         raise UsageError(
-            f"The model does not accept {', '.join(passed)} ({describe(error)}): {fix}, or override "
-            "forward."
+            f"The model does not accept {names} ({reason}): {fix}, or override forward."
         ) from error

@@ -88,13 +88,19 @@ class Evaluation:
         # Whether the evaluation draws random numbers: without them, batches need not be counted.
         self._draws = False
         self._warned: set[str] = set()
+        # The values that the metrics of layers have in the training loop, on each replica.
+        self._of_training: list[tuple[tf.Variable, Any]] = []
 
     def reset(self) -> None:
         """Resets the sums and the metrics."""
         sums = (*self._loss_sums.values(), *self._weight_sums.values())
         for variable in (*sums, self.examples, self._batches):
             variable.assign(tf.zeros_like(variable))
-        for metric in self.metrics.values():
+        self._restore_layer_metrics()  # after an evaluation that was interrupted
+        of_layers = self._step.attributes.layer_metrics(self.metrics).values()
+        copies = [c for m in of_layers for v in m.variables for c in getattr(v, "values", (v,))]
+        self._of_training = [(copy, copy.numpy()) for copy in copies]
+        for metric in (*self.metrics.values(), *of_layers):
             metric.reset_state()
 
     def run(self, batch: Batch, row_mask: tf.Tensor | None, *, equal: bool = True) -> Any:
@@ -152,7 +158,9 @@ class Evaluation:
         """
         if int(self.examples.numpy()) == 0:
             raise UsageError("The evaluation dataset is empty: at least one example is required.")
-        results = metrics.results(self.metrics)
+        of_layers = self._step.attributes.layer_metrics(self.metrics)
+        results = metrics.results(self.metrics) | metrics.results(of_layers)
+        self._restore_layer_metrics()
         if self._loss_fn:
             means = {
                 name: tf.math.divide_no_nan(total, self._weight_sums[name].read_value())
@@ -176,6 +184,11 @@ class Evaluation:
             self._loss_sums[name].assign_add(loss.contribution(per_example, own, one, rows=rows))
             weight = tf.cast(rows, tf.float64) if own is None else tf.reduce_sum(own)
             self._weight_sums[name].assign_add(weight)
+
+    def _restore_layer_metrics(self) -> None:
+        for copy, value in self._of_training:
+            copy.assign(value)
+        self._of_training = []
 
     def _state(self) -> list[tf.Variable]:
         """Returns the variables that an evaluation leaves as they are."""
