@@ -166,6 +166,44 @@ def test_step_resumes_with_the_same_bits(tmp_path):
         np.testing.assert_array_equal(weights(resumed), weights(undisturbed))
 
 
+def test_step_does_not_resume_with_other_data_unless_that_is_allowed(tmp_path):
+    def start(count, seed=0, **options):
+        step = make_step(2, 6)
+        rows = ctl.data.arrays({"x": FEATURES[:count], "label": LABELS[:count]})
+        step.build(next(iter(ctl.data.distribute(rows, 6, step.strategy, seed=seed))))
+        return step, ctl.Checkpointer(tmp_path, step, **options)
+
+    step, checkpoints = start(40)
+    path, before = checkpoints.save(), weights(step)
+    for arguments, change in (((30,), "examples: 40 -> 30"), ((40, 1), "seed: 0 -> 1")):
+        other, checkpoints = start(*arguments)
+        with pytest.raises(ctl.UsageError, match=rf"{path} was saved with other data \({change}\)"):
+            checkpoints.all_restore_latest()
+    assert ctl.Checkpointer(tmp_path / "own", other).all_restore_latest() is None
+    other, checkpoints = start(30, partial=True)
+    assert checkpoints.all_restore_latest() == path
+    np.testing.assert_array_equal(weights(other), before)
+    checkpoints.save()  # records the new data alone
+    assert start(30)[1].all_restore_latest() == path
+    with pytest.raises(ctl.UsageError, match="examples: 30 -> 40"):
+        start(40)[1].all_restore_latest()
+
+
+def test_step_that_trains_on_two_sources_resumes_with_either(tmp_path):
+    step = make_step(1, 6)
+    sources = source(), ctl.data.arrays({"x": FEATURES[:30], "label": LABELS[:30]})
+    for data in sources:
+        step(next(iter(ctl.data.distribute(data, 6, step.strategy))))
+    path = ctl.Checkpointer(tmp_path, step).save({"mine": 1})
+    for data in sources:
+        resumed = make_step(1, 6)
+        resumed.build(next(iter(ctl.data.distribute(data, 6, resumed.strategy))))
+        checkpoints = ctl.Checkpointer(tmp_path, resumed)
+        assert checkpoints.all_restore_latest() == path
+        assert len(resumed.descriptions) == 2
+    assert checkpoints.files.notes(2)["mine"] == 1
+
+
 def test_update_that_is_not_finite_is_skipped_on_every_replica():
     step = make_step(2, 4)
     step.build(next(iter(distribute(step, 4))))

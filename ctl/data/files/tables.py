@@ -160,15 +160,15 @@ def text(files: str | Sequence[str], *, length: int | None = None) -> Source:
     Raises:
         UsageError: a file is missing, or there are no lines or too few bytes.
     """
-    contents = []
-    for path in find_files(files):
+    contents, paths = [], find_files(files)
+    for path in paths:
         with open_file(path) as file:
             contents.append(file.read())
     if length is None:
         lines = [line for content in contents for line in _split_lines(content)]
         if not lines:
             raise UsageError(f"{files} has no lines, but must have at least one.")
-        return Arrays({"text": np.array(lines, object)})
+        return Arrays({"text": np.array(lines, object)}, files=paths)
     if not isinstance(length, int) or isinstance(length, bool) or length < 1:
         raise UsageError(f"ctl.data.text got length={length!r}, but requires at least 1 byte.")
     content = b"".join(contents)
@@ -176,7 +176,9 @@ def text(files: str | Sequence[str], *, length: int | None = None) -> Source:
         raise UsageError(
             f"{files} has {len(content)} bytes, but must have at least length + 1 = {length + 1}."
         )
-    return ByteBlocks(content, length)
+    blocks = ByteBlocks(content, length)
+    blocks.files = paths
+    return blocks
 
 
 class ByteBlocks(Source):
@@ -226,8 +228,8 @@ def _import_pyarrow(module: str) -> Any:
 
 
 def _read_tables(files: str | Sequence[str], read: Callable[[Any], Any], pyarrow: Any) -> Arrays:
-    tables = []
-    for path in find_files(files):
+    tables, paths = [], find_files(files)
+    for path in paths:
         try:
             with open_file(path) as file:
                 tables.append(read(pyarrow.BufferReader(file.read())))
@@ -244,7 +246,7 @@ def _read_tables(files: str | Sequence[str], read: Callable[[Any], Any], pyarrow
     for name in tables[0].schema.names:
         columns = [table.column(name) for table in tables]
         features[name] = np.concatenate([_arrow_column(column, name) for column in columns])
-    return Arrays(features)
+    return Arrays(features, files=paths)
 
 
 def _check_columns(names: Iterable[Any], place: str) -> None:
