@@ -140,7 +140,9 @@ class Step:
         self.forward = forward or (
             lambda batch, training: preprocessing.call_model(self.model, batch, training=training)
         )
-        self.sample_weight = sample_weight or (lambda batch, training: batch.get("weight"))
+        self.sample_weight = sample_weight or (
+            lambda batch, training: preprocessing.default_sample_weight(batch)
+        )
         self.models = list(models)
         self.options = _make_options(
             model, precision=precision, on_non_finite=on_non_finite, **options

@@ -24,48 +24,32 @@ def describe(data: Data) -> dict[str, Any]:
         count = int(dataset_of(data).cardinality())
         return {unit: count if count >= 0 else "unknown"}  # negative: endless, or not known
     leaves = _leaves(source)
-    counts = [len(leaf) for leaf in leaves]
     indexes = [each for leaf in leaves for each in (leaf.record_offsets, leaf.lengths)]
     content = b"".join(np.asarray(each, "<i8").tobytes() for each in indexes if each is not None)
     description = {
         "examples": len(source),
-        "sources": counts if counts != [len(source)] else None,
-        "files": _list([name for leaf in leaves for name in _names(leaf.files)]),
-        "index": _digest(content) if content else None,
+        "sources": [len(leaf) for leaf in leaves] if len(leaves) > 1 else None,
+        "files": ", ".join(describe_files(leaf.files) for leaf in leaves if leaf.files),
+        "index": content and f"{zlib.crc32(content):08x}",
     }
     return {name: value for name, value in description.items() if value}
 
 
-def describe_files(paths: Sequence[str]) -> str:
-    """Returns the names and sizes of files, for messages and comparisons."""
-    return _list(_names(paths))
-
-
-def _leaves(source: Source) -> list[Source]:
-    """Returns the sources that a source reads, or that those read; itself if it reads none."""
-    return [leaf for each in source.inner_sources for leaf in _leaves(each)] or [source]
-
-
-def _names(files: Sequence[str]) -> list[str]:
-    """Returns the names of files, with the sizes of local ones.
+def describe_files(files: Sequence[str]) -> str:
+    """Returns the names and sizes of files, for messages and comparisons.
 
     Names are relative to the folder that the files have in common, so that it may be moved.
     """
     paths = [str(path) for path in files]
     prefix = os.path.commonprefix(paths)  # noqa: RUF071 - also of URLs; cut at the last slash
-    start, has_sizes = prefix.rfind("/") + 1, len(paths) <= _MAX_SIZES
-    return [
-        path[start:]
-        + (f" ({os.path.getsize(path):,} bytes)" if has_sizes and os.path.isfile(path) else "")
-        for path in paths
-    ]
+    start, few = prefix.rfind("/") + 1, len(paths) <= _MAX_SIZES
+    sizes = [f" ({os.path.getsize(p):,} bytes)" if few and os.path.isfile(p) else "" for p in paths]
+    names = [path[start:] + size for path, size in zip(paths, sizes, strict=True)]
+    if len(names) > _MAX_LISTED:
+        return f"{len(names):,} files, digest {zlib.crc32(repr(names).encode()):08x}"
+    return ", ".join(names)
 
 
-def _list(names: Sequence[str]) -> str:
-    if len(names) <= _MAX_LISTED:
-        return ", ".join(names)
-    return f"{len(names):,} files, digest {_digest(repr(names).encode())}"
-
-
-def _digest(content: bytes) -> str:
-    return f"{zlib.crc32(content):08x}"
+def _leaves(source: Source) -> list[Source]:
+    """Returns the sources that a source reads, or that those read; itself if it reads none."""
+    return [leaf for each in source.inner_sources for leaf in _leaves(each)] or [source]

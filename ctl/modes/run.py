@@ -106,8 +106,8 @@ class RunParts:
     @property
     def record(self) -> dict[str, Any]:
         """The config, and what else the updates depend on: what config.json holds."""
-        data = engine_of(self.trainer).pipeline.descriptions
-        inputs = {**data, "init": warm_start.describe_files(self.config.init)}
+        inputs: dict[str, Any] = {"init": warm_start.describe_files(self.config.init)}
+        inputs |= engine_of(self.trainer).pipeline.descriptions
         return {**self.config.to_dict(), "inputs": inputs}
 
     def all_open_bucket(self, stop: StopRequest) -> contextlib.AbstractContextManager[None]:

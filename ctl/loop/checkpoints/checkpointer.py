@@ -3,7 +3,6 @@
 import atexit
 from collections.abc import Callable, Mapping
 import errno
-import json
 import os
 import pathlib
 import re
@@ -318,14 +317,11 @@ class Checkpointer:
         saved = self.files.notes(own[0]).get(_DATA, []) if own else []
         seen = self._trainer.descriptions if isinstance(self._trainer, Step) else []
         if saved and seen and not {*saved} & {*seen}:
-            old, new = json.loads(saved[-1]), json.loads(seen[-1])
-            keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-            lines = [f"{key}: {old.get(key)} -> {new.get(key)}" for key in keys]
             if not self._partial:
                 raise UsageError(
-                    f"{path} was saved with other data ({'; '.join(lines)}), so the next examples are "
-                    "others: use the same data, continue with the change by partial=True of "
-                    "ctl.Checkpointer, or start from scratch in another folder."
+                    f"{path} was saved with other data ({saved[-1]} -> {seen[-1]}), so the next "
+                    "examples are others: use the same data, continue with the change by partial=True "
+                    "of ctl.Checkpointer, or start from scratch in another folder."
                 )
             saved = []
         seen[:0] = [each for each in saved if each not in seen]

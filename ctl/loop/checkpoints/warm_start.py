@@ -102,17 +102,15 @@ def check(trainer: StandardTrainer, init: Any, *, moved: pathlib.Path | None = N
 
 
 def describe_files(init: Any) -> dict[str, str]:
-    """Returns the names and sizes of the files that `init` names, by its keys.
+    """Returns the names and sizes of the files that `init` names, by the names of the models.
 
     Folders are left out, since the run in one may train on, and URLs, which are not read again.
     """
-    sources = {"checkpoint": init.checkpoint, **{f"models.{k}": v for k, v in init.models.items()}}
-    files = {}
-    for key, source in sources.items():
-        parts = sorted(glob.glob(f"{glob.escape(source)}.data-*")) if source else []
-        if parts or os.path.isfile(source):  # a checkpoint, or a file of weights
-            files[key] = description.describe_files(parts or [source])
-    return files
+    sources = {"checkpoint": init.checkpoint, **init.models}
+    files = {
+        k: sorted(glob.glob(f"{glob.escape(v)}.data-*")) or [v] for k, v in sources.items() if v
+    }
+    return {k: description.describe_files(v) for k, v in files.items() if os.path.isfile(v[0])}
 
 
 def all_load(
