@@ -140,7 +140,9 @@ class Step:
         self.forward = forward or (
             lambda batch, training: preprocessing.call_model(self.model, batch, training=training)
         )
-        self.sample_weight = sample_weight or (lambda batch, training: batch.get("weight"))
+        self.sample_weight = sample_weight or (
+            lambda batch, training: preprocessing.default_sample_weight(batch)
+        )
         self.models = list(models)
         self.options = _make_options(
             model, precision=precision, on_non_finite=on_non_finite, **options
@@ -152,6 +154,8 @@ class Step:
         # By their metrics, which are kept too: another object could get the id of one that is freed.
         self._evaluations: dict[Any, tuple[Evaluation, Any, Any]] = {}
         self._loss_trace: Any = None
+        # The descriptions of the data of ctl.data.distribute that the updates depend on.
+        self.descriptions: list[str] = []
         self._example: Any = ()  # the rows and the mask of the first replica, for the checks
         layout = Layout(global_batch_size, self.strategy.num_replicas_in_sync)
         if strategies.spec_of(self.strategy).coordinated:
@@ -177,6 +181,7 @@ class Step:
             The result. Inside of `strategy.run` it is that of this replica.
         """
         is_eager = tf.executing_eagerly()
+        self._describe(batch)
         if tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context():
             self._check_inside(is_eager)
             return self._run_replica(batch, equal=isinstance(batch, MaskedBatch))
@@ -207,6 +212,7 @@ class Step:
         Raises:
             UsageError: the options cannot compute the right update with this model.
         """
+        self._describe(batch)
         if self._replica_step:
             return
         distribution.check_distributed(batch, self.strategy)
@@ -411,6 +417,12 @@ class Step:
 
     def _of_first_replica(self, value: Any) -> Any:
         return self.strategy.experimental_local_results(value)[0]
+
+    def _describe(self, batch: Any) -> None:
+        """Records the description of a batch's data, which checkpoints hold."""
+        description = getattr(type(batch), "description", "")
+        if isinstance(batch, MaskedBatch) and description not in ("", *self.descriptions):
+            self.descriptions.append(description)
 
     def _check_inside(self, is_eager: bool) -> None:
         """Raises UsageError if a step inside of the user's strategy.run would not be right."""

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from ctl.data import host_random
 from ctl.data.autograph import convert, traced
+from ctl.data.features import RESERVED, name_as_features
 from ctl.data.source import (
     Augment,
     Augmented,
@@ -45,7 +46,8 @@ def name_features(element: Any) -> Any:
             tensors, specs or the values of replicas.
 
     Returns:
-        A dict; anything but a tuple is returned as it is.
+        A dict, in which a feature of a tuple that is called "weight" is "x/weight"; anything but a
+        tuple is returned as it is.
 
     Raises:
         UsageError: it is a tuple of another form.
@@ -55,16 +57,16 @@ def name_features(element: Any) -> Any:
     if hasattr(element, "_fields"):
         return dict(zip(element._fields, element, strict=True))
     x, *targets = element if element else [()]
-    named = dict(zip(("label", "weight"), targets, strict=False))
+    named = dict(zip(RESERVED, targets, strict=False))
     nested = any(isinstance(value, tuple | list) for value in element)
     nested |= isinstance(named.get("weight"), dict)
-    if len(element) not in (2, 3) or nested or (isinstance(x, dict) and x.keys() & named.keys()):
+    if len(element) not in (2, 3) or nested:
         raise UsageError(
             f"The elements of the data are {element}, but must be dicts of tensors, or (x, label) or "
             "(x, label, weight) with one tensor or a dict of tensors as x and label: map them to "
             'dicts, such as {"x": ..., "label": ...}.'
         )
-    return {**(x if isinstance(x, dict) else {"x": x}), **named}
+    return {**name_as_features(x if isinstance(x, dict) else {"x": x}), **named}
 
 
 def name_dataset_features(data: Data) -> Data:

@@ -14,6 +14,7 @@ import tf_keras
 
 from ctl.configs.options import TrainerOptions
 from ctl.data.autograph import convert, traced
+from ctl.data.features import RESERVED
 from ctl.data.source import Batch
 from ctl.errors import UsageError
 from ctl.loop.checkpoints.checkpointer import Checkpointer, DamagedCheckpoint
@@ -32,7 +33,6 @@ _OF_TRAINING = (
     "compression_rank", "compression_start", "micro_batches", "shard_state", "clip",
     "loss_spike", "norms", "histogram_interval", "weight_decay_exclude", "optimizer_groups",
 )  # fmt: skip
-NOT_SERVED = ("label", "weight")  # features that are not known when a model is used
 
 
 def restore_trainer(
@@ -96,8 +96,8 @@ def make_function(trainer: StandardTrainer, function: Callable[[Batch], Any]) ->
         UsageError: the outputs depend on a label or a weight.
     """
     specs = engine_of(trainer).pipeline.element_spec()
-    hidden = {name: spec for name, spec in specs.items() if name in NOT_SERVED}
-    shown = {name: spec for name, spec in specs.items() if name not in NOT_SERVED}
+    hidden = {name: spec for name, spec in specs.items() if name in RESERVED}
+    shown = {name: spec for name, spec in specs.items() if name not in RESERVED}
     options = trainer.options
     restored: list[tf.Variable] = []
 

@@ -3,11 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ctl.data.features import RESERVED, flatten_features
 from ctl.errors import list_some
 from ctl.hardware import strategies
 from ctl.loop.progress import format_numbers
 from ctl.optimizers import schedules
 from ctl.replica.step.engine import engine_of
+from ctl.trainer import StandardTrainer
 
 
 def complete(step: int, result: Mapping[str, Any], config: Any) -> str:
@@ -49,6 +51,17 @@ def start(hardware: Any, trainer: Any) -> str:
         f"{hardware.name} ({hardware.reason}): {_count(layout.replicas, 'replica')}; "
         f"global batch {layout.global_batch_size} = {shares}{more} rows; {what}"
     )
+
+
+def entries(trainer: StandardTrainer) -> str:
+    """Lists which entries of the data are features, the label, and the weight of the losses."""
+    groups: dict[str, list[str]] = {"features": [], **{kind: [] for kind in RESERVED}}
+    for name in flatten_features(engine_of(trainer).pipeline.element_spec()):
+        kind = name.split("/")[0]
+        groups[kind if kind in RESERVED else "features"].append(name)
+    if type(trainer).sample_weight is not StandardTrainer.sample_weight:
+        groups["weight"] = ["what sample_weight returns"]
+    return "; ".join(f"{kind}: {', '.join(names) or 'none'}" for kind, names in groups.items())
 
 
 def compression(trainer: Any) -> str:

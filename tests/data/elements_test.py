@@ -24,6 +24,11 @@ NAMED = {
     "features and label": (({"a": 1, "b": 2}, 3), {"a": 1, "b": 2, "label": 3}),
     "features, label and weight": (({"a": 1}, 2, 3), {"a": 1, "label": 2, "weight": 3}),
     "features and targets": (({"a": 1}, {"b": 2, "c": 3}), {"a": 1, "label": {"b": 2, "c": 3}}),
+    "a feature called weight": (({"weight": 1, "a": 2}, 3), {"x/weight": 1, "a": 2, "label": 3}),
+    "both, and a feature called label": (
+        ({"weight": 1, "label": 2}, 3, 4),
+        {"x/weight": 1, "x/label": 2, "label": 3, "weight": 4},
+    ),
     "a named tuple, in its own order": (Example(1, 2), {"label": 1, "image": 2}),
     "a tensor, which has no name": (1, 1),
 }
@@ -36,8 +41,7 @@ def test_features_are_named(element, named):
 
 @pytest.mark.parametrize(
     "element",
-    [(), (1,), (1, 2, 3, 4), ((1, 2), 3), (1, 2, {"a": 3}), (1, (2, 3)), ({"label": 1}, 2),
-     ({"weight": 1}, 2, 3)],
+    [(), (1,), (1, 2, 3, 4), ((1, 2), 3), (1, 2, {"a": 3}), (1, (2, 3))],
     ids=str,
 )  # fmt: skip
 def test_tuple_that_cannot_be_named_is_rejected(element):

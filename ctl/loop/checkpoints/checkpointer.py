@@ -20,6 +20,8 @@ from ctl.replica.step.engine import engine_of
 from ctl.step import Step
 from ctl.trainer import StandardTrainer
 
+_DATA = "data"  # the name of the notes in which a checkpoint holds what `ctl.Step` has trained on
+
 
 class DamagedCheckpoint(Exception):
     """Raised if files of a checkpoint cannot be read; an older checkpoint may be intact."""
@@ -48,7 +50,8 @@ class Checkpointer:
             a run in an object store: every process then writes the checkpoints.
         processes: the processes of the run. By default this one only, or those of a step's strategy.
         on_restored: called after a checkpoint was restored.
-        partial: if a checkpoint does not match, restore the variables of the same name and shape.
+        partial: if a checkpoint does not match, restore the variables of the same name and shape, and
+            continue with other data.
         reads_only: nothing will be saved, so a checkpoint may have more than the trainer.
         rank: the sort key of steps, from the first to delete to the last; by default the step.
 
@@ -131,6 +134,8 @@ class Checkpointer:
         self._check_deferred()
         self._step.check_not_averaged()
         step = int(self._trainer.global_step.numpy())
+        if isinstance(self._trainer, Step) and self._trainer.descriptions:
+            notes = {**(notes or {}), _DATA: list(self._trainer.descriptions)}
         if not self._writes:
             # TensorFlow requires every process to save: reading a variable that has a value per
             # replica is a collective operation. These files are not needed.
@@ -226,11 +231,12 @@ class Checkpointer:
         """Restores a checkpoint; only what matches, if `partial` is set.
 
         Raises:
-            UsageError: it does not match the trainer.
+            UsageError: it does not match the trainer, or the data that a step has been built with.
             DamagedCheckpoint: it cannot be read.
         """
         self.wait()  # a thread may still copy values of the trainer
         self.unmatched, self._deferred = None, []
+        self._check_data(path)
         with self._trainer.strategy.scope():
             try:
                 content = matching.CheckpointContent(path)
@@ -304,6 +310,21 @@ class Checkpointer:
             if kept:  # the run had none before, or had another model
                 kept.reset(keep=restored)
         self.unmatched = None if comparison.complete else comparison
+
+    def _check_data(self, path: str) -> None:
+        """Raises UsageError if a step continues on other data than that of its own checkpoint."""
+        own = [step for step in self.files.steps() if self.path(step) == str(path)]
+        saved = self.files.notes(own[0]).get(_DATA, []) if own else []
+        seen = self._trainer.descriptions if isinstance(self._trainer, Step) else []
+        if saved and seen and not {*saved} & {*seen}:
+            if not self._partial:
+                raise UsageError(
+                    f"{path} was saved with other data ({saved[-1]} -> {seen[-1]}), so the next "
+                    "examples are others: use the same data, continue with the change by partial=True "
+                    "of ctl.Checkpointer, or start from scratch in another folder."
+                )
+            saved = []
+        seen[:0] = [each for each in saved if each not in seen]
 
     def _check_deferred(self) -> None:
         """Raises UsageError if saving would lose values of variables that are not built yet."""

@@ -16,6 +16,7 @@ from ctl.configs.error_location import describe, name_function, user_line
 from ctl.configs.options import TrainerOptions
 from ctl.data.autograph import convert, traced
 from ctl.data.caching import cache
+from ctl.data.features import select_features
 from ctl.data.input_pipeline import BuildDataset, InputPipeline
 from ctl.data.layout import Layout
 from ctl.data.source import Batch
@@ -34,7 +35,7 @@ from ctl.replica.step.attributes import STATELESS, Attributes, check_scope, chec
 from ctl.replica.step.engine import Engine
 from ctl.replica.step.microbatches import row_count
 from ctl.replica.step.plan import make_plan
-from ctl.replica.step.preprocessing import call_preprocess
+from ctl.replica.step.preprocessing import call_preprocess, default_sample_weight
 from ctl.replica.updates import parameter_groups, sharded_optimizer
 from ctl.replica.updates.unfreezing import Unfreezing
 
@@ -81,6 +82,9 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
         # Creates the variables of the model's first call, too: a checkpoint is restored, and slots are
         # created, before the first step.
         spec = pipeline.element_spec()
+        hooks = ("sample_weight", "preprocess", "replica_step", "train_step")
+        if all(getattr(type(trainer), hook) is getattr(base, hook) for hook in hooks):
+            default_sample_weight(spec)
         is_default = type(trainer).forward is base.forward
         traces: list[Any] = []
         with report_rejected_features(spec) if is_default else contextlib.nullcontext():
@@ -387,16 +391,17 @@ def report_rejected_features(features: Mapping[str, Any]) -> Iterator[None]:
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, UsageError) or user_line(error):
             raise
-        passed = [name for name in features if name not in ("label", "weight")]
-        names, reason = ", ".join(passed), describe(error)
+        names, reason = ", ".join(select_features(features)), describe(error)
         if not isinstance(error, KeyError) and not any(part in reason for part in _INPUT_CHECKS):
             raise UsageError(
                 f"The call of the model with {names} failed ({reason}): fix build_model or the data, or "
                 "override forward."
             ) from error
         fix = "fix the model's inputs or the data"
-        if "label" not in features and len(passed) > 1:
+        if "label" not in features and "," in names:
             fix = 'name the target "label", which is not passed to the model'
+        if "weight" in features:
+            fix += ' ("weight" is the weight of the losses and not passed: rename it if it is a feature)'
         raise UsageError(
             f"The model does not accept {names} ({reason}): {fix}, or override forward."
         ) from error

@@ -76,7 +76,8 @@ def test_an_exception_is_a_failed_row_with_the_users_line_and_the_others_go_on(
     assert main.run(["ctl", f"--config={config}", "--mode=check"]) == 1
     captured = capsys.readouterr()
     rows = captured.out.splitlines()
-    assert rows[0] == "Checking user_trainers.py:RaisesInMetrics."
+    entries = "features: x; label: label; weight: none"
+    assert rows[0] == f"Checking user_trainers.py:RaisesInMetrics ({entries})."
     assert rows[1].startswith("pass     first_loss ")
     assert re.fullmatch(r"FAIL     gradients +user_trainers.py:\d+: KeyError: 'accurracy'", rows[2])
     assert re.fullmatch(r"FAIL     evaluation +for the same cause as gradients", rows[3])
