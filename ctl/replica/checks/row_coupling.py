@@ -2,11 +2,14 @@
 
 The ops from the batch to the losses are searched while the step is traced; nothing is added to the
 graph. An op that may combine rows is a suspect. The losses are then computed for the first batch with
-other rows exchanged, once, before the first step: if the loss of a row changes, it is rejected.
+other rows exchanged, once, before the first step: if the loss of a row changes, it is rejected. A
+trace with one row cannot show that, so the step is then traced again with several.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
 import contextlib
+import dataclasses
 import functools
 import logging
 from typing import Any
@@ -14,7 +17,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ctl.data.autograph import traced
 from ctl.errors import UsageError
+from ctl.replica.arithmetic import row_mask
 from ctl.replica.arithmetic.row_mask import Examples
 from ctl.replica.checks import loss_trace, random_search
 from ctl.replica.checks.loss_trace import GlobalValue, LossTrace, Update, symbolic
@@ -30,25 +35,31 @@ _REORDERING = ("GatherV2", "ReverseV2", "Roll", "RandomShuffle", "StridedSlice",
 _STATISTICS = ("Sum", "Mean", "Max", "Min", "Prod", "L2Loss", "EuclideanNorm", "FusedBatchNormV3")
 # Ops that turn an integer into a number of a loss, or into a condition.
 _NUMBERS = ("Cast", "Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual")
+_ROWS = 4  # of a micro-batch, if the step is traced again
 ReadBatch = Callable[[], Any]
+Compute = Callable[[Any], Any]
 
 # Relative to the largest value. The shapes are the same, so the same kernels compute a row.
 _TOLERANCES = {8: 1e-6, 4: 1e-4, 2: 2e-2}
 # Ops that read the data of the run, wait for other replicas, or change a state.
 _NOT_COPIED = (
-    "Iterator", "MultiDeviceIterator", "Optional", "Collective", "Nccl", "Assign", "ResourceScatter",
+    "Iterator", "MultiDeviceIterator", "Collective", "Nccl", "Assign", "ResourceScatter",
     "ResourceApply", "Queue", "Barrier", "Stage", "Unstage", "Send", "Recv", "_Arg",
 )  # fmt: skip
 
 
 @contextlib.contextmanager
-def search(rows: Examples, replicas: int, read_batch: ReadBatch) -> Iterator[None]:
+def search(
+    rows: Examples, replicas: int, read_batch: ReadBatch, compute: Compute
+) -> Iterator[None]:
     """Searches the losses that the code inside the `with` block computes.
 
     Args:
         rows: the rows of a replica, with a trace; without one nothing is searched.
         replicas: the number of replicas that compute the global batch.
-        read_batch: returns the first batch of a replica, like the tensors of the trace.
+        read_batch: returns the first batch of a replica, like the tensors of the trace, and its mask.
+            It may have more rows.
+        compute: the code inside, as a function of a batch.
 
     Raises:
         UsageError: the loss of a row depends on other rows of the replica, or the replicas compute
@@ -72,9 +83,76 @@ def search(rows: Examples, replicas: int, read_batch: ReadBatch) -> Iterator[Non
         difference = loss_trace.compare_replicas(traces[0], trace, len(traces) - 1)
         _check_equal(difference, "replicas")
         return
-    _check_equal(loss_trace.compare_micro_batches(trace), "micro-batches")
+    parts = rows.parts
+    try:
+        _check_trace(trace, replicas, parts, read_batch)
+    except _ProbeError as unknown:
+        try:
+            with tf.init_scope(), futures.ThreadPoolExecutor(1) as thread:  # in no strategy
+                batch = _read_existing(read_batch, _ROWS * parts)
+                thread.submit(_check_again, rows, replicas, batch, compute).result()
+        except _ProbeError as error:
+            op = error.op or unknown.op
+            if op is not None and replicas * parts > 1:
+                _LOG.warning(
+                    "%s may combine rows of the same replica or micro-batch (%s), which is not known: "
+                    "%s. If it does, the update depends on how the batch is split, which `ctl check` "
+                    "measures.",
+                    random_search.place(op), op.type, error,
+                )  # fmt: skip
+
+
+def _check_trace(trace: LossTrace, replicas: int, parts: int, read_batch: ReadBatch) -> None:
+    """Checks the losses of a trace; raises a _ProbeError if the trace cannot show what they are."""
     for update in trace.updates:
-        _check_update(trace, update, replicas, rows.parts, read_batch)
+        _check_update(trace, update, replicas, parts, read_batch)
+        if not loss_trace.has_equal_parts(update):
+            raise _ProbeError("no two micro-batches have the same number of rows")
+    _check_equal(loss_trace.compare_micro_batches(trace), "micro-batches")
+
+
+def _check_again(rows: Examples, replicas: int, batch: Any, compute: Compute) -> None:
+    """Checks the losses of a step that is traced again, with several rows in each micro-batch."""
+    batch = tf.nest.map_structure(lambda x: x[: _ROWS * rows.parts], batch)
+    trace = LossTrace([], losses_only=True)
+
+    def step(batch: Any) -> None:
+        trace.batch = symbolic(batch)
+        again = dataclasses.replace(
+            rows, row_mask=None, first_row=0, step=0, applied=[], count=_ROWS * rows.parts,
+            graph=tf.compat.v1.get_default_graph(), single=False, refused=[], folded=[], trace=trace,
+        )  # fmt: skip
+        with row_mask.replay(again, {}), trace.record_collectives():
+            compute(batch)
+
+    try:
+        traced(step).get_concrete_function(batch)
+    # The code may require the number of rows that it has, or fail once the losses are known.
+    except Exception as error:
+        complete = [update for update in trace.updates if len(update.micro_batches) == rows.parts]
+        if len(complete) < len(rows.trace.updates):
+            name = type(error).__name__
+            raise _ProbeError(f"the step cannot be traced with {_ROWS} rows ({name})") from error
+    _check_trace(trace, replicas, rows.parts, lambda: (batch, None))
+
+
+def _read_existing(read_batch: ReadBatch, least: int = 0) -> Any:
+    """Returns the rows of the first batch that exist; they repeat if it has less than `least`."""
+    batch, mask = _read(read_batch)
+    if mask is not None:
+        batch = tf.nest.map_structure(lambda x: tf.boolean_mask(x, mask > 0), batch)
+    rows = tf.nest.flatten(batch)[0].shape[0]
+    if rows < 2:
+        raise _ProbeError("the batch has one row")
+    return tf.nest.map_structure(lambda x: tf.gather(x, np.arange(max(rows, least)) % rows), batch)
+
+
+def _read(read_batch: ReadBatch) -> Any:
+    try:
+        return read_batch()
+    # ValueError: distributed data of the user cannot be read while a replica is traced.
+    except (tf.errors.OpError, StopIteration, ValueError) as error:
+        raise _ProbeError("there is no batch to compute it for") from error
 
 
 def check_count(
@@ -107,10 +185,7 @@ def check_count(
         return
 
     def read_existing() -> Any:
-        batch, mask = read_batch()
-        if mask is not None:
-            batch = tf.nest.map_structure(lambda x: tf.boolean_mask(x, mask > 0), batch)
-        return batch, None
+        return _read_existing(read_batch), None
 
     probe = _count_probe(losses, trace)
     dropped = _count_probe(*fewer) if fewer else probe
@@ -177,7 +252,7 @@ def _check_update(
 
     # The undivided batch, up to what `preprocess` and `sample_weight` returned.
     prepared = RowFlow(batch, count=count, clean=clean)
-    _check(trace, update, prepared, update.inputs, replicas > 1, count, read_batch)
+    _check(trace, update, prepared, update.inputs, replicas > 1, count, 1, read_batch)
 
     part = update.micro_batches[0]
     leading = {id(x): Rows(0) for x in part.rows if x.shape.rank}
@@ -188,12 +263,12 @@ def _check_update(
         return outer_tensor(tensor) if alias is None else alias
 
     losses = RowFlow({**batch, **leading}, count=rows, clean=clean, resolve=resolve)
-    _check(trace, update, losses, part.losses, replicas * parts > 1, rows, read_batch)
+    _check(trace, update, losses, part.losses, replicas * parts > 1, rows, parts, read_batch)
 
 
 def _check(
     trace: LossTrace, update: Update, flow: RowFlow, values: Sequence[tf.Tensor], split: bool,
-    count: int | None, read_batch: ReadBatch,
+    count: int | None, parts: int, read_batch: ReadBatch,
 ) -> None:  # fmt: skip
     """Raises a UsageError, or warns if the batch is not split, if the rows affect each other."""
     states = [(value, flow.state(value)) for value in values]
@@ -208,16 +283,15 @@ def _check(
         global_values=trace.global_values,
         statistics=flow.statistics,
     )
-    unknown = ""
+    op = suspects[0][1]
     try:
-        if not _run(probe, trace, read_batch, count):
+        if not _run(probe, trace, read_batch, count, parts):
             return
     except _ProbeError as error:
-        unknown = f" (this could not be computed for a batch: {error})"
-    op = suspects[0][1]
+        raise _ProbeError(str(error), op) from error
     line = (
         f"{random_search.place(op)} combines rows of the same replica or micro-batch ({op.type}), so "
-        f"the loss of a row depends on how the batch is split{unknown}: {_suggestion(op)}, {_ACCEPT}."
+        f"the loss of a row depends on how the batch is split: {_suggestion(op)}, {_ACCEPT}."
     )
     if split:
         raise UsageError(line)
@@ -231,25 +305,32 @@ def _warn(line: str) -> None:  # several trainers of a process, as of ctl check,
 
 
 def _run(
-    probe: "_Probe", trace: LossTrace, read_batch: ReadBatch, count: int | None,
+    probe: "_Probe", trace: LossTrace, read_batch: ReadBatch, count: int | None, parts: int = 1,
     *, dropped: "_Probe | None" = None,
 ) -> bool:  # fmt: skip
+    """Computes the values of a probe for the first batch.
+
+    Args:
+        probe: values of the first of `parts` parts of the batch.
+        trace: the trace that has them.
+        read_batch: see `search`.
+        count: the number of rows of the values; None if the trace accepts any number.
+        parts: see `probe`.
+        dropped: see `_Probe.depends_on_other_rows`.
+    """
     with tf.init_scope():
-        try:
-            batch, mask = read_batch()
-        # ValueError: distributed data of the user cannot be read while a replica is traced.
-        except (tf.errors.OpError, StopIteration, ValueError) as error:
-            raise _ProbeError("there is no batch") from error
-        values = [x for x in tf.nest.flatten((batch, mask)) if x is not None]
+        size = trace.batch[0].shape[0] if count else None
+        batch, mask = _read(read_batch) if count else (_read_existing(read_batch, 2 * parts), None)
+        values = [x[:size] for x in tf.nest.flatten((batch, mask)) if x is not None]
         if mask is None and len(values) + 1 == len(trace.batch):  # the step has added one
             values.append(tf.ones([values[0].shape[0]]))
         if len(values) != len(trace.batch):
             raise _ProbeError("the batches of the data are others")
         values = [tf.cast(v, x.dtype) for v, x in zip(values, trace.batch, strict=True)]
-        rows = values[0].shape[0] if mask is None else int(tf.math.count_nonzero(mask))
-        rows = min(rows, rows if count is None else count)
+        rows = values[0].shape[0] if mask is None else int(tf.math.count_nonzero(mask[:size]))
+        rows = min(rows, count) if count else rows // parts
         if rows < 2:
-            raise _ProbeError("it has one row")
+            raise _ProbeError("a micro-batch has one row")
         return probe.depends_on_other_rows(values, rows, dropped=dropped)
 
 
@@ -296,7 +377,15 @@ _FAILURES = (tf.errors.OpError, AttributeError, LookupError, TypeError, ValueErr
 
 
 class _ProbeError(Exception):
-    """The values cannot be computed."""
+    """The values cannot be computed.
+
+    Attributes:
+        op: the op that may combine rows, if it is known.
+    """
+
+    def __init__(self, message: str, op: Any = None):
+        super().__init__(message)
+        self.op = op
 
 
 class _Probe:
