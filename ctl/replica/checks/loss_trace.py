@@ -5,7 +5,7 @@ of their rows. Each of them traces the user's code again: a counter or another s
 each its own constants, or its own ops.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 from typing import Any, NamedTuple
@@ -78,6 +78,7 @@ class LossTrace:
         updates: one for each call of `minimize`.
         global_values: values of the global batch, such as sums over the replicas.
         constants: the id of a tensor of the first replica -> its value in the first step.
+        names: the id of a tensor of the batch -> its name in it.
         losses_only: whether the step ends its updates once the losses are recorded.
     """
 
@@ -85,7 +86,15 @@ class LossTrace:
     updates: list[Update] = dataclasses.field(default_factory=list)
     global_values: list[GlobalValue] = dataclasses.field(default_factory=list)
     constants: dict[int, Any] = dataclasses.field(default_factory=dict)
+    names: dict[int, str] = dataclasses.field(default_factory=dict)
     losses_only: bool = False
+
+    @classmethod
+    def of(cls, inputs: Any, **fields: Any) -> "LossTrace":
+        """Returns the trace of a batch, or of a batch and its mask."""
+        batch = inputs[0] if isinstance(inputs, tuple) else inputs
+        names = {id(x): name for name, x in batch.items()} if isinstance(batch, Mapping) else {}
+        return cls(symbolic(inputs), names=names, **fields)
 
     def begin_update(self, inputs: Any) -> None:
         """Records the tensors that the micro-batches of an update are cut from."""

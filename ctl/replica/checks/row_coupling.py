@@ -26,7 +26,7 @@ from ctl.replica.checks.loss_trace import GlobalValue, LossTrace, Update, symbol
 from ctl.replica.checks.row_flow import Mixed, RowFlow
 from ctl.replica.checks.row_rules import Rows
 from ctl.replica.graphs import ops
-from ctl.replica.graphs.dataflow import outer_tensor
+from ctl.replica.graphs.dataflow import ancestors, outer_tensor
 
 _LOG = logging.getLogger("ctl")
 _ACCEPT = "or accept it with allow_row_coupling=True (runtime.allow_row_coupling)"
@@ -114,10 +114,10 @@ def _check_trace(trace: LossTrace, replicas: int, parts: int, read_batch: ReadBa
 def _check_again(rows: Examples, replicas: int, batch: Any, compute: Compute) -> None:
     """Checks the losses of a step that is traced again, with several rows in each micro-batch."""
     batch = tf.nest.map_structure(lambda x: x[: _ROWS * rows.parts], batch)
-    trace = LossTrace([], losses_only=True)
+    traces: list[LossTrace] = []
 
     def step(batch: Any) -> None:
-        trace.batch = symbolic(batch)
+        traces.append(trace := LossTrace.of(batch, losses_only=True))
         again = dataclasses.replace(
             rows, row_mask=None, first_row=0, step=0, applied=[], count=_ROWS * rows.parts,
             graph=tf.compat.v1.get_default_graph(), single=False, refused=[], folded=[], trace=trace,
@@ -129,11 +129,12 @@ def _check_again(rows: Examples, replicas: int, batch: Any, compute: Compute) ->
         traced(step).get_concrete_function(batch)
     # The code may require the number of rows that it has, or fail once the losses are known.
     except Exception as error:
-        complete = [update for update in trace.updates if len(update.micro_batches) == rows.parts]
+        updates = [update for trace in traces for update in trace.updates]
+        complete = [update for update in updates if len(update.micro_batches) == rows.parts]
         if len(complete) < len(rows.trace.updates):
             name = type(error).__name__
             raise _ProbeError(f"the step cannot be traced with {_ROWS} rows ({name})") from error
-    _check_trace(trace, replicas, rows.parts, lambda: (batch, None))
+    _check_trace(traces[0], replicas, rows.parts, lambda: (batch, None))
 
 
 def _read_existing(read_batch: ReadBatch, least: int = 0) -> Any:
@@ -275,20 +276,32 @@ def _check(
     suspects = [(value, state.op) for value, state in states if isinstance(state, Mixed)]
     if not suspects:
         return
-    probe = _Probe(
-        [value for value, _ in suspects],
-        trace.batch,
-        constants=trace.constants,
-        aliases=update.aliases,
-        global_values=trace.global_values,
-        statistics=flow.statistics,
-    )
+
+    def dependent(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        probe = _Probe(
+            values,
+            trace.batch,
+            constants=trace.constants,
+            aliases=update.aliases,
+            global_values=trace.global_values,
+            statistics=flow.statistics,
+        )
+        return [values[i] for i in sorted(_run(probe, trace, read_batch, count, parts))]
+
     op = suspects[0][1]
     try:
-        if not _run(probe, trace, read_batch, count, parts):
-            return
+        losses = dependent([value for value, _ in suspects])
     except _ProbeError as error:
         raise _ProbeError(str(error), op) from error
+    if not losses:
+        return
+    # The first suspect may be harmless: what it computes shows that.
+    with contextlib.suppress(_ProbeError):
+        tensors = flow.suspects()
+        coupled = {id(x) for x in dependent(tensors)}
+        flow = flow.with_rows(x for x in tensors if id(x) not in coupled)
+        op = getattr(flow.state(losses[0]), "op", op)
+    _check_shapes(trace, flow, op)
     line = (
         f"{random_search.place(op)} combines rows of the same replica or micro-batch ({op.type}), so "
         f"the loss of a row depends on how the batch is split: {_suggestion(op)}, {_ACCEPT}."
@@ -301,14 +314,14 @@ def _check(
 
 @functools.cache
 def _warn(line: str) -> None:  # several trainers of a process, as of ctl check, have the same loss
-    _LOG.warning("%s It is right as long as one replica computes the batch at once.", line)
+    _LOG.warning("%s As long as one replica computes the batch at once, there is no split.", line)
 
 
 def _run(
     probe: "_Probe", trace: LossTrace, read_batch: ReadBatch, count: int | None, parts: int = 1,
     *, dropped: "_Probe | None" = None,
-) -> bool:  # fmt: skip
-    """Computes the values of a probe for the first batch.
+) -> set[int]:  # fmt: skip
+    """Returns which values of a probe depend on other rows, as computed for the first batch.
 
     Args:
         probe: values of the first of `parts` parts of the batch.
@@ -332,6 +345,41 @@ def _run(
         if rows < 2:
             raise _ProbeError("a micro-batch has one row")
         return probe.depends_on_other_rows(values, rows, dropped=dropped)
+
+
+def _check_shapes(trace: LossTrace, flow: RowFlow, op: Any) -> None:
+    """Raises a UsageError if an op broadcasts [rows] and [rows, 1], which is wrong on any split."""
+    operands = [x for x in op.inputs if isinstance(flow.state(x), Rows)]
+    if op.type not in ops.ELEMENTWISE or len(operands) != 2:
+        return
+    low, high = sorted(operands, key=lambda x: x.shape.rank)
+    if low.shape.rank == high.shape.rank or _inserts_axis(high):
+        return  # such as x[:, None] - x, the differences of all pairs
+    shown = [f"{_describe(x, trace)} {tuple(x.shape)}" for x in operands]
+    name, rank = _describe(high, trace), high.shape.rank
+    fix = f"use {name}[{':, ' * (rank - 1)}0]" if high.shape[-1] == 1 else "give both the same rank"
+    raise UsageError(
+        f"{random_search.place(op)}: {' and '.join(shown)} broadcast to {tuple(op.outputs[0].shape)} "
+        f"({op.type}), so each row meets the other rows: {fix}."
+    )
+
+
+def _inserts_axis(tensor: tf.Tensor) -> bool:
+    """Returns whether an op before a tensor, other than elementwise ones, inserts an axis."""
+    op = tensor.op
+    if op.type in ops.ELEMENTWISE:
+        return any(_inserts_axis(x) for x in op.inputs if x.shape.rank == tensor.shape.rank)
+    inserts = op.type == "StridedSlice" and op.get_attr("new_axis_mask")
+    return bool(inserts) or op.type in ("ExpandDims", "Reshape")
+
+
+def _describe(tensor: tf.Tensor, trace: LossTrace) -> str:
+    """Names the origin of a tensor: the model, or an entry of the batch."""
+    sources = list(ancestors(tensor))
+    if any(x.op.type in ("ReadVariableOp", "ResourceGather") for x in sources):
+        return "outputs"
+    names = {trace.names[id(x)] for x in sources if id(x) in trace.names}
+    return f'batch["{names.pop()}"]' if len(names) == 1 else "data"
 
 
 def _suggestion(op: Any) -> str:
@@ -369,8 +417,7 @@ def make_trace(inputs: Any, *, allow: bool) -> LossTrace | None:
         inputs: the tensors of the batch, and the mask.
         allow: whether rows may depend on each other.
     """
-    tensors = symbolic(inputs)
-    return None if allow or not tensors else LossTrace(tensors)
+    return None if allow or not symbolic(inputs) else LossTrace.of(inputs)
 
 
 _FAILURES = (tf.errors.OpError, AttributeError, LookupError, TypeError, ValueError, RuntimeError)
@@ -421,8 +468,8 @@ class _Probe:
 
     def depends_on_other_rows(
         self, batch: Sequence[Any], rows: int, *, dropped: "_Probe | None" = None
-    ) -> bool:
-        """Returns whether a value of a row changes if other rows of the batch change.
+    ) -> set[int]:
+        """Returns the positions of the values that change for a row if other rows of the batch change.
 
         Args:
             batch: the values of the batch, of the first `rows` rows, which exist.
@@ -433,6 +480,7 @@ class _Probe:
         Raises:
             _ProbeError: the values cannot be computed, or differ from one computation to the next.
         """
+        found: set[int] = set()
         try:
             observe = tf.function(self._observe, autograph=False)
             compute = tf.function(self._compute, autograph=False)
@@ -447,11 +495,12 @@ class _Probe:
                 return _differ([x[: rows - 1] for x in reference], fewer, everything[:-1])
             for kept in _kept_rows(rows, reference):
                 changed = compute(_replace_others(batch, kept), fixed)
-                if _differ(reference, changed, kept):
-                    return True
+                found |= _differ(reference, changed, kept)
+                if len(found) == len(reference):
+                    break
         except _FAILURES as error:
             raise _ProbeError(type(error).__name__) from error
-        return False
+        return found
 
     def _observe(self, batch: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Computes the values that stay constant for the other batches."""
@@ -585,9 +634,10 @@ def _replace_others(batch: Sequence[Any], kept: np.ndarray) -> list[Any]:
     return result
 
 
-def _differ(one: Sequence[Any], two: Sequence[Any], rows: np.ndarray) -> bool:
-    """Returns whether the entries of some rows differ by more than rounding."""
-    return any(_differs(a.numpy(), b.numpy(), rows) for a, b in zip(one, two, strict=True))
+def _differ(one: Sequence[Any], two: Sequence[Any], rows: np.ndarray) -> set[int]:
+    """Returns the positions of the values in which entries of some rows differ beyond rounding."""
+    pairs = enumerate(zip(one, two, strict=True))
+    return {i for i, (a, b) in pairs if _differs(a.numpy(), b.numpy(), rows)}
 
 
 def _differs(one: np.ndarray, two: np.ndarray, rows: np.ndarray) -> bool:

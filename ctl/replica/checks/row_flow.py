@@ -66,6 +66,7 @@ class RowFlow:
         self._count = count
         self._clean = frozenset(clean)
         self._resolve = resolve
+        self._sources = sources
         self._states: dict[int, State] = {**dict.fromkeys(self._clean), **sources}
         self._keep: list[Any] = []  # ids are unique only while the tensors exist
         self.statistics: list[Any] = []
@@ -96,6 +97,19 @@ class RowFlow:
             self._keep.append(op)
             stack.pop()
         return states[id(tensor)]
+
+    def suspects(self) -> list[tf.Tensor]:
+        """Returns the tensors with an entry per row that may depend on several rows."""
+        return [
+            x for op in self._keep for x in op.outputs
+            if isinstance(self._states.get(id(x)), Mixed) and x.shape.rank
+            and x.shape[0] == self._count and x.dtype not in (tf.variant, tf.resource)
+        ]  # fmt: skip
+
+    def with_rows(self, tensors: Iterable[tf.Tensor]) -> "RowFlow":
+        """Returns a flow that knows that an entry of these tensors depends on its row only."""
+        sources = {**self._sources, **{id(x): Rows(0) for x in tensors}}
+        return RowFlow(sources, count=self._count, clean=self._clean, resolve=self._resolve)
 
     def _apply(self, op: Any, states: Sequence[State]) -> Sequence[State]:
         """Returns the states of an op's outputs."""

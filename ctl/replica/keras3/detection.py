@@ -15,8 +15,8 @@ import tf_keras
 from ctl.errors import UsageError, type_name
 
 _MIXED = (
-    "a model has layers of one of the two packages, so import either keras or tf_keras. tf.keras is "
-    "tf_keras if TF_USE_LEGACY_KERAS=1 is set before it is first used, and else Keras 3."
+    "a model has layers of one of the two packages, so import either keras or tf_keras. In code that "
+    "uses tf.keras, it is tf_keras if TF_USE_LEGACY_KERAS=1 is set before its first use, else Keras 3."
 )
 
 

@@ -76,7 +76,10 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
         spec = pipeline.element_spec()
         is_default = type(trainer).forward is base.forward
         traces: list[Any] = []
-        with report_rejected_features(spec) if is_default else contextlib.nullcontext():
+        with (
+            report_rejected_features(spec) if is_default else contextlib.nullcontext(),
+            detection.report_mixture(),
+        ):
             create_variables(functools.partial(_forward, trainer, traces), spec)
         late = any(metrics.creates_variables_late(metric) for metric in trainer.metrics.values())
         if late and not strategies.spec_of(trainer.strategy).coordinated:  # it never skips a step
@@ -304,9 +307,15 @@ def check_optimizer(optimizer: Any) -> Any:
     detection.check_tracked(inner, "The optimizer is")
     if isinstance(inner, tf_keras.optimizers.legacy.Optimizer):
         name = type(inner).__name__
+        fix = f"tf_keras.optimizers.{name}"
+        if not hasattr(tf_keras.optimizers, name):  # such as AdamWeightDecay of Model Garden
+            fix = (
+                "a subclass of tf_keras.optimizers.Optimizer, or optimizer.name=adamw, lamb or lars"
+            )
+            if "Average" in name or "EMA" in name:
+                fix = "its inner optimizer, with optimizer.ema_decay"
         raise UsageError(
-            f"The optimizer is {type_name(inner)} of tf_keras.optimizers.legacy: use "
-            f"tf_keras.optimizers.{name}."
+            f"The optimizer is {type_name(inner)}, a tf_keras.optimizers.legacy.Optimizer: use {fix}."
         )
     if not isinstance(inner, tf_keras.optimizers.Optimizer):
         shown = repr(inner) if isinstance(inner, str) else type_name(inner)

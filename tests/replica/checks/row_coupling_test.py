@@ -347,6 +347,55 @@ def test_losses_that_depend_on_other_rows_are_rejected_with_the_line_and_what_to
     assert suggestion in message and "runtime.allow_row_coupling" in message
 
 
+KERNEL = tf.Variable(tf.ones([FEATURES, 1]))
+BROADCAST = {
+    "labels minus outputs": (
+        lambda b: tf.reduce_mean((b["x"][:, 0] - b["x"] @ KERNEL) ** 2, axis=-1),
+        'batch["x"] (6,) and outputs (6, 1) broadcast to (6, 6) (Sub)', "use outputs[:, 0]",
+    ),
+    "outputs minus labels of rank 2": (
+        lambda b: tf.reduce_mean((tf.tanh(b["x"] @ KERNEL)[:, 0] - b["x"][:, :1]) ** 2, axis=-1),
+        'outputs (6,) and batch["x"] (6, 1) broadcast to (6, 6) (Sub)', 'use batch["x"][:, 0]',
+    ),
+    "a function of tf_keras": (
+        lambda b: tf_keras.losses.mean_squared_error(b["x"][:, 0], b["x"] @ KERNEL),
+        'outputs (6, 1) and batch["x"] (6,) broadcast to (6, 6)', "use outputs[:, 0]",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("name", BROADCAST)
+def test_rows_that_broadcast_to_all_pairs_are_an_error_that_names_the_shapes(name, replicas):
+    loss, shapes, fix = BROADCAST[name]
+    with pytest.raises(ctl.UsageError) as raised:
+        FakeStep(loss, replicas=replicas).trace()
+    message = str(raised.value)
+    assert message.startswith("tests/replica/checks/row_coupling_test.py:")
+    assert shapes in message and fix in message
+
+
+def test_differences_of_all_pairs_that_are_meant_are_no_error_on_one_replica(caplog):
+    def margin(batch):
+        scores = (batch["x"] @ KERNEL)[:, 0]
+        return tf.reduce_sum(tf.nn.relu(1 - (scores[:, None] - scores)), axis=1)
+
+    FakeStep(margin, replicas=1).trace()
+    assert "combines rows" in caplog.text
+
+
+def test_line_of_a_coupling_is_that_of_the_op_that_couples():
+    table = tf_keras.layers.IntegerLookup(vocabulary=np.arange(9))
+
+    def loss(batch):
+        x = tf.cast(table(batch["tokens"]), tf.float32)
+        x = masked_sum({**batch, "series": x[:, :, None]})
+        return tf.nn.softmax(x) * x  # an exponential over a sum
+
+    with pytest.raises(ctl.UsageError, match=r"combines rows .* \(Softmax\)"):
+        FakeStep(loss).trace()
+
+
 def test_losses_that_depend_on_other_rows_are_accepted_by_an_option():
     assert FakeStep(COUPLED["whitening"][0], allow=True).trace() == 0
 
@@ -510,7 +559,7 @@ def test_losses_that_depend_on_the_number_of_rows_are_rejected(name, caplog):
         check_count(COUNTED[name])
     row_coupling._warn.cache_clear()
     check_count(COUNTED[name], split=False)
-    assert "right as long as one replica" in caplog.text
+    assert "As long as one replica computes the batch at once" in caplog.text
 
 
 @pytest.mark.parametrize("name", NOT_COUNTED)
