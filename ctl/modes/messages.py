@@ -1,6 +1,7 @@
 """Formats the lines that a run prints when it starts and ends."""
 
 from collections.abc import Mapping, Sequence
+import types
 from typing import Any
 
 from ctl.errors import list_some
@@ -35,6 +36,9 @@ def start(hardware: Any, trainer: Any) -> str:
     layout = engine_of(trainer).plan.layout
     parameters = engine_of(trainer).step.attributes.parameter_count()
     what = f"{trainer.options.precision}; {parameters:,} parameters"
+    names = _names_in_step(type(trainer))
+    if "apply_gradients" in names and "minimize" not in names:
+        what += "; the step calls apply_gradients itself, and only `ctl check` tests that update"
     if strategies.STRATEGIES[hardware.name].coordinated:
         workers, servers = (len(hardware.cluster.addresses[role]) for role in ("worker", "ps"))
         return (
@@ -49,6 +53,30 @@ def start(hardware: Any, trainer: Any) -> str:
         f"{hardware.name} ({hardware.reason}): {_count(layout.replicas, 'replica')}; "
         f"global batch {layout.global_batch_size} = {shares}{more} rows; {what}"
     )
+
+
+def _names_in_step(cls: type) -> set[str]:
+    """Returns the names in the code of a trainer's own step, and in the functions that it calls."""
+    names: set[str] = set()
+    seen: set[types.CodeType] = set()
+    pending: list[Any] = [getattr(cls, name, None) for name in ("train_step", "replica_step")]
+    while pending:
+        function = pending.pop()
+        code = getattr(function, "__code__", None)
+        if code is None or code in seen:
+            continue
+        seen.add(code)
+        if function.__module__.startswith("ctl."):
+            # The methods of ctl call minimize, also as super().replica_step.
+            names |= {"minimize"} if names & {"train_step", "replica_step"} else set()
+            continue
+        codes = [code]
+        for each in codes:  # with the functions inside of it
+            codes += [inner for inner in each.co_consts if isinstance(inner, types.CodeType)]
+            names |= {*each.co_names}
+            pending += [vars(base).get(name) for base in cls.__mro__ for name in each.co_names]
+            pending += [function.__globals__.get(name) for name in each.co_names]
+    return names
 
 
 def compression(trainer: Any) -> str:

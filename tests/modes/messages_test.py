@@ -4,6 +4,7 @@ import types
 
 import pytest
 
+import ctl
 from ctl.modes import messages
 
 
@@ -40,6 +41,41 @@ def test_the_command_of_tensorboard_is_named_only_if_it_has_something_to_show():
     assert messages.done("runs/a", ["jsonl", "wandb"]) == "Done: runs/a/result.json"
     line = "Done: runs/a/result.json; tensorboard --logdir runs/a/summaries"
     assert messages.done("runs/a", ["tensorboard"]) == line
+
+
+def apply(optimizer, pairs):
+    optimizer.apply_gradients(pairs)
+
+
+class OwnUpdate(ctl.StandardTrainer):
+    def replica_step(self, batch):
+        self.compute(batch)
+
+    def compute(self, batch):
+        apply(self.optimizer, [])
+
+
+class Discriminated(OwnUpdate):
+    def compute(self, batch):
+        return self.minimize(batch, lambda b: b)
+
+
+class Extending(ctl.StandardTrainer):
+    def replica_step(self, batch):
+        apply(self.optimizer, [])
+        return super().replica_step(batch)
+
+
+@pytest.mark.parametrize(
+    ("cls", "own"),
+    [(OwnUpdate, True), (Discriminated, False), (Extending, False), (ctl.StandardTrainer, False)],
+)
+def test_update_of_the_users_own_is_named_in_the_first_line(cls, own):
+    hardware = types.SimpleNamespace(name="mirrored", reason="auto")
+    fake = dict.fromkeys(["__init__", "build_model", "build_dataset"], lambda self: None)
+    trainer = type("Fake", (cls,), fake)()
+    trainer.__dict__.update(vars(make_trainer(2, [4, 4])))
+    assert ("and only `ctl check` tests that update" in messages.start(hardware, trainer)) == own
 
 
 def make_trainer(replicas, row_counts):
