@@ -1,5 +1,8 @@
 """Losses of a row that depend on other rows of its replica are rejected, and no others."""
 
+import contextlib
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,6 +12,9 @@ import ctl
 from ctl.replica.arithmetic import row_mask
 from ctl.replica.checks import row_coupling
 from ctl.replica.step.microbatches import Inputs
+from tests.users_code import running
+from tests.users_code.examples import EXAMPLES, Case
+from tests.users_code.running import Split
 
 layers = tf_keras.layers
 ROWS, TIME, FEATURES = 6, 5, 4
@@ -460,6 +466,46 @@ def masked_sum_of(batch):
 def test_losses_of_the_only_row_of_a_replica_are_accepted(name, static, caplog):
     FakeStep(ONE_ROW[name], rows=1).trace(static=static)
     assert "may combine rows" not in caplog.text
+
+
+class MapOverRows(Case):
+    def per_example_loss(self, batch, outputs):
+        def loss(row):
+            return tf.nn.sparse_softmax_cross_entropy_with_logits(row[0], row[1])
+
+        return tf.map_fn(loss, (batch["label"], outputs), fn_output_signature=outputs.dtype)
+
+
+class Coupled(MapOverRows):
+    def per_example_loss(self, batch, outputs):
+        return super().per_example_loss(batch, outputs - tf.reduce_mean(outputs, axis=0))
+
+
+LONG = [pytest.param(split, marks=pytest.mark.slow) for split in (Split(4, 4), Split(2, 4, 2))]
+ONE_ROW_SPLITS = [Split(2, 2), Split(1, 3, 2), *LONG]
+
+
+@pytest.mark.parametrize("split", ONE_ROW_SPLITS, ids=str)
+def test_trainer_of_one_row_per_part_computes_the_update_of_one_replica(split):
+    expected = running.train(MapOverRows, split.reference)
+    assert running.difference(expected, running.train(MapOverRows, split)) <= 1e-10
+    with pytest.raises(ctl.UsageError, match="combines rows"):
+        running.train(Coupled, split)
+
+
+@pytest.mark.parametrize("case", [MapOverRows, Coupled])
+def test_step_of_one_row_per_replica_is_searched_with_the_rows_of_all(case):
+    strategy = running.strategy(4)
+    data = ctl.data.arrays({name: EXAMPLES[name] for name in ("x", "label")})
+    step = ctl.Step(
+        lambda: tf_keras.Sequential([layers.Dense(3)]),
+        lambda: tf_keras.optimizers.SGD(0.1),
+        functools.partial(case.per_example_loss, running.build(case, Split(1))),
+        global_batch_size=4, strategy=strategy, precision="float64",
+    )  # fmt: skip
+    batch = next(iter(ctl.data.distribute(data, 4, strategy)))
+    with pytest.raises(ctl.UsageError) if case is Coupled else contextlib.nullcontext():
+        step(batch)
 
 
 ONE_COUPLED = (
