@@ -35,6 +35,7 @@ _REORDERING = ("GatherV2", "ReverseV2", "Roll", "RandomShuffle", "StridedSlice",
 _STATISTICS = ("Sum", "Mean", "Max", "Min", "Prod", "L2Loss", "EuclideanNorm", "FusedBatchNormV3")
 # Ops that turn an integer into a number of a loss, or into a condition.
 _NUMBERS = ("Cast", "Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual")
+_OUTPUTS = "outputs"  # what is computed from variables
 _ROWS = 4  # of a micro-batch, if the step is traced again
 ReadBatch = Callable[[], Any]
 Compute = Callable[[Any], Any]
@@ -301,10 +302,10 @@ def _check(
         coupled = {id(x) for x in dependent(tensors)}
         flow = flow.with_rows(x for x in tensors if id(x) not in coupled)
         op = getattr(flow.state(losses[0]), "op", op)
-    _check_shapes(trace, flow, op)
     line = (
-        f"{random_search.place(op)} combines rows of the same replica or micro-batch ({op.type}), so "
-        f"the loss of a row depends on how the batch is split: {_suggestion(op)}, {_ACCEPT}."
+        f"{random_search.place(op)} combines rows of the same replica or micro-batch "
+        f"({_describe_op(trace, flow, op)}), so the loss of a row depends on how the batch is split: "
+        f"{_suggestion(op)}, {_ACCEPT}."
     )
     if split:
         raise UsageError(line)
@@ -347,29 +348,36 @@ def _run(
         return probe.depends_on_other_rows(values, rows, dropped=dropped)
 
 
-def _check_shapes(trace: LossTrace, flow: RowFlow, op: Any) -> None:
-    """Raises a UsageError if an op broadcasts [rows] and [rows, 1], which is wrong on any split."""
+def _describe_op(trace: LossTrace, flow: RowFlow, op: Any) -> str:
+    """Names an op that combines rows, with the shapes that it broadcasts.
+
+    Raises:
+        UsageError: it combines labels [rows] and outputs [rows, 1], which is wrong on any split.
+    """
     operands = [x for x in op.inputs if isinstance(flow.state(x), Rows)]
     if op.type not in ops.ELEMENTWISE or len(operands) != 2:
-        return
+        return op.type
+    names = {id(x): _describe(x, trace) for x in operands}
+    shown = " and ".join(f"{names[id(x)]} {tuple(x.shape)}" for x in operands)
     low, high = sorted(operands, key=lambda x: x.shape.rank)
-    if low.shape.rank == high.shape.rank or _inserts_axis(high):
-        return  # such as x[:, None] - x, the differences of all pairs
-    shown = [f"{_describe(x, trace)} {tuple(x.shape)}" for x in operands]
-    name, rank = _describe(high, trace), high.shape.rank
-    fix = f"use {name}[{':, ' * (rank - 1)}0]" if high.shape[-1] == 1 else "give both the same rank"
+    is_pair = [*names.values()].count(_OUTPUTS) == 1
+    if not is_pair or low.shape.rank == high.shape.rank or _inserts_axis(high):
+        return f"{op.type} of {shown}"  # such as x[:, None] - x, the differences of all pairs
+    last = f"{':, ' * (high.shape.rank - 1)}0"
+    fix = f"use {names[id(high)]}[{last}]" if high.shape[-1] == 1 else "give both the same rank"
     raise UsageError(
-        f"{random_search.place(op)}: {' and '.join(shown)} broadcast to {tuple(op.outputs[0].shape)} "
-        f"({op.type}), so each row meets the other rows: {fix}."
+        f"{random_search.place(op)}: {shown} broadcast to {tuple(op.outputs[0].shape)} ({op.type}), so "
+        f"each row meets the other rows: {fix}."
     )
 
 
 def _inserts_axis(tensor: tf.Tensor) -> bool:
-    """Returns whether an op before a tensor, other than elementwise ones, inserts an axis."""
+    """Returns whether an op before a tensor, other than elementwise ones, keeps or inserts an axis."""
     op = tensor.op
     if op.type in ops.ELEMENTWISE:
         return any(_inserts_axis(x) for x in op.inputs if x.shape.rank == tensor.shape.rank)
-    inserts = op.type == "StridedSlice" and op.get_attr("new_axis_mask")
+    names = {"StridedSlice": "new_axis_mask", "Sum": "keep_dims", "Mean": "keep_dims"}
+    inserts = op.type in names and op.get_attr(names[op.type])
     return bool(inserts) or op.type in ("ExpandDims", "Reshape")
 
 
@@ -377,7 +385,7 @@ def _describe(tensor: tf.Tensor, trace: LossTrace) -> str:
     """Names the origin of a tensor: the model, or an entry of the batch."""
     sources = list(ancestors(tensor))
     if any(x.op.type in ("ReadVariableOp", "ResourceGather") for x in sources):
-        return "outputs"
+        return _OUTPUTS
     names = {trace.names[id(x)] for x in sources if id(x) in trace.names}
     return f'batch["{names.pop()}"]' if len(names) == 1 else "data"
 

@@ -381,13 +381,22 @@ def test_rows_that_broadcast_to_all_pairs_are_an_error_that_names_the_shapes(nam
     assert shapes in message and fix in message
 
 
-def test_differences_of_all_pairs_that_are_meant_are_no_error_on_one_replica(caplog):
-    def margin(batch):
-        scores = (batch["x"] @ KERNEL)[:, 0]
-        return tf.reduce_sum(tf.nn.relu(1 - (scores[:, None] - scores)), axis=1)
+def margin(batch):
+    scores = (batch["x"] @ KERNEL)[:, 0]
+    return tf.reduce_sum(tf.nn.relu(1 - (scores[:, None] - scores)), axis=1)
 
-    FakeStep(margin, replicas=1).trace()
-    assert "combines rows" in caplog.text
+
+def distances(batch):
+    """The distances of a kernel two-sample test, of the rows and what a model computes from them."""
+    x, y = batch["x"], batch["x"] * tf.transpose(KERNEL)
+    squares = tf.reduce_sum(x**2, axis=1, keepdims=True) + tf.reduce_sum(y**2, axis=1)
+    return tf.reduce_sum(tf.exp(-squares + 2 * x @ tf.transpose(y)), axis=1)
+
+
+@pytest.mark.parametrize("loss", [margin, distances])
+def test_pairs_that_are_meant_are_no_error_on_one_replica(loss, caplog):
+    FakeStep(loss, replicas=1).trace()
+    assert "combines rows" in caplog.text and " (6, 1) and " in caplog.text
 
 
 def test_line_of_a_coupling_is_that_of_the_op_that_couples():
