@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 import dataclasses
 import re
-import textwrap
 from typing import Any
 
 import numpy as np
@@ -277,11 +276,6 @@ def element_shapes(specs: Sequence[tf.TensorSpec]) -> str:
     return " and ".join(str(tuple(spec.shape)) for spec in specs)
 
 
-def _shorten(element: Any) -> str:
-    """Returns the spec of an element for a message."""
-    return textwrap.shorten(str(element), 300, placeholder=" ...")
-
-
 def _batch_spec(spec: Any, is_batched: bool, element: Any) -> tf.TensorSpec:
     """Returns the spec of a feature in a batch of unknown size.
 
@@ -293,19 +287,19 @@ def _batch_spec(spec: Any, is_batched: bool, element: Any) -> tf.TensorSpec:
     if isinstance(spec, tf.RaggedTensorSpec):
         raise UsageError(
             "The elements of the data have features of variable length: return ctl.data.packed(source, "
-            f"length) or ctl.data.bucketed(source, boundaries). They are {_shorten(element)}."
+            f"length) or ctl.data.bucketed(source, boundaries). They are {element!s:.300}."
         )
     is_dense = isinstance(spec, tf.TensorSpec) and spec.shape.rank is not None
     if not is_dense or spec.shape.rank < is_batched:
         batch_axis = " whose first axis is the batch axis" if is_batched else ""
         raise UsageError(
             f"The elements of the data must be dense tensors of known rank{batch_axis} "
-            f"(tf.ensure_shape, tf.sparse.to_dense), but are {_shorten(element)}."
+            f"(tf.ensure_shape, tf.sparse.to_dense), but are {element!s:.300}."
         )
     shape = spec.shape.as_list()[is_batched:]
     if 0 in shape:  # tf.data's unbatch ends the process
         raise UsageError(
             "A feature of the data must have values: leave out those with an axis of length 0. The "
-            f"elements are {_shorten(element)}."
+            f"elements are {element!s:.300}."
         )
     return tf.TensorSpec([None, *shape], spec.dtype)

@@ -36,8 +36,8 @@ def start(hardware: Any, trainer: Any) -> str:
     layout = engine_of(trainer).plan.layout
     parameters = engine_of(trainer).step.attributes.parameter_count()
     what = f"{trainer.options.precision}; {parameters:,} parameters"
-    names = _names_in_step(type(trainer))
-    if "apply_gradients" in names and "minimize" not in names:
+    names = _names_in_code(type(trainer))  # super().replica_step calls minimize, too
+    if "apply_gradients" in names and not names & {"minimize", "replica_step"}:
         what += "; the step calls apply_gradients itself, and only `ctl check` tests that update"
     if strategies.STRATEGIES[hardware.name].coordinated:
         workers, servers = (len(hardware.cluster.addresses[role]) for role in ("worker", "ps"))
@@ -55,27 +55,15 @@ def start(hardware: Any, trainer: Any) -> str:
     )
 
 
-def _names_in_step(cls: type) -> set[str]:
-    """Returns the names in the code of a trainer's own step, and in the functions that it calls."""
+def _names_in_code(cls: type) -> set[str]:
+    """Returns the names in the code of the methods that a user gave a trainer."""
+    own = [base for base in cls.__mro__ if not base.__module__.startswith(("ctl.", "orbit."))]
+    codes = [getattr(value, "__code__", None) for base in own for value in vars(base).values()]
     names: set[str] = set()
-    seen: set[types.CodeType] = set()
-    pending: list[Any] = [getattr(cls, name, None) for name in ("train_step", "replica_step")]
-    while pending:
-        function = pending.pop()
-        code = getattr(function, "__code__", None)
-        if code is None or code in seen:
-            continue
-        seen.add(code)
-        if function.__module__.startswith("ctl."):
-            # The methods of ctl call minimize, also as super().replica_step.
-            names |= {"minimize"} if names & {"train_step", "replica_step"} else set()
-            continue
-        codes = [code]
-        for each in codes:  # with the functions inside of it
-            codes += [inner for inner in each.co_consts if isinstance(inner, types.CodeType)]
-            names |= {*each.co_names}
-            pending += [vars(base).get(name) for base in cls.__mro__ for name in each.co_names]
-            pending += [function.__globals__.get(name) for name in each.co_names]
+    for code in codes:
+        if code is not None:
+            codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+            names |= {*code.co_names}
     return names
 
 

@@ -43,16 +43,12 @@ def test_the_command_of_tensorboard_is_named_only_if_it_has_something_to_show():
     assert messages.done("runs/a", ["tensorboard"]) == line
 
 
-def apply(optimizer, pairs):
-    optimizer.apply_gradients(pairs)
-
-
 class OwnUpdate(ctl.StandardTrainer):
     def replica_step(self, batch):
         self.compute(batch)
 
     def compute(self, batch):
-        apply(self.optimizer, [])
+        self.optimizer.apply_gradients([])
 
 
 class Discriminated(OwnUpdate):
@@ -62,7 +58,7 @@ class Discriminated(OwnUpdate):
 
 class Extending(ctl.StandardTrainer):
     def replica_step(self, batch):
-        apply(self.optimizer, [])
+        self.optimizer.apply_gradients([])
         return super().replica_step(batch)
 
 

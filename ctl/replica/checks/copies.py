@@ -27,11 +27,10 @@ def check_copies(items: Mapping[str, Any]) -> None:
     different = [(name, v) for name, v in _variables(items) if _differs(v)]
     if different:
         names = list_some([name for name, _ in different])
-        trained = [v.trainable for _, v in different]
         cause = (
             "the optimizer, or the step, computes another update on each replica. Code in Python, such "
             "as a counter, runs once for each of them: count in a tf.Variable, such as iterations"
-            if all(trained)
+            if all(variable.trainable for _, variable in different)
             else "the step assigns a value that is not the same on all replicas. If it is computed from "
             "rows, compute it from those of all replicas, by ctl.replica.all_gather(rows)"
         )

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import types
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from ctl.errors import UsageError
 from ctl.replica.arithmetic import row_mask
 from ctl.replica.arithmetic.row_mask import Examples
 from ctl.replica.checks import loss_trace, random_search
-from ctl.replica.checks.loss_trace import GlobalValue, LossTrace, Update, symbolic
+from ctl.replica.checks.loss_trace import LossTrace, Update, symbolic
 from ctl.replica.checks.row_flow import Mixed, RowFlow
 from ctl.replica.checks.row_rules import Rows
 from ctl.replica.graphs import ops
@@ -30,9 +31,10 @@ from ctl.replica.graphs.dataflow import ancestors, outer_tensor
 
 _LOG = logging.getLogger("ctl")
 _ACCEPT = "or accept it with allow_row_coupling=True (runtime.allow_row_coupling)"
-_GATHER = "ctl.replica.all_gather(x)"
-_REORDERING = ("GatherV2", "ReverseV2", "Roll", "RandomShuffle", "StridedSlice", "GatherNd")
-_STATISTICS = ("Sum", "Mean", "Max", "Min", "Prod", "L2Loss", "EuclideanNorm", "FusedBatchNormV3")
+_FIX = (
+    "use ctl.replica.all_gather(x), the rows of the global batch, from which ctl.replica.positions(x) "
+    "or ctl.random.permutation_of_batch() select, or ctl.SyncBatchNormalization for statistics"
+)
 # Ops that turn an integer into a number of a loss, or into a condition.
 _NUMBERS = ("Cast", "Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual")
 _OUTPUTS = "outputs"  # what is computed from variables
@@ -84,17 +86,16 @@ def search(
         difference = loss_trace.compare_replicas(traces[0], trace, len(traces) - 1)
         _check_equal(difference, "replicas")
         return
-    parts = rows.parts
     try:
-        _check_trace(trace, replicas, parts, read_batch)
+        _check_trace(trace, replicas, rows.parts, read_batch)
     except _ProbeError as unknown:
         try:
             with tf.init_scope(), futures.ThreadPoolExecutor(1) as thread:  # in no strategy
-                batch = _read_existing(read_batch, _ROWS * parts)
+                batch = _read_existing(read_batch, _ROWS * rows.parts)
                 thread.submit(_check_again, rows, replicas, batch, compute).result()
         except _ProbeError as error:
             op = error.op or unknown.op
-            if op is not None and replicas * parts > 1:
+            if op is not None and replicas * rows.parts > 1:
                 _LOG.warning(
                     "%s may combine rows of the same replica or micro-batch (%s), which is not known: "
                     "%s. If it does, the update depends on how the batch is split, which `ctl check` "
@@ -130,31 +131,26 @@ def _check_again(rows: Examples, replicas: int, batch: Any, compute: Compute) ->
         traced(step).get_concrete_function(batch)
     # The code may require the number of rows that it has, or fail once the losses are known.
     except Exception as error:
-        updates = [update for trace in traces for update in trace.updates]
-        complete = [update for update in updates if len(update.micro_batches) == rows.parts]
-        if len(complete) < len(rows.trace.updates):
-            name = type(error).__name__
-            raise _ProbeError(f"the step cannot be traced with {_ROWS} rows ({name})") from error
+        updates = [each for trace in traces for each in trace.updates if each.micro_batches]
+        if len(updates) < len(rows.trace.updates):
+            reason = f"the step cannot be traced with {_ROWS} rows ({type(error).__name__})"
+            raise _ProbeError(reason) from error
     _check_trace(traces[0], replicas, rows.parts, lambda: (batch, None))
 
 
-def _read_existing(read_batch: ReadBatch, least: int = 0) -> Any:
+def _read_existing(read_batch: ReadBatch, least: int) -> Any:
     """Returns the rows of the first batch that exist; they repeat if it has less than `least`."""
-    batch, mask = _read(read_batch)
+    try:
+        batch, mask = read_batch()
+    # ValueError: distributed data of the user cannot be read while a replica is traced.
+    except (tf.errors.OpError, StopIteration, ValueError) as error:
+        raise _ProbeError("there is no batch to compute it for") from error
     if mask is not None:
         batch = tf.nest.map_structure(lambda x: tf.boolean_mask(x, mask > 0), batch)
     rows = tf.nest.flatten(batch)[0].shape[0]
     if rows < 2:
         raise _ProbeError("the batch has one row")
     return tf.nest.map_structure(lambda x: tf.gather(x, np.arange(max(rows, least)) % rows), batch)
-
-
-def _read(read_batch: ReadBatch) -> Any:
-    try:
-        return read_batch()
-    # ValueError: distributed data of the user cannot be read while a replica is traced.
-    except (tf.errors.OpError, StopIteration, ValueError) as error:
-        raise _ProbeError("there is no batch to compute it for") from error
 
 
 def check_count(
@@ -186,16 +182,11 @@ def check_count(
     if fewer is None and not any(_counts_rows(each, trace) for each in losses):
         return
 
-    def read_existing() -> Any:
-        return _read_existing(read_batch), None
-
-    probe = _count_probe(losses, trace)
-    dropped = _count_probe(*fewer) if fewer else probe
+    probe = _Probe(losses, trace)
+    dropped = _Probe(*fewer) if fewer else probe
     try:
         # A loss that depends on the other rows is rejected by `search`, with a message of its own.
-        if not _run(probe, trace, read_existing, None, dropped=dropped) or _run(
-            probe, trace, read_existing, None
-        ):
+        if not _run(probe, read_batch, None, dropped=dropped) or _run(probe, read_batch, None):
             return
     except _ProbeError:  # it is not known
         return
@@ -207,17 +198,6 @@ def check_count(
     if split:
         raise UsageError(line)
     _warn(line)
-
-
-def _count_probe(losses: Sequence[tf.Tensor], trace: LossTrace) -> "_Probe":
-    return _Probe(
-        list(losses),
-        trace.batch,
-        constants={},
-        aliases={},
-        global_values=trace.global_values,
-        statistics=(),
-    )
 
 
 def _counts_rows(losses: tf.Tensor, trace: LossTrace) -> bool:
@@ -279,33 +259,25 @@ def _check(
         return
 
     def dependent(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        probe = _Probe(
-            values,
-            trace.batch,
-            constants=trace.constants,
-            aliases=update.aliases,
-            global_values=trace.global_values,
-            statistics=flow.statistics,
-        )
-        return [values[i] for i in sorted(_run(probe, trace, read_batch, count, parts))]
+        probe = _Probe(values, trace, update.aliases, flow.statistics)
+        return [values[i] for i in sorted(_run(probe, read_batch, count, parts))]
 
     op = suspects[0][1]
     try:
         losses = dependent([value for value, _ in suspects])
     except _ProbeError as error:
-        raise _ProbeError(str(error), op) from error
+        error.op = op
+        raise
     if not losses:
         return
     # The first suspect may be harmless: what it computes shows that.
     with contextlib.suppress(_ProbeError):
-        tensors = flow.suspects()
-        coupled = {id(x) for x in dependent(tensors)}
-        flow = flow.with_rows(x for x in tensors if id(x) not in coupled)
+        flow = flow.without_suspects(dependent)
         op = getattr(flow.state(losses[0]), "op", op)
     line = (
         f"{random_search.place(op)} combines rows of the same replica or micro-batch "
         f"({_describe_op(trace, flow, op)}), so the loss of a row depends on how the batch is split: "
-        f"{_suggestion(op)}, {_ACCEPT}."
+        f"{_FIX}, {_ACCEPT}."
     )
     if split:
         raise UsageError(line)
@@ -319,30 +291,28 @@ def _warn(line: str) -> None:  # several trainers of a process, as of ctl check,
 
 
 def _run(
-    probe: "_Probe", trace: LossTrace, read_batch: ReadBatch, count: int | None, parts: int = 1,
+    probe: "_Probe", read_batch: ReadBatch, count: int | None, parts: int = 1,
     *, dropped: "_Probe | None" = None,
 ) -> set[int]:  # fmt: skip
     """Returns which values of a probe depend on other rows, as computed for the first batch.
 
     Args:
         probe: values of the first of `parts` parts of the batch.
-        trace: the trace that has them.
         read_batch: see `search`.
         count: the number of rows of the values; None if the trace accepts any number.
         parts: see `probe`.
         dropped: see `_Probe.depends_on_other_rows`.
     """
     with tf.init_scope():
-        size = trace.batch[0].shape[0] if count else None
-        batch, mask = _read(read_batch) if count else (_read_existing(read_batch, 2 * parts), None)
-        values = [x[:size] for x in tf.nest.flatten((batch, mask)) if x is not None]
-        if mask is None and len(values) + 1 == len(trace.batch):  # the step has added one
-            values.append(tf.ones([values[0].shape[0]]))
-        if len(values) != len(trace.batch):
+        tensors = probe.trace.batch
+        size = tensors[0].shape[0] if count else None
+        values = tf.nest.flatten(_read_existing(read_batch, size or 2 * parts))
+        # The row mask, or weights that the step has added.
+        values += [tf.ones(values[0].shape[:1])] * (len(values) + 1 == len(tensors))
+        if len(values) != len(tensors):
             raise _ProbeError("the batches of the data are others")
-        values = [tf.cast(v, x.dtype) for v, x in zip(values, trace.batch, strict=True)]
-        rows = values[0].shape[0] if mask is None else int(tf.math.count_nonzero(mask[:size]))
-        rows = min(rows, count) if count else rows // parts
+        values = [tf.cast(v[:size], x.dtype) for v, x in zip(values, tensors, strict=True)]
+        rows = count or values[0].shape[0] // parts
         if rows < 2:
             raise _ProbeError("a micro-batch has one row")
         return probe.depends_on_other_rows(values, rows, dropped=dropped)
@@ -357,14 +327,12 @@ def _describe_op(trace: LossTrace, flow: RowFlow, op: Any) -> str:
     operands = [x for x in op.inputs if isinstance(flow.state(x), Rows)]
     if op.type not in ops.ELEMENTWISE or len(operands) != 2:
         return op.type
-    names = {id(x): _describe(x, trace) for x in operands}
-    shown = " and ".join(f"{names[id(x)]} {tuple(x.shape)}" for x in operands)
+    shown = " and ".join(f"{_describe(x, trace)} {tuple(x.shape)}" for x in operands)
     low, high = sorted(operands, key=lambda x: x.shape.rank)
-    is_pair = [*names.values()].count(_OUTPUTS) == 1
+    is_pair = [_describe(x, trace) for x in operands].count(_OUTPUTS) == 1
     if not is_pair or low.shape.rank == high.shape.rank or _inserts_axis(high):
         return f"{op.type} of {shown}"  # such as x[:, None] - x, the differences of all pairs
-    last = f"{':, ' * (high.shape.rank - 1)}0"
-    fix = f"use {names[id(high)]}[{last}]" if high.shape[-1] == 1 else "give both the same rank"
+    fix = f"use {_describe(high, trace)}[{':, ' * (high.shape.rank - 1)}0]"
     raise UsageError(
         f"{random_search.place(op)}: {shown} broadcast to {tuple(op.outputs[0].shape)} ({op.type}), so "
         f"each row meets the other rows: {fix}."
@@ -388,23 +356,6 @@ def _describe(tensor: tf.Tensor, trace: LossTrace) -> str:
         return _OUTPUTS
     names = {trace.names[id(x)] for x in sources if id(x) in trace.names}
     return f'batch["{names.pop()}"]' if len(names) == 1 else "data"
-
-
-def _suggestion(op: Any) -> str:
-    if op.type in _REORDERING:
-        return (
-            f"select from {_GATHER}, the rows of the global batch, by ctl.replica.positions(x) or "
-            "ctl.random.permutation_of_batch()"
-        )
-    if op.type in _STATISTICS:
-        return (
-            f"compute it of {_GATHER}, the rows of the global batch, or use "
-            "ctl.SyncBatchNormalization"
-        )
-    return (
-        f"compare with {_GATHER}, the rows of the global batch, where ctl.replica.positions(x) are the "
-        "replica's own"
-    )
 
 
 def _check_equal(difference: loss_trace.Difference | None, parts: str) -> None:
@@ -438,9 +389,7 @@ class _ProbeError(Exception):
         op: the op that may combine rows, if it is known.
     """
 
-    def __init__(self, message: str, op: Any = None):
-        super().__init__(message)
-        self.op = op
+    op: Any = None
 
 
 class _Probe:
@@ -451,26 +400,21 @@ class _Probe:
 
     Args:
         values: [rows, ...] tensors of the step.
-        batch: the tensors of the replica's batch.
-        constants: the id of another tensor -> its value.
+        trace: the batch, the sums over the replicas, and the values of other tensors.
         aliases: the id of a tensor -> the tensor that it stands for.
-        global_values: sums over the replicas.
         statistics: the ops of batch normalizations that combine rows.
     """
 
     def __init__(
         self,
         values: Sequence[tf.Tensor],
-        batch: Sequence[tf.Tensor],
-        *,
-        constants: Mapping[int, Any],
-        aliases: Mapping[int, tf.Tensor],
-        global_values: Sequence[GlobalValue],
-        statistics: Sequence[Any],
+        trace: LossTrace,
+        aliases: Mapping[int, tf.Tensor] = types.MappingProxyType({}),
+        statistics: Sequence[Any] = (),
     ):
-        self._values, self._batch, self._aliases = values, batch, aliases
-        self._constants = constants
-        self._global = {id(value.output): value for value in global_values}
+        self.trace = trace
+        self._values, self._aliases = values, aliases
+        self._global = {id(value.output): value for value in trace.global_values}
         self._statistics = {id(output): op for op in statistics for output in op.outputs}
         self._fixed: list[tf.Tensor] = []
 
@@ -524,8 +468,8 @@ class _Probe:
         return [copy.tensor(value) for value in self._values]
 
     def _known(self, batch: Sequence[tf.Tensor]) -> dict[int, Any]:
-        constants = {k: tf.convert_to_tensor(value) for k, value in self._constants.items()}
-        return constants | dict(zip(map(id, self._batch), batch, strict=True))
+        constants = {k: tf.convert_to_tensor(value) for k, value in self.trace.constants.items()}
+        return constants | dict(zip(map(id, self.trace.batch), batch, strict=True))
 
 
 class _Copy:

@@ -76,10 +76,7 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
         spec = pipeline.element_spec()
         is_default = type(trainer).forward is base.forward
         traces: list[Any] = []
-        with (
-            report_rejected_features(spec) if is_default else contextlib.nullcontext(),
-            detection.report_mixture(),
-        ):
+        with report_rejected_features(spec) if is_default else contextlib.nullcontext():
             create_variables(functools.partial(_forward, trainer, traces), spec)
         late = any(metrics.creates_variables_late(metric) for metric in trainer.metrics.values())
         if late and not strategies.spec_of(trainer.strategy).coordinated:  # it never skips a step
@@ -308,12 +305,8 @@ def check_optimizer(optimizer: Any) -> Any:
     if isinstance(inner, tf_keras.optimizers.legacy.Optimizer):
         name = type(inner).__name__
         fix = f"tf_keras.optimizers.{name}"
-        if not hasattr(tf_keras.optimizers, name):  # such as AdamWeightDecay of Model Garden
-            fix = (
-                "a subclass of tf_keras.optimizers.Optimizer, or optimizer.name=adamw, lamb or lars"
-            )
-            if "Average" in name or "EMA" in name:
-                fix = "its inner optimizer, with optimizer.ema_decay"
+        if not hasattr(tf_keras.optimizers, name):  # such as those of Model Garden
+            fix = "optimizer.name=adamw, lamb or lars, optimizer.ema_decay, or another optimizer"
         raise UsageError(
             f"The optimizer is {type_name(inner)}, a tf_keras.optimizers.legacy.Optimizer: use {fix}."
         )

@@ -54,11 +54,11 @@ def prepare(metrics: Any) -> dict[str, tf_keras.metrics.Metric]:
                 "write a tf_keras.metrics.Metric that creates its state by add_weight."
             )
         kind, base = type(metric), tf_keras.metrics.Metric
-        is_own = (kind.reset_state, kind.reset_states) != (base.reset_state, base.reset_states)
-        shape = next((v.shape for v in metric.variables if v.shape.rank), None)
-        if shape is not None and not is_own:
+        shapes = [variable.shape for variable in metric.variables if variable.shape.rank]
+        resets = (kind.reset_state, kind.reset_states) != (base.reset_state, base.reset_states)
+        if shapes and not resets:
             raise UsageError(
-                f"Metric {name!r} has a variable of shape {shape}, but the reset_state of tf_keras "
+                f"Metric {name!r} has a variable of shape {shapes[0]}, but the reset_state of tf_keras "
                 "resets scalars only: override reset_state, such as by v.assign(tf.zeros_like(v)) for "
                 "each variable v."
             )

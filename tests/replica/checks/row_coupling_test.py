@@ -544,8 +544,9 @@ def test_losses_that_cannot_be_compared_are_accepted_with_a_warning(loss, option
 
 
 @pytest.mark.parametrize("name", ["layer normalization", "group normalization"])
-def test_layers_that_normalize_a_row_by_itself_are_accepted_if_there_is_only_one_row(name):
-    assert FakeStep(SEARCHED[name](), rows=1).trace() == 0
+def test_layers_that_normalize_a_row_by_itself_are_accepted_if_there_is_only_one_row(name, caplog):
+    FakeStep(SEARCHED[name](), rows=1).trace()
+    assert "may combine rows" not in caplog.text
 
 
 @pytest.mark.slow

@@ -71,7 +71,7 @@ SCALED, LEGACY = tf_keras.mixed_precision.LossScaleOptimizer, tf_keras.optimizer
         ),
         (
             lambda: type("AdamWeightDecay", (LEGACY.Adam,), {})(),
-            "The optimizer is an AdamWeightDecay, a tf_keras.optimizers.legacy.Optimizer: use a sub",
+            "The optimizer is an AdamWeightDecay, a tf_keras.optimizers.legacy.Optimizer: use optimi",
         ),
         (
             lambda: SCALED(tf_keras.optimizers.Nadam()),
