@@ -91,8 +91,7 @@ def search(
     except _ProbeError as unknown:
         try:
             with tf.init_scope(), futures.ThreadPoolExecutor(1) as thread:  # in no strategy
-                batch = _read_existing(read_batch, _ROWS * rows.parts)
-                thread.submit(_check_again, rows, replicas, batch, compute).result()
+                thread.submit(_check_again, rows, replicas, read_batch, compute).result()
         except _ProbeError as error:
             op = error.op or unknown.op
             if op is not None and replicas * rows.parts > 1:
@@ -113,15 +112,16 @@ def _check_trace(trace: LossTrace, replicas: int, parts: int, read_batch: ReadBa
     _check_equal(loss_trace.compare_micro_batches(trace), "micro-batches")
 
 
-def _check_again(rows: Examples, replicas: int, batch: Any, compute: Compute) -> None:
+def _check_again(rows: Examples, replicas: int, read_batch: ReadBatch, compute: Compute) -> None:
     """Checks the losses of a step that is traced again, with several rows in each micro-batch."""
-    batch = tf.nest.map_structure(lambda x: x[: _ROWS * rows.parts], batch)
+    count = _ROWS * rows.parts
+    batch = tf.nest.map_structure(lambda x: x[:count], _read_existing(read_batch, count))
     traces: list[LossTrace] = []
 
     def step(batch: Any) -> None:
         traces.append(trace := LossTrace.of(batch, losses_only=True))
         again = dataclasses.replace(
-            rows, row_mask=None, first_row=0, step=0, applied=[], count=_ROWS * rows.parts,
+            rows, row_mask=None, first_row=0, step=0, applied=[], count=count,
             graph=tf.compat.v1.get_default_graph(), single=False, refused=[], folded=[], trace=trace,
         )  # fmt: skip
         with row_mask.replay(again, {}), trace.record_collectives():

@@ -502,6 +502,15 @@ def test_trainer_of_one_row_per_part_computes_the_update_of_one_replica(split):
         running.train(Coupled, split)
 
 
+def test_losses_of_the_users_own_dataset_are_computed_too():
+    trainer = running.build(Coupled, Split(2, 4))
+    data = tf.data.Dataset.from_tensor_slices({k: EXAMPLES[k] for k in Coupled.features})
+    dataset = data.batch(4, drop_remainder=True).repeat()
+    trainer.train_dataset = trainer.strategy.experimental_distribute_dataset(dataset)
+    with pytest.raises(ctl.UsageError, match=r"combines rows .* \(Mean\)"):
+        trainer.train(tf.constant(1))
+
+
 @pytest.mark.parametrize("case", [MapOverRows, Coupled])
 def test_step_of_one_row_per_replica_is_searched_with_the_rows_of_all(case):
     strategy = running.strategy(4)
