@@ -33,11 +33,13 @@ def complete(step: int, result: Mapping[str, Any], config: Any) -> str:
 
 def start(hardware: Any, trainer: Any) -> str:
     """Describes what is going to train, on which hardware, and why."""
-    layout = engine_of(trainer).plan.layout
+    plan = engine_of(trainer).plan
+    layout = plan.layout
     parameters = engine_of(trainer).step.attributes.parameter_count()
     what = f"{trainer.options.precision}; {parameters:,} parameters"
     names = _names_in_code(type(trainer))  # super().replica_step calls minimize, too
-    if "apply_gradients" in names and not names & {"minimize", "replica_step"}:
+    own = plan.own_replica_step or plan.own_train_step
+    if own and "apply_gradients" in names and not names & {"minimize", "replica_step"}:
         what += "; the step calls apply_gradients itself, and only `ctl check` tests that update"
     if strategies.STRATEGIES[hardware.name].coordinated:
         workers, servers = (len(hardware.cluster.addresses[role]) for role in ("worker", "ps"))

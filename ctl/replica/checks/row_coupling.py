@@ -329,7 +329,7 @@ def _describe_op(trace: LossTrace, flow: RowFlow, op: Any) -> str:
         return op.type
     shown = " and ".join(f"{_describe(x, trace)} {tuple(x.shape)}" for x in operands)
     low, high = sorted(operands, key=lambda x: x.shape.rank)
-    is_pair = [_describe(x, trace) for x in operands].count(_OUTPUTS) == 1
+    is_pair = [_describe(x, trace) for x in operands].count(_OUTPUTS) == 1 and high.shape[-1] == 1
     if not is_pair or low.shape.rank == high.shape.rank or _inserts_axis(high):
         return f"{op.type} of {shown}"  # such as x[:, None] - x, the differences of all pairs
     fix = f"use {_describe(high, trace)}[{':, ' * (high.shape.rank - 1)}0]"
