@@ -31,7 +31,7 @@ from ctl.replica.step import build, preprocessing, xla
 from ctl.replica.step import metrics as metric_results
 from ctl.replica.step.attributes import Attributes, check_scope
 from ctl.replica.step.evaluation import Evaluation
-from ctl.replica.step.microbatches import unpack
+from ctl.replica.step.microbatches import first_rows, unpack
 from ctl.replica.step.plan import make_plan
 from ctl.replica.step.replica_step import ReplicaStep
 from ctl.replica.step.step_function import StepFunction
@@ -156,7 +156,7 @@ class Step:
         self._loss_trace: Any = None
         # The descriptions of the data of ctl.data.distribute that the updates depend on.
         self.descriptions: list[str] = []
-        self._example: Any = ()  # the rows and the mask of the first replica, for the checks
+        self._example: Any = ()  # rows and their mask, for the checks
         layout = Layout(global_batch_size, self.strategy.num_replicas_in_sync)
         if strategies.spec_of(self.strategy).coordinated:
             raise UsageError(
@@ -216,7 +216,7 @@ class Step:
         if self._replica_step:
             return
         distribution.check_distributed(batch, self.strategy)
-        rows, row_mask = tf.nest.map_structure(self._of_first_replica, unpack(batch))
+        rows, row_mask = first_rows(unpack(batch), self.strategy)
         if not isinstance(rows, dict):
             raise UsageError(
                 f"The batch is {type_name(rows)}, but must be a dict of tensors, (x, y) or (x, y, w)."

@@ -5,6 +5,7 @@ import collections
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 import ctl
 from ctl.data.data_errors import report_data_errors
@@ -164,6 +165,14 @@ def sparse():
     return example(b"").map(lambda record: tf.io.parse_single_example(record, features))
 
 
+class Batches(tf_keras.utils.Sequence):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return np.zeros([3, 2]), np.zeros([3])
+
+
 def batches(count=4, **options):
     return two_features(8).batch(count, **options)
 
@@ -204,6 +213,7 @@ REJECTED = {
     "ragged batches": (lambda: two_features(8).ragged_batch(4), "are batches"),
     "unknown rank": (unknown_rank, "known rank (tf.ensure_shape"),
     "sparse tensors": (sparse, "must be dense tensors"),
+    "a Sequence of Keras": (Batches, "such as ctl.data.random_access(data)"),
     "features without values": (
         lambda: ctl.data.arrays({"x": np.zeros([3, 0])}),
         "leave out those with an axis of length 0",
@@ -227,6 +237,13 @@ SINGLE_EXAMPLES = {
         lambda e: {"x": e["x"]["x"], "label": e["label"]["label"]}
     ),
 }
+
+
+@pytest.mark.parametrize("x", [1.0, {"x": 1.0}])
+def test_tuple_with_none_is_rejected_by_what_to_write(x):
+    triples = tf.data.Dataset.from_tensors(x).map(lambda x: (x, 1.0, None))
+    assert "leave out the None" in one_line(name_dataset_features, triples)
+    assert "leave out the None" in one_line(name_features, (x, 1.0, None))
 
 
 def test_augmented_batches_are_rejected():

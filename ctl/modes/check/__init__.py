@@ -81,7 +81,7 @@ def run_checks(factory: TrainerFactory, names: Sequence[str], *, quick: bool = F
     Args:
         factory: makes the trainers.
         names: the checks.
-        quick: compare the replicas on one split only.
+        quick: compare one and two replicas only.
 
     Returns:
         The exit code: 1 if a check failed, else 0.

@@ -24,13 +24,17 @@ def check_copies(items: Mapping[str, Any]) -> None:
     Raises:
         UsageError: the copies of a variable differ. The message names it.
     """
-    names = [name for name, variable in _variables(items) if _differs(variable)]
-    if names:
-        raise UsageError(
-            f"The step assigns {list_some(names)} a value that each replica computes from its own rows, "
-            "so the replicas' copies differ: compute the value from the rows of all replicas, by "
-            "ctl.replica.all_gather(rows)."
+    different = [(name, v) for name, v in _variables(items) if _differs(v)]
+    if different:
+        names = list_some([name for name, _ in different])
+        cause = (
+            "the optimizer, or the step, computes another update on each replica. Code in Python, such "
+            "as a counter, runs once for each of them: count in a tf.Variable, such as iterations"
+            if all(variable.trainable for _, variable in different)
+            else "the step assigns a value that is not the same on all replicas. If it is computed from "
+            "rows, compute it from those of all replicas, by ctl.replica.all_gather(rows)"
         )
+        raise UsageError(f"The replicas' copies of {names} differ: {cause}.")
 
 
 def _variables(items: Mapping[str, Any]) -> Iterator[tuple[str, tf.Variable]]:

@@ -323,9 +323,11 @@ def check_optimizer(optimizer: Any) -> Any:
     detection.check_tracked(inner, "The optimizer is")
     if isinstance(inner, tf_keras.optimizers.legacy.Optimizer):
         name = type(inner).__name__
+        fix = f"tf_keras.optimizers.{name}"
+        if not hasattr(tf_keras.optimizers, name):  # such as those of Model Garden
+            fix = "optimizer.name=adamw, lamb or lars, optimizer.ema_decay, or another optimizer"
         raise UsageError(
-            f"The optimizer is {type_name(inner)} of tf_keras.optimizers.legacy: use "
-            f"tf_keras.optimizers.{name}."
+            f"The optimizer is {type_name(inner)}, a tf_keras.optimizers.legacy.Optimizer: use {fix}."
         )
     if not isinstance(inner, tf_keras.optimizers.Optimizer):
         shown = repr(inner) if isinstance(inner, str) else type_name(inner)

@@ -315,6 +315,17 @@ def unpack(element: Any) -> tuple[Batch, tf.Tensor | None]:
     return name_features(element), None
 
 
+def first_rows(element: Any, strategy: tf.distribute.Strategy) -> Any:
+    """Returns the rows of the first replica; if it has one, those of all replicas of the process."""
+
+    def select(value: Any) -> Any:
+        values = strategy.experimental_local_results(value)
+        is_single = values[0] is not None and values[0].shape[0] == 1
+        return tf.concat(values, 0) if is_single else values[0]
+
+    return tf.nest.map_structure(select, element)
+
+
 def _row_tensors(inputs: Inputs) -> list[tf.Tensor | None]:
     """Returns the tensors that have one entry per row."""
     return [*tf.nest.flatten((inputs.batch, inputs.weights)), inputs.row_mask]

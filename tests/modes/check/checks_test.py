@@ -132,7 +132,7 @@ def test_a_check_that_does_not_exist_is_one_line(folder, capsys):
     assert "--checks names 'gradient': expected one or more of inputs," in capsys.readouterr().err
 
 
-def test_quick_compares_one_uneven_split(make_factory, monkeypatch):
+def test_quick_compares_an_even_and_an_uneven_batch(make_factory, monkeypatch):
     given = {}
 
     def compare(*_, **arguments):
@@ -144,4 +144,4 @@ def test_quick_compares_one_uneven_split(make_factory, monkeypatch):
     monkeypatch.setattr(replica_check.multiprocess, "call", lambda f, values, **_: [f(*values)])
     outcome = replica_check.start(make_factory(), quick=True)()
     assert outcome.observation.startswith("1 way to split a batch, "), outcome
-    assert (given["replicas"], given["batch_sizes"]) == ((1, 2), (5,))
+    assert (given["replicas"], given["batch_sizes"]) == ((1, 2), (4, 5))

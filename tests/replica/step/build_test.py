@@ -67,7 +67,11 @@ SCALED, LEGACY = tf_keras.mixed_precision.LossScaleOptimizer, tf_keras.optimizer
         (lambda: None, "The optimizer is None, but must be an optimizer of tf_keras"),
         (
             lambda: SCALED(LEGACY.SGD()),
-            "The optimizer is a SGD of tf_keras.optimizers.legacy: use tf_",
+            "The optimizer is a SGD, a tf_keras.optimizers.legacy.Optimizer: use tf_keras.",
+        ),
+        (
+            lambda: type("AdamWeightDecay", (LEGACY.Adam,), {})(),
+            "The optimizer is an AdamWeightDecay, a tf_keras.optimizers.legacy.Optimizer: use optimi",
         ),
         (
             lambda: SCALED(tf_keras.optimizers.Nadam()),
