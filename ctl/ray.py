@@ -29,6 +29,7 @@ except ModuleNotFoundError as error:
 from ctl import main
 from ctl.errors import Failure
 from ctl.hardware import rendezvous
+from ctl.hardware.processes import KERAS
 from ctl.loop import json_files
 from ctl.loop.actions.action import Action
 from ctl.loop.workdir import name_experiment, name_values
@@ -118,7 +119,10 @@ def _make_task(config: str, workdir: str, arguments: Sequence[str]) -> dict[str,
     # The folders of the driver: Ray starts the workers in another one.
     file, colon, text = config.partition(":")
     command = [f"--config={os.path.abspath(file)}{colon}{text}", *arguments]
-    return {"command": command, "workdir": workdir, "cwd": os.getcwd()}
+    environment = {name: os.environ[name] for name in KERAS if name in os.environ}
+    return {
+        "command": command, "workdir": workdir, "cwd": os.getcwd(), "environment": environment,
+    }  # fmt: skip
 
 
 def _train_worker(task: dict[str, Any]) -> Any:
@@ -147,6 +151,7 @@ def _execute(
         report: Ray's function that reports metrics.
         checkpoint: Ray's class of checkpoints.
     """
+    os.environ.update(task["environment"])
     if os.path.isdir(task["cwd"]):  # a node may not have it; the config then names what is missing
         os.chdir(task["cwd"])
     if task["cwd"] not in sys.path:

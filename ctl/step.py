@@ -32,7 +32,7 @@ from ctl.replica.step import build, preprocessing, xla
 from ctl.replica.step import metrics as metric_results
 from ctl.replica.step.attributes import Attributes, check_scope
 from ctl.replica.step.evaluation import Evaluation
-from ctl.replica.step.microbatches import row_count, unpack
+from ctl.replica.step.microbatches import first_rows, row_count, unpack
 from ctl.replica.step.plan import make_plan
 from ctl.replica.step.replica_step import ReplicaStep
 from ctl.replica.step.step_function import StepFunction
@@ -141,7 +141,9 @@ class Step:
         self.forward = forward or (
             lambda batch, training: preprocessing.call_model(self.model, batch, training=training)
         )
-        self.sample_weight = sample_weight or (lambda batch, training: batch.get("weight"))
+        self.sample_weight = sample_weight or (
+            lambda batch, training: preprocessing.default_sample_weight(batch)
+        )
         self.models = list(models)
         self.options = _make_options(
             model, precision=precision, on_non_finite=on_non_finite, **options
@@ -153,7 +155,9 @@ class Step:
         # By their metrics, which are kept too: another object could get the id of one that is freed.
         self._evaluations: dict[Any, tuple[Evaluation, Any, Any]] = {}
         self._loss_trace: Any = None
-        self._example: Any = ()  # the rows and the mask of the first replica, for the checks
+        # The descriptions of the data of ctl.data.distribute that the updates depend on.
+        self.descriptions: list[str] = []
+        self._example: Any = ()  # rows and their mask, for the checks
         layout = Layout(global_batch_size, self.strategy.num_replicas_in_sync)
         if strategies.spec_of(self.strategy).coordinated:
             raise UsageError(
@@ -178,6 +182,7 @@ class Step:
             The result. Inside of `strategy.run` it is that of this replica.
         """
         is_eager = tf.executing_eagerly()
+        self._describe(batch)
         if tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context():
             self._check_inside(is_eager)
             return self._run_replica(batch, equal=isinstance(batch, MaskedBatch))
@@ -208,10 +213,11 @@ class Step:
         Raises:
             UsageError: the options cannot compute the right update with this model.
         """
+        self._describe(batch)
         if self._replica_step:
             return
         distribution.check_distributed(batch, self.strategy)
-        rows, row_mask = tf.nest.map_structure(self._of_first_replica, unpack(batch))
+        rows, row_mask = first_rows(unpack(batch), self.strategy)
         if not isinstance(rows, dict):
             raise UsageError(
                 f"The batch is {type_name(rows)}, but must be a dict of tensors, (x, y) or (x, y, w)."
@@ -415,6 +421,12 @@ class Step:
 
     def _of_first_replica(self, value: Any) -> Any:
         return self.strategy.experimental_local_results(value)[0]
+
+    def _describe(self, batch: Any) -> None:
+        """Records the description of a batch's data, which checkpoints hold."""
+        description = getattr(type(batch), "description", "")
+        if isinstance(batch, MaskedBatch) and description not in ("", *self.descriptions):
+            self.descriptions.append(description)
 
     def _check_inside(self, is_eager: bool) -> None:
         """Raises UsageError if a step inside of the user's strategy.run would not be right."""

@@ -13,6 +13,7 @@ import tf_keras
 
 from ctl.configs.options import TrainerOptions
 from ctl.data.autograph import convert
+from ctl.data.features import RESERVED
 from ctl.data.source import Batch, Data
 from ctl.errors import UsageError
 from ctl.hardware import coordinator, garbage, strategies
@@ -118,7 +119,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
             A `ctl.data.Source`; a `tf.data.Dataset` of single examples, in the same order in every
             run; or `ctl.data.GlobalBatches` or `ctl.data.PerReplica`. The elements of a dataset are
             dicts; `(x, y)` and `(x, y, w)` are read as {"x": x, "label": y, "weight": w}, where y may be
-            a dict of targets.
+            a dict of targets, and x one of features; of these, "weight" becomes "x/weight".
         """
 
     def per_example_loss(self, batch: Batch, outputs: Any) -> tf.Tensor | Mapping[str, tf.Tensor]:
@@ -148,7 +149,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         images = [
             name
             for name, value in batch.items()
-            if name not in ("label", "weight") and value.dtype == tf.uint8 and value.shape.rank > 2
+            if name not in RESERVED and value.dtype == tf.uint8 and value.shape.rank > 2
         ]
         return {**batch, **{k: tf.cast(batch[k], self.compute_dtype) / 255 for k in images}}
 
@@ -164,6 +165,8 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         self, batch: Batch, training: bool = True
     ) -> tf.Tensor | Mapping[str, tf.Tensor | None] | None:
         """Returns the weights of the losses, in their shape; `batch["weight"]` by default.
+
+        Data with a weight and no label is rejected, unless this method or `preprocess` is overridden.
 
         The loss of the global batch is sum(weights x losses) / sum(weights). So if the weight of an
         example is its number of tokens, its loss must be the mean over its tokens, not the sum.

@@ -1,5 +1,7 @@
 """Evaluation: every example once, and the loss of the whole dataset."""
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -8,7 +10,7 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.evaluator import Interrupted
-from tests import reference_model
+from tests import one_batch, reference_model
 
 
 def by_hand(trainer, rows, weighted=True):
@@ -159,6 +161,82 @@ def test_evaluation_changes_nothing_and_dropout_is_off():
     assert len(losses) == 1
     assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
     assert trainer.global_step.numpy() == 3
+
+
+class Power(tf_keras.layers.Layer):
+    """Divides by the largest singular value of a matrix, which every call estimates better."""
+
+    def build(self, shape):
+        self.matrix = self.add_weight(name="matrix", shape=(int(shape[-1]), 4))
+        self.u = self.add_weight(name="u", shape=[4], initializer="ones", trainable=False)
+
+    def call(self, inputs):
+        v = tf.math.l2_normalize(tf.linalg.matvec(self.matrix, self.u))
+        self.u.assign(tf.math.l2_normalize(tf.linalg.matvec(self.matrix, v, transpose_a=True)))
+        return inputs @ self.matrix / tf.tensordot(v, tf.linalg.matvec(self.matrix, self.u), 1)
+
+
+class Assigning(one_batch.Trainer):
+    """A layer, the loss and the code of the metrics assign variables in every call."""
+
+    EXAMPLES: ClassVar = {
+        "x": np.random.default_rng(1).normal(size=(13, 3)),
+        "label": np.random.default_rng(2).normal(size=13),
+    }
+
+    def build_model(self):
+        self.decay, self.count = (
+            tf.Variable(tf.ones([], tf.float64), trainable=False, aggregation=FIRST)
+            for _ in range(2)
+        )
+        return tf_keras.Sequential([tf_keras.Input([3]), Power(), tf_keras.layers.Dense(1)])
+
+    def per_example_loss(self, batch, outputs):
+        losses = (outputs[:, 0] - batch["label"]) ** 2 * self.decay
+        self.decay.assign(0.9 * self.decay)
+        return losses
+
+    def update_metrics(self, metrics, batch, outputs, weights):
+        self.count.assign_add(1.0)
+
+
+FIRST = tf.VariableAggregation.ONLY_FIRST_REPLICA
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_evaluation_leaves_the_variables_that_its_code_assigns(replicas, caplog):
+    def train(evaluates):
+        trainer, losses = one_batch.make(Assigning, 5, replicas), []
+        trainer.optimizer.learning_rate = 0.05
+        evaluator = ctl.StandardEvaluator(trainer)
+        for _ in range(2):
+            trainer.train(tf.constant(1))
+            for _ in range(2 * evaluates):
+                losses.append(float(evaluator.evaluate(tf.constant(-1))["loss"]))
+        return trainer, losses
+
+    (alone, _), (evaluated, losses) = train(False), train(True)
+    assert losses[0] == losses[1] != losses[2] == losses[3]
+    variables = [(t.decay, t.count, *t.model.variables) for t in (alone, evaluated)]
+    for one, other in zip(*variables, strict=True):
+        expected = testing.copies(alone.strategy, one)
+        np.testing.assert_array_equal(testing.copies(evaluated.strategy, other), expected)
+    assert "has its old value again afterwards: use a metric of build_metrics" in caplog.text
+
+
+def test_evaluation_that_assigns_a_variable_of_nobody_is_rejected():
+    count = tf.Variable(0.0)
+
+    class Counting(reference_model.ReferenceTrainer):
+        def forward(self, batch, training):
+            count.assign_add(1.0)
+            return super().forward(batch, training)
+
+    trainer = reference_model.make_trainer(tf.distribute.get_strategy(), 8, cls=Counting)
+    with pytest.raises(
+        ctl.UsageError, match=r"evaluator_test.py:\d+ assigns a variable in an eval"
+    ):
+        ctl.StandardEvaluator(trainer).evaluate(tf.constant(1))
 
 
 def test_rows_of_weight_zero_alone_give_loss_zero_and_are_counted():

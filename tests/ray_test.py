@@ -25,13 +25,16 @@ def module(tmp_path, monkeypatch):
     return module
 
 
-def test_trainer_runs_the_command_in_the_folders_of_the_driver(module, tmp_path):
+def test_trainer_runs_the_command_in_the_folders_of_the_driver(module, tmp_path, monkeypatch):
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
+    monkeypatch.delenv("KERAS_BACKEND", raising=False)
     made = module.trainer("experiment.py:a", num_workers=3, arguments=["--mode=train"])
     assert made.scaling_config.num_workers == 3 and not made.scaling_config.use_gpu
     assert made.train_loop_config == {
         "command": [f"--config={tmp_path / 'experiment.py'}:a", "--mode=train"],
         "workdir": str(tmp_path / "runs/experiment.a"),
         "cwd": str(tmp_path),
+        "environment": {"TF_USE_LEGACY_KERAS": "1"},
     }
     scaling = ray.train.ScalingConfig(num_workers=2, resources_per_worker={"CPU": 4})
     made = module.trainer("experiment.py", workdir="w", scaling_config=scaling)

@@ -166,6 +166,84 @@ def test_step_resumes_with_the_same_bits(tmp_path):
         np.testing.assert_array_equal(weights(resumed), weights(undisturbed))
 
 
+class HeightAndWeight(tf_keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = tf_keras.layers.Dense(1, kernel_initializer="ones")
+
+    def call(self, inputs):
+        return self.dense(tf.stack([inputs["height"], inputs["weight"]], axis=-1))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_feature_called_weight_of_a_tuple_is_a_feature(replicas):
+    """Also in a dataset of the user's own, and with weights as the third entry."""
+    features, label, sample = FEATURES[:6, :2], LABELS[:6, 0], np.arange(1.0, 7.0)
+    named = {"height": features[:, 0], "weight": features[:, 1]}
+
+    def train(*targets, own=False):
+        step = ctl.Step(
+            HeightAndWeight, lambda: tf_keras.optimizers.SGD(0.1),
+            lambda batch, outputs: (batch["label"] - outputs[:, 0]) ** 2,
+            global_batch_size=6, strategy=testing.make_strategy(replicas), precision="float64",
+        )  # fmt: skip
+        dataset = tf.data.Dataset.from_tensor_slices((named, *targets))
+        if own:
+            step(next(iter(step.strategy.experimental_distribute_dataset(dataset.batch(6)))))
+        else:
+            step(next(iter(ctl.data.distribute(dataset, 6, step.strategy))))
+        return step.model.dense.kernel.numpy()[:, 0]
+
+    def expected(weights):
+        gradients = -2 * (label - features.sum(axis=1))[:, np.newaxis] * features
+        return 1 - 0.1 * weights @ gradients / weights.sum()
+
+    for own in (False, True):
+        np.testing.assert_allclose(train(label, own=own), expected(np.ones(6)), rtol=1e-12)
+        np.testing.assert_allclose(train(label, sample, own=own), expected(sample), rtol=1e-12)
+
+
+def test_step_does_not_resume_with_other_data_unless_that_is_allowed(tmp_path):
+    def start(count, seed=0, **options):
+        step = make_step(2, 6)
+        rows = ctl.data.arrays({"x": FEATURES[:count], "label": LABELS[:count]})
+        step.build(next(iter(ctl.data.distribute(rows, 6, step.strategy, seed=seed))))
+        return step, ctl.Checkpointer(tmp_path, step, **options)
+
+    step, checkpoints = start(40)
+    path, before = checkpoints.save(), weights(step)
+    for arguments, change in (((30,), '"examples": 30'), ((40, 1), '"seed": 1')):
+        other, checkpoints = start(*arguments)
+        message = (
+            rf'{path} was saved with other data \({{"examples": 40, "seed": 0, .* -> .*{change}'
+        )
+        with pytest.raises(ctl.UsageError, match=message):
+            checkpoints.all_restore_latest()
+    assert ctl.Checkpointer(tmp_path / "own", other).all_restore_latest() is None
+    other, checkpoints = start(30, partial=True)
+    assert checkpoints.all_restore_latest() == path
+    np.testing.assert_array_equal(weights(other), before)
+    checkpoints.save()  # records the new data alone
+    assert start(30)[1].all_restore_latest() == path
+    with pytest.raises(ctl.UsageError, match=r'"examples": 30.* -> .*"examples": 40'):
+        start(40)[1].all_restore_latest()
+
+
+def test_step_that_trains_on_two_sources_resumes_with_either(tmp_path):
+    step = make_step(1, 6)
+    sources = source(), ctl.data.arrays({"x": FEATURES[:30], "label": LABELS[:30]})
+    for data in sources:
+        step(next(iter(ctl.data.distribute(data, 6, step.strategy))))
+    path = ctl.Checkpointer(tmp_path, step).save({"mine": 1})
+    for data in sources:
+        resumed = make_step(1, 6)
+        resumed.build(next(iter(ctl.data.distribute(data, 6, resumed.strategy))))
+        checkpoints = ctl.Checkpointer(tmp_path, resumed)
+        assert checkpoints.all_restore_latest() == path
+        assert len(resumed.descriptions) == 2
+    assert checkpoints.files.notes(2)["mine"] == 1
+
+
 def test_update_that_is_not_finite_is_skipped_on_every_replica():
     step = make_step(2, 4)
     step.build(next(iter(distribute(step, 4))))

@@ -29,7 +29,7 @@ SWITCHES = {
     "allow_config_change": "resume although the config changes the computed updates",
     "allow_partial_restore": "resume from a checkpoint that matches the variables only in part",
     "find_batch": "with aot_compile: find the largest batch that fits into memory",
-    "quick": "with check: leave out the longest checks, and compare one split on 2 replicas",
+    "quick": "with check: leave out the longest checks, and compare two splits on 2 replicas",
     "dry_run": "train, evaluate and save for two steps, and leave nothing behind",
     "help": "print this text",
     "version": "print the versions of ctl and TensorFlow",

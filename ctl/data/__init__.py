@@ -1,26 +1,58 @@
-"""Sources of examples, their order, and the input pipeline that feeds a strategy."""
+"""Sources of examples, their order, and the input pipeline that feeds a strategy.
 
-from ctl.data.caching.cache import cached
-from ctl.data.files.images import idx, image_folder
-from ctl.data.files.random_access import random_access
-from ctl.data.files.records import records
-from ctl.data.files.tables import arrays, csv, generator, parquet, text
-from ctl.data.files.tfrecords import tfrecords
-from ctl.data.input_pipeline import distribute
-from ctl.data.mixing import mixture
-from ctl.data.sequences.bucketing import bucketed
-from ctl.data.sequences.packing import packed
-from ctl.data.sequences.ragged import sequences
-from ctl.data.source import (
-    Arrays,
-    Augmented,
-    GlobalBatches,
-    PerReplica,
-    RowSource,
-    Source,
-    augmented,
-)
+Each name is imported when it is first used (PEP 562).
+"""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ctl.data.caching.cache import cached
+    from ctl.data.files.images import idx, image_folder
+    from ctl.data.files.random_access import random_access
+    from ctl.data.files.records import records
+    from ctl.data.files.tables import arrays, csv, generator, parquet, text
+    from ctl.data.files.tfrecords import tfrecords
+    from ctl.data.input_pipeline import distribute
+    from ctl.data.mixing import mixture
+    from ctl.data.sequences.bucketing import bucketed
+    from ctl.data.sequences.packing import packed
+    from ctl.data.sequences.ragged import sequences
+    from ctl.data.source import (
+        Arrays,
+        Augmented,
+        GlobalBatches,
+        PerReplica,
+        RowSource,
+        Source,
+        augmented,
+    )
+
+_MODULES = {
+    "Arrays": "ctl.data.source",
+    "Augmented": "ctl.data.source",
+    "GlobalBatches": "ctl.data.source",
+    "PerReplica": "ctl.data.source",
+    "RowSource": "ctl.data.source",
+    "Source": "ctl.data.source",
+    "arrays": "ctl.data.files.tables",
+    "augmented": "ctl.data.source",
+    "bucketed": "ctl.data.sequences.bucketing",
+    "cached": "ctl.data.caching.cache",
+    "csv": "ctl.data.files.tables",
+    "distribute": "ctl.data.input_pipeline",
+    "generator": "ctl.data.files.tables",
+    "idx": "ctl.data.files.images",
+    "image_folder": "ctl.data.files.images",
+    "mixture": "ctl.data.mixing",
+    "packed": "ctl.data.sequences.packing",
+    "parquet": "ctl.data.files.tables",
+    "random_access": "ctl.data.files.random_access",
+    "records": "ctl.data.files.records",
+    "sequences": "ctl.data.sequences.ragged",
+    "text": "ctl.data.files.tables",
+    "tfrecords": "ctl.data.files.tfrecords",
+}
 __all__ = [
     "Arrays",
     "Augmented",
@@ -46,3 +78,13 @@ __all__ = [
     "text",
     "tfrecords",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'ctl.data' has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_MODULES])

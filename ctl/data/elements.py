@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from ctl.data import host_random
 from ctl.data.autograph import convert, traced
+from ctl.data.features import RESERVED, name_as_features
 from ctl.data.source import (
     Augment,
     Augmented,
@@ -45,7 +46,8 @@ def name_features(element: Any) -> Any:
             tensors, specs or the values of replicas.
 
     Returns:
-        A dict; anything but a tuple is returned as it is.
+        A dict, in which a feature of a tuple that is called "weight" is "x/weight"; anything but a
+        tuple is returned as it is.
 
     Raises:
         UsageError: it is a tuple of another form.
@@ -55,16 +57,20 @@ def name_features(element: Any) -> Any:
     if hasattr(element, "_fields"):
         return dict(zip(element._fields, element, strict=True))
     x, *targets = element if element else [()]
-    named = dict(zip(("label", "weight"), targets, strict=False))
+    named = dict(zip(RESERVED, targets, strict=False))
+    if any(getattr(value, "value_type", type(value)) is type(None) for value in targets):
+        raise UsageError(
+            "The elements of the data are tuples with None: leave out the None, such as (x, label)."
+        )
     nested = any(isinstance(value, tuple | list) for value in element)
     nested |= isinstance(named.get("weight"), dict)
-    if len(element) not in (2, 3) or nested or (isinstance(x, dict) and x.keys() & named.keys()):
+    if len(element) not in (2, 3) or nested:
         raise UsageError(
             f"The elements of the data are {element}, but must be dicts of tensors, or (x, label) or "
             "(x, label, weight) with one tensor or a dict of tensors as x and label: map them to "
             'dicts, such as {"x": ..., "label": ...}.'
         )
-    return {**(x if isinstance(x, dict) else {"x": x}), **named}
+    return {**name_as_features(x if isinstance(x, dict) else {"x": x}), **named}
 
 
 def name_dataset_features(data: Data) -> Data:
@@ -120,8 +126,11 @@ def _suggest_source(data: Any) -> str:
     """Names the function that makes a source of data of a common type, for a message."""
     if isinstance(data, Iterator):
         return ", such as ctl.data.generator(function)"
-    is_table = isinstance(data, dict | np.ndarray) or hasattr(data, "iloc")
-    return ", such as ctl.data.arrays(...)" if is_table else ""
+    if isinstance(data, dict | np.ndarray) or hasattr(data, "iloc"):
+        return ", such as ctl.data.arrays(...)"
+    if hasattr(data, "__len__") and hasattr(data, "__getitem__"):  # such as a Sequence of Keras
+        return ", such as ctl.data.random_access(data), where data[i] is one example, not a batch"
+    return ""
 
 
 def element_spec(data: Data) -> dict[str, tf.TensorSpec]:
@@ -279,20 +288,20 @@ def _batch_spec(spec: Any, is_batched: bool, element: Any) -> tf.TensorSpec:
     """
     if isinstance(spec, tf.RaggedTensorSpec):
         raise UsageError(
-            f"The elements of the data are {element}, with features of variable length: return "
-            "ctl.data.packed(source, length) or ctl.data.bucketed(source, boundaries)."
+            "The elements of the data have features of variable length: return ctl.data.packed(source, "
+            f"length) or ctl.data.bucketed(source, boundaries). They are {element!s:.300}."
         )
     is_dense = isinstance(spec, tf.TensorSpec) and spec.shape.rank is not None
     if not is_dense or spec.shape.rank < is_batched:
         batch_axis = " whose first axis is the batch axis" if is_batched else ""
         raise UsageError(
-            f"The elements of the data are {element}, but must be dense tensors of known rank"
-            f"{batch_axis} (tf.ensure_shape, tf.sparse.to_dense)."
+            f"The elements of the data must be dense tensors of known rank{batch_axis} "
+            f"(tf.ensure_shape, tf.sparse.to_dense), but are {element!s:.300}."
         )
     shape = spec.shape.as_list()[is_batched:]
     if 0 in shape:  # tf.data's unbatch ends the process
         raise UsageError(
-            f"The elements of the data are {element}, but a feature must have values: leave out those "
-            "with an axis of length 0."
+            "A feature of the data must have values: leave out those with an axis of length 0. The "
+            f"elements are {element!s:.300}."
         )
     return tf.TensorSpec([None, *shape], spec.dtype)

@@ -6,6 +6,20 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+RESERVED = ("label", "weight")  # the entries of a batch that are not features
+_FEATURE = "x/"  # before the name of a feature that is called like one of them
+
+
+def name_as_features(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the entries of a batch for features: one called "weight" becomes "x/weight"."""
+    return {_FEATURE + name if name in RESERVED else name: v for name, v in values.items()}
+
+
+def select_features(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the features of a batch by their own names, as the model takes them."""
+    own = {_FEATURE + name: name for name in RESERVED}
+    return {own.get(name, name): v for name, v in batch.items() if name not in RESERVED}
+
 
 def map_features(
     function: Callable[[str, Any], Any], features: Mapping[str, Any]

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterable
 import contextlib
 import dataclasses
+import json
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from ctl.data import batching, data_errors, distribution, elements, host_random
+from ctl.data import batching, data_errors, description, distribution, elements, host_random
 from ctl.data.layout import Layout, WorkerShard
 from ctl.data.sequences import ragged
 from ctl.data.source import (
@@ -19,6 +20,7 @@ from ctl.data.source import (
     PerReplica,
     Source,
     dataset_of,
+    described_batch,
     source_of,
 )
 from ctl.errors import UsageError, name_arguments
@@ -60,6 +62,7 @@ class InputPipeline:
 
     Attributes:
         data_types: split -> class name of what `build_dataset` returned, for the splits read so far.
+        descriptions: split -> what `description.describe` returns for it, for the same splits.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class InputPipeline:
         self._sources: dict[str, Data] = {}
         self._specs: dict[str, dict[str, tf.TensorSpec]] = {}
         self.data_types: dict[str, str] = {}
+        self.descriptions: dict[str, dict[str, Any]] = {}
 
     def layout(self, global_batch_size: int) -> Layout:
         """Returns the layout of a global batch over all replicas of the strategy."""
@@ -104,6 +108,8 @@ class InputPipeline:
         self.data_types[split] = type(data).__name__
         data = elements.name_dataset_features(data)
         self._specs[split] = elements.check_data(data, split)
+        if split not in self.descriptions:
+            self.descriptions[split] = description.describe(data)
         if strategies.spec_of(self._strategy).remote:  # hosts that do not run this program
             data = elements.without_python(data, split)
         if source_of(data) is not None:
@@ -160,12 +166,13 @@ class InputPipeline:
             self.data(split)
         return self._specs[split]
 
-    def training_dataset(self, global_batch_size: int, *, start: int) -> Any:
+    def training_dataset(self, global_batch_size: int, *, start: int, marks: bool = False) -> Any:
         """Returns the endless, distributed training dataset from a global step on.
 
         Args:
             global_batch_size: number of rows in a global batch.
             start: the global step of the first batch.
+            marks: whether the type of the elements has the description of their data.
         """
         data = self.data("train")
         self._check_strategy(data)
@@ -176,7 +183,7 @@ class InputPipeline:
         def dataset_fn(
             context: tf.distribute.InputContext, shard: WorkerShard | None = None
         ) -> tf.data.Dataset:
-            return batching.training_batches(
+            batches = batching.training_batches(
                 self.data("train", context),
                 Layout.from_context(context, global_batch_size),
                 seed=self._seed,
@@ -184,6 +191,13 @@ class InputPipeline:
                 prefetch=self._prefetch,
                 shard=shard,
             )
+            if not marks or isinstance(data, PerReplica):
+                return batches
+            order = {"seed": self._seed, "global_batch_size": global_batch_size}
+            # The same elements in a structure of another type.
+            kind = described_batch(json.dumps({**self.descriptions["train"], **order}))
+            variant = tf.data.experimental.to_variant(batches)
+            return tf.data.experimental.from_variant(variant, kind(*batches.element_spec))
 
         if strategies.spec_of(self._strategy).coordinated:
             return distribution.per_worker(self._strategy, dataset_fn)
@@ -365,4 +379,4 @@ def distribute(
         lambda split, context: data, strategy=strategy, seed=seed, prefetch=prefetch
     )
     with name_arguments():
-        return pipeline.training_dataset(global_batch_size, start=start_step)
+        return pipeline.training_dataset(global_batch_size, start=start_step, marks=True)

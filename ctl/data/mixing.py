@@ -80,7 +80,7 @@ class Mixture(Source):
     """
 
     def __init__(self, sources: dict[str, Source], rows: list[int]):
-        self._sources = sources
+        self._sources, self.inner_sources = sources, tuple(sources.values())
         self._rows = rows
         sizes = [len(source) for source in sources.values()]
         self._firsts = np.cumsum([0, *sizes]).tolist()

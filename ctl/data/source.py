@@ -3,6 +3,7 @@
 import abc
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import functools
 import math
 from typing import Any, NamedTuple, TypeAlias
 
@@ -32,6 +33,12 @@ class MaskedBatch(NamedTuple):
     row_mask: tf.Tensor | None
 
 
+@functools.cache
+def described_batch(description: str) -> type[MaskedBatch]:
+    """Returns a type of batches that has the description of their data, for `ctl.Step`."""
+    return type("DescribedBatch", (MaskedBatch,), {"description": description})
+
+
 class Source(abc.ABC):
     """Examples that can be read by their index, in any order.
 
@@ -51,13 +58,17 @@ class Source(abc.ABC):
         lengths: [examples] the lengths of sequences, for `ctl.data.packed` and `ctl.data.bucketed`;
             None if every example must be read to find them.
         files: the files that the examples come from; `data.cache` in a folder is valid for their sizes
-            and modification times.
+            and modification times, and a run resumes with files of the same names and sizes.
+        record_offsets: where in the files the records are; a run resumes with the same ones.
+        inner_sources: the sources that this one reads.
         has_one_shape: whether the batches of all steps have the same shape.
     """
 
     row_bytes: float | None = None
     lengths: np.ndarray | None = None
     files: Sequence[str] = ()
+    record_offsets: np.ndarray | None = None
+    inner_sources: Sequence["Source"] = ()
     has_one_shape = True
 
     @abc.abstractmethod
@@ -161,9 +172,13 @@ class Arrays(Source):
         features: name -> array of shape [examples, ...], with the same number of examples each. The
             arrays are copied. Several targets are a dict of arrays, as `label`.
         device: the device whose memory holds the examples.
+        files: the files that the arrays were read from.
     """
 
-    def __init__(self, features: Mapping[str, Any], *, device: str = "CPU:0"):
+    def __init__(
+        self, features: Mapping[str, Any], *, device: str = "CPU:0", files: Sequence[str] = ()
+    ):
+        self.files = files
         if not isinstance(features, Mapping) or not features:
             raise UsageError(
                 "ctl.data.arrays requires a dict of at least one array, {name: array}."

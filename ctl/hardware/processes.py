@@ -14,6 +14,8 @@ from ctl.hardware.child_process import ChildProcess
 from ctl.hardware.cluster import Cluster
 from ctl.hardware.elastic import FailureLimit, WorkerPool
 
+# Environment variables that decide what a user's code imports.
+KERAS = ("TF_USE_LEGACY_KERAS", "KERAS_BACKEND")
 # An environment variable: the folder into which a process writes tracebacks.
 TRACEBACK_FOLDER = "CTL_TRACEBACK_FOLDER"
 USER_ERROR = 2  # exit code: a restart would fail in the same way

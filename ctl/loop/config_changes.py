@@ -10,10 +10,11 @@ from ctl.configs import durations, group_values, keys, overrides
 from ctl.hardware.strategies import STRATEGIES
 from ctl.optimizers import schedules
 
+INPUTS = "inputs."  # the section of config.json with the data of each split and the files of `init`
 _AVERAGE = "optimizer.ema_decay"
 _GROUPS = "optimizer.groups"
 _BATCH_SIZES = ("data.global_batch_size", "data.per_replica_batch_size")
-_ONLY_TRAINING = ("optimizer.", "init.", "train.", *_BATCH_SIZES)
+_ONLY_TRAINING = ("optimizer.", "init.", "train.", INPUTS, *_BATCH_SIZES)
 
 
 class ConfigChanges:
@@ -47,11 +48,12 @@ class ConfigChanges:
             key
             for key in changed
             if key == "eval.splits"
+            or (key.startswith(INPUTS) and key.split(".")[1] in new["eval.splits"])
             or (key in self.harmful and not _starts_with(key, _ONLY_TRAINING))
             or key == _AVERAGE
         ]
         self.harmful_to_evaluation = [
-            key for key in self.evaluation if not _starts_with(key, ("data.", "eval."))
+            key for key in self.evaluation if not _starts_with(key, ("data.", "eval.", INPUTS))
         ]
 
 
@@ -71,6 +73,9 @@ def _differs(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     # "90 epochs" is compared once it is resolved: config.json has the number of steps.
     if durations.has_unit(key, new.get(key)):
         return False
+    # An older ctl recorded no inputs, and a mode need not read all of them.
+    if key.startswith(INPUTS):
+        return key in old and key in new and old[key] != new[key]
     if key == "data.dir" and key in old and key in new:
         # The same folder may be named relative to the current folder, or by its full path.
         with contextlib.suppress(ValueError):  # a name that no file system can have
@@ -92,6 +97,9 @@ def _is_harmless(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bo
             )
             for each in (own, *others)
         )
+    if key.startswith(INPUTS):  # the best checkpoint and early stopping compare evaluations
+        split = key.split(".")[1]
+        return split not in ("train", "init") and not new.get("train.best.metric")
     if key == "runtime.strategy":  # parameter servers update asynchronously
         rows = [STRATEGIES.get(values.get(key, "auto")) for values in (old, new)]
         return not any(row and row.coordinated for row in rows)

@@ -14,10 +14,13 @@ import tf_keras
 
 from ctl.configs.options import TrainerOptions
 from ctl.data.autograph import convert, traced
+from ctl.data.features import RESERVED
 from ctl.data.source import Batch
 from ctl.errors import UsageError
 from ctl.loop.checkpoints.checkpointer import Checkpointer, DamagedCheckpoint
 from ctl.replica.arithmetic import precision, row_mask
+from ctl.replica.arithmetic.snapshot import Snapshot
+from ctl.replica.graphs.assignments import find_assignments
 from ctl.replica.graphs.dataflow import depends_on
 from ctl.replica.layers.batch_norm import SyncBatchNormalization
 from ctl.replica.step.engine import engine_of
@@ -30,7 +33,6 @@ _OF_TRAINING = (
     "compression_rank", "compression_start", "micro_batches", "shard_state", "clip",
     "loss_spike", "norms", "histogram_interval", "weight_decay_exclude", "optimizer_groups",
 )  # fmt: skip
-NOT_SERVED = ("label", "weight")  # features that are not known when a model is used
 
 
 def restore_trainer(
@@ -83,7 +85,8 @@ def make_function(trainer: StandardTrainer, function: Callable[[Batch], Any]) ->
     """Returns a `tf.function` of raw features that calls `function` for any number of rows.
 
     It returns the outputs of `function`, with 16-bit floats cast to float32. Its inputs are the
-    features that the outputs depend on. `function` gets zeros for the others.
+    features that the outputs depend on. `function` gets zeros for the others. Variables that `function`
+    assigns have their old values again afterwards.
 
     Args:
         trainer: the result of `restore_trainer`.
@@ -93,9 +96,10 @@ def make_function(trainer: StandardTrainer, function: Callable[[Batch], Any]) ->
         UsageError: the outputs depend on a label or a weight.
     """
     specs = engine_of(trainer).pipeline.element_spec()
-    hidden = {name: spec for name, spec in specs.items() if name in NOT_SERVED}
-    shown = {name: spec for name, spec in specs.items() if name not in NOT_SERVED}
+    hidden = {name: spec for name, spec in specs.items() if name in RESERVED}
+    shown = {name: spec for name, spec in specs.items() if name not in RESERVED}
     options = trainer.options
+    restored: list[tf.Variable] = []
 
     def serve(features: Batch) -> Any:
         unused = {k: _zeros(features, spec) for k, spec in shown.items() if k not in features}
@@ -104,6 +108,7 @@ def make_function(trainer: StandardTrainer, function: Callable[[Batch], Any]) ->
             count=row_count(features), seed=options.seed, allow_unkeyed=options.allow_unkeyed_random
         )
         with engine_of(trainer).trace_scope(), rows:
+            state = Snapshot(restored)
             try:
                 outputs = precision.cast_to_float32(convert(function)(batch))
             except KeyError as error:
@@ -111,6 +116,7 @@ def make_function(trainer: StandardTrainer, function: Callable[[Batch], Any]) ->
                 if name not in hidden:
                     raise
                 raise UsageError(_describe_use(trainer, name)) from error
+            state.restore()
         for name, zeros in batch.zeros.items():
             zeros = tf.nest.flatten(zeros)
             if any(depends_on(output, zeros) for output in tf.nest.flatten(outputs)):
@@ -123,6 +129,10 @@ def make_function(trainer: StandardTrainer, function: Callable[[Batch], Any]) ->
 
     complete = trace(shown)
     graph = complete.get_concrete_function()
+    assigned = {id(a.handle) for a in find_assignments(graph.graph.get_operations())}
+    restored += [v for v in engine_of(trainer).step.attributes.state() if id(v.handle) in assigned]
+    if restored:
+        complete = trace(shown)
     # The inputs of the graph are in the order of the sorted names.
     inputs = zip(sorted(shown), graph.inputs, strict=False)
     used = [k for k, x in inputs if any(depends_on(output, [x]) for output in graph.outputs)]

@@ -20,7 +20,7 @@ from ctl.loop import json_files, lock
 from ctl.loop.bucket.bucket import Bucket, BucketReader
 from ctl.loop.bucket.local import RECORD
 from ctl.loop.checkpoints.files import report_write_errors
-from ctl.loop.config_changes import ConfigChanges, changes_updates
+from ctl.loop.config_changes import INPUTS, ConfigChanges, changes_updates
 from ctl.loop.goodput import read_lines
 
 _MAX_NAME = 100  # characters; file systems allow 255 bytes
@@ -29,7 +29,7 @@ _MAX_NAME = 100  # characters; file systems allow 255 bytes
 class Workdir:
     """The folder of a run.
 
-        config.json                the config of the run, every key
+        config.json                the config of the run, every key, and its inputs: the data
         checkpoints/ckpt-<step>    weights, slot variables and counters
         best/ckpt-<step>           the best checkpoints, if train.best is set
         export/<step>/             exported models
@@ -152,7 +152,9 @@ class Workdir:
                     "use the config of the run, in which only data.* and eval.* may change, or accept "
                     "the change by --allow_config_change"
                 )
-            raise UsageError(f"{self.path} holds a run with another config ({lines}): {fix}.")
+            only_inputs = all(key.startswith(INPUTS) for key in harmful)
+            what = "other data" if only_inputs else "another config"
+            raise UsageError(f"{self.path} holds a run with {what} ({lines}): {fix}.")
         return list(changes.lines.values())
 
     def evaluation_changes(self, config: Mapping[str, Any]) -> list[str]:

@@ -99,7 +99,7 @@ def _open_run(arguments: Arguments) -> tuple[RunParts, list[str]]:
         )
     run = RunParts(arguments, reads_only=True)
     run.workdir.check_run()
-    config = run.config.to_dict()
+    config = run.record
     run.workdir.check_config(
         config, allow_change=arguments.allow_config_change, only_evaluates=True
     )

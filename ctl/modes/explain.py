@@ -57,6 +57,7 @@ def _describe(experiment: Experiment, actions: Sequence[Action]) -> str:
         "replicas": layout.replicas,
         "xla": f"{engine.plan.xla} ({engine.plan.xla_reason})",
         **_describe_attention(experiment, observed()),
+        "data": messages.entries(trainer),
         "global batch": f"{layout.global_batch_size} examples",
         "rows": _describe_rows(experiment),
         "denominator": f"{layout.global_batch_size}, a constant, unless the batch has weights"

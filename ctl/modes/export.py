@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from ctl.configs import keys, loading
 from ctl.configs.options import TrainerOptions
+from ctl.data.features import RESERVED
 from ctl.errors import UsageError, list_some
 from ctl.loop import inference, json_files
 from ctl.loop.actions import best_checkpoint
@@ -172,7 +173,7 @@ class TrainedModel:
                 raise UsageError(f"The features are {', '.join(self._specs)}: pass a dict of them.")
             features = {next(iter(self._specs)): features}
         known = engine_of(self.trainer).pipeline.element_spec().keys()
-        names = set(features) - (known | {*inference.NOT_SERVED}) | set(features) & set(self._specs)
+        names = set(features) - (known | {*RESERVED}) | set(features) & set(self._specs)
         if names != self._specs.keys():
             raise UsageError(
                 f"The features are {', '.join(sorted(names))}, but must be {', '.join(self._specs)}."

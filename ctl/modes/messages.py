@@ -1,13 +1,16 @@
 """Formats the lines that a run prints when it starts and ends."""
 
 from collections.abc import Mapping, Sequence
+import types
 from typing import Any
 
+from ctl.data.features import RESERVED, flatten_features
 from ctl.errors import list_some
 from ctl.hardware import strategies
 from ctl.loop.progress import format_numbers
 from ctl.optimizers import schedules
 from ctl.replica.step.engine import engine_of
+from ctl.trainer import StandardTrainer
 
 
 def complete(step: int, result: Mapping[str, Any], config: Any) -> str:
@@ -32,9 +35,14 @@ def complete(step: int, result: Mapping[str, Any], config: Any) -> str:
 
 def start(hardware: Any, trainer: Any) -> str:
     """Describes what is going to train, on which hardware, and why."""
-    layout = engine_of(trainer).plan.layout
+    plan = engine_of(trainer).plan
+    layout = plan.layout
     parameters = engine_of(trainer).step.attributes.parameter_count()
     what = f"{trainer.options.precision}; {parameters:,} parameters"
+    names = _names_in_code(type(trainer))  # super().replica_step calls minimize, too
+    own = plan.own_replica_step or plan.own_train_step
+    if own and "apply_gradients" in names and not names & {"minimize", "replica_step"}:
+        what += "; the step calls apply_gradients itself, and only `ctl check` tests that update"
     if strategies.STRATEGIES[hardware.name].coordinated:
         workers, servers = (len(hardware.cluster.addresses[role]) for role in ("worker", "ps"))
         return (
@@ -49,6 +57,29 @@ def start(hardware: Any, trainer: Any) -> str:
         f"{hardware.name} ({hardware.reason}): {_count(layout.replicas, 'replica')}; "
         f"global batch {layout.global_batch_size} = {shares}{more} rows; {what}"
     )
+
+
+def entries(trainer: StandardTrainer) -> str:
+    """Lists which entries of the data are features, the label, and the weight of the losses."""
+    groups: dict[str, list[str]] = {"features": [], **{kind: [] for kind in RESERVED}}
+    for name in flatten_features(engine_of(trainer).pipeline.element_spec()):
+        kind = name.split("/")[0]
+        groups[kind if kind in RESERVED else "features"].append(name)
+    if type(trainer).sample_weight is not StandardTrainer.sample_weight:
+        groups["weight"] = ["what sample_weight returns"]
+    return "; ".join(f"{kind}: {', '.join(names) or 'none'}" for kind, names in groups.items())
+
+
+def _names_in_code(cls: type) -> set[str]:
+    """Returns the names in the code of the methods that a user gave a trainer."""
+    own = [base for base in cls.__mro__ if not base.__module__.startswith(("ctl.", "orbit."))]
+    codes = [getattr(value, "__code__", None) for base in own for value in vars(base).values()]
+    names: set[str] = set()
+    for code in codes:
+        if code is not None:
+            codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+            names |= {*code.co_names}
+    return names
 
 
 def compression(trainer: Any) -> str:

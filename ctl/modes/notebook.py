@@ -101,7 +101,7 @@ class Run:
         if not print_lines:
             self._run.progress.print_line = lambda line: None  # type: ignore[method-assign]
             self._run.progress._write = lambda line: None
-        changes = self._workdir.check_config(self.config.to_dict())
+        changes = self._workdir.check_config(self._run.record)
         self._rows: dict[int, dict[str, float]] = {}  # of the history, by step
         self._stop = StopOnSignal()
         actions = self._run.make_actions()

@@ -20,6 +20,7 @@ from ctl.loop.actions.action import Action, check_action
 from ctl.loop.actions.leaks import MemoryGrowth, Retraces
 from ctl.loop.actions.learning_rate import LearningRate
 from ctl.loop.bucket.bucket import Bucket
+from ctl.loop.checkpoints import warm_start
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.controller import Controller, RollbackPolicy
 from ctl.loop.lock import RunLock
@@ -32,6 +33,7 @@ from ctl.loop.timing import WallClock
 from ctl.loop.watchdog import Watchdog
 from ctl.loop.workdir import Workdir
 from ctl.modes import DONE, Arguments, experiment
+from ctl.replica.step.engine import engine_of
 
 
 class RunParts:
@@ -98,6 +100,13 @@ class RunParts:
             partial=arguments.allow_partial_restore,
             reads_only=reads_only,
         )
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The config, and what else the updates depend on: what config.json holds."""
+        inputs: dict[str, Any] = {"init": warm_start.describe_files(self.config.init)}
+        inputs |= engine_of(self.trainer).pipeline.descriptions
+        return {**self.config.to_dict(), "inputs": inputs}
 
     def all_open_bucket(self, stop: StopRequest) -> contextlib.AbstractContextManager[None]:
         """Owns and copies a run whose --workdir is a URL, in a `with` block; collective.

@@ -110,8 +110,7 @@ class Session:
         Call `all_restore` first, so that a run whose checkpoint does not match leaves the config alone.
         """
         run, controller = self._run, self.controller
-        config = run.config.to_dict()
-        run.workdir.create(config)
+        run.workdir.create(run.record)
         lost = goodput.find_lost(run.workdir.path, controller.step) if run.is_chief else {}
         workers_before = goodput.find_workers(run.workdir.path) if run.is_chief else None
         cluster = run.experiment.hardware.cluster
@@ -129,7 +128,9 @@ class Session:
             loaded = warm_start.record(self._loaded)
             fields = {"config": self._config_path, **lost, **loaded}
             run.workdir.event("start", controller.step, **fields, workers=workers)
-        controller.reporter.metrics.begin(config, step=controller.step, is_new=not self._restored)
+        controller.reporter.metrics.begin(
+            run.config.to_dict(), step=controller.step, is_new=not self._restored
+        )
         run.clock.mark_started()
         self._start = time.monotonic()
 

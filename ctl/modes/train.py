@@ -50,9 +50,7 @@ def _train(arguments: Arguments, *, evaluates: bool) -> int:
             if aside:
                 progress.print_line(f"The old run is now {aside}.")
                 lock.follow(aside)
-            changes = workdir.check_config(
-                config.to_dict(), allow_change=arguments.allow_config_change
-            )
+            changes = workdir.check_config(run.record, allow_change=arguments.allow_config_change)
         # No process reads the folder before the chief has moved the old run.
         if not workdir.bucket:
             lock.all_check_shared(processes)

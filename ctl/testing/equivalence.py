@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import dataclasses
-import os
 from typing import Any
 
 import numpy as np
@@ -246,9 +245,8 @@ def run(subject: Subject, splits: Sequence[Split], *, in_process: bool | None = 
     devices = max(split.replicas for split in splits)
     if in_process or (in_process is None and can_run_here(devices)):
         return _Trial(subject).run(splits)
-    variables = {k: v for k in ("TF_USE_LEGACY_KERAS",) if (v := os.environ.get(k)) is not None}
     report: Report = multiprocess.call(
-        *(_split_cpu_and_run, [subject, list(splits), devices], [variables]),
+        *(_split_cpu_and_run, [subject, list(splits), devices]),
         timeout=_TIMEOUT,
         alternative=multiprocess.IN_THIS_PROCESS.format(devices=devices),
     )[0]

@@ -16,6 +16,7 @@ from typing import Any
 
 from ctl.errors import UsageError
 from ctl.hardware import cluster, rendezvous
+from ctl.hardware.processes import KERAS
 
 _OUTPUT_LINES = 30  # lines of each process in an error message
 IN_THIS_PROCESS = (
@@ -74,8 +75,8 @@ def call(
     Args:
         function: what to call; it, its arguments and its result must be picklable.
         arguments: its arguments.
-        environments: variables to set in each process. The caller's TF_ and XLA_ variables are not
-            inherited.
+        environments: variables to set in each process. Of the caller's TF_ and XLA_ variables only
+            those in `KERAS` are inherited.
         timeout: seconds after which all processes are killed.
         alternative: what else to do if the function cannot be pickled, for the message.
 
@@ -124,7 +125,8 @@ def _start(
 ) -> subprocess.Popen[bytes]:
     folder.mkdir()
     (folder / "task").write_bytes(task)
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("TF_", "XLA_", "PYTEST"))}
+    others = ("TF_", "XLA_", "PYTEST")
+    inherited = {k: v for k, v in os.environ.items() if k in KERAS or not k.startswith(others)}
     defaults = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
     with (folder / "output").open("wb") as output:
         return subprocess.Popen(

@@ -5,6 +5,7 @@ import collections
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 import ctl
 from ctl.data.data_errors import report_data_errors
@@ -24,6 +25,11 @@ NAMED = {
     "features and label": (({"a": 1, "b": 2}, 3), {"a": 1, "b": 2, "label": 3}),
     "features, label and weight": (({"a": 1}, 2, 3), {"a": 1, "label": 2, "weight": 3}),
     "features and targets": (({"a": 1}, {"b": 2, "c": 3}), {"a": 1, "label": {"b": 2, "c": 3}}),
+    "a feature called weight": (({"weight": 1, "a": 2}, 3), {"x/weight": 1, "a": 2, "label": 3}),
+    "both, and a feature called label": (
+        ({"weight": 1, "label": 2}, 3, 4),
+        {"x/weight": 1, "x/label": 2, "label": 3, "weight": 4},
+    ),
     "a named tuple, in its own order": (Example(1, 2), {"label": 1, "image": 2}),
     "a tensor, which has no name": (1, 1),
 }
@@ -36,8 +42,7 @@ def test_features_are_named(element, named):
 
 @pytest.mark.parametrize(
     "element",
-    [(), (1,), (1, 2, 3, 4), ((1, 2), 3), (1, 2, {"a": 3}), (1, (2, 3)), ({"label": 1}, 2),
-     ({"weight": 1}, 2, 3)],
+    [(), (1,), (1, 2, 3, 4), ((1, 2), 3), (1, 2, {"a": 3}), (1, (2, 3))],
     ids=str,
 )  # fmt: skip
 def test_tuple_that_cannot_be_named_is_rejected(element):
@@ -160,6 +165,14 @@ def sparse():
     return example(b"").map(lambda record: tf.io.parse_single_example(record, features))
 
 
+class Batches(tf_keras.utils.Sequence):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return np.zeros([3, 2]), np.zeros([3])
+
+
 def batches(count=4, **options):
     return two_features(8).batch(count, **options)
 
@@ -200,6 +213,7 @@ REJECTED = {
     "ragged batches": (lambda: two_features(8).ragged_batch(4), "are batches"),
     "unknown rank": (unknown_rank, "known rank (tf.ensure_shape"),
     "sparse tensors": (sparse, "must be dense tensors"),
+    "a Sequence of Keras": (Batches, "such as ctl.data.random_access(data)"),
     "features without values": (
         lambda: ctl.data.arrays({"x": np.zeros([3, 0])}),
         "leave out those with an axis of length 0",
@@ -223,6 +237,13 @@ SINGLE_EXAMPLES = {
         lambda e: {"x": e["x"]["x"], "label": e["label"]["label"]}
     ),
 }
+
+
+@pytest.mark.parametrize("x", [1.0, {"x": 1.0}])
+def test_tuple_with_none_is_rejected_by_what_to_write(x):
+    triples = tf.data.Dataset.from_tensors(x).map(lambda x: (x, 1.0, None))
+    assert "leave out the None" in one_line(name_dataset_features, triples)
+    assert "leave out the None" in one_line(name_features, (x, 1.0, None))
 
 
 def test_augmented_batches_are_rejected():

@@ -572,6 +572,11 @@ WITH_TENSORFLOW = {
         'ctl.data.arrays({"x": [[1.0, 2.0, 3.0]] * 8, "y": [0, 1] * 4})',
         'The model does not accept x, y (ValueError: Missing data for input "',
     ),
+    "feature called weight": with_data(
+        'ctl.data.arrays({"x": [[1.0, 2.0, 3.0]] * 8, "weight": [1.0] * 8})',
+        'The batch has "weight" and no "label", so "weight" may be a feature or the weight of the '
+        "losses: rename it if it is a feature, or let sample_weight return ",
+    ),
     "evaluation examples without a label": with_data(
         f'{EXAMPLES} if split == "train" else {EXAMPLES}.map(lambda e: {{"x": e["x"]}})',
         "The evaluation examples are not like the training examples (label is missing instead of int32 "

@@ -204,3 +204,29 @@ def test_folder_that_no_file_system_can_name_is_another_one():
     assert ConfigChanges(saved, config(data=dict(dir="\ud800"))).lines == {}
     changes = ConfigChanges(saved, config(data=dict(dir="a")))
     assert changes.lines == {"data.dir": r"data.dir: '\ud800' -> 'a'"}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "best", "harmful", "evaluation"),
+    [
+        (dict(train=dict(examples=56)), "", True, False),
+        (dict(init=dict(checkpoint="a.h5 (9 bytes)")), "", True, False),
+        # The updates are the same, but the best checkpoint is chosen among evaluations.
+        (dict(eval=dict(examples=56)), "", False, True),
+        (dict(eval=dict(examples=56)), "eval/loss", True, True),
+    ],
+)
+def test_inputs_are_compared_like_keys(inputs, best, harmful, evaluation):
+    recorded = dict(examples=40, files="a (1 bytes)")
+    before = dict(train=recorded, eval=recorded, init=dict(checkpoint="a.h5 (8 bytes)"))
+    current = config(train=dict(best=dict(metric=best)))
+    saved = overrides.flatten(current | {"inputs": before})
+    changes = ConfigChanges(saved, current | {"inputs": before | inputs})
+    ((key, line),) = changes.lines.items()
+    assert line.startswith(f"inputs.{next(iter(inputs))}.") and " -> " in line
+    assert changes.harmful == [key] * harmful
+    assert changes.evaluation == [key] * evaluation
+    assert changes.harmful_to_evaluation == []
+    # A run of an older ctl has no record, nor does a mode that does not read the data.
+    for old, new in ((saved, current), (overrides.flatten(current), current | {"inputs": inputs})):
+        assert ConfigChanges(old, new).lines == {}

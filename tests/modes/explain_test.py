@@ -35,6 +35,7 @@ def test_the_rows_describe_an_uneven_step_with_micro_batches(explain):
     )
     assert rows["strategy"].startswith("mirrored (")
     assert rows["replicas"] == "2"
+    assert rows["data"] == "features: x; label: label; weight: none"
     assert "replica 0: 0..3; replica 1: 4..6 and 1 of padding, masked" in rows["rows"]
     assert rows["rows"].endswith("in 2 micro-batches")
     assert rows["denominator"].startswith("the total weight of the rows that exist")

@@ -4,6 +4,7 @@ import types
 
 import pytest
 
+import ctl
 from ctl.modes import messages
 
 
@@ -42,11 +43,48 @@ def test_the_command_of_tensorboard_is_named_only_if_it_has_something_to_show():
     assert messages.done("runs/a", ["tensorboard"]) == line
 
 
-def make_trainer(replicas, row_counts):
+class OwnUpdate(ctl.StandardTrainer):
+    def replica_step(self, batch):
+        self.compute(batch)
+
+    def compute(self, batch):
+        self.optimizer.apply_gradients([])
+
+
+class Discriminated(OwnUpdate):
+    def compute(self, batch):
+        return self.minimize(batch, lambda b: b)
+
+
+class Pretrained(ctl.StandardTrainer):
+    def pretrain(self):
+        self.optimizer.apply_gradients([])
+
+
+class Extending(ctl.StandardTrainer):
+    def replica_step(self, batch):
+        self.optimizer.apply_gradients([])
+        return super().replica_step(batch)
+
+
+@pytest.mark.parametrize(
+    ("cls", "own"),
+    [(OwnUpdate, True), (Discriminated, False), (Extending, False), (Pretrained, False)],
+)
+def test_update_of_the_users_own_is_named_in_the_first_line(cls, own):
+    hardware = types.SimpleNamespace(name="mirrored", reason="auto")
+    fake = dict.fromkeys(["__init__", "build_model", "build_dataset"], lambda self: None)
+    trainer = type("Fake", (cls,), fake)()
+    is_overridden = cls.replica_step is not ctl.StandardTrainer.replica_step
+    trainer.__dict__.update(vars(make_trainer(2, [4, 4], is_overridden)))
+    assert ("and only `ctl check` tests that update" in messages.start(hardware, trainer)) == own
+
+
+def make_trainer(replicas, row_counts, own=False):
     layout = types.SimpleNamespace(
         replicas=replicas, global_batch_size=sum(row_counts), row_counts=lambda: row_counts
     )
-    plan = types.SimpleNamespace(layout=layout)
+    plan = types.SimpleNamespace(layout=layout, own_replica_step=own, own_train_step=False)
     return types.SimpleNamespace(
         _ctl_engine=types.SimpleNamespace(
             plan=plan,

@@ -52,6 +52,50 @@ def test_rejected_checkpoint_leaves_the_config_of_the_run_as_it_was(make_argumen
     assert not pathlib.Path("run/run.lock").exists()
 
 
+def test_run_does_not_resume_with_other_data_or_weights_unless_that_is_allowed(
+    make_arguments, monkeypatch, capsys
+):
+    rows = [50]
+    arrays = ctl.data.arrays
+    monkeypatch.setattr(
+        "ctl.data.arrays", lambda data: arrays({k: v[: rows[0]] for k, v in data.items()})
+    )
+    init = pathlib.Path("init.npz")
+    init.write_bytes(b"1")
+
+    def run(steps, **fields):
+        keys = {"train.steps": steps, "init.checkpoint": str(init)}
+        return train.train(make_arguments(keys, **fields))
+
+    monkeypatch.setattr("ctl.loop.checkpoints.warm_start.check", lambda *args, **fields: None)
+    monkeypatch.setattr("ctl.loop.checkpoints.warm_start.all_load", lambda *args: [])
+    assert run(5) == DONE
+    before = {p: p.read_bytes() for p in pathlib.Path("run").rglob("*") if p.is_file()}
+    rows[0] = 48
+    init.write_bytes(b"12")
+    with pytest.raises(UsageError) as error:
+        run(10)
+    assert str(error.value) == (
+        "run holds a run with other data (inputs.init.checkpoint: 'init.npz (1 bytes)' -> "
+        "'init.npz (2 bytes)'; inputs.train.examples: 50 -> 48): resume with the change by "
+        "--allow_config_change, or start from scratch with --fresh or another --workdir."
+    )
+    assert before == {p: p.read_bytes() for p in pathlib.Path("run").rglob("*") if p.is_file()}
+    assert run(10, allow_config_change=True) == DONE
+    assert "Changed since the run was started: inputs.train.examples: 50 -> 48" in (
+        capsys.readouterr().out
+    )
+    assert run(11) == DONE  # the new data is recorded
+
+    config = json.loads(pathlib.Path("run/config.json").read_text())
+    assert config.pop("inputs")["train"] == {"examples": 48}
+    pathlib.Path("run/config.json").write_text(json.dumps(config))
+    rows[0] = 47
+    assert run(12) == DONE  # a run of an older ctl has no record
+    rows[0] = 46
+    assert run(12, fresh=True) == DONE
+
+
 @pytest.mark.slow
 def test_change_of_the_number_of_workers_is_printed_and_recorded(
     make_arguments, make_complete, capsys

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from ctl.errors import UsageError
+from ctl.hardware.processes import KERAS
 from ctl.testing import multiprocess, run_workers
 
 
@@ -51,6 +52,7 @@ def environment_at_start():
 
     assert "tensorflow" not in sys.modules
     names = ("TF_CONFIG", "TF_TEST_INHERITED", "XLA_TEST_INHERITED", "CUDA_VISIBLE_DEVICES")
+    names += KERAS
     return {name: os.environ.get(name) for name in names}
 
 
@@ -60,11 +62,12 @@ def test_each_worker_knows_its_task_and_returns_its_result():
 
 
 def test_environment_is_set_before_tensorflow_is_imported(monkeypatch):
-    for name in ("TF_CONFIG", "TF_TEST_INHERITED", "XLA_TEST_INHERITED"):
+    for name in ("TF_CONFIG", "TF_TEST_INHERITED", "XLA_TEST_INHERITED", *KERAS):
         monkeypatch.setenv(name, "inherited")
     environments = [{}, {"CUDA_VISIBLE_DEVICES": "0", "TF_CONFIG": "{}"}]
     hidden, shown = multiprocess.call(environment_at_start, [], environments, timeout=60)
     unset = dict.fromkeys(("TF_CONFIG", "TF_TEST_INHERITED", "XLA_TEST_INHERITED"))
+    unset |= dict.fromkeys(KERAS, "inherited")
     assert hidden == {**unset, "CUDA_VISIBLE_DEVICES": "-1"}
     assert shown == {**unset, "CUDA_VISIBLE_DEVICES": "0", "TF_CONFIG": "{}"}
 

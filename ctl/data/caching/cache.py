@@ -351,6 +351,7 @@ def _load(
 ) -> Source:
     kind = RaggedCached if any(feature.is_ragged for feature in features) else Cached
     result = kind(spec, len(source), features, buffer_of)
+    result.inner_sources = (source,)
     for name in ("order", "evaluation_order"):
         if getattr(type(source), name) is not getattr(Source, name):  # the user's own
             setattr(result, name, getattr(source, name))

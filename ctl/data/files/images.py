@@ -169,7 +169,8 @@ def idx(directory: str | pathlib.Path, split: str) -> Arrays:
         )
     # TensorFlow's sparse cross-entropy requires int32 or int64 labels; MNIST stores bytes.
     is_integer = np.issubdtype(labels.dtype, np.integer)
-    return Arrays({"image": images, "label": labels.astype(np.int32) if is_integer else labels})
+    features = {"image": images, "label": labels.astype(np.int32) if is_integer else labels}
+    return Arrays(features, files=[str(images_path), str(labels_path)])
 
 
 def read_idx(path: str | pathlib.Path) -> np.ndarray:

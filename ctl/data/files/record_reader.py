@@ -43,6 +43,7 @@ class RecordReader:
     Attributes:
         skipped: the numbers of the damaged records that were replaced so far.
         paths: the files.
+        offsets: where in the files the records begin and end.
         row_bytes: mean length of a record in bytes.
 
     Raises:
@@ -63,7 +64,7 @@ class RecordReader:
         self.paths = [file.path for file in files]
         self.skip_damaged = skip_damaged
         # Record i of file f is between the entries i + f and i + f + 1 of `_offsets`.
-        self._offsets = np.concatenate([file.offsets for file in files])
+        self._offsets = self.offsets = np.concatenate([file.offsets for file in files])
         self._first = np.cumsum([0] + [len(file.offsets) - 1 for file in files])
         if len(self) == 0:
             raise UsageError(f"{self.paths[0]} has no records: write the file again, or remove it.")
@@ -205,6 +206,7 @@ class ArrayRecordReader:
         skip_damaged: must be False.
 
     Attributes:
+        offsets: [files + 1] int64, the number of the first record of each file.
         row_bytes: mean bytes of a record in the files, which may be compressed.
 
     Raises:
@@ -232,7 +234,7 @@ class ArrayRecordReader:
         for path, count in zip(self.paths, counts, strict=True):
             if not count:
                 raise UsageError(f"{path} has no records: write the file again, or remove it.")
-        self._first = np.cumsum([0, *counts])
+        self._first = self.offsets = np.cumsum([0, *counts])
         self.row_bytes = sum(os.path.getsize(path) for path in self.paths) / len(self)
 
     def __len__(self) -> int:

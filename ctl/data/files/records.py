@@ -86,7 +86,7 @@ class _Serialized(Source):
     def __init__(self, reader: Any):
         self.reader = reader
         self.row_bytes = reader.row_bytes
-        self.files = reader.paths
+        self.files, self.record_offsets = reader.paths, reader.offsets
         self.skip_damaged = reader.skip_damaged
         self._by_python = True
 

@@ -18,6 +18,8 @@ from ctl.data.files.record_index import find_files, open_file
 from ctl.data.source import Arrays, Source
 from ctl.errors import UsageError
 
+Columns = Sequence[str] | Mapping[str, str]  # of a file, or name of a feature -> column
+
 
 def arrays(features: Any) -> Arrays:
     """Returns a `Source` of examples held in memory.
@@ -26,12 +28,14 @@ def arrays(features: Any) -> Arrays:
 
     Args:
         features: name -> array of shape [examples, ...]; or a pandas DataFrame or a structured numpy
-            array, each of whose columns becomes a feature.
+            array, each of whose columns becomes a feature. A column "weight" is rejected: rename it if
+            it is a feature, or pass a dict if it is the weight of the losses.
 
     Raises:
         UsageError: the arrays differ in their number of examples, or a value is not an array.
     """
     if isinstance(features, np.ndarray) and features.dtype.names:
+        _check_columns(features.dtype.names, "The array")
         return Arrays({name: np.ascontiguousarray(features[name]) for name in features.dtype.names})
     # A data frame is recognized by its methods, so that pandas need not be installed.
     if hasattr(features, "columns") and hasattr(features, "iloc"):
@@ -104,35 +108,35 @@ def _to_array(value: Any, number: int) -> np.ndarray:
         ) from None
 
 
-def csv(files: str | Sequence[str], *, columns: Sequence[str] | None = None) -> Arrays:
+def csv(files: str | Sequence[str], *, columns: Columns | None = None) -> Arrays:
     """Reads CSV files with a header line into memory, by the package pyarrow.
 
     Args:
         files: paths or patterns of paths.
-        columns: the columns that become features; None: all.
+        columns: the columns that become features, or a dict of feature -> column; None: all. Whether a
+            column "weight" is a feature or the weight of the losses must be told by a dict.
 
     Raises:
         UsageError: pyarrow is missing, or a file cannot be read.
     """
     pyarrow = _import_pyarrow("csv")
-    options = pyarrow.csv.ConvertOptions(include_columns=list(columns) if columns else None)
-    return _read_tables(
-        files, lambda file: pyarrow.csv.read_csv(file, convert_options=options), pyarrow
-    )
+    options = pyarrow.csv.ConvertOptions(include_columns=_names(columns))
+    read = lambda file: pyarrow.csv.read_csv(file, convert_options=options)  # noqa: E731
+    return _read_tables(files, read, pyarrow, columns)
 
 
-def parquet(files: str | Sequence[str], *, columns: Sequence[str] | None = None) -> Arrays:
+def parquet(files: str | Sequence[str], *, columns: Columns | None = None) -> Arrays:
     """Reads Parquet files into memory, by the package pyarrow.
 
     Args:
         files: paths or patterns of paths.
-        columns: the columns that become features; None: all.
+        columns: the same as for `ctl.data.csv`.
 
     Raises:
         UsageError: pyarrow is missing, or a file cannot be read.
     """
     pyarrow = _import_pyarrow("parquet")
-    names = list(columns) if columns else None
+    names = _names(columns)
 
     def read(file: Any) -> Any:
         table = pyarrow.parquet.read_table(file, columns=names)
@@ -141,7 +145,7 @@ def parquet(files: str | Sequence[str], *, columns: Sequence[str] | None = None)
             raise pyarrow.ArrowInvalid(f"no column {min(missing)!r}")
         return table
 
-    return _read_tables(files, read, pyarrow)
+    return _read_tables(files, read, pyarrow, columns)
 
 
 def text(files: str | Sequence[str], *, length: int | None = None) -> Source:
@@ -160,15 +164,15 @@ def text(files: str | Sequence[str], *, length: int | None = None) -> Source:
     Raises:
         UsageError: a file is missing, or there are no lines or too few bytes.
     """
-    contents = []
-    for path in find_files(files):
+    contents, paths = [], find_files(files)
+    for path in paths:
         with open_file(path) as file:
             contents.append(file.read())
     if length is None:
         lines = [line for content in contents for line in _split_lines(content)]
         if not lines:
             raise UsageError(f"{files} has no lines, but must have at least one.")
-        return Arrays({"text": np.array(lines, object)})
+        return Arrays({"text": np.array(lines, object)}, files=paths)
     if not isinstance(length, int) or isinstance(length, bool) or length < 1:
         raise UsageError(f"ctl.data.text got length={length!r}, but requires at least 1 byte.")
     content = b"".join(contents)
@@ -176,7 +180,9 @@ def text(files: str | Sequence[str], *, length: int | None = None) -> Source:
         raise UsageError(
             f"{files} has {len(content)} bytes, but must have at least length + 1 = {length + 1}."
         )
-    return ByteBlocks(content, length)
+    blocks = ByteBlocks(content, length)
+    blocks.files = paths
+    return blocks
 
 
 class ByteBlocks(Source):
@@ -225,9 +231,16 @@ def _import_pyarrow(module: str) -> Any:
     return pyarrow
 
 
-def _read_tables(files: str | Sequence[str], read: Callable[[Any], Any], pyarrow: Any) -> Arrays:
-    tables = []
-    for path in find_files(files):
+def _names(columns: Columns | None) -> list[str] | None:
+    names = columns.values() if isinstance(columns, Mapping) else columns
+    return list(dict.fromkeys(names)) if names else None
+
+
+def _read_tables(
+    files: str | Sequence[str], read: Callable[[Any], Any], pyarrow: Any, columns: Columns | None
+) -> Arrays:
+    tables, paths = [], find_files(files)
+    for path in paths:
         try:
             with open_file(path) as file:
                 tables.append(read(pyarrow.BufferReader(file.read())))
@@ -239,19 +252,29 @@ def _read_tables(files: str | Sequence[str], read: Callable[[Any], Any], pyarrow
                 f"{path} has the columns {tables[-1].schema.names}, but the first file has "
                 f"{tables[0].schema.names}."
             )
-        _check_columns(tables[-1].schema.names, path)
+        names = tables[-1].schema.names
+        _check_columns(names, path, named=isinstance(columns, Mapping))
     features = {}
-    for name in tables[0].schema.names:
-        columns = [table.column(name) for table in tables]
-        features[name] = np.concatenate([_arrow_column(column, name) for column in columns])
-    return Arrays(features)
+    for feature, name in (
+        columns if isinstance(columns, Mapping) else {k: k for k in names}
+    ).items():
+        parts = [_arrow_column(table.column(name), name) for table in tables]
+        features[feature] = np.concatenate(parts)
+    return Arrays(features, files=paths)
 
 
-def _check_columns(names: Iterable[Any], place: str) -> None:
+def _check_columns(names: Iterable[Any], place: str, *, named: bool = False) -> None:
+    """Rejects repeated names, and a "weight", unless the user has `named` the features."""
     counts = collections.Counter(map(str, names))
     repeated = [name for name, count in counts.items() if count > 1]
     if repeated:
         raise UsageError(f"{place} has several columns {repeated[0]!r}: rename all but one.")
+    if "weight" in counts and not named:
+        raise UsageError(
+            f'{place} has a column "weight", which may be a feature or the weight of the losses: if it '
+            'is a feature, rename it (in a file by columns={"kilograms": "weight", ...}); if it is the '
+            'weight, tell it by columns={"weight": "weight", ...}, or pass a dict of arrays.'
+        )
 
 
 def _arrow_column(column: Any, name: str) -> np.ndarray:

@@ -99,7 +99,7 @@ class Bucketed(ragged.Grouped):
     def __init__(
         self, source: Source, spec: dict[str, Any], lengths: np.ndarray, boundaries: list[int]
     ):
-        self._source = source
+        self._source, self.inner_sources = source, (source,)
         self._boundaries = boundaries
         label = spec.get("label")
         self._adds_weight = "weight" not in spec and (label is None or ragged.is_ragged(label))

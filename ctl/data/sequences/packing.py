@@ -182,7 +182,7 @@ class Packed(ragged.Grouped):
         packing: Packing,
         length: int,
     ):
-        self._source = source
+        self._source, self.inner_sources = source, (source,)
         self._length = length
         self._has_token_weights = ragged.is_ragged(spec.get("weight"))
         self._count = len(packing.row_splits) - 1

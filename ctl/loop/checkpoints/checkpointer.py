@@ -22,6 +22,7 @@ from ctl.step import Step
 from ctl.trainer import StandardTrainer
 
 _Trackable = tf.__internal__.tracking.Trackable
+_DATA = "data"  # the name of the notes in which a checkpoint holds what `ctl.Step` has trained on
 
 
 class DamagedCheckpoint(Exception):
@@ -58,7 +59,8 @@ class Checkpointer:
         has_own_folder: whether `directory` is a folder of this process alone, as the local folder of
             a run in an object store: every process then writes the checkpoints.
         processes: the processes of the run. By default this one only, or those of a step's strategy.
-        partial: if a checkpoint does not match, restore the variables of the same name and shape.
+        partial: if a checkpoint does not match, restore the variables of the same name and shape, and
+            continue with other data.
         reads_only: nothing will be saved, so a checkpoint may have more than the trainer.
         rank: the sort key of steps, from the first to delete to the last; by default the step.
 
@@ -155,6 +157,8 @@ class Checkpointer:
         step = max(int(owner.global_step.numpy()) for owner in self._owners)
         if others := positions.of_others(self._owners):
             notes = {**(notes or {}), "others": others}
+        if any(data := [list(getattr(owner, "descriptions", ())) for owner in self._owners]):
+            notes = {**(notes or {}), _DATA: data if len(data) > 1 else data[0]}
         if not self._writes:
             # TensorFlow requires every process to save: reading a variable that has a value per
             # replica is a collective operation. These files are not needed.
@@ -250,11 +254,12 @@ class Checkpointer:
         """Restores a checkpoint; only what matches, if `partial` is set.
 
         Raises:
-            UsageError: it does not match the trainer.
+            UsageError: it does not match the trainer, or the data that a step has been built with.
             DamagedCheckpoint: it cannot be read.
         """
         self.wait()  # a thread may still copy values of the trainer
         self.unmatched, self._deferred = None, []
+        self._check_data(path)
         with self._owners[0].strategy.scope():
             try:
                 content = matching.CheckpointContent(path)
@@ -329,6 +334,25 @@ class Checkpointer:
             if kept:  # the run had none before, or had another model
                 kept.reset(keep=restored)
         self.unmatched = None if comparison.complete else comparison
+
+    def _check_data(self, path: str) -> None:
+        """Raises UsageError if a step continues on other data than that of its own checkpoint."""
+        own = [step for step in self.files.steps() if self.path(step) == str(path)]
+        noted = self.files.notes(own[0]).get(_DATA, []) if own else []
+        every = [noted] if all(isinstance(each, str) for each in noted) else noted
+        if len(every) != len(self._owners):
+            return  # it is a checkpoint of other steps, which the comparison of variables reports
+        for owner, saved in zip(self._owners, every, strict=True):
+            seen = owner.descriptions if isinstance(owner, Step) else []
+            if saved and seen and not {*saved} & {*seen}:
+                if not self._partial:
+                    raise UsageError(
+                        f"{path} was saved with other data ({saved[-1]} -> {seen[-1]}), so the next "
+                        "examples are others: use the same data, continue with the change by "
+                        "partial=True of ctl.Checkpointer, or start from scratch in another folder."
+                    )
+                saved = []
+            seen[:0] = [each for each in saved if each not in seen]
 
     def _check_deferred(self) -> None:
         """Raises UsageError if saving would lose values of variables that are not built yet."""

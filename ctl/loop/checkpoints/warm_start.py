@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import fnmatch
 import functools
+import glob
 import os
 import pathlib
 from typing import Any
@@ -13,6 +14,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.configs.values import is_weight_file
+from ctl.data import description
 from ctl.errors import UsageError, did_you_mean, list_some
 from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.bucket import fetch
@@ -97,6 +99,18 @@ def check(trainer: StandardTrainer, init: Any, *, moved: pathlib.Path | None = N
                 f"{request.key} is {request.source}, which --fresh moves aside: name another --workdir."
             )
         _read(request, path, values=False)
+
+
+def describe_files(init: Any) -> dict[str, str]:
+    """Returns the names and sizes of the files that `init` names, by the names of the models.
+
+    Folders are left out, since the run in one may train on, and URLs, which are not read again.
+    """
+    sources = {"checkpoint": init.checkpoint, **init.models}
+    files = {
+        k: sorted(glob.glob(f"{glob.escape(v)}.data-*")) or [v] for k, v in sources.items() if v
+    }
+    return {k: description.describe_files(v) for k, v in files.items() if os.path.isfile(v[0])}
 
 
 def all_load(

@@ -8,7 +8,7 @@ from typing import Any
 from ctl.configs import group_values
 from ctl.configs.error_location import error_location
 from ctl.errors import Failure, UsageError, print_line
-from ctl.modes import Arguments, experiment
+from ctl.modes import Arguments, experiment, messages
 from ctl.modes.check import checkpoint_check, data_checks, learning_checks, replica_check
 from ctl.modes.check.outcome import FAIL, Outcome, format_row, format_summary
 from ctl.modes.check.trainer_factory import TrainerFactory
@@ -36,7 +36,7 @@ def check(arguments: Arguments) -> int:
             config.optimizer.groups = group_values.without(groups, "frozen_until")
         built = dataclasses.replace(built, config=config)
     factory = TrainerFactory(built, arguments.config_path)
-    print_line(f"Checking {built.config.trainer}.")
+    print_line(f"Checking {built.config.trainer} ({messages.entries(built.trainer)}).")
     return run_checks(factory, names, quick=arguments.quick)
 
 
@@ -81,7 +81,7 @@ def run_checks(factory: TrainerFactory, names: Sequence[str], *, quick: bool = F
     Args:
         factory: makes the trainers.
         names: the checks.
-        quick: compare the replicas on one split only.
+        quick: compare one and two replicas only.
 
     Returns:
         The exit code: 1 if a check failed, else 0.

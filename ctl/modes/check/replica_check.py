@@ -20,7 +20,7 @@ from ctl.testing.equivalence_report import NotComparable, Report
 from ctl.trainer import StandardTrainer
 
 REPLICAS = (1, 2, 4)
-_QUICK_REPLICAS, _QUICK_ROWS = (1, 2), 5  # an uneven split
+_QUICK_REPLICAS, _QUICK_ROWS = (1, 2), (4, 5)  # an even and an uneven split
 _EXAMPLES = 8  # of the smallest batches; more are read in case that the step requires them
 _MAX_ROWS = 32  # of the larger batches
 # The comparison is stopped after this many seconds, or after this many times the seconds to build and
@@ -35,7 +35,7 @@ def start(factory: TrainerFactory, *, quick: bool = False) -> Callable[[], Outco
 
     Args:
         factory: makes the trainers.
-        quick: compare one batch on 1 and 2 replicas.
+        quick: compare an even and an uneven batch on 1 and 2 replicas.
     """
     rows = read_examples(factory, max(_EXAMPLES, _larger(factory.global_batch_size) + 1))
     config = factory.experiment.config
@@ -128,13 +128,12 @@ def compare_splits(
         except Exception as error:
             return error_location(error)
 
-    result = compare((_QUICK_ROWS,) if quick else None)
+    result = compare(_QUICK_ROWS if quick else None)
     failed = isinstance(result, str) or (result.errors and not result.differences)
     larger = _larger(global_batch_size)
     if not failed or larger <= _EXAMPLES:
         return result
-    # An even and an uneven split.
-    second = compare((larger + 1,) if quick else (larger, larger + 1))
+    second = compare((larger, larger + 1))  # an even and an uneven split
     return result if isinstance(second, str) else second
 
 

@@ -65,8 +65,47 @@ def finite_flags(gradients: Sequence[Gradient], loss: tf.Tensor) -> tf.Tensor:
     ]
     # The sum of a 16-bit gradient could overflow in its own dtype.
     wide = [value if value.dtype.size > 2 else tf.cast(value, tf.float32) for value in values]
-    dtype = max((value.dtype for value in wide), key=lambda dtype: dtype.size)
-    return tf.math.is_finite(tf.stack([tf.cast(tf.reduce_sum(v), dtype) for v in wide]))
+    dtype = _widest(wide)
+    return tf.math.is_finite(tf.stack([_real_sum(tf.reduce_sum(v), dtype) for v in wide]))
+
+
+def _real_sum(value: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Returns a scalar, or the sum of the parts of a complex one, which is finite if both are."""
+    if value.dtype.is_complex:
+        value = tf.math.real(value) + tf.math.imag(value)
+    return tf.cast(value, dtype)
+
+
+def _widest(values: Sequence[tf.Tensor]) -> tf.DType:
+    """Returns the widest real dtype of tensors, at least float32."""
+    return max((tf.float32, *(v.dtype.real_dtype for v in values)), key=lambda dtype: dtype.size)
+
+
+def global_norm(gradients: Sequence[Gradient]) -> tf.Tensor:
+    """Returns the square root of the sum of |element|^2, in the widest real dtype of the gradients.
+
+    Args:
+        gradients: tensors, variables, `tf.IndexedSlices` or None. Several entries of a sparse gradient
+            for one row of the variable are summed first: they are one number of the gradient.
+    """
+    existing = [_values(sum_rows(gradient)) for gradient in gradients if gradient is not None]
+    dtype = _widest(existing)
+    parts = [part for v in existing for part in _parts(v)]
+    # As in tf.linalg.global_norm, which requires one real dtype.
+    halves = tf.stack([tf.nn.l2_loss(tf.cast(part, dtype)) for part in parts])
+    return tf.sqrt(tf.reduce_sum(halves) * tf.constant(2.0, dtype))
+
+
+def _values(gradient: Any) -> tf.Tensor:
+    return (
+        gradient.values
+        if isinstance(gradient, tf.IndexedSlices)
+        else tf.convert_to_tensor(gradient)
+    )
+
+
+def _parts(value: tf.Tensor) -> list[tf.Tensor]:
+    return [tf.math.real(value), tf.math.imag(value)] if value.dtype.is_complex else [value]
 
 
 def _is_small(gradient: tf.Tensor) -> bool:
@@ -92,10 +131,28 @@ def clip(gradients: Sequence[Gradient], rule: Clip) -> list[Gradient]:
     # tf.clip_by_* would use the norm of the unsummed rows.
     summed = [sum_rows(gradient) for gradient in gradients]
     if rule.global_norm:
-        return list(tf.clip_by_global_norm(summed, rule.global_norm)[0])
+        norm = global_norm(summed)
+        scale = rule.global_norm * tf.minimum(
+            1.0 / norm, tf.ones([], norm.dtype) / rule.global_norm
+        )
+        scale += norm - norm  # NaN if the norm is not finite, as in tf.clip_by_global_norm
+        return [map_values(g, lambda v: v * tf.cast(scale, v.dtype)) for g in summed]
     if rule.norm:
-        return [map_values(g, lambda v: tf.clip_by_norm(v, rule.norm)) for g in summed]
-    return [map_values(g, lambda v: tf.clip_by_value(v, -rule.value, rule.value)) for g in summed]
+        return [map_values(g, lambda v: _clip_norm(v, rule.norm)) for g in summed]
+    return [map_values(g, lambda v: _clip_value(v, rule.value)) for g in summed]
+
+
+def _clip_norm(value: tf.Tensor, bound: float) -> tf.Tensor:
+    if not value.dtype.is_complex:
+        return tf.clip_by_norm(value, bound)
+    factor = bound / tf.maximum(global_norm([value]), bound)
+    return value * tf.cast(factor, value.dtype)
+
+
+def _clip_value(value: tf.Tensor, bound: float) -> tf.Tensor:
+    if not value.dtype.is_complex:
+        return tf.clip_by_value(value, -bound, bound)
+    return value * tf.cast(bound / tf.maximum(tf.abs(value), bound), value.dtype)
 
 
 def after_all(gradients: Sequence[Gradient]) -> list[Gradient]:

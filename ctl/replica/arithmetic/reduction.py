@@ -88,6 +88,8 @@ def sum_in_order(shards: Sequence[Sequence[Gradient]], count: int) -> list[Gradi
 
 
 def _cast(gradient: Gradient, dtype: tf.DType) -> Gradient:
+    if gradient.dtype.is_complex:  # a real dtype would drop its imaginary part
+        return gradient
     return map_values(gradient, lambda values: tf.cast(values, dtype))
 
 

@@ -24,13 +24,17 @@ def check_copies(items: Mapping[str, Any]) -> None:
     Raises:
         UsageError: the copies of a variable differ. The message names it.
     """
-    names = [name for name, variable in _variables(items) if _differs(variable)]
-    if names:
-        raise UsageError(
-            f"The step assigns {list_some(names)} a value that each replica computes from its own rows, "
-            "so the replicas' copies differ: compute the value from the rows of all replicas, by "
-            "ctl.replica.all_gather(rows)."
+    different = [(name, v) for name, v in _variables(items) if _differs(v)]
+    if different:
+        names = list_some([name for name, _ in different])
+        cause = (
+            "the optimizer, or the step, computes another update on each replica. Code in Python, such "
+            "as a counter, runs once for each of them: count in a tf.Variable, such as iterations"
+            if all(variable.trainable for _, variable in different)
+            else "the step assigns a value that is not the same on all replicas. If it is computed from "
+            "rows, compute it from those of all replicas, by ctl.replica.all_gather(rows)"
         )
+        raise UsageError(f"The replicas' copies of {names} differ: {cause}.")
 
 
 def _variables(items: Mapping[str, Any]) -> Iterator[tuple[str, tf.Variable]]:
@@ -69,7 +73,7 @@ def _differs(variable: tf.Variable) -> bool:
     summed = (tf.VariableAggregation.SUM, tf.VariableAggregation.ONLY_FIRST_REPLICA)
     if len(components) < 2 or (local and variable.aggregation in summed):
         return False
-    if not (variable.dtype.is_floating or variable.dtype.is_integer):
+    if not (variable.dtype.real_dtype.is_floating or variable.dtype.is_integer):
         return False
     first, *others = (tf.convert_to_tensor(component).numpy() for component in components)
     return any(not _equal(first, other, variable.dtype) for other in others)
@@ -77,9 +81,10 @@ def _differs(variable: tf.Variable) -> bool:
 
 def _equal(one: np.ndarray, two: np.ndarray, dtype: tf.DType) -> bool:
     """Returns whether two copies are equal, up to what the order of sums changes on a GPU."""
-    if not dtype.is_floating:
+    if not dtype.real_dtype.is_floating:
         return np.array_equal(one, two)
     tolerance = float(np.finfo(dtype.as_numpy_dtype).eps) ** 0.6 if dtype.size > 2 else 0.05
-    one, two = one.astype(np.float64), two.astype(np.float64)
+    wide = np.complex128 if dtype.is_complex else np.float64
+    one, two = one.astype(wide), two.astype(wide)
     scale = np.max(np.abs(one), initial=0.0, where=np.isfinite(one))
     return np.allclose(one, two, rtol=0.0, atol=tolerance * scale, equal_nan=True)

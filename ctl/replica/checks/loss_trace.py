@@ -5,7 +5,7 @@ of their rows. Each of them traces the user's code again: a counter or another s
 each its own constants, or its own ops.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 from typing import Any, NamedTuple
@@ -78,12 +78,23 @@ class LossTrace:
         updates: one for each call of `minimize`.
         global_values: values of the global batch, such as sums over the replicas.
         constants: the id of a tensor of the first replica -> its value in the first step.
+        names: the id of a tensor of the batch -> its name in it.
+        losses_only: whether the step ends its updates once the losses are recorded.
     """
 
     batch: list[tf.Tensor]
     updates: list[Update] = dataclasses.field(default_factory=list)
     global_values: list[GlobalValue] = dataclasses.field(default_factory=list)
     constants: dict[int, Any] = dataclasses.field(default_factory=dict)
+    names: dict[int, str] = dataclasses.field(default_factory=dict)
+    losses_only: bool = False
+
+    @classmethod
+    def of(cls, inputs: Any, **fields: Any) -> "LossTrace":
+        """Returns the trace of a batch, or of a batch and its mask."""
+        batch = inputs[0] if isinstance(inputs, tuple) else inputs
+        names = {id(x): name for name, x in batch.items()} if isinstance(batch, Mapping) else {}
+        return cls(symbolic(inputs), names=names, **fields)
 
     def begin_update(self, inputs: Any) -> None:
         """Records the tensors that the micro-batches of an update are cut from."""
@@ -180,7 +191,7 @@ def compare_replicas(first: LossTrace, second: LossTrace, distance: int) -> Diff
         comparison = _Comparison(replica=distance)
         comparison.leaves(first.sources(one), second.sources(two))
         for part, other in zip(one.micro_batches, two.micro_batches, strict=True):
-            comparison.counts = (part.size, other.size)
+            comparison.rows = _size(part) or 1
             difference = comparison.run(part.losses, other.losses)
             difference = difference or comparison.run(one.inputs, two.inputs)
             if difference is not None:
@@ -189,18 +200,31 @@ def compare_replicas(first: LossTrace, second: LossTrace, distance: int) -> Diff
 
 
 def compare_micro_batches(trace: LossTrace) -> Difference | None:
-    """Returns the first difference of the losses of a replica's micro-batches; None without one."""
+    """Returns the first difference of the losses of a replica's micro-batches; None without one.
+
+    Code may use other ops for another number of rows, so only equal static numbers are compared.
+    """
     for update in trace.updates:
-        first, *others = update.micro_batches
-        for other in others:
+        firsts: dict[Any, MicroBatchTrace] = {}
+        for other in update.micro_batches:
+            first = firsts.setdefault(_size(other), other)
             comparison = _Comparison(replica=0)
-            comparison.counts = (first.size, other.size)
             shared = symbolic([trace.batch, update.inputs, [v.output for v in trace.global_values]])
             comparison.leaves([*shared, *_leaves(first)], [*shared, *_leaves(other)])
             difference = comparison.run(first.losses, other.losses)
             if difference is not None:
                 return difference
     return None
+
+
+def has_equal_parts(update: Update) -> bool:
+    """Returns whether two micro-batches have the same number of rows, if there are several."""
+    sizes = [_size(part) for part in update.micro_batches]
+    return len(sizes) < 2 or len({*sizes}) < len(sizes)
+
+
+def _size(part: MicroBatchTrace) -> int | None:
+    return part.size if isinstance(part.size, int) else None
 
 
 def _leaves(part: MicroBatchTrace) -> list[tf.Tensor]:
@@ -211,11 +235,11 @@ class _Comparison:
     """Walks through the ops of two traces side by side.
 
     Attributes:
-        counts: the number of rows of each trace.
+        rows: the number of rows of each trace, if it is static.
     """
 
     def __init__(self, *, replica: int):
-        self.counts: tuple[Any, Any] = (None, None)
+        self.rows = 1
         self._replica = replica
         self._seen: set[tuple[int, int]] = set()
         self._leaves: tuple[dict[int, int], dict[int, int]] = ({}, {})
@@ -267,33 +291,18 @@ class _Comparison:
         return pairs
 
     def _unequal(self, a: Any, b: Any) -> tuple[str, str] | None:
-        """Returns the values of two constants, if they differ other than by replica and rows."""
+        """Returns the values of two constants, if they differ other than by the replica."""
         one, two = a.get_attr("value"), b.get_attr("value")
         if one == two or "replica_id_in_sync_group" in b.name:
             return None
         x, y = tf.make_ndarray(one), tf.make_ndarray(two)
-        counts = self.counts if all(isinstance(c, int) for c in self.counts) else (1, 1)
-        if x.shape != y.shape:
-            same = len(x.shape) == len(y.shape) and all(
-                map(_in_proportion, x.shape, y.shape, [counts] * len(x.shape))
-            )
-            return None if same else _show(x, y)
-        if x.dtype.kind in "iu":
+        if x.shape == y.shape and x.dtype.kind in "iu":
             shift = y.astype(int) - x.astype(int)
             # The number of the replica, and the position of its first row.
-            allowed = {self._replica * counts[0]} | ({self._replica} if not x.any() else set())
+            allowed = {self._replica * self.rows} | ({self._replica} if not x.any() else set())
             if len(set(shift.flatten().tolist())) == 1 and shift.flatten()[0] in allowed:
                 return None
-        if x.dtype.kind in "iuf" and all(
-            _in_proportion(v, w, counts) for v, w in zip(x.flatten(), y.flatten(), strict=True)
-        ):
-            return None
         return _show(x, y)
-
-
-def _in_proportion(one: Any, two: Any, counts: tuple[int, int]) -> bool:
-    """Returns whether two numbers are equal, or the same multiple of the number of rows."""
-    return one == two or (counts[0] != counts[1] and one * counts[1] == two * counts[0])
 
 
 def _skip_identity(tensor: tf.Tensor) -> tf.Tensor:

@@ -2,53 +2,67 @@
 
 The ops from the batch to the losses are searched while the step is traced; nothing is added to the
 graph. An op that may combine rows is a suspect. The losses are then computed for the first batch with
-other rows exchanged, once, before the first step: if the loss of a row changes, it is rejected.
+other rows exchanged, once, before the first step: if the loss of a row changes, it is rejected. A
+trace with one row cannot show that, so the step is then traced again with several.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
 import contextlib
+import dataclasses
 import functools
 import logging
+import types
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from ctl.data.autograph import traced
 from ctl.errors import UsageError
+from ctl.replica.arithmetic import row_mask
 from ctl.replica.arithmetic.row_mask import Examples
 from ctl.replica.checks import loss_trace, random_search
-from ctl.replica.checks.loss_trace import GlobalValue, LossTrace, Update, symbolic
+from ctl.replica.checks.loss_trace import LossTrace, Update, symbolic
 from ctl.replica.checks.row_flow import Mixed, RowFlow
 from ctl.replica.checks.row_rules import Rows
 from ctl.replica.graphs import ops
-from ctl.replica.graphs.dataflow import outer_tensor
+from ctl.replica.graphs.dataflow import ancestors, outer_tensor
 
 _LOG = logging.getLogger("ctl")
 _ACCEPT = "or accept it with allow_row_coupling=True (runtime.allow_row_coupling)"
-_GATHER = "ctl.replica.all_gather(x)"
-_REORDERING = ("GatherV2", "ReverseV2", "Roll", "RandomShuffle", "StridedSlice", "GatherNd")
-_STATISTICS = ("Sum", "Mean", "Max", "Min", "Prod", "L2Loss", "EuclideanNorm", "FusedBatchNormV3")
+_FIX = (
+    "use ctl.replica.all_gather(x), the rows of the global batch, from which ctl.replica.positions(x) "
+    "or ctl.random.permutation_of_batch() select, or ctl.SyncBatchNormalization for statistics"
+)
 # Ops that turn an integer into a number of a loss, or into a condition.
 _NUMBERS = ("Cast", "Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual")
+_OUTPUTS = "outputs"  # what is computed from variables
+_ROWS = 4  # of a micro-batch, if the step is traced again
 ReadBatch = Callable[[], Any]
+Compute = Callable[[Any], Any]
 
 # Relative to the largest value. The shapes are the same, so the same kernels compute a row.
 _TOLERANCES = {8: 1e-6, 4: 1e-4, 2: 2e-2}
 # Ops that read the data of the run, wait for other replicas, or change a state.
 _NOT_COPIED = (
-    "Iterator", "MultiDeviceIterator", "Optional", "Collective", "Nccl", "Assign", "ResourceScatter",
+    "Iterator", "MultiDeviceIterator", "Collective", "Nccl", "Assign", "ResourceScatter",
     "ResourceApply", "Queue", "Barrier", "Stage", "Unstage", "Send", "Recv", "_Arg",
 )  # fmt: skip
 
 
 @contextlib.contextmanager
-def search(rows: Examples, replicas: int, read_batch: ReadBatch) -> Iterator[None]:
+def search(
+    rows: Examples, replicas: int, read_batch: ReadBatch, compute: Compute
+) -> Iterator[None]:
     """Searches the losses that the code inside the `with` block computes.
 
     Args:
         rows: the rows of a replica, with a trace; without one nothing is searched.
         replicas: the number of replicas that compute the global batch.
-        read_batch: returns the first batch of a replica, like the tensors of the trace.
+        read_batch: returns the first batch of a replica, like the tensors of the trace, and its mask.
+            It may have more rows.
+        compute: the code inside, as a function of a batch.
 
     Raises:
         UsageError: the loss of a row depends on other rows of the replica, or the replicas compute
@@ -72,9 +86,71 @@ def search(rows: Examples, replicas: int, read_batch: ReadBatch) -> Iterator[Non
         difference = loss_trace.compare_replicas(traces[0], trace, len(traces) - 1)
         _check_equal(difference, "replicas")
         return
-    _check_equal(loss_trace.compare_micro_batches(trace), "micro-batches")
+    try:
+        _check_trace(trace, replicas, rows.parts, read_batch)
+    except _ProbeError as unknown:
+        try:
+            with tf.init_scope(), futures.ThreadPoolExecutor(1) as thread:  # in no strategy
+                thread.submit(_check_again, rows, replicas, read_batch, compute).result()
+        except _ProbeError as error:
+            op = error.op or unknown.op
+            if op is not None and replicas * rows.parts > 1:
+                _LOG.warning(
+                    "%s may combine rows of the same replica or micro-batch (%s), which is not known: "
+                    "%s. If it does, the update depends on how the batch is split, which `ctl check` "
+                    "measures.",
+                    random_search.place(op), op.type, error,
+                )  # fmt: skip
+
+
+def _check_trace(trace: LossTrace, replicas: int, parts: int, read_batch: ReadBatch) -> None:
+    """Checks the losses of a trace; raises a _ProbeError if the trace cannot show what they are."""
     for update in trace.updates:
-        _check_update(trace, update, replicas, rows.parts, read_batch)
+        _check_update(trace, update, replicas, parts, read_batch)
+        if not loss_trace.has_equal_parts(update):
+            raise _ProbeError("no two micro-batches have the same number of rows")
+    _check_equal(loss_trace.compare_micro_batches(trace), "micro-batches")
+
+
+def _check_again(rows: Examples, replicas: int, read_batch: ReadBatch, compute: Compute) -> None:
+    """Checks the losses of a step that is traced again, with several rows in each micro-batch."""
+    count = _ROWS * rows.parts
+    batch = tf.nest.map_structure(lambda x: x[:count], _read_existing(read_batch, count))
+    traces: list[LossTrace] = []
+
+    def step(batch: Any) -> None:
+        traces.append(trace := LossTrace.of(batch, losses_only=True))
+        again = dataclasses.replace(
+            rows, row_mask=None, first_row=0, step=0, applied=[], count=count,
+            graph=tf.compat.v1.get_default_graph(), single=False, refused=[], folded=[], trace=trace,
+        )  # fmt: skip
+        with row_mask.replay(again, {}), trace.record_collectives():
+            compute(batch)
+
+    try:
+        traced(step).get_concrete_function(batch)
+    # The code may require the number of rows that it has, or fail once the losses are known.
+    except Exception as error:
+        updates = [each for trace in traces for each in trace.updates if each.micro_batches]
+        if len(updates) < len(rows.trace.updates):
+            reason = f"the step cannot be traced with {_ROWS} rows ({type(error).__name__})"
+            raise _ProbeError(reason) from error
+    _check_trace(traces[0], replicas, rows.parts, lambda: (batch, None))
+
+
+def _read_existing(read_batch: ReadBatch, least: int) -> Any:
+    """Returns the rows of the first batch that exist; they repeat if it has less than `least`."""
+    try:
+        batch, mask = read_batch()
+    # ValueError: distributed data of the user cannot be read while a replica is traced.
+    except (tf.errors.OpError, StopIteration, ValueError) as error:
+        raise _ProbeError("there is no batch to compute it for") from error
+    if mask is not None:
+        batch = tf.nest.map_structure(lambda x: tf.boolean_mask(x, mask > 0), batch)
+    rows = tf.nest.flatten(batch)[0].shape[0]
+    if rows < 2:
+        raise _ProbeError("the batch has one row")
+    return tf.nest.map_structure(lambda x: tf.gather(x, np.arange(max(rows, least)) % rows), batch)
 
 
 def check_count(
@@ -106,19 +182,11 @@ def check_count(
     if fewer is None and not any(_counts_rows(each, trace) for each in losses):
         return
 
-    def read_existing() -> Any:
-        batch, mask = read_batch()
-        if mask is not None:
-            batch = tf.nest.map_structure(lambda x: tf.boolean_mask(x, mask > 0), batch)
-        return batch, None
-
-    probe = _count_probe(losses, trace)
-    dropped = _count_probe(*fewer) if fewer else probe
+    probe = _Probe(losses, trace)
+    dropped = _Probe(*fewer) if fewer else probe
     try:
         # A loss that depends on the other rows is rejected by `search`, with a message of its own.
-        if not _run(probe, trace, read_existing, None, dropped=dropped) or _run(
-            probe, trace, read_existing, None
-        ):
+        if not _run(probe, read_batch, None, dropped=dropped) or _run(probe, read_batch, None):
             return
     except _ProbeError:  # it is not known
         return
@@ -130,17 +198,6 @@ def check_count(
     if split:
         raise UsageError(line)
     _warn(line)
-
-
-def _count_probe(losses: Sequence[tf.Tensor], trace: LossTrace) -> "_Probe":
-    return _Probe(
-        list(losses),
-        trace.batch,
-        constants={},
-        aliases={},
-        global_values=trace.global_values,
-        statistics=(),
-    )
 
 
 def _counts_rows(losses: tf.Tensor, trace: LossTrace) -> bool:
@@ -177,7 +234,7 @@ def _check_update(
 
     # The undivided batch, up to what `preprocess` and `sample_weight` returned.
     prepared = RowFlow(batch, count=count, clean=clean)
-    _check(trace, update, prepared, update.inputs, replicas > 1, count, read_batch)
+    _check(trace, update, prepared, update.inputs, replicas > 1, count, 1, read_batch)
 
     part = update.micro_batches[0]
     leading = {id(x): Rows(0) for x in part.rows if x.shape.rank}
@@ -188,36 +245,39 @@ def _check_update(
         return outer_tensor(tensor) if alias is None else alias
 
     losses = RowFlow({**batch, **leading}, count=rows, clean=clean, resolve=resolve)
-    _check(trace, update, losses, part.losses, replicas * parts > 1, rows, read_batch)
+    _check(trace, update, losses, part.losses, replicas * parts > 1, rows, parts, read_batch)
 
 
 def _check(
     trace: LossTrace, update: Update, flow: RowFlow, values: Sequence[tf.Tensor], split: bool,
-    count: int | None, read_batch: ReadBatch,
+    count: int | None, parts: int, read_batch: ReadBatch,
 ) -> None:  # fmt: skip
     """Raises a UsageError, or warns if the batch is not split, if the rows affect each other."""
     states = [(value, flow.state(value)) for value in values]
     suspects = [(value, state.op) for value, state in states if isinstance(state, Mixed)]
     if not suspects:
         return
-    probe = _Probe(
-        [value for value, _ in suspects],
-        trace.batch,
-        constants=trace.constants,
-        aliases=update.aliases,
-        global_values=trace.global_values,
-        statistics=flow.statistics,
-    )
-    unknown = ""
-    try:
-        if not _run(probe, trace, read_batch, count):
-            return
-    except _ProbeError as error:
-        unknown = f" (this could not be computed for a batch: {error})"
+
+    def dependent(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        probe = _Probe(values, trace, update.aliases, flow.statistics)
+        return [values[i] for i in sorted(_run(probe, read_batch, count, parts))]
+
     op = suspects[0][1]
+    try:
+        losses = dependent([value for value, _ in suspects])
+    except _ProbeError as error:
+        error.op = op
+        raise
+    if not losses:
+        return
+    # The first suspect may be harmless: what it computes shows that.
+    with contextlib.suppress(_ProbeError):
+        flow = flow.without_suspects(dependent)
+        op = getattr(flow.state(losses[0]), "op", op)
     line = (
-        f"{random_search.place(op)} combines rows of the same replica or micro-batch ({op.type}), so "
-        f"the loss of a row depends on how the batch is split{unknown}: {_suggestion(op)}, {_ACCEPT}."
+        f"{random_search.place(op)} combines rows of the same replica or micro-batch "
+        f"({_describe_op(trace, flow, op)}), so the loss of a row depends on how the batch is split: "
+        f"{_FIX}, {_ACCEPT}."
     )
     if split:
         raise UsageError(line)
@@ -227,47 +287,75 @@ def _check(
 
 @functools.cache
 def _warn(line: str) -> None:  # several trainers of a process, as of ctl check, have the same loss
-    _LOG.warning("%s It is right as long as one replica computes the batch at once.", line)
+    _LOG.warning("%s As long as one replica computes the batch at once, there is no split.", line)
 
 
 def _run(
-    probe: "_Probe", trace: LossTrace, read_batch: ReadBatch, count: int | None,
+    probe: "_Probe", read_batch: ReadBatch, count: int | None, parts: int = 1,
     *, dropped: "_Probe | None" = None,
-) -> bool:  # fmt: skip
+) -> set[int]:  # fmt: skip
+    """Returns which values of a probe depend on other rows, as computed for the first batch.
+
+    Args:
+        probe: values of the first of `parts` parts of the batch.
+        read_batch: see `search`.
+        count: the number of rows of the values; None if the trace accepts any number.
+        parts: see `probe`.
+        dropped: see `_Probe.depends_on_other_rows`.
+    """
     with tf.init_scope():
-        try:
-            batch, mask = read_batch()
-        # ValueError: distributed data of the user cannot be read while a replica is traced.
-        except (tf.errors.OpError, StopIteration, ValueError) as error:
-            raise _ProbeError("there is no batch") from error
-        values = [x for x in tf.nest.flatten((batch, mask)) if x is not None]
-        if mask is None and len(values) + 1 == len(trace.batch):  # the step has added one
-            values.append(tf.ones([values[0].shape[0]]))
-        if len(values) != len(trace.batch):
+        tensors = probe.trace.batch
+        size = tensors[0].shape[0] if count else None
+        values = tf.nest.flatten(_read_existing(read_batch, size or 2 * parts))
+        # The row mask, or weights that the step has added.
+        values += [tf.ones(values[0].shape[:1])] * (len(values) + 1 == len(tensors))
+        if len(values) != len(tensors):
             raise _ProbeError("the batches of the data are others")
-        values = [tf.cast(v, x.dtype) for v, x in zip(values, trace.batch, strict=True)]
-        rows = values[0].shape[0] if mask is None else int(tf.math.count_nonzero(mask))
-        rows = min(rows, rows if count is None else count)
+        values = [tf.cast(v[:size], x.dtype) for v, x in zip(values, tensors, strict=True)]
+        rows = count or values[0].shape[0] // parts
         if rows < 2:
-            raise _ProbeError("it has one row")
+            raise _ProbeError("a micro-batch has one row")
         return probe.depends_on_other_rows(values, rows, dropped=dropped)
 
 
-def _suggestion(op: Any) -> str:
-    if op.type in _REORDERING:
-        return (
-            f"select from {_GATHER}, the rows of the global batch, by ctl.replica.positions(x) or "
-            "ctl.random.permutation_of_batch()"
-        )
-    if op.type in _STATISTICS:
-        return (
-            f"compute it of {_GATHER}, the rows of the global batch, or use "
-            "ctl.SyncBatchNormalization"
-        )
-    return (
-        f"compare with {_GATHER}, the rows of the global batch, where ctl.replica.positions(x) are the "
-        "replica's own"
+def _describe_op(trace: LossTrace, flow: RowFlow, op: Any) -> str:
+    """Names an op that combines rows, with the shapes that it broadcasts.
+
+    Raises:
+        UsageError: it combines labels [rows] and outputs [rows, 1], which is wrong on any split.
+    """
+    operands = [x for x in op.inputs if isinstance(flow.state(x), Rows)]
+    if op.type not in ops.ELEMENTWISE or len(operands) != 2:
+        return op.type
+    shown = " and ".join(f"{_describe(x, trace)} {tuple(x.shape)}" for x in operands)
+    low, high = sorted(operands, key=lambda x: x.shape.rank)
+    is_pair = [_describe(x, trace) for x in operands].count(_OUTPUTS) == 1 and high.shape[-1] == 1
+    if not is_pair or low.shape.rank == high.shape.rank or _inserts_axis(high):
+        return f"{op.type} of {shown}"  # such as x[:, None] - x, the differences of all pairs
+    fix = f"use {_describe(high, trace)}[{':, ' * (high.shape.rank - 1)}0]"
+    raise UsageError(
+        f"{random_search.place(op)}: {shown} broadcast to {tuple(op.outputs[0].shape)} ({op.type}), so "
+        f"each row meets the other rows: {fix}."
     )
+
+
+def _inserts_axis(tensor: tf.Tensor) -> bool:
+    """Returns whether an op before a tensor, other than elementwise ones, keeps or inserts an axis."""
+    op = tensor.op
+    if op.type in ops.ELEMENTWISE:
+        return any(_inserts_axis(x) for x in op.inputs if x.shape.rank == tensor.shape.rank)
+    names = {"StridedSlice": "new_axis_mask", "Sum": "keep_dims", "Mean": "keep_dims"}
+    inserts = op.type in names and op.get_attr(names[op.type])
+    return bool(inserts) or op.type in ("ExpandDims", "Reshape")
+
+
+def _describe(tensor: tf.Tensor, trace: LossTrace) -> str:
+    """Names the origin of a tensor: the model, or an entry of the batch."""
+    sources = list(ancestors(tensor))
+    if any(x.op.type in ("ReadVariableOp", "ResourceGather") for x in sources):
+        return _OUTPUTS
+    names = {trace.names[id(x)] for x in sources if id(x) in trace.names}
+    return f'batch["{names.pop()}"]' if len(names) == 1 else "data"
 
 
 def _check_equal(difference: loss_trace.Difference | None, parts: str) -> None:
@@ -288,15 +376,20 @@ def make_trace(inputs: Any, *, allow: bool) -> LossTrace | None:
         inputs: the tensors of the batch, and the mask.
         allow: whether rows may depend on each other.
     """
-    tensors = symbolic(inputs)
-    return None if allow or not tensors else LossTrace(tensors)
+    return None if allow or not symbolic(inputs) else LossTrace.of(inputs)
 
 
 _FAILURES = (tf.errors.OpError, AttributeError, LookupError, TypeError, ValueError, RuntimeError)
 
 
 class _ProbeError(Exception):
-    """The values cannot be computed."""
+    """The values cannot be computed.
+
+    Attributes:
+        op: the op that may combine rows, if it is known.
+    """
+
+    op: Any = None
 
 
 class _Probe:
@@ -307,33 +400,28 @@ class _Probe:
 
     Args:
         values: [rows, ...] tensors of the step.
-        batch: the tensors of the replica's batch.
-        constants: the id of another tensor -> its value.
+        trace: the batch, the sums over the replicas, and the values of other tensors.
         aliases: the id of a tensor -> the tensor that it stands for.
-        global_values: sums over the replicas.
         statistics: the ops of batch normalizations that combine rows.
     """
 
     def __init__(
         self,
         values: Sequence[tf.Tensor],
-        batch: Sequence[tf.Tensor],
-        *,
-        constants: Mapping[int, Any],
-        aliases: Mapping[int, tf.Tensor],
-        global_values: Sequence[GlobalValue],
-        statistics: Sequence[Any],
+        trace: LossTrace,
+        aliases: Mapping[int, tf.Tensor] = types.MappingProxyType({}),
+        statistics: Sequence[Any] = (),
     ):
-        self._values, self._batch, self._aliases = values, batch, aliases
-        self._constants = constants
-        self._global = {id(value.output): value for value in global_values}
+        self.trace = trace
+        self._values, self._aliases = values, aliases
+        self._global = {id(value.output): value for value in trace.global_values}
         self._statistics = {id(output): op for op in statistics for output in op.outputs}
         self._fixed: list[tf.Tensor] = []
 
     def depends_on_other_rows(
         self, batch: Sequence[Any], rows: int, *, dropped: "_Probe | None" = None
-    ) -> bool:
-        """Returns whether a value of a row changes if other rows of the batch change.
+    ) -> set[int]:
+        """Returns the positions of the values that change for a row if other rows of the batch change.
 
         Args:
             batch: the values of the batch, of the first `rows` rows, which exist.
@@ -344,6 +432,7 @@ class _Probe:
         Raises:
             _ProbeError: the values cannot be computed, or differ from one computation to the next.
         """
+        found: set[int] = set()
         try:
             observe = tf.function(self._observe, autograph=False)
             compute = tf.function(self._compute, autograph=False)
@@ -358,11 +447,12 @@ class _Probe:
                 return _differ([x[: rows - 1] for x in reference], fewer, everything[:-1])
             for kept in _kept_rows(rows, reference):
                 changed = compute(_replace_others(batch, kept), fixed)
-                if _differ(reference, changed, kept):
-                    return True
+                found |= _differ(reference, changed, kept)
+                if len(found) == len(reference):
+                    break
         except _FAILURES as error:
             raise _ProbeError(type(error).__name__) from error
-        return False
+        return found
 
     def _observe(self, batch: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Computes the values that stay constant for the other batches."""
@@ -378,8 +468,8 @@ class _Probe:
         return [copy.tensor(value) for value in self._values]
 
     def _known(self, batch: Sequence[tf.Tensor]) -> dict[int, Any]:
-        constants = {k: tf.convert_to_tensor(value) for k, value in self._constants.items()}
-        return constants | dict(zip(map(id, self._batch), batch, strict=True))
+        constants = {k: tf.convert_to_tensor(value) for k, value in self.trace.constants.items()}
+        return constants | dict(zip(map(id, self.trace.batch), batch, strict=True))
 
 
 class _Copy:
@@ -496,9 +586,10 @@ def _replace_others(batch: Sequence[Any], kept: np.ndarray) -> list[Any]:
     return result
 
 
-def _differ(one: Sequence[Any], two: Sequence[Any], rows: np.ndarray) -> bool:
-    """Returns whether the entries of some rows differ by more than rounding."""
-    return any(_differs(a.numpy(), b.numpy(), rows) for a, b in zip(one, two, strict=True))
+def _differ(one: Sequence[Any], two: Sequence[Any], rows: np.ndarray) -> set[int]:
+    """Returns the positions of the values in which entries of some rows differ beyond rounding."""
+    pairs = enumerate(zip(one, two, strict=True))
+    return {i for i, (a, b) in pairs if _differs(a.numpy(), b.numpy(), rows)}
 
 
 def _differs(one: np.ndarray, two: np.ndarray, rows: np.ndarray) -> bool:

@@ -21,9 +21,6 @@ _NORMALIZATIONS = (
     os.path.join("keras", "src", "layers", "normalization", "batch_normalization.py"),
     os.path.join("ctl", "replica", "arithmetic", "moments.py"),
 )
-_LAYER_NORMALIZATION = os.path.join(
-    "tf_keras", "src", "layers", "normalization", "layer_normalization.py"
-)
 # Sums over the replicas that user code may contain.
 _COLLECTIVES = (
     "CollectiveAllToAllV2", "CollectiveGather", "CollectiveGatherV2", "CollectiveReduce",
@@ -66,6 +63,7 @@ class RowFlow:
         self._count = count
         self._clean = frozenset(clean)
         self._resolve = resolve
+        self._sources = sources
         self._states: dict[int, State] = {**dict.fromkeys(self._clean), **sources}
         self._keep: list[Any] = []  # ids are unique only while the tensors exist
         self.statistics: list[Any] = []
@@ -97,6 +95,23 @@ class RowFlow:
             stack.pop()
         return states[id(tensor)]
 
+    def without_suspects(
+        self, dependent: Callable[[list[tf.Tensor]], list[tf.Tensor]]
+    ) -> "RowFlow":
+        """Returns a flow that knows which tensors with an entry per row depend on one row only.
+
+        Args:
+            dependent: returns those of some tensors that depend on other rows.
+        """
+        mixed = {
+            id(x): x for op in self._keep for x in op.outputs
+            if isinstance(self._states.get(id(x)), Mixed) and x.shape.rank
+            and x.shape[0] == self._count and x.dtype not in (tf.variant, tf.resource)
+        }  # fmt: skip
+        rows = dict.fromkeys(mixed.keys() - {id(x) for x in dependent([*mixed.values()])}, Rows(0))
+        sources = {**self._sources, **rows}
+        return RowFlow(sources, count=self._count, clean=self._clean, resolve=self._resolve)
+
     def _apply(self, op: Any, states: Sequence[State]) -> Sequence[State]:
         """Returns the states of an op's outputs."""
         kind, outputs = op.type, len(op.outputs)
@@ -114,10 +129,6 @@ class RowFlow:
         rows = row_rules.apply(op, places, self._count)
         if rows is not None:
             return rows
-        # The layer moves the rows to the axis of the channels, which a reshape of a single row does not
-        # show.
-        if self._count == 1 and _is_from(op, _LAYER_NORMALIZATION):
-            return [states[0], *[None] * (outputs - 1)]
         return self._statistics(op, states) if _is_statistics(op) else [Mixed(op)] * outputs
 
     def _statistics(self, op: Any, states: Sequence[State]) -> Sequence[State]:
@@ -161,12 +172,7 @@ class RowFlow:
 
 def _is_statistics(op: Any) -> bool:
     """Returns whether an op belongs to a batch normalization, of ctl or (with a warning) Keras."""
-    return _is_from(op, *_NORMALIZATIONS)
-
-
-def _is_from(op: Any, *files: str) -> bool:
-    """Returns whether the code of one of the files created an op."""
-    return any(frame.filename.endswith(files) for frame in op.traceback)
+    return any(frame.filename.endswith(_NORMALIZATIONS) for frame in op.traceback)
 
 
 def _join(op: Any, states: Sequence[State]) -> State:

@@ -110,7 +110,7 @@ def suggestion(op: Any, counts: Collection[int]) -> str:
         return text
     # One set of numbers for the batch, such as the weights of a Bayesian layer.
     shared = text.replace("[rows, ...]", str(shape.as_list())).removesuffix(")") + ", shared=True)"
-    may_be_rows = shape.rank and any(shape[0] % count == 0 for count in counts)
+    may_be_rows = shape.rank and any(shape[0] % n == 0 or n in shape[1:] for n in counts)
     return f"{text}, {shared} for numbers that all rows share" if may_be_rows else shared
 
 

@@ -56,10 +56,10 @@ def adapt(value: Any) -> Any:
 
 
 def _check_contents(layer: Any) -> None:
-    if private.own_metrics(layer):
+    for metric in private.own_metrics(layer):
         raise UsageError(
-            f"Layer {layer.name} holds a metric of Keras 3, which is not summed over the replicas: "
-            "return a metric of tf_keras from build_metrics instead."
+            f"Layer {layer.name} holds the metric {metric.name!r} of Keras 3, which is not summed over "
+            "the replicas: return a metric from build_metrics instead."
         )
     for name, child in tf.train.TrackableView.children(layer).items():
         if isinstance(child, tf.Variable):

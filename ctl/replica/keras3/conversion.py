@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import contextlib
 from typing import Any
 
+import tensorflow as tf
 import tf_keras
 
 from ctl.errors import UsageError
@@ -58,7 +59,11 @@ def metric_of(metric: Any) -> Any:
     """
     if not detection.is_keras3(metric, "Metric"):
         return metric
-    return _make(metric, tf_keras.metrics, _config(metric, tf_keras.metrics))
+    config = _config(metric, tf_keras.metrics)
+    # The metrics of Keras 3 that count have an integer dtype, in which tf_keras would compute, too.
+    if tf.as_dtype(config.get("dtype") or "float32").is_integer:
+        del config["dtype"]
+    return _make(metric, tf_keras.metrics, config)
 
 
 def _config(value: Any, package: Any) -> dict[str, Any]:

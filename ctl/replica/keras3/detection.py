@@ -7,6 +7,8 @@ name the cause, or its variables silently stay untrained.
 from collections.abc import Iterator, Mapping
 import contextlib
 import functools
+import sys
+import types
 from typing import Any
 
 import tensorflow as tf
@@ -15,9 +17,13 @@ import tf_keras
 from ctl.errors import UsageError, type_name
 
 _MIXED = (
-    "a model has layers of one of the two packages, so import either keras or tf_keras. tf.keras is "
-    "tf_keras if TF_USE_LEGACY_KERAS=1 is set before it is first used, and else Keras 3."
+    "a model has layers of one of the two packages, so import either keras or tf_keras. In code that "
+    "uses tf.keras, it is tf_keras if TF_USE_LEGACY_KERAS=1 is set before its first use, else Keras 3."
 )
+
+# The only module of tf_keras that uses tf.keras, whose InputSpec tf_keras rejects if it is Keras 3.
+_module: Any = sys.modules[tf_keras.layers.SpectralNormalization.__module__]
+_module.tf = types.SimpleNamespace(**{**vars(tf), "keras": tf_keras})
 
 
 def is_keras3(value: Any, kind: str = "") -> bool:

@@ -112,7 +112,9 @@ def counter(name: str, value: int = 0) -> tf.Variable:
 def first_non_finite_variable(variables: Sequence[tf.Variable]) -> str | None:
     """Returns the name of the first variable with an infinite or NaN element; None if all are finite."""
     for variable in variables:
-        if variable.dtype.is_floating and not bool(tf.reduce_all(tf.math.is_finite(variable))):
+        if not variable.dtype.real_dtype.is_floating:
+            continue
+        if not bool(tf.reduce_all(tf.math.is_finite(tf.abs(variable)))):  # also of complex elements
             return variable.name
     return None
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.errors import UsageError
-from ctl.replica.arithmetic.gradients import Gradient, sum_rows
+from ctl.replica.arithmetic.gradients import Gradient, global_norm, sum_rows
 
 LAYERS = "layers"  # the name of the norms of each variable among the results of a loop
 _QUANTITIES = ("gradient_norm", "parameter_norm", "update_norm")
@@ -111,7 +111,7 @@ class Norms:
             if gradient is not None:
                 values = _elements(gradient)
                 non_zero.append(tf.math.count_nonzero(values, dtype=tf.int64))
-                finite = tf.math.count_nonzero(tf.math.is_finite(values), dtype=tf.int64)
+                finite = tf.math.count_nonzero(tf.math.is_finite(_modulus(values)), dtype=tf.int64)
                 non_finite.append(tf.size(values, tf.int64) - finite)
                 total += variable.shape.num_elements()
         if total:
@@ -169,20 +169,14 @@ def write_histograms(
         for gradient, variable in zip(gradients, variables, strict=True):
             if gradient is not None:
                 name = f"gradients/{variable.name.removesuffix(':0')}"
-                tf.summary.histogram(name, _elements(gradient))
-
-
-def global_norm(values: Sequence[Gradient]) -> tf.Tensor:
-    """Returns the square root of the sum of squares; rows of a sparse gradient are summed first.
-
-    Args:
-        values: tensors, variables, `tf.IndexedSlices` or None.
-    """
-    # Several entries of a sparse gradient for one row are one number of the gradient.
-    return tf.linalg.global_norm([sum_rows(value) for value in values])
+                tf.summary.histogram(name, _modulus(_elements(gradient)))
 
 
 def _elements(gradient: Any) -> tf.Tensor:
     """Returns the elements of a gradient that may not be zero."""
     values = sum_rows(gradient)
     return values.values if isinstance(values, tf.IndexedSlices) else values
+
+
+def _modulus(values: tf.Tensor) -> tf.Tensor:
+    return tf.abs(values) if values.dtype.is_complex else values

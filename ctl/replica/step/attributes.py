@@ -14,9 +14,19 @@ from ctl.replica.arithmetic.snapshot import Assignable
 from ctl.replica.arithmetic.variables import variables_of
 from ctl.replica.checks import copies
 from ctl.replica.keras3 import adapter, detection
+from ctl.replica.layers import (
+    layer_metrics,
+    penalties,  # noqa: F401 - penalties that a layer adds as functions
+)
 from ctl.replica.random import dropout
 from ctl.replica.updates import parameter_groups
 from ctl.replica.updates.unfreezing import Unfreezing
+
+STATELESS = (
+    "its state would come from the rows of the batch before, in training and in evaluations, so that an "
+    "update would not be a function of its batch. Leave it out. To continue sequences, make the state a "
+    "feature of the batch and pass it as initial_state, or train on longer sequences."
+)
 
 
 class Attributes:
@@ -101,7 +111,7 @@ class Attributes:
         return sum(variable.shape.num_elements() for variable in weights.values())
 
     def key_new_models(self, seed: int) -> None:
-        """Keys the random layers of models that a subclass created since the last call.
+        """Keys the random layers of models that a subclass created since the last call, and the metrics.
 
         Args:
             seed: the seed of the run.
@@ -113,14 +123,25 @@ class Attributes:
             is_public = not name.startswith("_self_")  # TensorFlow's own records of the attributes
             if is_public and (detection.is_keras3(value) or isinstance(value, tf_keras.Model)):
                 detection.check_tracked(value, f"self.{name.partition('/')[0]} is")
+        layer_metrics.prepare(self.layers())
         for name, model in self._other_models():
             if name not in self._keyed:
+                check_stateless(model)
                 dropout.key_random_layers(model, seed, scope=name)
                 self._keyed.add(name)
 
     def layers(self) -> list[tf_keras.layers.Layer]:
         """Returns every layer of every model, and the models themselves."""
         return [layer for model in self.models() for layer in model._flatten_layers()]
+
+    def layer_metrics(self, names: Iterable[str] = ()) -> dict[str, tf_keras.metrics.Metric]:
+        """Returns the metrics that layers update themselves, by their names in the results.
+
+        Args:
+            names: the names of the other metrics.
+        """
+        losses = [f"{name}_loss" for name in self.owner.options.loss_weights]
+        return layer_metrics.by_name(self.layers(), ["loss", "examples", *losses, *names])
 
     def assignable(self) -> Assignable:
         """Returns every variable that the code of a step may assign.
@@ -139,6 +160,7 @@ class Attributes:
                 if isinstance(value, tf_keras.layers.Layer):
                     statistics |= copies.moving_statistics(value)
                     plain |= copies.moving_statistics(value, plain=True)
+        variables |= {id(v): v for m in self.layer_metrics().values() for v in m.variables}
         once, summed = [], []
         for key, variable in variables.items():
             if key in statistics or _is_sum(variable):
@@ -146,6 +168,14 @@ class Attributes:
             elif key not in counters:
                 once.append(variable)
         return Assignable(once, summed, [v for key, v in variables.items() if key in plain])
+
+    def state(self) -> list[tf.Variable]:
+        """Returns what `assignable` does, without metrics, which every loop and evaluation resets."""
+        metrics = [v for _, v in self._values() if isinstance(v, tf_keras.metrics.Metric)]
+        metrics += self.layer_metrics().values()
+        reset = {id(variable) for metric in metrics for variable in metric.variables}
+        held = self.assignable()
+        return [v for v in (*held.once, *held.summed) if id(v) not in reset]
 
     def check_slot_variables(self) -> None:
         """Raises UsageError if the optimizer has no slot variables for a trainable variable."""
@@ -231,6 +261,14 @@ def _adapt_all(value: Any) -> Any:
             return tf.__internal__.tracking.wrap(packed)
         return value
     return adapter.adapt(value)
+
+
+def check_stateless(model: tf_keras.layers.Layer) -> None:
+    """Raises a UsageError if a layer carries the state of one batch's rows to the next batch."""
+    for layer in model._flatten_layers():
+        own = getattr(layer, "inner", layer)  # a layer of Keras 3 has an adapter
+        if getattr(own, "stateful", False) and not isinstance(own, tf_keras.Model):
+            raise UsageError(f"Layer {layer.name} has stateful=True: {STATELESS}")
 
 
 def check_scope(variables: Iterable[tf.Variable], strategy: tf.distribute.Strategy) -> None:

@@ -16,6 +16,7 @@ from ctl.configs.error_location import describe, name_function, user_line
 from ctl.configs.options import TrainerOptions
 from ctl.data.autograph import convert, traced
 from ctl.data.caching import cache
+from ctl.data.features import select_features
 from ctl.data.input_pipeline import BuildDataset, InputPipeline
 from ctl.data.layout import Layout
 from ctl.data.source import Batch
@@ -26,16 +27,23 @@ from ctl.replica.arithmetic import loss, precision, row_mask
 from ctl.replica.checks import row_coupling
 from ctl.replica.graphs import custom_gradients
 from ctl.replica.keras3 import adapter, conversion, detection, policies
+from ctl.replica.layers import layer_metrics
 from ctl.replica.layers.batch_norm import convert_sync_batch_norm
 from ctl.replica.measure.non_finite import counter
 from ctl.replica.step import metrics
-from ctl.replica.step.attributes import Attributes, check_scope
+from ctl.replica.step.attributes import STATELESS, Attributes, check_scope, check_stateless
 from ctl.replica.step.engine import Engine
 from ctl.replica.step.microbatches import row_count
 from ctl.replica.step.plan import make_plan
-from ctl.replica.step.preprocessing import call_preprocess
+from ctl.replica.step.preprocessing import call_preprocess, default_sample_weight
 from ctl.replica.updates import grouped_optimizer, parameter_groups, sharded_optimizer
 from ctl.replica.updates.unfreezing import Unfreezing
+
+# Parts of tf_keras' messages about the inputs of a model.
+_INPUT_CHECKS = (
+    "incompatible with the layer", "input(s), but it received", "Missing data for input",
+    "required positional argument", "unexpected keyword argument",
+)  # fmt: skip
 
 
 @garbage.pause_collection()
@@ -74,6 +82,9 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
         # Creates the variables of the model's first call, too: a checkpoint is restored, and slots are
         # created, before the first step.
         spec = pipeline.element_spec()
+        hooks = ("sample_weight", "preprocess", "replica_step", "train_step")
+        if all(getattr(type(trainer), hook) is getattr(base, hook) for hook in hooks):
+            default_sample_weight(spec)
         is_default = type(trainer).forward is base.forward
         traces: list[Any] = []
         with report_rejected_features(spec) if is_default else contextlib.nullcontext():
@@ -270,8 +281,14 @@ def seed_and_precision(options: TrainerOptions) -> Iterator[None]:
 @contextlib.contextmanager
 def build_scope(options: TrainerOptions, strategy: tf.distribute.Strategy) -> Iterator[None]:
     """Combines the strategy's scope with the seed and the precision of a trainer's options."""
-    with seed_and_precision(options), strategy.scope():
-        yield
+    try:
+        with seed_and_precision(options), strategy.scope():
+            yield
+    except ValueError as error:
+        if isinstance(error, UsageError) or "Stateful RNNs" not in str(error):  # of tf_keras
+            raise
+        place = user_line(error) or "build_model"
+        raise UsageError(f"{place} makes a layer with stateful=True: {STATELESS}") from error
 
 
 def make_optimizer(build: Callable[[], Any], options: TrainerOptions) -> Any:
@@ -334,6 +351,8 @@ def check_model(model: Any) -> tf_keras.Model:
             f"build_model returned {type_name(model)}, but must return a tf_keras.Model, or a model of "
             "Keras 3."
         )
+    check_stateless(model)
+    layer_metrics.prepare(model._flatten_layers())
     return model
 
 
@@ -343,9 +362,11 @@ def check_optimizer(optimizer: Any) -> Any:
     detection.check_tracked(inner, "The optimizer is")
     if isinstance(inner, tf_keras.optimizers.legacy.Optimizer):
         name = type(inner).__name__
+        fix = f"tf_keras.optimizers.{name}"
+        if not hasattr(tf_keras.optimizers, name):  # such as those of Model Garden
+            fix = "optimizer.name=adamw, lamb or lars, optimizer.ema_decay, or another optimizer"
         raise UsageError(
-            f"The optimizer is {type_name(inner)} of tf_keras.optimizers.legacy: use "
-            f"tf_keras.optimizers.{name}."
+            f"The optimizer is {type_name(inner)}, a tf_keras.optimizers.legacy.Optimizer: use {fix}."
         )
     if not isinstance(inner, tf_keras.optimizers.Optimizer):
         shown = repr(inner) if isinstance(inner, str) else type_name(inner)
@@ -398,24 +419,30 @@ def _create_outside(creator: Callable[..., Any], **options: Any) -> Any:
 
 @contextlib.contextmanager
 def report_rejected_features(features: Mapping[str, Any]) -> Iterator[None]:
-    """Turns tf_keras' error about a model's inputs into a UsageError; for the default `forward`.
+    """Turns tf_keras' error in the first call of a model into a UsageError; for the default `forward`.
 
     Args:
         features: name -> spec of the features of a batch.
 
     Raises:
-        UsageError: the model does not accept the features.
+        UsageError: the model does not accept the features, or fails with them.
     """
     try:
         yield
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, UsageError) or user_line(error):
             raise
-        passed = [name for name in features if name not in ("label", "weight")]
+        names, reason = ", ".join(select_features(features)), describe(error)
+        if not isinstance(error, KeyError) and not any(part in reason for part in _INPUT_CHECKS):
+            raise UsageError(
+                f"The call of the model with {names} failed ({reason}): fix build_model or the data, or "
+                "override forward."
+            ) from error
         fix = "fix the model's inputs or the data"
-        if "label" not in features and len(passed) > 1:
+        if "label" not in features and "," in names:
             fix = 'name the target "label", which is not passed to the model'
+        if "weight" in features:
+            fix += ' ("weight" is the weight of the losses and not passed: rename it if it is a feature)'
         raise UsageError(
-            f"The model does not accept {', '.join(passed)} ({describe(error)}): {fix}, or override "
-            "forward."
+            f"The model does not accept {names} ({reason}): {fix}, or override forward."
         ) from error

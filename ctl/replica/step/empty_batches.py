@@ -73,7 +73,7 @@ def zero_without_rows(
 
     return [
         gradients.map_values(value, zero)
-        if isinstance(value, tf.Tensor | tf.IndexedSlices) and value.dtype.is_floating
+        if isinstance(value, tf.Tensor | tf.IndexedSlices) and value.dtype.real_dtype.is_floating
         else value
         for value in values
     ]

@@ -20,7 +20,7 @@ from ctl.replica.random import draws
 from ctl.replica.step import out_of_memory, preprocessing, xla
 from ctl.replica.step.attributes import Attributes, freezing
 from ctl.replica.step.compiled_loop import compile_loop
-from ctl.replica.step.microbatches import unpack
+from ctl.replica.step.microbatches import first_rows, unpack
 from ctl.replica.step.plan import Plan
 from ctl.replica.step.preprocessing import preprocess
 from ctl.replica.step.replica_step import ReplicaStep
@@ -202,14 +202,14 @@ class Engine:
         )
 
     def first_batch(self) -> Any:
-        """Returns the next batch of the first replica, and its row mask."""
+        """Returns the next batch of the first replica, of at least four rows, and its row mask."""
         trainer = self._trainer
         if self.own_dataset:
             element = unpack(next(iter(trainer.train_dataset)))
-            select = trainer.strategy.experimental_local_results
-            return tf.nest.map_structure(lambda value: select(value)[0], element)
-        step = int(trainer.global_step.numpy())
-        return unpack(self.pipeline.first_batch(self.plan.layout.global_batch_size, step))
+            return first_rows(element, trainer.strategy)
+        step, layout = int(trainer.global_step.numpy()), self.plan.layout
+        batch_size = max(layout.global_batch_size, 4 * layout.replicas)
+        return unpack(self.pipeline.first_batch(batch_size, step))
 
     def training_data(self, step: int) -> Any:
         """Returns the distributed training data from a global step on."""

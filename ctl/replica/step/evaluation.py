@@ -1,6 +1,7 @@
 """The sums of an evaluation on one replica, the means over the dataset, and checks of the data."""
 
 from collections.abc import Callable, Iterable, Mapping
+import logging
 from typing import Any
 
 import tensorflow as tf
@@ -15,6 +16,7 @@ from ctl.errors import UsageError
 from ctl.hardware import strategies
 from ctl.replica.arithmetic import loss, precision
 from ctl.replica.arithmetic.gather import all_gather
+from ctl.replica.arithmetic.snapshot import Snapshot
 from ctl.replica.measure.collected_rows import check_values
 from ctl.replica.measure.non_finite import counter
 from ctl.replica.step import metrics
@@ -24,6 +26,11 @@ from ctl.replica.step.microbatches import hide_rows, row_count
 from ctl.replica.step.replica_step import ReplicaStep
 
 LossFn = Callable[[Batch, Any], tf.Tensor]
+_LOG = logging.getLogger("ctl")
+_RESTORED = (
+    "The evaluation assigns %s, which has its old value again afterwards: use a metric of build_metrics "
+    "for a value that is to be reported."
+)
 
 
 class Evaluation:
@@ -80,13 +87,20 @@ class Evaluation:
         self._collect = collect
         # Whether the evaluation draws random numbers: without them, batches need not be counted.
         self._draws = False
+        self._warned: set[str] = set()
+        # The values that the metrics of layers have in the training loop, on each replica.
+        self._of_training: list[tuple[tf.Variable, Any]] = []
 
     def reset(self) -> None:
         """Resets the sums and the metrics."""
         sums = (*self._loss_sums.values(), *self._weight_sums.values())
         for variable in (*sums, self.examples, self._batches):
             variable.assign(tf.zeros_like(variable))
-        for metric in self.metrics.values():
+        self._restore_layer_metrics()  # after an evaluation that was interrupted
+        of_layers = self._step.attributes.layer_metrics(self.metrics).values()
+        copies = [c for m in of_layers for v in m.variables for c in getattr(v, "values", (v,))]
+        self._of_training = [(copy, copy.numpy()) for copy in copies]
+        for metric in (*self.metrics.values(), *of_layers):
             metric.reset_state()
 
     def run(self, batch: Batch, row_mask: tf.Tensor | None, *, equal: bool = True) -> Any:
@@ -107,17 +121,25 @@ class Evaluation:
         with self._step.rows(
             batch, row_mask, existing=existing, earlier=self._earlier_rows
         ) as rows:
+            state = Snapshot(self._state())
             row_mask = rows.row_mask  # of floats, whereas a user's own mask may be of bools
             batch = self._preprocess(batch)
             outputs = precision.cast_to_float32(self._forward(batch))
             outputs = zero_outputs(outputs, row_mask, row_count(batch))
             if self._loss_fn:
                 self._add_loss(self._loss_fn, batch, outputs, row_mask)
+            self._check_assignments(state)
+            metrics_code = Snapshot(self._state())
             convert(self._update_metrics)(self.metrics, batch, outputs, row_mask)
             collected = None
             if self._collect:
                 values = check_values(convert(self._collect)(batch, outputs), row_count(batch))
                 collected = all_gather(precision.cast_to_float32(values))
+            for name in metrics_code.assigned() - self._warned:
+                self._warned.add(name)
+                _LOG.warning(_RESTORED, name)
+            # A training step must not depend on whether, and on what, the model was evaluated.
+            state.restore()
             self._draws = self._draws or bool(rows.calls)
         count = row_count(batch) if row_mask is None else tf.reduce_sum(row_mask)
         self.examples.assign_add(tf.cast(count, tf.int64))
@@ -136,7 +158,9 @@ class Evaluation:
         """
         if int(self.examples.numpy()) == 0:
             raise UsageError("The evaluation dataset is empty: at least one example is required.")
-        results = metrics.results(self.metrics)
+        of_layers = self._step.attributes.layer_metrics(self.metrics)
+        results = metrics.results(self.metrics) | metrics.results(of_layers)
+        self._restore_layer_metrics()
         if self._loss_fn:
             means = {
                 name: tf.math.divide_no_nan(total, self._weight_sums[name].read_value())
@@ -160,6 +184,29 @@ class Evaluation:
             self._loss_sums[name].assign_add(loss.contribution(per_example, own, one, rows=rows))
             weight = tf.cast(rows, tf.float64) if own is None else tf.reduce_sum(own)
             self._weight_sums[name].assign_add(weight)
+
+    def _restore_layer_metrics(self) -> None:
+        for copy, value in self._of_training:
+            copy.assign(value)
+        self._of_training = []
+
+    def _state(self) -> list[tf.Variable]:
+        """Returns the variables that an evaluation leaves as they are."""
+        own = {id(v) for metric in self.metrics.values() for v in metric.variables}
+        return [v for v in self._step.attributes.state() if id(v) not in own]
+
+    def _check_assignments(self, state: Snapshot) -> None:
+        """Raises UsageError if the code of the user has assigned a variable that is not restored."""
+        held = self._step.attributes.assignable()
+        own = [v for metric in self.metrics.values() for v in metric.variables]
+        # With several replicas, the code of the others is traced in between.
+        own += [*self._loss_sums.values(), *self._weight_sums.values(), self.examples]
+        places = state.places_of_others([*held.once, *held.summed, *own])
+        if places:
+            raise UsageError(
+                f"{places[0]} assigns a variable in an evaluation, which cannot restore it: make it an "
+                "attribute of the trainer, of a layer or of a tf.Module that the trainer holds."
+            )
 
     def _earlier_rows(self) -> tf.Tensor:
         return self._batches.read_value() * self._global_batch_size

@@ -95,7 +95,11 @@ class LoopResults:
 
     def reset(self) -> None:
         """Resets what `read` returns."""
-        for metric in (self.loss, *self._attributes.metrics.values()):
+        for metric in (
+            self.loss,
+            *self._attributes.metrics.values(),
+            *self._layer_metrics().values(),
+        ):
             metric.reset_state()
         self._update.losses.reset()
         if self._update.norms:
@@ -109,6 +113,7 @@ class LoopResults:
         """
         results = {"loss": self.loss.result()} if self.has_loss else {}
         results |= self._update.losses.result() | metrics.results(self._attributes.metrics)
+        results |= metrics.results(self._layer_metrics())
         norms = self._update.norms.result() if self._update.norms else {}
         if self.skipped_all():
             results, norms = tf.nest.map_structure(_to_nan, (results, norms))
@@ -120,6 +125,9 @@ class LoopResults:
             results["skipped_steps"] = self._update.skipped_steps.read_value()
         shares = self._update.norms.shares() if self._update.norms else {}
         return {**results, **norms, **shares}
+
+    def _layer_metrics(self) -> dict[str, tf_keras.metrics.Metric]:
+        return self._attributes.layer_metrics(self._attributes.metrics)
 
     def skipped_all(self) -> bool:
         """Returns whether all steps of the inner loop were skipped."""

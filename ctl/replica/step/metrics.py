@@ -53,6 +53,15 @@ def prepare(metrics: Any) -> dict[str, tf_keras.metrics.Metric]:
                 f"Metric {name!r} is a PyMetric, whose state in Python is not summed over replicas: "
                 "write a tf_keras.metrics.Metric that creates its state by add_weight."
             )
+        kind, base = type(metric), tf_keras.metrics.Metric
+        shapes = [variable.shape for variable in metric.variables if variable.shape.rank]
+        resets = (kind.reset_state, kind.reset_states) != (base.reset_state, base.reset_states)
+        if shapes and not resets:
+            raise UsageError(
+                f"Metric {name!r} has a variable of shape {shapes[0]}, but the reset_state of tf_keras "
+                "resets scalars only: override reset_state, such as by v.assign(tf.zeros_like(v)) for "
+                "each variable v."
+            )
         _wrap_update(metric, name)
     return metrics
 

@@ -302,13 +302,28 @@ def unpack(element: Any) -> tuple[Batch, tf.Tensor | None]:
     is_pair = isinstance(element, tuple) and len(element) == 2
     if is_pair and isinstance(element[0], dict) and not isinstance(element[1], dict):
         batch, second = element
-        if second is None or "label" in batch:
+        part = getattr(second, "values", [second])[0]  # of the first replica
+        known = tf.get_static_value(part)  # None in a trace
+        if second is None or ("label" in batch and (known is None or {*known.ravel()} <= {0, 1})):
             return batch, second
-        raise UsageError(
-            f"An element of the dataset is a dict of {', '.join(batch)}, and a tensor that may be the "
-            'labels or the row mask: put the labels into the dict as "label", or weights as "weight".'
-        )
+        if "label" in batch or getattr(part, "dtype", "") in ("float32", "bool"):
+            raise UsageError(
+                f"An element of the dataset is a dict of {', '.join(batch)}, and a tensor that may be "
+                'the labels or the row mask: put the labels into the dict as "label", and rename '
+                'features called "label" or "weight".'
+            )
     return name_features(element), None
+
+
+def first_rows(element: Any, strategy: tf.distribute.Strategy) -> Any:
+    """Returns the rows of the first replica; if it has one, those of all replicas of the process."""
+
+    def select(value: Any) -> Any:
+        values = strategy.experimental_local_results(value)
+        is_single = values[0] is not None and values[0].shape[0] == 1
+        return tf.concat(values, 0) if is_single else values[0]
+
+    return tf.nest.map_structure(select, element)
 
 
 def _row_tensors(inputs: Inputs) -> list[tf.Tensor | None]:

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.data.autograph import convert
+from ctl.data.features import select_features
 from ctl.data.source import Batch
 from ctl.errors import UsageError, type_name
 from ctl.replica.arithmetic.loss import SampleWeight
@@ -39,9 +40,25 @@ def call_sample_weight(trainer: Any, batch: Batch, *, training: bool) -> SampleW
     return convert(hook)(batch)
 
 
+def default_sample_weight(batch: Batch) -> SampleWeight:
+    """Returns `batch["weight"]`, or None.
+
+    Raises:
+        UsageError: the batch has no label, so that the weight may be a feature.
+    """
+    # Batches of ctl.data.packed have segment_ids, and weights that ctl has made.
+    if "weight" in batch and not batch.keys() & {"label", "segment_ids"}:
+        raise UsageError(
+            'The batch has "weight" and no "label", so "weight" may be a feature or the weight of the '
+            "losses: rename it if it is a feature, or let sample_weight return "
+            'batch["weight"] if it is the weight.'
+        )
+    return batch.get("weight")
+
+
 def call_model(model: Any, batch: Batch, *, training: bool) -> Any:
     """Calls a model with the features of a batch: with the only one, or with a dict of them."""
-    features = {k: v for k, v in batch.items() if k not in ("label", "weight")}
+    features = select_features(batch)
     inputs = next(iter(features.values())) if len(features) == 1 else features
     return model(select_inputs(model, inputs), training=training)
 

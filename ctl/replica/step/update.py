@@ -173,6 +173,8 @@ class Update:
             contributions = compute_by_xla(compute, inputs, rows, may_retry=may_retry)
         else:
             contributions = compute(inputs)
+        if rows.trace and rows.trace.losses_only:
+            return UpdateResult(tf.add_n(contributions.losses), contributions.micro_batches, True)
         # Listed again, because the forward pass may have built a model.
         held = self._assignable()
         self.unsaved |= dict.fromkeys(snapshot.places_of_others([*held.once, *held.summed]))

@@ -460,7 +460,7 @@ class Compression:
         return [
             v
             for v in {id(v): v for v in variables if v.trainable}.values()
-            if id(v) not in self._kept and self._method.applies(v.shape)
+            if id(v) not in self._kept and v.dtype.is_floating and self._method.applies(v.shape)
         ]
 
     def _create(self, variable: tf.Variable) -> _Kept:

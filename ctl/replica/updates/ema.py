@@ -98,11 +98,13 @@ class ExponentialMovingAverage:
     def _find_missing(
         self, models: Iterable[tf_keras.Model], others: Iterable[tf.Variable] = ()
     ) -> list[tf.Variable]:
-        """Returns the floating-point variables of built models, and others, that have no average."""
+        """Returns the real and complex variables of built models, and others, that have no average."""
         ids = {id(variable) for variable in self._variables}
         variables = [v for model in models if model.built for v in variables_of(model)]
         variables += others
-        unique = {id(v): v for v in variables if v.dtype.is_floating and id(v) not in ids}
+        unique = {
+            id(v): v for v in variables if v.dtype.real_dtype.is_floating and id(v) not in ids
+        }
         return list(unique.values())
 
     def update(self, iterations: tf.Tensor, applied: tf.Tensor | bool) -> None:

@@ -1,6 +1,7 @@
 """Examples in memory: arrays, data frames, structured arrays, generators, CSV, Parquet and text."""
 
 import builtins
+import importlib
 
 import numpy as np
 import pytest
@@ -239,6 +240,36 @@ def test_columns_of_files_are_features(tmp_path, read, write):
     }
     assert set(lists(read(pattern, columns=["label", "x"]))) == {"label", "x"}
     assert "lable" in one_line(read, pattern, columns=["lable"])
+
+
+@pytest.mark.parametrize("columns", [None, ["height", "weight"]])
+def test_column_called_weight_in_a_file_must_be_named(tmp_path, columns):
+    pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.csv"
+    path.write_text("height,weight,label\n1,2,3\n")
+    read = importlib.import_module("pyarrow.csv").read_csv
+    parquet.write_table(read(path), tmp_path / "a.parquet")
+    for function in (ctl.data.csv, ctl.data.parquet):
+        file = str(tmp_path / f"a.{function.__name__}")
+        message = one_line(function, file, columns=columns)
+        assert 'has a column "weight", which may be a feature or the weight' in message
+        assert lists(function(file, columns={"kg": "weight", "x": "height"})) == {
+            "kg": [2],
+            "x": [1],
+        }
+        assert lists(function(file, columns={"weight": "weight"})) == {"weight": [2]}
+        assert lists(function(file, columns=["height"])) == {"height": [1]}
+
+
+def test_column_called_weight_in_memory_must_be_named():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"weight": [1.0, 2.0], "label": [3, 4]})
+    for table in (frame, frame.to_records(index=False)):
+        assert "if it is a feature, rename it" in one_line(ctl.data.arrays, table)
+    assert lists(ctl.data.arrays(dict(frame))) == {"weight": [1, 2], "label": [3, 4]}
+    renamed = frame.rename(columns={"weight": "kilograms"})
+    assert set(lists(ctl.data.arrays(renamed))) == {"kilograms", "label"}
 
 
 def test_lists_in_parquet_are_rows_of_arrays(tmp_path):

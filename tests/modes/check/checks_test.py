@@ -76,7 +76,8 @@ def test_an_exception_is_a_failed_row_with_the_users_line_and_the_others_go_on(
     assert main.run(["ctl", f"--config={config}", "--mode=check"]) == 1
     captured = capsys.readouterr()
     rows = captured.out.splitlines()
-    assert rows[0] == "Checking user_trainers.py:RaisesInMetrics."
+    entries = "features: x; label: label; weight: none"
+    assert rows[0] == f"Checking user_trainers.py:RaisesInMetrics ({entries})."
     assert rows[1].startswith("pass     first_loss ")
     assert re.fullmatch(r"FAIL     gradients +user_trainers.py:\d+: KeyError: 'accurracy'", rows[2])
     assert re.fullmatch(r"FAIL     evaluation +for the same cause as gradients", rows[3])
@@ -131,7 +132,7 @@ def test_a_check_that_does_not_exist_is_one_line(folder, capsys):
     assert "--checks names 'gradient': expected one or more of inputs," in capsys.readouterr().err
 
 
-def test_quick_compares_one_uneven_split(make_factory, monkeypatch):
+def test_quick_compares_an_even_and_an_uneven_batch(make_factory, monkeypatch):
     given = {}
 
     def compare(*_, **arguments):
@@ -143,4 +144,4 @@ def test_quick_compares_one_uneven_split(make_factory, monkeypatch):
     monkeypatch.setattr(replica_check.multiprocess, "call", lambda f, values, **_: [f(*values)])
     outcome = replica_check.start(make_factory(), quick=True)()
     assert outcome.observation.startswith("1 way to split a batch, "), outcome
-    assert (given["replicas"], given["batch_sizes"]) == ((1, 2), (5,))
+    assert (given["replicas"], given["batch_sizes"]) == ((1, 2), (4, 5))

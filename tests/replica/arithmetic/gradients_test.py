@@ -1,5 +1,7 @@
 """Accumulate, clip, apply."""
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -7,8 +9,9 @@ import tf_keras
 
 import ctl
 from ctl import testing
+from ctl.configs.options import Clip
 from ctl.replica.arithmetic import gradients
-from tests import reference_model
+from tests import one_batch, reference_model
 
 
 def dense(gradient):
@@ -66,6 +69,69 @@ def test_clip_by_global_norm_by_hand():
 def test_clip_by_global_norm_does_not_change_small_gradients():
     clipped = gradients.clip([tf.constant([3.0, 4.0])], ctl.Clip(global_norm=5.5))
     assert clipped[0].numpy().tolist() == [3.0, 4.0]
+
+
+def test_norm_of_several_dtypes_is_that_of_all_elements_by_hand():
+    # 3^2 + 4^2 + (8 + 4)^2 = 13^2, in the widest real dtype.
+    values = [
+        tf.constant([3 + 0j, 4j], tf.complex128),
+        tf.IndexedSlices(tf.constant([8.0, 4.0]), tf.constant([1, 1]), tf.constant([3])),
+        None,
+        tf.constant([0.0], tf.bfloat16),
+    ]
+    assert gradients.global_norm(values).dtype == tf.float64
+    assert gradients.global_norm(values).numpy() == 13.0
+    clipped = gradients.clip(values, Clip(global_norm=6.5))
+    np.testing.assert_allclose(clipped[0], [1.5 + 0j, 2j])
+    np.testing.assert_allclose(clipped[1].values, [6.0])
+    assert [v.dtype for v in (clipped[0], clipped[1], clipped[3])] == [
+        tf.complex128, tf.float32, tf.bfloat16,
+    ]  # fmt: skip
+    np.testing.assert_allclose(gradients.clip(values[:1], Clip(norm=2.5))[0], [1.5 + 0j, 2j])
+    np.testing.assert_allclose(gradients.clip(values[:1], Clip(value=2.0))[0], [2 + 0j, 2j])
+
+
+def test_an_infinite_imaginary_part_makes_a_gradient_not_finite():
+    values = [tf.constant([1 + 0j, complex(1, np.inf)], tf.complex64), tf.constant([1.0, 2.0])]
+    flags = gradients.finite_flags(values, tf.constant(1.0, tf.float64))
+    assert flags.numpy().tolist() == [True, False, True]
+
+
+class SeveralDtypes(tf_keras.layers.Layer):
+    """|x z|^2 + x w with a complex weight z, and a weight w in float32 beside float64."""
+
+    def build(self, shape):
+        start = tf_keras.initializers.Constant(0.5)
+        self.z = self.add_weight("z", shape[-1:], dtype="complex128", initializer=start)
+        self.w = self.add_weight("w", shape[-1:], dtype="float32", initializer=start)
+
+    def call(self, x):
+        return tf.abs(tf.complex(x, x**2) * self.z) ** 2 + x * tf.cast(self.w, x.dtype)
+
+
+class WithSeveralDtypes(one_batch.Trainer):
+    EXAMPLES: ClassVar = {"x": np.random.default_rng(3).normal(size=(8, 2))}
+
+    def build_model(self):
+        return tf_keras.Sequential([SeveralDtypes()])
+
+    def per_example_loss(self, batch, outputs):
+        return tf.reduce_sum(outputs**2, axis=1)
+
+
+def test_update_of_several_dtypes_does_not_depend_on_the_split():
+    def train(replicas):
+        options = {"clip": Clip(global_norm=0.1), "norms": "global", "ema_decay": 0.5}
+        trainer = one_batch.make(WithSeveralDtypes, 5, replicas, **options)
+        results = trainer.train(tf.constant(3))
+        with trainer.averaged_weights():
+            averages = trainer.model.get_weights()
+        return [results["gradient_norm"], *trainer.model.get_weights(), *averages]
+
+    for one, two in zip(train(1), train(2), strict=True):
+        tolerance = 1e-12 if one.dtype == np.complex128 else 1e-6
+        np.testing.assert_allclose(one, two, atol=tolerance)
+        assert np.abs(one).max() > 0.1
 
 
 def test_clip_by_norm_bounds_each_gradient_separately():
@@ -185,7 +251,8 @@ def test_compiled_sums_of_rows_have_no_loop():
 
     def total(values, ids):
         rows = gradients.sum_rows(tf.IndexedSlices(values, ids, tf.constant([9, 2])))
-        rows = gradients.sum_rows(gradients.map_values(rows, lambda v: v * 1.0))  # as after a clip
+        [rows] = gradients.clip([rows], Clip(global_norm=1e3))  # changes nothing
+        rows = gradients.sum_rows(rows)  # as an optimizer does
         return tf.scatter_nd(rows.indices[:, None], rows.values, [9, 2]), tf.size(rows.indices)
 
     compiled = tf.function(total, jit_compile=True)

@@ -242,13 +242,15 @@ class RowLoss(tf_keras.layers.Layer):
 
 
 class VariableLoss(tf_keras.layers.Layer):
-    """Adds a loss in `call` that depends on a variable only."""
+    """Adds losses in `call` that depend on a variable only, as a value and as functions."""
 
     def build(self, shape):
         self.scale = self.add_weight("scale", shape[-1:], initializer="ones")
 
     def call(self, inputs):
-        self.add_loss(0.1 * tf.reduce_sum(tf.square(self.scale)))
+        self.add_loss(0.07 * tf.reduce_sum(tf.square(self.scale)))
+        for factor in (0.01, 0.02):
+            self.add_loss(lambda factor=factor: factor * tf.reduce_sum(tf.square(self.scale)))
         return self.scale * inputs
 
 

@@ -7,6 +7,7 @@ import tf_keras
 import ctl
 from ctl.replica.checks.copies import check_copies
 from tests.users_code import gathered, normalization, running, state
+from tests.users_code.examples import Case
 from tests.users_code.running import Split
 
 
@@ -25,7 +26,7 @@ def train(case, split):
 )
 def test_value_of_the_rows_of_one_replica_is_rejected(case):
     with pytest.raises(
-        ctl.UsageError, match=r"The step assigns .* ctl\.replica\.all_gather\(rows\)"
+        ctl.UsageError, match=r"the step assigns .* ctl\.replica\.all_gather\(rows\)"
     ):
         train(case, Split(2))
 
@@ -52,8 +53,26 @@ def test_copies_may_differ_by_rounding(dtype, accepted, rejected):
     second.assign(tf.constant([1.0, 2.0 + accepted], dtype))
     check_copies({"bank": [variable]})
     second.assign(tf.constant([1.0, 2.0 + rejected], dtype))
-    with pytest.raises(ctl.UsageError, match="The step assigns bank a value"):
+    with pytest.raises(ctl.UsageError, match="The replicas' copies of bank differ: the step"):
         check_copies({"bank": [variable]})
+
+
+def test_optimizer_that_counts_in_python_is_named():
+    class Counting(tf_keras.optimizers.SGD):
+        count = 0
+
+        def update_step(self, gradient, variable):
+            self.count += 1
+            variable.assign_sub(gradient / self.count)
+
+    trainer = Case(
+        global_batch_size=4, strategy=running.strategy(2), optimizer=lambda: Counting(1.0)
+    )
+    with pytest.raises(
+        ctl.UsageError, match="differ: the optimizer, or the step, computes"
+    ) as error:
+        trainer.train(tf.constant(1))
+    assert "rows" not in str(error.value)
 
 
 def test_parts_of_a_sum_are_not_compared():

@@ -150,6 +150,13 @@ def test_weights_that_all_rows_share_are_drawn_shared():
     )
 
 
+def test_draw_with_the_rows_on_another_axis_is_not_only_said_to_be_shared():
+    def samples_first(x):  # as in libraries of distributions
+        return x + tf.reduce_mean(tf.random.normal([2, ROWS, FEATURES]), axis=0)
+
+    assert "use ctl.random.normal([rows, ...]), ctl.random.normal([2, " in rejected(samples_first)
+
+
 KERNEL = tf.Variable(tf.ones([FEATURES, FEATURES]))
 COUNT = tf.Variable(3, dtype=tf.int64)
 

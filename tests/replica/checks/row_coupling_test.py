@@ -1,5 +1,8 @@
 """Losses of a row that depend on other rows of its replica are rejected, and no others."""
 
+import contextlib
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,6 +12,9 @@ import ctl
 from ctl.replica.arithmetic import row_mask
 from ctl.replica.checks import row_coupling
 from ctl.replica.step.microbatches import Inputs
+from tests.users_code import running
+from tests.users_code.examples import EXAMPLES, Case
+from tests.users_code.running import Split
 
 layers = tf_keras.layers
 ROWS, TIME, FEATURES = 6, 5, 4
@@ -27,15 +33,25 @@ BATCH = {
 class FakeStep:
     """Traces a loss of a batch as one replica's step."""
 
-    def __init__(self, loss, *, replicas=2, rows=ROWS, allow=False, padded=False):
+    def __init__(self, loss, *, replicas=2, rows=ROWS, read=4, allow=False, padded=False):
         self.reads = 0
+        self.least = read  # the number of rows that can be read for a replica with fewer
         self.loss, self.rows, self.allow, self.padded = loss, rows, allow, padded
         self.replicas = replicas
-        self.batch = {name: tf.constant(values[:rows]) for name, values in BATCH.items()}
 
     def read(self):
         self.reads += 1
-        return self.batch, None
+        rows = max(self.rows, self.least)
+        return {name: tf.constant(values[:rows]) for name, values in BATCH.items()}, None
+
+    def compute(self, batch):
+        losses, rows = self.loss(batch), row_mask.current()
+        if rows.trace:
+            inputs = Inputs(batch, None, {"": None}, {"": None}, 0, 0, None)
+            rows.trace.begin_update(inputs)
+            rows.trace.enter_function(inputs)
+            rows.trace.add_micro_batch(batch, rows.first_row, rows.count, [losses])
+        return losses
 
     def trace(self, *, static=True):
         """Returns how often the search read a batch: once for each suspect."""
@@ -45,19 +61,12 @@ class FakeStep:
             trace = row_coupling.make_trace((batch, mask), allow=self.allow)
             with (
                 row_mask.examples(count=batch["x"].shape[0], step=1, trace=trace) as rows,
-                row_coupling.search(rows, self.replicas, self.read),
+                row_coupling.search(rows, self.replicas, self.read, self.compute),
             ):
-                losses = self.loss(batch)
-                if trace:
-                    inputs = Inputs(batch, None, {"": None}, {"": None}, 0, 0, None)
-                    trace.begin_update(inputs)
-                    trace.enter_function(inputs)
-                    trace.add_micro_batch(batch, rows.first_row, rows.count, [losses])
-            return losses
+                return self.compute(batch)
 
         spec = tf.nest.map_structure(
-            lambda x: tf.TensorSpec([self.rows if static else None, *x.shape[1:]], x.dtype),
-            self.batch,
+            lambda x: tf.TensorSpec([self.rows if static else None, *x.shape[1:]], x.dtype), BATCH
         )
         tf.function(step).get_concrete_function(spec)
         return self.reads
@@ -344,6 +353,64 @@ def test_losses_that_depend_on_other_rows_are_rejected_with_the_line_and_what_to
     assert suggestion in message and "runtime.allow_row_coupling" in message
 
 
+KERNEL = tf.Variable(tf.ones([FEATURES, 1]))
+BROADCAST = {
+    "labels minus outputs": (
+        lambda b: tf.reduce_mean((b["x"][:, 0] - b["x"] @ KERNEL) ** 2, axis=-1),
+        'batch["x"] (6,) and outputs (6, 1) broadcast to (6, 6) (Sub)', "use outputs[:, 0]",
+    ),
+    "outputs minus labels of rank 2": (
+        lambda b: tf.reduce_mean((tf.tanh(b["x"] @ KERNEL)[:, 0] - b["x"][:, :1]) ** 2, axis=-1),
+        'outputs (6,) and batch["x"] (6, 1) broadcast to (6, 6) (Sub)', 'use batch["x"][:, 0]',
+    ),
+    "a function of tf_keras": (
+        lambda b: tf_keras.losses.mean_squared_error(b["x"][:, 0], b["x"] @ KERNEL),
+        'outputs (6, 1) and batch["x"] (6,) broadcast to (6, 6)', "use outputs[:, 0]",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("name", BROADCAST)
+def test_rows_that_broadcast_to_all_pairs_are_an_error_that_names_the_shapes(name, replicas):
+    loss, shapes, fix = BROADCAST[name]
+    with pytest.raises(ctl.UsageError) as raised:
+        FakeStep(loss, replicas=replicas).trace()
+    message = str(raised.value)
+    assert message.startswith("tests/replica/checks/row_coupling_test.py:")
+    assert shapes in message and fix in message
+
+
+def margin(batch):
+    scores = (batch["x"] @ KERNEL)[:, 0]
+    return tf.reduce_sum(tf.nn.relu(1 - (scores[:, None] - scores)), axis=1)
+
+
+def distances(batch):
+    """The distances of a kernel two-sample test, of the rows and what a model computes from them."""
+    x, y = batch["x"], batch["x"] * tf.transpose(KERNEL)
+    squares = tf.reduce_sum(x**2, axis=1, keepdims=True) + tf.reduce_sum(y**2, axis=1)
+    return tf.reduce_sum(tf.exp(-squares + 2 * x @ tf.transpose(y)), axis=1)
+
+
+@pytest.mark.parametrize("loss", [margin, distances])
+def test_pairs_that_are_meant_are_no_error_on_one_replica(loss, caplog):
+    FakeStep(loss, replicas=1).trace()
+    assert "combines rows" in caplog.text and " (6, 1) and " in caplog.text
+
+
+def test_line_of_a_coupling_is_that_of_the_op_that_couples():
+    table = tf_keras.layers.IntegerLookup(vocabulary=np.arange(9))
+
+    def loss(batch):
+        x = tf.cast(table(batch["tokens"]), tf.float32)
+        x = masked_sum({**batch, "series": x[:, :, None]})
+        return tf.nn.softmax(x) * x  # an exponential over a sum
+
+    with pytest.raises(ctl.UsageError, match=r"combines rows .* \(Softmax\)"):
+        FakeStep(loss).trace()
+
+
 def test_losses_that_depend_on_other_rows_are_accepted_by_an_option():
     assert FakeStep(COUPLED["whitening"][0], allow=True).trace() == 0
 
@@ -366,16 +433,16 @@ def test_losses_are_computed_in_a_step_that_has_added_a_mask():
     assert FakeStep(COMPUTED["map over rows"](), padded=True).trace() == 1
 
 
-def test_code_that_assigns_a_variable_is_not_computed():
+def test_code_that_assigns_a_variable_is_not_computed_which_is_only_warned_of(caplog):
     @tf.function
     def count(x):
         SWITCH.assign_add(1)
         return tf.map_fn(tf.reduce_sum, x)
 
     before = SWITCH.numpy()
-    with pytest.raises(ctl.UsageError, match="it reads or changes a state"):
-        FakeStep(lambda batch: count(batch["x"])).trace()
+    FakeStep(lambda batch: count(batch["x"])).trace()
     assert SWITCH.numpy() == before
+    assert "may combine rows" in caplog.text and "it reads or changes a state" in caplog.text
 
 
 def test_one_replica_that_computes_the_batch_at_once_is_only_warned(caplog):
@@ -386,23 +453,109 @@ def test_one_replica_that_computes_the_batch_at_once_is_only_warned(caplog):
     )
 
 
-def test_losses_that_cannot_be_compared_are_rejected_and_say_why():
-    with pytest.raises(ctl.UsageError, match="it has one row"):
-        FakeStep(lambda b: tf.linalg.diag_part(b["x"] @ tf.transpose(b["x"])), rows=1).trace()
+# The only row of a replica: the step is traced again with two rows.
+ONE_ROW = {
+    "map": lambda b: tf.map_fn(lambda row: tf.reduce_sum(row**2), b["x"]),
+    "vectorized map": lambda b: tf.vectorized_map(
+        lambda row: tf.reduce_sum(tf.linalg.expm(row[:, None] * row)), b["x"]
+    ),
+    "diagonal": lambda b: tf.linalg.diag_part(b["x"] @ tf.transpose(b["x"])),
+    "a branch in Python": lambda b: by_row(b["x"]) if len(b["x"]) == 1 else masked_sum_of(b),
+}
+
+
+def masked_sum_of(batch):
+    rows = tf.where(batch["tokens"] > 0)[:, 0]
+    values = tf.boolean_mask(batch["tokens"], batch["tokens"] > 0)
+    return tf.math.unsorted_segment_sum(tf.cast(values, tf.float32), rows, len(batch["x"]))
+
+
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize("name", ONE_ROW)
+def test_losses_of_the_only_row_of_a_replica_are_accepted(name, static, caplog):
+    FakeStep(ONE_ROW[name], rows=1).trace(static=static)
+    assert "may combine rows" not in caplog.text
+
+
+class MapOverRows(Case):
+    def per_example_loss(self, batch, outputs):
+        def loss(row):
+            return tf.nn.sparse_softmax_cross_entropy_with_logits(row[0], row[1])
+
+        return tf.map_fn(loss, (batch["label"], outputs), fn_output_signature=outputs.dtype)
+
+
+class Coupled(MapOverRows):
+    def per_example_loss(self, batch, outputs):
+        return super().per_example_loss(batch, outputs - tf.reduce_mean(outputs, axis=0))
+
+
+LONG = [pytest.param(split, marks=pytest.mark.slow) for split in (Split(4, 4), Split(2, 4, 2))]
+ONE_ROW_SPLITS = [Split(2, 2), Split(1, 3, 2), *LONG]
+
+
+@pytest.mark.parametrize("split", ONE_ROW_SPLITS, ids=str)
+def test_trainer_of_one_row_per_part_computes_the_update_of_one_replica(split):
+    expected = running.train(MapOverRows, split.reference)
+    assert running.difference(expected, running.train(MapOverRows, split)) <= 1e-10
+    with pytest.raises(ctl.UsageError, match="combines rows"):
+        running.train(Coupled, split)
+
+
+def test_losses_of_the_users_own_dataset_are_computed_too():
+    trainer = running.build(Coupled, Split(2, 4))
+    data = tf.data.Dataset.from_tensor_slices({k: EXAMPLES[k] for k in Coupled.features})
+    dataset = data.batch(4, drop_remainder=True).repeat()
+    trainer.train_dataset = trainer.strategy.experimental_distribute_dataset(dataset)
+    with pytest.raises(ctl.UsageError, match=r"combines rows .* \(Mean\)"):
+        trainer.train(tf.constant(1))
+
+
+@pytest.mark.parametrize("case", [MapOverRows, Coupled])
+def test_step_of_one_row_per_replica_is_searched_with_the_rows_of_all(case):
+    strategy = running.strategy(4)
+    data = ctl.data.arrays({name: EXAMPLES[name] for name in ("x", "label")})
+    step = ctl.Step(
+        lambda: tf_keras.Sequential([layers.Dense(3)]),
+        lambda: tf_keras.optimizers.SGD(0.1),
+        functools.partial(case.per_example_loss, running.build(case, Split(1))),
+        global_batch_size=4, strategy=strategy, precision="float64",
+    )  # fmt: skip
+    batch = next(iter(ctl.data.distribute(data, 4, strategy)))
+    with pytest.raises(ctl.UsageError) if case is Coupled else contextlib.nullcontext():
+        step(batch)
+
+
+ONE_COUPLED = (
+    "negatives by einsum", "mean of the class", "scan over rows", "moments", "fused statistics",
+    "softmax over rows", "neighbors by roll", "neighbors by unstack",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ONE_COUPLED)
+def test_losses_of_the_only_row_that_would_depend_on_others_are_rejected(name):
+    with pytest.raises(ctl.UsageError, match=r"^tests/.*combines rows"):
+        FakeStep(COUPLED[name][0], rows=1).trace()
+
+
+@pytest.mark.parametrize(
+    ("loss", "options", "reason"),
+    [
+        (ONE_ROW["diagonal"], dict(read=1), "the batch has one row"),
+        (lambda b: ONE_ROW["map"]({"x": tf.ensure_shape(b["x"], [1, FEATURES])}), {}, "ValueError"),
+    ],
+)
+def test_losses_that_cannot_be_compared_are_accepted_with_a_warning(loss, options, reason, caplog):
+    FakeStep(loss, rows=1, **options).trace()
+    (line,) = caplog.messages
+    assert line.startswith("tests/") and "may combine rows" in line
+    assert "which is not known" in line and reason in line
 
 
 @pytest.mark.parametrize("name", ["layer normalization", "group normalization"])
-def test_layers_that_normalize_a_row_by_itself_are_accepted_if_there_is_only_one_row(name):
-    assert FakeStep(SEARCHED[name](), rows=1).trace() == 0
-
-
-def test_statistics_of_the_only_row_of_a_replica_are_rejected():
-    def loss(batch):
-        ones, zeros = tf.ones([3]), tf.zeros([3])
-        return by_row(tf.compat.v1.nn.fused_batch_norm(batch["image"], ones, zeros)[0])
-
-    with pytest.raises(ctl.UsageError, match="combines rows"):
-        FakeStep(loss, rows=1).trace()
+def test_layers_that_normalize_a_row_by_itself_are_accepted_if_there_is_only_one_row(name, caplog):
+    FakeStep(SEARCHED[name](), rows=1).trace()
+    assert "may combine rows" not in caplog.text
 
 
 @pytest.mark.slow
@@ -471,7 +624,7 @@ def test_losses_that_depend_on_the_number_of_rows_are_rejected(name, caplog):
         check_count(COUNTED[name])
     row_coupling._warn.cache_clear()
     check_count(COUNTED[name], split=False)
-    assert "right as long as one replica" in caplog.text
+    assert "As long as one replica computes the batch at once" in caplog.text
 
 
 @pytest.mark.parametrize("name", NOT_COUNTED)

@@ -110,6 +110,11 @@ def test_object_of_keras_3_in_an_attribute_is_rejected_before_the_first_step(val
     assert trainer.global_step.numpy() == 0
 
 
+def test_layer_of_tf_keras_that_uses_tf_keras_inside_is_built():
+    layer = tf_keras.layers.SpectralNormalization(tf_keras.layers.Dense(1))
+    assert layer(tf.ones([2, 3]), training=True).shape == [2, 1]
+
+
 def test_other_errors_keep_their_type():
     with pytest.raises(ZeroDivisionError), detection.report_mixture():
         raise ZeroDivisionError

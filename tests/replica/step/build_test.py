@@ -67,7 +67,11 @@ SCALED, LEGACY = tf_keras.mixed_precision.LossScaleOptimizer, tf_keras.optimizer
         (lambda: None, "The optimizer is None, but must be an optimizer of tf_keras"),
         (
             lambda: SCALED(LEGACY.SGD()),
-            "The optimizer is a SGD of tf_keras.optimizers.legacy: use tf_",
+            "The optimizer is a SGD, a tf_keras.optimizers.legacy.Optimizer: use tf_keras.",
+        ),
+        (
+            lambda: type("AdamWeightDecay", (LEGACY.Adam,), {})(),
+            "The optimizer is an AdamWeightDecay, a tf_keras.optimizers.legacy.Optimizer: use optimi",
         ),
         (
             lambda: SCALED(tf_keras.optimizers.Nadam()),
@@ -93,6 +97,19 @@ def test_model_that_is_not_of_tf_keras_is_rejected():
     message = "^build_model returned a Module, but must return a tf_keras.Model, or a model of"
     with pytest.raises(ctl.UsageError, match=message):
         build.check_model(tf.Module())
+
+
+@pytest.mark.parametrize("replicas", [0, 2])
+def test_layer_that_carries_its_state_to_the_next_batch_is_rejected(replicas):
+    class Stateful(reference_model.ReferenceTrainer):
+        def build_model(self):
+            return tf_keras.Sequential([tf_keras.layers.GRU(2, stateful=True, name="memory")])
+
+    strategy = testing.make_strategy(replicas) if replicas else tf.distribute.get_strategy()
+    # tf_keras itself rejects it under a strategy.
+    place = r"build_test.py:\d+ makes a layer with" if replicas else "Layer memory has"
+    with pytest.raises(ctl.UsageError, match=f"{place} stateful=True: .* pass it as initial_state"):
+        reference_model.make_trainer(strategy, 4, cls=Stateful)
 
 
 def test_variables_slots_and_counters_exist_before_the_first_step():

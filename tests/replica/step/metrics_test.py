@@ -390,9 +390,27 @@ class PythonState(KERAS.experimental.PyMetric):
         return self.count
 
 
+class Matrix(KERAS.Metric):
+    def __init__(self):
+        super().__init__()
+        self.counts = self.add_weight(name="counts", shape=(2, 2), initializer="zeros")
+
+    def update_state(self, labels, outputs, sample_weight=None):
+        self.counts.assign_add(tf.ones((2, 2)))
+
+    def result(self):
+        return tf.linalg.trace(self.counts)
+
+
+class Reset(Matrix):
+    def reset_state(self):
+        self.counts.assign(tf.zeros_like(self.counts))
+
+
 @pytest.mark.parametrize(
     ("metrics", "message"),
     [
+        (lambda: {"m": Matrix()}, r"Metric 'm' has a variable of shape \(2, 2\).*reset_state"),
         (lambda: None, "build_metrics returned None, but must return a dict of name -> metric"),
         (lambda: [KERAS.Mean()], "build_metrics returned a list, but must return a dict"),
         (lambda: {"m": "accuracy"}, "Metric 'm' is 'accuracy', but must be a metric of tf_keras"),
@@ -403,6 +421,10 @@ class PythonState(KERAS.experimental.PyMetric):
 def test_what_is_not_a_metric_is_rejected_when_the_trainer_is_built(metrics, message):
     with pytest.raises(ctl.UsageError, match=message):
         regression(metrics)
+
+
+def test_metric_with_a_matrix_that_it_resets_is_accepted():
+    regression(lambda: {"m": Reset()})
 
 
 def test_metric_that_takes_its_shape_from_an_unknown_number_of_rows_is_rejected():

@@ -92,7 +92,7 @@ def test_row_count_is_an_int_if_the_shape_is_static():
 
 
 def test_elements_with_and_without_a_mask_are_unpacked():
-    batch, mask = {"label": np.zeros(2)}, np.ones(2)
+    batch, mask = {"label": np.zeros(2)}, np.ones(2, np.float32)
     assert unpack((batch, mask)) == (batch, mask)
     assert unpack(batch) == (batch, None)
     batch = {"x": np.zeros(2)}  # of an input pipeline: without a label
@@ -106,11 +106,16 @@ def test_tuples_of_a_users_own_dataset_are_unpacked_as_tf_keras_does():
     targets = {"a": label, "b": label}
     assert unpack(({"x": x}, targets)) == ({"x": x, "label": targets}, None)
     assert unpack(({"x": x}, None)) == ({"x": x}, None)
+    assert unpack(({"weight": x}, label)) == ({"x/weight": x, "label": label}, None)
 
 
-def test_tensor_that_may_be_the_labels_or_the_mask_is_rejected():
-    with pytest.raises(ctl.UsageError, match='put the labels into the dict as "label"'):
-        unpack(({"a": np.zeros(2)}, np.ones(2)))
+@pytest.mark.parametrize(
+    ("features", "values"), [("a", np.ones(2, np.float32)), ("label", np.array([1, 2]))]
+)
+def test_tensor_that_may_be_the_labels_or_the_mask_is_rejected(features, values):
+    for second in (values, tf.constant(values)):
+        with pytest.raises(ctl.UsageError, match='put the labels into the dict as "label"'):
+            unpack(({features: np.zeros(2)}, second))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,13 @@ import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.replica.step.preprocessing import preprocess, report_problems, select_inputs
+from ctl.replica.step.preprocessing import (
+    default_sample_weight,
+    preprocess,
+    report_problems,
+    select_inputs,
+)
+from ctl.testing import tiny
 from tests import reference_model
 
 
@@ -88,3 +94,20 @@ def test_batch_that_loses_rows_that_are_not_static_is_rejected_in_training():
     trainer.train_dataset = trainer.strategy.experimental_distribute_dataset(dataset)
     with pytest.raises(ctl.UsageError, match="preprocess returned another number of rows"):
         trainer.train(tf.constant(1))
+
+
+def test_weight_without_a_label_may_be_a_feature_unless_a_hook_tells():
+    class Weighted(tiny.TinyTrainer):
+        def build_dataset(self, split, input_context):
+            return ctl.data.arrays({"x": tiny.examples(8)["x"], "weight": [1.0] * 8})
+
+    class Made(Weighted):
+        def preprocess(self, batch):
+            return batch
+
+    arguments = {"global_batch_size": 8, "optimizer": tf_keras.optimizers.SGD}
+    with pytest.raises(ctl.UsageError, match="may be a feature or the weight of the losses"):
+        Weighted(**arguments)
+    Made(**arguments)
+    for made_by in ("label", "segment_ids"):  # ctl.data.packed makes segment_ids and the weight
+        assert default_sample_weight({"weight": 2, made_by: 3}) == 2

@@ -1,0 +1,144 @@
+"""Metrics that the layers of a model hold and update in `call`, or make by `add_metric`.
+
+In a step they get the rows that exist, as the metrics of `build_metrics` do.
+"""
+
+from collections.abc import Iterable
+import functools
+import logging
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from ctl.private.tf_keras import base_layer_utils
+from ctl.replica.arithmetic import row_mask
+from ctl.replica.graphs import dataflow
+
+_LOG = logging.getLogger("ctl")
+
+
+def prepare(layers: Iterable[tf_keras.layers.Layer]) -> None:
+    """Makes the metrics of layers count the rows that exist; may be called again."""
+    for layer in layers:
+        for metric in layer._metrics:
+            if not hasattr(metric, "_ctl_layer"):
+                metric._ctl_layer = layer.name
+                _wrap_update(metric)
+
+
+def by_name(
+    layers: Iterable[tf_keras.layers.Layer], taken: Iterable[str]
+) -> dict[str, tf_keras.metrics.Metric]:
+    """Returns the metrics of layers by their names, which begin with the layer's where it is necessary.
+
+    Args:
+        layers: the layers.
+        taken: the names of other results.
+    """
+    taken, named = {*taken}, dict[str, Any]()
+    for layer in layers:
+        for metric in layer._metrics:
+            if not any(metric is each for each in named.values()):
+                is_free = metric.name not in taken and metric.name not in named
+                named[metric.name if is_free else f"{layer.name}_{metric.name}"] = metric
+    return named
+
+
+def _wrap_update(metric: Any) -> None:
+    update_state = metric.update_state
+
+    # Without `__module__`, by which AutoGraph decides what to convert.
+    @functools.wraps(update_state, assigned=("__name__", "__doc__"))
+    def update(*args: Any, **kwargs: Any) -> Any:
+        rows = row_mask.current()
+        if rows is None:
+            return update_state(*args, **kwargs)
+        tensors = [v for v in tf.nest.flatten((args, kwargs)) if tf.is_symbolic_tensor(v)]
+        has_rows = any(_has_rows(value, rows) for value in tensors)
+        if not has_rows and _is_split(rows) and any(map(_depends_on_rows, tensors)):
+            args = _averaged(metric, args, rows)
+            if not args:
+                return None
+        args, kwargs = _existing((args, kwargs), rows)
+        return update_state(*args, **kwargs)
+
+    metric.update_state = update
+
+
+def _allow_construction() -> None:
+    """Lets layers update metrics while a model is built in a strategy's scope.
+
+    Nothing is computed then, but tf_keras raises an error: there is no replica whose rows it could add.
+    """
+    create = tf_keras.metrics.Metric.__new__
+
+    @functools.wraps(create)
+    def create_metric(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        metric = create(cls, *args, **kwargs)
+        update_state = metric.update_state
+
+        @functools.wraps(update_state, assigned=("__name__", "__doc__"))
+        def update(*args: Any, **kwargs: Any) -> Any:
+            is_called = base_layer_utils.call_context().in_call
+            if is_called and tf.distribute.in_cross_replica_context():
+                return None
+            return update_state(*args, **kwargs)
+
+        metric.update_state = update
+        return metric
+
+    tf_keras.metrics.Metric.__new__ = create_metric
+
+
+_allow_construction()
+
+
+def _has_rows(value: tf.Tensor, rows: row_mask.Examples) -> bool:
+    """Returns whether axis 0 is that of the rows, as far as their number is static."""
+    if not value.shape.rank:
+        return False
+    return value.shape[0] == (rows.count if isinstance(rows.count, int) else None)
+
+
+def _is_split(rows: row_mask.Examples) -> bool:
+    """Returns whether these rows may not be all rows of the batch, or contain padding."""
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    return replicas > 1 or bool(rows.isolated) or rows.row_mask is not None
+
+
+def _depends_on_rows(value: tf.Tensor) -> bool:
+    """Returns whether a tensor depends on more than variables and constants."""
+    return any(
+        tensor.op.type in ("IteratorGetNext", "OptionalGetValue")
+        or (tensor.op.type == "Placeholder" and dataflow.captured(tensor) is None)
+        for tensor in dataflow.ancestors(value)
+    )
+
+
+def _averaged(metric: Any, args: Any, rows: row_mask.Examples) -> tuple[Any, ...]:
+    """Returns the values of which a layer computed the mean; nothing, with a warning, if it did not."""
+    if type(metric) is tf_keras.metrics.Mean and len(args) == 1 and args[0].op.type == "Mean":
+        values = args[0].op.inputs[0]
+        if _has_rows(values, rows):
+            return (values,)
+    if not hasattr(metric, "_ctl_warned"):
+        metric._ctl_warned = True
+        _LOG.warning(
+            "Metric %r of layer %s is not reported: its value combines the rows of one replica, and ctl "
+            "does not know how. Pass it one value per row, without a reduction of axis 0.",
+            metric.name,
+            metric._ctl_layer,
+        )
+    return ()
+
+
+def _existing(values: Any, rows: row_mask.Examples) -> Any:
+    """Returns the rows that exist of the tensors that have rows."""
+    if rows.row_mask is None:
+        return values
+    mask = tf.not_equal(rows.row_mask, tf.zeros([], rows.row_mask.dtype))
+    indices = tf.where(mask)[:, 0]
+    return tf.nest.map_structure(
+        lambda v: tf.gather(v, indices) if tf.is_tensor(v) and _has_rows(v, rows) else v, values
+    )

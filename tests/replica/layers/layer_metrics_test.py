@@ -1,0 +1,100 @@
+"""Metrics that a model updates itself: the rows that exist, apart from those of an evaluation."""
+
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from tests import one_batch
+
+RNG = np.random.default_rng(4)
+ROWS = {"x": RNG.normal(size=(13, 3)), "label": RNG.normal(size=(13, 1))}
+
+
+class Observed(tf_keras.layers.Layer):
+    """Holds a metric, and adds others in `call`."""
+
+    def __init__(self):
+        super().__init__(name="observed")
+        self.error = tf_keras.metrics.MeanAbsoluteError(name="loss")  # the name of another result
+
+    def build(self, shape):
+        self.scale = self.add_weight(name="scale", shape=[3], initializer="ones")
+
+    def call(self, inputs):
+        self.error.update_state(inputs[:, :1], inputs[:, 1:2])
+        self.add_metric(tf.reduce_max(inputs, axis=1), name="rows")
+        self.add_metric(tf.reduce_mean(inputs), name="mean")
+        self.add_metric(tf.norm(self.scale), name="norm")
+        self.add_metric(tf.math.reduce_std(inputs), name="deviation")
+        return inputs * self.scale
+
+
+class Trainer(one_batch.Trainer):
+    EXAMPLES: ClassVar = ROWS
+
+    def build_model(self):
+        x = tf_keras.Input([3])
+        outputs = tf_keras.layers.Dense(1)(Observed()(x))
+        model = tf_keras.Model(x, outputs)
+        model.add_metric(x[:, 0], name="first", aggregation="mean")
+        return model
+
+    def per_example_loss(self, batch, outputs):
+        return (outputs - batch["label"])[:, 0] ** 2
+
+
+def by_hand(x):
+    return {
+        "observed_loss": np.abs(x[:, 0] - x[:, 1]).mean(),
+        "rows": x.max(axis=1).mean(),
+        "mean": x.mean(),
+        "norm": 3**0.5,
+        "first": x[:, 0].mean(),
+    }
+
+
+def numbers(results):
+    known = {"loss", "examples", "skipped_steps"}
+    return {name: float(value) for name, value in results.items() if name not in known}
+
+
+@pytest.mark.parametrize(("replicas", "options"), [(2, {"micro_batches": 2}), (1, {})])
+def test_metrics_of_layers_are_those_of_the_rows_that_exist(replicas, options, caplog):
+    trainer = one_batch.make(Trainer, 5, replicas, **options)
+    trainer.optimizer.learning_rate = 0.0
+    evaluator = ctl.StandardEvaluator(trainer, global_batch_size=4)  # 4 + 4 + 4 + 1 rows
+    for rows in (ROWS["x"][:5], ROWS["x"][5:10]):
+        trained = numbers(trainer.train(tf.constant(1)))
+        deviation = {} if replicas > 1 else {"deviation": rows.std()}
+        assert trained == pytest.approx(by_hand(rows) | deviation, abs=1e-12)
+        for _ in range(2):
+            evaluated = numbers(evaluator.evaluate(tf.constant(-1)))
+            assert evaluated == pytest.approx(by_hand(ROWS["x"]), abs=1e-12)
+    assert "Metric 'deviation' of layer observed is not reported" in caplog.text
+
+
+def test_evaluation_keeps_the_metrics_of_the_steps_before_it():
+    strategy = one_batch.strategy(2)
+    with strategy.scope():
+        model, optimizer = Trainer.build_model(None), tf_keras.optimizers.SGD(0.0)
+    step = ctl.Step(
+        model,
+        optimizer,
+        lambda batch, outputs: (outputs - batch["label"])[:, 0] ** 2,
+        global_batch_size=4,
+        strategy=strategy,
+    )
+    data = ctl.data.arrays({k: v.astype(np.float32) for k, v in ROWS.items()})
+    batches, seen = iter(ctl.data.distribute(data, 4, strategy)), []
+    for _ in range(2):
+        batch = next(batches)
+        seen += [v.numpy() for v in strategy.experimental_local_results(batch[0]["x"])]
+        step(batch)
+        evaluated = ctl.evaluate(step, data)
+        assert evaluated["mean"] == pytest.approx(ROWS["x"].mean(), abs=1e-6)
+    expected = by_hand(np.concatenate(seen))
+    assert numbers(step.results()) == pytest.approx(expected, abs=1e-6)
