@@ -6,6 +6,9 @@ Each name is imported when it is first used (PEP 562).
 import importlib
 from typing import TYPE_CHECKING, Any
 
+# Now, because a later import of the package of the same name would replace the function.
+from ctl.data.sequences.ragged import sequences
+
 if TYPE_CHECKING:
     from ctl.data.caching.cache import cached
     from ctl.data.files.images import idx, image_folder
@@ -17,7 +20,6 @@ if TYPE_CHECKING:
     from ctl.data.mixing import mixture
     from ctl.data.sequences.bucketing import bucketed
     from ctl.data.sequences.packing import packed
-    from ctl.data.sequences.ragged import sequences
     from ctl.data.source import (
         Arrays,
         Augmented,
@@ -49,7 +51,6 @@ _MODULES = {
     "parquet": "ctl.data.files.tables",
     "random_access": "ctl.data.files.random_access",
     "records": "ctl.data.files.records",
-    "sequences": "ctl.data.sequences.ragged",
     "text": "ctl.data.files.tables",
     "tfrecords": "ctl.data.files.tfrecords",
 }
