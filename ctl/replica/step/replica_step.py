@@ -124,7 +124,12 @@ class ReplicaStep:
                 normalizes_parts=self.plan.choice.per_micro_batch,
                 trace=trace,
             ) as rows,
-            row_coupling.search(rows, self.plan.layout.replicas, self._first_batch, self._call),
+            row_coupling.search(
+                rows,
+                self.plan.layout.replicas,
+                self._first_batch,
+                lambda batch: convert(self._function)(self._preprocess(batch)),
+            ),
             # In eager execution each step draws again, and nothing is detected.
             random_search.check_host_random(self.attributes.owner)
             if not (options.allow_unkeyed_random or tf.executing_eagerly())
@@ -158,7 +163,7 @@ class ReplicaStep:
             # only be undone.
             once, summed, _ = self.attributes.assignable()
             snapshot = Snapshot([*once, *summed] if self.results.may_skip() else [])
-            result = self._call(batch)
+            result = convert(self._function)(self._preprocess(batch))
             loss = result.loss if isinstance(result, UpdateResult) else result
             # Decided while tracing: a step that can never be skipped has no ops for it.
             applied: tf.Tensor | bool = True
@@ -174,9 +179,6 @@ class ReplicaStep:
                 optimizer = own if id(own) in used else next(iter(used.values()), own)
                 self.ema.update(optimizer.iterations, applied)
         return result
-
-    def _call(self, batch: Batch) -> Any:
-        return convert(self._function)(self._preprocess(batch))
 
     def split(self, first: int, count: int) -> Iterator[int]:
         """Splits steps where layers are unfrozen, or gradients begin to be compressed.
