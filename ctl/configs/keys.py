@@ -348,7 +348,7 @@ KEYS = (
     Key("eval.splits", ["eval"],
         text="The splits that build_dataset is asked for; [] for an experiment without evaluation "
              "data. The metrics of several splits have names such as eval/test/accuracy. ctl.data.idx "
-             'and ctl.data.tfrecords have only the splits "train" and "eval".'),
+             'has only the splits "train" and "eval".'),
     Key("eval.before_training", False, text="Also evaluate at step 0."),
 )
 # fmt: on
