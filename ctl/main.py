@@ -189,9 +189,6 @@ def _default_workdir(
 ) -> pathlib.Path:
     """Returns the folder of a run that is started without --workdir."""
     folder = pathlib.Path("runs", name_experiment(values.config or ""))
-    if values.overfit is not None:
-        # A run on a few batches must not resume, or be resumed as, the run on all of them.
-        return folder.with_name(f"{folder.name}.overfit")
     chosen = choose_folder(
         folder,
         config,

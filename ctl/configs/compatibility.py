@@ -1,6 +1,6 @@
 """Rules about which options of a trainer may be combined; checked before the first step.
 
-`ctl.configs.matrix` prints the table as docs/matrix.md.
+docs/matrix.md lists them; docs/reference/generate.py writes it.
 """
 
 from collections.abc import Callable, Iterable, Mapping

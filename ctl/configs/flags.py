@@ -42,13 +42,14 @@ _VALUES = {
     "checkpoint": ("best", "with eval and export: best, a step, or a path; by default the newest"),
     "topology": ("v5e:2x2", "with aot_compile: the TPU slices, such as v5e:2x2,v5p:2x2x1"),
     "checks": ("inputs,gradients", "with check: run these of its checks only"),
-    "overfit": ("4", "train and evaluate on this many batches only: can the model learn them?"),
     "sweep": (
         "optimizer.learning_rate=1e-3,3e-3",
         "one run per value; repeat it for the product; get_sweep: those of the config file",
     ),
     "sweep_parallel": ("2", "the number of runs of a sweep at the same time; 1 by default"),
 }
+# Former flag -> what to do instead.
+_REMOVED = {"overfit": "run ctl check CONFIG --checks=overfit"}
 _CONFIG_KEY = re.compile(r"--?(no)?config\.([^=]+)(?:=(.*))?", re.DOTALL)
 _FLAG = re.compile("(-+)([^=]+)(.*)", re.DOTALL)
 _TWO_CONFIGS = "--config is given twice: name one file, and change its keys by --config.KEY=VALUE."
@@ -99,7 +100,7 @@ def parse(argv: Sequence[str], commands: Iterable[str] = ()) -> tuple[flags.Flag
         raise UsageError(_describe_positional(positional[0], commands))
     if not (values.help or values.version):
         _check_flags(values)
-    return values, [*changes, *_overfit_changes(values.overfit)]
+    return values, changes
 
 
 def use_underscores(argument: str) -> str:
@@ -187,19 +188,6 @@ def _take_positional(values: flags.FlagValues, positional: list[str]) -> list[st
     return rest
 
 
-def _overfit_changes(text: str | None) -> Changes:
-    """Returns the changes of the config that --overfit=N stands for."""
-    if text is None:
-        return []
-    if not text.isdecimal() or not int(text):
-        raise UsageError(f"--overfit is {text!r}, but must be a number of batches, at least 1.")
-    return [
-        ("data.overfit_batches", text),
-        ("eval.before_training", "true"),
-        ("eval.splits", "['eval']"),
-    ]
-
-
 def _define_flags() -> flags.FlagValues:
     values = flags.FlagValues()
     for name, (_, text) in _VALUES.items():
@@ -283,6 +271,8 @@ def _check_url(values: flags.FlagValues) -> None:
 
 
 def _describe_unknown_flag(name: str) -> str:
+    if name in _REMOVED:
+        return f"There is no flag --{name} any more: {_REMOVED[name]}."
     known = {flag: f"--{flag}" for flag in _define_flags()}
     names = overrides.flatten(keys.defaults())
     full_names = {key: f"--config.{key}" for key in names}

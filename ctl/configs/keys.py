@@ -217,9 +217,6 @@ KEYS = (
         option="cache", harmless=True,
         text="Keep parsed examples, before the augmentation: memory, or a folder, which several runs "
              'may share; "": parse them again in each epoch. See docs/data.md.'),
-    Key("data.overfit_batches", 0, least=0,
-        text="Train and evaluate on this many batches only, the first ones; 0: all data. See "
-             "docs/running.md."),
     Key("model", {}, free=True,
         text="The experiment's own keys, which build_model reads as self.options.model."),
     Key("loss_weights", {}, free=True,
@@ -351,7 +348,7 @@ KEYS = (
     Key("eval.splits", ["eval"],
         text="The splits that build_dataset is asked for; [] for an experiment without evaluation "
              "data. The metrics of several splits have names such as eval/test/accuracy. ctl.data.idx "
-             'and ctl.data.tfrecords have only the splits "train" and "eval".'),
+             'has only the splits "train" and "eval".'),
     Key("eval.before_training", False, text="Also evaluate at step 0."),
 )
 # fmt: on
@@ -359,6 +356,9 @@ BY_NAME = {key.name: key for key in KEYS}
 FREE_SECTIONS = tuple(key.name for key in KEYS if key.free)
 # Former name of a key -> its name. A run that was saved with the former name can be resumed.
 RENAMED = {"optimizer.gradient_accumulation_steps": "optimizer.micro_batches"}
+# Former key -> what to do instead. A run that was saved with it can be resumed if it had no effect: its
+# value was 0, false or empty.
+REMOVED = {"data.overfit_batches": "run ctl check CONFIG --checks=overfit"}
 # Option of a trainer -> the config key that sets it.
 OPTION_KEYS = {key.option: key.name for key in KEYS if key.option}
 

@@ -51,7 +51,7 @@ _TRAINING = (
 _RESTORING = ("workdir", "checkpoint", "allow_config_change")
 # fmt: off
 MODES = {
-    "train_and_eval": Mode("train:train_and_eval", flags=(*_TRAINING, "overfit"), workdir="resumed",
+    "train_and_eval": Mode("train:train_and_eval", flags=_TRAINING, workdir="resumed",
         text="train, and evaluate at intervals and at the end (the default)"),
     "train": Mode("train:train", flags=_TRAINING, workdir="resumed",
         text="train without evaluating"),

@@ -10,7 +10,7 @@ from ml_collections import config_dict
 
 from ctl import errors
 from ctl.configs import durations
-from ctl.configs.keys import FREE_SECTIONS, RENAMED, defaults
+from ctl.configs.keys import FREE_SECTIONS, REMOVED, RENAMED, defaults
 from ctl.errors import UsageError
 
 # The sections whose keys are new where the config file does not set them.
@@ -280,6 +280,8 @@ def _unknown(path: str, key: Any, section: Any, *, is_new: bool = False) -> str:
         return f"There is no config key {name}: {path} is a value, not a section."
     if name in RENAMED:
         return f"There is no config key {name}: it is now {RENAMED[name]}."
+    if name in REMOVED:
+        return f"There is no config key {name} any more: {REMOVED[name]}."
     known = {str(k): _join(path, k) for k in section}
     if path.split(".")[0] == "model":  # any keys that the experiment sets
         hint = errors.did_you_mean(str(key), known) or ": this experiment sets no keys there."

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from ctl.data.files.random_access import random_access
     from ctl.data.files.records import records
     from ctl.data.files.tables import arrays, csv, generator, parquet, text
-    from ctl.data.files.tfrecords import tfrecords
     from ctl.data.input_pipeline import distribute
     from ctl.data.mixing import mixture
     from ctl.data.sequences.bucketing import bucketed
@@ -52,7 +51,6 @@ _MODULES = {
     "random_access": "ctl.data.files.random_access",
     "records": "ctl.data.files.records",
     "text": "ctl.data.files.tables",
-    "tfrecords": "ctl.data.files.tfrecords",
 }
 __all__ = [
     "Arrays",
@@ -77,11 +75,18 @@ __all__ = [
     "records",
     "sequences",
     "text",
-    "tfrecords",
 ]
 
 
+# Former name -> what to do instead.
+_REMOVED = {
+    "tfrecords": "use ctl.data.records, or return a tf.data.TFRecordDataset from build_dataset"
+}
+
+
 def __getattr__(name: str) -> Any:
+    if name in _REMOVED:
+        raise AttributeError(f"ctl.data.{name} does not exist any more: {_REMOVED[name]}")
     if name not in _MODULES:
         raise AttributeError(f"module 'ctl.data' has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULES[name]), name)

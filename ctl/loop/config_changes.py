@@ -34,8 +34,12 @@ class ConfigChanges:
     """
 
     def __init__(self, saved: Mapping[str, Any], current: Mapping[str, Any]):
-        # An older ctl had fewer keys, and JSON has lists for tuples.
-        renamed = {keys.RENAMED.get(key, key): value for key, value in saved.items()}
+        # An older ctl had other keys, and JSON has lists for tuples.
+        renamed = {
+            keys.RENAMED.get(key, key): value
+            for key, value in saved.items()
+            if value or key not in keys.REMOVED
+        }
         old = {**overrides.flatten(keys.defaults()), **renamed}
         new = overrides.flatten(json.loads(json.dumps(dict(current))))
         for values in (old, new):

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 import contextlib
 import os
 import time
-from typing import Any
 
 from ctl.configs import durations
 from ctl.loop import goodput, watchdog
@@ -182,14 +181,11 @@ class Session:
         trained = int(controller.trained_step or 0)
         self.has_ended = not controller.stopped and self.must_end(trained)
 
-    def record_end(self) -> dict[str, Any]:
+    def record_end(self) -> None:
         """Writes `result.json` and the last event.
 
         No result is written for a step at which training must end but has not: the run would count as
         complete, and no later process would restore the best checkpoint or export the model.
-
-        Returns:
-            The result.
         """
         run, controller = self._run, self.controller
         seconds = time.monotonic() - self._start
@@ -209,4 +205,3 @@ class Session:
             **{**self._stop.reasons, **ended_by},
             seconds=controller.reporter.seconds(),
         )
-        return result

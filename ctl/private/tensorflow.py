@@ -7,7 +7,6 @@ from tensorflow.python.data.ops import structured_function
 from tensorflow.python.distribute import one_device_strategy
 from tensorflow.python.eager import context, record
 from tensorflow.python.framework import config, ops
-from tensorflow.python.lib.io import tf_record
 from tensorflow.python.ops import control_flow_util, resource_variable_ops
 from tensorflow.python.util import nest
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
@@ -31,6 +30,5 @@ __all__ = [
     "record",
     "resource_variable_ops",
     "structured_function",
-    "tf_record",
     "xplane_pb2",
 ]

@@ -1,4 +1,6 @@
-"""Writes the generated parts of the pages in docs/reference: config keys, command line, Python API.
+"""Writes the generated parts of docs/reference and docs/matrix.md.
+
+They are the config keys, the command line, the Python API and the rules about combinations of options.
 
     .uv/bin/uv run python docs/reference/generate.py
 
@@ -19,9 +21,11 @@ sys.path.insert(0, str(ROOT))  # the checkout of this file, if ctl is installed,
 
 from ctl import commands  # noqa: E402
 from ctl.configs import flags, keys  # noqa: E402
+from ctl.configs.compatibility import RULES  # noqa: E402
 from ctl.configs.modes import MODES  # noqa: E402
+from tests.replica.step import combinations  # noqa: E402
 
-PAGES = sorted(ROOT.glob("docs/reference/**/*.md"))
+PAGES = [ROOT / "docs/matrix.md", *sorted(ROOT.glob("docs/reference/**/*.md"))]
 _MODULES = ("ctl", "ctl.data", "ctl.random", "ctl.ray", "ctl.replica", "ctl.testing")
 _GENERATED = re.compile(r"(<!-- generated: ([\w. ]+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
 _NOT_IN_ANCHORS = str.maketrans("", "", "`.")
@@ -44,6 +48,7 @@ def _render(name: str) -> str:
             "command", {f"ctl {k}": v for k, v in commands.COMMANDS.items()}
         ),
         "api index": _render_index,
+        "combinations": _render_combinations,
     }[name]()
 
 
@@ -85,6 +90,25 @@ def _render_modes() -> str:
     for name, mode in MODES.items():
         accepted = ", ".join(f"`--{flag}`" for flag in mode.flags)
         lines.append(f"| `{name}` | {_escape_cell(mode.text)} | {accepted} |")
+    return "\n".join(lines)
+
+
+def _render_combinations() -> str:
+    """Returns the values that are combined, and the rules with the combinations that each rejects."""
+    choices = combinations.all_choices()
+    rejected = [c for c in choices if any(rule.broken(c) for rule in RULES)]
+    axes = combinations.AXES.items()
+    lines = [
+        *(f"- {name}: {', '.join(str(v) or 'none' for v in axis)}" for name, axis in axes),
+        "",
+        f"{len(rejected)} of {len(choices)} combinations are rejected. Rules without a number depend",
+        "on other options, such as the strategy or the batch size.",
+        "",
+        "| rejected because | combinations |",
+        "|---|---:|",
+    ]
+    for rule in RULES:
+        lines.append(f"| {rule.reason} | {sum(map(rule.broken, choices)) or ''} |")
     return "\n".join(lines)
 
 

@@ -5,11 +5,11 @@ import re
 import pytest
 
 import ctl
-from ctl.configs import compatibility, keys, matrix, overrides
+from ctl.configs import compatibility, keys, overrides
 from ctl.configs.compatibility import OPTION_RULES, Choice
 from ctl.errors import UsageError
 from ctl.replica.arithmetic import precision
-from tests import child
+from tests.replica.step import combinations
 
 # One choice that breaks exactly one rule, by the start of that rule's message.
 BROKEN = {
@@ -155,13 +155,9 @@ def test_check_of_options_needs_neither_model_nor_hardware(changes):
         check_options(changes)
 
 
-def test_docs_matrix_is_current():
-    assert (child.ROOT / "docs/matrix.md").read_text() == matrix.matrix()
-
-
 def test_axes_are_the_values_of_the_options():
-    assert set(matrix.AXES["precision"]) == set(precision.PRECISIONS)
-    assert {*matrix.AXES["xla"], "auto"} == set(keys.XLA_MODES)
+    assert set(combinations.AXES["precision"]) == set(precision.PRECISIONS)
+    assert {*combinations.AXES["xla"], "auto"} == set(keys.XLA_MODES)
 
 
 def test_resolved_facts_replace_options_and_unknown_facts_break_no_rule():

@@ -82,6 +82,14 @@ def test_the_names_of_flags_may_have_dashes_for_underscores():
         parse("exp.py", "--allow-confg-change")
 
 
+@pytest.mark.parametrize("arguments", [["--overfit=4"], ["--overfit", "4"], ["--overfit"]])
+def test_flag_that_was_removed_names_what_replaces_it(arguments):
+    with pytest.raises(
+        UsageError, match="--overfit any more: run ctl check CONFIG --checks=overfit"
+    ):
+        parse("exp.py", *arguments)
+
+
 def test_last_spelling_of_a_switch_wins():
     assert parse("--config=exp.py", "--nofresh", "--fresh=1")[0].fresh
     assert not parse("--config=exp.py", "--fresh", "--nofresh")[0].fresh

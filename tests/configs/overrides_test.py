@@ -134,6 +134,8 @@ def test_change_parses_a_text_by_the_type_of_the_key(name, text, value):
         ("optimizer.gradient_accumulation_steps", "2",
          r"There is no config key optimizer\.gradient_accumulation_steps: it is now "
          r"optimizer\.micro_batches\."),
+        ("data.overfit_batches", "2",
+         r"There is no config key data\.overfit_batches any more: run ctl check CONFIG --checks=o"),
         ("model.other", "5", r"There is no config key model\.other: expected one of model\.head, "),
         ("model.head.rate.x", "5", r"model\.head\.rate is a value, not a section"),
     ],

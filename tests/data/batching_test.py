@@ -20,14 +20,14 @@ from tests.data.reading import (
 )
 
 SEED = 3
-KINDS = ["source", "dataset", "tfrecords"]
+KINDS = ["source", "dataset", "files"]
 # (number of examples, global batch size, replicas, input pipelines)
 EVALUATIONS = [(21, 5, 1, 1), (20, 4, 2, 1), (21, 5, 4, 1), (22, 5, 4, 2), (2, 130, 4, 4)]
 
 
 @pytest.fixture
 def make(tmp_path):
-    """Makes new data: a source, a dataset or TFRecords, the last two shuffled for training."""
+    """Makes new data: a source, a dataset or files, the last two shuffled for training."""
 
     def build(kind, count, *, split="train", cache=False):
         if kind == "source":
@@ -38,14 +38,10 @@ def make(tmp_path):
         shards = min(3, count) if split == "train" else 1
         for shard in range(shards):
             write_records(tmp_path / f"{split}-{shard}.tfrecord", range(shard, count, shards))
-        return ctl.data.tfrecords(
-            str(tmp_path / f"{split}-*.tfrecord"),
-            parse_record,
-            split=split,
-            seed=SEED,
-            shuffle_buffer=4,
-            cache=cache,
-        )
+        dataset = tf.data.TFRecordDataset(sorted(map(str, tmp_path.glob(f"{split}-*.tfrecord"))))
+        dataset = dataset.map(parse_record)
+        dataset = dataset.cache() if cache else dataset
+        return dataset.shuffle(4, seed=SEED) if split == "train" else dataset
 
     return build
 
@@ -116,7 +112,7 @@ def test_training_batches_are_those_of_one_replica(make, kind, batch, replicas, 
 
 @pytest.mark.parametrize(
     ("kind", "cache"),
-    [("source", False), ("dataset", False), ("tfrecords", True), ("tfrecords", False)],
+    [("source", False), ("dataset", False), ("files", True), ("files", False)],
 )
 def test_training_from_any_step_is_the_rest_of_the_uninterrupted_stream(make, kind, cache):
     count, batch, steps = 11, 4, 12
@@ -139,7 +135,7 @@ def test_training_on_a_dataset_keeps_its_order_and_continues_across_epochs():
     assert one_replica_ids(numbers(3), 8, 1) == [[0, 1, 2, 0, 1, 2, 0, 1]]
 
 
-@pytest.mark.parametrize(("kind", "prefetch"), [("source", -1), ("dataset", 0), ("tfrecords", 3)])
+@pytest.mark.parametrize(("kind", "prefetch"), [("source", -1), ("dataset", 0), ("files", 3)])
 def test_prefetching_does_not_change_the_stream(make, kind, prefetch):
     layout = Layout(5, 2)
     read = read_steps([training(make(kind, 11), layout, prefetch=prefetch)], layout, 4)
@@ -189,7 +185,7 @@ def test_evaluation_reads_each_example_once_and_in_order(
     data = make(kind, count, split="eval")
     layouts = pipeline_layouts(batch, replicas, pipelines)
     steps = -(-count // batch)
-    assert kind == "tfrecords" or batching.evaluation_steps(data, layouts[0]) == steps
+    assert kind == "files" or batching.evaluation_steps(data, layouts[0]) == steps
     streams = [evaluation(data, layout) for layout in layouts]
     read = read_steps(streams, layouts[0], steps)
     assert [i for step in read for i in real_ids(step)] == list(range(count))

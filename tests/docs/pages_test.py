@@ -64,7 +64,7 @@ def test_modules_that_commands_run_exist(page):
 @pytest.mark.parametrize("page", PAGES)
 def test_flags_and_modes_exist(page):
     commands = "\n".join(re.findall(r"(?:python3? -m ctl\.main|\bctl) --[^`\n]*", TEXTS[page]))
-    valued = "config workdir mode checkpoint topology overfit sweep sweep_parallel"
+    valued = "config workdir mode checkpoint topology sweep sweep_parallel"
     known = {*valued.split(), *flags.SWITCHES}
     assert set(re.findall(r"--(\w+)(?![\w.])", commands)) <= known
     assert set(re.findall(r"--mode=(\w+)", TEXTS[page])) <= {*MODES, "MODE"}

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from ctl.data import distribution
+from ctl.data.files.record_reader import DamagedRecord
 from tests.generated import damaged, explore, folder, rejects
 
 pytestmark = pytest.mark.slow
@@ -157,7 +157,7 @@ ODD_PATTERNS = ["data/no*", "no/*", "", "data", "data/", "\0", "x" * 300, "[", "
 
 @st.composite
 def record_files(draw):
-    """(files, what was changed, the pattern, the features, the arguments of ctl.data.tfrecords)"""
+    """(files, what was changed, the pattern, the features)"""
     records = {n: [example(10 * n + i) for i in range(4)] for n in range(2)}
     files = {f"data/{n}.tfrecord": encode_records(each) for n, each in records.items()}
     number = draw(st.integers(0, 1))
@@ -174,31 +174,28 @@ def record_files(draw):
         files[name] = encode_records(records[number][: draw(st.integers(0, 4))])
     else:
         files[name] = draw(damaged(raw))
-    options = {"split": draw(st.sampled_from(["train", "eval"])), "cache": draw(st.booleans())}
-    options["interleave"] = draw(st.integers(1, 3))
-    return files, change, pattern, features, options
+    return files, change, pattern, features
 
 
 def accepts_records(case):
-    files, change, pattern, features, options = case
+    files, change, pattern, features = case
     ids = [decode_records(raw) for raw in files.values()]
     valid = change != "features" and None not in ids
     expected = sorted(itertools.chain(*ids)) if valid else None
     with folder(files):
-        rejected, dataset = rejects(
-            lambda: ctl.data.tfrecords(pattern, features, **options), "TFRecord", "data"
-        )
+        rejected, source = rejects(lambda: ctl.data.records(pattern, features), "record", "data")
         if rejected:
             assert expected is None or change == "pattern"
             return False
         assert change != "pattern"
         try:
-            elements = list(distribution.disable_autotune(dataset).as_numpy_iterator())
-        except (tf.errors.DataLossError, tf.errors.InvalidArgumentError):
+            examples = source.gather(tf.range(len(source), dtype=tf.int64))
+        except (DamagedRecord, tf.errors.InvalidArgumentError):
             assert expected is None
             return False
-    assert sorted(int(element["id"]) for element in elements) == expected
-    assert all(list(e["x"]) == [e["id"], -e["id"]] for e in elements)
+    ids = examples["id"].numpy()
+    assert sorted(ids) == expected
+    np.testing.assert_array_equal(examples["x"], np.stack([ids, -ids], axis=1))
     return True
 
 

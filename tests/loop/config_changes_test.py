@@ -24,7 +24,6 @@ HARMFUL = {
     "runtime.precision", "runtime.loss_scale", "runtime.logical_shards",
     "runtime.all_reduce.dtype", "runtime.all_reduce.compression", "runtime.all_reduce.rank",
     "runtime.all_reduce.compression_start", "data.dir", "data.global_batch_size",
-    "data.overfit_batches",
     "optimizer.name",
     "optimizer.learning_rate", "optimizer.learning_rate_batch_size", "optimizer.schedule",
     "optimizer.warmup_steps", "optimizer.decay_steps", "optimizer.momentum",
@@ -124,6 +123,14 @@ def test_key_that_an_older_ctl_called_by_another_name_keeps_its_value():
     changes = ConfigChanges(saved, config())
     assert changes.lines == {"optimizer.micro_batches": "optimizer.micro_batches: 2 -> 1"}
     assert changes.harmful == []
+
+
+def test_key_that_was_removed_is_ignored_if_it_had_no_effect():
+    saved = overrides.flatten(config())
+    assert ConfigChanges(saved | {"data.overfit_batches": 0}, config()).lines == {}
+    changes = ConfigChanges(saved | {"data.overfit_batches": 2}, config())
+    assert list(changes.lines.values()) == ["data.overfit_batches: 2 -> absent"]
+    assert changes.harmful == ["data.overfit_batches"]
 
 
 def test_data_dir_that_is_no_text_is_compared():

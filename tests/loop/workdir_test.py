@@ -250,7 +250,7 @@ READS, ALLOWED = {"starts_run": False}, {"allow_change": True}
         # An evaluation reads the run with the same values, and may evaluate other data.
         ({}, [RATE], OTHER, READS, EXPERIMENT),
         ({EXPERIMENT: {}}, [RATE], OTHER, READS, CHANGED),
-        ({EXPERIMENT: {}}, [("data.overfit_batches", "2")], {}, READS, EXPERIMENT),
+        ({EXPERIMENT: {}}, [("data.dir", "other")], {}, READS, EXPERIMENT),
         # The spelling and the order of the changes do not matter.
         ({EXPERIMENT: {}}, [RATE, SEED], {**OTHER, "seed": 3}, {}, f"{CHANGED},seed=3"),
         ({EXPERIMENT: {}}, [SEED, ("optimizer.learning_rate", "5e-1")], {**OTHER, "seed": 3}, {},

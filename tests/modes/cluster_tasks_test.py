@@ -107,9 +107,7 @@ def test_evaluator_chooses_the_default_folder_of_the_others(monkeypatch):
         return folder
 
     monkeypatch.setattr(main, "choose_folder", choose_folder)
-    values = types.SimpleNamespace(
-        mode="train", config="mnist.py:small", overfit=None, allow_config_change=False
-    )
+    values = types.SimpleNamespace(mode="train", config="mnist.py:small", allow_config_change=False)
     main._default_workdir(values, MODES["continuous_eval"], None, [])
     assert chosen == [("runs/mnist.small", True)]
 

@@ -213,7 +213,6 @@ MEMBERS = {
     "record": ["VariableWatcher", "record_operation", "should_record_backprop", "stop_recording"],
     "resource_variable_ops": ["ResourceVariable"],
     "structured_function": ["StructuredFunctionWrapper"],
-    "tf_record": ["tf_record_random_reader"],
     "xplane_pb2": ["XSpace"],
 }
 KERAS_MEMBERS = {

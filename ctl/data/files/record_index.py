@@ -229,7 +229,7 @@ def _build(path: str, size: int) -> FileIndex:
         if is_gzip(file.read(HEAD)):
             raise UsageError(
                 f"{path} is compressed, so its records cannot be read in random order: convert it by "
-                "ctl convert, or read it in order by ctl.data.tfrecords."
+                "ctl convert, or read it in order by tf.data.TFRecordDataset."
             )
         while offset < size and damaged_at is None:
             file.seek(offset)

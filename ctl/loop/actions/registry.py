@@ -13,7 +13,6 @@ from ctl.errors import UsageError
 from ctl.loop.actions.action import Action, as_action
 from ctl.loop.actions.best_checkpoint import BestCheckpoint
 from ctl.loop.actions.histograms import WeightHistograms
-from ctl.loop.actions.overfit_report import OverfitReport
 from ctl.loop.actions.stopping import EarlyStopping, TimeLimit
 from ctl.loop.exports import ExportModel
 from ctl.loop.workdir import Workdir
@@ -51,8 +50,6 @@ def make_actions(
             actions.append(EarlyStopping(*rule, patience=best.patience))
     if config.train.max_duration:
         actions.append(TimeLimit(config.train.max_duration))
-    if config.data.overfit_batches:
-        actions.append(OverfitReport(config.data.overfit_batches))
     actions += _make_listed(config.actions, config_path)
     if config.train.export:
         actions.append(ExportModel(config.train.export, workdir=workdir))

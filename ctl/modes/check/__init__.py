@@ -49,6 +49,7 @@ CHECKS: dict[str, Callable[[TrainerFactory], Outcome]] = {
     "one batch overfitted": learning_checks.check_overfitting,
     "save and restore": checkpoint_check.check_round_trip,
 }
+_ALIASES = {"overfit": "one batch overfitted"}
 _LONGEST = ("one batch overfitted", "save and restore")  # the ones that --quick leaves out
 # This check computes in a process of its own, which starts before the others and runs at the same time.
 REPLICAS = "replica equivalence"
@@ -68,6 +69,7 @@ def choose_checks(text: str, *, quick: bool) -> list[str]:
     if not text:
         return [name for name in known if not (quick and name in _LONGEST)]
     chosen = [name.strip().replace("_", " ") for name in text.split(",")]
+    chosen = [_ALIASES.get(name, name) for name in chosen]
     for name in chosen:
         if name not in known:
             names = ", ".join(each.replace(" ", "_") for each in known)

@@ -9,7 +9,6 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.errors import NonFiniteStep, list_some
-from ctl.loop.actions.overfit_report import MEMORIZED
 from ctl.modes.check.outcome import FAIL, PASS, WARNING, Outcome
 from ctl.modes.check.trainer_factory import TrainerFactory
 from ctl.replica.checks import onednn
@@ -19,6 +18,7 @@ from ctl.replica.step.preprocessing import call_sample_weight
 from ctl.testing.contents import contents_of, name_models, values_of
 from ctl.trainer import StandardTrainer
 
+_MEMORIZED = 0.1  # of the first loss: a model that has memorized one batch is far below
 _STEPS, _LOOPS = 20, 5  # steps per inner loop, and loops, when one batch is overfitted
 _MORE_STEPS = 9  # for models that are not updated in the first step
 _LOWER_RATE = "check the labels, and lower optimizer.learning_rate"
@@ -137,7 +137,7 @@ def check_overfitting(factory: TrainerFactory) -> Outcome:
         start = factory.first_steps
         trainer, losses = start.trainer, list(start.losses)
         while losses and trainer.global_step < 1 + _STEPS * _LOOPS:
-            if losses[-1] < MEMORIZED * losses[0]:
+            if losses[-1] < _MEMORIZED * losses[0]:
                 break
             remainder = (int(trainer.global_step.numpy()) - 1) % _STEPS
             outputs = trainer.train(tf.constant(_STEPS - remainder)) or {}

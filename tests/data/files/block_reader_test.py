@@ -191,7 +191,6 @@ def test_tables_and_text_are_read_from_urls():
     [
         (ctl.data.image_folder, {}),
         (ctl.data.idx, {"split": "train"}),
-        (ctl.data.tfrecords, {"features": FEATURES, "split": "train"}),
     ],
 )
 def test_other_files_are_not_read_from_urls(read, arguments):

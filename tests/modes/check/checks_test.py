@@ -123,6 +123,7 @@ def test_checks_are_chosen_by_name_and_the_longest_are_left_out_by_quick():
     everything = [*check.CHECKS, check.REPLICAS]
     assert check.choose_checks("", quick=False) == everything
     assert check.choose_checks("gradients,data_order", quick=True) == ["data order", "gradients"]
+    assert check.choose_checks("overfit", quick=True) == ["one batch overfitted"]
     left_out = set(everything) - set(check.choose_checks("", quick=True))
     assert left_out == {"one batch overfitted", "save and restore"}
 

@@ -16,10 +16,11 @@ import tensorflow as tf
 import tf_keras
 
 from ctl import testing
-from ctl.configs import compatibility, matrix
+from ctl.configs import compatibility
 from ctl.configs.compatibility import Choice
 from ctl.errors import UsageError
 from tests import reference_model
+from tests.replica.step import combinations
 
 # One rounding error per operation, and fewer than 32 operations in sequence in this model.
 TOLERANCE = {
@@ -33,14 +34,14 @@ def allowed(choice):
 
 
 # Auto-clustering is enabled per process, and on CPUs by an environment variable.
-CHOICES = [c for c in matrix.all_choices() if allowed(c) and c.xla != "autocluster"]
+CHOICES = [c for c in combinations.all_choices() if allowed(c) and c.xla != "autocluster"]
 
 
 def pairs(choice):
     values = dataclasses.asdict(choice)
     return {
         frozenset([(a, values[a]), (b, values[b])])
-        for a, b in itertools.combinations(matrix.AXES, 2)
+        for a, b in itertools.combinations(combinations.AXES, 2)
     }
 
 
@@ -67,7 +68,7 @@ def covering(choices, excluded=()):
 COVERING = covering(CHOICES)
 BY_DEFAULT = covering(
     COVERING,
-    [set(pair) for pair in itertools.combinations(matrix.AXES, 2) if "replicas" not in pair],
+    [set(pair) for pair in itertools.combinations(combinations.AXES, 2) if "replicas" not in pair],
 )
 
 
@@ -118,7 +119,7 @@ def check(choice):
 
 
 def name(choice):
-    return "-".join(str(getattr(choice, axis)) for axis in matrix.AXES)
+    return "-".join(str(getattr(choice, axis)) for axis in combinations.AXES)
 
 
 @pytest.mark.parametrize(
@@ -145,9 +146,9 @@ def test_every_combination_computes_the_exact_update(choice):
 SIZES = (Choice(shards=3, replicas=2), Choice(shards=16, replicas=2))
 # One choice per rule that AXES and SIZES can break; compatibility_test.py checks the others.
 BROKEN = {
-    rule.reason[:40]: next(c for c in (*matrix.all_choices(), *SIZES) if rule.broken(c))
+    rule.reason[:40]: next(c for c in (*combinations.all_choices(), *SIZES) if rule.broken(c))
     for rule in compatibility.RULES
-    if any(rule.broken(c) for c in (*matrix.all_choices(), *SIZES))
+    if any(rule.broken(c) for c in (*combinations.all_choices(), *SIZES))
 }
 
 
