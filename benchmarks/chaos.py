@@ -44,7 +44,7 @@ from benchmarks.workdir_state import (
     read_weights,
 )
 from ctl.loop.checkpoints.files import CheckpointFiles
-from ctl.testing import faults
+from tests.support.faults import signals
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COUNTING = "benchmarks/counting.py"
@@ -211,7 +211,7 @@ def kill(
         check_stop(process.returncode, log_path(workdir).read_text(), workdir, phase)
     else:
         process.send_signal(signal.SIGSTOP)  # keeps a launcher from starting further processes
-        for pid in (*faults.workers(process.pid).values(), process.pid):
+        for pid in (*signals.workers(process.pid).values(), process.pid):
             os.kill(pid, signal.SIGKILL)
         process.wait()
         ending = time.monotonic() - kill_time

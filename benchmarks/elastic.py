@@ -33,7 +33,7 @@ from benchmarks.chaos import COUNTING, POLL_SECONDS, ROOT, check, largest_differ
 from benchmarks.workdir_state import latest_checkpoint, read_events, read_weights
 from ctl.hardware.processes import STOPPED
 from ctl.loop.checkpoints.files import CheckpointFiles
-from ctl.testing import faults
+from tests.support.faults import signals
 
 STEPS, TOLERANCE, TIMEOUT = 200, 1e-10, 300.0
 PHASES = ("start", "step", "save", "grow")
@@ -123,8 +123,8 @@ def check_interrupted(code: int, *, is_starting: bool) -> None:
 def drop(launcher: subprocess.Popen, workdir: pathlib.Path, victim: int) -> None:
     """Kills a worker as soon as it runs."""
     name = f"worker {victim}"
-    wait(launcher, workdir, lambda: name in faults.workers(launcher.pid))
-    faults.drop(launcher.pid, name)
+    wait(launcher, workdir, lambda: name in signals.workers(launcher.pid))
+    signals.drop(launcher.pid, name)
 
 
 def start(workdir: pathlib.Path, command: Sequence[str]) -> subprocess.Popen:

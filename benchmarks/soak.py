@@ -39,7 +39,7 @@ from benchmarks.chaos import check, print_progress
 from benchmarks.process_memory import Memory, growth_between_starts, sample
 from benchmarks.workdir_state import latest_checkpoint, read_events, read_weights
 from ctl.loop.checkpoints.files import CheckpointFiles
-from ctl.testing import faults
+from tests.support.faults import signals
 
 SOAKING = "benchmarks/soaking.py"
 KEYS = {
@@ -140,7 +140,7 @@ def soak(
             check(launcher.poll() is None, f"the launcher ended:\n{log.read_text()[-3000:]}")
             if evaluator is None and latest_checkpoint(workdir):
                 evaluator = start(evaluator_command(flags, workdir), log, environment)
-            workers = faults.workers(launcher.pid)
+            workers = signals.workers(launcher.pid)
             pids = {**workers, "launcher": launcher.pid}
             if evaluator:
                 check(evaluator.poll() is None, f"the evaluator ended:\n{log.read_text()[-3000:]}")
@@ -150,7 +150,7 @@ def soak(
             is_time = next_kill <= time.monotonic() < end - 60
             if is_time and len(workers) == flags.workers:
                 name = rng.choice(sorted(workers))
-                faults.drop(launcher.pid, name)
+                signals.drop(launcher.pid, name)
                 kills += 1
                 next_kill += flags.kill_every * rng.uniform(0.75, 1.25)
                 step = latest_checkpoint(workdir)

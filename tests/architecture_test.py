@@ -66,6 +66,12 @@ def test_imports_go_down():
     assert not upwards
 
 
+def test_package_does_not_import_what_the_wheel_lacks():
+    files = (ROOT / "ctl").rglob("*.py")
+    lacking = {"tests", "benchmarks", "experiments"}
+    assert [p for p in files if lacking & {name[0] for name in imports(p)}] == []
+
+
 def test_imports_inside_of_replica_go_down():
     level = {name: level for level, names in enumerate(REPLICA_LAYERS) for name in names}
     assert {p.parent.name for p in (ROOT / "ctl" / "replica").glob("*/*.py")} == {*level}
@@ -116,7 +122,6 @@ def test_config_errors_are_reported_before_tensorflow_is_imported():
 # Each is run in one process, one after the other.
 WITHOUT_TENSORFLOW = (
     "import ctl, ctl.launch, ctl.testing.plugin",
-    "from ctl.testing import faults; faults.flip, faults.drop",
     "from ctl.configs.modes import MODES; [MODES[name].load() for name in ('devices', 'aot_compile', "
     "'find_batch')]",
     "from ctl.hardware import tpu; tpu.find_obstacle()",

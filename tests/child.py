@@ -14,7 +14,7 @@ from tests import fork_server
 PYTHON = sys.executable
 # Programs that import TensorFlow in any case: they run in a fork of a process that has imported it.
 PROGRAMS = """
-    ctl.main ctl.testing.faults benchmarks.uneven_split tests.end_to_end.mistakes_test
+    ctl.main tests.support.faults benchmarks.uneven_split tests.end_to_end.mistakes_test
     tests.end_to_end.own_loop_test
 """
 FORKED = set(PROGRAMS.split())

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
         check_replica_equivalence,
     )
     from ctl.testing.equivalence_report import Report
-    from ctl.testing.faults.poison import plant
     from ctl.testing.golden.assertion import CurveReport, assert_curve
     from ctl.testing.logical_devices import copies, make_strategy, split_cpu
     from ctl.testing.multiprocess import run_workers
+    from ctl.testing.non_finite import plant
     from ctl.testing.subjects.loop import Loop
     from ctl.testing.tiny import TinyTrainer, tiny_trainer
 
@@ -27,9 +27,9 @@ _NAMES = {
         *("assert_loop_equivalent", "assert_replica_equivalent"),
         *("check_loop_equivalence", "check_replica_equivalence"),
     ),
-    "faults.poison": ("plant",),
     "golden.assertion": ("CurveReport", "assert_curve"),
     "multiprocess": ("run_workers",),
+    "non_finite": ("plant",),
     "equivalence_report": ("Report",),
     "subjects.loop": ("Loop",),
     "tiny": ("TinyTrainer", "tiny_trainer"),

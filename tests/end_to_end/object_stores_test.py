@@ -19,8 +19,8 @@ from benchmarks.storage.proxy import Proxy
 from ctl.loop.bucket import fetch
 from ctl.loop.bucket.local import folder_of
 from ctl.loop.bucket.store import Store
-from ctl.testing import faults
 from tests import child, experiments
+from tests.support.faults import signals
 
 pytest.importorskip("moto", reason="moto is not installed: BUILD.md says how")
 pytestmark = pytest.mark.slow
@@ -353,7 +353,7 @@ def test_two_workers_without_a_shared_disk_resume_from_the_store(proxy, start, t
     store = Store(killed)
     while max(fetch.steps(store.list()), default=0) < 10 and process.poll() is None:
         time.sleep(0.05)
-    for pid in (process.pid, *faults.workers(process.pid).values()):
+    for pid in (process.pid, *signals.workers(process.pid).values()):
         os.kill(pid, signal.SIGKILL)
     finish(process)
     (tmp_path / "wait").unlink()

@@ -213,7 +213,7 @@ def test_a_killed_and_interrupted_run_ends_with_the_bits_of_an_uninterrupted_one
     uninterrupted = complete_run[0] / WORKDIR
     metrics = read_metrics(uninterrupted)
     program = ["--", "--config=experiment.py", "--workdir=run"]
-    faults = ["-m", "ctl.testing.faults"]
+    faults = ["-m", "tests.support.faults"]
     blocking = "--config.train.checkpoint_writing=blocking"  # step 10 is saved when step 18 ends
     killed = child.run([*faults, "--kill=step:18", *program, blocking], cwd=folder)
     assert killed.returncode == -signal.SIGKILL

@@ -17,9 +17,9 @@ from ctl.loop.actions.stopping import EarlyStopping, TimeLimit
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.checkpoints.files import CheckpointFiles
 from ctl.loop.controller import Controller
-from ctl.testing import faults
 from tests import reference_model
 from tests.loop.shared import Recording, make_reference, share
+from tests.support.faults.kills import killing
 
 NAN = float("nan")
 
@@ -93,14 +93,14 @@ class Killed(BaseException):
 
 @contextlib.contextmanager
 def kill(when):
-    """Raises `Killed` at a point of `faults.killing`."""
+    """Raises `Killed` at a point of `killing`."""
 
     def handler(*_):
         raise Killed
 
     before = signal.signal(signal.SIGUSR1, handler)
     try:
-        with contextlib.suppress(Killed), faults.killing(when, by=signal.SIGUSR1):
+        with contextlib.suppress(Killed), killing(when, by=signal.SIGUSR1):
             yield
     finally:
         signal.signal(signal.SIGUSR1, before)

@@ -24,7 +24,7 @@ POINTS = "start, step:K, save:N, eval:N"
 def killing(when: str, *, by: signal.Signals | None = signal.SIGKILL) -> Iterator[None]:
     """Sends this process a signal once, at a point of the run inside the `with` block.
 
-        with faults.killing("step:33", by=signal.SIGTERM):
+        with kills.killing("step:33", by=signal.SIGTERM):
             ctl.main.run(["ctl", "--config=experiments/mnist.py"])
 
     The points are the same in every run of a command:

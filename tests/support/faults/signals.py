@@ -1,10 +1,9 @@
-"""Kills or pauses the processes that `ctl.launch` started. Linux only."""
+"""Kills the processes that `ctl.launch` started. Linux only."""
 
 import json
 import os
 import pathlib
 import signal
-import time
 
 from ctl.errors import UsageError
 from ctl.hardware import cluster
@@ -42,29 +41,6 @@ def drop(launcher: int, name: str) -> int:
     """
     pid = _find(launcher, name)
     os.kill(pid, signal.SIGKILL)
-    return pid
-
-
-def delay(launcher: int, name: str, *, seconds: float) -> int:
-    """Pauses a process of a launcher, as on an overloaded machine, and waits until it continues.
-
-    Args:
-        launcher: pid of the launcher.
-        name: task name of the process, such as "worker 1".
-        seconds: duration of the pause.
-
-    Returns:
-        The pid of the process.
-
-    Raises:
-        UsageError: there is no such process.
-    """
-    pid = _find(launcher, name)
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        time.sleep(seconds)
-    finally:
-        os.kill(pid, signal.SIGCONT)
     return pid
 
 

@@ -1,4 +1,4 @@
-"""python -m ctl.testing.faults: the complete program, killed at a point, and its next run."""
+"""python -m tests.support.faults: the complete program, killed at a point, and its next run."""
 
 import signal
 
@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from ctl.loop.checkpoints.files import CheckpointFiles
-from ctl.testing.faults import __main__ as program
 from tests import child, experiments
 
 
@@ -35,7 +34,9 @@ def test_killed_program_continues_to_the_same_bits(undisturbed, when, events, ne
         f"--workdir={workdir.name}",
         "--config.train.checkpoint_writing=blocking",
     ]
-    killed = child.run(["-m", "ctl.testing.faults", f"--kill={when}", "--", *run], cwd=undisturbed)
+    killed = child.run(
+        ["-m", "tests.support.faults", f"--kill={when}", "--", *run], cwd=undisturbed
+    )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert experiments.read_events(workdir) == events
     assert max(CheckpointFiles(workdir / "checkpoints").steps(), default=0) == newest
@@ -48,29 +49,9 @@ def test_killed_program_continues_to_the_same_bits(undisturbed, when, events, ne
 @pytest.mark.slow
 def test_sigterm_at_a_step_saves_at_the_end_of_its_inner_loop(undisturbed):
     run = ["--config=experiment.py", "--workdir=term"]
-    command = ["-m", "ctl.testing.faults", "--kill=step:13", "--signal=SIGTERM", "--", *run]
+    command = ["-m", "tests.support.faults", "--kill=step:13", "--signal=SIGTERM", "--", *run]
     stopped = child.run(command, cwd=undisturbed)
     assert stopped.returncode == 75, stopped.stderr
     assert experiments.read_events(undisturbed / "term")[-2:] == [("checkpoint", 15), ("stop", 15)]
     assert child.run(["-m", "ctl.main", *run], cwd=undisturbed).returncode == 0
     check_same_weights(undisturbed, "term")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--kill=stop:3", "--", "--config=x.py"], "The point of a kill is 'stop:3'"),
-        (["--kill=start"], "There is nothing to run"),
-        (["--kill=start", "--workers=2", "--worker=2", "--", "--config=x.py"], "--worker is 2"),
-        (["--kill=start", "--workers=2", "--worker=-1", "--", "--config=x.py"], "--worker is -1"),
-        (
-            ["--kill=start", "--max_restarts=2", "--", "--config=x.py"],
-            "--max_restarts has no effect",
-        ),
-    ],
-)
-def test_wrong_command_line_is_one_line_on_stderr(capsys, arguments, message):
-    assert program.main(["faults", *arguments]) == 2
-    err = capsys.readouterr().err
-    assert message in err
-    assert err.count("\n") == 1

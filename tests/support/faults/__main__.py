@@ -1,13 +1,11 @@
 """Runs the program and kills it at an exact point of its run.
 
-    python -m ctl.testing.faults --kill=step:33 -- --config=experiments/mnist.py
-    python -m ctl.testing.faults --kill=save:2 --signal=SIGTERM -- --config=experiments/mnist.py
-    python -m ctl.testing.faults --kill=step:33 --workers=2 --worker=1 --max_restarts=1 -- --config=...
+    python -m tests.support.faults --kill=step:33 -- --config=experiments/mnist.py
+    python -m tests.support.faults --kill=save:2 --signal=SIGTERM -- --config=experiments/mnist.py
+    python -m tests.support.faults --kill=step:33 --workers=2 --worker=1 --max_restarts=1 -- --config=...
 
 The arguments after `--` are those of ctl.main, which is unaware of the kill. With --workers the
 processes are started as by ctl.launch, and the process of --worker is killed the first time it runs.
-If you start several processes in another way, pass the same --kill to all of them, and --signal=none
-to all but one.
 """
 
 import argparse
@@ -17,10 +15,9 @@ import runpy
 import signal
 import sys
 
-from ctl.errors import UsageError
 from ctl.hardware import tpu
 from ctl.hardware.cluster import Cluster
-from ctl.hardware.processes import USER_ERROR, Launcher
+from ctl.hardware.processes import Launcher
 
 NO_SIGNAL = "none"
 
@@ -32,36 +29,19 @@ def main(argv: Sequence[str]) -> int:
         argv: the command line, starting with the program's name.
 
     Returns:
-        The exit code of the launcher, or 2 for a user error.
+        The exit code of the launcher.
 
     Raises:
         SystemExit: the end of the program if it runs in this process and survives the signal.
     """
-    command_line = list(argv[1:])
-    dashes = command_line.index("--") if "--" in command_line else len(command_line)
-    flags, arguments = _parse(command_line[:dashes]), command_line[dashes + 1 :]
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow is imported
-    tpu.skip_metadata_server()
-    from ctl.testing.faults import kills
-
-    try:
-        kills.parse(flags.kill)
-        if not arguments:
-            raise UsageError("There is nothing to run: add `-- --config=FILE`.")
-        if not 0 <= flags.worker < max(flags.workers, 1):
-            raise UsageError(
-                f"--worker is {flags.worker}, but must be less than --workers: workers are numbered "
-                "from 0."
-            )
-        if flags.workers < 0 or (flags.max_restarts and not flags.workers):
-            raise UsageError(
-                "--max_restarts has no effect without --workers, which must be positive."
-            )
-    except UsageError as error:
-        print("ctl.testing.faults:", error, file=sys.stderr, flush=True)
-        return USER_ERROR
+    dashes = argv.index("--")
+    flags, arguments = _parse(argv[1:dashes]), argv[dashes + 1 :]
     if flags.workers:
         return _launch(flags, arguments)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow is imported
+    tpu.skip_metadata_server()
+    from tests.support.faults import kills
+
     number = None if flags.signal == NO_SIGNAL else signal.Signals[flags.signal]
     with kills.killing(flags.kill, by=number):
         # The program runs as `python -m ctl.main` does, so that nothing here depends on its module.
@@ -80,14 +60,14 @@ def _launch(flags: argparse.Namespace, arguments: Sequence[str]) -> int:
         started.add(task.name)
         number = flags.signal if task.name == f"worker {flags.worker}" else NO_SIGNAL
         kill = [f"--kill={flags.kill}", f"--signal={number}"]
-        return [sys.executable, "-m", "ctl.testing.faults", *kill, "--", *arguments]
+        return [sys.executable, "-m", "tests.support.faults", *kill, "--", *arguments]
 
     return Launcher(command, workers=flags.workers, max_restarts=flags.max_restarts).run()
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m ctl.testing.faults", description=__doc__, allow_abbrev=False
+        prog="python -m tests.support.faults", description=__doc__, allow_abbrev=False
     )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     points = "start, step:K, save:N or eval:N"

@@ -1,4 +1,4 @@
-"""Processes of a launcher are found by name, killed, and paused."""
+"""Processes of a launcher are listed by name, and killed."""
 
 import os
 import pathlib
@@ -6,15 +6,13 @@ import signal
 import subprocess
 import sys
 import time
-import types
 
 import numpy as np
 import pytest
 
 import ctl
-from ctl.testing import faults
-from ctl.testing.faults import signals
 from tests import child, experiments
+from tests.support.faults import signals
 
 LAUNCHER = """
 import json, os, subprocess, sys
@@ -58,30 +56,16 @@ RUNNING = "RSD"
 
 
 def test_workers_are_found_by_their_names_and_dropped(launcher):
-    pids = faults.workers(launcher)
+    pids = signals.workers(launcher)
     assert list(pids) == ["worker 0", "worker 1"]
     assert len(set(pids.values())) == 2
-    assert faults.drop(launcher, "worker 1") == pids["worker 1"]
+    assert signals.drop(launcher, "worker 1") == pids["worker 1"]
     wait_for_state(pids["worker 1"], "Z")
     wait_for_state(pids["worker 0"], RUNNING)
-    assert faults.workers(launcher) == {"worker 0": pids["worker 0"]}
+    assert signals.workers(launcher) == {"worker 0": pids["worker 0"]}
     with pytest.raises(ctl.UsageError, match=r"no running child process 'worker 1'.*: worker 0\."):
-        faults.drop(launcher, "worker 1")
-    assert faults.workers(os.getpid()) == {}
-
-
-def test_delayed_worker_is_stopped_and_continues(launcher, monkeypatch):
-    pid = faults.workers(launcher)["worker 0"]
-    delays = []
-
-    def sleep(seconds):
-        wait_for_state(pid, "T")
-        delays.append(seconds)
-
-    monkeypatch.setattr(signals, "time", types.SimpleNamespace(sleep=sleep))
-    assert faults.delay(launcher, "worker 0", seconds=1) == pid
-    assert delays == [1]
-    wait_for_state(pid, RUNNING)
+        signals.drop(launcher, "worker 1")
+    assert signals.workers(os.getpid()) == {}
 
 
 WORKERS = """
@@ -104,7 +88,7 @@ def test_worker_killed_at_a_step_is_restarted_without_the_kill(undisturbed):
     assert whole.returncode == 0, whole.stdout + whole.stderr
     kill = ["--kill=step:33", "--workers=2", "--worker=1", "--max_restarts=1"]
     run = child.run(
-        ["-m", "ctl.testing.faults", *kill, "--", *RUN, "--workdir=restarted"], cwd=undisturbed
+        ["-m", "tests.support.faults", *kill, "--", *RUN, "--workdir=restarted"], cwd=undisturbed
     )
     assert run.returncode == 0, run.stdout + run.stderr
     assert "worker 1 failed first (killed by SIGKILL)" in run.stderr

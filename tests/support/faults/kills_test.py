@@ -11,8 +11,8 @@ import ctl
 from ctl import testing
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.checkpoints.files import CheckpointFiles
-from ctl.testing import faults
 from tests import reference_model
+from tests.support.faults.kills import killing
 
 
 def make_trainer():
@@ -29,7 +29,7 @@ def test_kill_at_a_step_arrives_when_the_step_is_finished(observe_signal):
     trainer, undisturbed = make_trainer(), make_trainer()
     steps = observe_signal(lambda: int(trainer.global_step.numpy()))
     for when in ("start", "step:13", "step:30", "step:31", "step:10"):  # the last one is over
-        with faults.killing(when, by=signal.SIGUSR1):
+        with killing(when, by=signal.SIGUSR1):
             trainer.train(tf.constant(10))
     assert steps == [0, 13, 30, 31] and trainer.global_step.numpy() == 50
     undisturbed.train(tf.constant(50))
@@ -41,7 +41,7 @@ def test_kill_in_a_save_arrives_between_the_files_and_the_marker(observe_signal,
     trainer, files = make_trainer(), CheckpointFiles(tmp_path)
     seen = observe_signal(lambda: (files.steps(), files.faults(), sorted(tmp_path.glob("ckpt-2*"))))
     checkpoints = Checkpointer(tmp_path, trainer)
-    with faults.killing("save:2", by=signal.SIGUSR1):
+    with killing("save:2", by=signal.SIGUSR1):
         for _ in range(3):
             trainer.train(tf.constant(1))
             checkpoints.save()
@@ -53,7 +53,7 @@ def test_kill_in_a_save_arrives_between_the_files_and_the_marker(observe_signal,
 def test_kill_in_an_evaluation_arrives_when_it_begins(observe_signal):
     evaluator, evaluations = ctl.StandardEvaluator(make_trainer(), global_batch_size=5), []
     seen = observe_signal(lambda: len(evaluations))
-    with faults.killing("eval:2", by=signal.SIGUSR1):
+    with killing("eval:2", by=signal.SIGUSR1):
         for _ in range(3):
             evaluations.append(evaluator.evaluate(tf.constant(-1)))
     assert seen == [1]
@@ -65,7 +65,7 @@ def test_no_signal_splits_the_loop_in_the_same_way(monkeypatch):
     monkeypatch.setattr(
         ctl.StandardTrainer, "train", lambda self, n: (calls.append(int(n)), train(self, n))[1]
     )
-    with faults.killing("step:3", by=None):
+    with killing("step:3", by=None):
         trainer.train(tf.constant(10))
     assert calls == [3, 7]
 
@@ -74,7 +74,7 @@ def test_patched_methods_are_restored_after_the_block():
     classes = (ctl.StandardTrainer, ctl.StandardEvaluator, CheckpointFiles)
     before = [dict(vars(cls)) for cls in classes]
     for when in ("start", "step:1", "save:1", "eval:1"):
-        with faults.killing(when):
+        with killing(when):
             assert [dict(vars(cls)) for cls in classes] != before
     # Also without a copy of a method that a class inherits.
     assert [dict(vars(cls)) for cls in classes] == before
@@ -82,5 +82,5 @@ def test_patched_methods_are_restored_after_the_block():
 
 @pytest.mark.parametrize("when", ["step", "step:0", "step:-1", "start:1", "stop:3", "save:x", ""])
 def test_unknown_point_is_an_error(when):
-    with pytest.raises(ctl.UsageError, match="start, step:K, save:N, eval:N"), faults.killing(when):
+    with pytest.raises(ctl.UsageError, match="start, step:K, save:N, eval:N"), killing(when):
         pass

@@ -3,12 +3,10 @@
 import shutil
 
 import numpy as np
-import pytest
 
-import ctl
 from ctl import main
-from ctl.testing import faults
 from tests.experiments import read_weights
+from tests.support.faults import damage
 
 
 def continue_run(capsys, workdir):
@@ -24,9 +22,9 @@ def test_damaged_checkpoints_are_skipped_and_reported(undisturbed, monkeypatch, 
     for name in ("whole", "damaged"):
         shutil.copytree("undisturbed", tmp_path / name)
     folder = tmp_path / "damaged/checkpoints"
-    assert faults.flip(folder, 20) == folder / "ckpt-20.data-00000-of-00001"
-    faults.truncate(folder, 30, "index")
-    faults.leave_unfinished(folder, 40)
+    assert damage.flip(folder, 20) == folder / "ckpt-20.data-00000-of-00001"
+    damage.truncate(folder, 30, ".index")
+    damage.leave_unfinished(folder, 40)
     out, weights = continue_run(capsys, tmp_path / "damaged")
     messages = sorted(line for line in out.splitlines() if line.startswith("Skipped"))
     faulty = {20: "hecksum", 30: "bytes, not", 40: "it was not written to the end"}
@@ -36,23 +34,3 @@ def test_damaged_checkpoints_are_skipped_and_reported(undisturbed, monkeypatch, 
     _, expected = continue_run(capsys, tmp_path / "whole")
     assert weights.keys() == expected.keys()
     assert all(np.array_equal(weights[k], expected[k]) for k in weights)
-
-
-@pytest.mark.parametrize("part", ["data", "index", "marker"])
-def test_each_file_can_be_damaged(tmp_path, part):
-    suffix = {"data": "data-00000-of-00001", "index": "index", "marker": "whole"}[part]
-    path, content = tmp_path / f"ckpt-20.{suffix}", bytes(range(200))
-    path.write_bytes(content)
-    assert faults.flip(tmp_path, 20, part) == path
-    assert [
-        i for i, (a, b) in enumerate(zip(content, path.read_bytes(), strict=True)) if a != b
-    ] == [100]
-    faults.flip(tmp_path, 20, part)
-    with pytest.raises(ctl.UsageError, match="part is 'body'"):
-        faults.delete(tmp_path, 20, "body")
-    assert path.read_bytes() == content
-    faults.truncate(tmp_path, 20, part)
-    assert path.read_bytes() == content[:100]
-    faults.delete(tmp_path, 20, part)
-    with pytest.raises(ctl.UsageError, match=f"ckpt-20 has no {part} file"):
-        faults.delete(tmp_path, 20, part)
