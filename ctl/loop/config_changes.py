@@ -43,7 +43,9 @@ class ConfigChanges:
         old = {**overrides.flatten(keys.defaults()), **renamed}
         new = overrides.flatten(json.loads(json.dumps(dict(current))))
         for values in (old, new):
-            values[_GROUPS] = group_values.complete(values[_GROUPS]) if _GROUPS in values else []
+            groups = values.setdefault(_GROUPS, [])
+            if isinstance(groups, list):  # a damaged config.json may hold anything
+                values[_GROUPS] = group_values.complete(groups)
         changed = [key for key in sorted({*old, *new}) if _differs(key, old, new)]
         self.lines = {key: f"{key}: {_show(old, key)} -> {_show(new, key)}" for key in changed}
         self.harmful = [key for key in changed if not _is_harmless(key, old, new)]

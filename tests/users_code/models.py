@@ -108,7 +108,7 @@ class VolumeRendering(Case):
 
 
 class ConnectionistTemporal(Case):
-    """CTC of Keras' backend, as in the example on captchas."""
+    """CTC over the steps of a series, as in the example on captchas."""
 
     features = ("series", "target", "length")
 
@@ -119,12 +119,13 @@ class ConnectionistTemporal(Case):
         return self.model(tf.repeat(batch["series"], 3, axis=1), training=training)
 
     def per_example_loss(self, batch, outputs):
-        ones = tf.ones_like(batch["length"])[:, None]
-        labels = tf.clip_by_value(batch["length"], 1, 3)[:, None]
-        losses = tf_keras.backend.ctc_batch_cost(
-            batch["target"], tf.cast(outputs, tf.float32), 3 * TOKENS * ones, labels
+        steps = 3 * TOKENS * tf.ones_like(batch["length"])
+        lengths = tf.clip_by_value(batch["length"], 1, 3)
+        logits = tf.math.log(tf.cast(outputs, tf.float32) + 1e-7)
+        losses = tf.nn.ctc_loss(
+            batch["target"], logits, lengths, steps, logits_time_major=False, blank_index=WORDS
         )
-        return tf.cast(losses[:, 0], tf.float64)
+        return tf.cast(losses, tf.float64)
 
 
 class Triplets(Case):

@@ -29,7 +29,8 @@ def check_copies(items: Mapping[str, Any]) -> None:
         names = list_some([name for name, _ in different])
         cause = (
             "the optimizer, or the step, computes another update on each replica. Code in Python, such "
-            "as a counter, runs once for each of them: count in a tf.Variable, such as iterations"
+            "as a counter, runs once for each of them: count in a tf.Variable, such as iterations. A "
+            "value that the step assigns must be that of the global batch, by ctl.replica.all_gather(x)"
             if all(variable.trainable for _, variable in different)
             else "the step assigns a value that is not the same on all replicas. If it is computed from "
             "rows, compute it from those of all replicas, by ctl.replica.all_gather(rows)"
