@@ -182,8 +182,8 @@ class Step:
             The result. Inside of `strategy.run` it is that of this replica.
         """
         is_eager = tf.executing_eagerly()
-        self._describe(batch)
         if tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context():
+            self._describe(batch)
             self._check_inside(is_eager)
             return self._run_replica(batch, equal=isinstance(batch, MaskedBatch))
         self.build(batch)

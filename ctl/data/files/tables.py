@@ -114,7 +114,7 @@ def csv(files: str | Sequence[str], *, columns: Columns | None = None) -> Arrays
     Args:
         files: paths or patterns of paths.
         columns: the columns that become features, or a dict of feature -> column; None: all. Whether a
-            column "weight" is a feature or the weight of the losses must be told by a dict.
+            column "weight" is a feature or the weight of the losses must be named by a dict.
 
     Raises:
         UsageError: pyarrow is missing, or a file cannot be read.

@@ -41,9 +41,8 @@ class Action:
     may_stop = True
     controller: Any = None
     stop_reason = ""
-    _reads_missing_state = (
-        False  # whether `set_state` is called with {} if a checkpoint has no state
-    )
+    # Whether `set_state` is called with {} if a checkpoint has no state of the action.
+    _reads_missing_state = False
 
     def check(self, evaluator: Any) -> None:
         """Checks that the action can work in this run; called before anything is written.

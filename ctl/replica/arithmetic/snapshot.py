@@ -94,9 +94,9 @@ class Snapshot:
                     "assigned once per step, and saved."
                 )
 
-    def assigned(self) -> set[str]:
-        """Returns the names of the variables that were assigned."""
-        return {copy.variable.name for copy in self._assigned_copies()}
+    def assigned(self) -> dict[int, str]:
+        """Returns the names of the variables that were assigned, by their ids."""
+        return {id(copy.variable): copy.variable.name for copy in self._assigned_copies()}
 
     def places_of_others(self, variables: Iterable[tf.Variable]) -> list[str]:
         """Returns the user's lines of code that have assigned other variables than these."""

@@ -432,7 +432,7 @@ class _Probe:
         Raises:
             _ProbeError: the values cannot be computed, or differ from one computation to the next.
         """
-        found: set[int] = set()
+        changing: set[int] = set()
         try:
             observe = tf.function(self._observe, autograph=False)
             compute = tf.function(self._compute, autograph=False)
@@ -447,12 +447,12 @@ class _Probe:
                 return _differ([x[: rows - 1] for x in reference], fewer, everything[:-1])
             for kept in _kept_rows(rows, reference):
                 changed = compute(_replace_others(batch, kept), fixed)
-                found |= _differ(reference, changed, kept)
-                if len(found) == len(reference):
+                changing |= _differ(reference, changed, kept)
+                if len(changing) == len(reference):
                     break
         except _FAILURES as error:
             raise _ProbeError(type(error).__name__) from error
-        return found
+        return changing
 
     def _observe(self, batch: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Computes the values that stay constant for the other batches."""

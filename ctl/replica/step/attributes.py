@@ -111,7 +111,7 @@ class Attributes:
         return sum(variable.shape.num_elements() for variable in weights.values())
 
     def key_new_models(self, seed: int) -> None:
-        """Keys the random layers of models that a subclass created since the last call, and the metrics.
+        """Prepares the layers of models that a subclass created since the last call.
 
         Args:
             seed: the seed of the run.
@@ -123,10 +123,10 @@ class Attributes:
             is_public = not name.startswith("_self_")  # TensorFlow's own records of the attributes
             if is_public and (detection.is_keras3(value) or isinstance(value, tf_keras.Model)):
                 detection.check_tracked(value, f"self.{name.partition('/')[0]} is")
-        layer_metrics.prepare(self.layers())
         for name, model in self._other_models():
             if name not in self._keyed:
                 check_stateless(model)
+                layer_metrics.prepare(model._flatten_layers())
                 dropout.key_random_layers(model, seed, scope=name)
                 self._keyed.add(name)
 

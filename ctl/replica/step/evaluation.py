@@ -87,7 +87,7 @@ class Evaluation:
         self._collect = collect
         # Whether the evaluation draws random numbers: without them, batches need not be counted.
         self._draws = False
-        self._warned: set[str] = set()
+        self._warned: set[int] = set()
         # The values that the metrics of layers have in the training loop, on each replica.
         self._of_training: list[tuple[tf.Variable, Any]] = []
 
@@ -129,15 +129,15 @@ class Evaluation:
             if self._loss_fn:
                 self._add_loss(self._loss_fn, batch, outputs, row_mask)
             self._check_assignments(state)
-            metrics_code = Snapshot(self._state())
+            earlier = state.assigned()
             convert(self._update_metrics)(self.metrics, batch, outputs, row_mask)
             collected = None
             if self._collect:
                 values = check_values(convert(self._collect)(batch, outputs), row_count(batch))
                 collected = all_gather(precision.cast_to_float32(values))
-            for name in metrics_code.assigned() - self._warned:
-                self._warned.add(name)
-                _LOG.warning(_RESTORED, name)
+            for key in state.assigned().keys() - earlier.keys() - self._warned:
+                self._warned.add(key)
+                _LOG.warning(_RESTORED, state.assigned()[key])
             # A training step must not depend on whether, and on what, the model was evaluated.
             state.restore()
             self._draws = self._draws or bool(rows.calls)

@@ -10,7 +10,7 @@ from ctl.data.autograph import convert
 from ctl.replica.arithmetic import row_mask
 from ctl.replica.arithmetic.snapshot import Snapshot
 from ctl.replica.checks import onednn, random_search, row_coupling
-from ctl.replica.layers import gelu, keras_attention
+from ctl.replica.layers import gelu, keras_attention, layer_metrics
 from ctl.replica.random import dropout
 from ctl.replica.step.attributes import Attributes
 from ctl.replica.step.empty_batches import pad_rows
@@ -78,6 +78,7 @@ class ReplicaStep:
             )
         # The step is traced later, so it draws by row from the first step on.
         dropout.key_random_layers(model, plan.options.seed)
+        layer_metrics.prepare(model._flatten_layers())
         keras_attention.replace_in_layers()
         gelu.replace()
 
