@@ -1,35 +1,41 @@
-"""Starts and supervises the processes of a run on this machine.
+"""Starts the processes of a run on this machine.
 
     ctl launch --workers=2 -- --config=experiments/mnist_multi_worker.py
 
 Each process runs `python -m ctl.main` with the arguments after `--`, and reads its task from TF_CONFIG.
-Each line of output begins with the name of its process. The launcher reports the process that fails
+Each line of output begins with the name of its process. The launcher names the process that fails
 first, stops the others and exits with that process's code; with --max_restarts it restarts all
-processes first.
+processes first. It passes Ctrl-C and SIGTERM on to the processes, which save and exit with code 75.
 
-    ctl launch --workers=4 --min_workers=2 --max_restarts=9 -- --config=... --workdir=runs/a
-
-With --min_workers the run also continues with fewer workers. A worker that is killed counts as lost:
-the others continue from the last checkpoint, with the same global batches. After --rejoin_seconds it
-is tried again: the run saves, and continues with it. If fewer than --min_workers can run, the launcher
-waits for up to --wait_seconds. A run is stopped for another number of workers only after it has saved a
-checkpoint. A run that fails repeatedly without a new checkpoint is not restarted.
+Slurm, MPI, Ray, Kubernetes and torchrun start processes on several machines, and restart them with
+other numbers of workers: see docs/clusters.md.
 """
 
 import argparse
-from collections.abc import Sequence
-import pathlib
-import re
+from collections.abc import Callable, Mapping, Sequence
+import shlex
+import signal
 import sys
-from typing import Any
+import tempfile
+import time
 
 from ctl.configs.flags import use_underscores
-from ctl.errors import UsageError, check_local
-from ctl.hardware import elastic, gpu
-from ctl.hardware.processes import USER_ERROR, Launcher
+from ctl.errors import UsageError
+from ctl.hardware import cluster, gpu, rendezvous
+from ctl.hardware.child_process import TRACEBACK_FOLDER, ChildProcess
+from ctl.hardware.cluster import Cluster
 
-# The forms of a Boolean flag that ctl.main accepts, as absl's flags do.
-_FRESH = re.compile(r"--?(no)?fresh(?:=(.*))?")
+USER_ERROR = 2  # exit code: a restart would fail in the same way
+STOPPED = 75  # exit code: stopped and saved, rerun the same command
+# Exit codes of processes that end because another one has ended. A later code in this tuple is less
+# likely to be the cause of the failure.
+CONSEQUENCES = (128 + signal.SIGABRT, STOPPED)
+# Seconds in which processes must save and exit after SIGTERM. A process that waits for a lost one
+# detects the loss after runtime.cluster.heartbeat_timeout, whose default is less, 30 s.
+_STOP_TIMEOUT = 45.0
+_CAUSE_TIMEOUT = 3.0  # seconds that a process may take to exit after others noticed its failure
+_POLL = 0.1  # seconds
+_REMOVED = ("--min_workers", "--rejoin_seconds", "--wait_seconds")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -43,110 +49,269 @@ def main(argv: Sequence[str]) -> int:
     """
     try:
         flags, arguments = _parse(list(argv[1:]))
-        # An elastic run may have lost a GPU before its command is rerun.
-        _check_gpus(flags.min_workers or flags.workers)
         command = [sys.executable, "-m", "ctl.main", *arguments]
-        return Launcher(
-            lambda task: command,
-            workers=flags.workers,
-            servers=flags.ps,
-            max_restarts=flags.max_restarts,
-            **(_make_elastic(flags, arguments) if flags.min_workers else {}),
-        ).run()
+        return Launcher(lambda task: command, **vars(flags)).run()
     except UsageError as error:
-        _print_line(str(error))
+        _print(" ".join(str(error).split()))
         return USER_ERROR
 
 
-def _make_elastic(flags: argparse.Namespace, arguments: Sequence[str]) -> dict[str, Any]:
-    """Returns the arguments of the launcher that let it continue with fewer workers."""
-    workdir = _read_workdir(arguments)
-    pool = elastic.WorkerPool(
-        flags.workers,
-        minimum=flags.min_workers,
-        rejoin_seconds=flags.rejoin_seconds,
-        gpus=gpu.list_uuids(),
-    )
-    limit = elastic.FailureLimit(workdir)
-    return {"pool": pool, "failure_limit": limit, "wait_seconds": flags.wait_seconds}
+class Process(ChildProcess):
+    """Starts a process of a run, and prints its output line by line, after the name of its task.
+
+    Args:
+        task: the cluster, as this process sees it.
+        command: the program and its arguments.
+        environment: variables to set in addition to those of the current process.
+        errors: error line -> name of the task that printed it first; shared by the processes that are
+            started together.
+
+    Attributes:
+        reporter: the name of the task that printed the error of this process: another task if that
+            one printed the same line before, else this task.
+        ends_by_itself: False for the workers and servers of a chief, which serve it until they are
+            stopped.
+    """
+
+    def __init__(
+        self,
+        task: Cluster,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        errors: dict[str, str],
+    ):
+        self.task, self.reporter = task, task.name
+        self.ends_by_itself = not task.has_servers or task.role == "chief"
+
+        def print_line(line: str) -> None:
+            # All processes report an error of the config; it is the same for all of them.
+            if line.startswith("ctl: "):
+                self.reporter = errors.setdefault(line, task.name)
+                if self.reporter != task.name:
+                    return
+            print(f"[{task.name}] {line}", end="", flush=True)
+
+        super().__init__(command, environment, print_line)
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code, 128 + N after signal N as in shells; None while the process runs."""
+        code = self.poll()
+        return code if code is None or code >= 0 else 128 - code
+
+    @property
+    def outcome(self) -> str:
+        """How the process ended, such as "exit code 1" or "killed by SIGKILL"."""
+        names = {128 + number: f"killed by {number.name}" for number in signal.Signals}
+        return names.get(self.exit_code or 0, f"exit code {self.exit_code}")
 
 
-def _read_workdir(arguments: Sequence[str]) -> pathlib.Path:
-    """Reads --workdir; its new checkpoints show the launcher that the run makes progress."""
-    if _is_fresh(arguments):
-        raise UsageError(
-            "--fresh would start the run from scratch at each restart of --min_workers: remove it, and "
-            "name a new --workdir."
+class Launcher:
+    """Starts all processes of a run, waits for them, and restarts them after a failure.
+
+    Args:
+        command: returns the command line of a task; called each time the task is started.
+        workers: the number of workers.
+        ps: the number of parameter servers; with any, a chief is started, too.
+        max_restarts: the number of restarts after failures.
+    """
+
+    def __init__(
+        self,
+        command: Callable[[Cluster], Sequence[str]],
+        *,
+        workers: int,
+        ps: int = 0,
+        max_restarts: int = 0,
+    ):
+        self._command, self._workers, self._servers = command, workers, ps
+        self._restarts = max_restarts
+        self._signals: list[int] = []  # that this process has received
+        self._processes: list[Process] = []
+        self._lost: list[Process] = []
+        self._is_stopping = False
+
+    def run(self) -> int:
+        """Runs all processes to their end.
+
+        Returns:
+            0 if the run is complete, else the exit code of the process that failed first.
+
+        Raises:
+            UsageError: this machine has fewer GPUs than workers.
+        """
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda number, frame: self._signals.append(number))
+        while failed := self._run_once():
+            if not self._restarts_after(failed):
+                return failed.exit_code or 0
+            self._restarts -= 1
+        return 0
+
+    def _run_once(self) -> Process | None:
+        """Runs the processes once; returns the one that failed first, or None."""
+        count = self._workers + self._servers + bool(self._servers)
+        with (
+            # Until all processes have ended, so that another program cannot take a port meanwhile.
+            rendezvous.reserve_ports(count) as ports,
+            # A process that is killed cannot delete its temporary files, such as those of AutoGraph.
+            tempfile.TemporaryDirectory(prefix="ctl-", ignore_cleanup_errors=True) as folder,
+        ):
+            try:
+                self._start(ports, folder)
+                failed = self._wait()
+                if failed:
+                    failed.drain()
+                    self._report(failed)
+                    self._stop()
+                return failed
+            finally:
+                for process in self._processes:
+                    process.kill()
+                    process.drain()
+
+    def _start(self, ports: Sequence[int], folder: str) -> None:
+        self._processes, self._is_stopping = [], False
+        gpus = gpu.list_uuids()  # again at each start, since a GPU may have been lost
+        if gpus and self._workers > len(gpus):
+            raise UsageError(
+                f"--workers is {self._workers}, but this machine has {len(gpus)} GPUs: start at most "
+                f"{len(gpus)} workers, or set CUDA_VISIBLE_DEVICES=-1 to train on the CPU."
+            )
+        tasks = cluster.make_local_clusters(
+            workers=self._workers, servers=self._servers, ports=ports
         )
-    parser = _Parser(allow_abbrev=False, add_help=False)
-    parser.add_argument("--workdir")
-    workdir = parser.parse_known_args(arguments)[0].workdir
-    if not workdir:
-        raise UsageError("--min_workers requires --workdir=FOLDER among the arguments of ctl.main.")
-    # The launcher would see no checkpoint, and take each failure for one without progress.
-    check_local("The --workdir of --min_workers", workdir)
-    return pathlib.Path(workdir)
+        errors: dict[str, str] = {}
+        for task, share in zip(tasks, gpu.divide_among_processes(tasks, gpus), strict=True):
+            environment = {
+                "TF_CONFIG": task.tf_config(),
+                "TMPDIR": folder,
+                TRACEBACK_FOLDER: tempfile.gettempdir(),
+                rendezvous.PORTS_BY_LAUNCHER: "1",
+                **share,
+            }
+            self._processes.append(Process(task, self._command(task), environment, errors))
+
+    def _wait(self) -> Process | None:
+        """Returns the process that failed first, or None once the run is complete."""
+        deadline = None
+        while True:
+            self._pass_on_signals()
+            failed = [p for p in self._processes if p.exit_code and not self._tolerates(p)]
+            if failed:
+                first = min(failed, key=_rank_cause)
+                deadline = deadline or time.monotonic() + _CAUSE_TIMEOUT
+                others_run = any(
+                    p.exit_code is None and (p.ends_by_itself or not self._signals)
+                    for p in self._processes
+                )
+                is_cause = first.exit_code not in CONSEQUENCES
+                if is_cause or not others_run or time.monotonic() > deadline:
+                    return first
+            elif all(p.exit_code == 0 for p in self._processes if p.ends_by_itself):
+                return None
+            time.sleep(_POLL)
+
+    def _tolerates(self, failed: Process) -> bool:
+        """Returns whether the chief of parameter servers continues with other workers."""
+        workers = [p for p in self._processes if p.task.has_servers and p.task.role == "worker"]
+        if failed not in workers or all(p.exit_code for p in workers):
+            return False
+        if failed not in self._lost:
+            self._lost.append(failed)
+            lost = f"{failed.task.name} is lost ({failed.outcome})"
+            _print(f"{lost}; the chief continues with the others.")
+        return True
+
+    def _restarts_after(self, failed: Process) -> bool:
+        return self._restarts > 0 and not self._signals and failed.exit_code != USER_ERROR
+
+    def _report(self, failed: Process) -> None:
+        """Names the process that failed first, before the others print that they stop."""
+        if self._signals:
+            return
+        what = "Stopping the other processes."
+        if self._restarts_after(failed):
+            left = self._restarts - 1
+            what = f"Restarting all processes; {left} more restart{'s' * (left != 1)}."
+        reason = f"{failed.reporter} failed first ({failed.outcome}); see its last lines above"
+        _print(f"{reason}. {what}")
+
+    def _stop(self) -> None:
+        """Asks the processes to stop and waits; `_run_once` kills those that still run then."""
+        if not self._signals:
+            self._ask_to_stop(signal.SIGTERM)
+        deadline = time.monotonic() + _STOP_TIMEOUT
+        # A parameter server has nothing to save and does not stop by itself.
+        while time.monotonic() < deadline and any(
+            p.exit_code is None for p in self._processes if p.task.role != "ps"
+        ):
+            self._pass_on_signals()
+            time.sleep(_POLL)
+
+    def _pass_on_signals(self) -> None:
+        """Passes on a first signal, so that the run saves and stops; a second one kills it."""
+        if len(self._signals) == 1:
+            self._ask_to_stop(self._signals[0])
+        elif self._signals:
+            for process in self._processes:
+                process.kill()
+
+    def _ask_to_stop(self, number: int) -> None:
+        # Once, because a second signal would end a process that saves.
+        if not self._is_stopping:
+            self._is_stopping = True
+            for process in self._processes:
+                if process.ends_by_itself or not self._signals:
+                    process.send_signal(number)
 
 
-def _is_fresh(arguments: Sequence[str]) -> bool:
-    """Returns the value of --fresh, whose last occurrence counts."""
-    matches = [match for match in map(_FRESH.fullmatch, arguments) if match]
-    if not matches:
-        return False
-    negated, value = matches[-1].groups()
-    return not negated and (value or "").lower() not in ("false", "f", "0")
+def _rank_cause(process: Process) -> int:
+    """Orders the failures of a run: the one with the smallest rank is the most likely cause.
+
+    After one process has failed, the others exit with STOPPED, or TensorFlow aborts them. They may exit
+    before the failed process, which may still be ending its threads. If another process was killed by a
+    signal, a process may also exit with an error that it does not recognize as the loss of that process.
+    Hence a signal ranks first, then other exit codes, then SIGABRT, then STOPPED.
+    """
+    code = process.exit_code or 0
+    if code in CONSEQUENCES:
+        return 2 + CONSEQUENCES.index(code)
+    return 0 if code > 128 else 1
 
 
 def _parse(command_line: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Returns the launcher's flags and the arguments of ctl.main."""
     dashes = command_line.index("--") if "--" in command_line else len(command_line)
+    own, arguments = command_line[:dashes], command_line[dashes + 1 :]
     parser = _Parser(prog="ctl launch", description=__doc__, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    help_text = "restarts of all processes after failures; default 0"
     parser.add_argument("--workers", type=int, default=1, help="worker processes; default 1")
     parser.add_argument("--ps", type=int, default=0, help="parameter servers; default none")
-    parser.add_argument(
-        "--max_restarts", type=int, default=0, help="restarts after failures; default 0"
-    )
-    parser.add_argument(
-        "--min_workers", type=int, help="fewest workers of a run; default --workers"
-    )
-    parser.add_argument(
-        "--rejoin_seconds",
-        type=float,
-        help="seconds until a lost worker is tried again, default 300",
-    )
-    parser.add_argument("--wait_seconds", type=float, help="to wait for --min_workers; default 600")
-    flags = parser.parse_args(list(map(use_underscores, command_line[:dashes])))
-    _check_numbers(flags)
-    arguments = command_line[dashes + 1 :]
+    parser.add_argument("--max_restarts", type=int, default=0, help=help_text)
+    flags, unknown = parser.parse_known_args(list(map(use_underscores, own)))
+    removed = next((name for name in _REMOVED if any(u.startswith(name) for u in unknown)), None)
+    if removed:
+        raise UsageError(
+            f"{removed} was removed: rerun the command with other --workers, or let Ray, Slurm, "
+            "Kubernetes or torchrun start the processes (docs/clusters.md)."
+        )
+    if unknown and not arguments:
+        known = [each for each in own if use_underscores(each) not in unknown]
+        example = shlex.join(["ctl", "launch", *known, "--", *unknown])
+        raise UsageError(f"Write two dashes before the arguments of ctl.main: {example}")
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if not arguments:
         raise UsageError(
             "There is nothing to run: add `-- --config=FILE`, the arguments of ctl.main after two "
             "dashes."
         )
+    for name, least in {"workers": 1, "ps": 0, "max_restarts": 0}.items():
+        if getattr(flags, name) < least:
+            raise UsageError(f"--{name} is {getattr(flags, name)}, but must be at least {least}.")
     return flags, arguments
-
-
-def _check_numbers(flags: argparse.Namespace) -> None:
-    limits = {"workers": 1, "ps": 0, "max_restarts": 0, "min_workers": 1}
-    for name, least in {**limits, "rejoin_seconds": 0, "wait_seconds": 0}.items():
-        value = getattr(flags, name)
-        if value is not None and not value >= least:  # also NaN
-            raise UsageError(f"--{name} is {value}, but must be at least {least}.")
-    if flags.min_workers is None:
-        for name in ("rejoin_seconds", "wait_seconds"):
-            if getattr(flags, name) is not None:
-                raise UsageError(f"--{name} has no effect without --min_workers: set it, too.")
-    elif flags.min_workers > flags.workers:
-        raise UsageError(
-            f"--min_workers is {flags.min_workers}, but must be at most --workers, {flags.workers}."
-        )
-    elif flags.ps:
-        raise UsageError(
-            "--min_workers has no effect with --ps: the chief continues without a lost worker."
-        )
-    flags.rejoin_seconds = 300.0 if flags.rejoin_seconds is None else flags.rejoin_seconds
-    flags.wait_seconds = 600.0 if flags.wait_seconds is None else flags.wait_seconds
 
 
 class _Parser(argparse.ArgumentParser):
@@ -156,17 +321,8 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"The command line cannot be read: {message}; see --help.")
 
 
-def _check_gpus(workers: int) -> None:
-    gpus = gpu.list_gpus()
-    if gpus and workers > len(gpus):
-        raise UsageError(
-            f"--workers is {workers}, but this machine has {len(gpus)} GPUs: start at most "
-            f"{len(gpus)} workers, or set CUDA_VISIBLE_DEVICES=-1 to train on the CPU."
-        )
-
-
-def _print_line(text: str) -> None:
-    print("ctl.launch:", " ".join(text.split()), file=sys.stderr, flush=True)
+def _print(text: str) -> None:
+    print(f"ctl.launch: {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ except ModuleNotFoundError as error:
 from ctl import main
 from ctl.errors import Failure
 from ctl.hardware import rendezvous
-from ctl.hardware.processes import KERAS
+from ctl.hardware.child_process import KERAS
 from ctl.loop import json_files
 from ctl.loop.actions.action import Action
 from ctl.loop.workdir import name_experiment, name_values

@@ -1,13 +1,19 @@
-"""The command line of the launcher. tests/end_to_end/processes_test.py runs it."""
+"""The launcher's command line, and processes that it starts, with scripts in place of the program.
 
-import pathlib
+tests/end_to_end/processes_test.py runs the program.
+"""
+
+import os
 import re
+import signal
 import sys
+import time
 
 import pytest
 
 from ctl import launch, main
 from ctl.hardware import gpu
+from ctl.launch import Launcher
 
 
 @pytest.fixture
@@ -23,62 +29,37 @@ def launchers(monkeypatch):
             return 7
 
     monkeypatch.setattr(launch, "Launcher", Recorder)
-    monkeypatch.setattr(gpu, "list_gpus", lambda: [])
     return created
 
 
 def test_arguments_after_the_dashes_go_to_the_program(launchers):
-    flags = ["--workers=3", "--ps=2", "--max_restarts=1"]
+    flags = ["--workers=3", "--ps=2", "--max-restarts=1"]
     assert launch.main(["launch", *flags, "--", "--config=a.py", "--mode=train"]) == 7
     command = [sys.executable, "-m", "ctl.main", "--config=a.py", "--mode=train"]
-    assert launchers == [(command, {"workers": 3, "servers": 2, "max_restarts": 1})]
+    assert launchers == [(command, {"workers": 3, "ps": 2, "max_restarts": 1})]
 
 
 def test_default_is_one_worker_without_servers_and_restarts(launchers):
     assert main.run(["ctl", "launch", "--", "--config=a.py"]) == 7
-    assert launchers[0][1] == {"workers": 1, "servers": 0, "max_restarts": 0}
-
-
-ELASTIC = ["--workers=4", "--min_workers=2"]
-
-
-def test_elastic_run_has_a_pool_and_a_limit_of_failures(launchers):
-    waits = ["--rejoin-seconds=5", "--wait_seconds=7"]
-    assert launch.main(["launch", *ELASTIC, *waits, "--", "a.py", "--workdir", "runs/a"]) == 7
-    ((command, options),) = launchers
-    assert command[-2:] == ["--workdir", "runs/a"]
-    pool = options["pool"]
-    assert (pool.size, pool.minimum, pool._rejoin_seconds) == (4, 2, 5.0)
-    assert options["wait_seconds"] == 7.0 and pool.gpus == []
-    assert options["failure_limit"]._folder == pathlib.Path("runs/a/checkpoints")
+    assert launchers[0][1] == {"workers": 1, "ps": 0, "max_restarts": 0}
 
 
 # The arguments, and the message.
 MISTAKES = """
 --workers=2 --
     There is nothing to run: add `-- --config=FILE`, the arguments of ctl.main after two dashes.
+--workers=2 a.py --config.train.steps=5
+    Write two dashes before the arguments of ctl.main: ctl launch --workers=2 -- a.py
+    --config.train.steps=5
 --workers=0 -- --config=a.py
     --workers is 0, but must be at least 1.
 --ps=-1 -- --config=a.py
     --ps is -1, but must be at least 0.
 --worker=2 -- --config=a.py
     The command line cannot be read: unrecognized arguments: --worker=2; see --help.
---workers=4 --min_workers=2 -- --config=a.py
-    --min_workers requires --workdir=FOLDER among the arguments of ctl.main.
---workers=4 --min_workers=2 -- --workdir=a --fresh
-    --fresh would start the run from scratch at each restart of --min_workers: remove it, and name a
-    new --workdir.
---workers=4 --min_workers=2 -- --workdir=gs://bucket/run
-    The --workdir of --min_workers is gs://bucket/run, but ctl does not support URLs here: name a path of
-    a file system, which may be a mounted bucket.
---min_workers=2 -- --workdir=a
-    --min_workers is 2, but must be at most --workers, 1.
---workers=4 --min_workers=2 --ps=1 -- --workdir=a
-    --min_workers has no effect with --ps: the chief continues without a lost worker.
---wait_seconds=5 -- --workdir=a
-    --wait_seconds has no effect without --min_workers: set it, too.
---workers=4 --min_workers=2 --rejoin_seconds=nan -- --workdir=a
-    --rejoin_seconds is nan, but must be at least 0.
+--workers=4 --min-workers=2 -- --config=a.py
+    --min_workers was removed: rerun the command with other --workers, or let Ray, Slurm, Kubernetes or
+    torchrun start the processes (docs/clusters.md).
 """
 
 
@@ -91,31 +72,297 @@ def test_user_error_is_one_line_and_exit_code_2(launchers, capfd, arguments, lin
     assert not launchers
 
 
-def test_workers_are_at_most_the_gpus(launchers, capfd, monkeypatch):
-    monkeypatch.setattr(gpu, "list_gpus", lambda: ["0", "1"])
+@pytest.fixture
+def signals(monkeypatch):
+    """Removes the launcher's signal handlers; finds no GPU, so that the driver is not queried."""
+    monkeypatch.setattr(gpu, "list_uuids", lambda: [])
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+pytestmark = pytest.mark.usefixtures("signals")
+
+
+def test_workers_are_at_most_the_gpus(capfd, monkeypatch):
+    monkeypatch.setattr(gpu, "list_uuids", lambda: ["a", "b"])
     assert launch.main(["launch", "--workers=3", "--", "--config=a.py"]) == 2
     assert capfd.readouterr().err == (
         "ctl.launch: --workers is 3, but this machine has 2 GPUs: start at most 2 workers, or set "
         "CUDA_VISIBLE_DEVICES=-1 to train on the CPU.\n"
     )
-    assert launch.main(["launch", "--workers=2", "--", "--config=a.py"]) == 7
 
 
-def test_elastic_run_needs_a_gpu_only_for_each_of_the_fewest_workers(launchers, monkeypatch):
-    monkeypatch.setattr(gpu, "is_reported", lambda name: True)
-    monkeypatch.setattr(gpu, "list_gpus", lambda: ["0", "1", "2"])
-    assert launch.main(["launch", *ELASTIC, "--", "--workdir=a"]) == 7
-    assert launchers[0][1]["pool"].slots() == [0, 1, 2]
-    monkeypatch.setattr(gpu, "list_gpus", lambda: ["0"])
-    assert launch.main(["launch", *ELASTIC, "--", "--workdir=a"]) == 2
+def test_gpus_are_divided_among_the_workers(capfd, monkeypatch):
+    monkeypatch.setattr(gpu, "list_uuids", lambda: ["a", "b", "c"])
+    text = "print(os.environ['CUDA_VISIBLE_DEVICES'])"
+    assert Launcher(lambda task: script(text), workers=2).run() == 0
+    assert sorted(capfd.readouterr().out.splitlines()) == ["[worker 0] a,b", "[worker 1] c"]
+
+
+def script(text):
+    """A command that runs Python code, to which `task` is the type and index of its task."""
+    header = (
+        "import json, os, pathlib, signal, sys, time; "
+        "task = json.loads(os.environ['TF_CONFIG'])['task']\n"
+    )
+    return [sys.executable, "-c", header + text]
+
+
+def test_every_process_gets_its_task_and_its_output_has_its_name(capfd):
+    text = "print('I am', task['type'], task['index'])"
+    assert Launcher(lambda task: script(text), workers=2).run() == 0
+    out = capfd.readouterr().out.splitlines()
+    assert sorted(out) == ["[worker 0] I am worker 0", "[worker 1] I am worker 1"]
+
+
+def test_first_failure_is_reported_and_stops_the_others(capfd):
+    text = "sys.exit(3) if task['index'] else time.sleep(600)"
+    start = time.monotonic()
+    assert Launcher(lambda task: script(text), workers=2).run() == 3
+    assert time.monotonic() - start < 300
+    assert capfd.readouterr().err == (
+        "ctl.launch: worker 1 failed first (exit code 3); see its last lines above. Stopping the "
+        "other processes.\n"
+    )
+
+
+def test_error_that_several_processes_report_is_printed_once(capfd):
+    text = (
+        "print('ctl: There is no config key x.', file=sys.stderr)\n"
+        "print('ctl: Only here:', task['index'])\n"
+        "print('not an error')\n"
+    )
+    assert Launcher(lambda task: script(text), workers=2).run() == 0
+    lines = sorted(line.partition("] ")[2] for line in capfd.readouterr().out.splitlines())
+    assert lines == [
+        "ctl: Only here: 0", "ctl: Only here: 1", "ctl: There is no config key x.", "not an error",
+        "not an error",
+    ]  # fmt: skip
+
+
+def test_process_that_printed_the_error_is_named(tmp_path, capfd, monkeypatch):
+    # The launcher reads it from worker 1 first, and worker 0 is the only one that exits by itself.
+    text = (
+        "while task['index'] == 0 and not pathlib.Path(sys.argv[1]).exists():\n"
+        "    time.sleep(0.01)\n"
+        "print('ctl: There is no config key x.', flush=True)\n"
+        "sys.exit(2) if task['index'] == 0 else time.sleep(600)\n"
+    )
+
+    def print_and_go_on(*arguments, **options):
+        print(*arguments, **options)
+        (tmp_path / "printed").touch()
+
+    monkeypatch.setattr(launch, "print", print_and_go_on, raising=False)
+    command = [*script(text), str(tmp_path / "printed")]
+    assert Launcher(lambda task: command, workers=2).run() == 2
+    out, err = capfd.readouterr()
+    assert out == "[worker 1] ctl: There is no config key x.\n"
+    assert err.startswith("ctl.launch: worker 1 failed first (exit code 2);")
+
+
+def test_error_is_printed_again_after_a_restart(capfd):
+    text = "print('ctl: failed.', flush=True); sys.exit(1)"
+    assert Launcher(lambda task: script(text), workers=1, max_restarts=1).run() == 1
+    assert capfd.readouterr().out == "[worker 0] ctl: failed.\n" * 2
+
+
+def test_code_of_a_signal_is_as_in_shells(capfd):
+    text = "os.kill(os.getpid(), signal.SIGKILL)"
+    assert Launcher(lambda task: script(text), workers=1).run() == 128 + signal.SIGKILL
+    assert "worker 0 failed first (killed by SIGKILL)" in capfd.readouterr().err
+
+
+def test_code_above_those_of_the_signals_is_reported(capfd):
+    assert Launcher(lambda task: script("sys.exit(-1)"), workers=1).run() == 255
+    assert "worker 0 failed first (exit code 255)" in capfd.readouterr().err
+
+
+def test_temporary_files_of_killed_processes_are_deleted(capfd):
+    text = (
+        "import tempfile\n"
+        "print(tempfile.mkdtemp(), flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    Launcher(lambda task: script(text), workers=1, max_restarts=1).run()
+    folders = [line.removeprefix("[worker 0] ") for line in capfd.readouterr().out.splitlines()]
+    assert len(folders) == 2
+    assert not any(os.path.exists(os.path.dirname(folder)) for folder in folders)
+
+
+@pytest.mark.parametrize("ending", [f"sys.exit({launch.STOPPED})", "os.abort()"])
+def test_process_that_ended_because_another_failed_is_not_the_first(ending, tmp_path):
+    # Both have exited before the first check: the one that reports a lost worker is not the cause.
+    text = f"{ending} if task['index'] == 0 else sys.exit(5)"
+    launcher = Launcher(lambda task: script(text), workers=2)
+    launcher._start([1, 2], str(tmp_path))
+    for process in launcher._processes:
+        process._popen.wait()
+    assert launcher._wait().exit_code == 5
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code"),
+    ("endings", "cause"),
     [
-        *[(fresh, 2) for fresh in ("-fresh", "--fresh=true", "-fresh=1", "--nofresh --fresh")],
-        *[(f, 7) for f in ("--fresh=False", "--fresh=0", "--fresh --nofresh", "--config.fresh=1")],
+        # A process that is killed takes others with it, whose error it may not recognize.
+        (["sys.exit(1)", "os.kill(os.getpid(), signal.SIGKILL)"], 128 + signal.SIGKILL),
+        (["os.abort()", "os.kill(os.getpid(), signal.SIGSEGV)"], 128 + signal.SIGSEGV),
+        (["sys.exit(75)", "os.abort()", "sys.exit(1)"], 1),
+        (["sys.exit(75)", "os.abort()"], 128 + signal.SIGABRT),
     ],
 )
-def test_fresh_is_recognized_in_all_forms(launchers, arguments, code):
-    assert launch.main(["launch", *ELASTIC, "--", "--workdir=a", *arguments.split()]) == code
+def test_cause_is_selected_by_its_kind_if_several_processes_have_ended(endings, cause, tmp_path):
+    text = f"exec({endings!r}[task['index']])"
+    launcher = Launcher(lambda task: script(text), workers=len(endings))
+    launcher._start(range(len(endings)), str(tmp_path))
+    for process in launcher._processes:
+        process._popen.wait()
+    assert launcher._wait().exit_code == cause
+
+
+@pytest.mark.parametrize(
+    "ending", [f"os._exit({launch.STOPPED})", pytest.param("os.abort()", marks=pytest.mark.slow)]
+)
+def test_cause_may_exit_after_the_processes_that_noticed_it(ending, capfd, monkeypatch):
+    monkeypatch.setattr(launch, "_CAUSE_TIMEOUT", 300.0)  # worker 1 may start late
+    # Python's teardown of the process that failed takes a moment; the others exit at once.
+    text = f"{ending} if task['index'] == 0 else (time.sleep(1), sys.exit(5))"
+    assert Launcher(lambda task: script(text), workers=2).run() == 5
+    assert "worker 1 failed first (exit code 5)" in capfd.readouterr().err
+
+
+def test_consequence_without_another_failure_is_reported(monkeypatch, capfd):
+    monkeypatch.setattr(launch, "_CAUSE_TIMEOUT", 0.3)
+    text = "os.abort() if task['index'] == 0 else time.sleep(60)"
+    code = Launcher(lambda task: script(text), workers=2).run()
+    assert code == 128 + signal.SIGABRT
+    assert "worker 0 failed first (killed by SIGABRT)" in capfd.readouterr().err
+
+
+def test_port_that_another_program_has_taken_is_not_a_user_error(capfd):
+    # Between the choice of the launcher and the start of the process.
+    text = (
+        "import socket\n"
+        "from ctl.errors import Failure\n"
+        "from ctl.hardware import rendezvous, tf_config\n"
+        "this = tf_config.parse(os.environ['TF_CONFIG'])\n"
+        "other = socket.create_server(('', int(this.address.rpartition(':')[2])))\n"
+        "try:\n"
+        "    rendezvous.wait_for_others(this, timeout=1)\n"
+        "except Failure as error:\n"
+        "    print(error)\n"
+    )
+    assert Launcher(lambda task: script(text), workers=2).run() == 0
+    assert capfd.readouterr().out.count(" cannot listen at localhost:") == 2
+
+
+def test_failure_restarts_all_processes_with_a_new_command(tmp_path, capfd):
+    commands = []
+
+    def command(task):
+        commands.append(task.name)
+        return script("sys.exit(1)" if len(commands) == 2 else "time.sleep(0.5)")
+
+    assert Launcher(command, workers=2, max_restarts=2).run() == 0
+    assert commands == ["worker 0", "worker 1"] * 2
+    assert capfd.readouterr().err == (
+        "ctl.launch: worker 1 failed first (exit code 1); see its last lines above. Restarting all "
+        "processes; 1 more restart.\n"
+    )
+
+
+def test_user_error_is_not_restarted(capfd):
+    text = f"sys.exit({launch.USER_ERROR})"
+    assert Launcher(lambda task: script(text), workers=1, max_restarts=5).run() == 2
+    assert "Restarting" not in capfd.readouterr().err
+
+
+# The chief of parameter servers waits until the file exists; workers and servers never end.
+CHIEF = """
+if task['type'] == 'chief':
+    while not pathlib.Path(sys.argv[1]).exists():
+        time.sleep(0.01)
+    sys.exit(0)
+if task == {'type': 'worker', 'index': 1}:
+    sys.exit(9)
+time.sleep(60)
+"""
+
+
+def test_chief_continues_without_a_lost_worker(tmp_path, capfd, monkeypatch):
+    command = [*script(CHIEF), str(tmp_path / "done")]
+    print_line = launch._print
+
+    def end_chief(text):
+        print_line(text)
+        (tmp_path / "done").touch()
+
+    monkeypatch.setattr(launch, "_print", end_chief)
+    assert Launcher(lambda task: command, workers=2, ps=1).run() == 0
+    assert capfd.readouterr().err == (
+        "ctl.launch: worker 1 is lost (exit code 9); the chief continues with the others.\n"
+    )
+
+
+def test_run_fails_when_the_last_worker_of_parameter_servers_is_lost(capfd):
+    text = "sys.exit(9) if task['type'] == 'worker' else time.sleep(60)"
+    launcher = Launcher(lambda task: script(text), workers=1, ps=1)
+    assert launcher.run() == 9
+    assert "worker 0 failed first (exit code 9)" in capfd.readouterr().err
+
+
+def test_signal_is_forwarded_and_its_exit_code_returned(tmp_path):
+    text = (
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n"
+        "os.kill(os.getppid(), signal.SIGTERM)\n"
+        "time.sleep(60)\n"
+    )
+    launcher = Launcher(lambda task: script(text), workers=1, max_restarts=5)
+    assert launcher.run() == 75
+
+
+def test_signal_while_processes_are_started_reaches_all_of_them():
+    def stop_launcher(task):
+        if task.index == 0:  # before the first process exists
+            os.kill(os.getpid(), signal.SIGTERM)
+        return script("time.sleep(600)")
+
+    start = time.monotonic()
+    assert Launcher(stop_launcher, workers=2).run() == 128 + signal.SIGTERM
+    assert time.monotonic() - start < 300
+
+
+def test_signal_after_a_failure_does_not_end_a_process_that_saves(tmp_path, capfd):
+    # Worker 0 saves after worker 1 has failed. A second signal would end it.
+    text = (
+        "def stop(*_):\n"
+        "    signal.signal(signal.SIGTERM, signal.SIG_DFL)\n"
+        "    signal.signal(signal.SIGINT, signal.SIG_DFL)\n"
+        "    os.kill(os.getppid(), signal.SIGINT)\n"
+        "    time.sleep(0.5)\n"
+        "    print('saved', flush=True)\n"
+        "    sys.exit(75)\n"
+        "ready = pathlib.Path(sys.argv[1])\n"
+        "while task['index'] == 1 and not ready.exists():\n"
+        "    time.sleep(0.01)\n"
+        "if task['index'] == 1:\n"
+        "    sys.exit(3)\n"
+        "signal.signal(signal.SIGTERM, stop)\n"
+        "ready.touch()\n"
+        "time.sleep(60)\n"
+    )
+    command = [*script(text), str(tmp_path / "ready")]
+    assert Launcher(lambda task: command, workers=2).run() == 3
+    assert "[worker 0] saved" in capfd.readouterr().out
+
+
+def test_second_signal_kills_the_processes():
+    text = (
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "while True:\n"
+        "    os.kill(os.getppid(), signal.SIGINT)\n"
+        "    time.sleep(0.5)\n"
+    )
+    assert Launcher(lambda task: script(text), workers=1).run() == 128 + signal.SIGKILL

@@ -8,6 +8,10 @@ import signal
 import subprocess
 import threading
 
+# Environment variables that decide what a user's code imports.
+KERAS = ("TF_USE_LEGACY_KERAS", "KERAS_BACKEND")
+# An environment variable: the folder into which a process writes tracebacks.
+TRACEBACK_FOLDER = "CTL_TRACEBACK_FOLDER"
 # A variable with a file descriptor. The process removes it, so that its children do not inherit it.
 PIPE = "CTL_PARENT_PIPE"
 

@@ -71,23 +71,17 @@ def list_gpus() -> list[str]:
 
 
 def list_uuids() -> list[str]:
-    """Lists the GPUs of `list_gpus` by UUIDs, which do not change when another GPU is lost.
+    """Lists the GPUs of `list_gpus` as CUDA finds them, also after another GPU was lost.
 
-    Returns:
-        UUIDs. A GPU that the driver does not report is listed as in CUDA_VISIBLE_DEVICES, and so are
-        all GPUs if that variable is set and CUDA_DEVICE_ORDER is not PCI_BUS_ID.
+    Without CUDA_VISIBLE_DEVICES these are UUIDs, because CUDA numbers the GPUs in another order than
+    the driver, and without gaps.
     """
-    # An index in CUDA_VISIBLE_DEVICES is the index of NVML only in this order; by default, CUDA
-    # numbers the fastest GPU 0. Without the variable, the indices come from NVML.
-    is_nvml_order = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-    if visible_gpus() is not None and not is_nvml_order:
-        return list_gpus()
-    return [uuid for name in list_gpus() for uuid in _query(_read_uuid, [name]) or [name]]
-
-
-def is_reported(name: str) -> bool:
-    """Returns whether the driver reports the GPU of an index or UUID; False after it was lost."""
-    return bool(_query(lambda nvml, handle: True, [name]))
+    names = visible_gpus()
+    return (
+        names
+        if names is not None
+        else _query(lambda nvml, handle: str(nvml.nvmlDeviceGetUUID(handle)))
+    )
 
 
 def describe_gpus() -> list[DriverGpu]:
@@ -162,15 +156,12 @@ def divide_among_processes(
     return variables
 
 
-def _query(
-    read: Callable[[Any, Any], _T], names: Sequence[str] | None = None, *, all_gpus: bool = False
-) -> list[_T]:
+def _query(read: Callable[[Any, Any], _T], *, all_gpus: bool = False) -> list[_T]:
     """Applies `read` to NVML and the handle of each GPU.
 
     Args:
         read: reads a value.
-        names: indices or UUIDs; those that this process may use by default.
-        all_gpus: whether to query all GPUs of this machine instead.
+        all_gpus: whether to query all GPUs of this machine, not only those that this process may use.
 
     Returns:
         The results, in the order of CUDA_VISIBLE_DEVICES, without the GPUs that the driver rejects,
@@ -182,7 +173,7 @@ def _query(
         # NVML counts calls of nvmlInit, and all but the first are cheap. Hence there is no call of
         # nvmlShutdown: the next query would load the driver's library again.
         pynvml.nvmlInit()
-        names = visible_gpus() if names is None and not all_gpus else names
+        names = None if all_gpus else visible_gpus()
         if names is None:
             names = [str(index) for index in range(pynvml.nvmlDeviceGetCount())]
     except pynvml.NVMLError as error:
@@ -195,10 +186,6 @@ def _query(
         except pynvml.NVMLError as error:
             _LOG.debug("The NVIDIA driver does not report GPU %s: %s", name, error)
     return results
-
-
-def _read_uuid(nvml: Any, handle: Any) -> str:
-    return str(nvml.nvmlDeviceGetUUID(handle))
 
 
 def _find_handle(nvml: Any, name: str) -> Any:

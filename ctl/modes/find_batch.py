@@ -21,7 +21,7 @@ from ml_collections import config_dict
 from ctl.configs import group_values
 from ctl.errors import Failure, UsageError, print_line
 from ctl.hardware import host
-from ctl.hardware.processes import TRACEBACK_FOLDER
+from ctl.hardware.child_process import TRACEBACK_FOLDER
 from ctl.hardware.strategies import StrategyOptions
 from ctl.loop.workdir import Workdir
 from ctl.modes import DONE, Arguments

@@ -11,8 +11,8 @@ from typing import Any
 
 from ctl.configs.error_location import error_location, raised_by_library, user_line
 from ctl.errors import Failure, LostWorker, UsageError
+from ctl.hardware.child_process import TRACEBACK_FOLDER
 from ctl.hardware.cluster import Cluster, task_name
-from ctl.hardware.processes import TRACEBACK_FOLDER
 from ctl.loop.workdir import Workdir
 
 # Codes of TensorFlow's errors that would recur after a restart: INVALID_ARGUMENT, NOT_FOUND,

@@ -16,7 +16,7 @@ from typing import Any
 
 from ctl.errors import UsageError
 from ctl.hardware import cluster, rendezvous
-from ctl.hardware.processes import KERAS
+from ctl.hardware.child_process import KERAS
 
 _OUTPUT_LINES = 30  # lines of each process in an error message
 IN_THIS_PROCESS = (

@@ -18,7 +18,7 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
-from ctl import launch, main
+from ctl import main
 from tests import child
 from tests.docs.pages import blocks
 from tests.experiments import read_result
@@ -74,10 +74,7 @@ def test_every_command_is_run_by_a_test_or_installs():
         "ctl check my_model.py",
         'ctl my_model.py --config.train.steps="3 epochs" --config.optimizer.learning_rate=3e-3',
     ]
-    # The last one, with workers that come and go, is run by benchmarks/elastic.py and its test.
-    assert len(commands(HARDWARE)) == 4
-    flags, _ = launch._parse(commands(HARDWARE)[3].split()[2:])
-    assert flags.min_workers == 2
+    assert len(commands(HARDWARE)) == 3
 
 
 def test_first_page_is_short_and_has_each_link_once():

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from ctl.errors import UsageError
-from ctl.hardware.processes import KERAS
+from ctl.hardware.child_process import KERAS
 from ctl.testing import multiprocess, run_workers
 
 

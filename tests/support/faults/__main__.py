@@ -17,7 +17,7 @@ import sys
 
 from ctl.hardware import tpu
 from ctl.hardware.cluster import Cluster
-from ctl.hardware.processes import Launcher
+from ctl.launch import Launcher
 
 NO_SIGNAL = "none"
 
