@@ -26,7 +26,7 @@ from ctl.configs import loading
 from ctl.configs.flags import Changes
 from ctl.configs.modes import MODES, SERVE, Mode
 from ctl.errors import Failure, LostWorker, UsageError, is_url, print_line
-from ctl.hardware import quiet, rendezvous, selection, tpu, versions
+from ctl.hardware import engines, installation, selection
 from ctl.hardware.child_process import stop_with_parent
 from ctl.hardware.strategies import StrategyOptions
 from ctl.loop.actions.action import Action
@@ -113,9 +113,8 @@ def execute(argv: Sequence[str], *, actions: Sequence[Action] = ()) -> int:
     if values.version:
         print_line(command_line.format_version())
         return 0
-    versions.check()
-    quiet.set_log_level(os.environ)  # a config file may import TensorFlow
-    tpu.skip_metadata_server()
+    installation.check()
+    installation.set_variables(os.environ)  # a config file may import TensorFlow
     if values.sweep is not None:
         return sweep.run(values, changes)
     config = command_line.load_config(values.config, changes)
@@ -129,11 +128,10 @@ def execute(argv: Sequence[str], *, actions: Sequence[Action] = ()) -> int:
         loading.find_writers(config.summaries.writers, config_path)
     cluster = None
     if mode.builds_strategy:
-        rendezvous.exchange_addresses(os.environ, timeout=start_timeout)
+        engines.exchange_addresses(os.environ, timeout=start_timeout)
         options = StrategyOptions.from_config(config.runtime, os.environ)
         cluster = options.cluster
-        if selection.resolve_name(config.runtime.strategy, options) == "tpu":
-            tpu.check_available(config.runtime.tpu)
+        selection.resolve_name(config.runtime.strategy, options)
     writes = cluster is None or cluster.is_chief
     if is_url(values.workdir or ""):
         task = "" if cluster is None or writes else cluster.name.replace(" ", "-")

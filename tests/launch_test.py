@@ -246,8 +246,8 @@ def test_port_that_another_program_has_taken_is_not_a_user_error(capfd):
     text = (
         "import socket\n"
         "from ctl.errors import Failure\n"
-        "from ctl.hardware import rendezvous, tf_config\n"
-        "this = tf_config.parse(os.environ['TF_CONFIG'])\n"
+        "from ctl.hardware import engines, rendezvous\n"
+        "this = engines.from_environment(os.environ)\n"
         "other = socket.create_server(('', int(this.address.rpartition(':')[2])))\n"
         "try:\n"
         "    rendezvous.wait_for_others(this, timeout=1)\n"

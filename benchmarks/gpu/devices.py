@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from ctl.hardware import devices, selection
+from ctl.hardware import selection
 from ctl.hardware.strategies import StrategyOptions
 
 GPU = bool(tf.config.list_physical_devices("GPU"))
@@ -11,7 +11,7 @@ KIND = "GPU" if GPU else "CPU"
 
 def split(count: int) -> None:
     """Splits the device into logical devices; call it before TensorFlow uses a device."""
-    devices.select([], split=count, strategy="mirrored")
+    selection.select_devices([], split=count, strategy="mirrored")
 
 
 def make_strategy(replicas: int, *, kind: str = KIND) -> tf.distribute.Strategy:

@@ -13,7 +13,7 @@ import os
 
 from ctl.commands import Parser
 from ctl.errors import print_line
-from ctl.hardware import quiet
+from ctl.hardware import installation
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--output", required=True, help="the folder of the new files")
     parser.add_argument("--format", choices=("tfrecord", "array_record"), default="tfrecord")
     flags = parser.parse_args(list(arguments))
-    quiet.set_log_level(os.environ)
+    installation.set_variables(os.environ)
     # Imported once the arguments are checked: TensorFlow takes seconds.
     from ctl.data.files import convert, record_index
 

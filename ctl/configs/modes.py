@@ -78,4 +78,4 @@ MODES = {
 }
 # fmt: on
 # Not a value of --mode: workers and parameter servers use it, whatever the mode of the run is.
-SERVE = Mode("cluster_tasks:run_server")
+SERVE = Mode("server:run_server")

@@ -19,12 +19,12 @@ from ctl.configs.compatibility import OPTION_RULES, Choice
 from ctl.configs.keys import MAX_DIGITS, format_integer
 from ctl.configs.values import check_values, is_weight_file
 from ctl.errors import UsageError
-from ctl.hardware import tpu
 from ctl.optimizers import schedules
 
 _MAX_DEPTH = 50  # of nested sections and lists; far below Python's recursion limit
 _ADDRESS = re.compile(r"grpc://[^\s/:,]+:\d{1,5}(,grpc://[^\s/:,]+:\d{1,5})*")
 _CLOUD_NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
+_RESOURCE = re.compile(r"projects/[a-z][a-z0-9:.-]*/locations/[a-z0-9-]+/nodes/[a-z0-9-]+")
 
 
 def check_config(config: Any) -> None:
@@ -276,7 +276,7 @@ def _check_tpu(values: Mapping[str, Any]) -> None:
         )
     if name == "local":
         raise UsageError("runtime.tpu is local: remove it to use the TPU of this machine.")
-    if name and not any(form.fullmatch(name) for form in (_ADDRESS, _CLOUD_NAME, tpu.RESOURCE)):
+    if name and not any(form.fullmatch(name) for form in (_ADDRESS, _CLOUD_NAME, _RESOURCE)):
         raise UsageError(
             f"runtime.tpu is {name!r}, but must be a name of lower-case letters, digits and hyphens, "
             "projects/PROJECT/locations/ZONE/nodes/NAME, or grpc://HOST:PORT."

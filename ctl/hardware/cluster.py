@@ -6,6 +6,12 @@
 from collections.abc import Mapping, Sequence
 import dataclasses
 import json
+import re
+
+# A label of a DNS name has at most 63 characters. IPv6 addresses are written in brackets.
+_HOST = r"[\w-]{1,63}(?:\.[\w-]{1,63})*\.?"
+# re.ASCII: \d and \w would otherwise accept digits such as "٣", which gRPC rejects.
+ADDRESS = re.compile(rf"(\[[0-9a-fA-F:]+\]|{_HOST}):(\d{{1,5}})", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True)

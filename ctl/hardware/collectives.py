@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.hardware.cluster import task_name
-from ctl.hardware.selection import Hardware
+from ctl.hardware.strategies import Hardware
 
 
 class ProcessGroup:

@@ -1,29 +1,11 @@
 """Hides messages of TensorFlow that say nothing to users."""
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator
 import contextlib
 import logging
 import os
 import sys
 import tempfile
-
-from ctl.errors import UsageError
-from ctl.hardware import engines, gpu
-
-
-def set_log_level(environment: MutableMapping[str, str]) -> None:
-    """Sets the level of the messages of TensorFlow's C++ code, unless it is set; before its import.
-
-    One process prints errors only. One of several processes on CPUs does not print errors either: a
-    lost worker would cause several, around the line that ctl prints. All of them are raised in Python,
-    too, except errors of the libraries of GPUs.
-    """
-    try:
-        several = engines.from_environment(environment) is not None
-    except UsageError:  # reported once the config has been checked
-        several = False
-    level = "3" if several and not gpu.list_gpus() else "2"
-    environment.setdefault("TF_CPP_MIN_LOG_LEVEL", level)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """Waits for the other processes of a run to start, and exchanges addresses with them."""
 
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator
 import contextlib
 import json
 import os
@@ -10,7 +10,6 @@ import time
 from typing import Any
 
 from ctl.errors import Failure, UsageError, print_line
-from ctl.hardware import engines
 from ctl.hardware.cluster import Cluster, task_name
 
 # An environment variable, set by ctl.launch, which chooses free ports at each start.
@@ -24,34 +23,34 @@ _MAX_LINE = 2**24  # bytes of a message between processes that meet
 _LINE_SECONDS = 5.0  # for a process that has connected to send its line
 
 
-def exchange_addresses(environment: MutableMapping[str, str], *, timeout: float) -> None:
-    """Lets processes that know only their ranks exchange addresses, and sets TF_CONFIG.
+def meet(cluster: Cluster, *, timeout: float) -> dict[str, str]:
+    """Lets processes that know only their ranks exchange addresses.
 
     Each process chooses a free port. Rank 0 listens at the address that all know, collects the ports
     and the hosts from which the others connect, and sends the complete list to all.
 
     Args:
-        environment: variables of this process. Nothing changes if they have the addresses already.
+        cluster: the processes, with the address at which they meet.
         timeout: seconds to wait for the others.
+
+    Returns:
+        The environment variables that describe the cluster with its addresses.
 
     Raises:
         UsageError: the port of rank 0 is in use, or the processes belong to different runs.
         Failure: a process did not start within `timeout` seconds.
     """
-    cluster = engines.from_environment(environment)
-    if cluster is None or not cluster.meeting:
-        return
     tasks = {role: range(len(ranks)) for role, ranks in cluster.addresses.items()}
     names = [task_name(role, i) for role in tasks for i in tasks[role]]  # in the order of the ranks
-    meet = _collect if cluster.name == names[0] else _join
+    exchange = _collect if cluster.name == names[0] else _join
     with socket.socket() as chosen:
         # It stays bound until all have chosen, or the system could assign the same port twice.
         chosen.bind(("", 0))
         line = {"name": cluster.name, "names": names, "port": chosen.getsockname()[1]}
-        found = iter(meet(cluster, line, _Waiting(cluster.name, timeout)))
+        found = iter(exchange(cluster, line, _Waiting(cluster.name, timeout)))
     spec = {role: [next(found) for _ in indices] for role, indices in tasks.items()}
-    environment["TF_CONFIG"] = Cluster(spec, cluster.role, cluster.index).tf_config()
-    environment[PORTS_BY_LAUNCHER] = "1"
+    complete = Cluster(spec, cluster.role, cluster.index)
+    return {"TF_CONFIG": complete.tf_config(), PORTS_BY_LAUNCHER: "1"}
 
 
 class _Waiting:

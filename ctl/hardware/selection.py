@@ -1,44 +1,12 @@
 """Chooses the strategy for a config: resolves "auto", checks the options, and builds the strategy."""
 
-import dataclasses
-import os
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+from ctl import errors
 from ctl.errors import UsageError
-from ctl.hardware import devices, engines, tpu
+from ctl.hardware import load
 from ctl.hardware.cluster import Cluster
-from ctl.hardware.strategies import (
-    CONFIG_KEYS,
-    NAMES,
-    STRATEGIES,
-    StrategyOptions,
-    strategy_name,
-)
-
-if TYPE_CHECKING:
-    import tensorflow as tf
-
-
-@dataclasses.dataclass(frozen=True)
-class Hardware:
-    """A strategy, and why it was chosen.
-
-    Attributes:
-        strategy: the strategy.
-        name: its name in `strategies.STRATEGIES`.
-        reason: why this strategy and these devices were chosen, in a few words for the user.
-        cluster: the processes of the run; None for a run of one process.
-    """
-
-    strategy: "tf.distribute.Strategy"
-    name: str
-    reason: str
-    cluster: Cluster | None = None
-
-    @property
-    def is_chief(self) -> bool:
-        """Whether this process writes the files that only one process may write."""
-        return self.cluster is None or self.cluster.is_chief
+from ctl.hardware.strategies import CONFIG_KEYS, NAMES, STRATEGIES, Hardware, StrategyOptions
 
 
 def resolve_name(name: str, options: StrategyOptions) -> str:
@@ -60,12 +28,14 @@ def resolve_name(name: str, options: StrategyOptions) -> str:
     # The cluster comes first: any other strategy would train a separate model in each process.
     if name == "auto" and cluster is not None and cluster.size > 1:
         name = "parameter_server" if cluster.has_servers else "multi_worker_mirrored"
-    elif name == "auto" and (options.tpu or not tpu.find_obstacle()):
+    elif name == "auto" and (options.tpu or _is_usable("tpu", options)):
         name = "tpu"
     if name == "auto":
         return name  # one_device or mirrored: the number of GPUs is not known without TensorFlow
     _check_cluster(name, cluster)
     _check_options(name, options)
+    if STRATEGIES[name].checker:
+        load(STRATEGIES[name].checker)(options)
     return name
 
 
@@ -95,7 +65,7 @@ def build(name: str = "auto", options: StrategyOptions | None = None) -> Hardwar
     elif name == "tpu":
         reason = "a TPU is configured" if options.tpu else "this machine has a TPU"
     else:
-        selected, reason = devices.select(
+        selected, reason = select_devices(
             options.devices, split=options.logical_devices, strategy=name
         )
     if name == "auto":
@@ -108,8 +78,8 @@ def build(name: str = "auto", options: StrategyOptions | None = None) -> Hardwar
             "runtime.all_reduce.bucket_mib has no effect on one replica, which reduces nothing: remove "
             "it."
         )
-    if name == "tpu":
-        reason += f": {tpu.describe_topology(strategy)}"
+    if spec.describer:
+        reason += f": {load(spec.describer)(strategy)}"
     if requested == "auto":  # the user did not choose this strategy
         reason = f"auto: {reason}"
     # A cluster of one process is dropped: it needs no collectives, and its process is the chief.
@@ -117,11 +87,55 @@ def build(name: str = "auto", options: StrategyOptions | None = None) -> Hardwar
     return Hardware(strategy, name, reason, cluster)
 
 
-def of_strategy(strategy: "tf.distribute.Strategy") -> Hardware:
-    """Returns the hardware of a strategy that the user made, with the processes of TF_CONFIG."""
-    name = strategy_name(strategy)
-    processes = engines.from_environment(os.environ) if STRATEGIES[name].multi_process else None
-    return Hardware(strategy, name, "the user's own", processes)
+def select_devices(requested: Sequence[str], *, split: int, strategy: str) -> tuple[list[str], str]:
+    """Selects the devices for a strategy, and splits them into logical devices first.
+
+    Args:
+        requested: runtime.devices; empty for all devices.
+        split: runtime.logical_devices; 0 for no split.
+        strategy: name of the strategy, or "auto".
+
+    Returns:
+        Names of the devices, such as "CPU:0", and the reason for the selection.
+
+    Raises:
+        UsageError: the devices are not available.
+    """
+    import tensorflow as tf
+
+    gpus = tf.config.list_physical_devices("GPU")
+    reason = f"{len(gpus)} GPU{'s' * (len(gpus) != 1)}" if gpus else "no GPU"
+    device_type = requested[0].partition(":")[0] if requested else "GPU" if gpus else "CPU"
+    if strategy in ("mirrored", "central_storage") and device_type == "CPU" and not split:
+        # TensorFlow treats all cores as one device. Two logical devices let these strategies run with
+        # more than one replica on a machine without GPUs.
+        split = 1 + max((int(name.partition(":")[2]) for name in requested), default=1)
+    if split:
+        load("device_memory:split")(tf.config.list_physical_devices(device_type)[0], split)
+    if split > 1:
+        reason += f", {'first GPU' if gpus else 'CPU'} split into {split}"
+    # This call initializes TensorFlow's devices: they cannot be split or limited afterwards.
+    available = [
+        f"{device.device_type}:{device.name.rsplit(':', 1)[1]}"
+        for device in tf.config.list_logical_devices(device_type)
+    ]
+    if requested:
+        for name in requested:
+            if name not in available:
+                hint = errors.did_you_mean(name, available) or f": there is no {device_type} here."
+                raise UsageError(f"runtime.devices contains {name!r}{hint}")
+        return list(requested), f"{', '.join(requested)} as configured"
+    # An earlier call may have split the CPU; "auto" without a split still means a single device.
+    count = 1 if strategy == "auto" and not gpus and not split else split or None
+    return available[:count], reason
+
+
+def _is_usable(name: str, options: StrategyOptions) -> bool:
+    try:
+        load(STRATEGIES[name].checker)(options)
+    except UsageError:
+        return False
+    return True
 
 
 def _check_cluster(name: str, cluster: Cluster | None) -> None:

@@ -1,22 +1,17 @@
 """The table of strategies: what each one is for, how it is built, and which options it reads.
 
-A new strategy is a builder function and an entry of `STRATEGIES`. `hardware.selection` chooses the
-entry for a config.
+A new strategy is an entry of `STRATEGIES` and a module with the functions that the entry names.
+`hardware.selection` chooses the entry for a config.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-import contextlib
+from collections.abc import Mapping, Sequence
 import dataclasses
-import math
 import operator
-import os
 from typing import TYPE_CHECKING, Any
 
-from ctl.errors import UsageError
-from ctl.hardware import engines, rendezvous, tpu
+from ctl.hardware import load
 from ctl.hardware.cluster import Cluster
 from ctl.hardware.devices import replica_devices
-from ctl.hardware.quiet import hold_back_stderr
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -71,7 +66,8 @@ class StrategyOptions:
         """Reads the options from `config.runtime` and the cluster from environment variables."""
         values = {name: operator.attrgetter(key)(runtime) for name, key in CONFIG_KEYS.items()}
         values["devices"] = tuple(values["devices"])
-        return cls(**values, cluster=engines.from_environment(environment))
+        cluster = load("engines:from_environment")(environment)
+        return cls(**values, cluster=cluster)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +77,7 @@ class StrategySpec:
     Attributes:
         summary: the purpose, in a few words.
         type: the name of the class in `tf.distribute`; "" for TensorFlow's default strategy.
-        build: (devices, options) -> `tf.distribute.Strategy`.
+        builder: "module:function" of `ctl.hardware`, which has the arguments of `build`.
         scope: the devices passed to `build`: "one" or "all" of those selected; "own" passes none to a
             strategy that detects its devices itself.
         reads: the fields of `StrategyOptions` that have an effect.
@@ -93,11 +89,14 @@ class StrategySpec:
         central: whether the variables are on another device than the replicas.
         io_device: the device that reads and writes checkpoints; "" for the variables' hosts.
         tpu: whether the replicas are cores of a TPU, which has no float64 and no conditional update.
+        checker: "module:function", options -> None, which raises a UsageError if the hardware of the
+            strategy cannot be used; "" if it is always there.
+        describer: "module:function", strategy -> what the hardware is; "" for nothing to add.
     """
 
     summary: str
     type: str
-    build: Callable[[list[str], StrategyOptions], Any]
+    builder: str
     scope: str
     reads: tuple[str, ...] = ()
     algorithms: tuple[str, ...] = ()
@@ -107,11 +106,51 @@ class StrategySpec:
     central: bool = False
     io_device: str = ""
     tpu: bool = False
+    checker: str = ""
+    describer: str = ""
+
+    def build(self, devices: list[str], options: StrategyOptions) -> Any:
+        """Builds the strategy, a `tf.distribute.Strategy`."""
+        return load(self.builder)(devices, options)
 
     @property
     def replica_values(self) -> bool:
         """Whether each replica holds variables, in which it can keep values of its own."""
         return not (self.central or self.remote)
+
+
+@dataclasses.dataclass(frozen=True)
+class Hardware:
+    """A strategy, and why it was chosen.
+
+    Attributes:
+        strategy: the strategy.
+        name: its name in `STRATEGIES`.
+        reason: why this strategy and these devices were chosen, in a few words for the user.
+        cluster: the processes of the run; None for a run of one process.
+    """
+
+    strategy: "tf.distribute.Strategy"
+    name: str
+    reason: str
+    cluster: Cluster | None = None
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes the files that only one process may write."""
+        return self.cluster is None or self.cluster.is_chief
+
+
+def of_strategy(strategy: "tf.distribute.Strategy") -> Hardware:
+    """Returns the hardware of a strategy that the user made, with the processes that it runs in."""
+    name, cluster = strategy_name(strategy), None
+    if STRATEGIES[name].multi_process:
+        resolver = strategy.cluster_resolver
+        addresses = resolver.cluster_spec().as_dict()
+        addresses.pop("evaluator", None)
+        if resolver.task_type in addresses:
+            cluster = Cluster(addresses, resolver.task_type, resolver.task_id or 0)
+    return Hardware(strategy, name, "the user's own", cluster)
 
 
 def spec_of(strategy: "tf.distribute.Strategy") -> StrategySpec:
@@ -142,171 +181,24 @@ def uses_cpu_collectives(strategy: "tf.distribute.Strategy") -> bool:
     )
 
 
-def _build_default(devices: list[str], options: StrategyOptions) -> Any:
-    import tensorflow as tf
-
-    return tf.distribute.get_strategy()  # outside of any scope: TensorFlow's default strategy
-
-
-def _build_one_device(devices: list[str], options: StrategyOptions) -> Any:
-    import tensorflow as tf
-
-    return tf.distribute.OneDeviceStrategy(f"/{devices[0]}")
-
-
-def _build_mirrored(devices: list[str], options: StrategyOptions) -> Any:
-    import tensorflow as tf
-
-    # MirroredStrategy's default collectives abort when one process builds strategies of different
-    # sizes, as tests and notebooks do ("joining a group with size 4, but that group has size 2").
-    # Logical devices of one chip gain nothing from collectives, so those reduce on one device.
-    # Between physical GPUs the default, NCCL, is the fastest.
-    num_gpus = len(tf.config.list_physical_devices("GPU"))
-    share_chip = devices[0].startswith("CPU") or num_gpus < len(devices)
-    cross_device_ops: Any = None
-    if options.algorithm == "nccl":
-        if share_chip:
-            raise UsageError(
-                "runtime.all_reduce.algorithm=nccl requires one physical GPU per replica, but the "
-                f"replicas are on {', '.join(devices)}: set it to auto."
-            )
-        cross_device_ops = tf.distribute.NcclAllReduce()
-    elif options.algorithm == "hierarchical_copy":
-        cross_device_ops = tf.distribute.HierarchicalCopyAllReduce()
-    elif options.algorithm == "one_device" or share_chip:
-        cross_device_ops = tf.distribute.ReductionToOneDevice(accumulation_fn=_add_in_order)
-    return tf.distribute.MirroredStrategy(
-        [f"/{device}" for device in devices], cross_device_ops=cross_device_ops
-    )
-
-
-def _build_central_storage(devices: list[str], options: StrategyOptions) -> Any:
-    import tensorflow as tf
-
-    # The default of `parameter_device` is the CPU only if there are several compute devices.
-    strategy = tf.distribute.experimental.CentralStorageStrategy(
-        compute_devices=[f"/{device}" for device in devices], parameter_device="/CPU:0"
-    )
-    # The constructor has no argument for it.
-    strategy.extended._cross_device_ops.accumulation_fn = _add_in_order
-    return strategy
-
-
-def _add_in_order(values: Sequence[Any]) -> Any:
-    """Returns the sum of the replicas' tensors, added in the order of the replicas.
-
-    `tf.add_n` alone gives the sum of three or more tensors other last bits in some runs, because the
-    order of its inputs is not fixed. Its kernel begins with the first input whose memory it may reuse,
-    which depends on whether other operations that read the input have already run. `Snapshot` returns
-    memory that no other operation reads. It copies its input only if another operation may still read
-    it. The optimizer of graphs sorts the inputs of `add_n` by name, and without `Snapshot` it merges the
-    sum of two replicas with a sum in one of them.
-    """
-    import tensorflow as tf
-
-    with tf.name_scope("add_in_order"):
-        own = [
-            tf.raw_ops.Snapshot(input=value, name=f"replica_{replica:06d}")
-            for replica, value in enumerate(values)
-        ]
-        return tf.add_n(own)
-
-
-def _build_multi_worker_mirrored(devices: list[str], options: StrategyOptions) -> Any:
-    import tensorflow as tf
-
-    resolver = _wait_and_resolve(options)
-    assert options.cluster is not None
-    _configure_heartbeats(options.cluster, options.heartbeat_timeout)
-    if options.bucket_mib:
-        reserve_threads()
-    implementations = tf.distribute.experimental.CommunicationImplementation
-    communication = tf.distribute.experimental.CommunicationOptions(
-        implementation=getattr(implementations, options.algorithm.upper()),
-        bytes_per_pack=math.ceil(options.bucket_mib * 2**20),
-        timeout_seconds=options.timeout or None,
-    )
-    with hold_back_stderr():  # gRPC logs each connection
-        return tf.distribute.MultiWorkerMirroredStrategy(
-            cluster_resolver=resolver, communication_options=communication
-        )
-
-
-def _configure_heartbeats(cluster: Cluster, timeout: float) -> None:
-    """Sets the timeout of TensorFlow's coordination service, before the strategy is built.
-
-    Each process sends a heartbeat to the first process every `timeout` / 2 seconds. With TensorFlow's
-    default timeout of 10 s, an interruption of the network of five seconds would end the run.
-    """
-    from ctl.private.tensorflow import context, coordination_config_pb2
-
-    current = context.context()
-    if current.coordination_service is not None:
-        return
-    # As in MultiWorkerMirroredStrategy, which configures the service only if nothing else has.
-    jobs = [role for role in ("chief", "worker") if role in cluster.addresses]
-    current.configure_coordination_service(
-        service_type="standalone",
-        service_leader=f"/job:{jobs[0]}/replica:0/task:0",
-        heartbeat_timeout_in_ms=round(1000 * timeout),
-        coordinated_jobs=[
-            coordination_config_pb2.CoordinatedJob(name=job, num_tasks=len(cluster.addresses[job]))
-            for job in jobs
-        ],
-    )
-
-
-def _build_parameter_server(devices: list[str], options: StrategyOptions) -> Any:
-    import tensorflow as tf
-
-    resolver = _wait_and_resolve(options, serving=True)
-    partitioner = None  # a variable is placed on one server, in round-robin order
-    if options.shard_mib:
-        partitioner = tf.distribute.experimental.partitioners.MinSizePartitioner(
-            min_shard_bytes=int(options.shard_mib * 2**20),
-            max_shards=resolver.cluster_spec().num_tasks("ps"),
-        )
-    with hold_back_stderr():
-        return tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=partitioner)
-
-
-def _build_tpu(devices: list[str], options: StrategyOptions) -> Any:
-    return tpu.build(options.tpu)
-
-
-def _wait_and_resolve(options: StrategyOptions, *, serving: bool = False) -> Any:
-    """Waits for the processes of the cluster, and returns TensorFlow's resolver of it."""
-    import tensorflow as tf
-
-    assert options.cluster is not None  # selection.resolve_name has rejected a missing cluster
-    rendezvous.wait_for_others(options.cluster, timeout=options.start_timeout, serving=serving)
-    # The resolver that reads TF_CONFIG itself would not know the cluster of an Indexed Job.
-    return tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec(options.cluster.spec()),
-        task_type=options.cluster.role,
-        task_id=options.cluster.index,
-        rpc_layer="grpc",
-    )
-
-
 STRATEGIES: dict[str, StrategySpec] = {
     "default": StrategySpec(
         "one replica without a strategy, on the device that TensorFlow chooses",
         "",
-        _build_default,
+        "one_process:build_default",
         "own",
     ),
     "one_device": StrategySpec(
         "one replica on the first GPU, or on the CPU",
         "OneDeviceStrategy",
-        _build_one_device,
+        "one_process:build_one_device",
         "one",
         reads=("logical_devices", "devices"),
     ),
     "mirrored": StrategySpec(
         "one replica per device of this machine",
         "MirroredStrategy",
-        _build_mirrored,
+        "one_process:build_mirrored",
         "all",
         reads=("logical_devices", "devices", "algorithm"),
         algorithms=("nccl", "hierarchical_copy", "one_device"),
@@ -314,7 +206,7 @@ STRATEGIES: dict[str, StrategySpec] = {
     "central_storage": StrategySpec(
         "one replica per device of this machine, with a single copy of the variables on the CPU",
         "experimental.CentralStorageStrategy",
-        _build_central_storage,
+        "one_process:build_central_storage",
         "all",
         reads=("logical_devices", "devices"),
         central=True,
@@ -322,7 +214,7 @@ STRATEGIES: dict[str, StrategySpec] = {
     "multi_worker_mirrored": StrategySpec(
         "one replica per device of several processes, on one machine or more",
         "MultiWorkerMirroredStrategy",
-        _build_multi_worker_mirrored,
+        "several_processes:build_multi_worker_mirrored",
         "own",
         reads=("algorithm", "bucket_mib", "timeout", "start_timeout", "heartbeat_timeout"),
         algorithms=("nccl", "ring"),
@@ -331,17 +223,19 @@ STRATEGIES: dict[str, StrategySpec] = {
     "tpu": StrategySpec(
         "one replica per core of a TPU slice",
         "TPUStrategy",
-        _build_tpu,
+        "tpu:build",
         "own",
         reads=("tpu",),
         remote=True,
         io_device="/job:localhost",  # the hosts of a remote TPU have no disk of the run
         tpu=True,
+        checker="tpu:check",
+        describer="tpu:describe_topology",
     ),
     "parameter_server": StrategySpec(
         "workers that asynchronously update variables on parameter servers",
         "ParameterServerStrategy",
-        _build_parameter_server,
+        "several_processes:build_parameter_server",
         "own",
         reads=("start_timeout", "shard_mib"),
         multi_process=True,
@@ -351,9 +245,6 @@ STRATEGIES: dict[str, StrategySpec] = {
     ),
 }
 NAMES = ("auto", *STRATEGIES)
-
-
-_THREADS = 4  # inter-op threads that suffice to start collectives during the backward pass
 
 
 def group_sizes(sizes: Sequence[int], bucket: int) -> list[int]:
@@ -384,18 +275,3 @@ def bucket_bytes(strategy: "tf.distribute.Strategy") -> int:
     # Strategies of one process may have the attribute too, with the default value.
     options = getattr(strategy.extended, "_communication_options", None)
     return options.bytes_per_pack if options else 0
-
-
-def reserve_threads() -> None:
-    """Gives TensorFlow enough threads to start collectives while the backward pass runs.
-
-    A collective starts in a thread of the inter-op pool, which also runs the operations. By default the
-    pool has one thread per core, so a process on one core would start no collective before the backward
-    pass has ended.
-    """
-    import tensorflow as tf
-
-    pool = tf.config.threading
-    if pool.get_inter_op_parallelism_threads() == 0 and len(os.sched_getaffinity(0)) < _THREADS:
-        with contextlib.suppress(RuntimeError):  # the config file has used TensorFlow already
-            pool.set_inter_op_parallelism_threads(_THREADS)

@@ -4,8 +4,8 @@ The detection does not import TensorFlow, which cannot answer the question: its 
 local TPU on any machine, and with a libtpu that does not match, the import aborts or hangs.
 """
 
+from collections.abc import MutableMapping
 import importlib.metadata
-import os
 import pathlib
 import re
 import socket
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import weakref
 
 from ctl.errors import UsageError
+from ctl.hardware.strategies import StrategyOptions
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -29,9 +30,6 @@ _GENERATIONS = {  # PCI device id -> generation
 }
 _NEWEST_LIBTPU = "0.0.30"  # with a newer one, `import tensorflow` aborts the process
 _CONNECT_TIMEOUT = 5.0  # seconds; TensorFlow would try for minutes
-RESOURCE = re.compile(
-    r"projects/(?P<project>[a-z][a-z0-9:.-]*)/locations/(?P<zone>[a-z0-9-]+)/nodes/(?P<name>[a-z0-9-]+)"
-)
 # TPUStrategy does not expose the topology that it was built from.
 _topologies: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
 
@@ -46,13 +44,13 @@ def list_chips() -> list[str]:
     return [generation for generation in generations if generation]
 
 
-def skip_metadata_server() -> None:
+def skip_metadata_server(environment: MutableMapping[str, str]) -> None:
     """Keeps `import tensorflow` from waiting minutes for a metadata server on a machine without TPU.
 
     A value that the user has set is not changed.
     """
     if not list_chips():
-        os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+        environment.setdefault("TPU_SKIP_MDS_QUERY", "1")
 
 
 def find_obstacle(address: str = "") -> str | None:
@@ -73,45 +71,42 @@ def find_obstacle(address: str = "") -> str | None:
     return None
 
 
-def check_available(address: str = "") -> None:
+def check(options: StrategyOptions) -> None:
     """Rejects a TPU that cannot be used, before TensorFlow is imported.
-
-    Args:
-        address: name or address of a TPU; "" for a TPU of this machine.
 
     Raises:
         UsageError: the TPU cannot be used; the message names the obstacle and the alternatives.
     """
-    obstacle = find_obstacle(address)
+    obstacle = find_obstacle(options.tpu)
     if obstacle:
         raise UsageError(
-            f"No TPU can be used: {obstacle}. {_alternative(address)} To check whether the "
+            f"No TPU can be used: {obstacle}. {_alternative(options.tpu)} To check whether the "
             "experiment would run on a TPU: --mode=aot_compile."
         )
 
 
-def build(name: str = "") -> "tf.distribute.TPUStrategy":
+def build(devices: list[str], options: StrategyOptions) -> "tf.distribute.TPUStrategy":
     """Connects to a TPU, initializes it, which erases its memory, and builds the strategy.
 
     Args:
-        name: a TPU of Google Cloud, by its name in the project and zone of this machine or as
-            projects/PROJECT/locations/ZONE/nodes/NAME; or grpc://HOST:PORT of a TPU worker. "" for the
-            TPU of this machine.
+        devices: not used; the strategy detects its devices itself.
+        options: `options.tpu` is a TPU of Google Cloud, by its name in the project and zone of this
+            machine or as projects/PROJECT/locations/ZONE/nodes/NAME; or grpc://HOST:PORT of a TPU
+            worker. "" for the TPU of this machine.
 
     Raises:
         UsageError: the TPU cannot be used; the message is one line.
     """
-    check_available(name)
+    name = options.tpu
     if name.startswith("grpc://"):
         _check_reachable(name)
     import tensorflow as tf
 
-    resource = RESOURCE.fullmatch(name)
+    is_resource = name.startswith("projects/")
+    project, zone, short = name.split("/")[1::2] if is_resource else (None, None, name or "local")
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(
-            tpu=resource["name"] if resource else name or "local",
-            zone=resource["zone"] if resource else None,
-            project=resource["project"] if resource else None,
+            tpu=short, zone=zone, project=project
         )
         tf.config.experimental_connect_to_cluster(resolver)
         topology = tf.tpu.experimental.initialize_tpu_system(resolver)

@@ -1,19 +1,15 @@
-"""The processes of TF_CONFIG that do not train: evaluators, and the workers and servers of a chief."""
+"""The mode of this process: an evaluator of TF_CONFIG has another one than the processes that train."""
 
 from collections.abc import Mapping
 import json
-import os
 import time
 from typing import Any
 
 from ctl.configs import keys
 from ctl.configs.modes import MODES, Mode
 from ctl.errors import Failure, UsageError, print_line
-from ctl.hardware import engines, rendezvous
-from ctl.hardware.quiet import hold_back_stderr
-from ctl.hardware.strategies import StrategyOptions
+from ctl.hardware import engines
 from ctl.loop.workdir import Workdir
-from ctl.modes import DONE, STOPPED, Arguments
 
 _POLL_SECONDS = 0.5
 
@@ -78,38 +74,3 @@ def wait_for_run(workdir: Workdir, *, timeout: float) -> None:
                 "processes with the same --workdir, or increase runtime.cluster.start_timeout."
             )
         time.sleep(_POLL_SECONDS)
-
-
-_PING_SECONDS = 1.0
-_MAX_MISSED_PINGS = 10  # a short interruption of the network must not end the process
-
-
-def run_server(arguments: Arguments) -> int:
-    """Runs TensorFlow's server until the chief has ended.
-
-    The server has no method that waits for the end of the chief (`Server.join` never returns), so this
-    process polls the chief's port.
-
-    Returns:
-        The exit code: stopped if the run was not complete by then, so that it is started again.
-    """
-    import tensorflow as tf
-
-    from ctl.modes import results
-
-    options = StrategyOptions.from_config(arguments.config.runtime, os.environ)
-    cluster = options.cluster
-    assert cluster is not None
-    rendezvous.wait_for_others(cluster, timeout=options.start_timeout)
-    with hold_back_stderr():  # gRPC logs each connection
-        server = tf.distribute.Server(
-            tf.train.ClusterSpec(cluster.spec()), job_name=cluster.role, task_index=cluster.index
-        )
-        print_line(f"{cluster.name} serves at {server.target.removeprefix('grpc://')}.")
-        missed_pings = 0
-        while missed_pings < _MAX_MISSED_PINGS:
-            time.sleep(_PING_SECONDS)
-            reachable = rendezvous.is_listening(cluster.addresses["chief"][0])
-            missed_pings = 0 if reachable else missed_pings + 1
-    # A dry run is not repeated, whatever its result: the chief reports it.
-    return DONE if arguments.dry_run or results.has_ended(arguments.workdir) else STOPPED

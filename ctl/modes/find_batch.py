@@ -143,7 +143,7 @@ def check_examples(trainer: Any) -> None:
 
 def _estimate(arguments: Arguments, ram: int | None) -> _Start:
     """Estimates the largest batch that fits, from the step traced with two batches."""
-    from ctl.hardware import devices
+    from ctl.hardware import device_memory, devices
     from ctl.modes import experiment
     from ctl.replica.step import memory_estimate, out_of_memory
     from ctl.replica.step.engine import engine_of
@@ -152,7 +152,7 @@ def _estimate(arguments: Arguments, ram: int | None) -> _Start:
     device = devices.replica_devices(hardware.strategy)[0]
     replicas = hardware.strategy.num_replicas_in_sync
     ram = ram if device.startswith("CPU") else None
-    limit = ram or devices.gpu_memory_limit(device)
+    limit = ram or device_memory.gpu_memory_limit(device)
     if limit is None:
         raise UsageError(
             f"The memory of {device} is not known, so find_batch cannot search; for a TPU, use "

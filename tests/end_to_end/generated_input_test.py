@@ -11,7 +11,8 @@ import pytest
 from ctl import configs
 from ctl.configs import keys, options, overrides, validation
 from ctl.configs.modes import MODES
-from ctl.hardware import engines, tf_config
+from ctl.hardware import engines
+from ctl.hardware.engines import tf_config
 from ctl.loop.workdir import Workdir
 from tests.generated import (
     FILES,
@@ -275,7 +276,7 @@ def check_place(place):
         assert port.isascii() and port.isdigit() and 0 < int(port) < 2**16
     assert len(set(addresses)) == len(addresses) and place.address in addresses
     assert place.size == len(place.others()) + 1
-    assert tf_config.parse(place.tf_config()) == place
+    assert tf_config.read({"TF_CONFIG": place.tf_config()}) == place
 
 
 CONFIG = overrides.config(trainer="tiny.py:Tiny", data={"global_batch_size": 4}).to_dict()

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from ctl.errors import UsageError
-from ctl.hardware import devices
+from ctl.hardware import device_memory, devices, selection
 from ctl.hardware.devices import peak_flops
 from tests.fake_nvml import FakeGpu, FakeNvml
 
@@ -42,14 +42,14 @@ def test_a_device_that_the_machine_does_not_have_is_rejected():
     with pytest.raises(
         UsageError, match=r"runtime\.devices contains 'GPU:0': there is no GPU here"
     ):
-        devices.select(["GPU:0"], split=0, strategy="auto")
+        selection.select_devices(["GPU:0"], split=0, strategy="auto")
     with pytest.raises(UsageError, match=r"runtime\.devices contains 'CPU:9': did you mean CPU:"):
-        devices.select(["CPU:9"], split=0, strategy="one_device")
+        selection.select_devices(["CPU:9"], split=0, strategy="one_device")
 
 
 @on_cpu
 def test_configured_devices_are_selected_in_their_order():
-    selected = devices.select(["CPU:2", "CPU:1"], split=0, strategy="mirrored")
+    selected = selection.select_devices(["CPU:2", "CPU:1"], split=0, strategy="mirrored")
     assert selected == (["CPU:2", "CPU:1"], "CPU:2, CPU:1 as configured")
 
 
@@ -93,7 +93,7 @@ def install_gpus(monkeypatch, gpus, details, **options):
 def test_splitting_a_gpu_of_unknown_memory_is_rejected(monkeypatch, gpus, driver):
     install_gpus(monkeypatch, gpus, ["A"], driver=driver)
     with pytest.raises(UsageError, match=r"does not report: set runtime\.logical_devices to 0"):
-        devices._split(physical_gpu(0), 2)
+        device_memory.split(physical_gpu(0), 2)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_parts_of_a_gpu_share_nine_tenths_of_its_memory(monkeypatch, visible, pr
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     split = {}
     monkeypatch.setattr(tf.config, "set_logical_device_configuration", split.__setitem__)
-    devices._split(physical_gpu(0), 2)
+    device_memory.split(physical_gpu(0), 2)
     assert [part.memory_limit for part in split[physical_gpu(0)]] == [limit] * 2
 
 
@@ -136,16 +136,16 @@ def test_the_memory_limit_of_a_gpu_is_that_of_its_logical_device(monkeypatch, pa
         return [tf.config.LogicalDeviceConfiguration(memory_limit=limit) for limit in limits]
 
     monkeypatch.setattr(tf.config, "get_logical_device_configuration", read)
-    limits = [devices.gpu_memory_limit(f"GPU:{i}") for i in range(len(expected))]
+    limits = [device_memory.gpu_memory_limit(f"GPU:{i}") for i in range(len(expected))]
     assert limits == [limit * MIB for limit in expected]
 
 
 def test_other_devices_have_no_known_memory_limit(monkeypatch):
-    assert devices.gpu_memory_limit("CPU:0") is None
+    assert device_memory.gpu_memory_limit("CPU:0") is None
     pretend_gpus(monkeypatch, 1)
     monkeypatch.setattr(tf.config, "get_logical_device_configuration", lambda device: None)
     install_gpus(monkeypatch, [("A", None)], ["A"])
-    assert devices.gpu_memory_limit("GPU:0") is None
+    assert device_memory.gpu_memory_limit("GPU:0") is None
 
 
 @pytest.mark.parametrize(

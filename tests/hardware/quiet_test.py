@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from ctl.hardware.quiet import hold_back_stderr, set_log_level
+from ctl.hardware.quiet import hold_back_stderr
 
 
 def write(text):
@@ -38,23 +38,3 @@ def test_the_lowest_log_level_prints_everything(monkeypatch, capfd):
     with hold_back_stderr():
         write("inside\n")
         assert capfd.readouterr().err == "inside\n"
-
-
-TF_CONFIG = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}'
-
-
-@pytest.mark.parametrize(
-    ("environment", "level"),
-    [
-        ({}, "2"),
-        ({"TF_CONFIG": "{"}, "2"),  # a mistake, which is reported later
-        ({"TF_CONFIG": TF_CONFIG}, "3"),
-        ({"TF_CONFIG": TF_CONFIG, "CUDA_VISIBLE_DEVICES": "0"}, "2"),
-        ({"TF_CONFIG": TF_CONFIG, "TF_CPP_MIN_LOG_LEVEL": "1"}, "1"),
-    ],
-)
-def test_errors_around_the_line_of_a_lost_worker_are_hidden(environment, level, monkeypatch):
-    devices = environment.get("CUDA_VISIBLE_DEVICES", "-1")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
-    set_log_level(environment)
-    assert environment["TF_CPP_MIN_LOG_LEVEL"] == level

@@ -120,7 +120,7 @@ class Ranks:
 
     def _meet(self, rank, timeout=60):
         try:
-            rendezvous.exchange_addresses(self.environments[rank], timeout=timeout)
+            engines.exchange_addresses(self.environments[rank], timeout=timeout)
         except (Failure, UsageError) as error:
             self.errors[rank] = error
 
@@ -227,5 +227,5 @@ def test_meeting_port_in_use_is_reported():
 @pytest.mark.parametrize("environment", [{}, {"SM_HOSTS": '["a", "b"]', "SM_CURRENT_HOST": "a"}])
 def test_processes_that_know_their_addresses_do_not_meet(environment):
     before = dict(environment)
-    rendezvous.exchange_addresses(environment, timeout=0)
+    engines.exchange_addresses(environment, timeout=0)
     assert environment == before

@@ -1,6 +1,5 @@
 """The strategy that is chosen for a config. The test processes have four logical CPUs (conftest.py)."""
 
-import dataclasses
 import json
 
 import pytest
@@ -61,12 +60,11 @@ class Gpus:
         logical = [tf.config.LogicalDevice(f"/device:GPU:{i}", "GPU") for i in range(count)]
         monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: physical[kind])
         monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: logical)
-        for name, spec in strategies.STRATEGIES.items():
-            fake = dataclasses.replace(spec, build=self.build)
-            monkeypatch.setitem(strategies.STRATEGIES, name, fake)
 
-    def build(self, names, options):
-        self.built = names
+        def build(spec, names, options):
+            self.built = names
+
+        monkeypatch.setattr(strategies.StrategySpec, "build", build)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import tensorflow as tf
 import ctl
 from ctl.configs import overrides
 from ctl.errors import UsageError
-from ctl.hardware import selection, strategies
+from ctl.hardware import load, selection, strategies
 from ctl.hardware.strategies import STRATEGIES, StrategyOptions
 from tests import child
 
@@ -19,6 +19,9 @@ on_cpu = pytest.mark.skipif(not NO_GPU, reason="is about a machine without a GPU
 
 def test_names_are_auto_and_those_of_the_table():
     assert ("auto", *STRATEGIES) == strategies.NAMES
+    for spec in STRATEGIES.values():
+        functions = (spec.builder, spec.checker, spec.describer)
+        assert all(callable(load(function)) for function in functions if function)
     assert {a for spec in STRATEGIES.values() for a in spec.algorithms} | {"auto"} == set(
         strategies.ALGORITHMS
     )
@@ -142,15 +145,15 @@ _THREADS = """
 import os, sys
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 import tensorflow as tf
-from ctl.hardware import strategies
-strategies.reserve_threads()
+from ctl.hardware import several_processes
+several_processes.reserve_threads()
 first = tf.config.threading.get_inter_op_parallelism_threads()
 tf.config.threading.set_inter_op_parallelism_threads(2)
-strategies.reserve_threads()
+several_processes.reserve_threads()
 second = tf.config.threading.get_inter_op_parallelism_threads()
 tf.config.threading.set_inter_op_parallelism_threads(0)
 tf.constant(1.0)
-strategies.reserve_threads()
+several_processes.reserve_threads()
 print(first, second, tf.config.threading.get_inter_op_parallelism_threads())
 """
 

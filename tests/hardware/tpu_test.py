@@ -106,10 +106,10 @@ def test_obstacle_to_using_a_tpu(bus, install, versions, devices, address, obsta
 def test_message_names_the_obstacle_and_the_alternatives(bus, install, address, keys):
     install(GOOD)
     bus(V5E)
-    tpu.check_available(address)
+    tpu.check(StrategyOptions(tpu=address))
     install({})
     with pytest.raises(UsageError) as error:
-        tpu.check_available(address)
+        tpu.check(StrategyOptions(tpu=address))
     assert str(error.value) == (
         "No TPU can be used: tensorflow-tpu is not installed (see BUILD.md). To run without a TPU: "
         f"--config.runtime.strategy=auto{keys}. To check whether the experiment would run on a TPU: "
@@ -129,8 +129,7 @@ def test_metadata_server_is_queried_only_on_a_machine_with_a_chip(
     bus, monkeypatch, chips, before, after
 ):
     bus(*chips)
-    monkeypatch.setattr(tpu.os, "environ", before)
-    tpu.skip_metadata_server()
+    tpu.skip_metadata_server(before)
     assert before == after
 
 
@@ -145,7 +144,7 @@ class Cluster:
         monkeypatch.setattr(tf.config, "experimental_connect_to_cluster", self.connect)
         monkeypatch.setattr(tf.tpu.experimental, "initialize_tpu_system", self.initialize)
         monkeypatch.setattr(tf.distribute, "TPUStrategy", Strategy)
-        monkeypatch.setattr(tpu, "check_available", lambda address="", **_: None)
+        monkeypatch.setattr(tpu, "find_obstacle", lambda address="": None)
 
     def resolver(self, **arguments):
         self.calls.append(arguments)
@@ -183,7 +182,7 @@ class Strategy:
 )
 def test_build_connects_to_the_tpu_and_then_initializes_it(monkeypatch, name, arguments):
     cluster = Cluster(monkeypatch)
-    assert isinstance(tpu.build(name), Strategy)
+    assert isinstance(tpu.build([], StrategyOptions(tpu=name)), Strategy)
     assert cluster.calls == [arguments, "connect", "initialize"]
 
 
@@ -191,7 +190,7 @@ def test_build_uses_a_reachable_address(monkeypatch):
     cluster = Cluster(monkeypatch)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"grpc://127.0.0.1:{server.getsockname()[1]}"
-        tpu.build(address)
+        tpu.build([], StrategyOptions(tpu=address))
     assert cluster.calls[0]["tpu"] == address
 
 
@@ -201,7 +200,7 @@ def test_unreachable_address_is_rejected_before_tensorflow_waits_for_it(monkeypa
     with pytest.raises(
         UsageError, match=rf"The TPU grpc://127\.0\.0\.1:{port} is not reachable \("
     ):
-        tpu.build(f"grpc://127.0.0.1:{port}")
+        tpu.build([], StrategyOptions(tpu=f"grpc://127.0.0.1:{port}"))
     assert cluster.calls == []
 
 
@@ -210,7 +209,7 @@ def test_tensorflows_error_is_reported_in_one_line(monkeypatch):
         monkeypatch, tf.errors.NotFoundError(None, None, "No TPU devices\nfound. Registered: x")
     )
     with pytest.raises(UsageError) as error:
-        tpu.build()
+        tpu.build([], StrategyOptions())
     assert str(error.value) == (
         "The TPU of this machine cannot be initialized (NotFoundError: No TPU devices found). To run "
         "without a TPU: --config.runtime.strategy=auto."
@@ -219,11 +218,11 @@ def test_tensorflows_error_is_reported_in_one_line(monkeypatch):
 
 @pytest.mark.skipif(not tpu.find_obstacle(), reason="is about a machine without a TPU")
 def test_tensorflow_itself_rejects_a_tpu_that_does_not_exist(monkeypatch):
-    monkeypatch.setattr(tpu, "check_available", lambda address="", **_: None)
+    monkeypatch.setattr(tpu, "find_obstacle", lambda address="": None)
     with pytest.raises(
         UsageError, match=r"of this machine cannot be initialized \(NotFoundError: "
     ):
-        tpu.build()
+        tpu.build([], StrategyOptions())
 
 
 @pytest.mark.parametrize(
@@ -240,7 +239,7 @@ def test_topology_is_described_in_a_few_words(monkeypatch, bus, devices, shape, 
     topology = types.SimpleNamespace(mesh_shape=shape)
     monkeypatch.setattr(tf.tpu.experimental, "initialize_tpu_system", lambda resolver: topology)
     bus(*devices)
-    assert tpu.describe_topology(tpu.build(name)) == words
+    assert tpu.describe_topology(tpu.build([], StrategyOptions(tpu=name))) == words
     other = Strategy(cluster.resolver(tpu="pod"))
     assert tpu.describe_topology(other) == "4 cores, 1 host"
 
@@ -258,6 +257,8 @@ def test_topology_is_described_in_a_few_words(monkeypatch, bus, devices, shape, 
 def test_a_config_uses_a_tpu_by_its_strategy_or_by_any_tpu_key(monkeypatch, runtime, uses_tpu):
     Cluster(monkeypatch)
     monkeypatch.setattr(tpu, "_check_reachable", lambda address: None)
+    if not uses_tpu:
+        monkeypatch.setattr(tpu, "find_obstacle", lambda address="": "there is none")
     config = ctl.config(runtime=runtime)
     options = StrategyOptions.from_config(config.runtime, {})
     hardware = selection.build(config.runtime.strategy, options)
@@ -267,7 +268,7 @@ def test_a_config_uses_a_tpu_by_its_strategy_or_by_any_tpu_key(monkeypatch, runt
 @needs_tpu
 @pytest.mark.tpu
 def test_a_real_tpu_adds_on_every_core():
-    strategy = tpu.build()
+    strategy = tpu.build([], StrategyOptions())
     total = strategy.reduce("SUM", strategy.run(lambda: tf.constant(1.0)), axis=None)
     assert float(total) == strategy.num_replicas_in_sync
     assert tpu.describe_topology(strategy).endswith("host")

@@ -105,7 +105,12 @@ SHARDS = "off (auto: XLA fuses across logical shards)"
         ({"strategy": "one_device"}, "one_device (no GPU), 1 replica", ON_CPU),
         ({"logical_shards": 4}, "one_device (auto: no GPU), 1 replica", SHARDS),
         ({"xla": "step"}, "one_device (auto: no GPU), 1 replica", "step (as configured)"),
-        ({"tpu": "pod"}, "tpu: one replica per core of a TPU slice", None),
+        (
+            {"tpu": "pod"},
+            "auto is not available: No TPU can be used: tensorflow-tpu is not installed (see "
+            "BUILD.md). To run without a TPU: --config.runtime.strategy=auto and no runtime.tpu. To "
+            "check whether the experiment would run on a TPU: --mode=aot_compile.", None,
+        ),
     ],
 )  # fmt: skip
 def test_strategy_and_xla_mode_of_a_config(runtime, strategy, xla):

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.errors import UsageError, list_some, type_name
-from ctl.hardware import quiet, selection, strategies
+from ctl.hardware import quiet, strategies
 from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.checkpoints import matching, positions
 from ctl.loop.checkpoints.files import CheckpointFiles, read_notes
@@ -117,7 +117,7 @@ class Checkpointer:
         items = {str(i): _as_item(part) for i, part in enumerate(parts)}
         self._checkpoint = tf.train.Checkpoint(**items if is_list else _items(owners[0]))
         if isinstance(owners[0], Step) and processes is None:
-            hardware = selection.of_strategy(owners[0].strategy)
+            hardware = strategies.of_strategy(owners[0].strategy)
             is_chief, processes = hardware.is_chief, ProcessGroup(hardware)
         self._keep = keep
         self._keep_every = keep_every

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from ctl.configs import compatibility
 from ctl.errors import UsageError
-from ctl.hardware import devices
+from ctl.hardware import device_memory, devices
 from ctl.replica.arithmetic import precision
 from ctl.replica.step import memory_estimate
 from ctl.replica.step.memory_estimate import MemoryEstimate
@@ -83,7 +83,7 @@ def measure(trainer: Any) -> Measurement | None:
         trainer: a `StandardTrainer` whose step ran out of memory.
     """
     device = devices.replica_devices(trainer.strategy)[0]
-    limit = devices.gpu_memory_limit(device)
+    limit = device_memory.gpu_memory_limit(device)
     if limit is None:
         return None
     try:

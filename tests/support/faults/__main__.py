@@ -15,7 +15,7 @@ import runpy
 import signal
 import sys
 
-from ctl.hardware import tpu
+from ctl.hardware import installation
 from ctl.hardware.cluster import Cluster
 from ctl.launch import Launcher
 
@@ -38,8 +38,7 @@ def main(argv: Sequence[str]) -> int:
     flags, arguments = _parse(argv[1:dashes]), argv[dashes + 1 :]
     if flags.workers:
         return _launch(flags, arguments)
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow is imported
-    tpu.skip_metadata_server()
+    installation.set_variables(os.environ)  # before TensorFlow is imported
     from tests.support.faults import kills
 
     number = None if flags.signal == NO_SIGNAL else signal.Signals[flags.signal]

@@ -6,10 +6,14 @@ import time
 import pytest
 
 from ctl.errors import UsageError
-from ctl.hardware import engines, tf_config
+from ctl.hardware import engines
 from ctl.hardware.cluster import Cluster
 
 TWO = {"worker": ["a:1", "b:2"]}
+
+
+def parse(value):
+    return engines.from_environment({"TF_CONFIG": value})
 
 
 def text(addresses=TWO, role="worker", index=1):
@@ -22,21 +26,21 @@ def test_a_worker_is_identified_by_its_task():
     assert (worker.address, worker.name) == ("b:2", "worker 1")
     assert (worker.size, worker.is_chief, worker.has_servers) == (2, False, False)
     assert worker.others() == {"worker 0": "a:1"}
-    assert tf_config.parse(text(index=0)).is_chief
+    assert parse(text(index=0)).is_chief
 
 
 def test_the_task_named_chief_is_the_chief():
     spec = {"chief": ["c:9"], "worker": ["a:1"], "ps": ["p:3"]}
-    clusters = [tf_config.parse(text(spec, role, 0)) for role in spec]
+    clusters = [parse(text(spec, role, 0)) for role in spec]
     assert [each.is_chief for each in clusters] == [True, False, False]
     assert [each.name for each in clusters] == ["chief", "worker 0", "ps 0"]
     assert all(each.has_servers for each in clusters)
 
 
 def test_tf_config_describes_the_same_cluster_again():
-    worker = tf_config.parse(text())
+    worker = parse(text())
     assert json.loads(worker.tf_config()) == json.loads(text())
-    assert tf_config.parse(worker.tf_config()) == worker
+    assert parse(worker.tf_config()) == worker
 
 
 @pytest.mark.parametrize("environment", [{}, {"TF_CONFIG": ""}, {"TF_CONFIG": " "}])
@@ -45,8 +49,8 @@ def test_without_variables_the_run_has_one_process(environment):
 
 
 def test_tf_config_without_a_cluster_is_a_run_of_one_process():
-    assert tf_config.parse("{}") is None
-    assert tf_config.parse('{"cluster": {}, "task": {"type": "worker", "index": 0}}') is None
+    assert parse("{}") is None
+    assert parse('{"cluster": {}, "task": {"type": "worker", "index": 0}}') is None
 
 
 @pytest.mark.parametrize(
@@ -118,21 +122,21 @@ def test_the_evaluator_is_a_process_of_its_own(listed):
 
 def test_a_cluster_of_thousands_of_tasks_is_validated_quickly():
     start = time.process_time()
-    large = tf_config.parse(text({"worker": [f"host-{i}:1" for i in range(50_000)]}))
+    large = parse(text({"worker": [f"host-{i}:1" for i in range(50_000)]}))
     assert large.size == 50_000
     assert time.process_time() - start < 10
 
 
 def test_tensorflows_sparse_form_lists_all_tasks():
     sparse = {"worker": {"1": "b:2", "0": "a:1"}, "ps": []}
-    assert tf_config.parse(text(sparse)) == Cluster(TWO, "worker", 1)
+    assert parse(text(sparse)) == Cluster(TWO, "worker", 1)
 
 
 def test_master_is_the_chief():
     spec = {"master": ["c:1"], "worker": ["a:1", "b:1"]}
-    master = tf_config.parse(text(spec, "master", 0))
+    master = parse(text(spec, "master", 0))
     assert (master.name, master.is_chief, master.num_workers) == ("chief", True, 3)
-    assert not tf_config.parse(text(spec)).is_chief
+    assert not parse(text(spec)).is_chief
 
 
 def test_dynamic_workers_of_kubeflow_get_the_others_from_their_number():

@@ -7,23 +7,18 @@ import re
 from typing import Any
 
 from ctl.errors import UsageError
-from ctl.hardware.cluster import Cluster
+from ctl.hardware.cluster import ADDRESS, Cluster
+from ctl.hardware.engines.variables import MAX_TASKS, read_number
 
 ROLES = ("chief", "worker", "ps", "evaluator")
-# A label of a DNS name has at most 63 characters. IPv6 addresses are written in brackets.
-_HOST = r"[\w-]{1,63}(?:\.[\w-]{1,63})*\.?"
-# re.ASCII: \d and \w would otherwise accept digits such as "٣", which gRPC rejects.
-ADDRESS = re.compile(rf"(\[[0-9a-fA-F:]+\]|{_HOST}):(\d{{1,5}})", re.ASCII)
 # Kubeflow's name of a worker's host is JOB-worker-INDEX.NAMESPACE.svc.
 _KUBEFLOW = re.compile(r"(.*-worker-)\d+(\..*)")
 
 
-def parse(text: str, *, workers: int = 0) -> Cluster | None:
+def read(environment: Mapping[str, str]) -> Cluster | None:
     """Parses and validates the value of TF_CONFIG.
 
-    Args:
-        text: a JSON object with the keys "cluster" and "task", as `tf.distribute` defines it.
-        workers: the number of workers, which a `sparseCluster` of Kubeflow does not tell.
+    It is a JSON object with the keys "cluster" and "task", as `tf.distribute` defines it.
 
     Returns:
         The cluster without its evaluator; None if the text has no cluster, which some platforms set
@@ -33,12 +28,13 @@ def parse(text: str, *, workers: int = 0) -> Cluster | None:
         UsageError: the text is invalid.
     """
     try:
-        config = json.loads(text)
+        config = json.loads(environment["TF_CONFIG"])
     except (ValueError, RecursionError) as error:  # deep nesting exhausts the parser's recursion
         raise _tf_config_error(f"is not JSON ({error})") from None
     if not isinstance(config, dict) or not isinstance(config.get("cluster", {}), dict):
         raise _tf_config_error("must be a JSON object whose 'cluster' is an object")
     if config.get("sparseCluster"):
+        workers = read_number(environment, "CTL_WORKERS", minimum=0, maximum=MAX_TASKS, default="0")
         config["cluster"] = _complete(config["sparseCluster"], workers)
     # A role without tasks counts as not listed.
     roles = {k: tasks for k, tasks in config.get("cluster", {}).items() if tasks not in ([], {})}

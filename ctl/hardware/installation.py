@@ -1,16 +1,17 @@
-"""The versions of TensorFlow that ctl supports, checked without importing it."""
+"""Checks the version of TensorFlow, and sets environment variables that it reads at its import."""
 
-from collections.abc import Callable
+from collections.abc import MutableMapping
 import importlib.metadata
 import importlib.util
 
 from ctl.errors import UsageError
+from ctl.hardware import engines, load
 
 DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu", "tf-nightly")
 FIRST, END = (2, 18), (2, 23)
 
 
-def check(find_version: Callable[[str], str] = importlib.metadata.version) -> None:
+def check() -> None:
     """Checks that a supported TensorFlow is installed, with tf_keras and Orbit.
 
     Raises:
@@ -19,7 +20,7 @@ def check(find_version: Callable[[str], str] = importlib.metadata.version) -> No
     install = f'pip install "tensorflow>={_text(FIRST)},<{_text(END)}"'
     for name in DISTRIBUTIONS:
         try:
-            version = find_version(name)
+            version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
         number = tuple(int(part) for part in version.split(".")[:2])
@@ -38,6 +39,23 @@ def check(find_version: Callable[[str], str] = importlib.metadata.version) -> No
     ):
         if importlib.util.find_spec(package) is None:
             raise UsageError(f"The package {package} is not installed: {command}")
+
+
+def set_variables(environment: MutableMapping[str, str]) -> None:
+    """Sets variables that TensorFlow reads when it is imported, unless they are set.
+
+    They are the level of the messages of its C++ code, and whether it looks for a TPU of this machine.
+    One process prints errors only. One of several processes on CPUs does not print errors either: a
+    lost worker would cause several, around the line that ctl prints. All of them are raised in Python,
+    too, except errors of the libraries of GPUs.
+    """
+    try:
+        several = engines.from_environment(environment) is not None
+    except UsageError:  # reported once the config has been checked
+        several = False
+    level = "3" if several and not load("gpu:list_gpus")() else "2"
+    environment.setdefault("TF_CPP_MIN_LOG_LEVEL", level)
+    load("tpu:skip_metadata_server")(environment)
 
 
 def _text(version: tuple[int, int]) -> str:
