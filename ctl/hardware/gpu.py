@@ -39,17 +39,14 @@ class DriverGpu:
     capability: tuple[int, int] | None = None
 
 
-def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str] | None:
-    """Reads the GPUs that CUDA_VISIBLE_DEVICES allows a process to use.
-
-    Args:
-        environment: variables of the process.
+def visible_gpus() -> list[str] | None:
+    """Reads the GPUs that CUDA_VISIBLE_DEVICES allows this process to use.
 
     Returns:
         Indices, or UUIDs such as "GPU-8f3c..." or "MIG-1a..."; None if the variable is not set, which
         allows all GPUs.
     """
-    value = environment.get(_VISIBLE_DEVICES)
+    value = os.environ.get(_VISIBLE_DEVICES)
     if value is None:
         return None
     names: list[str] = []

@@ -8,6 +8,8 @@ from ctl.hardware import load
 from ctl.hardware.cluster import Cluster
 from ctl.hardware.strategies import CONFIG_KEYS, NAMES, STRATEGIES, Hardware, StrategyOptions
 
+_DEFAULTS = StrategyOptions()
+
 
 def resolve_name(name: str, options: StrategyOptions) -> str:
     """Resolves "auto" as far as is possible without TensorFlow, and checks the options.
@@ -39,14 +41,14 @@ def resolve_name(name: str, options: StrategyOptions) -> str:
     return name
 
 
-def build(name: str = "auto", options: StrategyOptions | None = None) -> Hardware:
+def build(name: str, options: StrategyOptions = _DEFAULTS) -> Hardware:
     """Builds the strategy of a config.
 
     Args:
         name: a name of the table, or "auto": a strategy for the cluster if the run has several
             processes, else "tpu" if there is one, else "mirrored" over several GPUs or logical
             devices, else "one_device".
-        options: the options of the config; None for the defaults.
+        options: the options of the config.
 
     Returns:
         The strategy, its name, and why it was chosen.
@@ -54,7 +56,6 @@ def build(name: str = "auto", options: StrategyOptions | None = None) -> Hardwar
     Raises:
         UsageError: the options do not fit together, or the devices are not available.
     """
-    options = options or StrategyOptions()
     requested = name
     name = resolve_name(name, options)
     selected: list[str] = []
@@ -166,9 +167,9 @@ def _check_cluster(name: str, cluster: Cluster | None) -> None:
 
 def _check_options(name: str, options: StrategyOptions) -> None:
     """Raises UsageError for an option that the strategy would silently ignore."""
-    spec, defaults = STRATEGIES[name], StrategyOptions()
+    spec = STRATEGIES[name]
     for field, key in CONFIG_KEYS.items():
-        if getattr(options, field) != getattr(defaults, field) and field not in spec.reads:
+        if getattr(options, field) != getattr(_DEFAULTS, field) and field not in spec.reads:
             raise UsageError(
                 f"runtime.{key} has no effect with runtime.strategy={name}: remove it."
             )

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 import glob
-import os
 import pathlib
 import time
 from typing import Any
@@ -24,7 +23,7 @@ def _strategy_names() -> list[str]:
 
     pytest needs them when it collects the tests, so GPUs are counted without TensorFlow.
     """
-    visible = gpu.visible_gpus(os.environ)
+    visible = gpu.visible_gpus()
     gpus = len(glob.glob("/dev/nvidia[0-9]*")) if visible is None else len(visible)
     return [*_CPU_STRATEGIES, *["one_gpu"] * (gpus > 0), *["mirrored_gpus"] * (gpus > 1)]
 
