@@ -71,6 +71,11 @@ class Source(abc.ABC):
     inner_sources: Sequence["Source"] = ()
     has_one_shape = True
 
+    @property
+    def has_own_order(self) -> bool:
+        """Whether the source decides by itself which examples form a batch."""
+        return type(self).training_order is not Source.training_order
+
     @abc.abstractmethod
     def __len__(self) -> int:
         """The number of examples."""
@@ -119,6 +124,19 @@ class Source(abc.ABC):
             batch_size: the number of rows of a full global batch.
         """
         return positions
+
+    def count_examples(self, positions: int, *, seed: int) -> dict[str, dict[str, float]]:
+        """Counts the examples that each of several sources gives to the training stream.
+
+        Args:
+            positions: the number of rows, steps x global batch size.
+            seed: the run's seed.
+
+        Returns:
+            name -> {"examples": number of rows, "epochs": the same in epochs of the source}; {} for
+            examples that are not mixed.
+        """
+        return {}
 
     def without_python(self) -> "Source":
         """Returns a source of the same examples that reads them by TensorFlow ops alone.

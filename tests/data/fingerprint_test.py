@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from ctl.data.caching import fingerprint
+from ctl.data import fingerprint
 from ctl.data.elements import element_spec
 from tests import child
 
@@ -179,7 +179,7 @@ PRINT = """
 import tensorflow as tf
 for _ in range(20):
     tf.function(lambda v: tf.cond(v > 0, lambda: v, lambda: -v))(tf.constant(1.0))
-from tests.data.caching import fingerprint_test
+from tests.data import fingerprint_test
 print(fingerprint_test.of(fingerprint_test.parse_by_many_functions))
 """
 

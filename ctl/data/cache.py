@@ -27,12 +27,10 @@ import filelock
 import numpy as np
 import tensorflow as tf
 
-from ctl.data import batching
-from ctl.data.caching import fingerprint
+from ctl.data import batching, fingerprint, ragged
 from ctl.data.data_errors import find_unreadable, report_data_errors
 from ctl.data.distribution import disable_autotune
 from ctl.data.features import flat_names, flatten_features
-from ctl.data.sequences import ragged
 from ctl.data.source import (
     Arrays,
     Augmented,
@@ -202,7 +200,7 @@ def cached(source: Source, place: str) -> Source:
     check_local("data.cache", place)
     if not place or isinstance(source, Arrays | ragged.Sequences | Cached | RaggedCached):
         return source  # is in memory
-    if ragged.has_own_order(source):
+    if source.has_own_order:
         raise UsageError(
             f"data.cache does not support {type(source).__name__}: set data.cache='' and give it "
             "ctl.data.cached(source, place) of each of its sources."

@@ -13,8 +13,7 @@ import tensorflow as tf
 
 import ctl
 from ctl import testing
-from ctl.data import batching, distribution
-from ctl.data.caching import cache
+from ctl.data import batching, cache, distribution
 from ctl.data.layout import Layout
 from ctl.errors import UsageError
 from ctl.replica.step.engine import engine_of
@@ -197,8 +196,8 @@ def test_a_folder_is_written_once_and_again_after_every_change(folder, tmp_path,
 
 FILL = """
 import os, sys, time
-from ctl.data.caching import cache
-from tests.data.caching import cache_test
+from ctl.data import cache
+from tests.data import cache_test
 folder, place, speed = sys.argv[1:]
 def stop(self, value):
     print("writing", flush=True)
