@@ -1,189 +1,98 @@
 """Caches parsed examples in memory or in a folder, so that they are read and parsed only once.
 
-A cache in a folder is a subfolder, named by a fingerprint of the examples: the files and their sizes
-and modification times, the specs of the features, and the operations of the parse function. It is
-written under another name and renamed when it is complete, so that the incomplete cache of a killed
-process is never read.
-
-A feature whose examples have one shape is a file of all values, or of all strings and a file of their
-lengths. Any other feature is a file of one serialized tensor per example. In memory, the same bytes are
-in buffers.
+Examples of one shape are arrays in memory. In a folder, and if their shapes differ, each example is a
+record: the serialized tensors of its features. The records of a source are an ArrayRecord file, named by
+a digest of the source's files and version. It is written under another name and renamed when it is
+complete, so that the incomplete file of a killed process is never read.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 import contextlib
-import io
-import json
-import math
+import hashlib
+import logging
 import os
-import shutil
 import sys
 import time
-from typing import Any, BinaryIO, NamedTuple
-import uuid
+from typing import Any
 
 import filelock
 import numpy as np
 import tensorflow as tf
 
-from ctl.data import batching, fingerprint, ragged
+from ctl.data import batching
 from ctl.data.data_errors import find_unreadable, report_data_errors
 from ctl.data.distribution import disable_autotune
-from ctl.data.features import flat_names, flatten_features
-from ctl.data.source import (
-    Arrays,
-    Augmented,
-    Batch,
-    Data,
-    GlobalBatches,
-    PerReplica,
-    RowSource,
-    Source,
-)
-from ctl.errors import UsageError, check_local
+from ctl.data.features import flatten_features
+from ctl.data.files import record_index
+from ctl.data.files.record_reader import ArrayRecordReader, import_package
+from ctl.data.files.records import Records
+from ctl.data.ragged import Sequences
+from ctl.data.source import Arrays, Augmented, Batch, Data, GlobalBatches, PerReplica, Source
+from ctl.errors import Failure, UsageError, check_local
 
 MEMORY = "memory"
-_META = "features.json"
-_ROWS = 256  # examples that are written at a time
+_LOG = logging.getLogger("ctl")
+_FORMAT = 4  # of the records
+_ROWS = 256  # examples that are read at a time
 _PROGRESS_SECONDS = 5.0
+_PARALLEL: dict[str, Any] = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
 
 
-class Feature(NamedTuple):
-    """One feature of the cached examples.
+class _Copy(Source):
+    """A copy of the examples of another source, `inner_sources[0]`, in the same order."""
 
-    Attributes:
-        name: the name of the feature.
-        file: the file of its values or strings; the file of the lengths is "<file>.lengths".
-        dtype: the name of the TensorFlow dtype.
-        shape: the shape of one example; None for an axis whose length differs.
-    """
+    def order(self, positions: tf.Tensor, *, seed: int, span: int) -> tf.Tensor:
+        """Returns the order of the source, which may be the user's own."""
+        return self.inner_sources[0].order(positions, seed=seed, span=span)
 
-    name: str
-    file: str
-    dtype: str
-    shape: list[Any]
-
-    @property
-    def is_ragged(self) -> bool:
-        """Whether the examples may differ in their shapes."""
-        return None in self.shape
-
-    @property
-    def has_lengths(self) -> bool:
-        """Whether the file has strings: those of the examples, or their serialized tensors."""
-        return self.is_ragged or self.dtype == "string"
-
-    def encode(self, value: tf.Tensor) -> list[bytes]:
-        """Returns the strings of one example or several, or the bytes of their numbers."""
-        if self.is_ragged:
-            return [tf.io.serialize_tensor(value).numpy()]
-        values = value.numpy()
-        if self.dtype == "string":
-            return np.asarray(values, object).reshape(-1).tolist()
-        return [np.ascontiguousarray(values).tobytes()]
+    def evaluation_order(self, positions: tf.Tensor, *, batch_size: int) -> tf.Tensor:
+        """Returns the order of the source."""
+        return self.inner_sources[0].evaluation_order(positions, batch_size=batch_size)
 
 
-class _CachedFeatures(Source):
-    """The features of examples in buffers.
+class CachedArrays(_Copy, Arrays):
+    """Examples of one shape in memory."""
 
-    Args:
-        spec: the specs of an example.
-        count: the number of examples.
-        features: the features, in the order of `tf.nest.flatten`.
-        buffer_of: returns the bytes of a file.
-    """
 
-    def __init__(
-        self,
-        spec: Any,
-        count: int,
-        features: Sequence[Feature],
-        buffer_of: Callable[[str], np.ndarray],
-    ):
-        self._count = count
-        self._spec = spec
-        self._features = features
-        buffers = {f.name: buffer_of(f.file) for f in features}
-        self.row_bytes = sum(buffer.size for buffer in buffers.values()) / count
-        self._readers = [_reader(f, count, buffers[f.name], buffer_of) for f in features]
-
-    def __len__(self) -> int:
-        """The number of examples."""
-        return self._count
+class CachedRecords(_Copy, Records):
+    """Examples as records, in memory or in a file."""
 
     def without_python(self) -> Source:
-        """Raises UsageError: the files are on this host."""
+        """Raises UsageError: the records are in this process, or on this host."""
         raise UsageError(
             "data.cache requires input pipelines in this process, but those of this strategy run on "
             "other hosts: set data.cache=''."
         )
 
-    def _read(self, indexes: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Reads rows of every feature; a feature of different shapes has serialized tensors."""
-        types = [tf.string if f.is_ragged else tf.as_dtype(f.dtype) for f in self._features]
-        # NumPy copies the rows without the lock of Python's interpreter.
-        read = lambda rows: [reader(rows) for reader in self._readers]  # noqa: E731
-        values = tf.nest.flatten(tf.numpy_function(read, [indexes], types, stateful=False))
-        shapes = [[] if f.is_ragged else f.shape for f in self._features]
-        return {
-            f.name: tf.ensure_shape(value, [*indexes.shape, *shape])
-            for f, value, shape in zip(self._features, values, shapes, strict=True)
-        }
 
+class _RecordsInMemory:
+    """Reads records that are in memory, as the readers of record files do.
 
-class Cached(_CachedFeatures):
-    """Examples of one shape."""
+    Args:
+        records: [examples] bytes objects.
+    """
 
-    def gather(self, indexes: tf.Tensor) -> Batch:
-        """Reads rows of every feature."""
-        return tf.nest.pack_sequence_as(self._spec, [*self._read(indexes).values()])
+    paths: tuple[str, ...] = ()
+    offsets = None
+    skip_damaged = False
 
+    def __init__(self, records: np.ndarray):
+        self._records = records
+        self.row_bytes = sum(map(len, records)) / len(records)
 
-class RaggedCached(_CachedFeatures, RowSource):
-    """Examples of different shapes."""
+    def __len__(self) -> int:
+        return len(self._records)
 
-    def read(self, indexes: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Reads the values, and the serialized tensors of features of different shapes."""
-        return self._read(indexes)
-
-    def parse(self, row: dict[str, tf.Tensor]) -> Batch:
-        """Makes an example of one row of `read`."""
-        parsed = {
-            f.name: tf.ensure_shape(tf.io.parse_tensor(row[f.name], f.dtype), f.shape)
-            for f in self._features
-            if f.is_ragged
-        }
-        values = {**row, **parsed}
-        return tf.nest.pack_sequence_as(self._spec, [values[f.name] for f in self._features])
-
-
-def _reader(
-    feature: Feature, count: int, buffer: np.ndarray, buffer_of: Callable[[str], np.ndarray]
-) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns a function that reads the rows of a feature."""
-    if not feature.has_lengths:
-        values = buffer.view(tf.as_dtype(feature.dtype).as_numpy_dtype).reshape(
-            [count, *feature.shape]
-        )
-        return lambda rows: np.take(values, rows, axis=0)
-    shape = [] if feature.is_ragged else feature.shape
-    ends = np.concatenate([[0], np.cumsum(buffer_of(f"{feature.file}.lengths").view(np.int64))])
-    size = math.prod(shape)  # strings of an example
-
-    def read(rows: np.ndarray) -> np.ndarray:
-        numbers = (rows[:, None] * size + np.arange(size)).reshape(-1).tolist()
-        strings = np.empty(len(numbers), object)
-        strings[:] = [buffer[ends[i] : ends[i + 1]].tobytes() for i in numbers]
-        return strings.reshape([len(rows), *shape])
-
-    return read
+    def read_by_python(self, indexes: np.ndarray) -> np.ndarray:
+        """Reads records: [rows] int64 -> [rows] bytes objects."""
+        return self._records[indexes]
 
 
 def cached(source: Source, place: str) -> Source:
     """Returns a source of the same examples, which are read and parsed only once.
 
-        ctl.data.cached(ctl.data.image_folder("flowers/train"), self.options.cache)
+        photos = ctl.data.records("photos/*.tfrecord", parse, version="1")
+        ctl.data.cached(photos, self.options.cache)
 
     `data.cache` does this for all data, except for the sources inside of a `ctl.data.mixture`.
 
@@ -192,13 +101,14 @@ def cached(source: Source, place: str) -> Source:
             `ctl.data.sequences`) are returned unchanged. `ctl.data.mixture`, `ctl.data.bucketed`
             and, in a folder, `ctl.data.packed` are not supported: wrap each of their sources.
         place: "memory"; a folder on a local disk, which several processes and runs may share; or "",
-            which returns the source itself.
+            which returns the source itself. A folder requires the package array-record, and a source
+            with `files` and a `version`.
 
     Raises:
         UsageError: the examples cannot be kept, or the folder cannot be written.
     """
     check_local("data.cache", place)
-    if not place or isinstance(source, Arrays | ragged.Sequences | Cached | RaggedCached):
+    if not place or isinstance(source, Arrays | Sequences | _Copy):
         return source  # is in memory
     if source.has_own_order:
         raise UsageError(
@@ -206,15 +116,20 @@ def cached(source: Source, place: str) -> Source:
             "ctl.data.cached(source, place) of each of its sources."
         )
     examples = batching.all_examples(source)
-    _check_spec(examples.element_spec)
-    if place == MEMORY:
-        return _fill_memory(source, examples)
-    if not source.files:
-        raise UsageError(
-            f"data.cache={place} requires a source that names its files, but {type(source).__name__} "
-            "has no attribute `files`: set it, or set data.cache=memory."
-        )
-    return _load_or_fill(source, examples, place)
+    spec = examples.element_spec
+    _check_spec(spec)
+    copy: Source
+    if place != MEMORY:
+        copy = CachedRecords(_load_or_fill(source, examples, place), _parser(spec))
+    elif any(None in feature.shape for feature in tf.nest.flatten(spec)):
+        records = [*_read(source, examples, _records(examples))]
+        reader = _RecordsInMemory(np.concatenate(records))
+        copy = CachedRecords(reader, _parser(spec))
+    else:
+        batches = _read(source, examples, examples.batch(_ROWS))
+        copy = CachedArrays(tf.nest.map_structure(lambda *v: np.concatenate(v), *batches))
+    copy.inner_sources = (source,)
+    return copy
 
 
 def cache_data(data: Data, place: str) -> Data:
@@ -246,111 +161,117 @@ def _check_spec(spec: Any) -> None:
             )
 
 
-def _fill_memory(source: Source, examples: tf.data.Dataset) -> Source:
-    files: defaultdict[str, io.BytesIO] = defaultdict(io.BytesIO)
-    features = _write(source, examples, files.__getitem__)
-    return _load(
-        source,
-        examples.element_spec,
-        features,
-        lambda name: np.frombuffer(files[name].getbuffer(), np.uint8),
-    )
+def _records(examples: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns batches of records, each of one example."""
+
+    def serialize(example: Batch) -> tf.Tensor:
+        features = [tf.io.serialize_tensor(value) for value in tf.nest.flatten(example)]
+        return tf.io.serialize_tensor(tf.stack(features))
+
+    return examples.map(serialize, **_PARALLEL).batch(_ROWS)
 
 
-def _load_or_fill(source: Source, examples: tf.data.Dataset, folder: str) -> Source:
-    name = fingerprint.of_source(source, examples.element_spec)
-    final = os.path.join(folder, name)
-    try:
-        os.makedirs(folder, exist_ok=True)
-        # One process of this machine fills a cache while the others wait; its exit frees the lock.
-        with filelock.FileLock(f"{final}.lock"):
-            if not os.path.exists(os.path.join(final, _META)):
-                for other in os.listdir(folder):  # of processes that were killed in this
-                    if other.startswith(f"{name}.") and other.endswith(".tmp"):
-                        shutil.rmtree(os.path.join(folder, other), ignore_errors=True)
-                _fill_folder(source, examples, final)
-    except OSError as error:
-        raise UsageError(
-            f"data.cache={folder} cannot be written ({error.strerror}): choose a folder on a local disk "
-            "with more space, or data.cache=memory."
-        ) from None
-    with open(os.path.join(final, _META)) as file:
-        features = [Feature(**feature) for feature in json.load(file)]
+def _parser(spec: Any) -> Callable[[tf.Tensor], Batch]:
+    """Returns a function from the record of an example to the example."""
+    specs = tf.nest.flatten(spec)
 
-    def buffer_of(name: str) -> np.ndarray:
-        path = os.path.join(final, name)
-        # A file without content cannot be mapped into memory.
-        return np.memmap(path, np.uint8, "r") if os.path.getsize(path) else np.zeros(0, np.uint8)
+    def parse(record: tf.Tensor) -> Batch:
+        features = tf.unstack(tf.io.parse_tensor(record, tf.string), len(specs))
+        values = [
+            tf.ensure_shape(tf.io.parse_tensor(feature, each.dtype), each.shape)
+            for feature, each in zip(features, specs, strict=True)
+        ]
+        example: Batch = tf.nest.pack_sequence_as(spec, values)
+        return example
 
-    return _load(source, examples.element_spec, features, buffer_of)
+    return parse
 
 
-def _fill_folder(source: Source, examples: tf.data.Dataset, final: str) -> None:
-    temporary = f"{final}.{uuid.uuid4().hex}.tmp"
-    os.makedirs(temporary)
-    try:
-        with contextlib.ExitStack() as stack:
-
-            def open_file(name: str) -> BinaryIO:
-                return stack.enter_context(open(os.path.join(temporary, name), "wb"))
-
-            features = _write(source, examples, open_file)
-            with open(os.path.join(temporary, _META), "w") as file:
-                json.dump([feature._asdict() for feature in features], file)
-        os.sync()  # so that a power failure cannot leave a renamed but incomplete cache
-        os.rename(temporary, final)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _write(
-    source: Source, examples: tf.data.Dataset, open_file: Callable[[str], BinaryIO]
-) -> list[Feature]:
-    """Writes all examples into the files of their features."""
-    specs, count = examples.element_spec, len(source)
-    flat = zip(flat_names(specs), tf.nest.flatten(specs), strict=True)
-    features = [
-        Feature(name, str(number), spec.dtype.name, spec.shape.as_list())
-        for number, (name, spec) in enumerate(flat)
-    ]
-    files = {f.name: open_file(f.file) for f in features}
-    lengths = {f.name: open_file(f"{f.file}.lengths") for f in features if f.has_lengths}
-    is_ragged = any(feature.is_ragged for feature in features)
-    elements = examples.prefetch(_ROWS) if is_ragged else examples.batch(_ROWS)
+def _read(source: Source, examples: tf.data.Dataset, batches: tf.data.Dataset) -> Iterator[Any]:
+    """Yields batches of all examples, as arrays, and prints the progress."""
+    count, done = len(source), 0
     begin = shown = time.monotonic()
-    done = 0
     with report_data_errors(
         "cached",
-        lambda: elements.element_spec,
+        lambda: examples.batch(1).element_spec,
         lambda: find_unreadable(source, range(done, done + _ROWS)),
     ):
-        for element in disable_autotune(elements):
-            values = tf.nest.flatten(element)
-            for feature, value in zip(features, values, strict=True):
-                for content in feature.encode(value):
-                    files[feature.name].write(content)
-                    if feature.has_lengths:
-                        lengths[feature.name].write(np.int64(len(content)).tobytes())
-            done += 1 if is_ragged else len(values[0])
+        for batch in disable_autotune(batches):
+            yield tf.nest.map_structure(lambda value: value.numpy(), batch)
+            done += len(tf.nest.flatten(batch)[0])
             if time.monotonic() - shown > _PROGRESS_SECONDS:
                 shown = time.monotonic()
                 line = f"Filling the cache: {done:,} of {count:,} examples, {shown - begin:.0f} s"
                 print(line, file=sys.stderr, flush=True)
     if done != count:
         raise UsageError(f"The data has {count} examples, but only {done} of them could be read.")
-    return features
 
 
-def _load(
-    source: Source,
-    spec: Any,
-    features: Sequence[Feature],
-    buffer_of: Callable[[str], np.ndarray],
-) -> Source:
-    kind = RaggedCached if any(feature.is_ragged for feature in features) else Cached
-    result = kind(spec, len(source), features, buffer_of)
-    result.inner_sources = (source,)
-    for name in ("order", "evaluation_order"):
-        if getattr(type(source), name) is not getattr(Source, name):  # the user's own
-            setattr(result, name, getattr(source, name))
-    return result
+def _load_or_fill(source: Source, examples: tf.data.Dataset, folder: str) -> ArrayRecordReader:
+    kind = type(source).__name__
+    if not source.files:
+        raise UsageError(
+            f"data.cache={folder} requires a source that names its files, but {kind} has no attribute "
+            "`files`: set it, or set data.cache=memory."
+        )
+    if source.version is None:
+        raise UsageError(
+            f"data.cache={folder} keeps what the functions of {kind} return: name their version, such "
+            'as ctl.data.records(files, parse, version="1") or the attribute `version` of a source, '
+            "and another one after each change; or set data.cache=memory."
+        )
+    import_package()
+    path = os.path.join(folder, f"{_digest(source, examples.element_spec)}.array_record")
+    try:
+        os.makedirs(folder, exist_ok=True)
+        # One process of this machine fills a cache while the others wait; its exit frees the lock.
+        with filelock.FileLock(f"{path}.lock"):
+            if not os.path.exists(path):
+                _fill(source, examples, path)
+    except (OSError, RuntimeError) as error:  # array-record raises a RuntimeError
+        if isinstance(error, Failure):
+            raise
+        problem = getattr(error, "strerror", None) or str(error).partition(";")[0]
+        raise UsageError(
+            f"data.cache={folder} cannot be written ({problem}): choose a folder on a local disk "
+            "with more space, or data.cache=memory."
+        ) from None
+    _LOG.info("data.cache: %d examples of version %s in %s.", len(source), source.version, path)
+    return ArrayRecordReader([path], skip_damaged=False)
+
+
+def _fill(source: Source, examples: tf.data.Dataset, path: str) -> None:
+    temporary = f"{path}.incomplete"  # may be that of a killed process
+    try:
+        # Groups of one record are the fastest to read in random order.
+        writer = import_package().ArrayRecordWriter(temporary, "group_size:1,uncompressed")
+        with contextlib.closing(writer):
+            for records in _read(source, examples, _records(examples)):
+                for record in records:
+                    writer.write(record)
+        os.sync()  # so that a power failure cannot leave a renamed but incomplete file
+        os.rename(temporary, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(temporary)
+
+
+def _digest(source: Source, spec: Any) -> str:
+    """Returns a digest of what the examples depend on: files, version and specs."""
+    features = sorted(
+        f"{name} {s.dtype.name} {s.shape}" for name, s in flatten_features(spec).items()
+    )
+    # A cache in which records were replaced must not hide that a file is damaged.
+    kind = [type(source).__name__, getattr(source, "skip_damaged", False), len(source)]
+    files = [(path, *_stat(path)) for path in source.files]
+    content = repr([_FORMAT, source.version, kind, features, files]).encode()
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def _stat(path: str) -> tuple[int, int]:
+    """Returns the size of a file, and a number that differs once it has changed."""
+    try:
+        status = tf.io.gfile.stat(path)
+    except tf.errors.UnimplementedError:  # a URL of a scheme that only fsspec can open
+        return record_index.stat(path)
+    return status.length, status.mtime_nsec

@@ -59,6 +59,8 @@ class Source(abc.ABC):
             None if every example must be read to find them.
         files: the files that the examples come from; `data.cache` in a folder is valid for their sizes
             and modification times, and a run resumes with files of the same names and sizes.
+        version: names what `gather`, or `read` and `parse`, make of the files. `data.cache` in a folder
+            requires it, and reads and parses again if it has changed.
         record_offsets: where in the files the records are; a run resumes with the same ones.
         inner_sources: the sources that this one reads.
         has_one_shape: whether the batches of all steps have the same shape.
@@ -67,6 +69,7 @@ class Source(abc.ABC):
     row_bytes: float | None = None
     lengths: np.ndarray | None = None
     files: Sequence[str] = ()
+    version: str | None = None
     record_offsets: np.ndarray | None = None
     inner_sources: Sequence["Source"] = ()
     has_one_shape = True

@@ -289,7 +289,8 @@ def import_package() -> Any:
         from array_record.python import array_record_module
     except ImportError:
         raise UsageError(
-            "ArrayRecord files require the package array-record: pip install array-record."
+            "ArrayRecord files, also those of data.cache in a folder, require the package "
+            "array-record: pip install array-record."
         ) from None
     return array_record_module
 
