@@ -11,7 +11,6 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.data.autograph import convert, traced
-from ctl.data.data_errors import report_data_errors
 from ctl.data.input_pipeline import InputPipeline
 from ctl.data.source import Arrays, Data, GlobalBatches, Source
 from ctl.errors import UsageError, name_arguments
@@ -153,21 +152,19 @@ class StandardEvaluator(orbit.StandardEvaluator):
         engine = engine_of(self.trainer)
         pipeline = engine.pipeline
 
-        def find_unreadable() -> str:
+        def find_indexes() -> range | None:
             examples = int(self._sums.examples.numpy())
             # Some of the replicas may have counted their rows of the batch that failed.
             start = examples - examples % self.global_batch_size
             indexes = range(start, start + self.global_batch_size)
-            return "" if self._own_dataset else pipeline.find_unreadable(self._split, indexes)
+            return None if self._own_dataset else indexes
 
         with (
             engine.trace_scope(),
             engine.averaged_weights(),
             draws.report_problems(),
             preprocessing.report_problems(),
-            report_data_errors(
-                "evaluation", lambda: pipeline.element_spec(self._split), find_unreadable
-            ),
+            pipeline.report_errors("evaluation", self._split, find_indexes),
         ):
             if self._own_dataset or len(self.splits) == 1:
                 return self._evaluate_split(num_steps)

@@ -6,19 +6,17 @@ Each name is imported when it is first used (PEP 562).
 import importlib
 from typing import TYPE_CHECKING, Any
 
-# Now, because a later import of the package of the same name would replace the function.
-from ctl.data.sequences.ragged import sequences
-
 if TYPE_CHECKING:
-    from ctl.data.caching.cache import cached
+    from ctl.data.bucketing import bucketed
+    from ctl.data.cache import cached
     from ctl.data.files.images import idx, image_folder
     from ctl.data.files.random_access import random_access
     from ctl.data.files.records import records
     from ctl.data.files.tables import arrays, csv, generator, parquet, text
     from ctl.data.input_pipeline import distribute
     from ctl.data.mixing import mixture
-    from ctl.data.sequences.bucketing import bucketed
-    from ctl.data.sequences.packing import packed
+    from ctl.data.packing import packed
+    from ctl.data.ragged import sequences
     from ctl.data.source import (
         Arrays,
         Augmented,
@@ -29,29 +27,28 @@ if TYPE_CHECKING:
         augmented,
     )
 
-_MODULES = {
-    "Arrays": "ctl.data.source",
-    "Augmented": "ctl.data.source",
-    "GlobalBatches": "ctl.data.source",
-    "PerReplica": "ctl.data.source",
-    "RowSource": "ctl.data.source",
-    "Source": "ctl.data.source",
-    "arrays": "ctl.data.files.tables",
-    "augmented": "ctl.data.source",
-    "bucketed": "ctl.data.sequences.bucketing",
-    "cached": "ctl.data.caching.cache",
-    "csv": "ctl.data.files.tables",
-    "distribute": "ctl.data.input_pipeline",
-    "generator": "ctl.data.files.tables",
-    "idx": "ctl.data.files.images",
-    "image_folder": "ctl.data.files.images",
-    "mixture": "ctl.data.mixing",
-    "packed": "ctl.data.sequences.packing",
-    "parquet": "ctl.data.files.tables",
-    "random_access": "ctl.data.files.random_access",
-    "records": "ctl.data.files.records",
-    "text": "ctl.data.files.tables",
+_NAMES = {
+    "bucketing": ("bucketed",),
+    "cache": ("cached",),
+    "files.images": ("idx", "image_folder"),
+    "files.random_access": ("random_access",),
+    "files.records": ("records",),
+    "files.tables": ("arrays", "csv", "generator", "parquet", "text"),
+    "input_pipeline": ("distribute",),
+    "mixing": ("mixture",),
+    "packing": ("packed",),
+    "ragged": ("sequences",),
+    "source": (
+        "Arrays",
+        "Augmented",
+        "GlobalBatches",
+        "PerReplica",
+        "RowSource",
+        "Source",
+        "augmented",
+    ),
 }
+_MODULES = {name: f"ctl.data.{module}" for module, names in _NAMES.items() for name in names}
 __all__ = [
     "Arrays",
     "Augmented",

@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from ctl.configs.error_location import describe
 from ctl.data.features import flat_names, flatten_features
-from ctl.data.files.record_reader import DamagedRecord
 from ctl.data.source import Source
 from ctl.errors import Failure, UsageError
 
@@ -23,6 +22,10 @@ _SHAPES = re.compile(
 )
 
 
+class DamagedRecord(Exception):
+    """A record whose checksum is wrong. TensorFlow passes on only the message."""
+
+
 # A Python exception in an input pipeline arrives as an error that quotes it.
 _DAMAGED_RECORD = re.compile(rf"{DamagedRecord.__name__}: (?P<problem>.*)\.")
 _OWN_ERROR = re.compile(rf"\b(?:{UsageError.__name__}|{Failure.__name__}): (?P<line>.*)")
@@ -34,9 +37,24 @@ def report_data_errors(
     read_spec: Callable[[], Mapping[str, Any]],
     find_unreadable: Callable[[], str] = lambda: "",
 ) -> Iterator[None]:
-    """Turns TensorFlow's errors about corrupt or ragged data into a UsageError.
+    """Turns TensorFlow's errors about corrupt or ragged data into a UsageError, as `explain` does."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        explain(error, kind, read_spec, find_unreadable)
+        raise
+
+
+def explain(
+    error: tf.errors.OpError,
+    kind: str,
+    read_spec: Callable[[], Mapping[str, Any]],
+    find_unreadable: Callable[[], str],
+) -> None:
+    """Raises a UsageError of one line for TensorFlow's error about corrupt or ragged data.
 
     Args:
+        error: TensorFlow's error; of one that is not about the data, nothing is raised.
         kind: "training" or "evaluation", for the message.
         read_spec: returns the spec of a batch, whose keys name the features.
         find_unreadable: returns the name of the example that cannot be decoded, if there is one.
@@ -45,38 +63,31 @@ def report_data_errors(
         UsageError: an example or a file is corrupt, or examples of different shapes cannot be batched.
         Failure: a file cannot be read.
     """
-    try:
-        yield
-    except tf.errors.DataLossError as error:
+    if isinstance(error, tf.errors.DataLossError):
         raise UsageError(
             f"The {kind} data is corrupt ({_describe_corruption(error)}): write the file again."
         ) from None
-    except tf.errors.UnknownError as error:
-        damaged, failure = (p.search(error.message) for p in (_DAMAGED_RECORD, _OWN_ERROR))
-        if failure:
-            raise Failure(failure["line"]) from None
-        if not damaged:
-            raise
-        raise UsageError(
-            f"The {kind} data is corrupt: {damaged['problem']}: write the file again, or set "
-            "skip_damaged=True."
-        ) from None
-    except tf.errors.InvalidArgumentError as error:
-        mistake = _OWN_ERROR.search(error.message)
-        if mistake:
-            raise UsageError(mistake["line"]) from None
-        if CHANGED_LENGTHS in error.message:
+    own = _OWN_ERROR.search(error.message)
+    if isinstance(error, tf.errors.UnknownError):
+        damaged = _DAMAGED_RECORD.search(error.message)
+        if own:
+            raise Failure(own["line"]) from None
+        if damaged:
             raise UsageError(
-                f"The {kind} data has changed: {CHANGED_LENGTHS}. Remove the file of lengths, and "
-                "make sure that reading an example is deterministic."
+                f"The {kind} data is corrupt: {damaged['problem']}: write the file again, or set "
+                "skip_damaged=True."
             ) from None
-        shapes = _SHAPES.search(error.message)
-        if not shapes:
-            example = find_unreadable()
-            if not example:
-                raise
-            line = f"{example} cannot be read ({describe(error)}): replace it."
-            raise UsageError(line) from error
+    if not isinstance(error, tf.errors.InvalidArgumentError):
+        return
+    if own:
+        raise UsageError(own["line"]) from None
+    if CHANGED_LENGTHS in error.message:
+        raise UsageError(
+            f"The {kind} data has changed: {CHANGED_LENGTHS}. Remove the file of lengths, and "
+            "make sure that reading an example is deterministic."
+        ) from None
+    shapes = _SHAPES.search(error.message)
+    if shapes:
         one, other = shapes["one"] or shapes["batch"], shapes["other"] or shapes["added"]
         raise UsageError(
             f"{_find_feature(read_spec(), shapes['component'])} has shape {one} in one {kind} example "
@@ -84,6 +95,10 @@ def report_data_errors(
             "crop the examples to one shape in the dataset (tf.pad, tf.image.resize), or return "
             "ctl.data.GlobalBatches(dataset.padded_batch(...))."
         ) from None
+    example = find_unreadable()
+    if example:
+        line = f"{example} cannot be read ({describe(error)}): replace it."
+        raise UsageError(line) from error
 
 
 def find_unreadable(source: Source, indexes: Iterable[int]) -> str:

@@ -1,17 +1,17 @@
 """The input pipeline of a trainer, from its `build_dataset` to the datasets its strategy iterates."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 import contextlib
 import dataclasses
+import importlib
 import json
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from ctl.data import batching, data_errors, description, distribution, elements, host_random
+from ctl.data import batching, distribution, elements, host_random
 from ctl.data.layout import Layout, WorkerShard
-from ctl.data.sequences import ragged
 from ctl.data.source import (
     Arrays,
     Augmented,
@@ -27,6 +27,20 @@ from ctl.errors import UsageError, name_arguments
 from ctl.hardware import strategies
 
 BuildDataset = Callable[[str, tf.distribute.InputContext], Data]
+# What an input pipeline can do without, by what it is for: "module:function" in `ctl.data`.
+_LEAVES = {
+    "cache": "cache:cache_data",
+    "description": "description:describe",
+    "errors": "data_errors:explain",
+    "unreadable": "data_errors:find_unreadable",
+}
+
+
+def _open(name: str) -> Callable[..., Any]:
+    """Imports a function of `_LEAVES`."""
+    module, function = _LEAVES[name].split(":")
+    opened: Callable[..., Any] = getattr(importlib.import_module(f"ctl.data.{module}"), function)
+    return opened
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +72,7 @@ class InputPipeline:
         strategy: the distribution strategy.
         seed: the run's seed.
         prefetch: number of global batches to prepare ahead; -1 lets tf.data choose.
+        cache: where parsed examples are kept, the value of `data.cache`; "" for nowhere.
         build_scope: makes the context manager in which `build_dataset` is called.
 
     Attributes:
@@ -72,12 +87,14 @@ class InputPipeline:
         strategy: tf.distribute.Strategy,
         seed: int,
         prefetch: int,
+        cache: str = "",
         build_scope: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ):
         self._build_dataset = build_dataset
         self._strategy = strategy
         self._seed = seed
         self._prefetch = prefetch
+        self._cache = cache
         self._build_scope = build_scope
         # By split. Only sources, augmented or not, because a dataset must be built each time.
         self._sources: dict[str, Data] = {}
@@ -109,7 +126,7 @@ class InputPipeline:
         data = elements.name_dataset_features(data)
         self._specs[split] = elements.check_data(data, split)
         if split not in self.descriptions:
-            self.descriptions[split] = description.describe(data)
+            self.descriptions[split] = _open("description")(data)
         if strategies.spec_of(self._strategy).remote:  # hosts that do not run this program
             data = elements.without_python(data, split)
         if source_of(data) is not None:
@@ -262,12 +279,35 @@ class InputPipeline:
         # The indexes of a bucketed source contain the bucket, too.
         return (indexes.numpy() % len(source)).tolist()
 
-    def find_unreadable(self, split: str, indexes: Iterable[int] | None) -> str:
-        """Returns the first of these examples of a split that cannot be read; "" if all can be."""
-        source = source_of(self.data(split))
-        if source is None or ragged.has_own_order(source):
-            return ""
-        return data_errors.find_unreadable(source, indexes or ())
+    @contextlib.contextmanager
+    def report_errors(
+        self, kind: str, split: str, find_indexes: Callable[[], Iterable[int] | None]
+    ) -> Iterator[None]:
+        """Turns TensorFlow's errors about the examples of a split into an error of one line.
+
+        Args:
+            kind: "training" or "evaluation", for the message.
+            split: the split that is read.
+            find_indexes: returns the indexes of the examples that were read last; None if they are not
+                known.
+
+        Raises:
+            UsageError: an example or a file is corrupt, or the examples differ in their shapes.
+            Failure: a file cannot be read.
+        """
+
+        def find_unreadable() -> str:
+            indexes = find_indexes()
+            source = None if indexes is None else source_of(self.data(split))
+            if source is None or source.has_own_order:
+                return ""
+            return _open("unreadable")(source, indexes)
+
+        try:
+            yield
+        except tf.errors.OpError as error:
+            _open("errors")(error, kind, lambda: self.element_spec(split), find_unreadable)
+            raise
 
     def copy_to_device(self, device: str) -> Arrays:
         """Returns a copy of the training examples in the memory of a device."""
@@ -307,7 +347,8 @@ class InputPipeline:
 
     def _build(self, split: str, context: tf.distribute.InputContext) -> Data:
         with self._build_scope(), host_random.checked_maps():
-            return self._build_dataset(split, context)
+            data = self._build_dataset(split, context)
+            return _open("cache")(data, self._cache) if self._cache else data
 
     def _check_strategy(self, data: Data) -> None:
         """Raises UsageError for data that the strategy would not split by the global batch."""

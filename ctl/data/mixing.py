@@ -21,7 +21,6 @@ from ctl.data import sampler
 from ctl.data.autograph import convert, traced
 from ctl.data.elements import element_spec, name_features
 from ctl.data.features import flatten_features
-from ctl.data.sequences import ragged
 from ctl.data.source import Batch, RowSource, Source
 from ctl.errors import UsageError
 
@@ -118,15 +117,7 @@ class Mixture(Source):
         return indexes, seeds
 
     def count_examples(self, positions: int, *, seed: int) -> dict[str, dict[str, float]]:
-        """Counts the examples that each source gives to the first rows of the training stream.
-
-        Args:
-            positions: the number of rows, steps x global batch size.
-            seed: the run's seed.
-
-        Returns:
-            name -> {"examples": number of rows, "epochs": the same in epochs of the source}.
-        """
+        """Counts the examples that each source gives to the first rows of the training stream."""
         table, before = self._tables(seed)
         period, place = divmod(positions, len(table))
         examples = period * np.array(self._rows) + before[place]
@@ -240,7 +231,7 @@ def _check_entry(name: Any, value: Any) -> None:
         raise UsageError(
             f"ctl.data.mixture got weight {weight!r} for {name!r}, but requires a positive number."
         )
-    if ragged.has_own_order(source):
+    if source.has_own_order:
         raise UsageError(
             f"ctl.data.mixture got a mixture or ctl.data.bucketed for {name!r}, which choose their own "
             "examples: pass all sources to one mixture, or use ctl.data.packed."

@@ -59,6 +59,8 @@ class Source(abc.ABC):
             None if every example must be read to find them.
         files: the files that the examples come from; `data.cache` in a folder is valid for their sizes
             and modification times, and a run resumes with files of the same names and sizes.
+        version: names what `gather`, or `read` and `parse`, make of the files. `data.cache` in a folder
+            requires it, and reads and parses again if it has changed.
         record_offsets: where in the files the records are; a run resumes with the same ones.
         inner_sources: the sources that this one reads.
         has_one_shape: whether the batches of all steps have the same shape.
@@ -67,9 +69,15 @@ class Source(abc.ABC):
     row_bytes: float | None = None
     lengths: np.ndarray | None = None
     files: Sequence[str] = ()
+    version: str | None = None
     record_offsets: np.ndarray | None = None
     inner_sources: Sequence["Source"] = ()
     has_one_shape = True
+
+    @property
+    def has_own_order(self) -> bool:
+        """Whether the source decides by itself which examples form a batch."""
+        return type(self).training_order is not Source.training_order
 
     @abc.abstractmethod
     def __len__(self) -> int:
@@ -119,6 +127,19 @@ class Source(abc.ABC):
             batch_size: the number of rows of a full global batch.
         """
         return positions
+
+    def count_examples(self, positions: int, *, seed: int) -> dict[str, dict[str, float]]:
+        """Counts the examples that each of several sources gives to the training stream.
+
+        Args:
+            positions: the number of rows, steps x global batch size.
+            seed: the run's seed.
+
+        Returns:
+            name -> {"examples": number of rows, "epochs": the same in epochs of the source}; {} for
+            examples that are not mixed.
+        """
+        return {}
 
     def without_python(self) -> "Source":
         """Returns a source of the same examples that reads them by TensorFlow ops alone.

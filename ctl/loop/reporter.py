@@ -13,7 +13,6 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.configs.group_values import patterns
-from ctl.data.mixing import Mixture
 from ctl.hardware import devices, gpu
 from ctl.loop.checkpoints.files import report_write_errors
 from ctl.loop.metric_log import MetricLog
@@ -230,7 +229,7 @@ def count_examples(trainer: StandardTrainer, step: int) -> dict[str, dict[str, f
         data.
     """
     source = engine_of(trainer).pipeline.training_source()
-    if not isinstance(source, Mixture):
+    if source is None:
         return {}
     return source.count_examples(step * trainer.global_batch_size, seed=trainer.options.seed)
 

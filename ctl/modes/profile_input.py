@@ -16,7 +16,6 @@ from ctl.configs import error_location
 from ctl.configs.keys import XLA_MODES
 from ctl.data import batching
 from ctl.data.distribution import disable_autotune
-from ctl.data.sequences import ragged
 from ctl.data.source import Arrays, Augmented, Source, source_of
 from ctl.errors import UsageError, print_line
 from ctl.hardware import selection, strategies
@@ -109,7 +108,7 @@ def all_measure(trainer: StandardTrainer, processes: ProcessGroup) -> Profile:
     step, _ = _all_time(_make_step(trainer, next(iterator)), unit, processes)
     data, examples = engine.pipeline.data("train"), None
     source = source_of(data)
-    if source is not None and not ragged.has_own_order(source):
+    if source is not None and not source.has_own_order:
         read = _make_example_reader(source, trainer.global_batch_size)
         examples, _ = _all_time(read, 1, processes)
     return Profile(both, share, pipeline, step, examples)

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from ctl.data.caching.cache import cached
+from ctl.data.cache import cached
 from ctl.data.description import describe, describe_files
 from tests import child
 from tests.data import record_files

@@ -96,6 +96,8 @@ class ImageFolder(RowSource):
         dtype: the dtype of an image.
     """
 
+    version = "1"
+
     def __init__(
         self,
         paths: Sequence[str],

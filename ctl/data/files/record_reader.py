@@ -20,6 +20,7 @@ import google_crc32c
 import numpy as np
 import tensorflow as tf
 
+from ctl.data.data_errors import DamagedRecord
 from ctl.data.files.record_index import HEAD, TAIL, FileIndex, is_local, masked_crc32c
 from ctl.errors import Failure, UsageError
 
@@ -27,10 +28,6 @@ _LOG = logging.getLogger("ctl")
 _OPEN_FILES = 256
 _REMOTE_READS = 16  # at the same time
 _LONGEST_BUFFER = 2**18  # bytes that TensorFlow reads at a time
-
-
-class DamagedRecord(Exception):
-    """A record whose checksum is wrong. TensorFlow passes on only the message."""
 
 
 class RecordReader:
@@ -292,7 +289,8 @@ def import_package() -> Any:
         from array_record.python import array_record_module
     except ImportError:
         raise UsageError(
-            "ArrayRecord files require the package array-record: pip install array-record."
+            "ArrayRecord files, also those of data.cache in a folder, require the package "
+            "array-record: pip install array-record."
         ) from None
     return array_record_module
 

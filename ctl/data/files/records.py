@@ -25,6 +25,7 @@ def records(
     *,
     skip_damaged: bool = False,
     index_dir: str | None = None,
+    version: str | None = None,
 ) -> Source:
     """Returns the examples in TFRecord or ArrayRecord files, which are read in random order.
 
@@ -46,6 +47,8 @@ def records(
             and log it. Only TFRecord files.
         index_dir: the folder of the indexes, or its URL; None: `.ctl_index` beside local files, or the
             user's cache folder if that cannot be written, and for URLs.
+        version: a name for what a function `parse` does, such as "1". `data.cache` in a folder requires
+            it, and parses the records again if it has changed.
 
     Raises:
         UsageError: no file matches, or a file is empty, truncated, compressed or of another format.
@@ -65,12 +68,17 @@ def records(
         if remote and len(remote) < len(paths):
             raise UsageError(f"ctl.data.records got local files and {remote[0]}: use one kind.")
         reader = (BlockReader if remote else RecordReader)(indexes, skip_damaged=skip_damaged)
+    source: Source
     if callable(parse):
-        return Records(reader, parse)
+        source = Records(reader, parse)
     # Features of other kinds have a length that differs between examples.
-    if all(isinstance(feature, tf.io.FixedLenFeature) for feature in parse.values()):
-        return RecordFeatures(reader, parse)
-    return Records(reader, lambda record: tf.io.parse_single_example(record, dict(parse)))
+    elif all(isinstance(feature, tf.io.FixedLenFeature) for feature in parse.values()):
+        source = RecordFeatures(reader, parse)
+    else:
+        source = Records(reader, lambda record: tf.io.parse_single_example(record, dict(parse)))
+    described = None if callable(parse) else repr(sorted(parse.items()))
+    source.version = version or described
+    return source
 
 
 class _Serialized(Source):

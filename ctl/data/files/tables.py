@@ -193,6 +193,8 @@ class ByteBlocks(Source):
         length: bytes in a block.
     """
 
+    version = "1"
+
     def __init__(self, content: bytes, length: int):
         self._length = length
         self._count = (len(content) - 1) // length

@@ -15,9 +15,8 @@ from ctl.configs.compatibility import Choice
 from ctl.configs.error_location import describe, name_function, user_line
 from ctl.configs.options import TrainerOptions
 from ctl.data.autograph import convert, traced
-from ctl.data.caching import cache
 from ctl.data.features import select_features
-from ctl.data.input_pipeline import BuildDataset, InputPipeline
+from ctl.data.input_pipeline import InputPipeline
 from ctl.data.layout import Layout
 from ctl.data.source import Batch
 from ctl.errors import UsageError, type_name
@@ -61,10 +60,11 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
     custom_gradients.free_with_their_graphs()
     options: TrainerOptions = trainer.options
     pipeline = InputPipeline(
-        _cached(trainer.build_dataset, options.cache),
+        trainer.build_dataset,
         strategy=trainer.strategy,
         seed=options.seed,
         prefetch=options.prefetch,
+        cache=options.cache,
         build_scope=functools.partial(seed_and_precision, options),
     )
     layout = pipeline.layout(trainer.global_batch_size)
@@ -215,13 +215,6 @@ def building_rows(
         allow_unkeyed=options.allow_unkeyed_random,
         trace=trace,
     )
-
-
-def _cached(build_dataset: BuildDataset, place: str) -> BuildDataset:
-    """Returns `build_dataset` with the parsed examples in the cache of `data.cache`."""
-    if not place:
-        return build_dataset
-    return lambda split, context: cache.cache_data(build_dataset(split, context), place)
 
 
 # Model and optimizer, as functions of the seed and the precision.

@@ -10,7 +10,6 @@ import orbit
 import tensorflow as tf
 
 from ctl.configs.error_location import user_line
-from ctl.data.data_errors import report_data_errors
 from ctl.data.input_pipeline import InputPipeline
 from ctl.errors import NonFiniteStep, UsageError
 from ctl.replica.checks import copies
@@ -244,16 +243,15 @@ def _report_errors(trainer: Any, plan: Plan, pipeline: InputPipeline) -> Iterato
         UsageError: one of these errors was raised inside.
     """
 
-    def find_unreadable() -> str:
+    def find_indexes() -> list[int] | None:
         step = int(trainer.global_step.numpy())
-        indexes = pipeline.example_indexes(plan.layout.global_batch_size, step)
-        return pipeline.find_unreadable("train", indexes)
+        return pipeline.example_indexes(plan.layout.global_batch_size, step)
 
     try:
         with (
             draws.report_problems(),
             preprocessing.report_problems(),
-            report_data_errors("training", pipeline.element_spec, find_unreadable),
+            pipeline.report_errors("training", "train", find_indexes),
         ):
             yield
     except tf.errors.OutOfRangeError:

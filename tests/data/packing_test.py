@@ -9,10 +9,9 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from ctl.data import batching, distribution
+from ctl.data import batching, distribution, packing
 from ctl.data.elements import element_spec
 from ctl.data.layout import Layout
-from ctl.data.sequences import packing
 from tests.data import token_model
 from tests.data.reading import LAYOUTS, one_line
 

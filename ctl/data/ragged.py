@@ -195,7 +195,7 @@ def batch_spec(source: Any, function: str) -> dict[str, Any]:
             f"{function} got {errors.type_name(source)}, but requires a ctl.data.Source, such as "
             "ctl.data.records(...) or ctl.data.sequences(...)."
         )
-    if has_own_order(source):
+    if source.has_own_order:
         raise UsageError(
             f"{function} cannot group the examples of a ctl.data.mixture or ctl.data.bucketed: apply "
             f"{function} to each source, and mix the results."
@@ -218,11 +218,6 @@ def batch_spec(source: Any, function: str) -> dict[str, Any]:
     if added:
         raise UsageError(f"{function} adds the feature {added[0]!r}: rename that of the source.")
     return spec
-
-
-def has_own_order(source: Source) -> bool:
-    """Returns whether a source decides by itself which examples form a batch."""
-    return type(source).training_order is not Source.training_order
 
 
 def read_lengths(source: Source, path: str | None) -> np.ndarray:

@@ -1,11 +1,11 @@
 """Parsed examples in memory or in a folder: the same batches, written once, never half written."""
 
-import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -13,8 +13,7 @@ import tensorflow as tf
 
 import ctl
 from ctl import testing
-from ctl.data import batching, distribution
-from ctl.data.caching import cache
+from ctl.data import batching, cache, distribution
 from ctl.data.layout import Layout
 from ctl.errors import UsageError
 from ctl.replica.step.engine import engine_of
@@ -43,12 +42,12 @@ def folder(tmp_path_factory):
     return folder
 
 
-def small(folder, parse=parse_small):
-    return ctl.data.records(f"{folder}/train-*.tfrecord", parse)
+def small(folder, parse=parse_small, version="1"):
+    return ctl.data.records(f"{folder}/train-*.tfrecord", parse, version=version)
 
 
 def images(folder):
-    return ctl.data.records(f"{folder}/images.tfrecord", parse_image)
+    return ctl.data.records(f"{folder}/images.tfrecord", parse_image, version="1")
 
 
 def read(data, replicas, *, start=0, steps=9):
@@ -80,7 +79,8 @@ def test_batches_are_those_without_a_cache(folder, tmp_path, place, kind):
         source = ctl.data.records(f"{folder}/train-*.tfrecord", record_files.FEATURES)
     place = place if place == "memory" else str(tmp_path)
     expected = cache.cached(source, place)
-    assert type(expected).__name__ == ("RaggedCached" if kind == "images" else "Cached")
+    in_arrays = kind != "images" and place == "memory"
+    assert type(expected).__name__ == ("CachedArrays" if in_arrays else "CachedRecords")
     again = cache.cached(source, place)
     for copy, replicas, start in [(expected, 1, 0), (again, 2, 100)]:
         plain = read(ctl.data.augmented(source, change), replicas, start=start)
@@ -107,8 +107,11 @@ class Reversed(ctl.data.Source):
         return 9 - positions
 
 
-def test_order_of_a_source_is_kept():
-    source = cache.cached(Reversed(), "memory")
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_order_of_a_source_is_kept(tmp_path, in_memory):
+    original = Reversed()
+    original.files, original.version = [__file__], "1"
+    source = cache.cached(original, "memory" if in_memory else str(tmp_path))
     positions = tf.range(10, dtype=tf.int64)
     indexes, _ = source.training_order(positions, batch_size=5, seed=0, span=10)
     for each in (indexes, source.evaluation_order(positions, batch_size=5)):
@@ -169,45 +172,59 @@ def entries(folder):
     return sorted(name for name in os.listdir(folder) if not name.endswith(".lock"))
 
 
-def test_a_folder_is_written_once_and_again_after_every_change(folder, tmp_path, monkeypatch):
+def test_a_folder_is_written_once_and_again_for_another_version_or_file(folder, tmp_path, caplog):
     place, data = str(tmp_path / "cache"), tmp_path / "data"
     shutil.copytree(folder, data)
-    written = []
-    write = cache._write
-    monkeypatch.setattr(cache, "_write", lambda *a: (written.append(1), write(*a))[1])
-    for _ in range(2):
-        cache.cached(small(data), place)
-    assert len(written) == 1 and len(entries(place)) == 1
+    factor = 3.0
 
-    factor = 4.0
-
-    def other(record):
+    def parse(record):
         return {**parse_small(record), "x": parse_small(record)["x"] * factor}
 
-    for change in range(3):
-        if change == 1:
-            factor = 5.0  # a constant of the parse function
-        if change == 2:
-            record_files.write(data / "train-00.tfrecord", range(50, 60))
-        copy = cache.cached(small(data, other), place)
-        assert len(written) == 2 + change
-        plain = small(data, other).gather(tf.range(3, dtype=tf.int64))
-        np.testing.assert_array_equal(copy.gather(tf.range(3, dtype=tf.int64))["x"], plain["x"])
+    def first(version):
+        copy = cache.cached(small(data, parse, version), place)
+        assert f"version {version} in {place}" in caplog.text
+        return copy.gather(tf.constant([0], tf.int64))["x"].numpy().tolist()
+
+    caplog.set_level("INFO", "ctl")
+    before = first("1")
+    factor = 5.0
+    assert first("1") == before and len(entries(place)) == 1
+    after = first("2")
+    assert after != before and len(entries(place)) == 2
+    record_files.write(data / "train-00.tfrecord", range(50, 60))
+    assert first("2") != after and len(entries(place)) == 3
+    os.utime(data / "train-00.tfrecord", (1, 1))
+    first("2")
+    assert len(entries(place)) == 4
+
+
+def test_features_are_a_version_by_themselves(folder, tmp_path):
+    for default in (None, None, [0, 1]):
+        features = {**record_files.FEATURES, "x": tf.io.FixedLenFeature([2], tf.float32, default)}
+        ctl.data.cached(small(folder, features, None), str(tmp_path))
+    assert len(entries(tmp_path)) == 2
 
 
 FILL = """
 import os, sys, time
-from ctl.data.caching import cache
-from tests.data.caching import cache_test
+from ctl.data import cache
+from tests.data import cache_test
 folder, place, speed = sys.argv[1:]
-def stop(self, value):
+def stop(*arguments):
+    yield [b"first record"]
     print("writing", flush=True)
     time.sleep(60)
 if speed == "stop":
-    cache.Feature.encode = stop
+    cache._read = stop
 cache.cached(cache_test.small(folder), place)
 print("done", len(os.listdir(place)), flush=True)
 """
+
+
+def test_a_missing_package_is_named_in_one_line(folder, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "array_record.python", None)
+    message = one_line(cache.cached, small(folder), str(tmp_path))
+    assert "pip install array-record" in message and "data.cache in a folder" in message
 
 
 @pytest.mark.slow
@@ -218,13 +235,13 @@ def test_a_killed_process_leaves_nothing_that_is_read(folder, tmp_path):
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()
-    assert [name for name in entries(tmp_path) if name.endswith(".tmp")]
+    assert [name for name in entries(tmp_path) if name.endswith(".incomplete")]
     copy = cache.cached(small(folder), str(tmp_path))
     np.testing.assert_array_equal(
         copy.gather(tf.constant([19], tf.int64))["x"],
         small(folder).gather(tf.constant([19], tf.int64))["x"],
     )
-    assert not [name for name in entries(tmp_path) if name.endswith(".tmp")]
+    assert not [name for name in entries(tmp_path) if name.endswith(".incomplete")]
 
 
 @pytest.mark.slow
@@ -238,12 +255,16 @@ def test_two_processes_fill_one_folder(folder, tmp_path):
 
 
 def test_an_error_while_writing_leaves_no_cache(folder, tmp_path, monkeypatch):
-    def fail(self, value):
-        raise OSError(28, "No space left on device")
+    package = cache.import_package()
+
+    def open_full(path, options):  # the device that is always full
+        return package.ArrayRecordWriter("/dev/full", options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(cache.Feature, "encode", fail)
-        with pytest.raises(UsageError, match=r"cannot be written \(No space left on device\)"):
+        patch.setattr(
+            cache, "import_package", lambda: types.SimpleNamespace(ArrayRecordWriter=open_full)
+        )
+        with pytest.raises(UsageError, match=r"cannot be written \(.*No space left on device\)"):
             cache.cached(small(folder), str(tmp_path))
     assert entries(tmp_path) == []
     path = shutil.copy(f"{folder}/images.tfrecord", tmp_path)
@@ -255,7 +276,7 @@ def test_an_error_while_writing_leaves_no_cache(folder, tmp_path, monkeypatch):
 def test_a_cache_with_replaced_records_does_not_hide_the_damage(tmp_path):
     path = record_files.write(tmp_path / "train-00.tfrecord", range(10))
     record_files.flip_bit(path, 20)
-    skipping = ctl.data.records(path, parse_small, skip_damaged=True)
+    skipping = ctl.data.records(path, parse_small, skip_damaged=True, version="1")
     assert cache.cached(skipping, str(tmp_path)).gather(tf.constant([0], tf.int64))[
         "id"
     ].numpy().tolist() == [1]
@@ -286,6 +307,11 @@ def ragged():
     ("make", "place", "message"),
     [
         (lambda folder: Own(), "cache", "Own has no attribute `files`"),
+        (
+            lambda folder: small(folder, version=None),
+            "cache",
+            'ctl.data.records(files, parse, version="1")',
+        ),
         (lambda folder: ctl.data.packed(ragged(), 4), "cache", "Packed has no attribute `files`"),
         (lambda folder: ctl.data.bucketed(ragged(), [2, 4]), "memory", "not support Bucketed"),
         (
@@ -319,7 +345,8 @@ def test_other_data_is_kept_or_rejected_in_one_line(folder, tmp_path):
     assert ctl.data.cached(Own(), "") is not None
     message = one_line(cache.cache_data, tf.data.Dataset.range(3), "memory")
     assert "Dataset: set data.cache='' and call cache" in message
-    assert "run on other hosts" in one_line(cache.cached(small(folder), "memory").without_python)
+    copy = cache.cached(small(folder), str(tmp_path))
+    assert "run on other hosts" in one_line(copy.without_python)
     message = one_line(ctl.TrainerOptions, cache="none")
     assert "cache is none, but must be memory, a folder" in message
 
@@ -347,7 +374,7 @@ def test_the_option_applies_to_training_and_evaluation(folder, tmp_path, in_memo
         trainer = reference_model.make_trainer(strategy, 7, cls=FromRecords, cache=place)
         evaluator = ctl.StandardEvaluator(trainer)
         trainer.train(tf.constant(6))
-        is_cached = isinstance(engine_of(trainer).pipeline.data("eval"), cache.Cached)
+        is_cached = isinstance(engine_of(trainer).pipeline.data("eval"), cache._Copy)
         assert is_cached == bool(place)
         weights = np.concatenate([v.numpy().ravel() for v in trainer.model.trainable_variables])
         loss = evaluator.evaluate(tf.constant(-1))["loss"]
@@ -355,6 +382,4 @@ def test_the_option_applies_to_training_and_evaluation(folder, tmp_path, in_memo
     np.testing.assert_allclose(results[1], results[0], rtol=1e-12)
     for result in results[2:]:
         np.testing.assert_array_equal(result, results[0])
-    assert len(entries(tmp_path)) == 1  # both splits have the same files and operations
-    (meta,) = [json.load(open(p / "features.json")) for p in tmp_path.iterdir() if p.is_dir()]  # noqa: SIM115
-    assert [feature["name"] for feature in meta] == ["label", "token", "x"]
+    assert len(entries(tmp_path)) == 1  # both splits have the same files and version

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from ctl.data import sampler
-from ctl.data.sequences import ragged
+from ctl.data import ragged, sampler
 from ctl.data.source import Batch, Source
 from ctl.errors import UsageError
 

@@ -5,9 +5,9 @@ import pytest
 import tensorflow as tf
 
 import ctl
+from ctl.data import ragged
 from ctl.data.data_errors import report_data_errors
 from ctl.data.elements import check_data
-from ctl.data.sequences import ragged
 from tests.data import record_files, token_model
 from tests.data.reading import one_line
 

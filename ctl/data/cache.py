@@ -1,0 +1,277 @@
+"""Caches parsed examples in memory or in a folder, so that they are read and parsed only once.
+
+Examples of one shape are arrays in memory. In a folder, and if their shapes differ, each example is a
+record: the serialized tensors of its features. The records of a source are an ArrayRecord file, named by
+a digest of the source's files and version. It is written under another name and renamed when it is
+complete, so that the incomplete file of a killed process is never read.
+"""
+
+from collections.abc import Callable, Iterator
+import contextlib
+import hashlib
+import logging
+import os
+import sys
+import time
+from typing import Any
+
+import filelock
+import numpy as np
+import tensorflow as tf
+
+from ctl.data import batching
+from ctl.data.data_errors import find_unreadable, report_data_errors
+from ctl.data.distribution import disable_autotune
+from ctl.data.features import flatten_features
+from ctl.data.files import record_index
+from ctl.data.files.record_reader import ArrayRecordReader, import_package
+from ctl.data.files.records import Records
+from ctl.data.ragged import Sequences
+from ctl.data.source import Arrays, Augmented, Batch, Data, GlobalBatches, PerReplica, Source
+from ctl.errors import Failure, UsageError, check_local
+
+MEMORY = "memory"
+_LOG = logging.getLogger("ctl")
+_FORMAT = 4  # of the records
+_ROWS = 256  # examples that are read at a time
+_PROGRESS_SECONDS = 5.0
+_PARALLEL: dict[str, Any] = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
+
+
+class _Copy(Source):
+    """A copy of the examples of another source, `inner_sources[0]`, in the same order."""
+
+    def order(self, positions: tf.Tensor, *, seed: int, span: int) -> tf.Tensor:
+        """Returns the order of the source, which may be the user's own."""
+        return self.inner_sources[0].order(positions, seed=seed, span=span)
+
+    def evaluation_order(self, positions: tf.Tensor, *, batch_size: int) -> tf.Tensor:
+        """Returns the order of the source."""
+        return self.inner_sources[0].evaluation_order(positions, batch_size=batch_size)
+
+
+class CachedArrays(_Copy, Arrays):
+    """Examples of one shape in memory."""
+
+
+class CachedRecords(_Copy, Records):
+    """Examples as records, in memory or in a file."""
+
+    def without_python(self) -> Source:
+        """Raises UsageError: the records are in this process, or on this host."""
+        raise UsageError(
+            "data.cache requires input pipelines in this process, but those of this strategy run on "
+            "other hosts: set data.cache=''."
+        )
+
+
+class _RecordsInMemory:
+    """Reads records that are in memory, as the readers of record files do.
+
+    Args:
+        records: [examples] bytes objects.
+    """
+
+    paths: tuple[str, ...] = ()
+    offsets = None
+    skip_damaged = False
+
+    def __init__(self, records: np.ndarray):
+        self._records = records
+        self.row_bytes = sum(map(len, records)) / len(records)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def read_by_python(self, indexes: np.ndarray) -> np.ndarray:
+        """Reads records: [rows] int64 -> [rows] bytes objects."""
+        return self._records[indexes]
+
+
+def cached(source: Source, place: str) -> Source:
+    """Returns a source of the same examples, which are read and parsed only once.
+
+        photos = ctl.data.records("photos/*.tfrecord", parse, version="1")
+        ctl.data.cached(photos, self.options.cache)
+
+    `data.cache` does this for all data, except for the sources inside of a `ctl.data.mixture`.
+
+    Args:
+        source: the examples, dense tensors of known rank. Sources in memory (`ctl.data.arrays` and
+            `ctl.data.sequences`) are returned unchanged. `ctl.data.mixture`, `ctl.data.bucketed`
+            and, in a folder, `ctl.data.packed` are not supported: wrap each of their sources.
+        place: "memory"; a folder on a local disk, which several processes and runs may share; or "",
+            which returns the source itself. A folder requires the package array-record, and a source
+            with `files` and a `version`.
+
+    Raises:
+        UsageError: the examples cannot be kept, or the folder cannot be written.
+    """
+    check_local("data.cache", place)
+    if not place or isinstance(source, Arrays | Sequences | _Copy):
+        return source  # is in memory
+    if source.has_own_order:
+        raise UsageError(
+            f"data.cache does not support {type(source).__name__}: set data.cache='' and give it "
+            "ctl.data.cached(source, place) of each of its sources."
+        )
+    examples = batching.all_examples(source)
+    spec = examples.element_spec
+    _check_spec(spec)
+    copy: Source
+    if place != MEMORY:
+        copy = CachedRecords(_load_or_fill(source, examples, place), _parser(spec))
+    elif any(None in feature.shape for feature in tf.nest.flatten(spec)):
+        records = [*_read(source, examples, _records(examples))]
+        reader = _RecordsInMemory(np.concatenate(records))
+        copy = CachedRecords(reader, _parser(spec))
+    else:
+        batches = _read(source, examples, examples.batch(_ROWS))
+        copy = CachedArrays(tf.nest.map_structure(lambda *v: np.concatenate(v), *batches))
+    copy.inner_sources = (source,)
+    return copy
+
+
+def cache_data(data: Data, place: str) -> Data:
+    """Applies `data.cache` to what `build_dataset` returned.
+
+    Raises:
+        UsageError: the data is not a source.
+    """
+    if isinstance(data, Augmented):
+        return Augmented(cache_data(data.data, place), data.augment)
+    if isinstance(data, Source):
+        return cached(data, place)
+    if not isinstance(data, tf.data.Dataset | GlobalBatches | PerReplica):
+        return data  # the input pipeline rejects it
+    raise UsageError(
+        f"data.cache requires a ctl.data.Source, but build_dataset returned {type(data).__name__}: "
+        "set data.cache='' and call cache() on the dataset."
+    )
+
+
+def _check_spec(spec: Any) -> None:
+    for name, feature in flatten_features(spec).items():
+        is_dense = isinstance(feature, tf.TensorSpec) and feature.shape.rank is not None
+        if not is_dense or 0 in feature.shape.as_list():
+            raise UsageError(
+                f"data.cache requires dense tensors of known rank with values, but {name!r} is "
+                f"{feature}: convert it in the parse function (tf.sparse.to_dense, tf.ensure_shape), or "
+                "set data.cache=''."
+            )
+
+
+def _records(examples: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns batches of records, each of one example."""
+
+    def serialize(example: Batch) -> tf.Tensor:
+        features = [tf.io.serialize_tensor(value) for value in tf.nest.flatten(example)]
+        return tf.io.serialize_tensor(tf.stack(features))
+
+    return examples.map(serialize, **_PARALLEL).batch(_ROWS)
+
+
+def _parser(spec: Any) -> Callable[[tf.Tensor], Batch]:
+    """Returns a function from the record of an example to the example."""
+    specs = tf.nest.flatten(spec)
+
+    def parse(record: tf.Tensor) -> Batch:
+        features = tf.unstack(tf.io.parse_tensor(record, tf.string), len(specs))
+        values = [
+            tf.ensure_shape(tf.io.parse_tensor(feature, each.dtype), each.shape)
+            for feature, each in zip(features, specs, strict=True)
+        ]
+        example: Batch = tf.nest.pack_sequence_as(spec, values)
+        return example
+
+    return parse
+
+
+def _read(source: Source, examples: tf.data.Dataset, batches: tf.data.Dataset) -> Iterator[Any]:
+    """Yields batches of all examples, as arrays, and prints the progress."""
+    count, done = len(source), 0
+    begin = shown = time.monotonic()
+    with report_data_errors(
+        "cached",
+        lambda: examples.batch(1).element_spec,
+        lambda: find_unreadable(source, range(done, done + _ROWS)),
+    ):
+        for batch in disable_autotune(batches):
+            yield tf.nest.map_structure(lambda value: value.numpy(), batch)
+            done += len(tf.nest.flatten(batch)[0])
+            if time.monotonic() - shown > _PROGRESS_SECONDS:
+                shown = time.monotonic()
+                line = f"Filling the cache: {done:,} of {count:,} examples, {shown - begin:.0f} s"
+                print(line, file=sys.stderr, flush=True)
+    if done != count:
+        raise UsageError(f"The data has {count} examples, but only {done} of them could be read.")
+
+
+def _load_or_fill(source: Source, examples: tf.data.Dataset, folder: str) -> ArrayRecordReader:
+    kind = type(source).__name__
+    if not source.files:
+        raise UsageError(
+            f"data.cache={folder} requires a source that names its files, but {kind} has no attribute "
+            "`files`: set it, or set data.cache=memory."
+        )
+    if source.version is None:
+        raise UsageError(
+            f"data.cache={folder} keeps what the functions of {kind} return: name their version, such "
+            'as ctl.data.records(files, parse, version="1") or the attribute `version` of a source, '
+            "and another one after each change; or set data.cache=memory."
+        )
+    import_package()
+    path = os.path.join(folder, f"{_digest(source, examples.element_spec)}.array_record")
+    try:
+        os.makedirs(folder, exist_ok=True)
+        # One process of this machine fills a cache while the others wait; its exit frees the lock.
+        with filelock.FileLock(f"{path}.lock"):
+            if not os.path.exists(path):
+                _fill(source, examples, path)
+    except (OSError, RuntimeError) as error:  # array-record raises a RuntimeError
+        if isinstance(error, Failure):
+            raise
+        problem = getattr(error, "strerror", None) or str(error).partition(";")[0]
+        raise UsageError(
+            f"data.cache={folder} cannot be written ({problem}): choose a folder on a local disk "
+            "with more space, or data.cache=memory."
+        ) from None
+    _LOG.info("data.cache: %d examples of version %s in %s.", len(source), source.version, path)
+    return ArrayRecordReader([path], skip_damaged=False)
+
+
+def _fill(source: Source, examples: tf.data.Dataset, path: str) -> None:
+    temporary = f"{path}.incomplete"  # may be that of a killed process
+    try:
+        # Groups of one record are the fastest to read in random order.
+        writer = import_package().ArrayRecordWriter(temporary, "group_size:1,uncompressed")
+        with contextlib.closing(writer):
+            for records in _read(source, examples, _records(examples)):
+                for record in records:
+                    writer.write(record)
+        os.sync()  # so that a power failure cannot leave a renamed but incomplete file
+        os.rename(temporary, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(temporary)
+
+
+def _digest(source: Source, spec: Any) -> str:
+    """Returns a digest of what the examples depend on: files, version and specs."""
+    features = sorted(
+        f"{name} {s.dtype.name} {s.shape}" for name, s in flatten_features(spec).items()
+    )
+    # A cache in which records were replaced must not hide that a file is damaged.
+    kind = [type(source).__name__, getattr(source, "skip_damaged", False), len(source)]
+    files = [(path, *_stat(path)) for path in source.files]
+    content = repr([_FORMAT, source.version, kind, features, files]).encode()
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def _stat(path: str) -> tuple[int, int]:
+    """Returns the size of a file, and a number that differs once it has changed."""
+    try:
+        status = tf.io.gfile.stat(path)
+    except tf.errors.UnimplementedError:  # a URL of a scheme that only fsspec can open
+        return record_index.stat(path)
+    return status.length, status.mtime_nsec

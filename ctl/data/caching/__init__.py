@@ -1,1 +1,0 @@
-"""Keeps parsed examples in a folder or in memory."""

@@ -1,1 +1,0 @@
-"""Sources of sequences of different lengths."""
