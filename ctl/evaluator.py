@@ -20,8 +20,7 @@ from ctl.replica.measure.collected_rows import (
     CollectedRows,
     compute,
 )
-from ctl.replica.random import draws
-from ctl.replica.step import metrics, preprocessing
+from ctl.replica.step import metrics
 from ctl.replica.step.engine import engine_of
 from ctl.replica.step.evaluation import Evaluation, check_splits
 from ctl.replica.step.microbatches import unpack
@@ -162,8 +161,6 @@ class StandardEvaluator(orbit.StandardEvaluator):
         with (
             engine.trace_scope(),
             engine.averaged_weights(),
-            draws.report_problems(),
-            preprocessing.report_problems(),
             pipeline.report_errors("evaluation", self._split, find_indexes),
         ):
             if self._own_dataset or len(self.splits) == 1:

@@ -22,16 +22,16 @@ from ctl.errors import UsageError, did_you_mean, name_arguments, type_name
 from ctl.hardware import strategies
 from ctl.replica.arithmetic import loss
 from ctl.replica.arithmetic import precision as precisions
+from ctl.replica.arithmetic.models import adapt, is_layer
 from ctl.replica.arithmetic.variables import variables_of
 from ctl.replica.checks import copies, row_coupling
-from ctl.replica.keras3 import adapter, detection, policies
 from ctl.replica.measure.non_finite import counter
 from ctl.replica.measure.outputs import concatenate
-from ctl.replica.random import draws
 from ctl.replica.step import build, preprocessing, xla
 from ctl.replica.step import metrics as metric_results
 from ctl.replica.step.attributes import Attributes, check_scope
 from ctl.replica.step.evaluation import Evaluation
+from ctl.replica.step.explanations import explained
 from ctl.replica.step.microbatches import first_rows, row_count, unpack
 from ctl.replica.step.plan import make_plan
 from ctl.replica.step.replica_step import ReplicaStep
@@ -166,7 +166,7 @@ class Step:
             )
         build.check_before_model(self.options, self.strategy, layout)
         with build.build_scope(self.options, self.strategy), _report_errors():
-            self.model = build.check_model(model if _is_layer(model) else model())
+            self.model = build.check_model(model if is_layer(model) else model())
             make = optimizer if callable(optimizer) else lambda: optimizer
             self.optimizer = build.make_optimizer(make, self.options)
             self.metrics = metric_results.prepare(metrics or {})
@@ -193,7 +193,7 @@ class Step:
         step = self.built()
         if self._changes:
             list(step.split(int(self.global_step.numpy()), 1))
-        with draws.report_problems():
+        with explained():
             result = self._function(batch)
         if self._example:
             self._example = ()
@@ -284,17 +284,17 @@ class Step:
             self._evaluations[key] = evaluation, traced(run, reduce_retracing=True), dict(metrics)
         evaluation, run_traced, _ = self._evaluations[key]
         evaluation.reset()
-        scope = policies.precision_scope(self.options.precision)
-        with scope, _report_errors(), self.averaged_weights(), draws.report_problems():
+        scope = precisions.scope(self.options.precision)
+        with scope, _report_errors(), self.averaged_weights():
             for batch in batches:
                 run_traced(batch)
         return evaluation.results()
 
     def _build(self, spec: Any, *, full: bool) -> None:
         options = self.options
-        policies.check_precision(self.model, options.precision)
+        precisions.check_model(self.model, options.precision)
         trace = build.create_variables(self._compute_losses, spec)
-        models = [adapter.adapt(model) for model in (self.model, *self.models)]
+        models = [adapt(model) for model in (self.model, *self.models)]
         check_scope((v for m in models if m.built for v in variables_of(m)), self.strategy)
         build.prepare_optimizer(self, check_patterns=True)
         layout = Layout(self.global_batch_size, self.strategy.num_replicas_in_sync)
@@ -391,7 +391,7 @@ class Step:
         is_default = (
             self.strategy is tf.distribute.get_strategy() and not tf.distribute.has_strategy()
         )
-        with policies.precision_scope(self.options.precision):
+        with precisions.scope(self.options.precision):
             result = run(batch) if is_default else self.strategy.run(run, args=(batch,))
         loss, applied = map(self._of_first_replica, (result.loss, result.applied))
         return StepResult(loss, applied, result.outputs)
@@ -462,12 +462,8 @@ class Step:
 @contextlib.contextmanager
 def _report_errors() -> Iterator[None]:
     """Names what a user passed to a step in the errors of the code that runs inside."""
-    with name_arguments(), detection.report_mixture():
+    with name_arguments(), explained():
         yield
-
-
-def _is_layer(model: Any) -> bool:
-    return isinstance(model, tf_keras.layers.Layer) or detection.is_keras3(model, "Layer")
 
 
 def _make_options(
@@ -500,5 +496,5 @@ def _make_options(
         )
     if precision is None:
         # A function builds the model later, under the policy that the user has set.
-        precision = policies.precision_of(model if _is_layer(model) else None)
+        precision = precisions.of_model(model if is_layer(model) else None)
     return TrainerOptions(precision=precision, on_non_finite=on_non_finite, **options)

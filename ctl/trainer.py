@@ -18,7 +18,7 @@ from ctl.data.source import Batch, Data
 from ctl.errors import UsageError
 from ctl.hardware import coordinator, garbage, strategies
 from ctl.replica.arithmetic import precision
-from ctl.replica.keras3.adapter import raw
+from ctl.replica.arithmetic.models import raw
 from ctl.replica.measure.non_finite import NonFiniteReport
 from ctl.replica.step import xla
 from ctl.replica.step.attributes import check_known

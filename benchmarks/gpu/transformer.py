@@ -9,8 +9,7 @@ import tf_keras
 from benchmarks.gpu import devices
 from benchmarks.gpu.parts import Report
 import ctl
-from ctl.hardware.devices import peak_flops
-from ctl.replica.step.flops import count_flops
+from ctl.replica.step.flops import count_flops, peak_flops
 from experiments.trainers.char_lm import CharLmTrainer
 
 # The size of GPT-2 (Radford et al. 2019), small, with bytes as tokens.

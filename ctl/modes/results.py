@@ -3,24 +3,24 @@
 from collections.abc import Sequence
 import importlib.metadata
 import logging
+import pkgutil
 from typing import Any
 
 import tensorflow as tf
 import tf_keras
 
 import ctl
-from ctl.hardware import devices, host
-from ctl.hardware.devices import peak_flops
+from ctl.hardware import host
 from ctl.loop import goodput
 from ctl.loop.controller import Controller
 from ctl.loop.reporter import count_examples
 from ctl.loop.workdir import Workdir
 from ctl.modes.experiment import Experiment
 from ctl.replica.step.engine import engine_of
-from ctl.replica.step.flops import count_flops
 
 _PACKAGES = ("tf-models-official", "numpy")
-
+# Functions of (trainer, examples per second) -> name -> number, for the end of a run.
+_FIGURES = ("ctl.replica.step.flops:measure",)
 
 # A run that an action has ended continues if one of these keys changes.
 _KEYS_OF_STOPS = ("train.best.", "train.max_duration:", "eval.", "actions:")
@@ -93,16 +93,9 @@ def measure_run(workdir: Workdir, controller: Controller) -> dict[str, Any]:
     measured: dict[str, Any] = {
         "goodput": goodput.measure_goodput(events, controller.reporter.seconds())
     }
-    trainer, speed = controller.trainer, controller.reporter.throughput.examples_per_second
-    flops = count_flops(trainer)
-    if flops:
-        measured["flops_per_step"] = flops
-    dtype = trainer.compute_dtype.name
-    peaks = [peak_flops(name, dtype) for name in devices.replica_devices(trainer.strategy)]
-    if flops and speed and all(peaks):
-        steps_per_second = speed / trainer.global_batch_size
-        peak = trainer.strategy.num_replicas_in_sync * min(peak for peak in peaks if peak)
-        measured["model_flops_utilization"] = flops * steps_per_second / peak
+    speed = controller.reporter.throughput.examples_per_second
+    for name in _FIGURES:
+        measured |= pkgutil.resolve_name(name)(controller.trainer, speed)
     return measured
 
 

@@ -1,14 +1,12 @@
 """Devices are validated, split and limited before TensorFlow uses them."""
 
 import sys
-import types
 
 import pytest
 import tensorflow as tf
 
 from ctl.errors import UsageError
 from ctl.hardware import device_memory, devices, selection
-from ctl.hardware.devices import peak_flops
 from tests.fake_nvml import FakeGpu, FakeNvml
 
 NO_GPU = not tf.config.list_physical_devices("GPU")
@@ -146,28 +144,3 @@ def test_other_devices_have_no_known_memory_limit(monkeypatch):
     monkeypatch.setattr(tf.config, "get_logical_device_configuration", lambda device: None)
     install_gpus(monkeypatch, [("A", None)], ["A"])
     assert device_memory.gpu_memory_limit("GPU:0") is None
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype", "tf32", "peak"),
-    [
-        ("NVIDIA H100 80GB HBM3", "bfloat16", True, 989.4e12),
-        ("NVIDIA H100 80GB HBM3", "float32", True, 494.7e12),
-        ("NVIDIA H100 80GB HBM3", "float32", False, 66.9e12),
-        ("Tesla V100-SXM2-16GB", "float32", True, 15.7e12),
-        ("Tesla V100-SXM2-16GB", "bfloat16", True, None),
-        ("NVIDIA H100 PCIe", "bfloat16", True, None),
-        ("NVIDIA GeForce RTX 4090", "float16", True, None),
-    ],
-)
-def test_peak_of_a_gpu(monkeypatch, name, dtype, tf32, peak):
-    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [types.SimpleNamespace()])
-    monkeypatch.setattr(
-        tf.config.experimental, "get_device_details", lambda _: {"device_name": name}
-    )
-    monkeypatch.setattr(tf.config.experimental, "tensor_float_32_execution_enabled", lambda: tf32)
-    assert peak_flops("GPU:0", dtype) == (peak and pytest.approx(peak))
-
-
-def test_cpu_has_no_known_peak():
-    assert peak_flops("CPU:0", "float32") is None

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
-from ctl.replica.keras3 import adapter, private
+from ctl.replica.arithmetic import models
 from tests.users_code.examples import EXAMPLES, ROWS
 
 
@@ -36,7 +36,7 @@ STEPS = 3
 
 
 def build(case: type, split: Split) -> Any:
-    private.reset_names()  # layers without a name are numbered alike on every split
+    models.reset_names()  # layers without a name are numbered alike on every split
     return case(
         global_batch_size=split.batch,
         strategy=strategy(split.replicas),
@@ -72,7 +72,7 @@ def _variables(trainer: Any) -> Iterator[tuple[str, tf.Variable]]:
         ("optimizer", trainer.optimizer),
         *sorted(vars(trainer).items(), key=lambda item: item[0]),
     ]
-    for name, value in ((name, adapter.adapt(value)) for name, value in owners):
+    for name, value in ((name, models.adapt(value)) for name, value in owners):
         if isinstance(value, tf.Variable):
             yield name, value
         elif isinstance(value, tf_keras.layers.Layer) or name == "optimizer":

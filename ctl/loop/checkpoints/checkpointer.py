@@ -16,7 +16,7 @@ from ctl.hardware import quiet, strategies
 from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.checkpoints import matching, positions
 from ctl.loop.checkpoints.files import CheckpointFiles, read_notes
-from ctl.replica.keras3 import adapter
+from ctl.replica.arithmetic.models import adapt
 from ctl.replica.step.engine import engine_of
 from ctl.step import Step
 from ctl.trainer import StandardTrainer
@@ -91,7 +91,7 @@ class Checkpointer:
             p for p in parts if reads_only or isinstance(p, StandardTrainer | Step)
         ]
         allowed = (StandardTrainer, Step, *([_Trackable] if is_list else []))
-        wrong = [p for p in parts if not (reads_only or isinstance(adapter.adapt(p), allowed))]
+        wrong = [p for p in parts if not (reads_only or isinstance(adapt(p), allowed))]
         if wrong or not owners:
             got = type_name(wrong[0]) if wrong else "a list without one"
             raise UsageError(
@@ -400,10 +400,10 @@ def _items(owner: Any) -> dict[str, Any]:
 def _as_item(part: Any) -> Any:
     """Returns what a checkpoint of a list holds for one part."""
     if isinstance(part, Step):
-        return tf.train.Checkpoint(**part.state(), models=[adapter.adapt(m) for m in part.models])
+        return tf.train.Checkpoint(**part.state(), models=[adapt(m) for m in part.models])
     if isinstance(part, StandardTrainer):
         return tf.train.Checkpoint(**part.checkpoint_items())
-    return adapter.adapt(part)
+    return adapt(part)
 
 
 def _format_mismatch(path: str, reason: str) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 import weakref
 
 from ctl.errors import UsageError
-from ctl.replica.keras3 import adapter
+from ctl.replica.arithmetic.models import adapt
 from ctl.step import Step
 
 # The steps of this process that a Checkpointer saves -> None, or the position at which the step was last
@@ -72,7 +72,7 @@ def check(steps: Sequence[Any], others: Mapping[str, int], path: str) -> None:
 def _models(steps: Sequence[Any]) -> Iterator[tuple[str, Any]]:
     for i, step in enumerate(steps):
         for j, model in enumerate(step.models if isinstance(step, Step) else ()):
-            yield f"{i}/{j}", adapter.adapt(model)
+            yield f"{i}/{j}", adapt(model)
 
 
 def _position(step: Step) -> int:

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import ctl
 from ctl.replica.graphs import ops
-from ctl.replica.step import xla
+from ctl.replica.step import loop_errors
 
 _CALLBACK = "calls back into Python on the host"
 _STRING = "makes a string"
@@ -124,7 +124,9 @@ def explain_export_error(error: Exception, graph: tf.Graph) -> list[Problem]:
         match = _NODE.search(text)
         where = _line_of_node(graph, match[1]) if match else ""
         problems.append(
-            Problem(xla.explain(error) or f"XLA rejects the step: {_shorten(text)}", where)
+            Problem(
+                loop_errors.explain_xla(error) or f"XLA rejects the step: {_shorten(text)}", where
+            )
         )
     return problems
 

@@ -15,7 +15,7 @@ from ctl.configs.options import TrainerOptions
 from ctl.data.input_pipeline import InputPipeline
 from ctl.data.source import GlobalBatches, PerReplica
 from ctl.modes.experiment import Experiment
-from ctl.replica.keras3 import private
+from ctl.replica.arithmetic import models
 from ctl.replica.step.build import seed_and_precision
 from ctl.trainer import StandardTrainer
 
@@ -83,7 +83,7 @@ class TrainerFactory:
             body = {"build_dataset": lambda trainer, split, context: data.arrays(rows)}
             cls = type(cls.__name__, (cls,), body)
         # Layers without a name of their own are numbered by process, and options name them by pattern.
-        private.reset_names()
+        models.reset_names()
         trainer_options = TrainerOptions.from_config(config)
         if optimizer:  # for all variables
             groups = group_values.without(trainer_options.optimizer_groups, "optimizer")

@@ -1,12 +1,16 @@
 """The dtypes of layers and variables, and the loss scale of float16."""
 
+from collections.abc import Callable, Iterator
+import contextlib
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 import tf_keras
 
 from ctl.errors import UsageError
+from ctl.private.tf_keras import policy as policy_module
+from ctl.replica.arithmetic import models
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +41,85 @@ def of(name: str) -> Precision:
     if name not in PRECISIONS:
         raise UsageError(f"There is no precision {name!r}: choose one of {', '.join(PRECISIONS)}.")
     return PRECISIONS[name]
+
+
+class Dtypes(NamedTuple):
+    """The functions of a package of layers by which it keeps its global dtypes.
+
+    Layers, losses and metrics read them when they are built. The policy is None if the user set none.
+    """
+
+    floatx: Callable[[], str]
+    set_floatx: Callable[[str], None]
+    policy: Callable[[], Any]
+    set_policy: Callable[[Any], None]
+
+
+@contextlib.contextmanager
+def scope(name: str) -> Iterator[None]:
+    """Sets the precision of the layers, metrics and optimizers that are built inside."""
+    precision = of(name)
+    # Both are needed: the policy sets the dtypes of layers, floatx those of metrics and optimizers.
+    with _restored() as packages:
+        for package in packages:
+            package.set_floatx(precision.floatx)
+            package.set_policy(precision.policy)
+        yield
+
+
+@contextlib.contextmanager
+def floatx_scope(floatx: str) -> Iterator[None]:
+    """Sets the dtype of what is built inside, unless the user set a policy."""
+    with _restored() as packages:
+        for package in packages:
+            package.set_policy(package.policy())  # a layer may have made the default policy
+            package.set_floatx(floatx)
+        yield
+
+
+@contextlib.contextmanager
+def _restored() -> Iterator[list[Dtypes]]:
+    packages = global_dtypes()
+    before = [(package.floatx(), package.policy()) for package in packages]
+    try:
+        yield packages
+    finally:
+        for package, (floatx, policy) in zip(packages, before, strict=True):
+            package.set_floatx(floatx)
+            package.set_policy(policy)
+
+
+def global_dtypes() -> list[Dtypes]:
+    """Returns the global dtypes of tf_keras, and then those of the other packages of layers."""
+    # If the user set no policy, a later `set_floatx` must change the default policy, which the public
+    # functions would return as if it had been set.
+    backend, mixed = tf_keras.backend, tf_keras.mixed_precision
+    policy = lambda: policy_module._global_policy  # noqa: E731
+    own = Dtypes(backend.floatx, backend.set_floatx, policy, mixed.set_global_policy)
+    return [own, *filter(None, (package.dtypes() for package in models.imported()))]
+
+
+def of_model(model: Any) -> str:
+    """Returns the precision of a model's layers; of new layers of all packages if it is None."""
+    if model is None:
+        packages = global_dtypes()
+        computed = {getattr(each.policy(), "compute_dtype", each.floatx()) for each in packages}
+    else:
+        computed = {v.compute_dtype for v in getattr(model, "_flatten_layers", lambda: [model])()}
+    names = ("float16", "bfloat16", "float64")
+    return next((name for name in names if name in computed), "float32")
+
+
+def check_model(model: tf_keras.layers.Layer, precision: str) -> None:
+    """Raises UsageError if the model's layers compute in another precision than the options say."""
+    found = of_model(model)
+    if found != precision:
+        raise UsageError(
+            f"precision is {precision!r}, but the layers of the model compute in {found}: pass a "
+            "function that builds the model, or build it under the policy "
+            f"{of(precision).policy} (tf_keras.mixed_precision.set_global_policy, or "
+            "keras.config.set_dtype_policy of Keras 3)."
+        )
 
 
 def cast_to_float32(outputs: Any) -> Any:

@@ -2,17 +2,17 @@
 
 from collections.abc import Callable, Iterable, Iterator
 import functools
-import sys
 import threading
 from typing import Any
 
 import tensorflow as tf
-import tf_keras
 
 from ctl.errors import UsageError
-from ctl.replica.arithmetic import row_mask
+from ctl.hardware import strategies
+from ctl.replica.arithmetic import precision, row_mask
+from ctl.replica.arithmetic.models import Adapted, raw
 from ctl.replica.graphs import passes
-from ctl.replica.keras3 import detection, private
+from ctl.replica.keras3 import batch_norm, detection, private
 
 # What tf_keras.Model defines, but the layer of Keras 3 answers.
 _DELEGATED = (
@@ -23,36 +23,18 @@ _DELEGATED = (
 )  # fmt: skip
 
 
-def adapt(value: Any) -> Any:
-    """Returns the adapter of a layer or model of Keras 3, always the same one; other values as they are.
-
-    It also prepares the layers inside that were created since the last call.
+def prepare(layer: Any) -> None:
+    """Prepares a layer or model and the layers inside of it to be trained, those that are new.
 
     Raises:
-        UsageError: Keras 3 runs on another backend than TensorFlow, or a layer holds a metric or a
-            tf.Variable.
+        UsageError: a layer holds a metric or a tf.Variable.
     """
-    if isinstance(value, Adapter):
-        value = value.inner
-    if not detection.is_keras3(value, "Layer"):
-        return value
-    backend = sys.modules["keras"].backend.backend()
-    if backend != "tensorflow":
-        raise UsageError(
-            f"The backend of Keras 3 is {backend}, but ctl trains models of TensorFlow: set "
-            "KERAS_BACKEND=tensorflow before keras is imported."
-        )
-    # Imports keras, so it is imported only for models of Keras 3.
-    from ctl.replica.keras3 import batch_norm, random  # noqa: F401
-
-    layers = [value, *private.layers_of(value, recursive=True)]
-    for layer in layers:
-        _check_contents(layer)
-        if not isinstance(private.losses_of(layer), _LossesOfThread):
-            private.set_losses(layer, _LossesOfThread())
-        batch_norm.prepare(layer)
-    _describe_variables(value, "")
-    return _adapter_of(value)
+    for each in [layer, *private.layers_of(layer, recursive=True)]:
+        _check_contents(each)
+        if not isinstance(private.losses_of(each), _LossesOfThread):
+            private.set_losses(each, _LossesOfThread())
+        batch_norm.prepare(each)
+    _describe_variables(layer, "")
 
 
 def _check_contents(layer: Any) -> None:
@@ -69,13 +51,8 @@ def _check_contents(layer: Any) -> None:
             )
 
 
-def raw(variables: Iterable[Any]) -> list[tf.Variable]:
-    """Returns the tf.Variables of variables, which may be of Keras 3; those that exist already."""
-    values = [private.value_of(v) if detection.is_keras3(v) else v for v in variables]
-    return [value for value in values if value is not None]
-
-
-def _adapter_of(layer: Any) -> "Adapter":
+def adapter_of(layer: Any) -> "Adapter":
+    """Returns the adapter of a layer, always the same one."""
     if "_ctl_adapter" not in vars(layer):
         # In the dict, because Keras' own __setattr__ would track the adapter.
         vars(layer)["_ctl_adapter"] = Adapter(layer)
@@ -97,7 +74,7 @@ def _delegate(name: str) -> Any:
     return _of_inner(lambda inner: getattr(inner, name), lambda inner, v: setattr(inner, name, v))
 
 
-class Adapter(tf_keras.Model):
+class Adapter(Adapted):
     """A tf_keras model with the variables, layers and losses of a layer or model of Keras 3.
 
     A call is a call of the Keras 3 layer, and attributes that tf_keras.Model does not have are those of
@@ -161,14 +138,24 @@ class Adapter(tf_keras.Model):
         else:
             setattr(self.inner, name, value)
 
+    def check_built(self) -> None:
+        """Raises UsageError if it was built under another policy, or if parameter servers train it."""
+        dtypes = precision.global_dtypes()
+        expected, *others = (getattr(each.policy(), "name", each.floatx()) for each in dtypes)
+        for found in {*others} - {expected}:
+            raise UsageError(
+                f"The model of Keras 3 was built under the dtype policy {found} instead of {expected}: "
+                "import keras at the top of the file, set runtime.precision instead of Keras' global "
+                "policy, or give single layers a dtype."
+            )
+        if strategies.spec_of(tf.distribute.get_strategy()).coordinated:
+            raise UsageError(
+                "Parameter servers do not train models of Keras 3, whose variables TensorFlow cannot "
+                "divide among them: use tf_keras, or another strategy."
+            )
+
     def synchronize_batch_norm(self) -> list[str]:
-        """Makes plain batch normalizations use the statistics of the global batch.
-
-        Returns:
-            The names of the layers that were changed.
-        """
-        from ctl.replica.keras3 import batch_norm
-
+        """Makes plain batch normalizations use the statistics of the global batch."""
         return batch_norm.synchronize(self.inner)
 
     def save(self, *args: Any, **kwargs: Any) -> None:
@@ -180,15 +167,13 @@ class Adapter(tf_keras.Model):
         return str(self._call_original("to_json", **kwargs))
 
     def _call_original(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        from ctl.replica.keras3 import batch_norm
-
         with batch_norm.original_classes(self.inner):
             return getattr(self.inner, name)(*args, **kwargs)
 
     def _flatten_layers(self, recursive: bool = True, include_self: bool = True) -> Iterator[Any]:
         if include_self:
             yield self
-        yield from map(_adapter_of, private.layers_of(self.inner, recursive=recursive))
+        yield from map(adapter_of, private.layers_of(self.inner, recursive=recursive))
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         """Returns the tf.Variables by name, and the layers by position, as models of tf_keras do.
@@ -196,7 +181,7 @@ class Adapter(tf_keras.Model):
         The names in Keras' own structure differ between versions, and a keras.Variable cannot be saved
         in the background.
         """
-        layers = map(_adapter_of, private.layers_of(self.inner, recursive=False))
+        layers = map(adapter_of, private.layers_of(self.inner, recursive=False))
         saved = [each for each in layers if any(v._contents() for v in each._flatten_layers())]
         return self._contents() | {f"layer_with_weights-{i}": v for i, v in enumerate(saved)}
 

@@ -5,10 +5,7 @@ name the cause, or its variables silently stay untrained.
 """
 
 from collections.abc import Iterator, Mapping
-import contextlib
 import functools
-import sys
-import types
 from typing import Any
 
 import tensorflow as tf
@@ -21,10 +18,6 @@ _MIXED = (
     "uses tf.keras, it is tf_keras if TF_USE_LEGACY_KERAS=1 is set before its first use, else Keras 3."
 )
 
-# The only module of tf_keras that uses tf.keras, whose InputSpec tf_keras rejects if it is Keras 3.
-_module: Any = sys.modules[tf_keras.layers.SpectralNormalization.__module__]
-_module.tf = types.SimpleNamespace(**{**vars(tf), "keras": tf_keras})
-
 
 def is_keras3(value: Any, kind: str = "") -> bool:
     """Returns whether the class of a value, or a base class of it, is from the package `keras`.
@@ -36,7 +29,7 @@ def is_keras3(value: Any, kind: str = "") -> bool:
     return _is_of(type(value).__mro__, "keras", kind)
 
 
-def check_tracked(value: Any, place: str) -> None:
+def check(value: Any, place: str) -> None:
     """Raises UsageError if an object of tf_keras tracks an object of Keras 3, or is one.
 
     Args:
@@ -55,23 +48,17 @@ def check_tracked(value: Any, place: str) -> None:
             raise UsageError(f"{place} {inside}{type_name(each)} of Keras 3: {fix}")
 
 
-@contextlib.contextmanager
-def report_mixture() -> Iterator[None]:
-    """Turns an error of one of the packages about an object of the other into a UsageError."""
-    try:
-        yield
-    except UsageError:
-        raise
-    except Exception as error:
-        value = _find_in_traceback(error)
-        if value is None:
-            raise
-        reason = (str(error).strip().splitlines() or [""])[0]
-        package, other = ("Keras 3", "tf_keras") if is_keras3(value) else ("tf_keras", "Keras 3")
-        raise UsageError(
-            f"{type_name(value)} of {package} is used with {other} ({type(error).__name__}: {reason}): "
-            f"{_MIXED}"
-        ) from error
+def explain(error: BaseException, trainer: Any) -> str:
+    """Explains an error of one of the packages about an object of the other; "" for other errors."""
+    value = _find_in_traceback(error)
+    if value is None:
+        return ""
+    reason = (str(error).strip().splitlines() or [""])[0]
+    package, other = ("Keras 3", "tf_keras") if is_keras3(value) else ("tf_keras", "Keras 3")
+    return (
+        f"{type_name(value)} of {package} is used with {other} ({type(error).__name__}: {reason}): "
+        f"{_MIXED}"
+    )
 
 
 def _tracked(value: Any) -> Iterator[Any]:

@@ -8,7 +8,6 @@ import sys
 from typing import Any
 
 import tensorflow as tf
-import tf_keras
 
 
 def value_of(variable: Any) -> Any:
@@ -106,8 +105,7 @@ def _states() -> Any:
 
 
 def reset_names() -> None:
-    """Numbers layers without a name of their own from the beginning, in tf_keras and in Keras 3."""
-    tf_keras.backend.reset_uids()
+    """Numbers layers without a name of their own from the beginning."""
     states = _states()
     if states:
         states.set_global_attribute("object_name_uids", collections.defaultdict(int))

@@ -15,7 +15,7 @@ import tensorflow as tf
 from ctl.errors import UsageError
 from ctl.replica.arithmetic import row_mask
 from ctl.replica.keras3 import private
-from ctl.replica.keras3.adapter import Adapter, adapt, hide_rows
+from ctl.replica.keras3.adapter import Adapter, hide_rows, prepare
 from ctl.replica.random import draws, dropout
 from ctl.replica.random.draws import Stream
 
@@ -27,7 +27,7 @@ _FIX = (
 
 @dropout.key_random_layers.register
 def _key(model: Adapter, seed: int, *, scope: str = "model") -> list[str]:
-    adapt(model.inner)  # layers may have been created since
+    prepare(model.inner)  # layers may have been created since
     names = []
     # By the position of a layer, since Keras counts names up within a process.
     for index, layer in enumerate(layer.inner for layer in model._flatten_layers()):

@@ -6,8 +6,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.errors import UsageError
-from ctl.replica.arithmetic import normalization
-from ctl.replica.keras3 import adapter
+from ctl.replica.arithmetic import models, normalization
 from ctl.replica.layers import recompute
 
 
@@ -122,8 +121,8 @@ def convert_sync_batch_norm(model: tf_keras.layers.Layer) -> list[str]:
     Raises:
         UsageError: a layer cannot be converted; then no layer is.
     """
-    model = adapter.adapt(model)
-    if isinstance(model, adapter.Adapter):
+    model = models.adapt(model)
+    if isinstance(model, models.Adapted):
         return model.synchronize_batch_norm()
     layers = tf_keras.layers
     plain = (layers.BatchNormalization, layers.experimental.SyncBatchNormalization)

@@ -21,10 +21,9 @@ from ctl.data.autograph import convert
 from ctl.errors import UsageError
 from ctl.private.tensorflow import record
 from ctl.private.tf_keras import autocast_variable, base_layer_utils
-from ctl.replica.arithmetic import row_mask
+from ctl.replica.arithmetic import models, row_mask
 from ctl.replica.graphs import ops, order, passes
 from ctl.replica.graphs.assignments import READS, find_assignments, outermost
-from ctl.replica.keras3 import detection, private
 
 
 class _Switch:
@@ -67,8 +66,8 @@ def recompute(layer_or_function: Any, *, blocks: str = "") -> Any:
     """
     if blocks:
         return _recompute_blocks(layer_or_function, blocks)
-    layer = getattr(layer_or_function, "inner", layer_or_function)  # of an adapter of Keras 3
-    if isinstance(layer, tf_keras.layers.Layer) or detection.is_keras3(layer, "Layer"):
+    layer = models.inner(layer_or_function)
+    if models.is_layer(layer):
         if not hasattr(layer.call, "ctl_recomputes"):
             # Keras' own __setattr__ would track the function as an attribute of the layer.
             object.__setattr__(layer, "call", _wrap(layer.call, f"Layer {layer.name}"))
@@ -253,7 +252,7 @@ class _KerasState:
         context = base_layer_utils.call_context()
         self._in_call, self._state = context.in_call, context._state
         self._dtype = getattr(autocast_variable._autocast_dtype, "dtype", None)
-        self._keras3 = private.CallState()
+        self._others = [package.CallState() for package in models.imported()]
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
@@ -261,10 +260,10 @@ class _KerasState:
         current = context.in_call, context._state
         context.in_call, context._state = self._in_call, self._state
         try:
-            with (
-                autocast_variable.enable_auto_cast_variables(self._dtype),
-                self._keras3.restored(),
-            ):
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(autocast_variable.enable_auto_cast_variables(self._dtype))
+                for other in self._others:
+                    stack.enter_context(other.restored())
                 yield
         finally:
             context.in_call, context._state = current

@@ -4,8 +4,7 @@ A draw has an entry for each row of this replica's batch on axis 0, or several c
 row. It is the slice of the draw for the global batch, on any split.
 """
 
-from collections.abc import Iterator, Sequence
-import contextlib
+from collections.abc import Sequence
 import dataclasses
 import math
 import re
@@ -288,18 +287,14 @@ def _shaped(numbers: tf.Tensor, shape: Any, shared: bool = False, **_: Any) -> t
     return tf.reshape(numbers[:, : _row_size(shape, shared)[0]], shape)
 
 
-@contextlib.contextmanager
-def report_problems() -> Iterator[None]:
-    """Raises a UsageError of one line if the check of a draw fails when the step runs."""
-    try:
-        yield
-    except tf.errors.InvalidArgumentError as error:
-        pattern = re.escape(_PROBLEM.replace("{name}", "@"))
-        pattern = re.sub(r"\\\{\w+\\\}", ".{0,20}", pattern).replace("@", r"[^\[\]\n]*")
-        match = re.search(pattern, str(error))
-        if match is None:
-            raise
-        raise UsageError(match[0].strip()) from None
+def explain(error: BaseException, trainer: Any) -> str:
+    """Returns the line of a draw's check that failed when the step ran; "" for other errors."""
+    if not isinstance(error, tf.errors.InvalidArgumentError):
+        return ""
+    pattern = re.escape(_PROBLEM.replace("{name}", "@"))
+    pattern = re.sub(r"\\\{\w+\\\}", ".{0,20}", pattern).replace("@", r"[^\[\]\n]*")
+    match = re.search(pattern, str(error))
+    return match[0].strip() if match else ""
 
 
 def static_size(shape: Any) -> int | None:

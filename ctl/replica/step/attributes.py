@@ -9,11 +9,10 @@ import tf_keras
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError, list_some
 from ctl.hardware import strategies
-from ctl.replica.arithmetic import precision
+from ctl.replica.arithmetic import models, precision
 from ctl.replica.arithmetic.snapshot import Assignable
 from ctl.replica.arithmetic.variables import variables_of
 from ctl.replica.checks import copies
-from ctl.replica.keras3 import adapter, detection
 from ctl.replica.layers import (
     layer_metrics,
     penalties,  # noqa: F401 - penalties that a layer adds as functions
@@ -121,8 +120,8 @@ class Attributes:
         """
         for name, value in self._values():
             is_public = not name.startswith("_self_")  # TensorFlow's own records of the attributes
-            if is_public and (detection.is_keras3(value) or isinstance(value, tf_keras.Model)):
-                detection.check_tracked(value, f"self.{name.partition('/')[0]} is")
+            if is_public and (models.is_foreign(value) or isinstance(value, tf_keras.Model)):
+                models.check(value, f"self.{name.partition('/')[0]} is")
         for name, model in self._other_models():
             if name not in self._keyed:
                 check_stateless(model)
@@ -242,7 +241,7 @@ class Attributes:
             if isinstance(value, list | tuple | dict):
                 values = tf.nest.flatten(value)
             for i, each in enumerate(values):
-                yield f"{name}/{i}", adapter.adapt(each)
+                yield f"{name}/{i}", models.adapt(each)
 
 
 def freezing(layer: tf_keras.layers.Layer) -> Any:
@@ -255,18 +254,18 @@ def _adapt_all(value: Any) -> Any:
     """Returns an attribute with the adapters of models of Keras 3, also in a list, tuple or dict."""
     if isinstance(value, list | tuple | dict):
         each = tf.nest.flatten(value)
-        adapted = [adapter.adapt(v) for v in each]
+        adapted = [models.adapt(v) for v in each]
         if any(one is not two for one, two in zip(each, adapted, strict=True)):
             packed = tf.nest.pack_sequence_as(value, adapted)
             return tf.__internal__.tracking.wrap(packed)
         return value
-    return adapter.adapt(value)
+    return models.adapt(value)
 
 
 def check_stateless(model: tf_keras.layers.Layer) -> None:
     """Raises a UsageError if a layer carries the state of one batch's rows to the next batch."""
     for layer in model._flatten_layers():
-        own = getattr(layer, "inner", layer)  # a layer of Keras 3 has an adapter
+        own = models.inner(layer)
         if getattr(own, "stateful", False) and not isinstance(own, tf_keras.Model):
             raise UsageError(f"Layer {layer.name} has stateful=True: {STATELESS}")
 

@@ -22,16 +22,16 @@ from ctl.data.source import Batch
 from ctl.errors import UsageError, type_name
 from ctl.hardware import garbage, strategies
 from ctl.optimizers import FromConfig
-from ctl.replica.arithmetic import loss, precision, row_mask
+from ctl.replica.arithmetic import loss, models, precision, row_mask
 from ctl.replica.checks import row_coupling
 from ctl.replica.graphs import custom_gradients
-from ctl.replica.keras3 import adapter, conversion, detection, policies
 from ctl.replica.layers import layer_metrics
 from ctl.replica.layers.batch_norm import convert_sync_batch_norm
 from ctl.replica.measure.non_finite import counter
 from ctl.replica.step import metrics
 from ctl.replica.step.attributes import STATELESS, Attributes, check_scope, check_stateless
 from ctl.replica.step.engine import Engine
+from ctl.replica.step.explanations import explained
 from ctl.replica.step.microbatches import row_count
 from ctl.replica.step.plan import make_plan
 from ctl.replica.step.preprocessing import call_preprocess, default_sample_weight
@@ -70,7 +70,7 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
     layout = pipeline.layout(trainer.global_batch_size)
     # tf_keras would reject these only while it builds layers, with errors of its own.
     check_before_model(options, trainer.strategy, layout)
-    with build_scope(options, trainer.strategy), detection.report_mixture():
+    with build_scope(options, trainer.strategy), explained():
         trainer.model = check_model(trainer.build_model())
         if options.model.get("sync_batch_norm"):
             convert_sync_batch_norm(trainer.model)
@@ -264,7 +264,7 @@ def seed_and_precision(options: TrainerOptions) -> Iterator[None]:
     # This sets TensorFlow's global seed too, which is not restored: it has no public getter.
     tf_keras.utils.set_random_seed(options.seed)
     try:
-        with policies.precision_scope(options.precision):
+        with precision.scope(options.precision):
             yield
     finally:
         random.setstate(python_state)
@@ -325,20 +325,15 @@ def _make_optimizer(build: Callable[[], Any]) -> Any:
         return next_creator(**arguments)
 
     with tf.variable_creator_scope(add_aggregation):
-        return check_optimizer(conversion.optimizer_of(build()))
+        return check_optimizer(models.convert(build()))
 
 
 def check_model(model: Any) -> tf_keras.Model:
     """Returns what `build_model` returned as a tf_keras model; raises a UsageError if it is no model."""
-    model = adapter.adapt(model)
-    if isinstance(model, adapter.Adapter):
-        policies.check()
-        if strategies.spec_of(tf.distribute.get_strategy()).coordinated:
-            raise UsageError(
-                "Parameter servers do not train models of Keras 3, whose variables TensorFlow cannot "
-                "divide among them: use tf_keras, or another strategy."
-            )
-    detection.check_tracked(model, "build_model returned")
+    model = models.adapt(model)
+    if isinstance(model, models.Adapted):
+        model.check_built()
+    models.check(model, "build_model returned")
     if not isinstance(model, tf_keras.layers.Layer):
         raise UsageError(
             f"build_model returned {type_name(model)}, but must return a tf_keras.Model, or a model of "
@@ -352,7 +347,7 @@ def check_model(model: Any) -> tf_keras.Model:
 def check_optimizer(optimizer: Any) -> Any:
     """Returns an optimizer, or raises a UsageError if it cannot compute the update of a step."""
     inner = optimizer.inner_optimizer if precision.has_loss_scale(optimizer) else optimizer
-    detection.check_tracked(inner, "The optimizer is")
+    models.check(inner, "The optimizer is")
     if isinstance(inner, tf_keras.optimizers.legacy.Optimizer):
         name = type(inner).__name__
         fix = f"tf_keras.optimizers.{name}"

@@ -7,18 +7,15 @@ import logging
 from typing import Any
 
 import orbit
-import tensorflow as tf
 
-from ctl.configs.error_location import user_line
 from ctl.data.input_pipeline import InputPipeline
 from ctl.errors import NonFiniteStep, UsageError
+from ctl.replica.arithmetic import precision
 from ctl.replica.checks import copies
-from ctl.replica.keras3 import detection, policies
 from ctl.replica.measure.non_finite import NonFiniteReport
-from ctl.replica.random import draws
-from ctl.replica.step import out_of_memory, preprocessing, xla
 from ctl.replica.step.attributes import Attributes, freezing
 from ctl.replica.step.compiled_loop import compile_loop
+from ctl.replica.step.explanations import explained
 from ctl.replica.step.microbatches import first_rows, unpack
 from ctl.replica.step.plan import Plan
 from ctl.replica.step.preprocessing import preprocess
@@ -32,7 +29,6 @@ _UNSAVED = (
     "trainer holds."
 )
 _RESERVED = "self.{name} belongs to orbit.StandardTrainer: give your attribute another name."
-_MERGE_CALL = "`merge_call` called while defining a new graph"  # of tf.distribute's own error
 
 
 class Engine:
@@ -167,15 +163,20 @@ class Engine:
 
         Layers that a first call creates, and losses such as Huber's, read the global precision.
         """
-        with (
-            policies.precision_scope(self.plan.options.precision),
-            detection.report_mixture(),
-        ):
+        with precision.scope(self.plan.options.precision), explained():
             yield
 
-    def report_errors(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def report_errors(self) -> Iterator[None]:
         """Turns TensorFlow's errors in an inner loop into a UsageError of one line."""
-        return _report_errors(self._trainer, self.plan, self.pipeline)
+
+        def find_indexes() -> list[int] | None:
+            step = int(self._trainer.global_step.numpy())
+            return self.pipeline.example_indexes(self.plan.layout.global_batch_size, step)
+
+        data_errors = self.pipeline.report_errors("training", "train", find_indexes)
+        with explained(self._trainer), data_errors:
+            yield
 
     def averaged_weights(self) -> contextlib.AbstractContextManager[None]:
         """Gives the model the averaged weights within a `with` block, if there are any."""
@@ -228,54 +229,3 @@ class Engine:
 def engine_of(trainer: Any) -> Engine:
     """Returns the engine of a `StandardTrainer`, for the other packages of ctl."""
     return trainer._ctl_engine
-
-
-@contextlib.contextmanager
-def _report_errors(trainer: Any, plan: Plan, pipeline: InputPipeline) -> Iterator[None]:
-    """Turns TensorFlow's errors about data, branches, XLA and memory into a UsageError of one line.
-
-    Args:
-        trainer: the `StandardTrainer`.
-        plan: its resolved options.
-        pipeline: its training data.
-
-    Raises:
-        UsageError: one of these errors was raised inside.
-    """
-
-    def find_indexes() -> list[int] | None:
-        step = int(trainer.global_step.numpy())
-        return pipeline.example_indexes(plan.layout.global_batch_size, step)
-
-    try:
-        with (
-            draws.report_problems(),
-            preprocessing.report_problems(),
-            pipeline.report_errors("training", "train", find_indexes),
-        ):
-            yield
-    except tf.errors.OutOfRangeError:
-        step = int(trainer.global_step.numpy())
-        raise UsageError(
-            f"The training data ended after step {step}: return at least one complete global batch of "
-            "examples, or a dataset that repeats."
-        ) from None
-    except RuntimeError as error:
-        if _MERGE_CALL not in str(error):
-            raise
-        raise UsageError(
-            f"{user_line(error) or 'The step'} updates variables, or reduces over the replicas, in "
-            "a branch or a loop that depends on a tensor, or in a tf.function of its own, which "
-            "tf.distribute does not support on several replicas: select values by tf.where, or "
-            "decide between two inner loops. To unfreeze a layer, set its trainable in "
-            "train_loop_begin, after which ctl traces the step again."
-        ) from error
-    except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
-        reason = xla.explain(error)
-        if not reason:
-            raise
-        raise UsageError(f"{reason}, or choose runtime.xla=off.") from error
-    except tf.errors.ResourceExhaustedError as error:
-        if not out_of_memory.is_out_of_memory(error):
-            raise
-        raise UsageError(out_of_memory.advice(plan, out_of_memory.measure(trainer))) from error

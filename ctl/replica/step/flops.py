@@ -10,10 +10,64 @@ from ctl.replica.step.compiled_loop import CompiledLoop
 
 _OUTER_LOOP = 1  # the loop over the steps; a loop in a step has an unknown number of iterations
 _OPAQUE = ("CudnnRNN", "XlaCallModule", "TPU", "PyFunc", "EagerPyFunc")
+# Name of the device -> dtype -> dense 10^12 operations per second, without sparsity. From NVIDIA's data
+# sheets of V100, A100, H100 and H200 (SXM). A device that is not listed has no known peak: the peak of
+# a similar one would be wrong, as PCIe cards run at lower clocks under the same family name.
+_AMPERE = {"float16": 312.0, "bfloat16": 312.0, "tensorfloat32": 156.0, "float32": 19.5}
+_HOPPER = {"float16": 989.4, "bfloat16": 989.4, "tensorfloat32": 494.7, "float32": 66.9}
+_VOLTA = {"float16": 125.0, "float32": 15.7}
+_PEAKS = {
+    "Tesla V100-SXM2-16GB": _VOLTA,
+    "Tesla V100-SXM2-32GB": _VOLTA,
+    "NVIDIA A100-SXM4-40GB": _AMPERE,
+    "NVIDIA A100-SXM4-80GB": _AMPERE,
+    "NVIDIA H100 80GB HBM3": _HOPPER,
+    "NVIDIA H200": _HOPPER,
+}
 
 
 class _UnknownError(Exception):
     """The number of operations cannot be read from the graph."""
+
+
+def measure(trainer: Any, examples_per_second: float | None) -> dict[str, float]:
+    """Returns the figures of floating-point operations for result.json, those that are known.
+
+    Args:
+        trainer: a `StandardTrainer` that has run a step.
+        examples_per_second: its speed; None if it is not known.
+    """
+    flops, dtype = count_flops(trainer), trainer.compute_dtype.name
+    measured: dict[str, float] = {"flops_per_step": flops} if flops else {}
+    peaks = [peak_flops(name, dtype) for name in devices.replica_devices(trainer.strategy)]
+    if flops and examples_per_second and all(peaks):
+        steps_per_second = examples_per_second / trainer.global_batch_size
+        peak = trainer.strategy.num_replicas_in_sync * min(peak for peak in peaks if peak)
+        measured["model_flops_utilization"] = flops * steps_per_second / peak
+    return measured
+
+
+def peak_flops(device: str, compute_dtype: str) -> float | None:
+    """Returns the peak of a device, in floating-point operations per second.
+
+    Args:
+        device: such as "GPU:0".
+        compute_dtype: the dtype of matrix products.
+
+    Returns:
+        The peak; None if it is not known for exactly this device and dtype.
+    """
+    kind, _, index = device.partition(":")
+    physical = tf.config.list_physical_devices(kind)
+    if kind != "GPU" or not index.isdecimal() or int(index) >= len(physical):
+        return None
+    details = tf.config.experimental.get_device_details(physical[int(index)])
+    peaks = _PEAKS.get(details.get("device_name", ""), {})
+    # TensorFlow multiplies float32 matrices in TensorFloat-32 on devices that have it.
+    if compute_dtype == "float32" and tf.config.experimental.tensor_float_32_execution_enabled():
+        compute_dtype = "tensorfloat32" if "tensorfloat32" in peaks else "float32"
+    peak = peaks.get(compute_dtype)
+    return 1e12 * peak if peak else None
 
 
 def count_flops(trainer: Any) -> int | None:

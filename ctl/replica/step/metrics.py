@@ -16,9 +16,8 @@ import tf_keras
 from ctl.data.source import Batch
 from ctl.errors import UsageError, type_name
 from ctl.private.tf_keras import compile_utils, losses_utils
-from ctl.replica.arithmetic import row_mask
+from ctl.replica.arithmetic import models, row_mask
 from ctl.replica.checks.metric_rows import check_rows
-from ctl.replica.keras3 import conversion, detection
 from ctl.replica.step.plan import Plan
 
 
@@ -38,9 +37,9 @@ def prepare(metrics: Any) -> dict[str, tf_keras.metrics.Metric]:
         raise UsageError(
             f"build_metrics returned {type_name(metrics)}, but must return a dict of name -> metric."
         )
-    metrics = {name: conversion.metric_of(metric) for name, metric in metrics.items()}
+    metrics = {name: models.convert(metric) for name, metric in metrics.items()}
     for name, metric in metrics.items():
-        detection.check_tracked(metric, f"Metric {name!r} is")
+        models.check(metric, f"Metric {name!r} is")
         if not isinstance(metric, tf_keras.metrics.Metric):
             shown = repr(metric) if isinstance(metric, str) else type_name(metric)
             raise UsageError(

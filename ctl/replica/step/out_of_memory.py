@@ -76,6 +76,14 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     return False
 
 
+def explain(error: BaseException, trainer: Any) -> str:
+    """Returns the advice if a trainer's step ran out of memory; "" for other errors."""
+    exhausted = isinstance(error, tf.errors.ResourceExhaustedError) and is_out_of_memory(error)
+    if trainer is None or not exhausted:
+        return ""
+    return advice(trainer._ctl_engine.plan, measure(trainer))
+
+
 def measure(trainer: Any) -> Measurement | None:
     """Measures the GPU of the first replica and estimates the step; None if one of them is not known.
 

@@ -1,7 +1,6 @@
 """Calls the hooks that take a batch, such as `preprocess`, which must keep the number of rows."""
 
-from collections.abc import Iterator, Mapping
-import contextlib
+from collections.abc import Mapping
 import inspect
 from typing import Any
 
@@ -90,7 +89,7 @@ def preprocess(trainer: Any, batch: Batch) -> Batch:
 
     Raises:
         UsageError: the number of rows changed. If a number is known only when the step runs, the step
-            fails, and `report_problems` raises the error.
+            fails, and `explain` gives its line.
     """
     prepared = call_preprocess(trainer, batch)
     before = row_count(batch)
@@ -112,12 +111,7 @@ def preprocess(trainer: Any, batch: Batch) -> Batch:
     return tf.nest.map_structure(check, prepared)
 
 
-@contextlib.contextmanager
-def report_problems() -> Iterator[None]:
-    """Raises a UsageError of one line if the check of the rows fails when the step runs."""
-    try:
-        yield
-    except tf.errors.InvalidArgumentError as error:
-        if _PROBLEM not in str(error):
-            raise
-        raise UsageError(_PROBLEM) from None
+def explain(error: BaseException, trainer: Any) -> str:
+    """Returns the line of the check of the rows that failed when the step ran; "" for other errors."""
+    failed = isinstance(error, tf.errors.InvalidArgumentError) and _PROBLEM in str(error)
+    return _PROBLEM if failed else ""

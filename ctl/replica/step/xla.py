@@ -12,9 +12,6 @@ _CPU_FLAG = "--tf_xla_cpu_global_jit"
 # The strategies whose step may be in a loop. To assign a variable, the others merge their replicas, even
 # a single one, which tf.distribute rejects in a loop.
 LOOP_STRATEGIES = ("default", "one_device")
-# Of XLA's own errors.
-_NO_BOUND = "requires a fixed tensor list size"
-_NOT_DETERMINISTIC = "do not yet have a deterministic XLA implementation"
 
 
 def choose(
@@ -85,20 +82,6 @@ def enable_autoclustering(*, gpu: bool) -> None:
     if not gpu and _CPU_FLAG not in os.environ.get("TF_XLA_FLAGS", ""):
         os.environ["TF_XLA_FLAGS"] = f"{os.environ.get('TF_XLA_FLAGS', '')} {_CPU_FLAG}".strip()
     tf.config.optimizer.set_jit("autoclustering")
-
-
-def explain(error: BaseException) -> str:
-    """Explains an error of XLA that does not name what to change; "" for other errors."""
-    before, *after = str(error).split(_NOT_DETERMINISTIC)
-    if after:
-        operations = before.splitlines()[-1].strip()
-        return f"{operations} {_NOT_DETERMINISTIC}, so runtime.deterministic must be false"
-    if _NO_BOUND not in str(error):
-        return ""
-    return (
-        "XLA cannot compile the gradient of a tf.while_loop without a bound: pass maximum_iterations "
-        "(tf.autograph.experimental.set_loop_options sets it for a Python loop)"
-    )
 
 
 def jit(function: Any) -> Any:

@@ -11,7 +11,7 @@ from ml_collections import config_dict
 
 import ctl
 from ctl.errors import UsageError, list_some, print_line
-from ctl.replica.keras3 import private
+from ctl.replica.arithmetic import models
 from ctl.testing.golden import recording
 from ctl.testing.golden.recording import Curve, Step
 from ctl.trainer import StandardTrainer
@@ -260,6 +260,6 @@ def _record(experiment: Experiment, steps: int, *, measure_tolerance: bool) -> C
     if isinstance(experiment, StandardTrainer):
         return recording.record(experiment, steps, measure_tolerance=measure_tolerance)
     # Keras numbers the layers of a process, and options name variables by pattern.
-    private.reset_names()
+    models.reset_names()
     with ctl.Run(experiment, print_lines=False) as run:
         return recording.record(run.trainer, steps, measure_tolerance=measure_tolerance)

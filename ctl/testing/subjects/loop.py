@@ -13,7 +13,7 @@ import tf_keras
 
 from ctl.configs import group_values
 from ctl.errors import UsageError
-from ctl.replica.keras3 import policies, private
+from ctl.replica.arithmetic import models, precision
 from ctl.replica.updates.grouped_optimizer import optimizers_of
 from ctl.step import Step
 from ctl.testing.contents import Contents, Names, holders, read_all
@@ -260,10 +260,10 @@ def _set_seeds(seed: int) -> None:
 
 
 @contextlib.contextmanager
-def _configure_keras(precision: str) -> Iterator[None]:
+def _configure_keras(floatx: str) -> Iterator[None]:
     """Sets the default dtype of both versions of Keras that are loaded."""
-    private.reset_names()  # layers without a name of their own are numbered by process
-    with policies.floatx_scope(precision):
+    models.reset_names()  # layers without a name of their own are numbered by process
+    with precision.floatx_scope(floatx):
         yield
 
 

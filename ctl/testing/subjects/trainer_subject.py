@@ -14,7 +14,7 @@ from ctl.configs.options import TrainerOptions
 from ctl.data.autograph import convert, traced
 from ctl.data.input_pipeline import InputPipeline
 from ctl.evaluator import StandardEvaluator
-from ctl.replica.keras3 import private
+from ctl.replica.arithmetic import models
 from ctl.replica.step.build import seed_and_precision
 from ctl.replica.step.engine import engine_of
 from ctl.replica.step.microbatches import unpack
@@ -148,7 +148,7 @@ class TrainerSubject(Subject):
             body = {"build_dataset": lambda trainer, part, _: self._dataset(part, split.batch)}
             factory = type(factory.__name__, (factory,), body)
         # Layers without a name of their own are numbered by process, and options name them by pattern.
-        private.reset_names()
+        models.reset_names()
         trainer: StandardTrainer = factory(
             strategy=make_strategy(split.replicas),
             global_batch_size=split.batch,

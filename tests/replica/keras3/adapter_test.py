@@ -15,7 +15,7 @@ from ctl.loop import inference
 from ctl.loop.checkpoints import warm_start
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.exports import write_version
-from ctl.replica.keras3 import adapter, private
+from ctl.replica.arithmetic import models
 from ctl.replica.step import build
 from ctl.replica.step.attributes import Attributes
 from tests.replica.keras3 import twins
@@ -45,8 +45,8 @@ def changed(before, after):
 def test_adapter_has_the_attributes_of_the_model():
     model = dense(keras)
     model.temperature = 2.0
-    adapted = adapter.adapt(model)
-    assert adapter.adapt(model) is adapted and adapter.adapt(adapted) is adapted
+    adapted = models.adapt(model)
+    assert models.adapt(model) is adapted and models.adapt(adapted) is adapted
     assert adapted.layers == model.layers and adapted.temperature == 2.0
     assert [v.name for v in adapted.weights] == ["a/kernel:0", "a/bias:0", "b/kernel:0", "b/bias:0"]
     assert all(v is w.value for v, w in zip(adapted.weights, model.weights, strict=True))
@@ -66,7 +66,7 @@ def nested(k):
 def test_checkpoint_has_the_names_and_the_order_of_tf_keras(tmp_path):
     saved, names = [], []
     for package in (tf_keras, keras):
-        model = adapter.adapt(nested(package))
+        model = models.adapt(nested(package))
         path = tf.train.Checkpoint(model=model).save(str(tmp_path / package.__name__))
         saved.append(tf.train.list_variables(path))
         names.append([layer.name for layer in model._flatten_layers() if layer.weights][1:])
@@ -182,7 +182,7 @@ class Tied(keras.layers.Layer):
 def test_penalty_of_a_variable_that_two_layers_hold_counts_once():
     dense = keras.layers.Dense(3, kernel_regularizer="l2")
     dense.build((None, 3))
-    model = adapter.adapt(keras.Sequential([keras.Input((3,)), dense, Tied(dense)]))
+    model = models.adapt(keras.Sequential([keras.Input((3,)), dense, Tied(dense)]))
     owner = types.SimpleNamespace(model=model)
     assert len(model.losses) == 1
     assert len(Attributes(owner).penalties(model.trainable_variables)) == 1
@@ -218,11 +218,11 @@ def test_run_resumes_with_equal_bits_from_a_checkpoint_written_in_the_background
 @pytest.mark.parametrize("name", [*KINDS, "nested"])
 def test_run_starts_from_the_weights_of_a_run_of_tf_keras(name, tmp_path):
     kind = KINDS.get(name, Kind(lambda k, rate: nested(k), Dense))
-    private.reset_names()
+    models.reset_names()
     trainer = kind.trainer(tf_keras)
     trainer.train(tf.constant(1))
     Checkpointer(tmp_path, trainer).save()
-    private.reset_names()
+    models.reset_names()
     other = kind.trainer()
     init = keys.defaults().init
     init.checkpoint = str(tmp_path)
@@ -285,12 +285,12 @@ def test_several_models_are_trained_keyed_and_saved(tmp_path):
     runs = []
     for replicas in (1, 2):
         trainer = make_trainer(cls=Adversaries, make=dense, replicas=replicas, seed=2)
-        models = [adapter.adapt(model) for model in trainer.critics]
+        critics = [models.adapt(model) for model in trainer.critics]
         rng = np.random.default_rng(2)
-        for variable in (v for model in models for v in model.weights):
+        for variable in (v for model in critics for v in model.weights):
             variable.assign(rng.normal(size=variable.shape))
         trainer.train(tf.constant(3))
-        runs.append([v.numpy() for model in (trainer.model, *models) for v in model.weights])
+        runs.append([v.numpy() for model in (trainer.model, *critics) for v in model.weights])
     assert difference(*runs) < 1e-12
     path = Checkpointer(tmp_path, trainer).save()
     names = [name for name, _ in tf.train.list_variables(path)]
@@ -348,11 +348,11 @@ def test_what_cannot_be_trained_is_one_line(monkeypatch):
             self.mean = keras.metrics.Mean()
 
     with pytest.raises(ctl.UsageError, match=r"holds the metric '\w+' of Keras 3"):
-        adapter.adapt(keras.Sequential([Holding()]))
+        models.adapt(keras.Sequential([Holding()]))
     layer = keras.layers.Dense(1)
     layer.scale = tf.Variable(1.0)
     with pytest.raises(ctl.UsageError, match=r"dense.* holds a tf.Variable \(scale\), which"):
-        adapter.adapt(layer)
+        models.adapt(layer)
     coordinated = types.SimpleNamespace(coordinated=True)
     with monkeypatch.context() as patch:
         patch.setattr(build.strategies, "spec_of", lambda strategy: coordinated)
@@ -362,4 +362,4 @@ def test_what_cannot_be_trained_is_one_line(monkeypatch):
             build.check_model(dense(keras))
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
     with pytest.raises(ctl.UsageError, match="The backend of Keras 3 is jax"):
-        adapter.adapt(keras.layers.Dense(1))
+        models.adapt(keras.layers.Dense(1))

@@ -8,7 +8,7 @@ import tensorflow as tf
 import ctl
 from ctl import testing
 from ctl.replica import examples
-from ctl.replica.keras3 import adapter
+from ctl.replica.arithmetic import models
 
 X = np.random.default_rng(0).normal(3, 2, (7, 5, 3))
 
@@ -18,7 +18,7 @@ def make(**arguments):
         [keras.Input(X.shape[1:], dtype=arguments.get("dtype", "float64")),
          keras.layers.BatchNormalization(**{"dtype": "float64", **arguments})]
     )  # fmt: skip
-    return adapter.adapt(model), model.layers[0]
+    return models.adapt(model), model.layers[0]
 
 
 def outputs_and_gradient(model, x, mask=None, weight=None):
@@ -71,13 +71,13 @@ def test_layers_are_converted_and_keep_their_values():
         assert ctl.convert_sync_batch_norm(model) == []
     layer = inner.layers[0]
     assert layer.synchronized and np.array_equal(layer.moving_mean, [1, 2, 3, 4])
-    mean = adapter.raw([layer.moving_mean])[0]
+    mean = models.raw([layer.moving_mean])[0]
     assert mean.name == "a/moving_mean:0"
     assert mean.synchronization == tf.VariableSynchronization.ON_READ
 
 
 def test_axis_of_the_rows_is_rejected():
-    layer = adapter.adapt(keras.layers.BatchNormalization(axis=0, synchronized=True))
+    layer = models.adapt(keras.layers.BatchNormalization(axis=0, synchronized=True))
     with pytest.raises(ctl.UsageError, match="normalizes axis 0, the rows"):
         layer(tf.ones([3, 4]), training=True)
 
@@ -89,8 +89,8 @@ def test_derived_classes_are_plain_or_rejected():
     with testing.make_strategy(2).scope():
         layer = Own()
         layer.build((None, 3))
-        adapter.adapt(layer)
-    mean = adapter.raw([layer.moving_mean])[0]
+        models.adapt(layer)
+    mean = models.raw([layer.moving_mean])[0]
     assert mean.aggregation == tf.VariableAggregation.MEAN
     with pytest.raises(ctl.UsageError, match="is an Own with synchronized=True, which counts"):
-        adapter.adapt(keras.Sequential([Own(synchronized=True)]))
+        models.adapt(keras.Sequential([Own(synchronized=True)]))

@@ -7,6 +7,7 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.replica.keras3 import detection
+from ctl.replica.step.explanations import explained
 from tests import reference_model
 
 keras = pytest.importorskip("keras", "3", reason="Keras 3 is not installed")
@@ -116,9 +117,9 @@ def test_layer_of_tf_keras_that_uses_tf_keras_inside_is_built():
 
 
 def test_other_errors_keep_their_type():
-    with pytest.raises(ZeroDivisionError), detection.report_mixture():
+    with pytest.raises(ZeroDivisionError), explained():
         raise ZeroDivisionError
-    with pytest.raises(ctl.UsageError, match="mine"), detection.report_mixture():
+    with pytest.raises(ctl.UsageError, match="mine"), explained():
         layer = keras.layers.Dense(1)
         raise ctl.UsageError(f"mine {layer.name}")
 
@@ -130,7 +131,7 @@ def test_variables_that_an_optimizer_in_a_model_creates_later_are_saved():
             self.own_optimizer = tf_keras.optimizers.Adam()
 
     model = Owner()
-    detection.check_tracked(model, "build_model returned")
+    detection.check(model, "build_model returned")
     model.own_optimizer.build([tf.Variable(1.0)])
     children = tf.train.TrackableView.children(model.own_optimizer)
     assert len(children["_variables"]) == 3  # iterations and two slot variables

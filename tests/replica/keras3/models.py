@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 import ctl
-from ctl.replica.keras3 import policies
+from ctl.replica.arithmetic import precision
 from tests.replica.keras3 import twins
 
 BATCH, STEPS, SEED = 7, 50, 3
@@ -109,7 +109,7 @@ class Kind:
         """Trains without random layers and without ctl's step, as the guide of Keras 3 does."""
         examples = self.cls.build_dataset(self.cls, "train", None)
         batches = iter(ctl.data.distribute(examples, batch, seed=SEED))
-        with policies.precision_scope("float64"):
+        with precision.scope("float64"):
             model, optimizer = self.build(keras, 0.0), keras.optimizers.Adam(0.01)
             for step in range(STEPS):
                 rows, *_ = next(batches)

@@ -6,14 +6,14 @@ import tf_keras
 
 import ctl
 from ctl.replica.arithmetic import precision
-from ctl.replica.keras3 import policies, private
+from ctl.replica.keras3 import private
 
 
 @pytest.mark.parametrize("package", [tf_keras, keras], ids=["tf_keras", "keras"])
 @pytest.mark.parametrize("name", precision.PRECISIONS)
 def test_precision_sets_the_dtypes_of_layers_and_metrics_inside_its_scope(name, package):
     expected = precision.of(name)
-    with policies.precision_scope(name):
+    with precision.scope(name):
         layer, metric = package.layers.Dense(1), package.metrics.Mean()
         layer.build([None, 2])
         assert layer.compute_dtype == expected.compute
@@ -37,12 +37,12 @@ def test_policy_that_the_user_set_is_restored_and_the_default_follows_floatx(
 ):
     set_policy("mixed_bfloat16")
     try:
-        with policies.precision_scope("float64"):
+        with precision.scope("float64"):
             pass
         assert package.layers.Dense(1).compute_dtype == "bfloat16"
-        assert policies.precision_of(None) == "bfloat16"
+        assert precision.of_model(None) == "bfloat16"
         set_policy(None)
-        with policies.precision_scope("bfloat16"):
+        with precision.scope("bfloat16"):
             pass
         set_floatx("float64")
         assert package.layers.Dense(1).compute_dtype == "float64"
@@ -54,6 +54,6 @@ def test_policy_that_the_user_set_is_restored_and_the_default_follows_floatx(
 def test_default_dtype_reaches_layers_although_a_layer_was_built_before():
     for package in (tf_keras, keras):
         package.layers.Dense(1)
-        with policies.floatx_scope("float64"):
+        with precision.floatx_scope("float64"):
             assert package.layers.Dense(1).compute_dtype == "float64"
         assert package.layers.Dense(1).compute_dtype == "float32"

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from ctl.replica.arithmetic import models
 from ctl.replica.keras3 import private
 
 
@@ -24,9 +25,9 @@ def test_variables_layers_and_generators_are_those_of_the_layer():
 
 
 def test_names_start_again():
-    private.reset_names()
+    models.reset_names()
     assert keras.layers.Dense(1).name == "dense"
-    private.reset_names()
+    models.reset_names()
     assert [keras.layers.Dense(1).name for _ in range(2)] == ["dense", "dense_1"]
 
 

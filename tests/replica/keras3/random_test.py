@@ -8,7 +8,7 @@ import tf_keras
 
 import ctl
 from ctl.replica import examples
-from ctl.replica.keras3 import adapter
+from ctl.replica.arithmetic import models
 from ctl.replica.random.dropout import key_random_layers
 from tests.replica.keras3 import twins
 
@@ -37,7 +37,7 @@ class Attending(keras.layers.Layer):
 def draw(layer, first, last, step=3):
     rows = tf.constant(X[first:last])
     with examples(first_row=first, step=tf.constant(step, tf.int64), count=last - first):
-        return adapter.adapt(layer)(rows, training=True).numpy()
+        return models.adapt(layer)(rows, training=True).numpy()
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -45,7 +45,7 @@ def test_a_part_of_the_batch_gets_its_part_of_the_draws(name):
     keras.utils.set_random_seed(0)
     layer = LAYERS[name]()
     layer.build(X.shape)
-    key_random_layers(adapter.adapt(layer), 1)
+    key_random_layers(models.adapt(layer), 1)
     complete = draw(layer, 0, 7)
     assert np.allclose(draw(layer, 0, 4), complete[:4], atol=1e-6)
     assert np.allclose(draw(layer, 4, 7), complete[4:], atol=1e-6)
@@ -55,12 +55,12 @@ def test_a_part_of_the_batch_gets_its_part_of_the_draws(name):
 
 def test_masks_are_those_of_the_layer_in_tf_keras():
     other = tf_keras.layers.Dropout(0.4)
-    for layer in (adapter.adapt(keras.layers.Dropout(0.4)), other):
+    for layer in (models.adapt(keras.layers.Dropout(0.4)), other):
         key_random_layers(layer, 1)
     with examples(step=tf.constant(3, tf.int64), count=7):
         expected = other(tf.constant(X), training=True).numpy()
     layer = keras.layers.Dropout(0.4)
-    key_random_layers(adapter.adapt(layer), 1)
+    key_random_layers(models.adapt(layer), 1)
     assert np.array_equal(draw(layer, 0, 7), expected)
 
 

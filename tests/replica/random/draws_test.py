@@ -12,7 +12,8 @@ import tf_keras
 import ctl
 from ctl.replica.arithmetic import row_mask
 from ctl.replica.checks import random_search
-from ctl.replica.random import draws, dropout
+from ctl.replica.random import dropout
+from ctl.replica.step.explanations import explained
 
 layers = tf_keras.layers
 ROWS, TIME, FEATURES = 6, 3, 4
@@ -206,7 +207,7 @@ def selected(x):
 def test_entries_that_are_not_those_of_rows_fail_if_their_number_is_not_static(name, jit):
     function = {**REJECTED, "selected rows": selected}[name]
     error = tf.errors.InvalidArgumentError if jit else ctl.UsageError
-    with pytest.raises(error) as caught, draws.report_problems():
+    with pytest.raises(error) as caught, explained():
         run(function, 0, ROWS, static=False, jit=jit)
     assert jit or re.match(r"(Layer|ctl.random).*share\.$", str(caught.value))
 

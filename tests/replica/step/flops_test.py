@@ -1,12 +1,14 @@
 """Floating-point operations of a step, counted in its graph, against numbers by hand."""
 
+import types
+
 import pytest
 import tensorflow as tf
 import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.replica.step.flops import count_flops
+from ctl.replica.step.flops import count_flops, peak_flops
 
 # Layer -> products and sums per example and kernel, forward; the gradient of the first kernel costs as
 # much again, and that of a later layer's input, too.
@@ -68,3 +70,28 @@ def test_convolutions_count_the_window_of_each_output():
 def test_loop_inside_of_a_step_and_a_step_that_is_not_traced_are_unknown():
     assert count_flops(make_trainer(Recurrent)) is None
     assert count_flops(make_trainer(Trainer, steps=0)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "tf32", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", "bfloat16", True, 989.4e12),
+        ("NVIDIA H100 80GB HBM3", "float32", True, 494.7e12),
+        ("NVIDIA H100 80GB HBM3", "float32", False, 66.9e12),
+        ("Tesla V100-SXM2-16GB", "float32", True, 15.7e12),
+        ("Tesla V100-SXM2-16GB", "bfloat16", True, None),
+        ("NVIDIA H100 PCIe", "bfloat16", True, None),
+        ("NVIDIA GeForce RTX 4090", "float16", True, None),
+    ],
+)
+def test_peak_of_a_gpu(monkeypatch, name, dtype, tf32, peak):
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [types.SimpleNamespace()])
+    monkeypatch.setattr(
+        tf.config.experimental, "get_device_details", lambda _: {"device_name": name}
+    )
+    monkeypatch.setattr(tf.config.experimental, "tensor_float_32_execution_enabled", lambda: tf32)
+    assert peak_flops("GPU:0", dtype) == (peak and pytest.approx(peak))
+
+
+def test_cpu_has_no_known_peak():
+    assert peak_flops("CPU:0", "float32") is None

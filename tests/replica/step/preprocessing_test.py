@@ -6,10 +6,10 @@ import tf_keras
 
 import ctl
 from ctl import testing
+from ctl.replica.step.explanations import explained
 from ctl.replica.step.preprocessing import (
     default_sample_weight,
     preprocess,
-    report_problems,
     select_inputs,
 )
 from ctl.testing import tiny
@@ -51,7 +51,7 @@ def test_rows_that_are_counted_when_the_step_runs(copies):
     message = (
         "preprocess returned another number of rows than the batch has: return one entry per row"
     )
-    with pytest.raises(ctl.UsageError, match=message), report_problems():
+    with pytest.raises(ctl.UsageError, match=message), explained():
         step(tf.zeros([3]))
 
 

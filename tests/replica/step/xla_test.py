@@ -1,7 +1,6 @@
 """Which part of the step `runtime.xla=auto` compiles."""
 
 import pytest
-import tensorflow as tf
 
 from ctl.configs import compatibility
 from ctl.configs.compatibility import Choice
@@ -50,15 +49,3 @@ def test_auto_never_chooses_a_mode_that_is_rejected(sync, shards, gpu, replicas,
 def test_auto_compiles_as_much_as_the_options_allow(options, mode):
     choice = {"gpu": True, "replicas": 1, "sync_batch_norm": False, **options}
     assert xla.choose("auto", **choice)[0] == mode
-
-
-def test_operation_without_a_deterministic_kernel_is_named():
-    error = tf.errors.UnimplementedError(
-        *(None, None),
-        "Graph execution error:\nGPU MaxPool gradient ops do not yet have a deterministic XLA "
-        "implementation.\n\t [[{{node gradient_tape/MaxPoolGrad}}]]",
-    )
-    assert xla.explain(error) == (
-        "GPU MaxPool gradient ops do not yet have a deterministic XLA implementation, so "
-        "runtime.deterministic must be false"
-    )

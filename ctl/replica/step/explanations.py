@@ -1,0 +1,37 @@
+"""Turns errors that a step raises into a UsageError of one line, by the functions of a table."""
+
+from collections.abc import Iterator
+import contextlib
+import pkgutil
+from typing import Any
+
+from ctl.errors import Failure, UsageError
+
+# Functions of (error, trainer) -> the line, or "" for other errors. They are imported for an error. The
+# trainer is None if a `ctl.Step` or an evaluation raised it.
+_EXPLANATIONS = (
+    "ctl.replica.random.draws:explain",
+    "ctl.replica.step.preprocessing:explain",
+    "ctl.replica.keras3.detection:explain",
+    "ctl.replica.step.loop_errors:explain",
+    "ctl.replica.step.out_of_memory:explain",
+)
+
+
+@contextlib.contextmanager
+def explained(trainer: Any = None) -> Iterator[None]:
+    """Raises a UsageError for an error of TensorFlow or Keras that a function of the table explains.
+
+    Args:
+        trainer: the `StandardTrainer` whose training loop runs inside.
+    """
+    try:
+        yield
+    except (UsageError, Failure):
+        raise
+    except Exception as error:
+        lines = (pkgutil.resolve_name(name)(error, trainer) for name in _EXPLANATIONS)
+        line = next(filter(None, lines), "")
+        if not line:
+            raise
+        raise UsageError(line) from error

@@ -1,0 +1,49 @@
+"""Explains TensorFlow's errors about the end of the data, branches and XLA in a training loop."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from ctl.configs.error_location import user_line
+
+_MERGE_CALL = "`merge_call` called while defining a new graph"  # of tf.distribute's own error
+# Of XLA's own errors.
+_NO_BOUND = "requires a fixed tensor list size"
+_NOT_DETERMINISTIC = "do not yet have a deterministic XLA implementation"
+
+
+def explain(error: BaseException, trainer: Any) -> str:
+    """Explains an error of a trainer's loop in one line; "" for other errors, and without a trainer."""
+    if trainer is None:
+        return ""
+    if isinstance(error, tf.errors.OutOfRangeError):
+        return (
+            f"The training data ended after step {int(trainer.global_step.numpy())}: return at least "
+            "one complete global batch of examples, or a dataset that repeats."
+        )
+    if isinstance(error, RuntimeError) and _MERGE_CALL in str(error):
+        return (
+            f"{user_line(error) or 'The step'} updates variables, or reduces over the replicas, in a "
+            "branch or a loop that depends on a tensor, or in a tf.function of its own, which "
+            "tf.distribute does not support on several replicas: select values by tf.where, or decide "
+            "between two inner loops. To unfreeze a layer, set its trainable in train_loop_begin, "
+            "after which ctl traces the step again."
+        )
+    if isinstance(error, tf.errors.InvalidArgumentError | tf.errors.UnimplementedError):
+        reason = explain_xla(error)
+        return reason and f"{reason}, or choose runtime.xla=off."
+    return ""
+
+
+def explain_xla(error: BaseException) -> str:
+    """Explains an error of XLA that does not name what to change; "" for other errors."""
+    before, *after = str(error).split(_NOT_DETERMINISTIC)
+    if after:
+        operations = before.splitlines()[-1].strip()
+        return f"{operations} {_NOT_DETERMINISTIC}, so runtime.deterministic must be false"
+    if _NO_BOUND not in str(error):
+        return ""
+    return (
+        "XLA cannot compile the gradient of a tf.while_loop without a bound: pass maximum_iterations "
+        "(tf.autograph.experimental.set_loop_options sets it for a Python loop)"
+    )
