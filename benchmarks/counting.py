@@ -59,7 +59,7 @@ class CountingTrainer(ctl.StandardTrainer):
         row = rows.first_row + tf.range(tf.shape(batch["index"])[0], dtype=tf.int64)
         # The epoch follows from the step, the example from the data: both are checked.
         epoch = (rows.step * self.global_batch_size + row) // EXAMPLES
-        real = tf.ones_like(row) if rows.present is None else tf.cast(rows.present, tf.int64)
+        real = tf.ones_like(row) if rows.row_mask is None else tf.cast(rows.row_mask, tf.int64)
         index = tf.where(real > 0, epoch * EXAMPLES + batch["index"], 0)
         # Each replica fills its rows of the global batch; the sum over replicas is complete. Padding
         # goes to an extra row at the end.

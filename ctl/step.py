@@ -24,10 +24,9 @@ from ctl.replica.arithmetic import loss
 from ctl.replica.arithmetic import precision as precisions
 from ctl.replica.arithmetic.models import adapt, is_layer
 from ctl.replica.arithmetic.variables import variables_of
-from ctl.replica.checks import copies, row_coupling
 from ctl.replica.measure.non_finite import counter
 from ctl.replica.measure.outputs import concatenate
-from ctl.replica.step import build, preprocessing, xla
+from ctl.replica.step import build, observers, preprocessing, xla
 from ctl.replica.step import metrics as metric_results
 from ctl.replica.step.attributes import Attributes, check_scope
 from ctl.replica.step.evaluation import Evaluation
@@ -154,7 +153,6 @@ class Step:
         self._changes: tuple[str, ...] = ()  # the options that change the step at a given step
         # By their metrics, which are kept too: another object could get the id of one that is freed.
         self._evaluations: dict[Any, tuple[Evaluation, Any, Any]] = {}
-        self._loss_trace: Any = None
         # The descriptions of the data of ctl.data.distribute that the updates depend on.
         self.descriptions: list[str] = []
         self._example: Any = ()  # rows and their mask, for the checks
@@ -198,7 +196,7 @@ class Step:
         if self._example:
             self._example = ()
             step.check_complete()
-            copies.check_copies(step.checkpoint_items())
+            step.check_variables()
         return result
 
     def build(self, batch: Any) -> None:
@@ -293,7 +291,8 @@ class Step:
     def _build(self, spec: Any, *, full: bool) -> None:
         options = self.options
         precisions.check_model(self.model, options.precision)
-        trace = build.create_variables(self._compute_losses, spec)
+        losses: list[observers.Losses] = []
+        build.create_variables(functools.partial(self._compute_losses, losses), spec)
         models = [adapt(model) for model in (self.model, *self.models)]
         check_scope((v for m in models if m.built for v in variables_of(m)), self.strategy)
         build.prepare_optimizer(self, check_patterns=True)
@@ -307,15 +306,6 @@ class Step:
             own_replica_step=False,
             own_train_step=False,
         )
-        if self._example:
-            row_coupling.check_count(
-                list(trace.structured_outputs.values()),
-                self._loss_trace,
-                lambda: self._example,
-                name=name_function(self.loss_fn),
-                split=layout.replicas * plan.parts > 1,
-            )
-        self._loss_trace = None
         unfreezing = Unfreezing(options.optimizer_groups)
         step = ReplicaStep(
             plan,
@@ -330,6 +320,9 @@ class Step:
         step.attributes.key_new_models(options.seed)
         step.add_models()
         unfreezing.add_models({"": self.model})
+        if self._example:
+            for observer in observers.load():
+                observer.check_losses(step, losses[0], None, name_function(self.loss_fn))
         self._replica_step = step
         self._function = StepFunction(self._run, step)
         changes = {
@@ -364,16 +357,14 @@ class Step:
     def _forward(self, batch: Batch, training: bool) -> Any:
         return convert(self.forward)(batch, training)
 
-    def _compute_losses(self, batch: Batch) -> Any:
+    def _compute_losses(self, traces: list[observers.Losses], batch: Batch) -> None:
         """Calls every model that a step calls, so that their variables are created."""
-        allow = self.options.allow_row_coupling
-        self._loss_trace = row_coupling.make_trace(batch, allow=allow)
-        with build.building_rows(self, batch, self._loss_trace):
+        with build.building_rows(self, batch) as rows:
             outputs = precisions.cast_to_float32(self._forward(batch, training=False))
+            factors = self.options.loss_weights or loss.SINGLE
             with _report_errors():
-                return loss.compute(
-                    self.loss_fn, batch, outputs, self.options.loss_weights or loss.SINGLE
-                )
+                losses = loss.compute(self.loss_fn, batch, outputs, factors)
+            traces[:] = [observers.Losses(list(losses.values()), rows.trace)]
 
     def _run(self, batch: Any) -> StepResult:
         """Runs a step on every replica; call it while tracing, in a cross-replica context."""

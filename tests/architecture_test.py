@@ -27,8 +27,9 @@ REPLICA_LAYERS = (
     ("arithmetic",),
     ("random",),
     ("keras3",),
-    ("layers", "checks", "updates", "measure"),
+    ("layers", "updates", "measure"),
     ("step",),
+    ("checks",),
 )
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 FILES = sorted(

@@ -22,7 +22,6 @@ from ctl.replica.arithmetic import precision, row_mask
 from ctl.replica.arithmetic.snapshot import Snapshot
 from ctl.replica.graphs.assignments import find_assignments
 from ctl.replica.graphs.dataflow import depends_on
-from ctl.replica.layers.batch_norm import SyncBatchNormalization
 from ctl.replica.step.engine import engine_of
 from ctl.replica.step.microbatches import row_count
 from ctl.trainer import StandardTrainer
@@ -192,7 +191,7 @@ class _Models:
 def unwrap(layers: Iterable[tf_keras.layers.Layer]) -> None:
     """Replaces ctl's parts of layers by the originals of tf_keras, for files of tf_keras."""
     for layer in layers:
-        if type(layer) is SyncBatchNormalization:
+        if "counts_all_rows" in vars(type(layer)):  # ctl.SyncBatchNormalization
             # Keras' own __setattr__ would track the class as an attribute of the layer.
             object.__setattr__(layer, "__class__", tf_keras.layers.BatchNormalization)
 

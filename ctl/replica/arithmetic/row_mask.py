@@ -14,25 +14,24 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.errors import UsageError
+from ctl.replica.arithmetic.trace import Trace
 
 _THREAD = threading.local()
-# The fields of `Examples` that hold for all micro-batches of a step.
+# The fields of `Rows` that hold for all micro-batches of a step.
 _OF_THE_STEP = (
-    "seed", "allow_unkeyed", "single", "refused", "folded", "trace", "compiled", "kernels",
-    "normalizes_parts",
+    "seed", "allow_unkeyed", "single", "trace", "compiled", "kernels", "normalizes_parts"
 )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
-class Examples:
-    """The rows of one micro-batch on one replica.
+class Rows:
+    """The rows of one micro-batch on one replica, which layers and losses read.
 
     Attributes:
         row_mask: [rows] tensor, 1 for a row that exists and 0 for padding; None if all rows exist.
         first_row: scalar int64, the position of the first row in the global batch.
         step: scalar int64, the global step.
         calls: number of draws so far of each random layer, by the key of the layer.
-        applied: one scalar bool for each update that this step may skip: whether it was applied.
         count: number of rows, including padding: an int if it is static; None if it is not known.
         isolated: why the code inside cannot read the rows of other replicas and micro-batches, as the
             end of a message; empty if it can.
@@ -43,21 +42,16 @@ class Examples:
         graph: the graph that the rows are computed in; None in eager execution.
         parts: the number of micro-batches that these rows are computed in.
         single: whether the static shapes of a micro-batch of the replica tell that it has one row.
-        refused: the functions that could not read other rows because of `isolated`.
-        folded: the draws for tensors with several entries per row on axis 0, which `random_search`
-            checks once the step is traced.
-        trace: the observer that records the losses and the values of the global batch; None if there is
-            none.
         compiled: whether XLA compiles the computation of the rows.
         kernels: whether layers may use a kernel of the device that rounds in another way.
         normalizes_parts: whether synchronized batch normalizations may use the rows of a micro-batch.
+        trace: what layers, losses and updates report while the step is traced.
     """
 
     row_mask: tf.Tensor | None = None
     first_row: tf.Tensor | int = 0
     step: tf.Tensor | int = 0
     calls: dict[str, int] = dataclasses.field(default_factory=dict)
-    applied: list[tf.Tensor] = dataclasses.field(default_factory=list)
     count: int | tf.Tensor | None = None
     isolated: str = ""
     seed: int = 0
@@ -66,44 +60,37 @@ class Examples:
     graph: Any = None
     parts: int = 1
     single: bool = False
-    refused: list[str] = dataclasses.field(default_factory=list)
-    folded: list[Any] = dataclasses.field(default_factory=list)
-    trace: Any = None
     compiled: bool = False
     kernels: bool = True
     normalizes_parts: bool = False
-
-    @property
-    def present(self) -> tf.Tensor | None:
-        """The row mask."""
-        return self.row_mask
+    trace: Trace = dataclasses.field(default_factory=Trace)
 
 
 @contextlib.contextmanager
-def examples(row_mask: tf.Tensor | None = None, **fields: Any) -> Iterator[Examples]:
+def examples(row_mask: tf.Tensor | None = None, **fields: Any) -> Iterator[Rows]:
     """Sets the rows that the code inside the `with` block computes.
 
     Enclose both the forward pass and `tape.gradient`: layers read the rows in both.
 
     Args:
         row_mask: [rows] tensor, 1 for a row that exists and 0 for padding; None if all rows exist.
-        **fields: further fields of `Examples`. By default, the ones that hold for the complete step
+        **fields: further fields of `Rows`. By default, the ones that hold for the complete step
             (see `_OF_THE_STEP`) are those of the enclosing rows.
 
     Yields:
-        The `Examples` that `current()` returns inside the block.
+        The `Rows` that `current()` returns inside the block.
     """
     outer = _enclosing()
     if outer:
         fields = {name: getattr(outer, name) for name in _OF_THE_STEP} | fields
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-    rows = Examples(row_mask, **fields, graph=graph)
+    rows = Rows(row_mask, **fields, graph=graph)
     is_single = isinstance(rows.count, int) and rows.count // rows.parts < 2
     with _set(dataclasses.replace(rows, single=rows.single or is_single)) as rows:
         yield rows
 
 
-def replay(rows: Examples, calls: dict[str, int]) -> contextlib.AbstractContextManager[Examples]:
+def replay(rows: Rows, calls: dict[str, int]) -> contextlib.AbstractContextManager[Rows]:
     """Sets the rows of an earlier pass again.
 
     Args:
@@ -114,7 +101,7 @@ def replay(rows: Examples, calls: dict[str, int]) -> contextlib.AbstractContextM
 
 
 @contextlib.contextmanager
-def _set(rows: Examples) -> Iterator[Examples]:
+def _set(rows: Rows) -> Iterator[Rows]:
     # Restored afterwards, because the micro-batches of a step nest in the step.
     outer, _THREAD.examples = _enclosing(), rows
     try:
@@ -123,11 +110,11 @@ def _set(rows: Examples) -> Iterator[Examples]:
         _THREAD.examples = outer
 
 
-def _enclosing() -> Examples | None:
+def _enclosing() -> Rows | None:
     return getattr(_THREAD, "examples", None)
 
 
-def current() -> Examples | None:
+def current() -> Rows | None:
     """Returns the rows that the enclosing step computes, or None outside of a step.
 
     Raises:
@@ -173,14 +160,14 @@ def require_all(reader: str) -> None:
     """
     rows = current()
     if rows is not None and rows.isolated:
-        rows.refused.append(reader)
+        rows.trace.refused.append(reader)
         raise UsageError(f"{reader} reads the rows of the complete global batch, {rows.isolated}")
 
 
 def record_global(tensor: tf.Tensor) -> tf.Tensor:
     """Records a tensor of the only replica's rows as a value of the global batch, and returns it."""
     rows = _enclosing()
-    if rows is None or rows.trace is None:
+    if rows is None:
         return tensor
     output = tf.identity(tensor)  # the tensor itself remains one of this replica's rows
     rows.trace.add_global(output, tensor)

@@ -12,3 +12,17 @@ def variables_of(module: Any) -> list[Any]:
     """
     table = base_layer_utils.TrackableWeightHandler
     return [variable for variable in module.variables if not isinstance(variable, table)]
+
+
+def moving_statistics(model: Any, *, plain: bool = False) -> set[int]:
+    """Returns the ids of the moving statistics of the batch normalizations of a model.
+
+    Args:
+        model: a model or a layer.
+        plain: return only the statistics of tf_keras layers that are not synchronized.
+    """
+    names = ("moving_mean", "moving_variance", "renorm_mean", "renorm_stddev")
+    layers = [layer for layer in model._flatten_layers() if hasattr(layer, "moving_mean")]
+    if plain:
+        layers = [v for v in layers if getattr(v, "synchronized", None) is False]
+    return {id(getattr(layer, name, None)) for layer in layers for name in names}

@@ -8,7 +8,17 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.errors import UsageError, list_some
-from ctl.replica.arithmetic.variables import variables_of
+from ctl.replica.arithmetic.variables import moving_statistics, variables_of
+from ctl.replica.step.observers import Observer
+
+
+class Copies(Observer):
+    """Compares the replicas' copies of the variables after the first steps."""
+
+    @classmethod
+    def check_variables(cls, items: Mapping[str, Any]) -> None:
+        """Raises a UsageError if the copies of a variable differ."""
+        check_copies(items)
 
 
 def check_copies(items: Mapping[str, Any]) -> None:
@@ -51,20 +61,6 @@ def _variables(items: Mapping[str, Any]) -> Iterator[tuple[str, tf.Variable]]:
                     trained = variable.trainable and variable.shape.rank > 1
                     if not trained and id(variable) not in statistics:
                         yield variable.name, variable
-
-
-def moving_statistics(model: tf_keras.layers.Layer, *, plain: bool = False) -> set[int]:
-    """Returns the ids of the moving statistics of the batch normalizations of a model.
-
-    Args:
-        model: a model or a layer.
-        plain: return only the statistics of tf_keras layers that are not synchronized.
-    """
-    names = ("moving_mean", "moving_variance", "renorm_mean", "renorm_stddev")
-    layers = [layer for layer in model._flatten_layers() if hasattr(layer, "moving_mean")]
-    if plain:
-        layers = [v for v in layers if getattr(v, "synchronized", None) is False]
-    return {id(getattr(layer, name, None)) for layer in layers for name in names}
 
 
 def _differs(variable: tf.Variable) -> bool:

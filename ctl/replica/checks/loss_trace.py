@@ -1,170 +1,22 @@
-"""Records the losses of a step while it is traced, for the searches at the end of the trace.
+"""Compares the losses of the replicas and the micro-batches of a trace.
 
 `compare_replicas` and `compare_micro_batches` check that the parts of a step compute the same function
 of their rows. Each of them traces the user's code again: a counter or another state of Python then gives
 each its own constants, or its own ops.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-import contextlib
-import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from ctl.replica.arithmetic.trace import MicroBatchTrace, Trace, UpdateTrace, symbolic
 from ctl.replica.graphs import ops
 from ctl.replica.graphs.dataflow import outer_tensor
 
 # The barrier that orders micro-batches has several inputs; its output i is its input i.
 _IDENTITIES = ("Identity", "StopGradient", "EnsureShape", "Snapshot", "XlaOptimizationBarrier")
 _SHOWN = 40  # characters of a constant
-
-
-class GlobalValue(NamedTuple):
-    """A value that is the same function of the global batch on every split, such as a sum over replicas.
-
-    Attributes:
-        output: the value.
-        local: this replica's contribution to it.
-        copies: how often the value repeats `local` on `axis` if all replicas contribute the same.
-        axis: see `copies`.
-    """
-
-    output: tf.Tensor
-    local: tf.Tensor
-    copies: int = 1
-    axis: int = 0
-
-
-class MicroBatchTrace(NamedTuple):
-    """The tensors of one micro-batch.
-
-    Attributes:
-        rows: the tensors that have one entry per row: features, mask and weights.
-        first_row: the position of the first row in the global batch.
-        size: the number of rows.
-        losses: the results of the loss function.
-    """
-
-    rows: list[tf.Tensor]
-    first_row: tf.Tensor
-    size: int | tf.Tensor
-    losses: Sequence[tf.Tensor]
-
-
-@dataclasses.dataclass
-class Update:
-    """One update of the step.
-
-    Attributes:
-        inputs: the batch and the weights, outside of a compiled function.
-        aliases: the id of a tensor inside of that function -> the tensor that it stands for.
-        micro_batches: the micro-batches, in order.
-        gradients: the gradients of each micro-batch.
-    """
-
-    inputs: list[tf.Tensor]
-    aliases: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
-    micro_batches: list[MicroBatchTrace] = dataclasses.field(default_factory=list)
-    gradients: list[Sequence[Any]] = dataclasses.field(default_factory=list)
-
-
-@dataclasses.dataclass
-class LossTrace:
-    """One replica's trace of a step.
-
-    Attributes:
-        batch: the tensors of the replica's batch, before `preprocess`, and the row mask.
-        updates: one for each call of `minimize`.
-        global_values: values of the global batch, such as sums over the replicas.
-        constants: the id of a tensor of the first replica -> its value in the first step.
-        names: the id of a tensor of the batch -> its name in it.
-        losses_only: whether the step ends its updates once the losses are recorded.
-    """
-
-    batch: list[tf.Tensor]
-    updates: list[Update] = dataclasses.field(default_factory=list)
-    global_values: list[GlobalValue] = dataclasses.field(default_factory=list)
-    constants: dict[int, Any] = dataclasses.field(default_factory=dict)
-    names: dict[int, str] = dataclasses.field(default_factory=dict)
-    losses_only: bool = False
-
-    @classmethod
-    def of(cls, inputs: Any, **fields: Any) -> "LossTrace":
-        """Returns the trace of a batch, or of a batch and its mask."""
-        batch = inputs[0] if isinstance(inputs, tuple) else inputs
-        names = {id(x): name for name, x in batch.items()} if isinstance(batch, Mapping) else {}
-        return cls(symbolic(inputs), names=names, **fields)
-
-    def begin_update(self, inputs: Any) -> None:
-        """Records the tensors that the micro-batches of an update are cut from."""
-        self._structure = inputs
-        self.updates.append(Update(symbolic([inputs.batch, inputs.weights])))
-
-    def enter_function(self, inputs: Any) -> None:
-        """Records the same structure inside the function that computes the micro-batches."""
-        update = self.updates[-1]
-        update.aliases.clear()  # of an earlier attempt, which failed
-        update.micro_batches.clear()
-        update.gradients.clear()
-        pairs = zip(tf.nest.flatten(inputs), tf.nest.flatten(self._structure), strict=True)
-        update.aliases.update(
-            {id(inner): outer for inner, outer in pairs if inner is not outer and outer is not None}
-        )
-        self._inside = inputs  # ids are unique only while the tensors exist
-
-    def add_micro_batch(
-        self, rows: Any, first_row: Any, size: Any, losses: Sequence[tf.Tensor]
-    ) -> None:
-        """Records a micro-batch after its forward pass."""
-        self.updates[-1].micro_batches.append(
-            MicroBatchTrace(symbolic(rows), first_row, size, losses)
-        )
-
-    def add_gradients(self, gradients: Sequence[Any]) -> None:
-        """Records the gradients of a micro-batch after its backward pass."""
-        self.updates[-1].gradients.append(gradients)
-
-    def sources(self, update: Update) -> list[tf.Tensor]:
-        """Returns the tensors that an update's losses depend on, in the same order on all replicas."""
-        parts = [(part.rows, part.first_row, part.size) for part in update.micro_batches]
-        return symbolic([self.batch, parts, [value.output for value in self.global_values]])
-
-    @contextlib.contextmanager
-    def record_collectives(self) -> Iterator[None]:
-        """Records the sums over replicas that the code inside computes, including the user's."""
-        context: Any = tf.distribute.get_replica_context()
-        reduce, gather = context.all_reduce, context.all_gather
-        replicas = context.num_replicas_in_sync
-
-        def all_reduce(reduce_op: Any, value: Any, options: Any = None) -> Any:
-            result = reduce(reduce_op, value, options)
-            self.add_global(result, value)
-            return result
-
-        def all_gather(value: Any, axis: int, options: Any = None) -> Any:
-            result = gather(value, axis, options)
-            self.add_global(result, value, copies=replicas, axis=axis)
-            return result
-
-        # Only on this context, which belongs to this replica and, on several replicas, to this trace.
-        context.all_reduce, context.all_gather = all_reduce, all_gather
-        try:
-            yield
-        finally:
-            del context.all_reduce, context.all_gather
-
-    def add_global(self, results: Any, values: Any, **repetition: int) -> None:
-        """Records sums over the replicas, and this replica's contributions to them."""
-        for output, local in zip(tf.nest.flatten(results), tf.nest.flatten(values), strict=True):
-            if tf.is_symbolic_tensor(output) and tf.is_symbolic_tensor(local):
-                self.global_values.append(GlobalValue(output, local, **repetition))
-
-
-def symbolic(values: Any) -> list[tf.Tensor]:
-    """Returns the tensors of graphs in a nested structure."""
-    flat: Sequence[Any] = tf.nest.flatten(values)
-    return [value for value in flat if tf.is_symbolic_tensor(value)]
 
 
 class Difference(NamedTuple):
@@ -179,7 +31,7 @@ class Difference(NamedTuple):
     values: tuple[str, str]
 
 
-def compare_replicas(first: LossTrace, second: LossTrace, distance: int) -> Difference | None:
+def compare_replicas(first: Trace, second: Trace, distance: int) -> Difference | None:
     """Returns the first difference of the losses of two replicas; None without one.
 
     Args:
@@ -189,7 +41,7 @@ def compare_replicas(first: LossTrace, second: LossTrace, distance: int) -> Diff
     """
     for one, two in zip(first.updates, second.updates, strict=False):
         comparison = _Comparison(replica=distance)
-        comparison.leaves(first.sources(one), second.sources(two))
+        comparison.leaves(_sources(first, one), _sources(second, two))
         for part, other in zip(one.micro_batches, two.micro_batches, strict=True):
             comparison.rows = _size(part) or 1
             difference = comparison.run(part.losses, other.losses)
@@ -199,7 +51,7 @@ def compare_replicas(first: LossTrace, second: LossTrace, distance: int) -> Diff
     return None
 
 
-def compare_micro_batches(trace: LossTrace) -> Difference | None:
+def compare_micro_batches(trace: Trace) -> Difference | None:
     """Returns the first difference of the losses of a replica's micro-batches; None without one.
 
     Code may use other ops for another number of rows, so only equal static numbers are compared.
@@ -209,7 +61,8 @@ def compare_micro_batches(trace: LossTrace) -> Difference | None:
         for other in update.micro_batches:
             first = firsts.setdefault(_size(other), other)
             comparison = _Comparison(replica=0)
-            shared = symbolic([trace.batch, update.inputs, [v.output for v in trace.global_values]])
+            values = [value.output for value in trace.global_values]
+            shared = symbolic([trace.inputs, update.inputs, values])
             comparison.leaves([*shared, *_leaves(first)], [*shared, *_leaves(other)])
             difference = comparison.run(first.losses, other.losses)
             if difference is not None:
@@ -217,10 +70,16 @@ def compare_micro_batches(trace: LossTrace) -> Difference | None:
     return None
 
 
-def has_equal_parts(update: Update) -> bool:
+def has_equal_parts(update: UpdateTrace) -> bool:
     """Returns whether two micro-batches have the same number of rows, if there are several."""
     sizes = [_size(part) for part in update.micro_batches]
     return len(sizes) < 2 or len({*sizes}) < len(sizes)
+
+
+def _sources(trace: Trace, update: UpdateTrace) -> list[tf.Tensor]:
+    """Returns the tensors that an update's losses depend on, in the same order on all replicas."""
+    parts = [(part.rows, part.first_row, part.size) for part in update.micro_batches]
+    return symbolic([trace.inputs, parts, [value.output for value in trace.global_values]])
 
 
 def _size(part: MicroBatchTrace) -> int | None:

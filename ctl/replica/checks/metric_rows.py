@@ -1,5 +1,6 @@
 """Detects metrics in a user's code that are not sums over rows, by the shapes of their tensors."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -8,27 +9,29 @@ import tf_keras
 from ctl.data.autograph import convert, traced
 from ctl.errors import UsageError
 from ctl.private.tf_keras import losses_utils
+from ctl.replica.step.observers import Observer
 
 _ROWS = 7919  # a number of rows that no other axis has, to recognize the axes of rows
 
 
-def check_rows(
-    metric: Any,
-    labels: tf.Tensor,
-    outputs: tf.Tensor,
-    name: str,
-    sample_weight: tf.Tensor | None = None,
-) -> None:
+class MetricRows(Observer):
+    """Checks the metrics that a step or an evaluation updates."""
+
+    @classmethod
+    def check_metric(cls, metric: Any, values: Mapping[str, tf.Tensor], name: str) -> None:
+        """Raises a UsageError if a metric is not a sum over rows."""
+        check_rows(metric, values, name)
+
+
+def check_rows(metric: Any, values: Mapping[str, tf.Tensor], name: str) -> None:
     """Checks a metric that a user wrote, or the user's function in a MeanMetricWrapper.
 
     The code is traced and not run, which gives the shapes and adds nothing to the graph of the step.
 
     Args:
         metric: a metric.
-        labels: [rows, ...].
-        outputs: [rows, ...].
+        values: "labels", "outputs" and possibly "sample_weight" that `update_state` gets, [rows, ...].
         name: the name of the metric in messages.
-        sample_weight: [rows, ...] what `update_state` gets; None if it gets no weights.
 
     Raises:
         UsageError: it computes pairs of rows, or its function does not return values per row.
@@ -37,7 +40,7 @@ def check_rows(
     function = metric._fn if is_wrapper else type(metric)
     if (getattr(function, "__module__", None) or "").startswith("tf_keras."):
         return
-    if labels.shape.rank is None or outputs.shape.rank is None:
+    if values["labels"].shape.rank is None or values["outputs"].shape.rank is None:
         return
 
     def call(labels: tf.Tensor, outputs: tf.Tensor, **weights: tf.Tensor) -> Any:
@@ -48,8 +51,6 @@ def check_rows(
         outputs, labels = losses_utils.squeeze_or_expand_dimensions(outputs, labels)
         return convert(function)(labels, outputs, **metric._fn_kwargs)
 
-    values = {"labels": labels, "outputs": outputs}
-    values |= {} if sample_weight is None else {"sample_weight": sample_weight}
     specs = {k: tf.TensorSpec([_ROWS, *v.shape[1:]], v.dtype) for k, v in values.items()}
     try:
         trace = traced(call).get_concrete_function(**specs)

@@ -4,8 +4,7 @@ On a CPU with AVX2 and without AVX-512, the filter gradient of a 1x1 convolution
 more and fewer than 8 input channels is wrong in float32: docs/versions.md says in which versions.
 """
 
-from collections.abc import Iterable, Iterator
-import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 import os
 from typing import Any
 
@@ -13,8 +12,10 @@ import tensorflow as tf
 
 from ctl.errors import print_line
 from ctl.hardware import host
+from ctl.replica.arithmetic.row_mask import Rows
 from ctl.replica.checks.random_search import place
 from ctl.replica.graphs import ops
+from ctl.replica.step.observers import Observer
 
 FIX = "set the environment variable TF_ENABLE_ONEDNN_OPTS=0"
 _MIN_CHANNELS = 8  # with as many input channels the gradient is right
@@ -23,19 +24,15 @@ _LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 _REPORTED: set[str] = set()  # once per process, not per replica and trace
 
 
-@contextlib.contextmanager
-def warn(graph: Any) -> Iterator[None]:
-    """Prints one line for each wrong gradient among the ops that the `with` block creates in a graph.
+class WrongGradients(Observer):
+    """Prints one line for each wrong gradient of a step."""
 
-    Args:
-        graph: the graph of the step; None in eager execution, where nothing is found.
-    """
-    before = len(graph.get_operations()) if graph else 0
-    yield
-    for text in find(graph.get_operations()[before:]) if graph else ():
-        if text not in _REPORTED:
-            _REPORTED.add(text)
-            print_line(f"Warning: {text}: {FIX}.")
+    def search(self, operations: Sequence[Any], rows: Rows) -> None:
+        """Prints a warning for each wrong gradient among the ops of a trace."""
+        for text in find(operations):
+            if text not in _REPORTED:
+                _REPORTED.add(text)
+                print_line(f"Warning: {text}: {FIX}.")
 
 
 def find(operations: Iterable[Any]) -> list[str]:

@@ -22,11 +22,13 @@ from ctl.configs.error_location import user_frame
 from ctl.data import host_random
 from ctl.errors import UsageError
 from ctl.private.tf_keras import backend
-from ctl.replica.arithmetic.row_mask import Examples
+from ctl.replica.arithmetic.row_mask import Rows
+from ctl.replica.arithmetic.trace import symbolic
 from ctl.replica.graphs import ops
 from ctl.replica.graphs.dataflow import ancestors, captured, entries_per_row
 from ctl.replica.random import philox
 from ctl.replica.random.draws import Folded
+from ctl.replica.step.observers import Observer
 
 _ACCEPT = "or accept it with allow_unkeyed_random=True (runtime.allow_unkeyed_random)"
 _INITIALIZER = re.compile(r"(^|/)Initializer(_\d+)?/")
@@ -38,34 +40,42 @@ _DATA = ("IteratorGetNext", "IteratorGetNextAsOptional", "MultiDeviceIteratorGet
 _SEARCHED: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
-@contextlib.contextmanager
-def search(rows: Examples, inputs: Any) -> Iterator[None]:
-    """Searches the ops that the code inside the `with` block creates.
+class RandomOps(Observer):
+    """Searches the random ops of a step."""
+
+    def search(self, operations: Sequence[Any], rows: Rows) -> None:
+        """Raises a UsageError if random numbers depend on how the batch is split."""
+        if not rows.allow_unkeyed and rows.graph not in _SEARCHED:
+            search(operations, rows)
+            _SEARCHED.add(rows.graph)
+
+
+class HostRandom(Observer):
+    """Watches the generators of Python and numpy while a step is traced."""
+
+    def __init__(self, step: Any):
+        super().__init__(step)
+        self._watch = contextlib.ExitStack()
+        if not step.plan.options.allow_unkeyed_random:
+            self._watch.enter_context(check_host_random(step.attributes.owner))
+
+    def search(self, operations: Sequence[Any], rows: Rows) -> None:
+        """Raises a UsageError if the code of the step drew from a generator."""
+        self._watch.close()
+
+
+def search(operations: Sequence[Any], rows: Rows) -> None:
+    """Searches the ops of a trace.
 
     Args:
-        rows: the rows that the step computes.
-        inputs: the tensors of the batch, before `preprocess`.
+        operations: the ops.
+        rows: the rows that the step computes, with the tensors of the batch before `preprocess`.
 
     Raises:
         UsageError: random numbers are drawn that depend on how the batch is split, or the backward
             pass draws or assigns again. The message names the user's line of code and what to write.
     """
-    graph = rows.graph
-    # Eager execution has no graph to search.
-    if rows.allow_unkeyed or graph is None or graph in _SEARCHED:
-        yield
-        return
-    before = len(graph.get_operations())
-    scope = tf.compat.v1.get_variable_scope()
-    caching_device = scope.caching_device
-    try:
-        yield
-    except BaseException:
-        # After an error tf.map_fn and tf.scan leave their own, with which no model can be built.
-        scope.set_caching_device(caching_device)
-        raise
-    _Search(rows, inputs).run(graph.get_operations()[before:])
-    _SEARCHED.add(graph)
+    _Search(rows).run(operations)
 
 
 class _Search:
@@ -75,27 +85,23 @@ class _Search:
         flow: what depends on the batch.
     """
 
-    def __init__(self, rows: Examples, inputs: Any):
-        self.flow = _Dataflow(
-            [x for x in tf.nest.flatten(inputs) if tf.is_symbolic_tensor(x)],
-            rows.count,
-            rows.parts,
-        )
+    def __init__(self, rows: Rows):
+        self.flow = _Dataflow(symbolic(rows.trace.inputs), rows.count, rows.parts)
         self._rows = rows
         # Function -> whether ctl draws in it.
         self._functions: dict[str, bool] = {}
         # The ops that assign each variable.
         self._assignments: dict[int, list[Any]] = {}
 
-    def run(self, operations: list[Any]) -> None:
+    def run(self, operations: Sequence[Any]) -> None:
         """Raises a UsageError if an op, or an op of a called function, is not allowed."""
         self._contains_keyed(operations)
         self._check_recomputation()
-        for draw in self._rows.folded:
+        for draw in self._rows.trace.folded:
             if not _confirmed(draw):
                 raise UsageError(draw.problem)
 
-    def _contains_keyed(self, operations: list[Any]) -> bool:
+    def _contains_keyed(self, operations: Sequence[Any]) -> bool:
         """Checks ops; returns whether ctl draws in them."""
         keyed = False
         calls: set[str] = set()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from ctl.replica.checks import row_rules
-from ctl.replica.checks.row_rules import Rows
+from ctl.replica.checks.row_rules import Place
 from ctl.replica.graphs import ops
 from ctl.replica.graphs.dataflow import outer_tensor
 
@@ -35,7 +35,7 @@ class Mixed(NamedTuple):
     op: Any
 
 
-State = Rows | Mixed | None  # None: does not depend on the batch
+State = Place | Mixed | None  # None: does not depend on the batch
 Resolve = Callable[[tf.Tensor], tf.Tensor | None]
 
 
@@ -108,7 +108,7 @@ class RowFlow:
             if isinstance(self._states.get(id(x)), Mixed) and x.shape.rank
             and x.shape[0] == self._count and x.dtype not in (tf.variant, tf.resource)
         }  # fmt: skip
-        rows = dict.fromkeys(mixed.keys() - {id(x) for x in dependent([*mixed.values()])}, Rows(0))
+        rows = dict.fromkeys(mixed.keys() - {id(x) for x in dependent([*mixed.values()])}, Place(0))
         sources = {**self._sources, **rows}
         return RowFlow(sources, count=self._count, clean=self._clean, resolve=self._resolve)
 
@@ -125,7 +125,7 @@ class RowFlow:
         mixed = next((state for state in states if isinstance(state, Mixed)), None)
         if mixed is not None:
             return [mixed] * outputs
-        places = [state if isinstance(state, Rows) else None for state in states]
+        places = [state if isinstance(state, Place) else None for state in states]
         rows = row_rules.apply(op, places, self._count)
         if rows is not None:
             return rows

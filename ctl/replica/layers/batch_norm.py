@@ -7,7 +7,6 @@ import tf_keras
 
 from ctl.errors import UsageError
 from ctl.replica.arithmetic import models, normalization
-from ctl.replica.layers import recompute
 
 
 @tf_keras.utils.register_keras_serializable(package="ctl")
@@ -32,6 +31,8 @@ class SyncBatchNormalization(tf_keras.layers.BatchNormalization):
     layer costs one all-reduce of [replicas, 3 channels + 1] numbers in the forward pass, and one of
     [2, channels] in the backward pass. With accumulation the statistics are those of a micro-batch.
     """
+
+    counts_all_rows = True  # those of the global batch
 
     def __init__(self, *args: Any, **kwargs: Any):
         for name, unsupported in (("synchronized", False), ("fused", True)):
@@ -133,9 +134,6 @@ def convert_sync_batch_norm(model: tf_keras.layers.Layer) -> list[str]:
         # Keras' own __setattr__ would track the class as an attribute of the layer.
         object.__setattr__(layer, "__class__", SyncBatchNormalization)
         layer.synchronized = True
-        if hasattr(layer.call, "ctl_recomputes"):  # it recomputes `call` of the former class
-            object.__delattr__(layer, "call")
-            recompute.recompute(layer)
         for variable in (layer.moving_mean, layer.moving_variance) if layer.built else ():
             if isinstance(variable, tf.distribute.DistributedValues):
                 variable._aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA  # see add_weight

@@ -17,7 +17,7 @@ from ctl.replica.graphs.ops import is_compiled_for_gpu
 _MODULES = (tf.nn, tf.compat.v2.nn)  # by which Keras 3 and tf_keras call it
 
 
-def replace() -> None:
+def prepare(model: Any, seed: int, *, scope: str) -> None:
     """Makes `tf.nn.gelu` compute by this module in such a step; called again, it does nothing."""
     original = tf.nn.gelu
     if hasattr(original, "ctl_replaces"):

@@ -21,7 +21,7 @@ _RETURNS_SCORES = contextvars.ContextVar("returns_scores", default=True)
 _SOURCES = {"Placeholder", *ops.RANDOM, *ops.PYTHON}
 
 
-def replace_in_layers() -> None:
+def prepare(model: Any, seed: int, *, scope: str) -> None:
     """Makes the attention layers of Keras use the kernel in a step, where it can be used.
 
     Outside of a step they compute as before. Call it again once Keras 3 is imported.

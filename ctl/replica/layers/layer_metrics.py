@@ -3,7 +3,6 @@
 In a step they get the rows that exist, as the metrics of `build_metrics` do.
 """
 
-from collections.abc import Iterable
 import functools
 import logging
 from typing import Any
@@ -18,31 +17,13 @@ from ctl.replica.graphs import dataflow
 _LOG = logging.getLogger("ctl")
 
 
-def prepare(layers: Iterable[tf_keras.layers.Layer]) -> None:
-    """Makes the metrics of layers count the rows that exist; may be called again."""
-    for layer in layers:
+def prepare(model: Any, seed: int, *, scope: str) -> None:
+    """Makes the metrics of a model's layers count the rows that exist; may be called again."""
+    for layer in model._flatten_layers():
         for metric in layer._metrics:
             if not hasattr(metric, "_ctl_layer"):
                 metric._ctl_layer = layer.name
                 _wrap_update(metric)
-
-
-def by_name(
-    layers: Iterable[tf_keras.layers.Layer], taken: Iterable[str]
-) -> dict[str, tf_keras.metrics.Metric]:
-    """Returns the metrics of layers by their names, which begin with the layer's where it is necessary.
-
-    Args:
-        layers: the layers.
-        taken: the names of other results.
-    """
-    taken, named = {*taken}, dict[str, Any]()
-    for layer in layers:
-        for metric in layer._metrics:
-            if not any(metric is each for each in named.values()):
-                is_free = metric.name not in taken and metric.name not in named
-                named[metric.name if is_free else f"{layer.name}_{metric.name}"] = metric
-    return named
 
 
 def _wrap_update(metric: Any) -> None:
@@ -94,14 +75,14 @@ def _allow_construction() -> None:
 _allow_construction()
 
 
-def _has_rows(value: tf.Tensor, rows: row_mask.Examples) -> bool:
+def _has_rows(value: tf.Tensor, rows: row_mask.Rows) -> bool:
     """Returns whether axis 0 is that of the rows, as far as their number is static."""
     if not value.shape.rank:
         return False
     return value.shape[0] == (rows.count if isinstance(rows.count, int) else None)
 
 
-def _is_split(rows: row_mask.Examples) -> bool:
+def _is_split(rows: row_mask.Rows) -> bool:
     """Returns whether these rows may not be all rows of the batch, or contain padding."""
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     return replicas > 1 or bool(rows.isolated) or rows.row_mask is not None
@@ -116,7 +97,7 @@ def _depends_on_rows(value: tf.Tensor) -> bool:
     )
 
 
-def _averaged(metric: Any, args: Any, rows: row_mask.Examples) -> tuple[Any, ...]:
+def _averaged(metric: Any, args: Any, rows: row_mask.Rows) -> tuple[Any, ...]:
     """Returns the values of which a layer computed the mean; nothing, with a warning, if it did not."""
     if type(metric) is tf_keras.metrics.Mean and len(args) == 1 and args[0].op.type == "Mean":
         values = args[0].op.inputs[0]
@@ -133,7 +114,7 @@ def _averaged(metric: Any, args: Any, rows: row_mask.Examples) -> tuple[Any, ...
     return ()
 
 
-def _existing(values: Any, rows: row_mask.Examples) -> Any:
+def _existing(values: Any, rows: row_mask.Rows) -> Any:
     """Returns the rows that exist of the tensors that have rows."""
     if rows.row_mask is None:
         return values

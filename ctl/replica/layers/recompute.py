@@ -69,8 +69,9 @@ def recompute(layer_or_function: Any, *, blocks: str = "") -> Any:
     layer = models.inner(layer_or_function)
     if models.is_layer(layer):
         if not hasattr(layer.call, "ctl_recomputes"):
+            owner = None if "call" in vars(layer) else layer
             # Keras' own __setattr__ would track the function as an attribute of the layer.
-            object.__setattr__(layer, "call", _wrap(layer.call, f"Layer {layer.name}"))
+            object.__setattr__(layer, "call", _wrap(layer.call, f"Layer {layer.name}", owner))
         return layer_or_function
     if not callable(layer_or_function):
         raise UsageError(
@@ -135,11 +136,14 @@ def detect_use() -> Iterator[Callable[[], bool]]:
     yield lambda: _SWITCH.used
 
 
-def _wrap(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _wrap(function: Callable[..., Any], name: str, owner: Any = None) -> Callable[..., Any]:
+    """Returns a function that recomputes `function`, the `call` of the owner's class if there is one."""
+
     # Without `__module__`, by which AutoGraph decides what to convert: this wrapper is not converted.
     @functools.wraps(function, assigned=("__name__", "__qualname__", "__doc__"))
     def call(*args: Any, **kwargs: Any) -> Any:
-        converted = convert(function)
+        # The class of a layer may have changed since, by `convert_sync_batch_norm`.
+        converted = convert(function if owner is None else type(owner).call.__get__(owner))
         rows = row_mask.current()
         in_training = rows is not None and rows.graph is not None and rows.earlier is None
         # In a loop or a branch TensorFlow itself derives the gradient, from the graph.
@@ -158,7 +162,7 @@ class _Call:
     """One call of a recomputed function in a step."""
 
     def __init__(
-        self, function: Callable[..., Any], name: str, rows: row_mask.Examples, arguments: Any
+        self, function: Callable[..., Any], name: str, rows: row_mask.Rows, arguments: Any
     ):
         self._function, self._name, self._rows, self._arguments = function, name, rows, arguments
         self._calls = dict(rows.calls)  # the numbers of the draws so far

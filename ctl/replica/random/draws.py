@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from ctl.errors import UsageError
 from ctl.replica.arithmetic import gather, row_mask
+from ctl.replica.arithmetic.assertions import require_equal
 from ctl.replica.graphs import dataflow
 from ctl.replica.random import philox
 
@@ -115,7 +116,7 @@ def dropout(
     )
 
 
-def permutation(rows: row_mask.Examples, stream: Stream) -> tf.Tensor:
+def permutation(rows: row_mask.Rows, stream: Stream) -> tf.Tensor:
     """Draws a permutation of the global batch; returns the entries of this replica's rows.
 
     Args:
@@ -161,7 +162,7 @@ def draw_bits(
     Raises:
         UsageError: axis 0 does not hold the rows of this replica, or the numbers cannot be keyed here.
     """
-    rows = row_mask.current() or row_mask.Examples()
+    rows = row_mask.current() or row_mask.Rows()
     # Counted while the step is traced: a layer that is called twice in a step draws other numbers.
     call = rows.calls.get(stream.identity, 0)
     rows.calls[stream.identity] = call + 1
@@ -183,7 +184,7 @@ def draw_bits(
         first = tf.cast(first, tf.uint64) * fold.per_row
     bits = philox.draw_bits(entries, blocks, key=key, first=first, step=step)
     if fold.problem and isinstance(rows.count, int):
-        rows.folded.append(Folded(bits, rows.count, fold.problem))
+        rows.trace.folded.append(Folded(bits, rows.count, fold.problem))
     return bits
 
 
@@ -198,7 +199,7 @@ class _Fold:
 
 def _fold(
     shape: Any,
-    rows: row_mask.Examples,
+    rows: row_mask.Rows,
     stream: Stream,
     *,
     inputs: tf.Tensor | None,
@@ -229,8 +230,7 @@ def _fold(
         if in_loop or per_row is None:
             per_row = 1
     # Known only when the step runs. XLA ignores assertions; there the reshape to `shape` fails.
-    check = tf.debugging.assert_equal(shape[0], count * per_row, message)
-    with tf.control_dependencies([check] if check is not None else []):
+    with require_equal(shape[0], count * per_row, message):
         return _Fold(tf.identity(count * per_row), per_row)
 
 
@@ -241,7 +241,7 @@ def _source(shape: Any, inputs: tf.Tensor | None) -> tf.Tensor | None:
     return inputs if hasattr(inputs, "graph") else None
 
 
-def _loop_counters(rows: row_mask.Examples, stream: Stream) -> list[tf.Tensor]:
+def _loop_counters(rows: row_mask.Rows, stream: Stream) -> list[tf.Tensor]:
     """Returns the counters of the loops of this step that the draw is in, from outside in.
 
     Raises:
@@ -285,16 +285,6 @@ def _in_backward_pass() -> bool:
 
 def _shaped(numbers: tf.Tensor, shape: Any, shared: bool = False, **_: Any) -> tf.Tensor:
     return tf.reshape(numbers[:, : _row_size(shape, shared)[0]], shape)
-
-
-def explain(error: BaseException, trainer: Any) -> str:
-    """Returns the line of a draw's check that failed when the step ran; "" for other errors."""
-    if not isinstance(error, tf.errors.InvalidArgumentError):
-        return ""
-    pattern = re.escape(_PROBLEM.replace("{name}", "@"))
-    pattern = re.sub(r"\\\{\w+\\\}", ".{0,20}", pattern).replace("@", r"[^\[\]\n]*")
-    match = re.search(pattern, str(error))
-    return match[0].strip() if match else ""
 
 
 def static_size(shape: Any) -> int | None:

@@ -16,7 +16,7 @@ import tf_keras
 from ctl.errors import UsageError
 from ctl.private.tf_keras import backend
 from ctl.replica.arithmetic import row_mask
-from ctl.replica.random import draws, image_layers  # noqa: F401 - keys layers of tf_keras
+from ctl.replica.random import draws
 from ctl.replica.random.draws import Stream
 
 # Whether the layers of tf_keras draw as if there was no step, because the options accept it.

@@ -11,13 +11,8 @@ from ctl.errors import UsageError, list_some
 from ctl.hardware import strategies
 from ctl.replica.arithmetic import models, precision
 from ctl.replica.arithmetic.snapshot import Assignable
-from ctl.replica.arithmetic.variables import variables_of
-from ctl.replica.checks import copies
-from ctl.replica.layers import (
-    layer_metrics,
-    penalties,  # noqa: F401 - penalties that a layer adds as functions
-)
-from ctl.replica.random import dropout
+from ctl.replica.arithmetic.variables import moving_statistics, variables_of
+from ctl.replica.step import preparations
 from ctl.replica.updates import parameter_groups
 from ctl.replica.updates.unfreezing import Unfreezing
 
@@ -125,8 +120,7 @@ class Attributes:
         for name, model in self._other_models():
             if name not in self._keyed:
                 check_stateless(model)
-                layer_metrics.prepare(model._flatten_layers())
-                dropout.key_random_layers(model, seed, scope=name)
+                preparations.prepare(model, seed, scope=name)
                 self._keyed.add(name)
 
     def layers(self) -> list[tf_keras.layers.Layer]:
@@ -136,11 +130,19 @@ class Attributes:
     def layer_metrics(self, names: Iterable[str] = ()) -> dict[str, tf_keras.metrics.Metric]:
         """Returns the metrics that layers update themselves, by their names in the results.
 
+        A name begins with the layer's where it is necessary.
+
         Args:
             names: the names of the other metrics.
         """
         losses = [f"{name}_loss" for name in self.owner.options.loss_weights]
-        return layer_metrics.by_name(self.layers(), ["loss", "examples", *losses, *names])
+        taken, named = {"loss", "examples", *losses, *names}, dict[str, Any]()
+        for layer in self.layers():
+            for metric in layer._metrics:
+                if not any(metric is each for each in named.values()):
+                    is_free = metric.name not in taken and metric.name not in named
+                    named[metric.name if is_free else f"{layer.name}_{metric.name}"] = metric
+        return named
 
     def assignable(self) -> Assignable:
         """Returns every variable that the code of a step may assign.
@@ -157,8 +159,8 @@ class Attributes:
             elif isinstance(value, tf.Module) and _is_built(value):
                 variables |= {id(variable): variable for variable in variables_of(value)}
                 if isinstance(value, tf_keras.layers.Layer):
-                    statistics |= copies.moving_statistics(value)
-                    plain |= copies.moving_statistics(value, plain=True)
+                    statistics |= moving_statistics(value)
+                    plain |= moving_statistics(value, plain=True)
         variables |= {id(v): v for m in self.layer_metrics().values() for v in m.variables}
         once, summed = [], []
         for key, variable in variables.items():

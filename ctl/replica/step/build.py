@@ -23,12 +23,10 @@ from ctl.errors import UsageError, type_name
 from ctl.hardware import garbage, strategies
 from ctl.optimizers import FromConfig
 from ctl.replica.arithmetic import loss, models, precision, row_mask
-from ctl.replica.checks import row_coupling
+from ctl.replica.arithmetic.trace import Trace
 from ctl.replica.graphs import custom_gradients
-from ctl.replica.layers import layer_metrics
-from ctl.replica.layers.batch_norm import convert_sync_batch_norm
 from ctl.replica.measure.non_finite import counter
-from ctl.replica.step import metrics
+from ctl.replica.step import metrics, observers, preparations
 from ctl.replica.step.attributes import STATELESS, Attributes, check_scope, check_stateless
 from ctl.replica.step.engine import Engine
 from ctl.replica.step.explanations import explained
@@ -73,7 +71,7 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
     with build_scope(options, trainer.strategy), explained():
         trainer.model = check_model(trainer.build_model())
         if options.model.get("sync_batch_norm"):
-            convert_sync_batch_norm(trainer.model)
+            preparations.synchronize_batch_norm(trainer.model)
         if isinstance(optimizer, FromConfig):
             optimizer.examples_per_epoch = pipeline.examples_per_epoch()
         trainer.optimizer = make_optimizer(lambda: trainer.build_optimizer(optimizer), options)
@@ -86,7 +84,7 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
         if all(getattr(type(trainer), hook) is getattr(base, hook) for hook in hooks):
             default_sample_weight(spec)
         is_default = type(trainer).forward is base.forward
-        traces: list[Any] = []
+        traces: list[observers.Losses] = []
         with report_rejected_features(spec) if is_default else contextlib.nullcontext():
             create_variables(functools.partial(_forward, trainer, traces), spec)
         late = any(metrics.creates_variables_late(metric) for metric in trainer.metrics.values())
@@ -116,7 +114,7 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
         engine = Engine(trainer, plan, pipeline, unfreezing)
         trainer.skipped_steps = engine.step.update.skipped_steps
         if not (plan.own_replica_step or plan.own_train_step):
-            _check_count(trainer, engine, traces, spec)
+            _check_losses(trainer, engine, traces, spec)
         # The optimizer has slot variables for the model's variables by now.
         unfreezing.add_models({"": trainer.model})
     return engine
@@ -153,10 +151,9 @@ def prepare_optimizer(owner: Any, *, check_patterns: bool, source: Any = None) -
     owner.optimizer.build(owner.model.trainable_variables)
 
 
-def _forward(trainer: Any, traces: list[Any], batch: Batch) -> None:
-    """Calls the model; adds the losses and the trace of their rows, if they can be traced here."""
-    trace = row_coupling.make_trace(batch, allow=trainer.options.allow_row_coupling)
-    with building_rows(trainer, batch, trace):
+def _forward(trainer: Any, traces: list[observers.Losses], batch: Batch) -> None:
+    """Calls the model; adds the losses of its rows to `traces`, if they can be traced here."""
+    with building_rows(trainer, batch) as rows:
         prepared = call_preprocess(trainer, batch)
         outputs = precision.cast_to_float32(convert(trainer.forward)(prepared, training=False))
         # The step reports the errors. The function may read attributes that do not exist yet, or need
@@ -164,34 +161,22 @@ def _forward(trainer: Any, traces: list[Any], batch: Batch) -> None:
         with contextlib.suppress(Exception):
             factors = trainer.options.loss_weights or loss.SINGLE
             losses = loss.compute(trainer.per_example_loss, prepared, outputs, factors)
-            traces[:] = [(list(losses.values()), trace)]  # of the last trace
+            traces[:] = [observers.Losses(list(losses.values()), rows.trace)]  # of the last trace
 
 
-def _check_count(trainer: Any, engine: Engine, traces: list[Any], spec: Any) -> None:
-    """Rejects losses that depend on the number of rows; traces them again if it must be static."""
-    fewer = None
-    if not traces:
-        all_rows: list[Any] = []
-        fewer_rows: list[Any] = []
-        with contextlib.suppress(Exception):  # the step reports it
-            batch, mask = engine.first_batch()
-            rows = row_count(batch) if mask is None else int(tf.math.count_nonzero(mask))
-            for count, found in ((rows, all_rows), (rows - 1, fewer_rows)):
-                static = tf.nest.map_structure(
-                    lambda v, n=count: tf.TensorSpec([n, *v.shape[1:]], v.dtype), spec
-                )
-                create_variables(functools.partial(_forward, trainer, found), static)
-            [fewer], traces = fewer_rows, all_rows
-    if traces:
-        losses, trace = traces[0]
-        row_coupling.check_count(
-            losses,
-            trace,
-            engine.first_batch,
-            name=name_function(trainer.per_example_loss),
-            split=engine.plan.layout.replicas * engine.plan.parts > 1,
-            fewer=fewer,
+def _check_losses(trainer: Any, engine: Engine, traces: list[observers.Losses], spec: Any) -> None:
+    def trace_again(count: int) -> observers.Losses:
+        static = tf.nest.map_structure(
+            lambda v: tf.TensorSpec([count, *v.shape[1:]], v.dtype), spec
         )
+        found: list[observers.Losses] = []
+        create_variables(functools.partial(_forward, trainer, found), static)
+        return found[0]
+
+    losses = traces[0] if traces else None
+    for observer in observers.load():
+        name = name_function(trainer.per_example_loss)
+        observer.check_losses(engine.step, losses, trace_again, name)
 
 
 def _update_metrics(trainer: Any, batch: Batch) -> None:
@@ -204,16 +189,14 @@ def _update_metrics(trainer: Any, batch: Batch) -> None:
     trainer.strategy.run(update)  # tf_keras updates metrics in a replica context only
 
 
-def building_rows(
-    trainer: Any, batch: Batch, trace: Any = None
-) -> contextlib.AbstractContextManager[row_mask.Examples]:
+def building_rows(trainer: Any, batch: Batch) -> contextlib.AbstractContextManager[row_mask.Rows]:
     """Returns the context of a step's rows, because the user's code may read them."""
     options: TrainerOptions = trainer.options
     return row_mask.examples(
         count=row_count(batch),
         seed=options.seed,
         allow_unkeyed=options.allow_unkeyed_random,
-        trace=trace,
+        trace=Trace(batch),
     )
 
 
@@ -340,7 +323,6 @@ def check_model(model: Any) -> tf_keras.Model:
             "Keras 3."
         )
     check_stateless(model)
-    layer_metrics.prepare(model._flatten_layers())
     return model
 
 

@@ -11,7 +11,6 @@ import orbit
 from ctl.data.input_pipeline import InputPipeline
 from ctl.errors import NonFiniteStep, UsageError
 from ctl.replica.arithmetic import precision
-from ctl.replica.checks import copies
 from ctl.replica.measure.non_finite import NonFiniteReport
 from ctl.replica.step.attributes import Attributes, freezing
 from ctl.replica.step.compiled_loop import compile_loop
@@ -149,7 +148,7 @@ class Engine:
         self._warn_unsaved()
         if self.checks_copies:
             self.checks_copies = False
-            copies.check_copies(self.step.checkpoint_items())
+            self.step.check_variables()
         recorder = self.step.update.recorder
         report = recorder.take() if recorder else None
         if report and self.plan.options.on_non_finite != "skip":

@@ -10,8 +10,7 @@ from ctl.errors import Failure, UsageError
 # Functions of (error, trainer) -> the line, or "" for other errors. They are imported for an error. The
 # trainer is None if a `ctl.Step` or an evaluation raised it.
 _EXPLANATIONS = (
-    "ctl.replica.random.draws:explain",
-    "ctl.replica.step.preprocessing:explain",
+    "ctl.replica.arithmetic.assertions:explain",
     "ctl.replica.keras3.detection:explain",
     "ctl.replica.step.loop_errors:explain",
     "ctl.replica.step.out_of_memory:explain",

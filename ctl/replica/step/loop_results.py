@@ -75,7 +75,7 @@ class LoopResults:
             micro_batches: the micro-batches of a step.
             update: a user's function as `StandardTrainer.update_metrics`.
         """
-        rows = row_mask.current() or row_mask.Examples()
+        rows = row_mask.current() or row_mask.Rows()
         first_row = tf.cast(rows.first_row, tf.int64)
         for part in micro_batches:
             metrics.attach_masks(part.outputs, part.keras_masks)

@@ -15,8 +15,8 @@ from ctl.data.autograph import convert, traced
 from ctl.errors import UsageError
 from ctl.hardware import strategies
 from ctl.replica.arithmetic import precision, row_mask
+from ctl.replica.arithmetic.trace import Trace, UpdateTrace
 from ctl.replica.arithmetic.variables import variables_of
-from ctl.replica.checks.loss_trace import LossTrace, Update
 from ctl.replica.graphs import ops
 from ctl.replica.step.preprocessing import preprocess
 from ctl.replica.updates import sharded_optimizer
@@ -129,7 +129,7 @@ def estimate(trainer: Any) -> MemoryEstimate:
     )
 
 
-def _trace(trainer: Any) -> tuple[Any, list[LossTrace], int]:
+def _trace(trainer: Any) -> tuple[Any, list[Trace], int]:
     """Traces a step.
 
     Returns:
@@ -141,10 +141,10 @@ def _trace(trainer: Any) -> tuple[Any, list[LossTrace], int]:
         lambda x: tf.TensorSpec([rows, *x.shape[1:]], x.dtype), engine.pipeline.element_spec()
     )
     even = plan.layout.even and plan.full_batches
-    traces: list[LossTrace] = []
+    traces: list[Trace] = []
 
     def step(batch: Any, mask: tf.Tensor | None) -> tf.Tensor:
-        trace = LossTrace([])
+        trace = Trace()
         traces.append(trace)
         with row_mask.examples(
             None if mask is None else tf.cast(mask, plan.dtype),
@@ -169,7 +169,7 @@ def _trace(trainer: Any) -> tuple[Any, list[LossTrace], int]:
     return function, traces, sum(bytes_of(x) or 0 for x in tf.nest.flatten(spec))
 
 
-def _measure(update: Update, parts: int) -> dict[str, Any]:
+def _measure(update: UpdateTrace, parts: int) -> dict[str, Any]:
     """Returns attributes of `MemoryEstimate` of an update, by the first of its micro-batches."""
     flat = tf.nest.flatten(update.gradients[0], expand_composites=True)
     gradients = [x for x in flat if tf.is_symbolic_tensor(x)]

@@ -17,7 +17,7 @@ from ctl.data.source import Batch
 from ctl.errors import UsageError, type_name
 from ctl.private.tf_keras import compile_utils, losses_utils
 from ctl.replica.arithmetic import models, row_mask
-from ctl.replica.checks.metric_rows import check_rows
+from ctl.replica.step import observers
 from ctl.replica.step.plan import Plan
 
 
@@ -185,7 +185,11 @@ def update(
         if sample_weight is not None and outputs.dtype.is_floating:
             sample_weight = tf.cast(sample_weight, outputs.dtype)
         sample_weight = losses_utils.apply_mask(outputs, sample_weight, mask)
-        check_rows(metric, labels, outputs, name, sample_weight if takes_weights else None)
+        checked = {"labels": labels, "outputs": outputs}
+        if takes_weights and sample_weight is not None:
+            checked["sample_weight"] = sample_weight
+        for observer in observers.load():
+            observer.check_metric(metric, checked, name)
     arguments = {"sample_weight": sample_weight} if takes_weights else {}
     if sample_weight is not None and not takes_weights:
         raise UsageError(

@@ -129,9 +129,8 @@ class MicroBatches:
         losses: list[tf.Tensor] = []
         micro_batches: list[MicroBatch] = []
         calls = dict(self.calls)
-        trace = getattr(row_mask.current(), "trace", None)
-        if trace:
-            trace.enter_function(inputs)
+        rows = row_mask.current() or row_mask.Rows()
+        rows.trace.enter_function(inputs)
         snapshot = Snapshot(self.assignable.once if self.count > 1 else [])
         replicas = tf.distribute.get_replica_context().num_replicas_in_sync
         # Whether all parts of the global batch have the same number of rows, without padding.
@@ -156,8 +155,8 @@ class MicroBatches:
                     new, share, micro_batch = self._compute(part, calls, equal=equal)
             if self.count > 1 and not micro_batches:
                 # Every micro-batch must assign the same value, which is then the value of the batch.
-                rows = [*_row_tensors(part), part.first_row]
-                snapshot.check_assignments(rows, self.isolated, self.assignable.summed)
+                sources = [*_row_tensors(part), part.first_row]
+                snapshot.check_assignments(sources, self.isolated, self.assignable.summed)
             if sums and not self.keep_shards:
                 sums = [gradients.accumulate([sums[0], new])]
             else:
@@ -194,10 +193,9 @@ class MicroBatches:
                 if self.forward:
                     outputs = precision.cast_to_float32(convert(self.forward)(batch))
                 losses = loss.compute(self.loss_fn, batch, outputs, self.factors)
-                if examples.trace:
-                    tensors = (batch, mask, weights)
-                    values = list(losses.values())
-                    examples.trace.add_micro_batch(tensors, inputs.first_row, rows, values)
+                examples.trace.add_micro_batch(
+                    (batch, mask, weights), inputs.first_row, rows, list(losses.values())
+                )
                 shares = [
                     loss.contribution(
                         tf.cast(value, self.dtype),
@@ -220,8 +218,7 @@ class MicroBatches:
             new, *others = [tape.gradient(term, self.variables) for term in terms]
             new = zero_without_rows(new, mask, rows)
             new = gradients.accumulate([new, *others]) if others else new
-            if examples.trace:
-                examples.trace.add_gradients(new)
+            examples.trace.add_gradients(new)
         keras_masks = metrics.masks_of(outputs)
         if may_be_empty:  # a metric multiplies them by the mask
             outputs = zero_outputs(outputs, mask, rows)
@@ -237,7 +234,7 @@ class MicroBatches:
 
 
 def compute_by_xla(
-    compute: MicroBatches, inputs: Inputs, rows: row_mask.Examples, *, may_retry: bool
+    compute: MicroBatches, inputs: Inputs, rows: row_mask.Rows, *, may_retry: bool
 ) -> Contributions:
     """Computes the contributions in one XLA program, which cannot communicate.
 
@@ -251,14 +248,14 @@ def compute_by_xla(
         may_retry: compute without XLA if the trainer's code communicates, which is not known before it
             is traced.
     """
-    refused, folded = len(rows.refused), len(rows.folded)
+    refused, folded = len(rows.trace.refused), len(rows.trace.folded)
     try:
         return traced(compute.__call__, jit_compile=True)(inputs)
     except UsageError:
-        if len(rows.refused) == refused or not may_retry:
+        if len(rows.trace.refused) == refused or not may_retry:
             raise
-    del rows.folded[folded:]
-    _warn_of_communication(rows.refused[-1])
+    del rows.trace.folded[folded:]
+    _warn_of_communication(rows.trace.refused[-1])
     return dataclasses.replace(compute, isolated="", compiled=False)(inputs)
 
 

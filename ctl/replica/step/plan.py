@@ -19,7 +19,6 @@ from ctl.errors import UsageError, list_some
 from ctl.hardware import strategies
 from ctl.private.tensorflow import config
 from ctl.replica.arithmetic import precision
-from ctl.replica.layers.batch_norm import SyncBatchNormalization
 from ctl.replica.step import xla
 
 _LOG = logging.getLogger("ctl")
@@ -314,7 +313,7 @@ def _check_layers(model: tf_keras.Model, layout: Layout, *, parts: int, even: bo
         is_norm = isinstance(layer, tf_keras.layers.BatchNormalization) or (
             getattr(layer, "synchronized", None) is False  # of Keras 3
         )
-        plain += [layer.name] * (is_norm and not isinstance(layer, SyncBatchNormalization))
+        plain += [layer.name] * (is_norm and not getattr(layer, "counts_all_rows", False))
     if plain and split:  # a warning and not an error, since it is the usual practice
         _LOG.warning(
             "Batch normalization of a part of the batch, including padding: the update depends on how "

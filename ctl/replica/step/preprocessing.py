@@ -10,6 +10,7 @@ from ctl.data.autograph import convert
 from ctl.data.features import select_features
 from ctl.data.source import Batch
 from ctl.errors import UsageError, type_name
+from ctl.replica.arithmetic.assertions import require_equal
 from ctl.replica.arithmetic.loss import SampleWeight
 from ctl.replica.step.microbatches import row_count
 
@@ -89,7 +90,7 @@ def preprocess(trainer: Any, batch: Batch) -> Batch:
 
     Raises:
         UsageError: the number of rows changed. If a number is known only when the step runs, the step
-            fails, and `explain` gives its line.
+            fails, and `explained` raises the error.
     """
     prepared = call_preprocess(trainer, batch)
     before = row_count(batch)
@@ -105,13 +106,7 @@ def preprocess(trainer: Any, batch: Batch) -> Batch:
                     f"preprocess returned {after} rows for a batch of {before}: {_ADVICE}"
                 )
             return value
-        with tf.control_dependencies([tf.debugging.assert_equal(before, after, _PROBLEM)]):
+        with require_equal(before, after, _PROBLEM):
             return tf.identity(value)
 
     return tf.nest.map_structure(check, prepared)
-
-
-def explain(error: BaseException, trainer: Any) -> str:
-    """Returns the line of the check of the rows that failed when the step ran; "" for other errors."""
-    failed = isinstance(error, tf.errors.InvalidArgumentError) and _PROBLEM in str(error)
-    return _PROBLEM if failed else ""

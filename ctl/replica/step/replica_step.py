@@ -9,9 +9,8 @@ import tensorflow as tf
 from ctl.data.autograph import convert
 from ctl.replica.arithmetic import row_mask
 from ctl.replica.arithmetic.snapshot import Snapshot
-from ctl.replica.checks import onednn, random_search, row_coupling
-from ctl.replica.layers import gelu, keras_attention, layer_metrics
-from ctl.replica.random import dropout
+from ctl.replica.arithmetic.trace import Trace
+from ctl.replica.step import observers, preparations
 from ctl.replica.step.attributes import Attributes
 from ctl.replica.step.empty_batches import pad_rows
 from ctl.replica.step.loop_results import LoopResults
@@ -40,6 +39,7 @@ class ReplicaStep:
         first_batch: returns the first batch of a replica and its row mask, for the checks of the code.
 
     Attributes:
+        first_batch: as the argument.
         update: computes and applies one update.
         results: the mean loss of an inner loop, and its other results.
         ema: the average of the weights; None unless the options ask for it.
@@ -62,7 +62,7 @@ class ReplicaStep:
         self._preprocess = preprocess
         self._function = function
         self._global_step = global_step
-        self._first_batch = first_batch
+        self.first_batch = first_batch
         model = attributes.model
         if self.update.compression:
             self.update.compression.add_models([model])
@@ -77,10 +77,7 @@ class ReplicaStep:
                 dtype=plan.dtype,
             )
         # The step is traced later, so it draws by row from the first step on.
-        dropout.key_random_layers(model, plan.options.seed)
-        layer_metrics.prepare(model._flatten_layers())
-        keras_attention.replace_in_layers()
-        gelu.replace()
+        preparations.prepare(model, plan.options.seed)
 
     @contextlib.contextmanager
     def rows(
@@ -90,7 +87,7 @@ class ReplicaStep:
         *,
         existing: int | tf.Tensor | None = None,
         earlier: Callable[[], tf.Tensor] | None = None,
-    ) -> Iterator[row_mask.Examples]:
+    ) -> Iterator[row_mask.Rows]:
         """Sets the rows of one replica in a `with` block; enter it in a replica context.
 
         Args:
@@ -106,8 +103,6 @@ class ReplicaStep:
         mask = None if mask is None else tf.cast(mask, self.plan.dtype)
         count, options = row_count(batch), self.plan.options
         first_row, _ = row_mask.row_range(count if existing is None else existing)
-        allow = options.allow_row_coupling
-        trace = None if earlier else row_coupling.make_trace((batch, mask), allow=allow)
         # Random layers are keyed by the consumed batches, not by `iterations`: a batch after a skipped
         # one draws the same numbers whether or not the update was skipped.
         with (
@@ -123,20 +118,9 @@ class ReplicaStep:
                 kernels=options.fused_attention == "auto",
                 parts=1 if earlier else self.plan.parts_per_replica,
                 normalizes_parts=self.plan.choice.per_micro_batch,
-                trace=trace,
+                trace=Trace((batch, mask)),
             ) as rows,
-            row_coupling.search(
-                rows,
-                self.plan.layout.replicas,
-                self._first_batch,
-                lambda batch: convert(self._function)(self._preprocess(batch)),
-            ),
-            # In eager execution each step draws again, and nothing is detected.
-            random_search.check_host_random(self.attributes.owner)
-            if not (options.allow_unkeyed_random or tf.executing_eagerly())
-            else contextlib.nullcontext(),
-            random_search.search(rows, (batch, mask)),
-            onednn.warn(rows.graph),
+            observers.observe(self, rows),
         ):
             yield rows
 
@@ -164,13 +148,13 @@ class ReplicaStep:
             # only be undone.
             once, summed, _ = self.attributes.assignable()
             snapshot = Snapshot([*once, *summed] if self.results.may_skip() else [])
-            result = convert(self._function)(self._preprocess(batch))
+            result = self.compute(batch)
             loss = result.loss if isinstance(result, UpdateResult) else result
             # Decided while tracing: a step that can never be skipped has no ops for it.
             applied: tf.Tensor | bool = True
-            if rows.applied:
+            if rows.trace.applied:
                 # The user's code may compute several updates, with one entry each.
-                applied = tf.reduce_all(rows.applied)
+                applied = tf.reduce_all(rows.trace.applied)
                 snapshot.restore_unless(applied)
             self.results.update(loss, applied)
             # Last, so that the average uses the moving statistics at the end of the step.
@@ -180,6 +164,10 @@ class ReplicaStep:
                 optimizer = own if id(own) in used else next(iter(used.values()), own)
                 self.ema.update(optimizer.iterations, applied)
         return result
+
+    def compute(self, batch: Batch) -> Any:
+        """Runs the user's code of a step on the rows of a replica."""
+        return convert(self._function)(self._preprocess(batch))
 
     def split(self, first: int, count: int) -> Iterator[int]:
         """Splits steps where layers are unfrozen, or gradients begin to be compressed.
@@ -224,6 +212,12 @@ class ReplicaStep:
             self.ema.check_complete(models, self.update.variables.values())
         if self.update.compression:
             self.update.compression.check_complete(models)
+
+    def check_variables(self) -> None:
+        """Raises UsageError if the first steps left wrong values in variables; see `observers`."""
+        items = self.checkpoint_items()
+        for observer in observers.load():
+            observer.check_variables(items)
 
     def check_not_averaged(self) -> None:
         """Raises UsageError while the model has the averaged weights, not to be trained or saved."""

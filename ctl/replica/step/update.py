@@ -139,7 +139,7 @@ class Update:
             The loss, the micro-batches, and whether the update was applied.
         """
         plan = self._plan
-        rows = row_mask.current() or row_mask.Examples()
+        rows = row_mask.current() or row_mask.Rows()
         # Read once: scaling and unscaling must use the same number.
         loss_scale = self._loss_scale(optimizer)
 
@@ -164,8 +164,7 @@ class Update:
         inputs = Inputs(
             batch, rows.row_mask, weights, denominators, rows.first_row, rows.step, loss_scale
         )
-        if rows.trace:
-            rows.trace.begin_update(inputs)
+        rows.trace.begin_update(inputs)
         snapshot = Snapshot([])
         if plan.xla == "gradients":
             # A micro-batch cannot read the other rows, with or without XLA.
@@ -173,7 +172,7 @@ class Update:
             contributions = compute_by_xla(compute, inputs, rows, may_retry=may_retry)
         else:
             contributions = compute(inputs)
-        if rows.trace and rows.trace.losses_only:
+        if rows.trace.losses_only:
             return UpdateResult(tf.add_n(contributions.losses), contributions.micro_batches, True)
         # Listed again, because the forward pass may have built a model.
         held = self._assignable()
@@ -202,7 +201,7 @@ class Update:
         if plan.skips or loss_scale is not None:
             self._apply_or_skip(decision, clipped, variables, optimizer)
             applied = decision.should_apply
-            rows.applied.append(applied)
+            rows.trace.applied.append(applied)
         else:
             if self._waits_for_all_gradients():
                 clipped = gradients.after_all(clipped)

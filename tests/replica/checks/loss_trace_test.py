@@ -4,7 +4,8 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from ctl.replica.checks.loss_trace import LossTrace, MicroBatchTrace, Update, compare_micro_batches
+from ctl.replica.arithmetic.trace import MicroBatchTrace, Trace, UpdateTrace
+from ctl.replica.checks.loss_trace import compare_micro_batches
 from ctl.replica.graphs import order
 from tests.users_code.examples import Case
 from tests.users_code.running import Split, difference, train
@@ -73,7 +74,7 @@ def test_the_barrier_between_compiled_micro_batches_is_no_difference():
         first = MicroBatchTrace([x], tf.zeros([]), 4, [x + number])  # a dropout mask reads the step
         with order.run_after([first.losses], (x, number), compiled=True) as (y, later):
             second = MicroBatchTrace([y], tf.zeros([]), 4, [y + later])
-        trace = LossTrace([x], [Update([x], micro_batches=[first, second])])
+        trace = Trace([x], [UpdateTrace([x], micro_batches=[first, second])])
         differences.append(compare_micro_batches(trace))
 
     tf.function(step).get_concrete_function(tf.ones([4]), tf.ones([]))

@@ -12,7 +12,7 @@ WRAPPER = tf_keras.metrics.MeanMetricWrapper
 
 def check(metric, labels=(5, 1), outputs=(5, 1)):
     with tf.Graph().as_default():
-        check_rows(metric, tf.ones(labels), tf.ones(outputs), "m")
+        check_rows(metric, {"labels": tf.ones(labels), "outputs": tf.ones(outputs)}, "m")
 
 
 def hits(labels, outputs):
@@ -73,7 +73,8 @@ def test_metric_is_traced_with_the_weights_that_it_gets():
         r"and sample_weight \[rows\]:"
     )
     with pytest.raises(ctl.UsageError, match=message), tf.Graph().as_default():
-        check_rows(metric, tf.ones([5, 1]), tf.ones([5, 1]), "m", tf.ones([5]))
+        values = {"labels": tf.ones([5, 1]), "outputs": tf.ones([5, 1])}
+        check_rows(metric, {**values, "sample_weight": tf.ones([5])}, "m")
 
 
 def test_metric_of_tf_keras_is_not_traced():

@@ -11,10 +11,11 @@ import tf_keras
 
 import ctl
 from ctl.replica.arithmetic import row_mask
-from ctl.replica.checks import random_search
-from ctl.replica.checks.random_search import check_host_random
+from ctl.replica.arithmetic.trace import Trace
+from ctl.replica.checks.random_search import RandomOps, check_host_random
 from ctl.replica.graphs import ops
 import ctl.replica.random.dropout
+from ctl.replica.step.observers import keep_caching_device
 from tests.users_code import running
 from tests.users_code.examples import CLASSES, Case
 from tests.users_code.running import Split
@@ -27,11 +28,11 @@ def trace(function, *, allow=False, jit=False, parts=1):
     """Traces a function of a batch as a step, and searches it."""
 
     def step(x):
-        with (
-            row_mask.examples(count=ROWS, step=1, allow_unkeyed=allow, parts=parts) as examples,
-            random_search.search(examples, x),
-        ):
-            return function(x)
+        fields = dict(count=ROWS, step=1, allow_unkeyed=allow, parts=parts, trace=Trace(x))
+        with keep_caching_device(), row_mask.examples(**fields) as rows:
+            result = function(x)
+            RandomOps(None).search(rows.graph.get_operations(), rows)
+            return result
 
     return tf.function(step, jit_compile=jit).get_concrete_function(tf.TensorSpec(SHAPE))
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import types
 
 import numpy as np
 import pytest
@@ -10,8 +11,11 @@ import tf_keras
 
 import ctl
 from ctl.replica.arithmetic import row_mask
+from ctl.replica.arithmetic.trace import Trace
 from ctl.replica.checks import row_coupling
+from ctl.replica.checks.row_coupling import RowCoupling
 from ctl.replica.step.microbatches import Inputs
+from ctl.replica.step.observers import Losses
 from tests.users_code import running
 from tests.users_code.examples import EXAMPLES, Case
 from tests.users_code.running import Split
@@ -36,21 +40,22 @@ class FakeStep:
     def __init__(self, loss, *, replicas=2, rows=ROWS, read=4, allow=False, padded=False):
         self.reads = 0
         self.least = read  # the number of rows that can be read for a replica with fewer
-        self.loss, self.rows, self.allow, self.padded = loss, rows, allow, padded
-        self.replicas = replicas
+        self.loss, self.rows, self.padded = loss, rows, padded
+        options = types.SimpleNamespace(allow_row_coupling=allow)
+        layout = types.SimpleNamespace(replicas=replicas)
+        self.plan = types.SimpleNamespace(options=options, layout=layout)
 
-    def read(self):
+    def first_batch(self):
         self.reads += 1
         rows = max(self.rows, self.least)
         return {name: tf.constant(values[:rows]) for name, values in BATCH.items()}, None
 
     def compute(self, batch):
         losses, rows = self.loss(batch), row_mask.current()
-        if rows.trace:
-            inputs = Inputs(batch, None, {"": None}, {"": None}, 0, 0, None)
-            rows.trace.begin_update(inputs)
-            rows.trace.enter_function(inputs)
-            rows.trace.add_micro_batch(batch, rows.first_row, rows.count, [losses])
+        inputs = Inputs(batch, None, {"": None}, {"": None}, 0, 0, None)
+        rows.trace.begin_update(inputs)
+        rows.trace.enter_function(inputs)
+        rows.trace.add_micro_batch(batch, rows.first_row, rows.count, [losses])
         return losses
 
     def trace(self, *, static=True):
@@ -58,12 +63,12 @@ class FakeStep:
 
         def step(batch):
             mask = tf.ones([self.rows]) if self.padded else None
-            trace = row_coupling.make_trace((batch, mask), allow=self.allow)
-            with (
-                row_mask.examples(count=batch["x"].shape[0], step=1, trace=trace) as rows,
-                row_coupling.search(rows, self.replicas, self.read, self.compute),
-            ):
-                return self.compute(batch)
+            trace = Trace((batch, mask))
+            with row_mask.examples(count=batch["x"].shape[0], step=1, trace=trace) as rows:
+                with trace.record_collectives():
+                    losses = self.compute(batch)
+                RowCoupling(self).search((), rows)
+                return losses
 
         spec = tf.nest.map_structure(
             lambda x: tf.TensorSpec([self.rows if static else None, *x.shape[1:]], x.dtype), BATCH
@@ -166,43 +171,23 @@ SEARCHED = {
     "synchronized batch normalization": lambda: model("x", ctl.SyncBatchNormalization()),
     "convolutions": lambda: model(
         "image",
-        layers.SeparableConv2D(3, 3, dilation_rate=2),
+        layers.SeparableConv2D(3, 3),
         layers.Conv2DTranspose(2, 3, strides=2),
         layers.UpSampling2D(2, interpolation="bilinear"),
         layers.ZeroPadding2D(1),
         layers.AveragePooling2D(4),
         layers.GlobalMaxPooling2D(),
     ),
-    "causal convolutions": lambda: model(
-        "series", layers.Conv1D(3, 2, padding="causal", dilation_rate=2), layers.MaxPooling1D(2)
-    ),
-    "LSTM and mask": lambda: model(
-        "tokens", layers.Embedding(9, 4, mask_zero=True), layers.LSTM(3)
-    ),
     "transformer": lambda: functional(transformer, "tokens"),
     "attention": lambda: functional(lambda x: layers.AdditiveAttention()([x, x]), "series"),
-    "two views": lambda: two_views,
-    "bilinear pooling": lambda: lambda b: by_row(
-        tf.einsum("...ti,...tj->...ij", b["series"], b["series"])
-    ),
-    "gather by row": lambda: lambda b: tf.gather(b["x"], b["label"], axis=1, batch_dims=1),
     "class weights": lambda: lambda b: (
         tf.gather(tf.constant([1.0, 2.0, 3.0]), b["label"]) * b["x"][:, 0]
     ),
     "positions of rows": lambda: lambda b: by_row(b["x"]) + tf.cast(tf.range(ROWS), tf.float32),
-    "covariance of each row": lambda: lambda b: tf.linalg.logdet(
-        tf.matmul(b["series"], b["series"], transpose_a=True) + tf.eye(FEATURES)
-    ),
     "sort of each row": lambda: lambda b: tf.sort(b["x"], axis=1)[:, 0],
-    "repeated rows": lambda: lambda b: by_row(
-        tf.reshape(tf.repeat(b["x"], 3, axis=0) * 2, [ROWS, 3, FEATURES])
-    ),
     "time first": lambda: lambda b: by_row(tf.transpose(
         tf.math.cumsum(tf.transpose(b["series"], [1, 0, 2]), axis=0), [1, 0, 2]
     )),
-    "scan over time": lambda: lambda b: by_row(tf.scan(
-        lambda state, x: 0.5 * state + x, tf.transpose(b["series"], [1, 0, 2])
-    )[-1]),
     "gradient penalty": lambda: penalty,
     "rows of the global batch": lambda: lambda b: tf.reduce_sum(
         b["x"] @ tf.transpose(ctl.replica.all_gather(b["x"])), axis=1
@@ -212,7 +197,8 @@ SEARCHED = {
         b["x"] + tf.gather(ctl.replica.all_gather(b["x"]), ctl.random.permutation_of_batch())
     ),
 }  # fmt: skip
-# Here an op combines rows, and the losses of a batch show that they do not depend on each other.
+# Here an op combines rows, or has no rule, and the losses of a batch show that they do not depend on
+# each other.
 COMPUTED = {
     "CTC": lambda: temporal_classification,
     "boolean mask and segments": lambda: masked_sum,
@@ -231,7 +217,30 @@ COMPUTED = {
             }
         )
     ),
-}
+    "convolutions with gaps": lambda: model(
+        "image", layers.SeparableConv2D(3, 3, dilation_rate=2), layers.GlobalMaxPooling2D(),
+    ),
+    "causal convolutions": lambda: model(
+        "series", layers.Conv1D(3, 2, padding="causal", dilation_rate=2), layers.MaxPooling1D(2)
+    ),
+    "LSTM and mask": lambda: model(
+        "tokens", layers.Embedding(9, 4, mask_zero=True), layers.LSTM(3)
+    ),
+    "two views": lambda: two_views,
+    "bilinear pooling": lambda: lambda b: by_row(
+        tf.einsum("...ti,...tj->...ij", b["series"], b["series"])
+    ),
+    "gather by row": lambda: lambda b: tf.gather(b["x"], b["label"], axis=1, batch_dims=1),
+    "covariance of each row": lambda: lambda b: tf.linalg.logdet(
+        tf.matmul(b["series"], b["series"], transpose_a=True) + tf.eye(FEATURES)
+    ),
+    "repeated rows": lambda: lambda b: by_row(
+        tf.reshape(tf.repeat(b["x"], 3, axis=0) * 2, [ROWS, 3, FEATURES])
+    ),
+    "scan over time": lambda: lambda b: by_row(tf.scan(
+        lambda state, x: 0.5 * state + x, tf.transpose(b["series"], [1, 0, 2])
+    )[-1]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SEARCHED)
@@ -564,7 +573,7 @@ def test_application_is_accepted():
     assert FakeStep(lambda batch: by_row(network(batch["image"], training=True))).trace() == 0
 
 
-DYNAMIC = ("transformer", "causal convolutions", "synchronized batch normalization")
+DYNAMIC = ("transformer", "dense", "synchronized batch normalization")
 
 
 @pytest.mark.parametrize("name", DYNAMIC)
@@ -607,7 +616,7 @@ NOT_COUNTED = {
 def check_count(loss, *, split=True):
     def compute(batch):
         nonlocal trace
-        trace = row_coupling.make_trace(batch, allow=False)
+        trace = Trace(batch)
         with row_mask.examples(count=tf.shape(batch["x"])[0], trace=trace):
             return loss(batch)
 
@@ -615,7 +624,8 @@ def check_count(loss, *, split=True):
     batch = {name: tf.constant(values) for name, values in BATCH.items()}
     spec = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), batch)
     losses = tf.function(compute).get_concrete_function(spec).structured_outputs
-    row_coupling.check_count([losses], trace, lambda: (batch, None), name="loss", split=split)
+    found = Losses([losses], trace)
+    row_coupling.check_count(found, lambda: (batch, None), name="loss", split=split)
 
 
 @pytest.mark.parametrize("name", COUNTED)

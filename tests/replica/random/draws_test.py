@@ -11,9 +11,11 @@ import tf_keras
 
 import ctl
 from ctl.replica.arithmetic import row_mask
+from ctl.replica.arithmetic.trace import Trace
 from ctl.replica.checks import random_search
 from ctl.replica.random import dropout
 from ctl.replica.step.explanations import explained
+from ctl.replica.step.observers import keep_caching_device
 
 layers = tf_keras.layers
 ROWS, TIME, FEATURES = 6, 3, 4
@@ -97,11 +99,12 @@ def trace(function, rows, jit):
 
     def traced(x, first_row):
         count = x.shape[0] if x.shape[0] is not None else tf.shape(x)[0]
-        with (
-            row_mask.examples(first_row=first_row, step=0, count=count) as selected,
-            random_search.search(selected, x),
-        ):
-            return function(x)
+        trace = Trace(x)
+        fields = dict(first_row=first_row, step=0, count=count, trace=trace)
+        with keep_caching_device(), row_mask.examples(**fields) as selected:
+            result = function(x)
+            random_search.search(selected.graph.get_operations(), selected)
+            return result
 
     spec = tf.TensorSpec([rows, TIME, FEATURES])
     signature = [spec, tf.TensorSpec([], tf.int64)]

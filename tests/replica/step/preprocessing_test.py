@@ -7,11 +7,7 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.replica.step.explanations import explained
-from ctl.replica.step.preprocessing import (
-    default_sample_weight,
-    preprocess,
-    select_inputs,
-)
+from ctl.replica.step.preprocessing import default_sample_weight, preprocess, select_inputs
 from ctl.testing import tiny
 from tests import reference_model
 

@@ -1,0 +1,153 @@
+"""The record of one replica's trace of a step: what layers, losses and updates report to it."""
+
+from collections.abc import Iterator, Sequence
+import contextlib
+import dataclasses
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+
+class GlobalValue(NamedTuple):
+    """A value that is the same function of the global batch on every split, such as a sum over replicas.
+
+    Attributes:
+        output: the value.
+        local: this replica's contribution to it.
+        copies: how often the value repeats `local` on `axis` if all replicas contribute the same.
+        axis: see `copies`.
+    """
+
+    output: tf.Tensor
+    local: tf.Tensor
+    copies: int = 1
+    axis: int = 0
+
+
+class MicroBatchTrace(NamedTuple):
+    """The tensors of one micro-batch.
+
+    Attributes:
+        rows: the tensors that have one entry per row: features, mask and weights.
+        first_row: the position of the first row in the global batch.
+        size: the number of rows.
+        losses: the results of the loss function.
+    """
+
+    rows: list[tf.Tensor]
+    first_row: tf.Tensor
+    size: int | tf.Tensor
+    losses: Sequence[tf.Tensor]
+
+
+@dataclasses.dataclass
+class UpdateTrace:
+    """One update of the step.
+
+    Attributes:
+        inputs: the batch and the weights, outside of a compiled function.
+        aliases: the id of a tensor inside of that function -> the tensor that it stands for.
+        micro_batches: the micro-batches, in order.
+        gradients: the gradients of each micro-batch.
+    """
+
+    inputs: list[tf.Tensor]
+    aliases: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
+    micro_batches: list[MicroBatchTrace] = dataclasses.field(default_factory=list)
+    gradients: list[Sequence[Any]] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass
+class Trace:
+    """What the code of one replica's step reports while it is traced.
+
+    Attributes:
+        inputs: the batch of the replica before `preprocess`, or the batch and its row mask.
+        updates: one for each call of `minimize`.
+        global_values: values of the global batch, such as sums over the replicas.
+        applied: one scalar bool for each update that this step may skip: whether it was applied.
+        refused: the functions that could not read other rows because of `Rows.isolated`.
+        folded: the draws for tensors with several entries per row on axis 0.
+        losses_only: whether the step ends its updates once the losses are recorded.
+    """
+
+    inputs: Any = None
+    updates: list[UpdateTrace] = dataclasses.field(default_factory=list)
+    global_values: list[GlobalValue] = dataclasses.field(default_factory=list)
+    applied: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    refused: list[str] = dataclasses.field(default_factory=list)
+    folded: list[Any] = dataclasses.field(default_factory=list)
+    losses_only: bool = False
+
+    def begin_update(self, inputs: Any) -> None:
+        """Records the tensors that the micro-batches of an update are cut from."""
+        self._structure = inputs
+        self.updates.append(UpdateTrace(symbolic([inputs.batch, inputs.weights])))
+
+    def enter_function(self, inputs: Any) -> None:
+        """Records the same structure inside the function that computes the micro-batches."""
+        if not self.updates:
+            self.begin_update(inputs)
+        update = self._update
+        update.aliases.clear()  # of an earlier attempt, which failed
+        update.micro_batches.clear()
+        update.gradients.clear()
+        pairs = zip(tf.nest.flatten(inputs), tf.nest.flatten(self._structure), strict=True)
+        update.aliases.update(
+            {id(inner): outer for inner, outer in pairs if inner is not outer and outer is not None}
+        )
+        self._inside = inputs  # ids are unique only while the tensors exist
+
+    def add_micro_batch(
+        self, rows: Any, first_row: Any, size: Any, losses: Sequence[tf.Tensor]
+    ) -> None:
+        """Records a micro-batch after its forward pass."""
+        part = MicroBatchTrace(symbolic(rows), first_row, size, losses)
+        self._update.micro_batches.append(part)
+
+    def add_gradients(self, gradients: Sequence[Any]) -> None:
+        """Records the gradients of a micro-batch after its backward pass."""
+        self._update.gradients.append(gradients)
+
+    @property
+    def _update(self) -> UpdateTrace:
+        """The current update; micro-batches may be computed outside of one."""
+        if not self.updates:
+            self.updates.append(UpdateTrace([]))
+        return self.updates[-1]
+
+    def add_global(self, results: Any, values: Any, **repetition: int) -> None:
+        """Records sums over the replicas, and this replica's contributions to them."""
+        for output, local in zip(tf.nest.flatten(results), tf.nest.flatten(values), strict=True):
+            if tf.is_symbolic_tensor(output) and tf.is_symbolic_tensor(local):
+                self.global_values.append(GlobalValue(output, local, **repetition))
+
+    @contextlib.contextmanager
+    def record_collectives(self) -> Iterator[None]:
+        """Records the sums over replicas that the code inside computes, including the user's."""
+        context: Any = tf.distribute.get_replica_context()
+        reduce, gather = context.all_reduce, context.all_gather
+        replicas = context.num_replicas_in_sync
+
+        def all_reduce(reduce_op: Any, value: Any, options: Any = None) -> Any:
+            result = reduce(reduce_op, value, options)
+            self.add_global(result, value)
+            return result
+
+        def all_gather(value: Any, axis: int, options: Any = None) -> Any:
+            result = gather(value, axis, options)
+            self.add_global(result, value, copies=replicas, axis=axis)
+            return result
+
+        # Only on this context, which belongs to this replica and, on several replicas, to this trace.
+        context.all_reduce, context.all_gather = all_reduce, all_gather
+        try:
+            yield
+        finally:
+            del context.all_reduce, context.all_gather
+
+
+def symbolic(values: Any) -> list[tf.Tensor]:
+    """Returns the tensors of graphs in a nested structure."""
+    flat: Sequence[Any] = tf.nest.flatten(values)
+    return [value for value in flat if tf.is_symbolic_tensor(value)]
