@@ -1,10 +1,10 @@
 """Measures the share of a run's wall time that was training."""
 
 from collections.abc import Iterable, Mapping
-import contextlib
-import json
 import pathlib
 from typing import Any
+
+from ctl.loop.json_files import read_lines
 
 _BEGINNINGS = ("start", "resume")
 _ENDINGS = ("end", "stop")
@@ -12,16 +12,6 @@ _ENDINGS = ("end", "stop")
 _ACTIVITIES = ("steps", "evaluation", "saving", "starting", "compiling")
 
 Event = Mapping[str, Any]
-
-
-def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
-    """Returns the JSON objects of a file, one per line; lines that a kill cut short are skipped."""
-    lines: list[Any] = []
-    content = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    for text in content.splitlines():
-        with contextlib.suppress(ValueError):
-            lines.append(json.loads(text))
-    return [line for line in lines if isinstance(line, dict)]
 
 
 def find_lost(workdir: pathlib.Path, step: int) -> dict[str, float]:

@@ -62,7 +62,7 @@ def continuous_eval(arguments: Arguments) -> int:
         evaluated = 0
         run.progress.print_line(f"Waiting for checkpoints in {run.workdir.name}/checkpoints.")
         while not stop.requested:
-            run.workdir.follow()
+            run.workdir.sync()
             new = [step for step in checkpoints.files.steps() if step > evaluated]
             if not new and _has_ended(run, evaluated):
                 return DONE

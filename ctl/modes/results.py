@@ -11,7 +11,7 @@ import tf_keras
 import ctl
 from ctl.hardware import devices, host
 from ctl.hardware.devices import peak_flops
-from ctl.loop import goodput
+from ctl.loop import goodput, json_files
 from ctl.loop.controller import Controller
 from ctl.loop.reporter import count_examples
 from ctl.loop.workdir import Workdir
@@ -57,7 +57,7 @@ def has_ended(workdir: Workdir) -> bool:
 
     Early stopping or a time limit may have ended it, so the step does not show it.
     """
-    events = [line.get("event") for line in goodput.read_lines(workdir.path / "events.jsonl")]
+    events = [line.get("event") for line in json_files.read_lines(workdir.path / "events.jsonl")]
     lives = [event for event in events if event in ("start", "resume", "end", "stop")]
     return lives[-1:] == ["end"]
 
@@ -89,7 +89,7 @@ def measure_run(workdir: Workdir, controller: Controller) -> dict[str, Any]:
 
     The entries about floating-point operations are missing where these are not known.
     """
-    events = goodput.read_lines(workdir.path / "events.jsonl")
+    events = json_files.read_lines(workdir.path / "events.jsonl")
     measured: dict[str, Any] = {
         "goodput": goodput.measure_goodput(events, controller.reporter.seconds())
     }

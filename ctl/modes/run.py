@@ -19,7 +19,6 @@ from ctl.loop.actions import registry
 from ctl.loop.actions.action import Action, check_action
 from ctl.loop.actions.leaks import MemoryGrowth, Retraces
 from ctl.loop.actions.learning_rate import LearningRate
-from ctl.loop.bucket.bucket import Bucket
 from ctl.loop.checkpoints import warm_start
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.controller import Controller, RollbackPolicy
@@ -95,7 +94,7 @@ class RunParts:
             keep_every=self.config.train.checkpoint_keep_every,
             background=self._writes_in_background(),
             is_chief=self.is_chief,
-            has_own_folder=self.workdir.bucket is not None,
+            has_own_folder=self.workdir.store is not None,
             processes=self.processes,
             partial=arguments.allow_partial_restore,
             reads_only=reads_only,
@@ -108,14 +107,14 @@ class RunParts:
         inputs |= engine_of(self.trainer).pipeline.descriptions
         return {**self.config.to_dict(), "inputs": inputs}
 
-    def all_open_bucket(self, stop: StopRequest) -> contextlib.AbstractContextManager[None]:
+    def all_open_store(self, stop: StopRequest) -> contextlib.AbstractContextManager[None]:
         """Owns and copies a run whose --workdir is a URL, in a `with` block; collective.
 
         Args:
             stop: requests that the run stops, when another process has taken over.
         """
-        bucket, workdir, progress = self.workdir.bucket, self.workdir, self.progress
-        if not isinstance(bucket, Bucket):
+        store, workdir, progress = self.workdir.store, self.workdir, self.progress
+        if not store:
             return contextlib.nullcontext()
 
         def on_durable(step: int, size: int, seconds: float) -> None:
@@ -123,14 +122,10 @@ class RunParts:
             path = f"{workdir.name}/checkpoints/ckpt-{step}"
             workdir.event("durable", step, path=path, bytes=size, upload_seconds=seconds)
 
-        train = self.config.train
-        return bucket.all_open(
+        return store.all_open(
             self.processes,
             is_chief=self.is_chief,
-            grace=train.upload_grace,
             on_lost=lambda: stop.request(owner="lost"),
-            keep=train.checkpoints_to_keep,
-            keep_every=train.checkpoint_keep_every,
             on_durable=on_durable,
             print_line=progress.print_line,
         )
@@ -232,7 +227,7 @@ class RunParts:
 
     def _check_store(self, reads_only: bool) -> None:
         """Rejects keys of runs in an object store, if the workdir is a folder."""
-        for name in () if reads_only or self.workdir.bucket else ("local_dir", "upload_grace"):
+        for name in () if reads_only or self.workdir.store else ("local_dir", "upload_grace"):
             if self.config.train[name] != BY_NAME[f"train.{name}"].default:
                 raise UsageError(
                     f"train.{name} has no effect without a --workdir in an object store, such as "

@@ -40,7 +40,7 @@ def _train(arguments: Arguments, *, evaluates: bool) -> int:
         changes: list[str] = []
         if run.is_chief:
             lock.acquire()
-        stack.enter_context(run.all_open_bucket(stop))
+        stack.enter_context(run.all_open_store(stop))
         # Mistakes are reported before anything in the folder changes.
         if arguments.fresh or not run.checkpoints.files.steps():
             moved = workdir.path if arguments.fresh else None
@@ -52,7 +52,7 @@ def _train(arguments: Arguments, *, evaluates: bool) -> int:
                 lock.follow(aside)
             changes = workdir.check_config(run.record, allow_change=arguments.allow_config_change)
         # No process reads the folder before the chief has moved the old run.
-        if not workdir.bucket:
+        if not workdir.store:
             lock.all_check_shared(processes)
 
         latest = processes.broadcast_from_chief(run.checkpoints.latest_step() or 0)

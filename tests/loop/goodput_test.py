@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ctl.loop import goodput
+from ctl.loop import goodput, json_files
 
 
 def event(name, time, step=0, **fields):
@@ -24,7 +24,7 @@ STARTED = [
 
 def test_line_that_is_no_text_is_skipped(tmp_path):
     (tmp_path / "events.jsonl").write_bytes(b'\xff\n{"event": "start"}\n')
-    assert goodput.read_lines(tmp_path / "events.jsonl") == [{"event": "start"}]
+    assert json_files.read_lines(tmp_path / "events.jsonl") == [{"event": "start"}]
 
 
 def test_time_after_the_checkpoint_of_a_killed_process_is_lost(tmp_path):

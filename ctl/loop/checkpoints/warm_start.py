@@ -17,7 +17,7 @@ from ctl.configs.values import is_weight_file
 from ctl.data import description
 from ctl.errors import UsageError, did_you_mean, list_some
 from ctl.hardware.collectives import ProcessGroup
-from ctl.loop.bucket import fetch
+from ctl.loop import store
 from ctl.loop.checkpoints import matching
 from ctl.loop.checkpoints.files import find_files
 from ctl.loop.checkpoints.weight_files import WeightFile
@@ -76,7 +76,7 @@ class _Request:
     @functools.cached_property
     def local(self) -> str:
         """The path of `source`, which is fetched if it is a URL."""
-        return fetch.path(self.source)
+        return store.fetch(self.source)
 
 
 def check(trainer: StandardTrainer, init: Any, *, moved: pathlib.Path | None = None) -> None:
