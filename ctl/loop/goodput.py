@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 import pathlib
 from typing import Any
 
+from ctl.loop.actions.action import Action
 from ctl.loop.json_files import read_lines
 
 _BEGINNINGS = ("start", "resume")
@@ -12,6 +13,26 @@ _ENDINGS = ("end", "stop")
 _ACTIVITIES = ("steps", "evaluation", "saving", "starting", "compiling")
 
 Event = Mapping[str, Any]
+
+
+class Goodput(Action):
+    """Records what a killed process lost, and how the run used the time of all its processes."""
+
+    at = "train"
+    may_stop = False
+
+    def start(self) -> dict[str, Any]:
+        """Returns what the last process lost, if it was killed."""
+        controller = self.controller
+        return find_lost(controller.workdir, controller.step) if controller.is_chief else {}
+
+    def result(self) -> dict[str, Any]:
+        """Returns the shares of the activities."""
+        controller = self.controller
+        if not controller.is_chief:
+            return {}
+        events = read_lines(controller.workdir / "events.jsonl")
+        return {"goodput": measure_goodput(events, controller.reporter.seconds())}
 
 
 def find_lost(workdir: pathlib.Path, step: int) -> dict[str, float]:
@@ -37,13 +58,6 @@ def find_lost(workdir: pathlib.Path, step: int) -> dict[str, float]:
     )
     lost = max(0.0, last_time - (saved or process)[-1 if saved else 0]["time"])
     return {"lost_steps": max(0, last_step - step), "lost_seconds": lost}
-
-
-def find_workers(workdir: pathlib.Path) -> int | None:
-    """Returns the number of workers of the last process that trained; None if it is not recorded."""
-    events = read_lines(workdir / "events.jsonl")
-    beginnings = [event for event in events if event.get("event") in _BEGINNINGS]
-    return beginnings[-1].get("workers") if beginnings else None
 
 
 def measure_goodput(

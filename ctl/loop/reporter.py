@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
-import pathlib
 import resource
 import sys
 from typing import Any
@@ -17,10 +16,9 @@ from ctl.data.mixing import Mixture
 from ctl.hardware import devices, gpu
 from ctl.loop.checkpoints.files import report_write_errors
 from ctl.loop.metric_log import MetricLog
-from ctl.loop.profiler import Profiler
 from ctl.loop.progress import Progress
-from ctl.loop.stragglers import Stragglers, WorkerTimes
-from ctl.loop.timing import Throughput, WallClock
+from ctl.loop.timing import Every, Throughput, WallClock
+from ctl.loop.workdir import Workdir
 from ctl.replica.arithmetic import precision
 from ctl.replica.measure.non_finite import NonFiniteReport
 from ctl.replica.measure.norms import LAYERS
@@ -36,15 +34,17 @@ class Reporter:
         trainer: the trainer.
         progress: prints the lines; by default nothing is printed.
         on_event: called as on_event(name, step, **fields).
-        checkpoint_folder: where the run saves, for the message if the summaries cannot be
-            written.
+        workdir: the folder of the run, if it has one.
         metrics: passes the logged values to the writers; by default it has none.
         steps_per_epoch: steps in which every training example is read once; None if not known.
         clock: divides the time of the process among its activities.
-        profiler: profiles some of the inner loops; by default none.
+        summary_interval: when the `tf.summary` calls of a step are written: a number of steps, a time,
+            such as "5 minutes", or an `Every`; by default once in each inner loop.
 
     Attributes:
         throughput: the speed of the loops.
+        process_seconds: the duration of the last loop, its wait for input, and its wait for other
+            processes, for each process; empty if they are not measured.
     """
 
     def __init__(
@@ -53,26 +53,27 @@ class Reporter:
         *,
         progress: Progress | None = None,
         on_event: Callable[..., None] | None = None,
-        checkpoint_folder: pathlib.Path | None = None,
+        workdir: Workdir | None = None,
         metrics: MetricLog | None = None,
         steps_per_epoch: float | None = None,
         clock: WallClock | None = None,
-        profiler: Profiler | None = None,
+        summary_interval: int | str | Every = 0,
     ):
-        self.profiler = profiler or Profiler()
         self._trainer = trainer
         self._steps_per_epoch = steps_per_epoch
         self.clock = clock or WallClock()
+        self.workdir = workdir
+        self.summary_interval = Every.of(summary_interval)
+        self._checkpoint_folder = workdir.checkpoints if workdir else None
         self.metrics = metrics or MetricLog(
-            checkpoint_folder=checkpoint_folder, print_line=self.print_line
+            checkpoint_folder=self._checkpoint_folder, print_line=self.print_line
         )
         self.throughput = Throughput(batch=trainer.global_batch_size)
         self._progress = progress or Progress(total=0, write=lambda line: None)
         self._on_event = on_event or (lambda *_, **__: None)
         self._on_gpu = _on_gpu(trainer.strategy)
-        self._checkpoint_folder = checkpoint_folder
-        self._stragglers: Stragglers | None = None  # known once several processes are measured
-        self._worker_numbers: dict[str, float] = {}
+        self.process_seconds: Sequence[Sequence[float]] = ()
+        self._loop_numbers: dict[str, float] = {}  # what actions have added
 
     def print_line(self, line: str) -> None:
         """Prints a line, if this process prints."""
@@ -107,7 +108,8 @@ class Reporter:
         usage = gpu.read_usage() if self._on_gpu else {}
         rate = {"examples_per_second": speed} if speed else {}
         measured = measure_loop(self._trainer, self.throughput)
-        self._log("train", step, {**outputs, **rate, **measured, **usage, **self._worker_numbers})
+        self._log("train", step, {**outputs, **rate, **measured, **usage, **self._loop_numbers})
+        self._loop_numbers = {}
         self._progress.trained(
             step,
             {**{name: v for name, v in outputs.items() if name != LAYERS}, **usage},
@@ -117,19 +119,13 @@ class Reporter:
             seconds_left=self.throughput.seconds_for(last_step - step),
         )
 
-    def add_worker_times(
-        self, members: Sequence[tuple[str, str]], times: Sequence[WorkerTimes]
-    ) -> None:
-        """Logs the times of a loop in all processes, and reports slow ones; before `loop_ended`.
+    def measured_processes(self, seconds: Sequence[Sequence[float]]) -> None:
+        """Keeps the times of a loop in all processes, as `process_seconds` describes."""
+        self.process_seconds = seconds
 
-        Args:
-            members: the name and the host of each process.
-            times: the times of each process.
-        """
-        if self._stragglers is None:
-            self._stragglers = Stragglers(members, record=self.record, print_line=self.print_line)
-        self._worker_numbers = self._stragglers.numbers(times)
-        self._stragglers.add(int(self._trainer.global_step.numpy()), times)
+    def log_with_loop(self, numbers: Mapping[str, float]) -> None:
+        """Adds numbers to the record of the loop that has just ended, from an action."""
+        self._loop_numbers |= numbers
 
     def steps_skipped(self, report: NonFiniteReport, *, steps: int) -> None:
         """Reports that updates of a loop of `steps` steps were skipped."""

@@ -94,6 +94,12 @@ class Workdir:
         starts = [e for e in read_lines(self.path / "events.jsonl") if e.get("event") == "start"]
         return starts[0].get("config", "") if starts else ""
 
+    def last_workers(self) -> int | None:
+        """Returns the number of workers of the last process that trained, if it is recorded."""
+        events = read_lines(self.path / "events.jsonl")
+        beginnings = [event for event in events if event.get("event") in ("start", "resume")]
+        return beginnings[-1].get("workers") if beginnings else None
+
     def summaries(self, split: str) -> str | None:
         """Returns the folder of a split's summaries; None if this process writes none."""
         return str(self.path / "summaries" / split) if self.writes else None

@@ -9,15 +9,13 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
-from ctl.hardware import devices, host
-from ctl.hardware.devices import peak_flops
-from ctl.loop import goodput, json_files
+from ctl.hardware import host
+from ctl.loop import json_files
 from ctl.loop.controller import Controller
 from ctl.loop.reporter import count_examples
 from ctl.loop.workdir import Workdir
 from ctl.modes.experiment import Experiment
 from ctl.replica.step.engine import engine_of
-from ctl.replica.step.flops import count_flops
 
 _PACKAGES = ("tf-models-official", "numpy")
 
@@ -82,28 +80,6 @@ def make_result(experiment: Experiment, controller: Controller, seconds: float) 
         **({"stopped": stopped} if stopped else {}),
         **controller.actions.results(),
     }
-
-
-def measure_run(workdir: Workdir, controller: Controller) -> dict[str, Any]:
-    """Measures how the run used its time in all its processes, and its devices in this one.
-
-    The entries about floating-point operations are missing where these are not known.
-    """
-    events = json_files.read_lines(workdir.path / "events.jsonl")
-    measured: dict[str, Any] = {
-        "goodput": goodput.measure_goodput(events, controller.reporter.seconds())
-    }
-    trainer, speed = controller.trainer, controller.reporter.throughput.examples_per_second
-    flops = count_flops(trainer)
-    if flops:
-        measured["flops_per_step"] = flops
-    dtype = trainer.compute_dtype.name
-    peaks = [peak_flops(name, dtype) for name in devices.replica_devices(trainer.strategy)]
-    if flops and speed and all(peaks):
-        steps_per_second = speed / trainer.global_batch_size
-        peak = trainer.strategy.num_replicas_in_sync * min(peak for peak in peaks if peak)
-        measured["model_flops_utilization"] = flops * steps_per_second / peak
-    return measured
 
 
 def read_training(workdir: Workdir) -> dict[str, Any]:

@@ -61,11 +61,3 @@ def test_finished_run_needs_no_current_process():
     events = [*STARTED, event("end", 120.0, 18, seconds={"total": 20.0, "steps": 15.0})]
     assert goodput.measure_goodput(events)["steps"] == 0.75
     assert goodput.measure_goodput([]) == {}
-
-
-def test_workers_are_those_of_the_last_process(tmp_path):
-    assert goodput.find_workers(tmp_path) is None
-    write(tmp_path, STARTED)  # by an older ctl
-    assert goodput.find_workers(tmp_path) is None
-    write(tmp_path, [event("start", 1.0, workers=3), event("resume", 2.0, workers=2), *STARTED[1:]])
-    assert goodput.find_workers(tmp_path) == 2

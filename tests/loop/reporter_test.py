@@ -16,6 +16,7 @@ from ctl.hardware.collectives import ProcessGroup
 from ctl.hardware.strategies import StrategyOptions
 from ctl.loop import progress, reporter
 from ctl.loop.controller import Controller
+from ctl.loop.metric_log import MetricLog
 from ctl.loop.timing import Throughput
 from tests import reference_model
 from tests.fake_nvml import FakeGpu, FakeNvml
@@ -34,9 +35,7 @@ def test_summaries_and_lines_are_written(tmp_path, monkeypatch):
         trainer=trainer,
         evaluator=ctl.StandardEvaluator(trainer),
         steps_per_loop=5,
-        summary_dir=str(tmp_path / "train"),
-        eval_summary_dir=str(tmp_path / "eval"),
-        reporter=Recording(trainer, total=10),
+        reporter=Recording(trainer, total=10, metrics=MetricLog(summary_folder=tmp_path)),
     )
     controller.train_and_evaluate(10)
     assert [line.split("|")[0].strip() for line in controller.reporter.lines] == [
@@ -53,10 +52,8 @@ def test_summaries_and_lines_are_written(tmp_path, monkeypatch):
 def run(folder, *, steps):
     """Trains in loops of 5 steps."""
     trainer = make_trainer()
-    reporter = Recording(trainer, total=steps)
-    controller = Controller(
-        trainer=trainer, steps_per_loop=5, summary_dir=str(folder), reporter=reporter
-    )
+    reporter = Recording(trainer, total=steps, metrics=MetricLog(summary_folder=folder))
+    controller = Controller(trainer=trainer, steps_per_loop=5, reporter=reporter)
     controller.train(steps)
     return controller, reporter
 
@@ -75,7 +72,7 @@ def test_slow_input_is_in_the_line_the_summaries_and_the_events(tmp_path, monkey
     make_trainer.cache_clear()  # its graph reads another clock
     controller, reporter = run(tmp_path, steps=10)
     assert reporter.lines[1].endswith(" | waited 75% for input")
-    assert "input_wait" in read_summaries(tmp_path)
+    assert "input_wait" in read_summaries(tmp_path / "train")
     reporter.record("checkpoint", 10)
     assert reporter.events[-1][2]["seconds"]["input"] == pytest.approx(6.0)
     assert "input_wait" not in controller.outputs  # which are in result.json
@@ -106,7 +103,9 @@ def test_gpu_usage_is_printed_and_summarized_next_to_the_outputs(tmp_path, monke
     monkeypatch.setattr(reporter, "_on_gpu", lambda strategy: True)
     controller, recorded = run(tmp_path, steps=5)
     assert "| gpu_memory_gib 5.0000 | gpu_utilization 0.9000" in recorded.lines[0]
-    assert {"loss", "gpu_memory_gib", "gpu_utilization"} <= read_summaries(tmp_path).keys()
+    assert {"loss", "gpu_memory_gib", "gpu_utilization"} <= read_summaries(
+        tmp_path / "train"
+    ).keys()
     assert set(controller.outputs) == {"loss", "accuracy"}
 
 
