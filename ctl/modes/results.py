@@ -12,7 +12,6 @@ import ctl
 from ctl.hardware import host
 from ctl.loop import json_files
 from ctl.loop.controller import Controller
-from ctl.loop.reporter import count_examples
 from ctl.loop.workdir import Workdir
 from ctl.modes.experiment import Experiment
 from ctl.replica.step.engine import engine_of
@@ -65,7 +64,6 @@ def make_result(experiment: Experiment, controller: Controller, seconds: float) 
     stopped = controller.actions.stop_reason
     trained = controller.trained_step
     step = controller.step if trained is None else trained
-    sources = count_examples(experiment.trainer, step)
     return {
         "step": step,
         "train": controller.outputs,
@@ -76,7 +74,6 @@ def make_result(experiment: Experiment, controller: Controller, seconds: float) 
         "replicas": engine_of(experiment.trainer).plan.layout.replicas,
         "versions": _versions(),
         "host": host.describe_kernels(tf.config.threading.get_intra_op_parallelism_threads()),
-        **({"sources": sources} if sources else {}),
         **({"stopped": stopped} if stopped else {}),
         **controller.actions.results(),
     }

@@ -20,9 +20,10 @@ from ctl.loop.progress import Progress
 from ctl.loop.reporter import Reporter
 from ctl.loop.stop import StopOnSignal
 from ctl.loop.timing import WallClock
-from ctl.modes import Arguments, dry_run, experiment, messages, results
+from ctl.modes import Arguments, experiment, messages, results
 from ctl.replica.step.engine import engine_of
 
+_DRY_RUN = "ctl.modes.dry_run"
 _PROGRESS_BAR = "ctl.loop.progress_bar:ProgressBar"  # of a terminal
 _WARM_START = "ctl.loop.checkpoints.warm_start:WarmStart"  # if the section `init` names weights
 
@@ -77,7 +78,7 @@ class Run:
         )
         self.config = self.experiment.config
         if arguments.dry_run:
-            self.config = dry_run.shorten(self.config)
+            self.config = loading.load(_DRY_RUN + ":shorten")(self.config)
         self.trainer = self.experiment.trainer
         self.workdir = arguments.workdir
         self._check_store(reads_only)

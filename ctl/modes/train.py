@@ -3,9 +3,12 @@
 import contextlib
 import functools
 
+from ctl.configs import loading
 from ctl.loop.lock import RunLock
-from ctl.modes import DONE, STOPPED, Arguments, dry_run, messages, results
+from ctl.modes import DONE, STOPPED, Arguments, messages, results
 from ctl.modes.run import Run
+
+_DRY_RUN = "ctl.modes.dry_run:dry_run"
 
 
 def train(arguments: Arguments) -> int:
@@ -20,7 +23,9 @@ def train_and_eval(arguments: Arguments) -> int:
 
 def _start(arguments: Arguments, *, evaluates: bool) -> int:
     if arguments.dry_run:
-        return dry_run.dry_run(arguments, functools.partial(_train, evaluates=evaluates))
+        train = functools.partial(_train, evaluates=evaluates)
+        code: int = loading.load(_DRY_RUN)(arguments, train)
+        return code
     return _train(arguments, evaluates=evaluates)
 
 
@@ -70,7 +75,8 @@ def _train(arguments: Arguments, *, evaluates: bool) -> int:
                 run.train(
                     config.train.steps,
                     evaluates=evaluates,
-                    eval_steps=dry_run.DRY_STEPS if arguments.dry_run else -1,  # -1: all
+                    # A dry run evaluates as many batches as it trains.
+                    eval_steps=config.train.steps if arguments.dry_run else -1,
                 )
                 run.record_end()
             run.controller.reporter.metrics.close(

@@ -6,7 +6,7 @@ import types
 import pytest
 
 from ctl.errors import UsageError
-from ctl.loop.reporter import learning_rates
+from ctl.loop.loop_numbers import learning_rates
 from ctl.modes.run import Run
 from tests import experiments
 

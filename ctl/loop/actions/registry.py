@@ -30,6 +30,7 @@ WATCHING = (
     "ctl.loop.actions.learning_rate:LearningRate",
     "ctl.loop.actions.leaks:Retraces",
     "ctl.loop.actions.leaks:MemoryGrowth",
+    "ctl.loop.loop_numbers:LoopNumbers",
     "ctl.loop.goodput:Goodput",
     "ctl.loop.actions.utilization:Utilization",
     "ctl.loop.stragglers:Stragglers",
