@@ -28,7 +28,7 @@ from ctl.loop.controller import Controller
 from ctl.loop.progress import Progress
 from ctl.loop.workdir import Workdir
 from ctl.modes import Arguments
-from ctl.modes.run import RunParts
+from ctl.modes.run import Run
 
 CONFIG = "experiments/mnist.py"
 BARE = {"summaries.writers": "[]", "train.checkpoint_interval": "0"}
@@ -87,7 +87,7 @@ def make_controller(workdir: pathlib.Path, keys: dict[str, str]) -> Controller:
     config = loading.load_config(CONFIG)
     for name, value in keys.items():
         overrides.change(config, name, value)
-    run = RunParts(Arguments(config, CONFIG, Workdir(workdir)))
+    run = Run(Arguments(config, CONFIG, Workdir(workdir)))
     run.progress = Progress(total=config.train.steps, write=lambda line: None)
     run.workdir.create(run.config.to_dict())
     controller = run.make_controller(actions=run.make_actions())

@@ -31,6 +31,10 @@ from ctl.trainer import StandardTrainer
 STEPS_BETWEEN_CHECKS = 20  # after which an evaluation checks whether to stop
 
 
+def _never() -> bool:
+    return False
+
+
 class Interrupted(Exception):
     """An evaluation was stopped before its end."""
 
@@ -56,11 +60,6 @@ class StandardEvaluator(orbit.StandardEvaluator):
     Attributes:
         strategy: the trainer's strategy.
         metrics: name -> metric.
-        is_chief: whether this process calls `compute_metrics`; by default each process does.
-        processes: the processes that receive the result of `compute_metrics`.
-        any_process_stops: called every `STEPS_BETWEEN_CHECKS` steps; if it returns True, the
-            evaluation raises `Interrupted`. It may be a collective: every process calls it after the
-            same steps.
     """
 
     def __init__(
@@ -81,9 +80,8 @@ class StandardEvaluator(orbit.StandardEvaluator):
         self._collects = type(trainer).collect_outputs is not StandardTrainer.collect_outputs
         self._eval_dataset: Any = None
         self._own_dataset = False
-        self.is_chief = True
-        self.processes = ProcessGroup()
-        self.any_process_stops: Callable[[], bool] = lambda: False
+        self._processes = ProcessGroup()
+        self._stop: Callable[[], bool] = _never
         self.trainer = trainer
         self.strategy = trainer.strategy
         self.global_batch_size = global_batch_size or trainer.global_batch_size
@@ -135,19 +133,30 @@ class StandardEvaluator(orbit.StandardEvaluator):
             step=self._sums.run,
         )
 
-    def evaluate(self, num_steps: tf.Tensor) -> dict[str, Any]:
+    def evaluate(
+        self,
+        num_steps: tf.Tensor,
+        *,
+        processes: ProcessGroup | None = None,
+        stop: Callable[[], bool] = _never,
+    ) -> dict[str, Any]:
         """Evaluates batches.
 
         Args:
             num_steps: scalar, the number of batches; -1 for the complete dataset.
+            processes: the processes that receive what the chief among them computes in
+                `compute_metrics`; by default each process computes it.
+            stop: called every `STEPS_BETWEEN_CHECKS` steps; if it returns True, the evaluation raises
+                `Interrupted`. It may be a collective: every process calls it after the same steps.
 
         Returns:
             The outputs of `eval_end`; with several splits, a dict of split -> its outputs.
 
         Raises:
             UsageError: the data is corrupt or empty.
-            Interrupted: `any_process_stops` returned True.
+            Interrupted: `stop` returned True.
         """
+        self._processes = processes or ProcessGroup()
         engine = engine_of(self.trainer)
         pipeline = engine.pipeline
 
@@ -164,17 +173,16 @@ class StandardEvaluator(orbit.StandardEvaluator):
             pipeline.report_errors("evaluation", self._split, find_indexes),
         ):
             if self._own_dataset or len(self.splits) == 1:
-                return self._evaluate_split(num_steps)
-            outputs = {}
+                return self._evaluate_split(self._split, num_steps, stop)
             try:
-                for split in self.splits:
-                    self._split, self._eval_dataset = split, None  # drops the last split's dataset
-                    outputs[split] = self._evaluate_split(num_steps)
+                return {s: self._evaluate_split(s, num_steps, stop) for s in self.splits}
             finally:
                 self._split, self._eval_dataset = self.splits[0], None
-            return outputs
 
-    def _evaluate_split(self, num_steps: tf.Tensor) -> Any:
+    def _evaluate_split(self, split: str, num_steps: tf.Tensor, stop: Callable[[], bool]) -> Any:
+        self._stop = stop
+        if split != self._split:
+            self._split, self._eval_dataset = split, None  # drops the last split's dataset
         pipeline, steps = engine_of(self.trainer).pipeline, None
         data = None if self._own_dataset else pipeline.evaluation_data(self._split)
         if isinstance(data, Source) or (data is not None and int(num_steps) < 0):
@@ -210,7 +218,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
                 count = min(remaining, STEPS_BETWEEN_CHECKS)
                 run(iterator, tf.constant(count), **state)
                 remaining -= count
-                if remaining and self.any_process_stops():
+                if remaining and self._stop():
                     raise Interrupted
             return None
 
@@ -234,7 +242,9 @@ class StandardEvaluator(orbit.StandardEvaluator):
         """Resets the sums and the metrics."""
         self._sums.reset()
         if self._collects:
-            self._collected = CollectedRows(self.trainer.collect_limit_mib, keep=self.is_chief)
+            self._collected = CollectedRows(
+                self.trainer.collect_limit_mib, keep=self._processes.is_chief
+            )
 
     def eval_step(self, iterator: Any) -> Any:
         """Runs one step on every replica; Orbit calls it in its loop.
@@ -267,7 +277,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
         if self._collected is None:
             return {}
         collected, self._collected = self._collected, None
-        computed = compute(self.trainer.compute_metrics, collected, self.is_chief, self.processes)
+        computed = compute(self.trainer.compute_metrics, collected, self._processes)
         clash = sorted(computed.keys() & {*results, "examples"})
         if clash:
             raise UsageError(

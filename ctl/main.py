@@ -29,9 +29,8 @@ from ctl.errors import Failure, LostWorker, UsageError, is_url, print_line
 from ctl.hardware import engines, installation, selection
 from ctl.hardware.child_process import stop_with_parent
 from ctl.hardware.strategies import StrategyOptions
+from ctl.loop import store as stores
 from ctl.loop.actions.action import Action
-from ctl.loop.bucket import fetch
-from ctl.loop.bucket.bucket import Bucket, BucketReader
 from ctl.loop.workdir import Workdir, choose_folder, name_experiment
 from ctl.modes import Arguments, cluster_tasks, sweep, user_errors
 from ctl.modes.user_errors import report_user_errors
@@ -135,7 +134,14 @@ def execute(argv: Sequence[str], *, actions: Sequence[Action] = ()) -> int:
     writes = cluster is None or cluster.is_chief
     if is_url(values.workdir or ""):
         task = "" if cluster is None or writes else cluster.name.replace(" ", "-")
-        workdir = _open_bucket(values, mode, config, task=task)
+        store = stores.open_store(
+            values.workdir,
+            config.train,
+            reads=mode.workdir == "read",
+            checkpoint=values.checkpoint or "",
+            task=task,
+        )
+        workdir = Workdir(store.folder, writes=writes, store=store)
     else:
         path = values.workdir or _default_workdir(values, mode, config, changes)
         workdir = Workdir(path, writes=writes)
@@ -146,7 +152,7 @@ def execute(argv: Sequence[str], *, actions: Sequence[Action] = ()) -> int:
         fresh=values.fresh,
         allow_config_change=values.allow_config_change,
         allow_partial_restore=values.allow_partial_restore,
-        checkpoint=fetch.path(values.checkpoint or ""),
+        checkpoint=stores.fetch(values.checkpoint or ""),
         topology=values.topology or "",
         find_batch=values.find_batch,
         checks=values.checks or "",
@@ -165,21 +171,9 @@ def execute(argv: Sequence[str], *, actions: Sequence[Action] = ()) -> int:
         user_errors.report_lost_worker(cluster),
     ):
         code = mode.load()(arguments)
-        if isinstance(workdir.bucket, BucketReader) and writes:
-            workdir.bucket.send_results()
+        if workdir.store and writes:
+            workdir.store.close()
         return code
-
-
-def _open_bucket(
-    values: flags.FlagValues, mode: Mode, config: config_dict.ConfigDict, *, task: str
-) -> Workdir:
-    """Returns the local folder of a run whose --workdir is a URL."""
-    if mode.workdir == "read":
-        reader = BucketReader(values.workdir)
-        reader.fetch(values.checkpoint or "")
-        return Workdir(reader.folder, writes=not task, bucket=reader)
-    bucket = Bucket(values.workdir, config.train.local_dir, task=task)
-    return Workdir(bucket.folder, writes=not task, bucket=bucket)
 
 
 def _default_workdir(
@@ -202,7 +196,7 @@ def _default_workdir(
 
 def _check_workdir(use: str, arguments: Arguments) -> None:
     workdir = arguments.workdir
-    if isinstance(workdir.bucket, Bucket):  # its local folder is up to date once the run owns it
+    if use == "resumed" and workdir.store:  # the folder is up to date once the run owns the store
         return
     if use == "resumed" and arguments.fresh:
         workdir.check_movable()

@@ -19,8 +19,8 @@ from ctl.commands import Parser, run_files
 from ctl.commands.run_files import SPEED, RunFiles
 from ctl.configs import overrides
 from ctl.errors import UsageError, print_line
-from ctl.loop.bucket import fetch
 from ctl.loop.checkpoints.files import find_files
+from ctl.loop.store import fetch
 
 _AXES = ("time", "split", "step")
 _MAX_METRICS = 8
@@ -205,7 +205,7 @@ def main(arguments: Sequence[str]) -> int:
     values = parser.parse_args(list(arguments))
     if values.b is None:
         raise UsageError("ctl diff needs two runs or checkpoints: ctl diff A B.")
-    names = [fetch.path(values.a), fetch.path(values.b)]
+    names = [fetch(values.a), fetch(values.b)]
     for name in names:
         _check(name)
     sections = []

@@ -19,8 +19,8 @@ from ctl.commands import Parser, run_files
 from ctl.commands.run_files import SPEED, RunFiles
 from ctl.configs import keys, overrides
 from ctl.errors import UsageError, is_url, print_line
-from ctl.loop.bucket import fetch
 from ctl.loop.progress import format_duration, format_numbers
+from ctl.loop.store import fetch
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     values = parser.parse_args(list(arguments))
     if importlib.util.find_spec("plotly") is None:
         raise UsageError("A report requires the package plotly: run pip install plotly.")
-    runs = run_files.read_runs([fetch.path(run, texts_only=True) for run in values.runs])
+    runs = run_files.read_runs([fetch(run, texts_only=True) for run in values.runs])
     in_run = len(runs) == 1 and not is_url(values.runs[0])
     default = pathlib.Path(values.runs[0] if in_run else ".", "report.html")
     path = pathlib.Path(values.output or default)

@@ -86,8 +86,8 @@ def _read(path: pathlib.Path, name: str) -> RunFiles:
     return RunFiles(
         name=name,
         config=overrides.flatten(json_files.read(path / "config.json")),
-        metrics=goodput.read_lines(path / "metrics.jsonl"),
-        events=goodput.read_lines(path / "events.jsonl"),
+        metrics=json_files.read_lines(path / "metrics.jsonl"),
+        events=json_files.read_lines(path / "events.jsonl"),
         result=json_files.read(result) if result.exists() else {},
         skipped=json_files.read(rollbacks) if rollbacks.exists() else {},
     )

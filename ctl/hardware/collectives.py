@@ -28,10 +28,14 @@ class ProcessGroup:
 
     Args:
         hardware: the strategy that the processes share; None for a group of this process alone.
+
+    Attributes:
+        is_chief: whether this process is the one that prints and writes.
     """
 
     def __init__(self, hardware: Hardware | None = None):
         self._cluster = cluster = hardware.cluster if hardware else None
+        self.is_chief = hardware is None or hardware.is_chief
         # With parameter servers the chief makes every decision, and the others only serve it.
         self._is_single = cluster is None or cluster.has_servers
         self._strategy = hardware.strategy if hardware else tf.distribute.get_strategy()

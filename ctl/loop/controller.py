@@ -1,7 +1,7 @@
 """Orbit's Controller with boundaries at absolute steps."""
 
-from collections.abc import Callable, Iterable, Sequence
-import pathlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+import functools
 from typing import Any
 
 import orbit
@@ -10,15 +10,13 @@ import tensorflow as tf
 from ctl.errors import Failure, NonFiniteStep, UsageError
 from ctl.evaluator import Interrupted, StandardEvaluator
 from ctl.hardware.collectives import ProcessGroup
-from ctl.loop.actions.action import ActionList, as_action
+from ctl.loop.actions.action import ActionList
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.checkpoints.manager import CheckpointManager
 from ctl.loop.loop_monitor import LoopMonitor, StepSummaries
 from ctl.loop.reporter import Reporter, as_numbers
 from ctl.loop.stop import StopRequest
-from ctl.loop.timing import Timer
-from ctl.loop.watchdog import Watchdog
-from ctl.loop.writers.tensorboard import TensorBoardWriter
+from ctl.loop.timing import Every, Timer
 from ctl.trainer import StandardTrainer
 
 ROLLBACK_LIMIT = 10  # rollbacks of one run
@@ -29,7 +27,7 @@ Decision = dict[str, Any]  # {"step": 33, "tensor": "the loss"}, as in rollbacks
 class RollbackPolicy:
     """Decides which batches a run skips after it was rolled back to its last checkpoint.
 
-        rollback = RollbackPolicy(record=workdir.write_rollbacks)
+        rollback = RollbackPolicy(workdir.write_rollbacks)
         rollback.skip(error)                # a NonFiniteStep; then restore the last checkpoint
         rollback.steps                      # ... train up to each of these steps, and skip its batch
 
@@ -43,11 +41,10 @@ class RollbackPolicy:
 
     def __init__(
         self,
-        *,
-        record: Callable[[Sequence[Decision]], None] | None = None,
+        record: Callable[[Sequence[Decision]], None],
         earlier: Sequence[Decision] = (),
     ):
-        self._record = record or (lambda decisions: None)
+        self._record = record
         self._decisions = list(earlier)
 
     @property
@@ -88,33 +85,23 @@ class Controller(orbit.Controller):
         evaluator: evaluates the trainer's model.
         steps_per_loop: steps of an inner loop, which ends at multiples of this number.
         checkpoints: reads and writes the checkpoints; None to save nothing.
-        checkpoint_interval: steps between two checkpoints; 0 for the end only.
-        checkpoint_seconds: seconds between two checkpoints, in addition; 0 for no limit.
-        summary_dir: the folder of the training summaries.
-        eval_summary_dir: the folder of the evaluation summaries.
-        reporter: prints, logs and records the progress; by default it only writes summaries.
+        checkpoint_interval: when to save: a number of steps, a time, such as "30 minutes", or an
+            `Every`; 0 for the end only.
+        reporter: prints, logs and records the progress, and knows the folder of the run.
         stop: a request to save and end, which is checked after each inner loop.
         processes: the processes of the run; by default this one only.
-        watchdog: reports inner loops that hang.
-        rollback: decides which batches to skip, if the trainer's `on_non_finite` is "rollback".
-        summary_interval: steps between two writes of `tf.summary` calls in a step; by default
-            `steps_per_loop`.
-        summary_seconds: if not 0, seconds between them instead.
-        train_actions: called with each loop's outputs in every process.
-        eval_actions: called with each evaluation's outputs in every process.
-        actions: further actions, called at their own boundaries; see `ctl.Action` and `ctl.as_action`.
-        workdir: the folder of the run, for actions.
-        is_chief: whether this process is the one that prints and writes.
-        last_step: the step at which actions end, unless one ends training earlier; 0 for the end of
-            each call of `train`.
+        actions: called at their own boundaries, and around loops; see `ctl.Action` and `ctl.as_action`.
 
     Attributes:
         actions: the `ActionList` of the run.
+        workdir: the path of the run's folder; None without one.
+        is_chief: whether this process is the one that prints and writes.
         outputs: the last loop's loss and metrics.
         evaluation: the last evaluation's loss and metrics, or None.
         evaluated_step: the step of that evaluation.
         stopped: whether training was interrupted, to be resumed later.
         trained_step: the step at which training ended; None before.
+        has_other_weights: whether an action has restored another checkpoint after training.
 
     Raises:
         UsageError: on_non_finite is "rollback" and there are no checkpoints, or an action cannot
@@ -128,115 +115,116 @@ class Controller(orbit.Controller):
         evaluator: StandardEvaluator | None = None,
         steps_per_loop: int = 100,
         checkpoints: Checkpointer | None = None,
-        checkpoint_interval: int = 0,
-        checkpoint_seconds: float = 0.0,
-        summary_dir: str | None = None,
-        eval_summary_dir: str | None = None,
+        checkpoint_interval: int | str | Every = 0,
         reporter: Reporter | None = None,
         stop: StopRequest | None = None,
         processes: ProcessGroup | None = None,
-        watchdog: Watchdog | None = None,
-        rollback: RollbackPolicy | None = None,
-        summary_interval: int | None = None,
-        summary_seconds: float = 0.0,
-        train_actions: Iterable[orbit.Action] | None = None,
-        eval_actions: Iterable[orbit.Action] | None = None,
         actions: Iterable[Callable[[Any], Any]] = (),
-        workdir: pathlib.Path | None = None,
-        is_chief: bool = True,
-        last_step: int = 0,
     ):
         self._rolls_back = trainer.options.on_non_finite == "rollback"
         if self._rolls_back and checkpoints is None:
             raise UsageError("on_non_finite=rollback requires `checkpoints` to go back to.")
+        self.reporter = reporter or Reporter(trainer)
+        folder = self.reporter.metrics.summary_folder
         super().__init__(
             trainer=trainer,
             evaluator=evaluator,
             strategy=trainer.strategy,
             global_step=trainer.global_step,
             steps_per_loop=steps_per_loop,
-            summary_dir=summary_dir,
-            eval_summary_dir=eval_summary_dir,
+            summary_dir=str(folder / "train") if folder else None,
+            eval_summary_dir=str(folder / "eval") if folder else None,
         )
         self.outputs: dict[str, Any] = {}
         self.evaluation: dict[str, Any] | None = None
         self.evaluated_step: int | None = None
         self.stopped = False
         self.trained_step: int | None = None
-        self.workdir = workdir
+        self.has_other_weights = False
+        self.workdir = self.reporter.workdir.path if self.reporter.workdir else None
         self.checkpoints = checkpoints
-        self.is_chief = is_chief
         self.processes = processes or ProcessGroup()
-        self._stop = stop or StopRequest()
-        self._last_step = last_step
+        self.is_chief = self.processes.is_chief
+        self.stop = stop or StopRequest()
         self._has_restored = False  # since the last evaluation
         self._evaluation_timer = Timer(0)
-        self._rollback = rollback or RollbackPolicy()
-        self.reporter = reporter or Reporter(trainer)
-        self.reporter.metrics.add(TensorBoardWriter(self))
+        self.reporter.metrics.write_summaries(self)
         self._manager = CheckpointManager(
-            trainer,
-            checkpoints,
-            self.reporter,
-            interval=checkpoint_interval,
-            seconds=checkpoint_seconds,
+            trainer, checkpoints, self.reporter, Every.of(checkpoint_interval)
         )
+        summaries = self.reporter.summary_interval
         self._monitor = LoopMonitor(
             trainer,
             self.reporter,
             summaries=self.summary_manager,
             step_summaries=StepSummaries(
                 trainer,
-                interval=summary_interval or steps_per_loop,
-                seconds=summary_seconds,
+                every=summaries if summaries != Every() else Every(steps_per_loop),
                 print_line=self.reporter.print_line,
             ),
-            watchdog=watchdog,
         )
-        orbit_actions = [as_action(action, at="train") for action in train_actions or ()]
-        orbit_actions += [as_action(action, at="eval") for action in eval_actions or ()]
-        self.actions = ActionList([*orbit_actions, *actions], self)
+        self.actions = ActionList(actions, self)
+
+    @functools.cached_property
+    def _rollback(self) -> RollbackPolicy:
+        """The decisions to skip batches, those of the chief in every process; collective."""
+        workdir = self.reporter.workdir
+        # Only the chief reads the file: the workdir of another process may be another folder.
+        earlier = workdir.rollbacks() if workdir and self.is_chief else []
+        earlier = self.processes.broadcast_json_from_chief(earlier)
+        record = workdir.write_rollbacks if workdir else lambda decisions: None
+        return RollbackPolicy(record, earlier)
 
     @property
     def step(self) -> int:
         """The global step."""
         return int(self.global_step.numpy())
 
-    def train(self, steps: int, checkpoint_at_completion: bool = True) -> None:
+    def train(
+        self, steps: int, checkpoint_at_completion: bool = True, *, is_last: bool = True
+    ) -> None:
         """Trains until `global_step` is `steps`, or until a stop is requested.
 
         When it returns, all checkpoints are complete, including those that a thread writes.
+
+        Args:
+            steps: the global step to train to.
+            checkpoint_at_completion: whether to save at the end.
+            is_last: whether the run ends at that step, and its actions with it.
         """
         while self.step < steps and not self._has_ended:  # again after a rollback
             self._train_loop(steps, end=steps)
         if checkpoint_at_completion or self._has_ended:
             self.save_checkpoint()
-        self.end_training()
+        self.end_training(is_last=is_last)
 
     def train_and_evaluate(
         self,
         train_steps: int,
         eval_steps: int = -1,
-        eval_interval: int | None = None,
-        eval_seconds: float = 0.0,
+        eval_interval: int | str | Every | None = None,
+        *,
+        is_last: bool = True,
     ) -> dict[str, Any] | None:
         """Trains and evaluates alternately, and evaluates at the end.
 
         Args:
             train_steps: the global step to train to.
             eval_steps: batches per evaluation; -1 for the complete dataset.
-            eval_interval: steps between two evaluations; 0 or None for the end only.
-            eval_seconds: seconds between two evaluations; 0 for no limit.
+            eval_interval: when to evaluate: a number of steps, a time, such as "30 minutes", or an
+                `Every`; 0 or None for the end only.
+            is_last: whether the run ends at that step, and its actions with it.
 
         Returns:
             The last evaluation, or None if a stop was requested before it.
         """
-        self._evaluation_timer = Timer(eval_seconds)
+        every = Every.of(eval_interval or 0)
+        self._evaluation_timer = Timer(every.seconds)
         while self.step < train_steps and not self._has_ended:
-            until = next_boundary(self.step, train_steps, (eval_interval or 0,))
+            until = next_boundary(self.step, train_steps, every)
             # A checkpoint is saved before the evaluation of its step, so that the states of actions in
             # it do not include that evaluation: it is repeated.
-            if self._has_restored and self.step and eval_interval and not self.step % eval_interval:
+            if self._has_restored and self.step and every.next(self.step - 1) == self.step:
                 until = self.step
             self._train_loop(until, end=train_steps)
             # Before the last evaluation, so that a run killed in it need not train again.
@@ -248,7 +236,7 @@ class Controller(orbit.Controller):
                 self.evaluate(eval_steps)
                 if self._has_ended:
                     self.save_checkpoint()
-        self.end_training()
+        self.end_training(is_last=is_last)
         return self.evaluation
 
     def evaluate(self, steps: int = -1) -> dict[str, Any] | None:
@@ -258,13 +246,16 @@ class Controller(orbit.Controller):
             Loss and metrics by name, or by split and name; None if a stop was requested before the end.
         """
         self._require("evaluator", for_method="evaluate")
-        # An evaluation may take longer than a cloud waits after its notice, so it checks for a stop.
-        self.evaluator.any_process_stops = self.any_process_stops
-        self.evaluator.processes, self.evaluator.is_chief = self.processes, self.is_chief
         try:
             summaries = self.reporter.summary_writer(self.eval_summary_manager)
             with self.reporter.clock.measure("evaluation"), summaries:
-                outputs = self.evaluator.evaluate(tf.constant(steps, tf.int32))
+                # An evaluation may take longer than a cloud waits after its notice, so it checks for a
+                # stop.
+                outputs = self.evaluator.evaluate(
+                    tf.constant(steps, tf.int32),
+                    processes=self.processes,
+                    stop=self.any_process_stops,
+                )
         except Interrupted:
             self.stopped = True
             return None
@@ -277,16 +268,49 @@ class Controller(orbit.Controller):
             self.actions.run("eval", numbers)
         return numbers
 
-    def end_training(self) -> None:
+    def withdraw_stop(self) -> None:
+        """Withdraws the request that has stopped an earlier call, such as of `train`."""
+        self.stop.withdraw()
+        self.stopped = False
+
+    def begin_training(self) -> None:
+        """Continues after the step at which an earlier call of `train` has ended training."""
+        self.trained_step = None
+
+    def resume_stop(self, reason: dict[str, Any] | None, *, has_ended: bool = False) -> None:
+        """Continues a run that an action has ended in an earlier process.
+
+        Args:
+            reason: the step and the reason; None if no action has ended it.
+            has_ended: whether that process has also completed the end of training.
+        """
+        self.actions.stop_reason = reason
+        if has_ended:
+            self.trained_step = self.step
+
+    def end_training(self, *, is_last: bool = True) -> None:
         """Waits until all checkpoints are complete, and ends the actions unless interrupted.
 
         `train` and `train_and_evaluate` call it.
+
+        Args:
+            is_last: whether the run ends here, also if no action has ended it.
         """
         self.trained_step = self.step
         # An action may restore a checkpoint, and the thread that writes the last one reads the trainer.
         self._manager.wait()
-        if not self.stopped and (self.step >= self._last_step or self.actions.stop_reason):
+        if not self.stopped and (is_last or self.actions.stop_reason):
             self.actions.end()
+
+    def replace_weights(self, step: int, outputs: Mapping[str, Any] | None) -> None:
+        """Notes that an action has restored a checkpoint of another step, after training.
+
+        Args:
+            step: the step of that checkpoint.
+            outputs: its evaluation.
+        """
+        self.evaluation, self.evaluated_step = dict(outputs) if outputs else None, step
+        self.has_other_weights = True
 
     def restore_checkpoint(self, checkpoint_path: str | None = None) -> str | None:
         """Restores a checkpoint, by default the newest; returns its path, or None without one."""
@@ -303,7 +327,7 @@ class Controller(orbit.Controller):
 
     def any_process_stops(self) -> bool:
         """Returns whether a stop was requested in any process; every process must call it."""
-        return self.processes.any_process(self._stop.requested)
+        return self.processes.any_process(self.stop.requested)
 
     def _train_loop(self, until: int, *, end: int) -> None:
         """Runs inner loops until `global_step` is `until`; the run ends at `end`."""
@@ -314,12 +338,14 @@ class Controller(orbit.Controller):
             if first in self._rollback.steps:  # a batch before the boundary of an earlier rollback
                 self.trainer.global_step.assign_add(1)
             else:
-                intervals = (self.steps_per_loop, self._manager.interval)
-                others = (*self.reporter.profiler.edges, *self._rollback.steps)
-                boundary = next_boundary(first, until, intervals, others)
+                others = (*self.actions.loops_end_at, *self._rollback.steps)
+                every = Every(self.steps_per_loop, at=others)
+                boundary = next_boundary(first, until, every, self._manager.every)
                 steps = boundary - first
                 try:
-                    with self._monitor.measure(steps):
+                    # The actions come first, so that the time in which one of them writes does not
+                    # count as steps.
+                    with self.actions.around(first, boundary), self._monitor.measure(steps):
                         self.outputs = self._monitor.read(self.trainer.train(tf.constant(steps)))
                 except NonFiniteStep as error:
                     self._all_roll_back(error)
@@ -334,7 +360,7 @@ class Controller(orbit.Controller):
             if self._manager.all_due(self.processes):
                 self.save_checkpoint()
             self._evaluation_timer.all_due(self.processes)
-            self.stopped = self.processes.any_process(self._stop.requested)
+            self.stopped = self.processes.any_process(self.stop.requested)
 
     def _all_roll_back(self, error: NonFiniteStep) -> None:
         """Restores the last checkpoint and skips the batch from now on, or ends the run.
@@ -366,6 +392,7 @@ class Controller(orbit.Controller):
     def _all_restore(self, path: str | None = None, *, before: int | None = None) -> str | None:
         """Restores the trainer and the actions; returns the path, or None without a checkpoint."""
         path, notes = self._manager.all_restore(path, before=before)
+        self.has_other_weights = False
         self.actions.set_notes(notes)
         return path
 
@@ -374,14 +401,6 @@ class Controller(orbit.Controller):
         return self.stopped or self.actions.stop_reason is not None
 
 
-def next_boundary(step: int, end: int, intervals: Iterable[int], others: Iterable[int] = ()) -> int:
-    """Returns the first boundary after `step`: a multiple of an interval, another one, or `end`.
-
-    Args:
-        step: the current step.
-        end: the step that no loop passes.
-        intervals: numbers of steps; 0 for an interval without multiples.
-        others: further boundaries.
-    """
-    multiples = [(step // interval + 1) * interval for interval in intervals if interval]
-    return min([end, *multiples, *(other for other in others if other > step)])
+def next_boundary(step: int, end: int, *intervals: Every) -> int:
+    """Returns the first step of an interval after `step`, or `end` if that comes before."""
+    return int(min(end, *(every.next(step) for every in intervals)))

@@ -45,6 +45,11 @@ class ExportModel(Action):
         self._workdir = workdir
         self._exported: dict[str, str] = {}
 
+    @classmethod
+    def from_config(cls, config: Any, workdir: Any) -> "ExportModel":
+        """Makes the action of a config; see registry.py."""
+        return cls(config.train.export, workdir=workdir)
+
     def end(self) -> None:
         """Exports the model in the chief; the other processes wait for it at the end of the run."""
         controller = self.controller

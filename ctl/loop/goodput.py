@@ -1,10 +1,11 @@
 """Measures the share of a run's wall time that was training."""
 
 from collections.abc import Iterable, Mapping
-import contextlib
-import json
 import pathlib
 from typing import Any
+
+from ctl.loop.actions.action import Action
+from ctl.loop.json_files import read_lines
 
 _BEGINNINGS = ("start", "resume")
 _ENDINGS = ("end", "stop")
@@ -14,14 +15,24 @@ _ACTIVITIES = ("steps", "evaluation", "saving", "starting", "compiling")
 Event = Mapping[str, Any]
 
 
-def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
-    """Returns the JSON objects of a file, one per line; lines that a kill cut short are skipped."""
-    lines: list[Any] = []
-    content = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    for text in content.splitlines():
-        with contextlib.suppress(ValueError):
-            lines.append(json.loads(text))
-    return [line for line in lines if isinstance(line, dict)]
+class Goodput(Action):
+    """Records what a killed process lost, and how the run used the time of all its processes."""
+
+    at = "train"
+    may_stop = False
+
+    def start(self) -> dict[str, Any]:
+        """Returns what the last process lost, if it was killed."""
+        controller = self.controller
+        return find_lost(controller.workdir, controller.step) if controller.is_chief else {}
+
+    def result(self) -> dict[str, Any]:
+        """Returns the shares of the activities."""
+        controller = self.controller
+        if not controller.is_chief:
+            return {}
+        events = read_lines(controller.workdir / "events.jsonl")
+        return {"goodput": measure_goodput(events, controller.reporter.seconds())}
 
 
 def find_lost(workdir: pathlib.Path, step: int) -> dict[str, float]:
@@ -47,13 +58,6 @@ def find_lost(workdir: pathlib.Path, step: int) -> dict[str, float]:
     )
     lost = max(0.0, last_time - (saved or process)[-1 if saved else 0]["time"])
     return {"lost_steps": max(0, last_step - step), "lost_seconds": lost}
-
-
-def find_workers(workdir: pathlib.Path) -> int | None:
-    """Returns the number of workers of the last process that trained; None if it is not recorded."""
-    events = read_lines(workdir / "events.jsonl")
-    beginnings = [event for event in events if event.get("event") in _BEGINNINGS]
-    return beginnings[-1].get("workers") if beginnings else None
 
 
 def measure_goodput(

@@ -28,6 +28,16 @@ def read(path: pathlib.Path) -> dict[str, Any]:
     return content
 
 
+def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
+    """Returns the JSON objects of a file, one per line; lines that a kill cut short are skipped."""
+    lines: list[Any] = []
+    content = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    for text in content.splitlines():
+        with contextlib.suppress(ValueError):
+            lines.append(json.loads(text))
+    return [line for line in lines if isinstance(line, dict)]
+
+
 def replace(path: pathlib.Path, content: Mapping[str, Any]) -> None:
     """Replaces a file, completely or not at all.
 

@@ -1,4 +1,4 @@
-"""Measures, watches and checks the inner loops of a run, and writes their `tf.summary` values."""
+"""Measures and checks the inner loops of a run, and writes their `tf.summary` values."""
 
 from collections.abc import Callable, Iterator, Mapping
 import contextlib
@@ -13,9 +13,7 @@ from ctl.errors import Failure, UsageError
 from ctl.hardware import strategies
 from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.reporter import Reporter, as_numbers, without_nan
-from ctl.loop.stragglers import WorkerTimes
-from ctl.loop.timing import Timer
-from ctl.loop.watchdog import Watchdog
+from ctl.loop.timing import Every, Timer
 from ctl.replica.step.engine import engine_of
 from ctl.trainer import StandardTrainer
 
@@ -23,7 +21,7 @@ from ctl.trainer import StandardTrainer
 class StepSummaries:
     """Writes the summaries of a step every few steps, or reports in one line why it cannot.
 
-        summaries = StepSummaries(trainer, interval=100, print_line=print)
+        summaries = StepSummaries(trainer, every=Every(100), print_line=print)
         with writer.as_default(), summaries.recording():
             trainer.train(tf.constant(250))         # written in the steps 0, 100 and 200
 
@@ -32,25 +30,23 @@ class StepSummaries:
 
     Args:
         trainer: its `global_step` decides, so that a resumed run writes at the same steps.
-        interval: steps between two summaries of the same name.
+        every: the steps between two summaries of the same name; or the seconds after which the
+            summaries of the first step of an inner loop are written.
         print_line: prints the line about summaries that are not written.
-        seconds: if not 0, write the summaries of the first step of an inner loop once this time has
-            passed since the last ones, instead of by the interval.
     """
 
     def __init__(
         self,
         trainer: StandardTrainer,
         *,
-        interval: int,
+        every: Every,
         print_line: Callable[[str], None],
-        seconds: float = 0.0,
     ):
         self._trainer = trainer
-        self._interval = interval
-        self._timer = Timer(seconds)
+        self._interval = every.steps
+        self._timer = Timer(every.seconds)
         # The step to write in; a variable, because the step is traced only once.
-        self._step = tf.Variable(0, trainable=False, dtype=tf.int64) if seconds else None
+        self._step = tf.Variable(0, trainable=False, dtype=tf.int64) if every.seconds else None
         self._print_line = print_line
         self._reason = _why_not(trainer)
         self._dropped = self._reported = False
@@ -103,7 +99,7 @@ def _why_not(trainer: StandardTrainer) -> str:
 
 
 class LoopMonitor:
-    """Measures, watches and checks inner loops, and reports skipped and repeated steps.
+    """Measures and checks inner loops, and reports skipped and repeated steps.
 
         with monitor.measure(100):
             outputs = monitor.read(trainer.train(tf.constant(100)))
@@ -114,7 +110,6 @@ class LoopMonitor:
         reporter: measures the speed, and records skipped and repeated steps.
         summaries: writes the training summaries.
         step_summaries: decides when `tf.summary` calls in a step are written.
-        watchdog: reports loops that hang.
     """
 
     def __init__(
@@ -124,7 +119,6 @@ class LoopMonitor:
         *,
         summaries: orbit.utils.SummaryManager,
         step_summaries: StepSummaries,
-        watchdog: Watchdog | None = None,
     ):
         self._trainer = trainer
         self._reporter = reporter
@@ -132,28 +126,24 @@ class LoopMonitor:
         self._step_summaries = step_summaries
         self._results = engine_of(trainer).step.results
         self._results.measure_waiting()
-        self._watch = watchdog.loop if watchdog else lambda step: contextlib.nullcontext()
 
     @contextlib.contextmanager
     def measure(self, steps: int) -> Iterator[None]:
-        """Measures and watches the `with` block, which runs `steps` steps and reads their outputs.
+        """Measures the `with` block, which runs `steps` steps and reads their outputs.
 
         The caller calls the trainer, so that this class adds no frame to the user's tracebacks.
         """
-        first, reporter = int(self._trainer.global_step.numpy()), self._reporter
-        # The profiler comes first, so that the time in which it writes does not count as steps.
-        with reporter.profiler.profile(first, first + steps):
-            self._results.input_wait.reset()  # a failed loop may leave its time here
-            self._results.reduction_wait.reset()
-            begin = time.perf_counter()
-            with (
-                reporter.clock.measure("steps"),
-                reporter.summary_writer(self._summaries),
-                self._step_summaries.recording(),
-                self._watch(first),
-            ):
-                yield
-            reporter.throughput.add(steps, seconds=time.perf_counter() - begin)
+        reporter = self._reporter
+        self._results.input_wait.reset()  # a failed loop may leave its time here
+        self._results.reduction_wait.reset()
+        begin = time.perf_counter()
+        with (
+            reporter.clock.measure("steps"),
+            reporter.summary_writer(self._summaries),
+            self._step_summaries.recording(),
+        ):
+            yield
+        reporter.throughput.add(steps, seconds=time.perf_counter() - begin)
 
     def read(self, outputs: Mapping[str, Any] | None) -> dict[str, Any]:
         """Returns the outputs of the loop as numbers; waits for the devices to compute them."""
@@ -173,10 +163,9 @@ class LoopMonitor:
             return
         throughput = self._reporter.throughput
         gathered = processes.gather([throughput.last_seconds, waited, waiting or 0.0])
-        times = [WorkerTimes(*values) for values in gathered]
-        throughput.add_input_wait(max(each.input for each in times))
+        throughput.add_input_wait(max(waited for _, waited, _ in gathered))
         if waiting is not None:
-            self._reporter.add_worker_times(processes.members, times)
+            self._reporter.measured_processes(gathered)
 
     def check(self, boundary: int, *, steps: int, outputs: Mapping[str, Any]) -> None:
         """Checks a loop that has ended, and reports skipped and repeated steps.

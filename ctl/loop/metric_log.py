@@ -1,7 +1,6 @@
 """Makes the writers of a run, and passes all logged values to them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-import importlib
 import pathlib
 from typing import Any
 
@@ -9,8 +8,9 @@ from ctl.configs import loading
 from ctl.configs.values import WRITERS
 from ctl.errors import Failure, print_line
 from ctl.loop.checkpoints.files import report_write_errors
-from ctl.loop.writers.tensorboard import TensorBoardWriter
 from ctl.loop.writers.writer import Record, Writer
+
+TENSORBOARD = "ctl.loop.writers.tensorboard:TensorBoardWriter"
 
 
 class MetricLog:
@@ -21,24 +21,36 @@ class MetricLog:
 
     Args:
         writers: the writers of the records.
+        summary_folder: the folder of the summaries for TensorBoard, with one for each split; None to
+            write none.
         checkpoint_folder: where the run saves, for the message if a record cannot be written.
         print_line: prints the line about a server that cannot be reached.
+
+    Attributes:
+        summary_folder: the same as the argument.
     """
 
     def __init__(
         self,
         writers: Iterable[Writer] = (),
         *,
+        summary_folder: pathlib.Path | None = None,
         checkpoint_folder: pathlib.Path | None = None,
         print_line: Callable[[str], None] = print_line,
     ):
         self._writers = list(writers)
+        self.summary_folder = summary_folder
         self._checkpoint_folder = checkpoint_folder
         self._print_line = print_line
 
-    def add(self, writer: Writer) -> None:
-        """Adds a writer."""
-        self._writers.append(writer)
+    def write_summaries(self, controller: Any) -> None:
+        """Adds the writer for TensorBoard, if there is a folder of summaries.
+
+        Args:
+            controller: the `Controller`, with Orbit's managers of the summaries in that folder.
+        """
+        if self.summary_folder:
+            self._writers.append(loading.load(TENSORBOARD)(controller, self.summary_folder))
 
     def begin(self, config: Mapping[str, Any], *, step: int, is_new: bool) -> None:
         """Prepares the writers of a run that continues at a step."""
@@ -103,8 +115,7 @@ def make_writers(names: Sequence[str], workdir: pathlib.Path, config_path: str) 
     writers: list[Writer] = []
     for index, name in enumerate(names):
         if WRITERS.get(name):
-            module, _, cls = WRITERS[name].partition(":")
-            make = getattr(importlib.import_module(f"ctl.loop.writers.{module}"), cls)
+            make = loading.load(f"ctl.loop.writers.{WRITERS[name]}")
         elif name not in WRITERS:
             key = f"summaries.writers[{index}]"
             make = loading.load_action_factory(name, config_path, key=key)
@@ -115,6 +126,4 @@ def make_writers(names: Sequence[str], workdir: pathlib.Path, config_path: str) 
 
 
 def _name(writer: Writer) -> str:
-    if isinstance(writer, TensorBoardWriter):
-        return "The summaries"
-    return str(getattr(writer, "path", type(writer).__name__))
+    return writer.title or str(getattr(writer, "path", type(writer).__name__))

@@ -1,7 +1,7 @@
 """Profiles the steps that `train.profile` names, or the inner loop after a SIGUSR1."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 import contextlib
 import pathlib
 import re
@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ctl.errors import print_line
+from ctl.loop.actions.action import Action
 from ctl.private.tensorflow import xplane_pb2
 
 _SHOWN = 10  # operations
@@ -21,45 +21,36 @@ _CALLS = ("While", "If", "Case", "PartitionedCall", "StatefulPartitionedCall", "
 _LOOP = re.compile(r"^(\w*while\w*/body/(_\d+/)?)+")  # the inner loop, the same for all steps
 
 
-class Profiler:
+class Profiler(Action):
     """Writes profiles for TensorBoard, and prints the operations that took the most time.
 
-        profiler = Profiler("200:210", folder="runs/mine/summaries/train")
-        with profiler.on_signal():
-            with profiler.profile(step, boundary):      # a loop that passes none of `edges`
-                train_a_little()
+        Profiler("200:210", folder="runs/mine/summaries/train")
 
-    While nothing is profiled, it costs two comparisons of numbers per inner loop.
+    While nothing is profiled, it costs two comparisons of numbers per inner loop. An inner loop ends at
+    the first and the last step in every process, whether or not that process writes the profile.
 
     Args:
         steps: "FIRST:END", the steps to profile, END excluded; "" for none.
         folder: where to write; None if another process writes.
-        print_line: prints a line.
-        on_event: called as on_event("profile", step, path=..., operations=...).
-
-    Attributes:
-        edges: the steps at which a loop must end, the same in every process, whether or not that
-            process writes the profile.
     """
 
-    def __init__(
-        self,
-        steps: str = "",
-        *,
-        folder: str | None = None,
-        print_line: Callable[[str], None] = print_line,
-        on_event: Callable[..., None] | None = None,
-    ):
+    at = "train"
+    may_stop = False
+
+    def __init__(self, steps: str = "", *, folder: str | None = None):
         self._first, self._end = map(int, steps.split(":")) if steps else (0, 0)
-        self.edges = (self._first, self._end)
+        self.loops_end_at = (self._first, self._end)
         self._folder = folder
-        self._print_line = print_line
-        self._on_event = on_event or (lambda *_, **__: None)
         self._is_requested = False
         self._since: int | None = None  # the first step of the profile that is being recorded
 
+    @classmethod
+    def from_config(cls, config: Any, workdir: Any) -> "Profiler":
+        """Makes the action of a config; see registry.py."""
+        return cls(config.train.profile, folder=workdir.summaries("train"))
+
     @contextlib.contextmanager
-    def on_signal(self) -> Iterator[None]:
+    def around_training(self) -> Iterator[None]:
         """Profiles the next inner loop after a SIGUSR1, within a `with` block of the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -71,8 +62,8 @@ class Profiler:
             signal.signal(signal.SIGUSR1, before)
 
     @contextlib.contextmanager
-    def profile(self, first: int, boundary: int) -> Iterator[None]:
-        """Profiles the `with` block, which runs the steps from `first` to `boundary`, if required."""
+    def around(self, first: int, end: int) -> Iterator[None]:
+        """Profiles the `with` block, which runs the steps from `first` to `end`, if required."""
         is_in_range = self._first <= first < self._end
         if not self._folder or not (is_in_range or self._is_requested):
             yield
@@ -88,9 +79,9 @@ class Profiler:
             self._stop()
             raise
         # Several inner loops may be in the range: one profile of all of them.
-        if self._is_requested or boundary >= self._end:
+        if self._is_requested or end >= self._end:
             self._is_requested = False
-            self._report(boundary)
+            self._report(end)
 
     def _request(self, number: int, frame: FrameType | None) -> None:
         self._is_requested = True
@@ -100,7 +91,9 @@ class Profiler:
             tf.profiler.experimental.start(self._folder)
             self._since = step
         except tf.errors.AlreadyExistsError:
-            self._print_line("The steps are not profiled, since another profile is being recorded.")
+            self.controller.reporter.print_line(
+                "The steps are not profiled, since another profile is being recorded."
+            )
 
     def _stop(self) -> None:
         if self._since is not None:
@@ -114,18 +107,22 @@ class Profiler:
         self._stop()
         path = find_newest(pathlib.Path(str(self._folder)))
         if path is None:
-            self._print_line(f"TensorFlow has written no profile of the steps {first} to {end}.")
+            self.controller.reporter.print_line(
+                f"TensorFlow has written no profile of the steps {first} to {end}."
+            )
             return
         operations = list_operations(path)
         total = sum(seconds for _, seconds in operations) or 1.0
         shown, milliseconds = operations[:_SHOWN], 1e3 / (end - first)  # of a step
-        self._on_event("profile", end, first=first, path=str(path), operations=shown)
-        self._print_line(
+        self.controller.reporter.record(
+            "profile", end, first=first, path=str(path), operations=shown
+        )
+        self.controller.reporter.print_line(
             f"Profile of the steps {first} to {end}: {path.parent}. The operations that took the most "
             f"time, summed over threads or streams ({milliseconds * total:.2f} ms per step):"
         )
         for name, seconds in shown:
-            self._print_line(
+            self.controller.reporter.print_line(
                 f"  {seconds / total:6.1%}  {milliseconds * seconds:9.3f} ms per step  {name}"
             )
 

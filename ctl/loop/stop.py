@@ -1,28 +1,18 @@
-"""Requests to save and stop a run, by a signal or by the notice of a cloud.
+"""Requests to save and stop a run, such as by a signal.
 
 TensorFlow's own handlers of preemptions are not used: `PreemptionCheckpointHandler` must run the
 training function and own the checkpoints, and `PreemptionWatcher` works inside Google only.
 """
 
 import contextlib
-import os
 import signal
 import threading
 from types import FrameType
 from typing import Any
-import urllib.request
 
 from ctl import errors
-from ctl.errors import UsageError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_HOST = "metadata.google.internal"
-# Seconds between two requests to the metadata server, and the limit of each. Compute Engine gives 30 s
-# after the notice (https://cloud.google.com/compute/docs/instances/preemptible).
-INTERVAL, _TIMEOUT = 5.0, 5.0
-# The values that announce nothing, by Compute Engine's documentation of the metadata server. A
-# migration to another host pauses the machine for less than a second, so training goes on.
-_QUIET = {"preempted": ("FALSE",), "maintenance-event": ("NONE", "MIGRATE_ON_HOST_MAINTENANCE")}
 
 
 class StopRequest:
@@ -49,6 +39,10 @@ class StopRequest:
         # One assignment, so that a thread and a signal handler need no lock: a handler that waits for
         # a lock of the code that it interrupts never returns.
         self.reasons = {**self.reasons, **reason}
+
+    def withdraw(self) -> None:
+        """Withdraws the request, as at the start of another call of `ctl.Run`."""
+        self.reasons = {}
 
 
 class StopOnSignal(StopRequest):
@@ -84,59 +78,3 @@ class StopOnSignal(StopRequest):
         # The signal may interrupt another print: the stream then rejects this one.
         with contextlib.suppress(RuntimeError):
             errors.print_line(f"{name}: saving, then stopping; once more to stop immediately.")
-
-
-class GceNotice:
-    """Requests a stop when Compute Engine announces that it will preempt or stop this machine.
-
-        with StopOnSignal() as stop, GceNotice(stop):
-            while not stop.requested:
-                train_a_little()
-
-    Args:
-        stop: the request to make, with the reason `notice`.
-    """
-
-    def __init__(self, stop: StopRequest):
-        self._stop = stop
-        self._host = os.environ.get("GCE_METADATA_HOST", _HOST)
-        self._received = False
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._poll, daemon=True, name="ctl-preemption")
-
-    def __enter__(self) -> "GceNotice":
-        """Reads the notice once, and then from a thread.
-
-        Raises:
-            UsageError: no metadata server answers.
-        """
-        try:
-            self._read()
-        except OSError as error:
-            raise UsageError(
-                f"train.preemption_notice is gce, but no metadata server answers at {self._host} "
-                f"({error}): train on Google Cloud, or set it to none."
-            ) from None
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _poll(self) -> None:
-        while not self._received and not self._ended.wait(INTERVAL):
-            with contextlib.suppress(OSError):  # the server may be unavailable for a moment
-                self._read()
-
-    def _read(self) -> None:
-        for name, quiet in _QUIET.items():
-            url = f"http://{self._host}/computeMetadata/v1/instance/{name}"
-            request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
-            with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:
-                value = response.read(200).decode(errors="replace").strip()
-            if value not in quiet and not self._received:
-                self._received = True
-                notice = f"{name}: {value}"
-                self._stop.request(notice=notice)
-                errors.print_line(f"{notice}: saving, then stopping.")

@@ -1,8 +1,10 @@
 """Reports the processes of a run that the others wait for."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 import statistics
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from ctl.loop.actions.action import Action
 
 LIMIT = 1.5  # a process is slow if its own work takes more than this multiple of the median
 LEAST_SECONDS = 1.0  # the minimum duration of a measurement
@@ -43,34 +45,37 @@ class WorkerTimes(NamedTuple):
         return {"computing": self.computing, "waiting": waiting, "input": self.input}
 
 
-class Stragglers:
+class Stragglers(Action):
     """Prints and records one line when a process becomes slow, and one when it no longer is.
 
     A process is slow if, in two consecutive measurements, its own work takes more than 1.5 times the
     median of all processes, and exceeds the median by more than 10 % of the measurement's duration. A
     measurement adds up inner loops until they have taken a second, so that the noise of a short loop is
     not reported.
-
-    Args:
-        members: name and host of each process.
-        record: records an event; called as record("straggler", step, worker=..., host=..., ...).
-        print_line: prints a line.
     """
 
-    def __init__(
-        self,
-        members: Sequence[tuple[str, str]],
-        *,
-        record: Callable[..., None],
-        print_line: Callable[[str], None],
-    ):
-        self._members = members
-        self._record = record
-        self._print_line = print_line
+    at = "train"
+    may_stop = False
+
+    def __init__(self) -> None:
+        self._members: Sequence[tuple[str, str]] = ()  # name and host of each process
         self._is_first = True
         self._sum: list[WorkerTimes] = []
         self._exceeded: set[int] = set()  # indices that exceeded the limit in the last measurement
         self._slow: set[int] = set()  # indices that are reported as slow
+
+    def begin(self, controller: Any) -> None:
+        """Reads the names of the processes."""
+        super().begin(controller)
+        self._members = controller.processes.members
+
+    def __call__(self, outputs: Mapping[str, Any]) -> None:
+        """Adds and logs the times of the last loop, if they are measured."""
+        reporter = self.controller.reporter
+        if reporter.process_seconds:
+            times = [WorkerTimes(*seconds) for seconds in reporter.process_seconds]
+            reporter.log_with_loop(self.numbers(times))
+            self.add(self.controller.step, times)
 
     def add(self, step: int, times: Sequence[WorkerTimes]) -> None:
         """Adds an inner loop.
@@ -94,8 +99,10 @@ class Stragglers:
         for index in sorted(self._slow - exceeding - self._exceeded):
             self._slow.remove(index)
             name, host = self._members[index]
-            self._record("straggler_ended", step, worker=name, host=host)
-            self._print_line(f"{name} on {host} is as fast as the others again at step {step}.")
+            self.controller.reporter.record("straggler_ended", step, worker=name, host=host)
+            self.controller.reporter.print_line(
+                f"{name} on {host} is as fast as the others again at step {step}."
+            )
         self._exceeded = exceeding
 
     def numbers(self, times: Sequence[WorkerTimes]) -> dict[str, float]:
@@ -118,11 +125,11 @@ class Stragglers:
         (name, host), slow = self._members[index], times[index]
         median = _median(times)
         fields = {"worker": name, "host": host, **slow.numbers(), "median": median}
-        self._record("straggler", step, **fields)
+        self.controller.reporter.record("straggler", step, **fields)
         by_input = slow.input > slow.computing
         causes = "a slow disk or network" if by_input else "other programs and a slower processor"
         ratio = f"{slow.own / median:.1f} times" if median else "more than"
-        self._print_line(
+        self.controller.reporter.print_line(
             f"{name} on {host} is slow, and the other workers wait for it: its steps took "
             f"{slow.own:.1f} s ({slow.computing:.1f} s of computing, {slow.input:.1f} s of waiting for "
             f"input), {ratio} the median of {len(times)} workers ({median:.1f} s), until step {step}. "

@@ -2,9 +2,39 @@
 
 from collections.abc import Iterator
 import contextlib
+import dataclasses
 import time
 
+from ctl.configs import durations
 from ctl.hardware.collectives import ProcessGroup
+
+
+@dataclasses.dataclass(frozen=True)
+class Every:
+    """When something is repeated: at multiples of a number of steps, after some seconds, or at steps.
+
+        Every(steps=500, seconds=1800.0)
+        Every.of("30 minutes")
+
+    Attributes:
+        steps: steps between two times; 0 for no multiples.
+        seconds: seconds between two times, in addition; 0 for no limit.
+        at: further steps.
+    """
+
+    steps: int = 0
+    seconds: float = 0.0
+    at: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, value: "int | str | Every") -> "Every":
+        """Returns the interval that a number of steps or a time, such as "30 minutes", describes."""
+        return value if isinstance(value, Every) else cls(*durations.split_interval(value))
+
+    def next(self, step: int) -> float:
+        """Returns the first of its steps after a step; infinity if there is none."""
+        multiples = [(step // self.steps + 1) * self.steps] if self.steps else []
+        return min([*multiples, *(each for each in self.at if each > step)], default=float("inf"))
 
 
 class Timer:

@@ -4,7 +4,7 @@
 long one whose steps end, and neither prints nor records what the run waits for.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 import contextlib
 import dataclasses
 import faulthandler
@@ -14,9 +14,12 @@ import threading
 import time
 import traceback
 from types import FrameType
+from typing import Any
 
 from ctl import errors
+from ctl.loop.actions.action import Action
 from ctl.loop.progress import format_duration
+from ctl.replica.step.engine import engine_of
 
 STALL_SECONDS = 300.0  # seconds that a step may take before it is reported
 FIRST = 10.0  # the first loop traces and compiles, so it may take this many times as long
@@ -43,56 +46,46 @@ class _Loop:
     reported: bool = False
 
 
-class Watchdog:
-    """Watches the loops of a run from a thread, which ends with the `with` block.
+class Watchdog(Action):
+    """Watches the inner loops of a run from a thread, which ends with the training.
 
-        with Watchdog(STALL_SECONDS, read_step=..., data_type=...) as watchdog:
-            with watchdog.loop(step):
-                train_a_little()
-
-    Evaluating and saving happen outside of a loop and are not watched. The step is read only when a
-    loop has taken longer than the limit, so watching costs nothing in a run that does not hang.
+    Every process has one, since the input pipeline that hangs need not be the chief's. Evaluating and
+    saving happen outside of a loop and are not watched. The step is read only when a loop has taken
+    longer than the limit, so watching costs nothing in a run that does not hang.
 
     Args:
         seconds: how long a step may take before it is reported.
-        read_step: reads the global step; called from another thread.
-        data_type: returns the type of what `build_dataset("train")` returned.
-        on_event: called as on_event("stall", step, seconds=..., waits_for=...).
     """
 
-    def __init__(
-        self,
-        seconds: float,
-        *,
-        read_step: Callable[[], int],
-        data_type: Callable[[], str],
-        on_event: Callable[..., None],
-    ):
+    at = "train"
+    may_stop = False
+
+    def __init__(self, seconds: float):
         self._seconds = seconds
-        self._read_step = read_step
-        self._data_type = data_type
-        self._on_event = on_event
         self._limit = FIRST * seconds  # of the next loop
         self._loop: _Loop | None = None
         self._lock = threading.Lock()
-        self._ended = threading.Event()
         self._reader: threading.Thread | None = None
 
-    def __enter__(self) -> "Watchdog":
-        # A new one each time: the thread of an earlier block may not have seen its end yet.
-        self._ended = threading.Event()
-        threading.Thread(
-            target=self._run, args=(self._ended,), name="ctl-watchdog", daemon=True
-        ).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
+    @classmethod
+    def from_config(cls, config: Any, workdir: Any) -> "Watchdog":
+        """Makes the action of a config; see registry.py."""
+        return cls(STALL_SECONDS)
 
     @contextlib.contextmanager
-    def loop(self, step: int) -> Iterator[None]:
-        """Watches the block, which runs a loop of steps from `step` on."""
-        loop = _Loop(step, time.monotonic(), self._limit)
+    def around_training(self) -> Iterator[None]:
+        """Runs the thread during the `with` block."""
+        ended = threading.Event()
+        threading.Thread(target=self._run, args=(ended,), name="ctl-watchdog", daemon=True).start()
+        try:
+            yield
+        finally:
+            ended.set()
+
+    @contextlib.contextmanager
+    def around(self, first: int, end: int) -> Iterator[None]:
+        """Watches the `with` block, which runs the steps from `first` on."""
+        loop = _Loop(first, time.monotonic(), self._limit)
         with self._lock:
             self._loop = loop
         try:
@@ -104,7 +97,7 @@ class Watchdog:
         if loop.reported:
             self._report_end(loop)
 
-    def check(self) -> None:
+    def check_loop(self) -> None:
         """Reports the running loop if no step has ended in it for too long."""
         loop = self._loop
         if loop is None or not (loop.reported or time.monotonic() - loop.since >= loop.limit):
@@ -125,7 +118,7 @@ class Watchdog:
     def _run(self, ended: threading.Event) -> None:
         # Often enough that a report is at most a tenth late, but rarely enough to cost nothing.
         while not ended.wait(max(0.02, min(self._seconds / 10, 10.0))):
-            self.check()
+            self.check_loop()
 
     def _try_to_read_step(self) -> int | None:
         """Returns the step; None if it cannot be read now, such as from a busy device."""
@@ -137,7 +130,7 @@ class Watchdog:
 
         def read() -> None:
             with contextlib.suppress(Exception):  # the main thread will raise it, too
-                steps.append(self._read_step())
+                steps.append(self.controller.step)
 
         self._reader = threading.Thread(target=read, name="ctl-watchdog-step", daemon=True)
         self._reader.start()
@@ -154,7 +147,9 @@ class Watchdog:
         # Writes to the descriptor directly: a thread that hangs may hold the lock of sys.stderr.
         faulthandler.dump_traceback(_STACKS, all_threads=True)
         with contextlib.suppress(Exception):  # a full disk is for the main thread to report
-            self._on_event("stall", loop.step, seconds=seconds, waits_for=waits_for)
+            self.controller.reporter.record(
+                "stall", loop.step, seconds=seconds, waits_for=waits_for
+            )
 
     def _report_end(self, loop: _Loop) -> None:
         duration = format_duration(time.monotonic() - loop.since)
@@ -162,7 +157,8 @@ class Watchdog:
 
     def _find_cause(self) -> str:
         """Returns what the run waits for, by the files in its threads' stacks."""
-        data = f'build_dataset("train") ({self._data_type()})'
+        types = engine_of(self.controller.trainer).pipeline.data_types
+        data = f'build_dataset("train") ({types["train"]})'
         stacks = [_list_files(frame) for frame in sys._current_frames().values()]
         if any(part in file for part in _DATA_FILES for stack in stacks for file in stack):
             return f"the trainer's {data}"

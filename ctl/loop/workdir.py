@@ -17,11 +17,10 @@ from ml_collections import config_dict
 from ctl.configs import overrides
 from ctl.errors import UsageError, check_local
 from ctl.loop import json_files, lock
-from ctl.loop.bucket.bucket import Bucket, BucketReader
-from ctl.loop.bucket.local import RECORD
 from ctl.loop.checkpoints.files import report_write_errors
 from ctl.loop.config_changes import INPUTS, ConfigChanges, changes_updates
-from ctl.loop.goodput import read_lines
+from ctl.loop.json_files import read_lines
+from ctl.loop.store import RECORD, Store
 
 _MAX_NAME = 100  # characters; file systems allow 255 bytes
 
@@ -45,7 +44,7 @@ class Workdir:
     Args:
         path: the folder.
         writes: whether this process writes there; only the chief does.
-        bucket: the object store of the run, of which the folder is a copy, if --workdir is a URL.
+        store: the store of the run, of which the folder is a copy, if --workdir is a URL.
 
     Raises:
         UsageError: the path is a URL or a file, or cannot be written.
@@ -56,19 +55,19 @@ class Workdir:
         path: str | pathlib.Path,
         *,
         writes: bool = True,
-        bucket: Bucket | BucketReader | None = None,
+        store: Store | None = None,
     ):
         check_local("The workdir", path)
         self.path = pathlib.Path(path)
         self.writes = writes
-        self.bucket = bucket
+        self.store = store
         if writes:
             self._check_writable()
 
     @property
     def name(self) -> str:
         """The path or the URL that the user knows."""
-        return self.bucket.url if self.bucket else str(self.path)
+        return self.store.url if self.store else str(self.path)
 
     @property
     def checkpoints(self) -> pathlib.Path:
@@ -85,15 +84,21 @@ class Workdir:
         """The folder of the exported models."""
         return self.path / "export"
 
-    def follow(self) -> None:
-        """Makes a folder that is a copy of a bucket up to date, for a process that only evaluates."""
-        if isinstance(self.bucket, BucketReader):
-            self.bucket.follow()
+    def sync(self) -> None:
+        """Makes a copy of a store up to date, for a process that only evaluates."""
+        if self.store:
+            self.store.sync()
 
     def config_file(self) -> str:
         """Returns the config file that the run was started with; "" if it is not recorded."""
         starts = [e for e in read_lines(self.path / "events.jsonl") if e.get("event") == "start"]
         return starts[0].get("config", "") if starts else ""
+
+    def last_workers(self) -> int | None:
+        """Returns the number of workers of the last process that trained, if it is recorded."""
+        events = read_lines(self.path / "events.jsonl")
+        beginnings = [event for event in events if event.get("event") in ("start", "resume")]
+        return beginnings[-1].get("workers") if beginnings else None
 
     def summaries(self, split: str) -> str | None:
         """Returns the folder of a split's summaries; None if this process writes none."""

@@ -4,7 +4,7 @@ Each mode is a function of one signature:
 
     def train(arguments: Arguments) -> int
 
-It builds what it needs (most modes `run.RunParts`), prints what users see, and returns the exit code:
+It builds what it needs (most modes a `run.Run`), prints what users see, and returns the exit code:
 0 done, 1 failed, 75 stopped and saved. It raises `UsageError` for a mistake of the user and `Failure`
 for anything else that ends the run; `ctl.main` prints either in one line.
 """

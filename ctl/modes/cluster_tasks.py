@@ -67,7 +67,7 @@ def wait_for_run(workdir: Workdir, *, timeout: float) -> None:
     """
     end = time.monotonic() + timeout
     while not workdir.has_run():
-        workdir.follow()
+        workdir.sync()
         if time.monotonic() > end:
             raise Failure(
                 f"The evaluator has waited {timeout:.0f} s for a run in {workdir.path}: start the other "

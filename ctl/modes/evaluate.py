@@ -10,7 +10,7 @@ from ctl.loop.checkpoints.checkpointer import DamagedCheckpoint
 from ctl.loop.stop import StopOnSignal
 from ctl.modes import DONE, STOPPED, Arguments
 from ctl.modes.export import find_checkpoint
-from ctl.modes.run import RunParts
+from ctl.modes.run import Run
 
 _POLL_SECONDS = 1.0
 
@@ -62,7 +62,7 @@ def continuous_eval(arguments: Arguments) -> int:
         evaluated = 0
         run.progress.print_line(f"Waiting for checkpoints in {run.workdir.name}/checkpoints.")
         while not stop.requested:
-            run.workdir.follow()
+            run.workdir.sync()
             new = [step for step in checkpoints.files.steps() if step > evaluated]
             if not new and _has_ended(run, evaluated):
                 return DONE
@@ -82,7 +82,7 @@ def continuous_eval(arguments: Arguments) -> int:
     return STOPPED
 
 
-def _has_ended(run: RunParts, evaluated: int) -> bool:
+def _has_ended(run: Run, evaluated: int) -> bool:
     """Returns whether a checkpoint was the last one of a run."""
     stopped = run.workdir.result().get("stopped") or {}
     # The number of steps as it was resolved by the run, which may have had other data.
@@ -90,14 +90,14 @@ def _has_ended(run: RunParts, evaluated: int) -> bool:
     return evaluated >= steps or stopped.get("step") == evaluated
 
 
-def _open_run(arguments: Arguments) -> tuple[RunParts, list[str]]:
+def _open_run(arguments: Arguments) -> tuple[Run, list[str]]:
     """Builds the run, and lists the changes of its config that change the evaluation."""
     if not arguments.config.eval.splits:
         raise UsageError(
             "eval.splits is empty, so there is nothing to evaluate: name a split that build_dataset "
             "returns, such as --config.eval.splits=\"['eval']\"."
         )
-    run = RunParts(arguments, reads_only=True)
+    run = Run(arguments, reads_only=True)
     run.workdir.check_run()
     config = run.record
     run.workdir.check_config(
@@ -116,12 +116,12 @@ def _wait(stop: StopOnSignal, *, seconds: float) -> None:
         time.sleep(0.05)
 
 
-def _write_result(run: RunParts, entries: Mapping[str, Any]) -> None:
+def _write_result(run: Run, entries: Mapping[str, Any]) -> None:
     run.workdir.write_result({**run.workdir.result(), **entries})
 
 
 def _write_other(
-    run: RunParts, step: int, path: str, changes: Sequence[str], evaluation: Mapping[str, Any]
+    run: Run, step: int, path: str, changes: Sequence[str], evaluation: Mapping[str, Any]
 ) -> None:
     """Records an evaluation that is not the run's own: of a named checkpoint, or of other data."""
     changed = {"changes": changes} if changes else {}

@@ -1,13 +1,11 @@
-"""Builds the strategy, the trainer and the evaluator of a config, or of a trainer that exists."""
+"""Builds the strategy, the trainer and the evaluator of a config."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import dataclasses
 import functools
 import inspect
-import operator
 import os
 import re
-from typing import Any
 
 from ml_collections import config_dict
 import tensorflow as tf
@@ -18,7 +16,7 @@ from ctl.configs.keys import OPTION_KEYS
 from ctl.configs.options import Section, TrainerOptions
 from ctl.errors import UsageError
 from ctl.evaluator import StandardEvaluator
-from ctl.hardware import selection, strategies
+from ctl.hardware import selection
 from ctl.hardware.strategies import StrategyOptions
 from ctl.replica.step.engine import engine_of
 from ctl.trainer import StandardTrainer
@@ -101,41 +99,6 @@ def build(
         evaluator.check_data()
     _check_unread_keys(options, config, trainer_class)
     return Experiment(config, hardware, trainer, evaluator, optimizer)
-
-
-def wrap(trainer: StandardTrainer) -> Experiment:
-    """Makes the experiment of a trainer that a script has made; its config records what is known.
-
-    Raises:
-        UsageError: the trainer runs in several processes.
-    """
-    cls, optimizer = type(trainer), trainer.optimizer
-    if strategies.spec_of(trainer.strategy).multi_process:
-        raise UsageError(
-            f"ctl.Run trains in one process, but the trainer has a {type(trainer.strategy).__name__}: "
-            "train with ctl launch."
-        )
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    config = overrides.config(
-        trainer=f"{cls.__module__}:{cls.__qualname__}",
-        data=dict(global_batch_size=trainer.global_batch_size),
-        model=_to_dict(trainer.options.model),
-        loss_weights=dict(trainer.options.loss_weights),
-    )
-    with config.ignore_type():
-        for option, key in OPTION_KEYS.items():
-            path, _, name = key.rpartition(".")
-            section = operator.attrgetter(path)(config) if path else config
-            section[name] = getattr(trainer.options, option)
-        config.optimizer.name = f"{type(inner).__module__}:{type(inner).__name__}"
-        if not callable(inner._learning_rate):
-            config.optimizer.learning_rate = float(inner.learning_rate.numpy())
-    name = strategies.strategy_name(trainer.strategy)
-    hardware = selection.Hardware(trainer.strategy, name, "the trainer's own")
-    make: Callable[[int | None], Any] = lambda examples: config  # noqa: E731 - never called
-    return Experiment(
-        config, hardware, trainer, StandardEvaluator(trainer), optimizers.FromConfig(make)
-    )
 
 
 def build_hardware(runtime: config_dict.ConfigDict) -> selection.Hardware:
@@ -245,7 +208,3 @@ def _check_unread_keys(
             f"{unread[0]} has no effect: {config.trainer} never reads self.options.{unread[0]}; "
             "remove the key from the config, or read it."
         )
-
-
-def _to_dict(section: Any) -> dict[str, Any]:
-    return {k: _to_dict(v) if hasattr(v, "items") else v for k, v in section.items()}

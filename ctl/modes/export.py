@@ -16,9 +16,9 @@ from ctl.data.features import RESERVED
 from ctl.errors import UsageError, list_some
 from ctl.loop import inference, json_files
 from ctl.loop.actions import best_checkpoint
-from ctl.loop.bucket import fetch
 from ctl.loop.checkpoints.files import CheckpointFiles
 from ctl.loop.exports import export_checkpoint
+from ctl.loop.store import fetch
 from ctl.loop.workdir import Workdir
 from ctl.modes import DONE, Arguments
 from ctl.modes.experiment import resolve_batch_size
@@ -79,9 +79,9 @@ def load(
     Raises:
         UsageError: there is no such run or checkpoint, or its trainer cannot be imported.
     """
-    folder = Workdir(fetch.path(str(workdir), str(checkpoint)), writes=False)
+    folder = Workdir(fetch(str(workdir), str(checkpoint)), writes=False)
     folder.check_run()
-    path = select_checkpoint(folder, fetch.path(str(checkpoint)))
+    path = select_checkpoint(folder, fetch(str(checkpoint)))
     values = keys.defaults()
     with values.ignore_type():
         values.update(config_dict.ConfigDict(json_files.read(folder.path / "config.json")))

@@ -115,21 +115,6 @@ def restored_in_part(comparison: Any) -> str:
     return f"Restored in part: {reasons}."
 
 
-def loaded_weights(loaded: Any) -> str:
-    """Describes the weights of another run that the run starts from.
-
-    Args:
-        loaded: a `checkpoints.warm_start.LoadedWeights`.
-    """
-    cast = f", cast from {loaded.cast}" if loaded.cast else ""
-    model = f" of {loaded.model}" if loaded.model else ""
-    kind = "Averaged weights" if loaded.averages else "Weights"
-    return (
-        f"{kind} of {len(loaded.names)} of {_count(loaded.total, 'variable')}{model} from "
-        f"{loaded.path}{cast}: {list_some(loaded.names)}."
-    )
-
-
 def stopped(step: int, workdir: Any) -> str:
     """Describes a run that was saved and stopped on request."""
     return f"Stopped at step {step}, saved in {workdir}: rerun the same command to resume."

@@ -1,9 +1,10 @@
 """ctl.Run: a run that a notebook or a script trains in steps."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import math
 import numbers
+import operator
 import os
 import pathlib
 import tempfile
@@ -11,23 +12,19 @@ from typing import Any
 
 from ml_collections import config_dict
 
-from ctl.configs import durations, validation
+from ctl import optimizers
+from ctl.configs import durations, overrides, validation
 from ctl.configs import flags as command_line
+from ctl.configs.keys import OPTION_KEYS
 from ctl.errors import UsageError
-from ctl.hardware import engines
+from ctl.evaluator import StandardEvaluator
+from ctl.hardware import engines, selection, strategies
 from ctl.loop.actions.action import as_action
-from ctl.loop.actions.best_checkpoint import BestCheckpoint
-from ctl.loop.actions.learning_rate import LearningRate
-from ctl.loop.checkpoints import warm_start
 from ctl.loop.lock import RunLock
-from ctl.loop.stop import StopOnSignal
 from ctl.loop.workdir import Workdir
 from ctl.loop.writers.writer import Record
-from ctl.modes import Arguments, results
-from ctl.modes import experiment as experiments
+from ctl.modes import Arguments, results, run
 from ctl.modes.experiment import Experiment
-from ctl.modes.run import RunParts
-from ctl.modes.session import Session
 from ctl.trainer import StandardTrainer
 
 
@@ -84,43 +81,27 @@ class Run:
         config: Any = experiment
         path = ""
         if isinstance(experiment, StandardTrainer):
-            built = experiments.wrap(experiment)
+            built = _wrap(experiment)
             config = built.config
         elif isinstance(experiment, config_dict.ConfigDict):
             validation.check_config(experiment)
         else:
             path = str(experiment)
             config = command_line.load_config(path, [])
-        self._run = RunParts(
+        self._run = run.Run(
             Arguments(config, path.partition(":")[0], self._workdir),
             evaluates=bool(config.eval.splits),
             built=built,
+            prints=print_lines,
         )
         self.trainer, self.config = self._run.trainer, self._run.config
         self.evaluator = self._run.experiment.evaluator
-        if not print_lines:
-            self._run.progress.print_line = lambda line: None  # type: ignore[method-assign]
-            self._run.progress._write = lambda line: None
         changes = self._workdir.check_config(self._run.record)
         self._rows: dict[int, dict[str, float]] = {}  # of the history, by step
-        self._stop = StopOnSignal()
-        actions = self._run.make_actions()
-        self._rate = next(action for action in actions if isinstance(action, LearningRate))
-        self._best = [action for action in actions if isinstance(action, BestCheckpoint)]
-        actions += [
-            as_action(lambda o: self._record({**o, "learning_rate": self._rate.value}), at="train"),
-            as_action(lambda outputs: self._record({"eval": outputs}), at="eval"),
-        ]
-        self._session = Session(
-            self._run,
-            self._stop,
-            actions=actions,
-            config_path=path.partition(":")[0],
-            changes=changes,
-        )
-        self._controller = self._session.controller
         self._is_recorded = False
         self._begin(changes)
+        self._controller = self._run.controller
+        self._rate: Any = self._controller.actions["LearningRate"]
 
     @property
     def step(self) -> int:
@@ -172,17 +153,17 @@ class Run:
             The mean loss and metrics of the last inner loop; {} if there was no step.
         """
         # Training continues from the last step, not from a best checkpoint that is restored.
-        has_best = any(best.is_restored for best in self._best)
+        has_best = self._controller.has_other_weights
         first = int(self._controller.trained_step or 0) if has_best else self.step
         end = self.config.train.steps if steps is None else first + self._count_steps(steps)
         with self._call():
             # A process that was killed or interrupted at the last step has left the end to this call.
-            is_unended = self._session.must_end(first) and not self._session.has_ended
+            is_unended = self._run.must_end(first) and not self._run.has_ended
             if is_unended or (first < end and not self._controller.actions.stop_reason):
                 self._leave_best()
-                self._controller.trained_step = None
+                self._controller.begin_training()
                 evaluates = bool(self.evaluator and self.config.eval.interval)
-                self._session.train(end, evaluates=evaluates)
+                self._run.train(end, evaluates=evaluates)
         return dict(self._controller.outputs)
 
     def evaluate(self) -> dict[str, Any]:
@@ -199,9 +180,8 @@ class Run:
 
     def close(self) -> None:
         """Waits for the last checkpoint, and removes the temporary workdir."""
-        if self._controller.checkpoints:
-            self._controller.checkpoints.wait()
-            self._controller.checkpoints.close()
+        self._run.checkpoints.wait()
+        self._run.checkpoints.close()
         if self._is_recorded:
             self._controller.reporter.metrics.close("FINISHED")
         if self._temporary:
@@ -215,32 +195,29 @@ class Run:
 
     def _begin(self, changes: Sequence[str]) -> None:
         """Restores the newest checkpoint of the workdir, or the weights that `init` names."""
-        run, controller = self._run, self._controller
-        if not run.checkpoints.files.steps():
-            warm_start.check(self.trainer, self.config.init)
-        self._session.all_restore()
-        self._session.print_start()
+        run, actions = self._run, self._run.make_actions()
+        actions += [
+            as_action(lambda o: self._record({**o, "learning_rate": self._rate.value}), at="train"),
+            as_action(lambda outputs: self._record({"eval": outputs}), at="eval"),
+        ]
+        run.check_weights()
+        run.all_begin(actions, changes)
+        run.print_start()
         self._saved_step = run.checkpoints.latest_step()
         # A run that has ended is as its last process left it.
         if results.is_complete(
             self._workdir,
-            self.step,
+            run.controller.step,
             steps=self.config.train.steps,
             evaluates=False,
             changes=changes,
         ):
-            controller.trained_step, self._session.has_ended = self.step, True
-            result = self._workdir.result()
-            controller.actions.stop_reason = result.get("stopped")
-            for best in self._best if (result.get("best") or {}).get("restored") else ():
-                best.end()
+            run.resume_end()
 
     def _leave_best(self) -> None:
         """Continues from the last step, if training had ended and restored the best checkpoint."""
-        for best in self._best:
-            if best.is_restored:
-                self._controller.restore_checkpoint()
-                best.is_restored = False
+        if self._controller.has_other_weights:
+            self._controller.restore_checkpoint()
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
@@ -262,19 +239,18 @@ class Run:
     @contextlib.contextmanager
     def _call(self) -> Iterator[None]:
         """Locks the workdir, takes interrupts as a request to stop, and records the result."""
-        controller = self._controller
         with self._lock():
             if not self._is_recorded:
-                self._session.record_start()
+                self._run.record_start()
                 self._is_recorded = True
-            self._stop.reasons, controller.stopped = {}, False
-            with self._stop, self._session.watching():
+            self._controller.withdraw_stop()
+            with self._run.stop, self._run.watching():
                 try:
                     yield
                 finally:
                     self._run.checkpoints.wait()
                     self._saved_step = self._run.checkpoints.latest_step()
-                self._session.record_end()
+                self._run.record_end()
 
     def _record(self, outputs: Mapping[str, Any]) -> None:
         """Adds numbers to the row of the current step; a repeated step replaces them."""
@@ -287,3 +263,42 @@ class Run:
         if isinstance(steps, bool) or not isinstance(steps, numbers.Integral) or steps < 0:
             raise UsageError(f'steps is {steps!r}, but must be a number of steps or "2 epochs".')
         return int(steps)
+
+
+def _wrap(trainer: StandardTrainer) -> Experiment:
+    """Makes the experiment of a trainer that a script has made; its config records what is known.
+
+    Raises:
+        UsageError: the trainer runs in several processes.
+    """
+    cls, optimizer = type(trainer), trainer.optimizer
+    if strategies.spec_of(trainer.strategy).multi_process:
+        raise UsageError(
+            f"ctl.Run trains in one process, but the trainer has a {type(trainer.strategy).__name__}: "
+            "train with ctl launch."
+        )
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    config = overrides.config(
+        trainer=f"{cls.__module__}:{cls.__qualname__}",
+        data=dict(global_batch_size=trainer.global_batch_size),
+        model=_to_dict(trainer.options.model),
+        loss_weights=dict(trainer.options.loss_weights),
+    )
+    with config.ignore_type():
+        for option, key in OPTION_KEYS.items():
+            path, _, name = key.rpartition(".")
+            section = operator.attrgetter(path)(config) if path else config
+            section[name] = getattr(trainer.options, option)
+        config.optimizer.name = f"{type(inner).__module__}:{type(inner).__name__}"
+        if not callable(inner._learning_rate):
+            config.optimizer.learning_rate = float(inner.learning_rate.numpy())
+    name = strategies.strategy_name(trainer.strategy)
+    hardware = selection.Hardware(trainer.strategy, name, "the trainer's own")
+    make: Callable[[int | None], Any] = lambda examples: config  # noqa: E731 - never called
+    return Experiment(
+        config, hardware, trainer, StandardEvaluator(trainer), optimizers.FromConfig(make)
+    )
+
+
+def _to_dict(section: Any) -> dict[str, Any]:
+    return {k: _to_dict(v) if hasattr(v, "items") else v for k, v in section.items()}

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 import importlib.metadata
 import logging
-import pkgutil
 from typing import Any
 
 import tensorflow as tf
@@ -11,16 +10,13 @@ import tf_keras
 
 import ctl
 from ctl.hardware import host
-from ctl.loop import goodput
+from ctl.loop import json_files
 from ctl.loop.controller import Controller
-from ctl.loop.reporter import count_examples
 from ctl.loop.workdir import Workdir
 from ctl.modes.experiment import Experiment
 from ctl.replica.step.engine import engine_of
 
 _PACKAGES = ("tf-models-official", "numpy")
-# Functions of (trainer, examples per second) -> name -> number, for the end of a run.
-_FIGURES = ("ctl.replica.step.flops:measure",)
 
 # A run that an action has ended continues if one of these keys changes.
 _KEYS_OF_STOPS = ("train.best.", "train.max_duration:", "eval.", "actions:")
@@ -57,7 +53,7 @@ def has_ended(workdir: Workdir) -> bool:
 
     Early stopping or a time limit may have ended it, so the step does not show it.
     """
-    events = [line.get("event") for line in goodput.read_lines(workdir.path / "events.jsonl")]
+    events = [line.get("event") for line in json_files.read_lines(workdir.path / "events.jsonl")]
     lives = [event for event in events if event in ("start", "resume", "end", "stop")]
     return lives[-1:] == ["end"]
 
@@ -67,7 +63,6 @@ def make_result(experiment: Experiment, controller: Controller, seconds: float) 
     stopped = controller.actions.stop_reason
     trained = controller.trained_step
     step = controller.step if trained is None else trained
-    sources = count_examples(experiment.trainer, step)
     return {
         "step": step,
         "train": controller.outputs,
@@ -78,25 +73,9 @@ def make_result(experiment: Experiment, controller: Controller, seconds: float) 
         "replicas": engine_of(experiment.trainer).plan.layout.replicas,
         "versions": _versions(),
         "host": host.describe_kernels(tf.config.threading.get_intra_op_parallelism_threads()),
-        **({"sources": sources} if sources else {}),
         **({"stopped": stopped} if stopped else {}),
         **controller.actions.results(),
     }
-
-
-def measure_run(workdir: Workdir, controller: Controller) -> dict[str, Any]:
-    """Measures how the run used its time in all its processes, and its devices in this one.
-
-    The entries about floating-point operations are missing where these are not known.
-    """
-    events = goodput.read_lines(workdir.path / "events.jsonl")
-    measured: dict[str, Any] = {
-        "goodput": goodput.measure_goodput(events, controller.reporter.seconds())
-    }
-    speed = controller.reporter.throughput.examples_per_second
-    for name in _FIGURES:
-        measured |= pkgutil.resolve_name(name)(controller.trainer, speed)
-    return measured
 
 
 def read_training(workdir: Workdir) -> dict[str, Any]:

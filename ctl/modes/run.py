@@ -1,49 +1,51 @@
-"""Holds experiment, workdir, processes, progress, checkpoints and controller of a run, and tries one."""
+"""The run of an experiment in its workdir: what the modes that train or evaluate and `ctl.Run` share."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
-import dataclasses
-import pathlib
-import shutil
+import os
 import sys
+import time
 from typing import Any
 
-from ml_collections import config_dict
-
-from ctl.configs import durations
+from ctl.configs import loading
 from ctl.configs.keys import BY_NAME
-from ctl.configs.values import SERVERS
 from ctl.errors import UsageError, print_line
 from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.actions import registry
 from ctl.loop.actions.action import Action, check_action
-from ctl.loop.actions.leaks import MemoryGrowth, Retraces
-from ctl.loop.actions.learning_rate import LearningRate
-from ctl.loop.bucket.bucket import Bucket
-from ctl.loop.checkpoints import warm_start
 from ctl.loop.checkpoints.checkpointer import Checkpointer
-from ctl.loop.controller import Controller, RollbackPolicy
-from ctl.loop.lock import RunLock
+from ctl.loop.controller import Controller
 from ctl.loop.metric_log import MetricLog, make_writers
-from ctl.loop.profiler import Profiler
-from ctl.loop.progress import Progress, ProgressBar
+from ctl.loop.progress import Progress
 from ctl.loop.reporter import Reporter
-from ctl.loop.stop import StopRequest
+from ctl.loop.stop import StopOnSignal
 from ctl.loop.timing import WallClock
-from ctl.loop.watchdog import Watchdog
-from ctl.loop.workdir import Workdir
-from ctl.modes import DONE, Arguments, experiment
+from ctl.modes import Arguments, experiment, messages, results
 from ctl.replica.step.engine import engine_of
 
+_DRY_RUN = "ctl.modes.dry_run"
+_PROGRESS_BAR = "ctl.loop.progress_bar:ProgressBar"  # of a terminal
+_WARM_START = "ctl.loop.checkpoints.warm_start:WarmStart"  # if the section `init` names weights
 
-class RunParts:
+
+class Run:
     """One run of an experiment, in its workdir. Constructing it writes nothing.
+
+        run = Run(arguments)
+        run.all_begin(run.make_actions())
+        with run.watching():
+            run.record_start()
+            run.train(1000, evaluates=True)
+            run.record_end()
+
+    Every process of a run must call the same methods in the same order.
 
     Args:
         arguments: the command line.
         evaluates: whether the run evaluates, and so needs an evaluator and its data.
         reads_only: whether the run only restores checkpoints and never saves one.
         built: the experiment; by default it is built from the arguments.
+        prints: whether the chief prints the progress.
 
     Attributes:
         experiment: strategy, trainer and evaluator.
@@ -55,7 +57,12 @@ class RunParts:
         progress: prints the progress; prints nothing in a process that is not the chief.
         clock: divides the time of the process among its activities.
         checkpoints: saves and restores the trainer.
+        stop: requests that the run saves and stops.
+        controller: trains, saves and evaluates; from `all_begin` on.
+        has_ended: whether training has ended, and its actions as well.
     """
+
+    controller: Controller
 
     def __init__(
         self,
@@ -64,27 +71,29 @@ class RunParts:
         evaluates: bool = True,
         reads_only: bool = False,
         built: experiment.Experiment | None = None,
+        prints: bool = True,
     ):
         self.experiment = built or experiment.build(
             arguments.config, arguments.config_path, evaluates=evaluates
         )
         self.config = self.experiment.config
         if arguments.dry_run:
-            self.config = shorten(self.config)
+            self.config = loading.load(_DRY_RUN + ":shorten")(self.config)
         self.trainer = self.experiment.trainer
         self.workdir = arguments.workdir
         self._check_store(reads_only)
         self._config_path = arguments.config_path
         self._actions = arguments.actions
-        self.is_chief = self.experiment.hardware.is_chief
         # The same group everywhere in the run, so that all its collective calls have one order.
         self.processes = ProcessGroup(self.experiment.hardware)
-        self.progress = self._make_progress()
+        self.is_chief = self.processes.is_chief
+        self.progress = self._make_progress(prints)
         self.clock = WallClock(started=arguments.started)
+        names = self.config.summaries.writers
+        summarizes = "tensorboard" in names and self.workdir.writes
         self._metrics = MetricLog(
-            make_writers(self.config.summaries.writers, self.workdir.path, self._config_path)
-            if self.is_chief
-            else (),
+            make_writers(names, self.workdir.path, self._config_path) if self.is_chief else (),
+            summary_folder=self.workdir.path / "summaries" if summarizes else None,
             checkpoint_folder=self.workdir.checkpoints,
             print_line=self.progress.print_line,
         )
@@ -95,27 +104,36 @@ class RunParts:
             keep_every=self.config.train.checkpoint_keep_every,
             background=self._writes_in_background(),
             is_chief=self.is_chief,
-            has_own_folder=self.workdir.bucket is not None,
+            has_own_folder=self.workdir.store is not None,
             processes=self.processes,
             partial=arguments.allow_partial_restore,
             reads_only=reads_only,
         )
+        init = self.config.init
+        self._weights = (
+            loading.load(_WARM_START)(self.trainer, init)
+            if init.checkpoint or init.models
+            else None
+        )
+        self.stop = StopOnSignal()
+        self.has_ended = False
+        self._start = 0.0
+        self._changes: Sequence[str] = ()
+        self._restored: str | None = None
+        self._loaded: dict[str, Any] = {}  # the fields of the event about weights of other runs
+        self._begin_lines: list[str] = []
 
     @property
     def record(self) -> dict[str, Any]:
         """The config, and what else the updates depend on: what config.json holds."""
-        inputs: dict[str, Any] = {"init": warm_start.describe_files(self.config.init)}
+        inputs: dict[str, Any] = {"init": self._weights.describe_files() if self._weights else {}}
         inputs |= engine_of(self.trainer).pipeline.descriptions
         return {**self.config.to_dict(), "inputs": inputs}
 
-    def all_open_bucket(self, stop: StopRequest) -> contextlib.AbstractContextManager[None]:
-        """Owns and copies a run whose --workdir is a URL, in a `with` block; collective.
-
-        Args:
-            stop: requests that the run stops, when another process has taken over.
-        """
-        bucket, workdir, progress = self.workdir.bucket, self.workdir, self.progress
-        if not isinstance(bucket, Bucket):
+    def all_open_store(self) -> contextlib.AbstractContextManager[None]:
+        """Owns and copies a run whose --workdir is a URL, in a `with` block; collective."""
+        store, workdir, progress = self.workdir.store, self.workdir, self.progress
+        if not store:
             return contextlib.nullcontext()
 
         def on_durable(step: int, size: int, seconds: float) -> None:
@@ -123,72 +141,43 @@ class RunParts:
             path = f"{workdir.name}/checkpoints/ckpt-{step}"
             workdir.event("durable", step, path=path, bytes=size, upload_seconds=seconds)
 
-        train = self.config.train
-        return bucket.all_open(
+        return store.all_open(
             self.processes,
             is_chief=self.is_chief,
-            grace=train.upload_grace,
-            on_lost=lambda: stop.request(owner="lost"),
-            keep=train.checkpoints_to_keep,
-            keep_every=train.checkpoint_keep_every,
+            on_lost=lambda: self.stop.request(owner="lost"),
             on_durable=on_durable,
             print_line=progress.print_line,
         )
 
     def make_controller(
-        self,
-        *,
-        stop: StopRequest | None = None,
-        watchdog: Watchdog | None = None,
-        profiler: Profiler | None = None,
-        rollback: RollbackPolicy | None = None,
-        actions: Iterable[Callable[[Any], Any]] = (),
-        records: bool = True,
+        self, *, actions: Iterable[Callable[[Any], Any]] = (), records: bool = True
     ) -> Controller:
         """Makes the controller.
 
         Args:
-            stop: requests that the run saves and stops.
-            watchdog: reports inner loops that hang.
-            profiler: profiles some of the inner loops.
-            rollback: decides which batches to skip.
             actions: called at the end of inner loops and evaluations.
             records: whether to write its loops and evaluations to the summaries and events of the run.
         """
         train = self.config.train
-        checkpoint_interval, checkpoint_seconds = durations.split_interval(
-            train.checkpoint_interval
-        )
-        summary_interval, summary_seconds = durations.split_interval(train.summary_interval)
         return Controller(
             trainer=self.trainer,
             evaluator=self.experiment.evaluator,
             steps_per_loop=train.steps_per_loop,
             checkpoints=self.checkpoints,
-            checkpoint_interval=checkpoint_interval,
-            checkpoint_seconds=checkpoint_seconds,
-            summary_dir=self._summary_folder("train") if records else None,
-            eval_summary_dir=self._summary_folder("eval") if records else None,
+            checkpoint_interval=train.checkpoint_interval,
             reporter=Reporter(
                 self.trainer,
                 progress=self.progress,
                 on_event=self.workdir.event if records else None,
-                checkpoint_folder=self.workdir.checkpoints,
+                workdir=self.workdir,
                 metrics=self._metrics if records else None,
                 steps_per_epoch=self.experiment.steps_per_epoch,
                 clock=self.clock,
-                profiler=profiler,
+                summary_interval=train.summary_interval,
             ),
-            stop=stop,
+            stop=self.stop,
             processes=self.processes,
-            watchdog=watchdog,
-            rollback=rollback,
-            summary_interval=summary_interval or None,
-            summary_seconds=summary_seconds,
             actions=actions,
-            workdir=self.workdir.path,
-            is_chief=self.is_chief,
-            last_step=train.steps,
         )
 
     def make_actions(self, *, trains: bool = True) -> list[Action]:
@@ -198,41 +187,171 @@ class RunParts:
             trains: whether the run trains; if not, only actions at evaluations are made, without those
                 of `train.best`, and none stops the run.
         """
-        evaluator = self.experiment.evaluator
         configured = registry.make_actions(
             self.config, self._config_path, workdir=self.workdir, trains=trains
         )
         actions = [
-            check_action(action, evaluator)
+            check_action(action, self.experiment.evaluator)
             for action in (*configured, *self.trainer.build_actions(), *self._actions)
         ]
         if trains:
-            return [*actions, LearningRate(), Retraces(), MemoryGrowth()]
+            return [*actions, *registry.make_watching(self.config, self.workdir)]
         for action in actions:
             action.may_stop = False
         return [action for action in actions if action.at == "eval"]
 
-    def broadcast_rollback_policy(self) -> RollbackPolicy:
-        """Makes the rollback policy, with the chief's earlier decisions in every process."""
-        # Only the chief reads the file: the workdir of another process may be another folder.
-        earlier = self.workdir.rollbacks() if self.is_chief else []
-        earlier = self.processes.broadcast_json_from_chief(earlier)
-        return RollbackPolicy(record=self.workdir.write_rollbacks, earlier=earlier)
+    def check_weights(self, *, fresh: bool = False) -> None:
+        """Checks the weights that a new run starts from, before anything in the folder changes.
 
-    def _make_progress(self) -> Progress:
+        Args:
+            fresh: whether the run in the folder is going to be moved aside.
+        """
+        if self._weights and (fresh or not self.checkpoints.files.steps()):
+            self._weights.check(moved=self.workdir.path if fresh else None)
+
+    def all_begin(self, actions: Sequence[Action], changes: Sequence[str] = ()) -> None:
+        """Restores the newest checkpoint; without one, loads the weights that `init` names.
+
+        Args:
+            actions: called at the end of inner loops and evaluations, and around the training.
+            changes: one line for each change of the config since the run was started.
+        """
+        self._changes = changes
+        self.controller = self.make_controller(actions=actions)
+        self._restored = self.controller.restore_checkpoint()
+        # A run that an action has ended, and that was killed before its result, must not train on. Only
+        # the chief knows the changes.
+        continues = self.processes.any_process(results.changes_stop(changes))
+        if self._restored and not continues:
+            notes = self.checkpoints.files.notes(self.controller.step)
+            self.controller.resume_stop(notes.get("stopped"))
+        lines: list[str] = []
+        if self._weights and not self._restored:
+            lines, self._loaded = self._weights.all_load(self.processes)
+        self._begin_lines = [f"Changed since the run was started: {line}" for line in changes]
+        self._begin_lines += [f"Resumed from {self._restored}."] if self._restored else []
+        if self.checkpoints.unmatched:
+            self._begin_lines.append(messages.restored_in_part(self.checkpoints.unmatched))
+        self._begin_lines += lines
+
+    def print_start(self) -> None:
+        """Prints where the run starts or resumes."""
+        for line in self._begin_lines:
+            self.progress.print_line(line)
+
+    def resume_end(self) -> None:
+        """Leaves a run that is complete as its last process left it, also with its best weights."""
+        result, actions = self.workdir.result(), self.controller.actions
+        self.controller.resume_stop(result.get("stopped"), has_ended=True)
+        self.has_ended = True
+        if (result.get("best") or {}).get("restored") and "BestCheckpoint" in actions:
+            actions["BestCheckpoint"].end()
+
+    def record_start(self) -> None:
+        """Writes the config and the first event.
+
+        Call `all_begin` first, so that a run whose checkpoint does not match leaves the config alone.
+        """
+        controller, workdir = self.controller, self.workdir
+        workdir.create(self.record)
+        fields = controller.actions.start()
+        before = workdir.last_workers() if self.is_chief else None
+        cluster = self.experiment.hardware.cluster
+        workers = cluster.num_workers if cluster else 1
+        if self._restored:
+            partial = self.checkpoints.unmatched
+            left = {"left": partial.left(), "dropped": partial.dropped()} if partial else {}
+            fields = {"path": self._restored, "changes": list(self._changes), **left, **fields}
+            workdir.event("resume", controller.step, **fields, workers=workers)
+            if before not in (None, workers):
+                workdir.event("workers", controller.step, before=before, after=workers)
+                line = f"The number of workers has changed from {before} to {workers}."
+                self.progress.print_line(line)
+        else:
+            path = os.path.abspath(self._config_path) if self._config_path else ""
+            fields = {"config": path, **fields, **self._loaded}
+            workdir.event("start", controller.step, **fields, workers=workers)
+        controller.reporter.metrics.begin(
+            self.config.to_dict(), step=controller.step, is_new=not self._restored
+        )
+        self.clock.mark_started()
+        self._start = time.monotonic()
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Lets the actions watch the training in the `with` block; `record_end` records its duration."""
+        with self.controller.actions.around_training():
+            self._start = time.monotonic()
+            yield
+
+    def must_end(self, step: int) -> bool:
+        """Returns whether training that reached a step must end there, by the config or an action."""
+        return step >= self.config.train.steps or bool(self.controller.actions.stop_reason)
+
+    def train(self, end: int, *, evaluates: bool, eval_steps: int = -1) -> None:
+        """Trains until the global step is `end`, or until something ends or stops the run.
+
+        If there is no step to train, it completes what is left of the end of training.
+
+        Args:
+            end: the global step.
+            evaluates: whether to evaluate at the intervals of the config and at the end.
+            eval_steps: batches per evaluation; -1 for the complete dataset.
+        """
+        controller, config = self.controller, self.config.eval
+        self.has_ended = False
+        is_last = max(end, controller.step) >= self.config.train.steps
+        if controller.evaluator and config.before_training and controller.step == 0:
+            controller.evaluate(eval_steps)
+        if not evaluates:
+            controller.train(end, is_last=is_last)
+        elif controller.step < end and not controller.actions.stop_reason:
+            controller.train_and_evaluate(end, eval_steps, config.interval, is_last=is_last)
+        else:  # killed or stopped between the last checkpoint and the end of training
+            if controller.evaluated_step != controller.step:
+                controller.evaluate(eval_steps)
+            controller.end_training(is_last=is_last)
+        # A stop that is requested at the last step leaves the end of training to the next process.
+        trained = int(controller.trained_step or 0)
+        self.has_ended = not controller.stopped and self.must_end(trained)
+
+    def record_end(self) -> None:
+        """Writes `result.json` and the last event.
+
+        No result is written for a step at which training must end but has not: the run would count as
+        complete, and no later process would restore the best checkpoint or export the model.
+        """
+        controller = self.controller
+        seconds = time.monotonic() - self._start
+        result = results.make_result(self.experiment, controller, seconds)
+        if not controller.outputs:  # only evaluated: keep what was recorded of the training
+            result |= results.read_training(self.workdir)
+        if self.has_ended or not self.must_end(result["step"]):
+            self.workdir.write_result(result)
+        ended_by = {
+            k: v for k, v in (controller.actions.stop_reason or {}).items() if k == "reason"
+        }
+        self.workdir.event(
+            "stop" if controller.stopped else "end",
+            result["step"],
+            **{**self.stop.reasons, **ended_by},
+            seconds=controller.reporter.seconds(),
+        )
+
+    def _make_progress(self, prints: bool) -> Progress:
         total, steps_per_epoch = self.config.train.steps, self.experiment.steps_per_epoch
-        if self.is_chief and sys.stdout.isatty():
-            return ProgressBar(total=total, steps_per_epoch=steps_per_epoch)
-        write = print_line if self.is_chief else lambda line: None
+        prints = prints and self.is_chief
+        if prints and sys.stdout.isatty():
+            bar: Progress = loading.load(_PROGRESS_BAR)(
+                total=total, steps_per_epoch=steps_per_epoch
+            )
+            return bar
+        write = print_line if prints else lambda line: None
         return Progress(total=total, steps_per_epoch=steps_per_epoch, write=write)
-
-    def _summary_folder(self, split: str) -> str | None:
-        has_writer = "tensorboard" in self.config.summaries.writers
-        return self.workdir.summaries(split) if has_writer else None
 
     def _check_store(self, reads_only: bool) -> None:
         """Rejects keys of runs in an object store, if the workdir is a folder."""
-        for name in () if reads_only or self.workdir.bucket else ("local_dir", "upload_grace"):
+        for name in () if reads_only or self.workdir.store else ("local_dir", "upload_grace"):
             if self.config.train[name] != BY_NAME[f"train.{name}"].default:
                 raise UsageError(
                     f"train.{name} has no effect without a --workdir in an object store, such as "
@@ -249,70 +368,3 @@ class RunParts:
                 "blocking."
             )
         return one_process and writing in ("auto", "background")
-
-
-DRY_STEPS = 2  # of training, and of each evaluation
-
-
-def dry_run(arguments: Arguments, train: Callable[[Arguments], int]) -> int:
-    """Trains in a temporary folder; returns the exit code.
-
-    Args:
-        arguments: the command line; its workdir is not touched.
-        train: trains a run.
-    """
-    with _temporary_workdir(arguments.workdir) as workdir:
-        code = train(dataclasses.replace(arguments, workdir=workdir, fresh=False))
-    if workdir.writes:
-        passed = f"{DRY_STEPS} steps with their evaluations, checkpoints and actions passed"
-        result = passed if code == DONE else "stopped"
-        print_line(f"Dry run: {result}, and nothing was kept.")
-    return code
-
-
-def shorten(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
-    """Returns a locked copy of a config that trains two steps, and saves and evaluates after each.
-
-    Args:
-        config: the config, after the trainer was built from it: the optimizer and its schedule are
-            those of the complete run.
-    """
-    short = config_dict.ConfigDict(config.to_dict())
-    with short.ignore_type():
-        short.train.update(
-            steps=DRY_STEPS,
-            steps_per_loop=1,
-            checkpoint_interval=1,
-            checkpoint_keep_every=0,
-        )
-        short.eval.interval = 1
-        # No writers to a server, which would keep the run.
-        short.summaries.writers = [n for n in short.summaries.writers if n not in SERVERS]
-    return short.lock()
-
-
-@contextlib.contextmanager
-def _temporary_workdir(workdir: Workdir) -> Iterator[Workdir]:
-    """Yields a folder next to the workdir, so on the same disk and for all processes of the run."""
-    folder = workdir.path if workdir.path.name else workdir.path.absolute()  # "." has no name
-    path = folder.with_name(f"{folder.name}.dry_run")
-    parents = [parent for parent in path.parents if not parent.exists()]
-    temporary = Workdir(path, writes=workdir.writes)
-    if workdir.writes and temporary.has_run():
-        _remove_killed(path)
-    try:
-        yield temporary
-    finally:
-        if workdir.writes:
-            if temporary.has_run():
-                shutil.rmtree(path, ignore_errors=True)
-            for parent in parents:
-                with contextlib.suppress(OSError):  # not empty: something else uses it now
-                    parent.rmdir()
-
-
-def _remove_killed(path: pathlib.Path) -> None:
-    """Removes the folder of a killed dry run; raises UsageError if another one is in progress."""
-    with RunLock(path) as lock:
-        lock.acquire()
-        shutil.rmtree(path)

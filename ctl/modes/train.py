@@ -3,12 +3,12 @@
 import contextlib
 import functools
 
-from ctl.loop.checkpoints import warm_start
+from ctl.configs import loading
 from ctl.loop.lock import RunLock
-from ctl.loop.stop import StopOnSignal
 from ctl.modes import DONE, STOPPED, Arguments, messages, results
-from ctl.modes.run import DRY_STEPS, RunParts, dry_run
-from ctl.modes.session import Session
+from ctl.modes.run import Run
+
+_DRY_RUN = "ctl.modes.dry_run:dry_run"
 
 
 def train(arguments: Arguments) -> int:
@@ -23,28 +23,26 @@ def train_and_eval(arguments: Arguments) -> int:
 
 def _start(arguments: Arguments, *, evaluates: bool) -> int:
     if arguments.dry_run:
-        return dry_run(arguments, functools.partial(_train, evaluates=evaluates))
+        train = functools.partial(_train, evaluates=evaluates)
+        code: int = loading.load(_DRY_RUN)(arguments, train)
+        return code
     return _train(arguments, evaluates=evaluates)
 
 
 def _train(arguments: Arguments, *, evaluates: bool) -> int:
     evaluates = evaluates and bool(arguments.config.eval.splits)
-    run = RunParts(arguments, evaluates=evaluates)
+    run = Run(arguments, evaluates=evaluates)
     config, workdir, processes, progress = run.config, run.workdir, run.processes, run.progress
-
     actions = run.make_actions()
-    stop = StopOnSignal()
 
     with RunLock(workdir.path) as lock, contextlib.ExitStack() as stack:
         stack.callback(run.checkpoints.close)
         changes: list[str] = []
         if run.is_chief:
             lock.acquire()
-        stack.enter_context(run.all_open_bucket(stop))
+        stack.enter_context(run.all_open_store())
         # Mistakes are reported before anything in the folder changes.
-        if arguments.fresh or not run.checkpoints.files.steps():
-            moved = workdir.path if arguments.fresh else None
-            warm_start.check(run.trainer, config.init, moved=moved)
+        run.check_weights(fresh=arguments.fresh)
         if run.is_chief:
             aside = workdir.move_aside() if arguments.fresh else None
             if aside:
@@ -52,7 +50,7 @@ def _train(arguments: Arguments, *, evaluates: bool) -> int:
                 lock.follow(aside)
             changes = workdir.check_config(run.record, allow_change=arguments.allow_config_change)
         # No process reads the folder before the chief has moved the old run.
-        if not workdir.bucket:
+        if not workdir.store:
             lock.all_check_shared(processes)
 
         latest = processes.broadcast_from_chief(run.checkpoints.latest_step() or 0)
@@ -66,29 +64,28 @@ def _train(arguments: Arguments, *, evaluates: bool) -> int:
             progress.print_line(messages.complete(latest, workdir.result(), config))
             return DONE
 
-        with stop, progress:
-            session = Session(
-                run, stop, actions=actions, config_path=arguments.config_path, changes=changes
-            )
-            with session.watching():
-                session.all_restore()
+        with run.stop, progress:
+            run.all_begin(actions, changes)
+            with run.watching():
                 progress.print_line(messages.start(run.experiment.hardware, run.trainer))
                 if compression := messages.compression(run.trainer):
                     progress.print_line(compression)
-                session.print_start()
-                session.record_start()
-                session.train(
+                run.print_start()
+                run.record_start()
+                run.train(
                     config.train.steps,
                     evaluates=evaluates,
-                    eval_steps=DRY_STEPS if arguments.dry_run else -1,  # -1: all
+                    # A dry run evaluates as many batches as it trains.
+                    eval_steps=config.train.steps if arguments.dry_run else -1,
                 )
-                session.record_end()
-            controller = session.controller
-            controller.reporter.metrics.close("KILLED" if controller.stopped else "FINISHED")
+                run.record_end()
+            run.controller.reporter.metrics.close(
+                "KILLED" if run.controller.stopped else "FINISHED"
+            )
         processes.barrier()  # no process exits while another one still writes
 
     if not arguments.dry_run:
-        stopped = messages.stopped(controller.step, workdir.name)
+        stopped = messages.stopped(run.controller.step, workdir.name)
         done = messages.done(workdir.name, config.summaries.writers)
-        progress.print_line(stopped if controller.stopped else done)
-    return STOPPED if controller.stopped else DONE
+        progress.print_line(stopped if run.controller.stopped else done)
+    return STOPPED if run.controller.stopped else DONE

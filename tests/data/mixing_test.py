@@ -8,7 +8,7 @@ import ctl
 from ctl.data import batching, mixing
 from ctl.data.elements import element_spec
 from ctl.data.layout import Layout
-from ctl.loop import reporter
+from ctl.loop import loop_numbers
 from ctl.loop.timing import Throughput
 from tests import reference_model
 from tests.data import token_model
@@ -146,10 +146,10 @@ def test_counts_are_in_the_metrics_of_a_loop_and_in_the_result():
     cls = type("Mixed", (reference_model.ReferenceTrainer,), body)
     trainer = reference_model.make_trainer(ctl.testing.make_strategy(1), 8, cls=cls)
     trainer.train(tf.constant(5))
-    counts = reporter.count_examples(trainer, 5)
+    counts = loop_numbers.count_examples(trainer, 5)
     assert sum(c["examples"] for c in counts.values()) == 40
     assert counts["a"]["examples"] == pytest.approx(30, abs=2)
-    logged = reporter.measure_loop(trainer, Throughput(batch=8))
+    logged = loop_numbers.measure_loop(trainer, Throughput(batch=8))
     for name, size in (("a", 9), ("b", 4)):
         assert logged[f"examples/{name}"] == counts[name]["examples"]
         assert logged[f"epochs/{name}"] == counts[name]["examples"] / size

@@ -1,7 +1,6 @@
 """Boundaries at absolute steps, what a resumed run does, and when a run stops."""
 
 import functools
-import json
 import os
 import pathlib
 import time
@@ -17,9 +16,11 @@ from ctl import evaluator
 from ctl.errors import Failure
 from ctl.loop import controller
 from ctl.loop.checkpoints.checkpointer import Checkpointer
-from ctl.loop.controller import Controller, RollbackPolicy, next_boundary
+from ctl.loop.controller import Controller, next_boundary
 from ctl.loop.metric_log import MetricLog
 from ctl.loop.stop import StopRequest
+from ctl.loop.timing import Every
+from ctl.loop.workdir import Workdir
 from ctl.loop.writers.json_lines import JsonLinesWriter
 from ctl.replica.measure.non_finite import WINDOW
 from ctl.replica.step.engine import engine_of
@@ -145,7 +146,7 @@ def test_checkpoint_that_a_thread_writes_is_complete_when_training_returns(
 def test_stop_is_honored_inside_an_evaluation(make, monkeypatch):
     monkeypatch.setattr(evaluator, "STEPS_BETWEEN_CHECKS", 2)
     controller = make()
-    stop = controller._stop = StopAt(controller.trainer, None)
+    stop = controller.stop = StopAt(controller.trainer, None)
 
     def any_process_stops():
         stop._step = 10  # requested after the second loop, at the first check of the evaluation
@@ -168,11 +169,11 @@ def test_checkpoint_and_evaluation_that_are_due_by_time_are_at_the_end_of_a_loop
         make_trainer(1),
     )
     monkeypatch.setattr("time.monotonic", lambda: now[int(trainer.global_step)])
-    controller = make(checkpoint_seconds=60.0)
+    controller = make(checkpoint_interval=Every(seconds=60.0))
     controller.train(20, checkpoint_at_completion=False)
     assert steps(controller, "checkpoint") == [10, 20]
     controller = make(checkpoint_interval=8)
-    controller.train_and_evaluate(20, eval_interval=15, eval_seconds=60.0)
+    controller.train_and_evaluate(20, eval_interval=Every(15, 60.0))
     # By time at 8, and 60 s after that of step 15 not before the end; by steps at 15; at the end.
     assert controller.reporter.steps() == [
         ("checkpoint", 8), ("eval", 8), ("eval", 15), ("checkpoint", 16), ("checkpoint", 20),
@@ -210,6 +211,11 @@ def test_processes_decide_together_whether_to_stop_and_to_save(make, other_stops
     calls = []
 
     class Processes:
+        is_chief = True
+
+        def broadcast_json_from_chief(self, value):
+            return value
+
         def any_process(self, value):
             calls.append(("any_process", value))
             return value or other_stops
@@ -222,7 +228,7 @@ def test_processes_decide_together_whether_to_stop_and_to_save(make, other_stops
             calls.append(("gather", values[0] > 0))
             return [values]
 
-    controller = make(checkpoint_seconds=1e9, processes=Processes())
+    controller = make(checkpoint_interval=Every(seconds=1e9), processes=Processes())
     controller.train(10, checkpoint_at_completion=False)
     assert controller.step == (5 if other_stops else 10)
     assert controller.stopped == other_stops
@@ -360,14 +366,15 @@ def test_path_from_the_controller_to_the_model_is_at_most_10_frames_of_ctl(tmp_p
 def test_boundary_is_the_first_multiple_of_any_interval_up_to_the_end(
     step, end, intervals, others, boundary
 ):
-    assert next_boundary(step, end, intervals, others) == boundary
+    every = [Every(steps) for steps in intervals]
+    assert next_boundary(step, end, *every, Every(at=others)) == boundary
 
 
 STEPS = 8
 
 
-def run(folder, trainer, steps=STEPS, **options):
-    reporter, checkpoints = Recording(trainer), Checkpointer(folder, trainer)
+def run(folder, trainer, steps=STEPS, *, workdir=None, **options):
+    reporter, checkpoints = Recording(trainer, workdir=workdir), Checkpointer(folder, trainer)
     controller = Controller(
         trainer=trainer, checkpoints=checkpoints, steps_per_loop=3, reporter=reporter, **options
     )
@@ -449,18 +456,13 @@ def test_limit_of_rollbacks_ends_the_run(tmp_path, monkeypatch):
     with pytest.raises(
         Failure, match=r"Step 6 is not finite: .* rolled back 1 times, which is its limit"
     ):
-        run(tmp_path, twice_bad(), rollback=RollbackPolicy())
+        run(tmp_path, twice_bad())
 
 
 def test_decision_outlives_the_process(tmp_path):
     """Killed after the rollback and before the next checkpoint: the batch is skipped again."""
-    record = tmp_path / "record.json"
-
-    def make_policy():
-        earlier = json.loads(record.read_text()) if record.exists() else []
-        return RollbackPolicy(
-            record=lambda made: record.write_text(json.dumps(made)), earlier=earlier
-        )
+    workdir = Workdir(tmp_path / "run")
+    workdir.create({"trainer": "a"})
 
     class Killed(Exception):
         pass
@@ -470,12 +472,35 @@ def test_decision_outlives_the_process(tmp_path):
 
     trainer = poisoned(1, 0, on_non_finite="rollback")
     with pytest.raises(Killed):  # the first loop that ends well is that after the rollback
-        run(tmp_path / "checkpoints", trainer, rollback=make_policy(), train_actions=[kill])
-    assert json.loads(record.read_text()) == [{"step": BAD, "tensor": "the loss"}]
+        run(
+            workdir.checkpoints, trainer, workdir=workdir, actions=[ctl.as_action(kill, at="train")]
+        )
+    assert workdir.rollbacks() == [{"step": BAD, "tensor": "the loss"}]
     again = poisoned(1, 0, on_non_finite="rollback")
-    events, _ = run(tmp_path / "checkpoints", again, rollback=make_policy())
+    events, _ = run(workdir.checkpoints, again, workdir=workdir)
     assert [name for name, *_ in events] == ["checkpoint"]
     same(state(again), without(BAD), 1e-10)
+
+
+@pytest.mark.parametrize("is_chief", [True, False])
+def test_every_process_has_the_rollbacks_of_the_chief(tmp_path, is_chief):
+    decisions = [{"step": 13, "tensor": "the loss"}, {"step": 31}]
+    workdir = Workdir(tmp_path)
+    workdir.create({"trainer": "a"})
+    if is_chief:
+        workdir.write_rollbacks(decisions)
+
+    class Processes:
+        def broadcast_json_from_chief(self, value):
+            assert value == (decisions if is_chief else [])
+            return decisions
+
+    trainer, processes = make_trainer(1), Processes()
+    processes.is_chief = is_chief
+    controller = Controller(
+        trainer=trainer, reporter=Recording(trainer, workdir=workdir), processes=processes
+    )
+    assert controller._rollback.steps == [13, 31]
 
 
 def test_rollback_without_checkpoints_is_rejected():

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ctl.loop import goodput
+from ctl.loop import goodput, json_files
 
 
 def event(name, time, step=0, **fields):
@@ -24,7 +24,7 @@ STARTED = [
 
 def test_line_that_is_no_text_is_skipped(tmp_path):
     (tmp_path / "events.jsonl").write_bytes(b'\xff\n{"event": "start"}\n')
-    assert goodput.read_lines(tmp_path / "events.jsonl") == [{"event": "start"}]
+    assert json_files.read_lines(tmp_path / "events.jsonl") == [{"event": "start"}]
 
 
 def test_time_after_the_checkpoint_of_a_killed_process_is_lost(tmp_path):
@@ -61,11 +61,3 @@ def test_finished_run_needs_no_current_process():
     events = [*STARTED, event("end", 120.0, 18, seconds={"total": 20.0, "steps": 15.0})]
     assert goodput.measure_goodput(events)["steps"] == 0.75
     assert goodput.measure_goodput([]) == {}
-
-
-def test_workers_are_those_of_the_last_process(tmp_path):
-    assert goodput.find_workers(tmp_path) is None
-    write(tmp_path, STARTED)  # by an older ctl
-    assert goodput.find_workers(tmp_path) is None
-    write(tmp_path, [event("start", 1.0, workers=3), event("resume", 2.0, workers=2), *STARTED[1:]])
-    assert goodput.find_workers(tmp_path) == 2

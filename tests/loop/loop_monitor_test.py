@@ -1,6 +1,4 @@
-"""An inner loop is measured, watched and checked, and its outputs are numbers."""
-
-import contextlib
+"""An inner loop is measured and checked, and its outputs are numbers."""
 
 import orbit
 import pytest
@@ -11,6 +9,8 @@ from ctl.errors import Failure, NonFiniteStep, UsageError
 from ctl.hardware import strategies
 from ctl.loop.controller import Controller
 from ctl.loop.loop_monitor import LoopMonitor, StepSummaries
+from ctl.loop.metric_log import MetricLog
+from ctl.loop.timing import Every
 from ctl.replica.measure.non_finite import NonFiniteReport
 from tests import reference_model
 from tests.loop.shared import Recording, count_operations, make_reference, read_summaries, share
@@ -22,23 +22,17 @@ def make_trainer(**options):
 
 
 class Monitored:
-    """A trainer and its monitor, which records the events and the loops that are watched."""
+    """A trainer and its monitor, which records the events."""
 
     def __init__(self, **options):
         self.trainer = trainer = make_trainer(**options)
-        self.reporter, self.watched = Recording(trainer), []
+        self.reporter = Recording(trainer)
         self.monitor = LoopMonitor(
             trainer,
             self.reporter,
             summaries=orbit.utils.SummaryManager(None, tf.summary.scalar, trainer.global_step),
-            step_summaries=StepSummaries(trainer, interval=10, print_line=print),
-            watchdog=self,
+            step_summaries=StepSummaries(trainer, every=Every(10), print_line=print),
         )
-
-    @contextlib.contextmanager
-    def loop(self, step):
-        self.watched.append(step)
-        yield
 
     def run(self, steps):
         boundary = int(self.trainer.global_step.numpy()) + steps
@@ -56,7 +50,7 @@ def test_loop_returns_numbers_and_its_speed_is_measured_after_the_first():
     made.run(2)
     assert made.trainer.global_step.numpy() == 5
     assert made.reporter.throughput.examples_per_second > 0
-    assert made.watched == [0, 3] and made.reporter.steps() == []
+    assert made.reporter.steps() == []
 
 
 def test_steps_that_the_trainer_reports_are_recorded(monkeypatch):
@@ -150,11 +144,10 @@ def run(folder, *, cls=Summarizing, replicas=1, interval=None, steps=12, **optio
         trainer=trainer,
         evaluator=ctl.StandardEvaluator(trainer),
         steps_per_loop=4,
-        summary_dir=str(folder / "train"),
-        eval_summary_dir=str(folder / "eval"),
-        summary_interval=interval,
         actions=[Summary("train"), Summary("eval")],
-        reporter=Recording(trainer),
+        reporter=Recording(
+            trainer, metrics=MetricLog(summary_folder=folder), summary_interval=interval or 0
+        ),
     )
     controller.train_and_evaluate(steps, eval_interval=6)
     lines = controller.reporter.lines
@@ -165,7 +158,7 @@ def test_summaries_by_time_are_those_of_the_first_step_of_a_loop(tmp_path, monke
     trainer = make_reference(cls=Summarizing)
     now = {0: 0.0, 4: 59.0, 8: 60.0, 12: 61.0}
     monkeypatch.setattr("time.monotonic", lambda: now[int(trainer.global_step)])
-    summaries = StepSummaries(trainer, interval=1, seconds=60.0, print_line=print)
+    summaries = StepSummaries(trainer, every=Every(seconds=60.0), print_line=print)
     with tf.summary.create_file_writer(str(tmp_path)).as_default(trainer.global_step):
         for _ in range(4):
             with summaries.recording():
@@ -208,7 +201,7 @@ def test_compiled_step_trains_and_one_line_says_what_is_not_written(tmp_path, xl
 def operations(*, recording):
     """The number of operations of each type in the graph of a training loop."""
     trainer = make_reference()
-    summaries = StepSummaries(trainer, interval=4, print_line=print)
+    summaries = StepSummaries(trainer, every=Every(4), print_line=print)
     with tf.summary.create_noop_writer().as_default(), summaries.recording():
         if recording:
             trainer.train(tf.constant(1))

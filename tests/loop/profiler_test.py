@@ -6,10 +6,10 @@ import threading
 
 import tensorflow as tf
 
+import ctl
 from ctl.loop.controller import Controller
 from ctl.loop.profiler import Profiler, find_newest, list_operations
-from ctl.loop.reporter import Reporter
-from tests.loop.shared import make_reference, share
+from tests.loop.shared import Recording, make_reference, share
 
 
 @share
@@ -17,27 +17,23 @@ def make_trainer():
     return make_reference()
 
 
-def run(folder, steps, *, profiler=None, request_at=None, **arguments):
+def run(folder, steps, *, request_at=None):
     """Trains 20 steps in loops of 8; returns the lines, the events and the ends of the loops."""
-    lines, events, ends = [], [], []
-    trainer = make_trainer()
-    profiler = profiler or Profiler(
-        steps, folder=str(folder), print_line=lines.append,
-        on_event=lambda name, step, **fields: events.append((name, step, fields)),
-    )  # fmt: skip
+    trainer, ends = make_trainer(), []
+    reporter = Recording(trainer)
 
     def after_loop(outputs):
         ends.append(int(trainer.global_step.numpy()))
         if ends[-1] == request_at:
             os.kill(os.getpid(), signal.SIGUSR1)
 
-    controller = Controller(
-        trainer=trainer, steps_per_loop=8, reporter=Reporter(trainer, profiler=profiler),
-        train_actions=[after_loop],
-    )  # fmt: skip
-    with profiler.on_signal():
+    profiler = Profiler(steps, folder=folder and str(folder))
+    actions = [profiler, ctl.as_action(after_loop, at="train")]
+    controller = Controller(trainer=trainer, steps_per_loop=8, reporter=reporter, actions=actions)
+    with controller.actions.around_training():
         controller.train(20)
-    return lines, events, ends
+    lines = [line for line in reporter.lines if not line.startswith("train ")]
+    return lines, reporter.events, ends
 
 
 def test_profile_of_exact_steps_and_its_costliest_operations(tmp_path):
@@ -61,7 +57,7 @@ def test_profiler_leaves_the_signal_as_it_is_in_a_thread():
     before, seen = signal.getsignal(signal.SIGUSR1), []
 
     def train():
-        with Profiler().on_signal():
+        with Profiler().around_training():
             seen.append(signal.getsignal(signal.SIGUSR1))
 
     thread = threading.Thread(target=train)
@@ -87,7 +83,7 @@ def test_missing_profile_is_reported_and_ends_no_run(tmp_path, monkeypatch):
 
 
 def test_process_that_is_not_the_chief_has_the_same_loops_and_writes_nothing(tmp_path):
-    _, _, ends = run(tmp_path, "", profiler=Profiler("10:18", folder=None))
+    _, _, ends = run(None, "10:18")
     assert ends == [8, 10, 16, 18, 20]
     assert not list(tmp_path.iterdir())
 

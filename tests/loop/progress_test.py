@@ -8,7 +8,7 @@ import sys
 import pytest
 import rich.console
 
-from ctl.loop import progress
+from ctl.loop import progress, progress_bar
 from tests import child
 
 
@@ -149,7 +149,7 @@ def test_a_terminal_that_is_closed_does_not_end_the_run(monkeypatch):
     console = rich.console.Console(file=terminal, force_terminal=True)
     monkeypatch.setattr(rich.console, "Console", lambda: console)
     monkeypatch.setattr(sys, "stdout", sys.stdout)  # the line that fails replaces it
-    with progress.ProgressBar(total=1000) as bar:
+    with progress_bar.ProgressBar(total=1000) as bar:
         bar.print_line("one")
         terminal.is_open = False
         bar.print_line("two")
@@ -160,7 +160,7 @@ def test_bar_follows_each_loop_and_lines_have_their_own_rule(monkeypatch):
     output = io.StringIO()
     console = rich.console.Console(file=output, force_terminal=True, width=120)
     monkeypatch.setattr(rich.console, "Console", lambda: console)
-    bar = progress.ProgressBar(total=1000)
+    bar = progress_bar.ProgressBar(total=1000)
     monkeypatch.setattr(progress, "EVERY", 3600.0)
     with bar:
         for step in (100, 200):

@@ -7,7 +7,6 @@ import types
 
 import pytest
 import tensorflow as tf
-import tf_keras
 
 import ctl
 from ctl import testing
@@ -16,7 +15,8 @@ from ctl.hardware.collectives import ProcessGroup
 from ctl.hardware.strategies import StrategyOptions
 from ctl.loop import progress, reporter
 from ctl.loop.controller import Controller
-from ctl.loop.timing import Throughput
+from ctl.loop.loop_numbers import LoopNumbers
+from ctl.loop.metric_log import MetricLog
 from tests import reference_model
 from tests.fake_nvml import FakeGpu, FakeNvml
 from tests.loop.shared import Recording, make_reference, read_summaries, share
@@ -34,9 +34,8 @@ def test_summaries_and_lines_are_written(tmp_path, monkeypatch):
         trainer=trainer,
         evaluator=ctl.StandardEvaluator(trainer),
         steps_per_loop=5,
-        summary_dir=str(tmp_path / "train"),
-        eval_summary_dir=str(tmp_path / "eval"),
-        reporter=Recording(trainer, total=10),
+        reporter=Recording(trainer, total=10, metrics=MetricLog(summary_folder=tmp_path)),
+        actions=[LoopNumbers()],
     )
     controller.train_and_evaluate(10)
     assert [line.split("|")[0].strip() for line in controller.reporter.lines] == [
@@ -53,9 +52,9 @@ def test_summaries_and_lines_are_written(tmp_path, monkeypatch):
 def run(folder, *, steps):
     """Trains in loops of 5 steps."""
     trainer = make_trainer()
-    reporter = Recording(trainer, total=steps)
+    reporter = Recording(trainer, total=steps, metrics=MetricLog(summary_folder=folder))
     controller = Controller(
-        trainer=trainer, steps_per_loop=5, summary_dir=str(folder), reporter=reporter
+        trainer=trainer, steps_per_loop=5, reporter=reporter, actions=[LoopNumbers()]
     )
     controller.train(steps)
     return controller, reporter
@@ -75,7 +74,7 @@ def test_slow_input_is_in_the_line_the_summaries_and_the_events(tmp_path, monkey
     make_trainer.cache_clear()  # its graph reads another clock
     controller, reporter = run(tmp_path, steps=10)
     assert reporter.lines[1].endswith(" | waited 75% for input")
-    assert "input_wait" in read_summaries(tmp_path)
+    assert "input_wait" in read_summaries(tmp_path / "train")
     reporter.record("checkpoint", 10)
     assert reporter.events[-1][2]["seconds"]["input"] == pytest.approx(6.0)
     assert "input_wait" not in controller.outputs  # which are in result.json
@@ -106,7 +105,9 @@ def test_gpu_usage_is_printed_and_summarized_next_to_the_outputs(tmp_path, monke
     monkeypatch.setattr(reporter, "_on_gpu", lambda strategy: True)
     controller, recorded = run(tmp_path, steps=5)
     assert "| gpu_memory_gib 5.0000 | gpu_utilization 0.9000" in recorded.lines[0]
-    assert {"loss", "gpu_memory_gib", "gpu_utilization"} <= read_summaries(tmp_path).keys()
+    assert {"loss", "gpu_memory_gib", "gpu_utilization"} <= read_summaries(
+        tmp_path / "train"
+    ).keys()
     assert set(controller.outputs) == {"loss", "accuracy"}
 
 
@@ -135,58 +136,3 @@ def test_numbers_of_nested_outputs_stay_nested():
     outputs = {"loss": tf.constant(0.5), "by_class": {"a": tf.constant([1, 2])}, "note": "text"}
     expected = {"loss": 0.5, "by_class": {"a": [1, 2]}, "note": "text"}
     assert reporter.as_numbers(outputs) == expected
-
-
-def make_with(optimizer, *, replicas=1, **options):
-    return make_reference(replicas, 7, optimizer=optimizer, **options)
-
-
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_learning_rate_is_that_of_the_next_update(replicas):
-    schedule = tf_keras.optimizers.schedules.PolynomialDecay(1.0, 10, 0.0)
-    trainer = make_with(lambda: tf_keras.optimizers.SGD(schedule), replicas=replicas)
-    assert reporter.learning_rates(trainer) == {"learning_rate": 1.0}
-    trainer.train(tf.constant(3))
-    assert reporter.learning_rates(trainer)["learning_rate"] == pytest.approx(0.7)
-
-
-def test_groups_and_other_optimizers_have_their_own_rates():
-    groups = [
-        dict(variables=["dense*/kernel", "dense*/bias"], learning_rate_scale=0.5),
-        dict(variables="embedding*", frozen=True),
-    ]
-    adam = lambda: tf_keras.optimizers.Adam(0.5)  # noqa: E731
-    trainer = make_with(
-        lambda: tf_keras.optimizers.SGD(0.25),
-        optimizer_groups=[dict(variables="*/bias", optimizer=adam), *groups],
-    )
-    assert reporter.learning_rates(trainer)["learning_rate/*/bias"] == 0.5
-    trainer = make_with(lambda: tf_keras.optimizers.SGD(0.25), optimizer_groups=groups)
-    trainer.second_optimizer = tf_keras.optimizers.Adam(0.0625)
-    assert reporter.learning_rates(trainer) == {
-        "learning_rate": 0.25,
-        "learning_rate/dense*/kernel,dense*/bias": 0.125,
-        "learning_rate/second_optimizer": 0.0625,
-    }
-
-
-def test_rate_of_an_optimizer_with_a_loss_scale():
-    trainer = make_with(lambda: tf_keras.optimizers.SGD(0.5), precision="float16")
-    assert reporter.learning_rates(trainer) == {"learning_rate": 0.5}
-
-
-def test_speed_of_the_last_loop_and_peak_memory():
-    trainer = make_with(lambda: tf_keras.optimizers.SGD(0.5))
-    throughput = Throughput(batch=7)
-    throughput.add(10, seconds=50.0)
-    first = reporter.measure_loop(trainer, throughput)
-    assert set(first) - {"gpu_peak_memory_gib"} == {"learning_rate", "peak_memory_gib"}
-    throughput.add(10, seconds=2.0)
-    throughput.add(10, seconds=4.0)
-    second = reporter.measure_loop(trainer, throughput)
-    assert second["examples_per_second_last_loop"] == 17.5
-    assert second["milliseconds_per_step"] == 400.0
-    assert throughput.examples_per_second == pytest.approx(140 / 6)
-    assert 0.05 < second["peak_memory_gib"] < 100
-    throughput.add_input_wait(1.0)
-    assert reporter.measure_loop(trainer, throughput)["input_wait"] == 0.25

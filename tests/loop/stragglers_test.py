@@ -1,5 +1,7 @@
 """Which process is named as slow, by hand-computed times."""
 
+import types
+
 import pytest
 
 from ctl.loop import stragglers as module
@@ -11,11 +13,24 @@ def times(*own, seconds=10.0, input=0.0):
     return [WorkerTimes(seconds, input, seconds - each) for each in own]
 
 
+def make(members, **reporter):
+    """Makes the action, with a controller of some processes and what it uses of a reporter."""
+    stragglers = Stragglers()
+    stragglers.begin(
+        types.SimpleNamespace(
+            processes=types.SimpleNamespace(members=members),
+            reporter=types.SimpleNamespace(**reporter),
+            step=10,
+        )
+    )
+    return stragglers
+
+
 def report(loops):
     """The events and lines of loops, of 10 steps each, after a first one that compiles."""
     members = [(f"worker {i}", f"host-{i}") for i in range(len(loops[0]))]
     events, lines = [], []
-    stragglers = Stragglers(
+    stragglers = make(
         members,
         record=lambda name, step, **fields: events.append((name, step, fields)),
         print_line=lines.append,
@@ -96,8 +111,12 @@ def test_a_loop_waits_no_longer_than_it_takes(monkeypatch):
 
 
 def test_each_process_is_logged_with_its_seconds():
-    stragglers = Stragglers([("chief", "a"), ("worker 0", "b")], record=None, print_line=None)
-    assert stragglers.numbers([WorkerTimes(10.0, 1.0, 2.0), WorkerTimes(10.0, 0.0, 4.0)]) == {
+    logged = {}
+    seconds = [[10.0, 1.0, 2.0], [10.0, 0.0, 4.0]]
+    make([("chief", "a"), ("worker 0", "b")], process_seconds=seconds, log_with_loop=logged.update)(
+        {}
+    )
+    assert logged == {
         "workers/computing_seconds/chief": 7.0, "workers/waiting_seconds/chief": 2.0,
         "workers/input_seconds/chief": 1.0, "workers/computing_seconds/worker 0": 6.0,
         "workers/waiting_seconds/worker 0": 4.0, "workers/input_seconds/worker 0": 0.0,

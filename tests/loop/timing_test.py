@@ -2,7 +2,7 @@
 
 import pytest
 
-from ctl.loop.timing import Throughput, Timer, WallClock
+from ctl.loop.timing import Every, Throughput, Timer, WallClock
 
 
 class Processes:
@@ -14,6 +14,14 @@ class Processes:
     def broadcast_from_chief(self, value):
         self.calls.append(value)
         return self.answer
+
+
+@pytest.mark.parametrize(
+    ("value", "every"),
+    [(500, Every(500)), ("30 minutes", Every(seconds=1800.0)), (Every(at=(7,)), Every(at=(7,)))],
+)
+def test_interval_is_a_number_of_steps_or_a_time(value, every):
+    assert Every.of(value) == every
 
 
 def test_timer_is_due_when_its_seconds_have_passed_since_the_last_restart(clock):

@@ -13,6 +13,19 @@ from ctl.loop import watchdog
 from ctl.loop.watchdog import FIRST, STALL_SECONDS, Watchdog
 
 
+class FakeController:
+    """What the watchdog uses of a controller."""
+
+    def __init__(self, run):
+        self._run = self.reporter = run
+        pipeline = types.SimpleNamespace(data_types={"train": "Arrays"})
+        self.trainer = types.SimpleNamespace(_ctl_engine=types.SimpleNamespace(pipeline=pipeline))
+
+    @property
+    def step(self):
+        return self._run.read()
+
+
 class Run:
     """A watched run whose step and clock the test sets, and what was reported."""
 
@@ -22,24 +35,23 @@ class Run:
         self.reads = 0
         self.lines = []
         self.events = []
-        self.watchdog = Watchdog(
-            seconds,
-            read_step=self._read,
-            data_type=lambda: "Arrays",
-            on_event=lambda name, step, **fields: self.events.append((name, step, fields)),
-        )
+        self.watchdog = Watchdog(seconds)
+        self.watchdog.begin(FakeController(self))
 
-    def _read(self):
+    def read(self):
         self.reads += 1
         return self.step
 
+    def record(self, name, step, **fields):
+        self.events.append((name, step, fields))
+
     def short_loop(self):
-        with self.watchdog.loop(self.step):
+        with self.watchdog.around(self.step, None):
             self.step += 1
 
     def check_after(self, seconds):
         self._clock.now += seconds
-        self.watchdog.check()
+        self.watchdog.check_loop()
 
 
 @pytest.fixture
@@ -67,7 +79,7 @@ def run(make):
 
 
 def test_stall_is_reported_once_with_the_stacks_and_its_end_is_reported_too(run, tmp_path):
-    with run.watchdog.loop(6):
+    with run.watchdog.around(6, None):
         run.check_after(STALL_SECONDS + 1)
         run.check_after(STALL_SECONDS)
         run.check_after(STALL_SECONDS)
@@ -83,7 +95,7 @@ def test_stall_is_reported_once_with_the_stacks_and_its_end_is_reported_too(run,
 
 
 def test_long_loop_whose_steps_end_is_no_stall(run):
-    with run.watchdog.loop(run.step):
+    with run.watchdog.around(run.step, None):
         for _ in range(5):
             run.step += 1
             run.check_after(STALL_SECONDS)
@@ -92,7 +104,7 @@ def test_long_loop_whose_steps_end_is_no_stall(run):
 
 
 def test_step_that_ends_in_the_same_loop_ends_the_stall(run):
-    with run.watchdog.loop(run.step):
+    with run.watchdog.around(run.step, None):
         run.check_after(STALL_SECONDS)
         run.step = 9
         run.check_after(1)
@@ -103,12 +115,12 @@ def test_step_that_ends_in_the_same_loop_ends_the_stall(run):
 
 def test_first_loop_may_take_ten_times_as_long(make):
     run = make()
-    with run.watchdog.loop(0):
+    with run.watchdog.around(0, None):
         run.check_after(FIRST * STALL_SECONDS - 1)
         assert run.lines == []
         run.check_after(1)
         assert len(run.lines) == 1
-    with run.watchdog.loop(0):
+    with run.watchdog.around(0, None):
         run.check_after(STALL_SECONDS)
     assert len(run.events) == 2
 
@@ -120,7 +132,7 @@ def test_evaluating_and_saving_are_not_watched(run):
 
 def test_step_is_not_read_while_loops_end_in_time(run):
     for _ in range(10):
-        with run.watchdog.loop(run.step):
+        with run.watchdog.around(run.step, None):
             run.check_after(STALL_SECONDS - 1)
     assert run.reads == 0
 
@@ -130,8 +142,8 @@ def test_step_that_a_busy_device_does_not_return_is_read_by_one_thread_only(make
     run = make()
     run.short_loop()
     returned = threading.Event()
-    run.watchdog._read_step = lambda: returned.wait(60)
-    with run.watchdog.loop(run.step):
+    run.read = lambda: returned.wait(60)
+    with run.watchdog.around(run.step, None):
         for _ in range(5):
             run.check_after(STALL_SECONDS)
         reading = [t for t in threading.enumerate() if t.name == "ctl-watchdog-step"]
@@ -141,8 +153,8 @@ def test_step_that_a_busy_device_does_not_return_is_read_by_one_thread_only(make
 
 
 def test_step_that_cannot_be_read_counts_as_not_ended(run):
-    run.watchdog._read_step = lambda: 1 / 0
-    with run.watchdog.loop(run.step):
+    run.read = lambda: 1 / 0
+    with run.watchdog.around(run.step, None):
         run.check_after(STALL_SECONDS)
     assert len(run.events) == 1
 
@@ -151,15 +163,15 @@ def test_event_that_cannot_be_written_does_not_end_the_watch(run):
     def fail(*_, **__):
         raise OSError("No space left on device")
 
-    run.watchdog._on_event = fail
+    run.record = fail
     for count in (2, 4):
-        with run.watchdog.loop(run.step):
+        with run.watchdog.around(run.step, None):
             run.check_after(STALL_SECONDS)
         assert len(run.lines) == count
 
 
 def test_loop_that_fails_does_not_go_on(run):
-    with pytest.raises(KeyError), run.watchdog.loop(run.step):
+    with pytest.raises(KeyError), run.watchdog.around(run.step, None):
         run.check_after(STALL_SECONDS)
         raise KeyError
     assert len(run.lines) == 1
@@ -179,9 +191,9 @@ def wait_for(condition, seconds=60):
 def test_thread_checks_until_the_run_ends(make, clock):
     run = make(seconds=0.1)
     run.short_loop()
-    with run.watchdog:
+    with run.watchdog.around_training():
         assert has_thread()
-        with run.watchdog.loop(run.step):
+        with run.watchdog.around(run.step, None):
             clock.now += 1
             wait_for(lambda: run.events)
     wait_for(lambda: not has_thread())

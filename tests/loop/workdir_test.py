@@ -10,7 +10,7 @@ import ctl
 from ctl.configs import keys, overrides
 from ctl.errors import UsageError
 from ctl.loop import workdir
-from ctl.loop.workdir import choose_folder, name_experiment, name_values
+from ctl.loop.workdir import Workdir, choose_folder, name_experiment, name_values
 
 KEYS = overrides.flatten(keys.defaults())
 
@@ -292,3 +292,16 @@ def test_name_is_safe_for_file_systems_and_unique():
     assert name_values({"a": "x/y"}).startswith("a=x_y-")
     assert len(name_values({"a": "9" * 500})) < 120
     assert name_values({"a": "x/y"}) != name_values({"a": "x:y"})
+
+
+def test_workers_are_those_of_the_last_process(tmp_path):
+    def write(*events):
+        lines = (json.dumps(event) for event in events)
+        (tmp_path / "events.jsonl").write_text("\n".join(lines))
+
+    workdir = Workdir(tmp_path)
+    assert workdir.last_workers() is None
+    write({"event": "start"})  # by an older ctl
+    assert workdir.last_workers() is None
+    write({"event": "start", "workers": 3}, {"event": "resume", "workers": 2}, {"event": "eval"})
+    assert workdir.last_workers() == 2

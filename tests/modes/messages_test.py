@@ -124,17 +124,6 @@ def test_partial_restore_lists_both_sides():
     )
 
 
-@pytest.mark.parametrize(("cast", "words"), [("", ""), ("float64", ", cast from float64")])
-def test_loaded_weights_are_listed(cast, words):
-    values = dict(path="old/ckpt-5", names=["a", "b"], total=3, cast=cast)
-    loaded = types.SimpleNamespace(model="", averages=False, **values)
-    line = f"Weights of 2 of 3 variables from old/ckpt-5{words}: a, b."
-    assert messages.loaded_weights(loaded) == line
-    loaded = types.SimpleNamespace(model="teacher", averages=True, **values)
-    line = line.replace(" from old", " of teacher from old").replace("Weights", "Averaged weights")
-    assert messages.loaded_weights(loaded) == line
-
-
 @pytest.mark.parametrize(
     ("replicas", "method", "line"),
     [

@@ -158,7 +158,7 @@ def test_config_file_and_trainer_are_accepted(make):
 def test_interrupt_ends_a_call_after_the_loop_and_the_next_call_goes_on(make, monkeypatch):
     run = make()
     with monkeypatch.context() as patch:
-        patch.setattr(type(run._stop), "requested", property(lambda stop: run.step == 5))
+        patch.setattr(type(run._run.stop), "requested", property(lambda stop: run.step == 5))
         run.train(steps=20)
     assert run.step == 5 and run._run.checkpoints.latest_step() == 5
     run.train(steps=5)

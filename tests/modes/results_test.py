@@ -5,7 +5,6 @@ import types
 
 import pytest
 
-import ctl
 from ctl.modes import results
 
 ENDED = ("start", "checkpoint", "end")
@@ -53,14 +52,10 @@ def test_run_is_complete_once_its_last_process_has_ended_with_a_result_of_the_la
     assert results.is_complete(workdir, **options) == complete
 
 
-def make_experiment(strategy, replicas, source=None):
-    engine = types.SimpleNamespace(
-        plan=types.SimpleNamespace(layout=types.SimpleNamespace(replicas=replicas)),
-        pipeline=types.SimpleNamespace(training_source=lambda: source),
-    )
-    trainer = types.SimpleNamespace(
-        _ctl_engine=engine, global_batch_size=10, options=ctl.TrainerOptions(seed=3)
-    )
+def make_experiment(strategy, replicas):
+    layout = types.SimpleNamespace(replicas=replicas)
+    engine = types.SimpleNamespace(plan=types.SimpleNamespace(layout=layout))
+    trainer = types.SimpleNamespace(_ctl_engine=engine)
     return types.SimpleNamespace(hardware=types.SimpleNamespace(name=strategy), trainer=trainer)
 
 
@@ -90,7 +85,7 @@ def test_result_has_only_an_evaluation_of_the_last_step(evaluated_step, evaluati
     assert {"tensorflow", "numpy"} <= versions.keys()
 
 
-def test_result_says_why_an_action_ended_the_run_what_was_best_and_what_was_mixed():
+def test_result_says_why_an_action_ended_the_run_and_what_was_best():
     reason = {"step": 30, "reason": "eval/loss has not improved"}
     best = {"best": {"step": 20, "value": 0.5}}
     controller = types.SimpleNamespace(
@@ -102,9 +97,6 @@ def test_result_says_why_an_action_ended_the_run_what_was_best_and_what_was_mixe
         evaluated_step=20,
         reporter=types.SimpleNamespace(throughput=types.SimpleNamespace(examples_per_second=None)),
     )
-    numbers = ctl.data.arrays({"x": range(10)})
-    mixture = ctl.data.mixture({"a": (numbers, 1), "b": (numbers, 2)})
-    result = results.make_result(make_experiment("default", 1, mixture), controller, 3.0)
-    assert result["sources"] == mixture.count_examples(300, seed=3)
+    result = results.make_result(make_experiment("default", 1), controller, 3.0)
     assert (result["step"], result["eval"]) == (30, {"loss": 0.5})
     assert result["stopped"] == reason and result["best"] == best["best"]

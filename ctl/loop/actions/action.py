@@ -1,6 +1,7 @@
 """Action, the base class of actions that use more than Orbit's protocol, and the list of a run."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+import contextlib
 import copy
 import json
 from typing import Any
@@ -34,6 +35,7 @@ class Action:
             communicate after it.
         controller: the controller, from `begin` on.
         stop_reason: the reason that was passed to `request_stop`; "" before.
+        loops_end_at: steps at which an inner loop must end, the same in every process.
     """
 
     at = "eval"
@@ -41,8 +43,19 @@ class Action:
     may_stop = True
     controller: Any = None
     stop_reason = ""
+    loops_end_at: tuple[int, ...] = ()
     # Whether `set_state` is called with {} if a checkpoint has no state of the action.
     _reads_missing_state = False
+
+    @classmethod
+    def from_config(cls, config: Any, workdir: Any) -> "Action | None":
+        """Makes an action that registry.py lists; None if the config does not require it.
+
+        Args:
+            config: a validated config.
+            workdir: the `Workdir` of the run.
+        """
+        return cls()
 
     def check(self, evaluator: Any) -> None:
         """Checks that the action can work in this run; called before anything is written.
@@ -69,6 +82,14 @@ class Action:
             outputs: loss and metrics by name, as Python numbers, the same in every process.
         """
 
+    def around_training(self) -> contextlib.AbstractContextManager[Any]:
+        """Returns a context in which the run trains, saves and evaluates, in every process."""
+        return contextlib.nullcontext()
+
+    def around(self, first: int, end: int) -> contextlib.AbstractContextManager[Any]:
+        """Returns a context in which an inner loop runs the steps from `first` to `end`."""
+        return contextlib.nullcontext()
+
     def request_stop(self, reason: str) -> None:
         """Ends training after the actions at this boundary; the run is complete then.
 
@@ -86,6 +107,10 @@ class Action:
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continues from the state in a restored checkpoint; not called if the checkpoint has none."""
+
+    def start(self) -> dict[str, Any]:
+        """Returns entries to add to the event of a process that starts or resumes; {} by default."""
+        return {}
 
     def end(self) -> None:
         """Called in every process when training has ended, but not when it was interrupted."""
@@ -160,6 +185,40 @@ class ActionList:
             count = sum(key.partition(":")[0] == name for key in self._actions)
             self._actions[f"{name}:{count}" if count else name] = action
             action.begin(controller)
+        # Inner loops may take milliseconds, so actions without a context of their own cost nothing.
+        self._around = [
+            action
+            for action in self._actions.values()
+            if getattr(action.around, "__func__", None) is not Action.around
+        ]
+
+    def __getitem__(self, name: str) -> Action:
+        """Returns the first action of a class, by the name of the class."""
+        return self._actions[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._actions
+
+    @property
+    def loops_end_at(self) -> tuple[int, ...]:
+        """The steps at which an inner loop must end."""
+        return tuple(step for action in self._actions.values() for step in action.loops_end_at)
+
+    @contextlib.contextmanager
+    def around(self, first: int, end: int) -> Iterator[None]:
+        """Enters the contexts of all actions around the steps of an inner loop, in order."""
+        with contextlib.ExitStack() as stack:
+            for action in self._around:
+                stack.enter_context(action.around(first, end))
+            yield
+
+    @contextlib.contextmanager
+    def around_training(self) -> Iterator[None]:
+        """Enters the contexts of all actions around the training of a process, in order."""
+        with contextlib.ExitStack() as stack:
+            for action in self._actions.values():
+                stack.enter_context(action.around_training())
+            yield
 
     def has(self, at: str) -> bool:
         """Returns whether there is an action at a boundary."""
@@ -220,6 +279,13 @@ class ActionList:
         """Calls `end` of every action, in every process."""
         for action in self._actions.values():
             action.end()
+
+    def start(self) -> dict[str, Any]:
+        """Returns the entries of all actions for the event of a process that starts or resumes."""
+        entries: dict[str, Any] = {}
+        for action in self._actions.values():
+            entries |= action.start()
+        return entries
 
     def results(self) -> dict[str, Any]:
         """Returns the entries of all actions for `result.json`."""

@@ -27,9 +27,6 @@ class BestCheckpoint(Action):
         keep: how many of the best checkpoints to keep.
         restore_at_end: whether to restore the best checkpoint at the end of training.
 
-    Attributes:
-        is_restored: whether the best checkpoint was restored at the end of training.
-
     Raises:
         UsageError: an argument has a value that is not allowed.
     """
@@ -49,9 +46,19 @@ class BestCheckpoint(Action):
         self._metric = MonitoredMetric(metric, mode)
         self._keep = keep
         self._restore_at_end = restore_at_end
-        self.is_restored = False
         self._folder = pathlib.Path(folder)
         self._checkpoints: Checkpointer
+
+    @classmethod
+    def from_config(cls, config: Any, workdir: Any) -> "BestCheckpoint":
+        """Makes the action of a config; see registry.py."""
+        return cls(
+            config.train.best.metric,
+            config.train.best.mode,
+            folder=workdir.best,
+            keep=config.train.best.keep,
+            restore_at_end=config.train.best.restore,
+        )
 
     def check(self, evaluator: Any) -> None:
         """Checks that the evaluation has the metric."""
@@ -101,9 +108,7 @@ class BestCheckpoint(Action):
                     "which restores the next best one."
                 ) from None
             outputs = self._checkpoints.files.notes(step).get("outputs")
-            self.controller.evaluation = outputs
-            self.controller.evaluated_step = step
-            self.is_restored = True
+            self.controller.replace_weights(step, outputs)
             self.controller.reporter.print_line(f"Restored the best checkpoint, of step {step}.")
 
     def result(self) -> dict[str, Any]:
@@ -111,7 +116,8 @@ class BestCheckpoint(Action):
         values, step = self._values(), self._best_step()
         if step is None:
             return {}
-        restored = {"restored": True} if self.is_restored else {}
+        is_restored = self._restore_at_end and self.controller.has_other_weights
+        restored = {"restored": True} if is_restored else {}
         best = {"step": step, "metric": self._metric.name, "value": values[step], **restored}
         return {"best": {**best, "checkpoint": self._checkpoints.path(step)}}
 

@@ -24,6 +24,11 @@ class WeightHistograms(Action):
         self._interval = interval
         self._written = 0  # the last multiple that was written
 
+    @classmethod
+    def from_config(cls, config: Any, workdir: Any) -> "WeightHistograms":
+        """Makes the action of a config; see registry.py."""
+        return cls(config.summaries.histogram_interval)
+
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continues after the last multiple that was written."""
         self._written = state["written"]

@@ -7,8 +7,8 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.errors import UsageError
-from ctl.loop import reporter
 from ctl.loop.actions.action import Action
+from ctl.loop.loop_numbers import read_rate
 from ctl.replica.arithmetic import precision
 
 
@@ -37,7 +37,7 @@ class LearningRate(Action):
     @property
     def value(self) -> float:
         """The learning rate of the next update."""
-        return reporter.read_rate(self._optimizer)
+        return read_rate(self._optimizer)
 
     def set(self, value: float) -> None:
         """Sets the learning rate from the next update on.

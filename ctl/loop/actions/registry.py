@@ -1,22 +1,43 @@
-"""Makes the actions that a config requires.
+"""Makes the actions that a config requires, and those that watch every run.
 
-A new action needs no row: `actions` names a subclass of `Action` as path/to/file.py:Class or
-package.module:Class.
+An action of ctl is a class and a row. Others need no row: `actions` names a subclass of `Action` as
+path/to/file.py:Class or package.module:Class.
 """
 
 from collections.abc import Mapping, Sequence
+import operator
 from typing import Any
 
 from ctl.configs import loading
 from ctl.configs.error_location import error_location
 from ctl.errors import UsageError
 from ctl.loop.actions.action import Action, as_action
-from ctl.loop.actions.best_checkpoint import BestCheckpoint
-from ctl.loop.actions.histograms import WeightHistograms
-from ctl.loop.actions.stopping import EarlyStopping, TimeLimit
-from ctl.loop.exports import ExportModel
 from ctl.loop.workdir import Workdir
 
+# Key of the config -> the action that it requires if it is set, in the order in which they are called.
+# The class method `from_config(config, workdir)` makes the action.
+CONFIGURED = {
+    "summaries.histogram_interval": "ctl.loop.actions.histograms:WeightHistograms",
+    "train.best.metric": "ctl.loop.actions.best_checkpoint:BestCheckpoint",
+    "train.best.patience": "ctl.loop.actions.stopping:EarlyStopping",
+    "train.max_duration": "ctl.loop.actions.stopping:TimeLimit",
+    "actions": "",  # those that `actions` lists
+    "train.export": "ctl.loop.exports:ExportModel",
+}
+# The actions of every run that trains, after all others. The profiler comes before the watchdog, which
+# then does not count the time in which a profile is written.
+WATCHING = (
+    "ctl.loop.actions.learning_rate:LearningRate",
+    "ctl.loop.actions.leaks:Retraces",
+    "ctl.loop.actions.leaks:MemoryGrowth",
+    "ctl.loop.loop_numbers:LoopNumbers",
+    "ctl.loop.goodput:Goodput",
+    "ctl.loop.actions.utilization:Utilization",
+    "ctl.loop.stragglers:Stragglers",
+    "ctl.loop.profiler:Profiler",
+    "ctl.loop.preemption:GceNotice",
+    "ctl.loop.watchdog:Watchdog",
+)
 _OPTIONS = ("at", "everywhere")  # of `as_action`; all others are arguments of the class
 
 
@@ -34,26 +55,21 @@ def make_actions(
     Raises:
         UsageError: an action cannot be made.
     """
-    best = config.train.best
-    actions: list[Action] = []
     if not trains:
         return _make_listed(config.actions, config_path)
-    if config.summaries.histogram_interval:
-        actions.append(WeightHistograms(config.summaries.histogram_interval))
-    if best.metric:
-        rule, options = (
-            (best.metric, best.mode),
-            {"keep": best.keep, "restore_at_end": best.restore},
-        )
-        actions.append(BestCheckpoint(*rule, folder=workdir.best, **options))
-        if best.patience:
-            actions.append(EarlyStopping(*rule, patience=best.patience))
-    if config.train.max_duration:
-        actions.append(TimeLimit(config.train.max_duration))
-    actions += _make_listed(config.actions, config_path)
-    if config.train.export:
-        actions.append(ExportModel(config.train.export, workdir=workdir))
+    actions: list[Action] = []
+    for key, row in CONFIGURED.items():
+        if not row:
+            actions += _make_listed(config.actions, config_path)
+        elif operator.attrgetter(key)(config):
+            actions.append(loading.load(row).from_config(config, workdir))
     return actions
+
+
+def make_watching(config: Any, workdir: Workdir) -> list[Action]:
+    """Makes the actions that watch every run that trains; `from_config` returns None for none."""
+    actions = [loading.load(row).from_config(config, workdir) for row in WATCHING]
+    return [action for action in actions if action]
 
 
 def _make_listed(entries: Sequence[Any], config_path: str) -> list[Action]:

@@ -45,6 +45,12 @@ class EarlyStopping(Action):
         self._count = 0  # evaluations since the best one
         self._step = -1  # the step of the last evaluation that was counted
 
+    @classmethod
+    def from_config(cls, config: Any, workdir: Any) -> "EarlyStopping":
+        """Makes the action of a config; see registry.py."""
+        best = config.train.best
+        return cls(best.metric, best.mode, patience=best.patience)
+
     def check(self, evaluator: Any) -> None:
         """Checks that the evaluation has the metric."""
         self._metric.check(evaluator)
@@ -95,6 +101,11 @@ class TimeLimit(Action):
         self._duration = duration
         self._limit = durations.seconds(duration)
         self._since = time.monotonic()
+
+    @classmethod
+    def from_config(cls, config: Any, workdir: Any) -> "TimeLimit":
+        """Makes the action of a config; see registry.py."""
+        return cls(config.train.max_duration)
 
     def __call__(self, outputs: Mapping[str, Any]) -> None:
         """Checks the clock."""

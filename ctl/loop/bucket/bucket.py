@@ -21,16 +21,28 @@ _FOLLOW_SECONDS = 5.0
 _NO_OWNER = -2
 
 
+def open_store(
+    url: str, train: Any, *, reads: bool, checkpoint: str, task: str
+) -> "Bucket | BucketReader":
+    """Opens the object store of a run; see `ctl.loop.store.open_store`."""
+    if not reads:
+        return Bucket(url, train, task=task)
+    reader = BucketReader(url)
+    reader.fetch(checkpoint)
+    return reader
+
+
 class Bucket:
     """The object store of a run that trains in a local folder.
 
-        bucket = Bucket("gs://bucket/run")
+        bucket = Bucket("gs://bucket/run", config.train)
         with bucket.all_open(processes, ...):
             train()
 
     Args:
         url: the folder of the run in the store.
-        folder: the local folder; by default in the user's cache.
+        train: the section `train` of the config. Its `local_dir` is the local folder, by default in the
+            user's cache; its `upload_grace` are the seconds to wait at the end.
         task: the name of this process, such as "worker-1"; "" for the chief. Each process has a local
             folder of its own.
 
@@ -42,9 +54,11 @@ class Bucket:
         UsageError: there is no package for the URL's scheme.
     """
 
-    def __init__(self, url: str, folder: str = "", *, task: str = ""):
+    def __init__(self, url: str, train: Any, *, task: str = ""):
+        folder = train.local_dir
         named = f"{folder}.{task}" if task else folder
         self.folder = pathlib.Path(named) if folder else folder_of(url, task or "train")
+        self._train = train
         self._local = LocalCopy(url, self.folder)
         self._store, self.url = self._local.store, self._local.store.url
 
@@ -54,27 +68,25 @@ class Bucket:
         processes: "ProcessGroup",
         *,
         is_chief: bool,
-        grace: float,
         on_lost: Callable[[], None],
-        **options: Any,
+        on_durable: Callable[[int, int, float], None],
+        print_line: Callable[[str], None],
     ) -> Iterator[None]:
-        """Owns and copies the run in the `with` block, whose end waits until everything is copied.
-
-        Every process of the run must call it. Their local folders are up to date in the block.
-
-        Args:
-            processes: the processes of the run.
-            is_chief: whether this process owns the run.
-            grace: seconds to wait at the end.
-            on_lost: called in a thread when another process has taken over.
-            **options: arguments of `Uploader`, which the chief starts.
+        """Owns and copies the run in the `with` block, as `ctl.loop.store.Store` describes.
 
         Raises:
             UsageError: another run is the owner, or a process does not read the same store.
             Failure: something is missing in the store at the end.
         """
         owner = Ownership(self._store, on_lost)
-        uploader = Uploader(self._local, owner, **options)
+        uploader = Uploader(
+            self._local,
+            owner,
+            keep=self._train.checkpoints_to_keep,
+            keep_every=self._train.checkpoint_keep_every,
+            on_durable=on_durable,
+            print_line=print_line,
+        )
         try:
             if is_chief:
                 self._fetch(owner.acquire())
@@ -86,12 +98,18 @@ class Bucket:
             yield
         except BaseException:
             with contextlib.suppress(Failure):  # the error of the run is the one to report
-                uploader.finish(grace)
+                uploader.finish(self._train.upload_grace)
             raise
         else:
-            uploader.finish(grace)
+            uploader.finish(self._train.upload_grace)
         finally:
             owner.end(released=not uploader.is_running)
+
+    def sync(self) -> None:
+        """Does nothing: `all_open` copies the run in a thread."""
+
+    def close(self) -> None:
+        """Does nothing: the end of `all_open` has copied the run."""
 
     def _fetch(self, owner: int) -> None:
         """Makes the local folder up to date, unless it is that of the last owner."""
@@ -138,14 +156,20 @@ class BucketReader:
         # The files of this process that are not yet sent stay so.
         self._local.mark_sent("result.json" if self._local.sent else "**/*")
 
-    def follow(self) -> None:
+    def all_open(
+        self, processes: "ProcessGroup", **options: Any
+    ) -> contextlib.AbstractContextManager[None]:
+        """Does nothing: this process does not train."""
+        return contextlib.nullcontext()
+
+    def sync(self) -> None:
         """Sends the results, and fetches what the run has written; at most every few seconds."""
         if time.monotonic() - self._fetched >= _FOLLOW_SECONDS:
-            self.send_results()
+            self.close()
             self.fetch(every=True)
             self._fetched = time.monotonic()
 
-    def send_results(self) -> None:
+    def close(self) -> None:
         """Copies what this process has written: a changed result, exported models and summaries."""
         written = [self.folder / "result.json", *exported_files(self.folder)]
         written += self.folder.glob("summaries/**/*")

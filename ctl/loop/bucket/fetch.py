@@ -8,7 +8,7 @@ import pathlib
 import google_crc32c
 
 from ctl.configs.values import is_weight_file
-from ctl.errors import UsageError, is_url, print_line
+from ctl.errors import UsageError, print_line
 from ctl.loop.bucket.local import LocalCopy, folder_of
 from ctl.loop.checkpoints.files import MARKER, CheckpointFiles, find_fault, group_by_step
 
@@ -100,18 +100,7 @@ def run(local: LocalCopy, name: str = "", *, every: bool = False, texts_only: bo
 
 
 def path(name: str, which: str = "", *, texts_only: bool = False) -> str:
-    """Returns the local path of a run, a checkpoint or a file of weights; fetches it from a URL.
-
-    Args:
-        name: a path, which is returned as it is, or a URL.
-        which: the checkpoint of a run, as in `run`.
-        texts_only: fetch no checkpoint of a run.
-
-    Raises:
-        UsageError: there is nothing of this name.
-    """
-    if not is_url(name):
-        return name
+    """Fetches a run, a checkpoint or a file of weights; see `ctl.loop.store.fetch`."""
     url = name.rstrip("/").removesuffix(".index")
     parent, _, last = url.rpartition("/")
     step = last.removeprefix("ckpt-")

@@ -11,8 +11,8 @@ from typing import Any
 from ctl.errors import UsageError
 from ctl.loop import json_files, lock
 from ctl.loop.bucket.store import Store
+from ctl.loop.store import RECORD
 
-RECORD = ".bucket.json"
 HELD = ".upload"  # the folder of the files that are being copied
 _OWN_FILES = {RECORD, json_files.temporary_name(RECORD), lock.NAME}
 

@@ -8,7 +8,7 @@ from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.checkpoints.files import read_notes, report_write_errors
 from ctl.loop.reporter import Reporter
-from ctl.loop.timing import Timer
+from ctl.loop.timing import Every, Timer
 from ctl.replica.measure.non_finite import first_non_finite_variable
 from ctl.trainer import StandardTrainer
 
@@ -16,7 +16,7 @@ from ctl.trainer import StandardTrainer
 class CheckpointManager:
     """Saves each step at most once, and no step whose weights are not finite.
 
-        manager = CheckpointManager(trainer, checkpoints, reporter, interval=500)
+        manager = CheckpointManager(trainer, checkpoints, reporter, Every(500))
         manager.all_restore()
         while training:
             ...
@@ -31,10 +31,10 @@ class CheckpointManager:
         trainer: what is saved.
         checkpoints: reads and writes the checkpoints; None to save nothing.
         reporter: records the checkpoints, and prints which ones are skipped, and why.
-        interval: steps between two checkpoints; 0 for the end only.
-        seconds: seconds between two checkpoints, in addition to `interval`; 0 for no limit.
+        every: when to save; by default at the end only.
 
     Attributes:
+        every: the same as the argument.
         saved_step: the step of the newest checkpoint that this process saved or restored, or None.
     """
 
@@ -43,21 +43,19 @@ class CheckpointManager:
         trainer: StandardTrainer,
         checkpoints: Checkpointer | None,
         reporter: Reporter,
-        *,
-        interval: int = 0,
-        seconds: float = 0.0,
+        every: Every = Every(),  # noqa: B008 - it is frozen
     ):
         self._trainer = trainer
         self.checkpoints = checkpoints
         self._reporter = reporter
-        self.interval = interval
+        self.every = every
         # The time to the first checkpoint counts from the start of the process.
-        self._timer = Timer(seconds)
+        self._timer = Timer(every.seconds)
         self.saved_step: int | None = None
 
     def all_due(self, processes: ProcessGroup) -> bool:
         """Returns whether to save now, by the interval or by the chief's clock; collective."""
-        is_multiple = bool(self.interval) and self._step % self.interval == 0
+        is_multiple = self.every.next(self._step - 1) == self._step
         return is_multiple or self._timer.all_due(processes)
 
     def save(self, get_notes: Callable[[], Mapping[str, Any]] = dict) -> None:

@@ -17,7 +17,7 @@ from ctl.configs.values import is_weight_file
 from ctl.data import description
 from ctl.errors import UsageError, did_you_mean, list_some
 from ctl.hardware.collectives import ProcessGroup
-from ctl.loop.bucket import fetch
+from ctl.loop import store
 from ctl.loop.checkpoints import matching
 from ctl.loop.checkpoints.files import find_files
 from ctl.loop.checkpoints.weight_files import WeightFile
@@ -46,6 +46,41 @@ class LoadedWeights:
     total: int
     cast: str
     averages: bool
+
+    def __str__(self) -> str:
+        cast = f", cast from {self.cast}" if self.cast else ""
+        model = f" of {self.model}" if self.model else ""
+        kind = "Averaged weights" if self.averages else "Weights"
+        total = f"{self.total} variable{'s' * (self.total != 1)}"
+        return (
+            f"{kind} of {len(self.names)} of {total}{model} from {self.path}{cast}: "
+            f"{list_some(self.names)}."
+        )
+
+
+class WarmStart:
+    """The weights from which a new run starts.
+
+    Args:
+        trainer: its models get the weights.
+        init: the section `init` of the config.
+    """
+
+    def __init__(self, trainer: StandardTrainer, init: Any):
+        self._trainer, self._init = trainer, init
+
+    def describe_files(self) -> dict[str, str]:
+        """Returns the names and sizes of the files; see the function `describe_files`."""
+        return describe_files(self._init)
+
+    def check(self, *, moved: pathlib.Path | None) -> None:
+        """Checks, before anything is written, that `all_load` can load the weights."""
+        check(self._trainer, self._init, moved=moved)
+
+    def all_load(self, processes: ProcessGroup) -> tuple[list[str], dict[str, Any]]:
+        """Loads the weights; returns the lines to print, and the fields of the event to record."""
+        loaded = all_load(self._trainer, self._init, processes)
+        return [str(each) for each in loaded], record(loaded)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +111,7 @@ class _Request:
     @functools.cached_property
     def local(self) -> str:
         """The path of `source`, which is fetched if it is a URL."""
-        return fetch.path(self.source)
+        return store.fetch(self.source)
 
 
 def check(trainer: StandardTrainer, init: Any, *, moved: pathlib.Path | None = None) -> None:

@@ -1,6 +1,7 @@
 """TensorBoardWriter: writes logged values as scalars for TensorBoard."""
 
 from collections.abc import Mapping
+import pathlib
 from typing import Any
 
 import tensorflow as tf
@@ -14,18 +15,20 @@ class TensorBoardWriter(Writer):
 
     Args:
         controller: the `Controller`, with Orbit's managers of summaries.
+        folder: the folder of the summaries, which has one for each split.
     """
 
-    def __init__(self, controller: Any):
+    title = "The summaries"
+
+    def __init__(self, controller: Any, folder: pathlib.Path):
         self._training = controller.summary_manager
         # A controller without an evaluator has no manager for evaluations.
         self._evaluation = getattr(controller, "eval_summary_manager", self._training)
-        workdir = controller.workdir if self._training._enabled else None
-        self._folder = workdir / "summaries" if workdir else None
+        self._folder = folder
 
     def begin(self, config: Mapping[str, Any], *, is_new: bool) -> None:
         """Writes the config, as a text and for the HParams plugin."""
-        if not (is_new and self._folder):
+        if not is_new:
             return
         from tensorboard.plugins.hparams import api as hparams
 

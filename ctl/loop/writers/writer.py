@@ -40,6 +40,7 @@ class Writer:
 
     # An error of a writer that is not required, such as of a server, only prints a line.
     required = True
+    title = ""  # what it writes, for the message if that fails; by default its path or its class
 
     def begin(self, config: Mapping[str, Any], *, is_new: bool) -> None:
         """Prepares the writer; called once a training run owns its folder.

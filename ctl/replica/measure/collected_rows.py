@@ -98,7 +98,6 @@ def check_values(values: Any, rows: int | tf.Tensor) -> dict[str, tf.Tensor]:
 def compute(
     function: Callable[[dict[str, np.ndarray]], Any],
     rows: CollectedRows,
-    is_chief: bool,
     processes: ProcessGroup,
 ) -> dict[str, float]:
     """Calls `compute_metrics` in the chief; returns its metrics in every process (collective).
@@ -108,7 +107,7 @@ def compute(
     """
     failure: Exception | None = None
     outcome: dict[str, Any] = {}
-    if is_chief:
+    if processes.is_chief:
         try:
             outcome["metrics"] = _check_metrics(function(rows.take()))
         except Exception as error:  # the other processes wait for the result

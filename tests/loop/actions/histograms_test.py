@@ -8,6 +8,7 @@ import tensorflow as tf
 import ctl
 from ctl.loop.actions.histograms import GraphSummary, WeightHistograms
 from ctl.loop.controller import Controller
+from ctl.loop.metric_log import MetricLog
 from ctl.replica.step.engine import engine_of
 from tests import reference_model
 from tests.loop.shared import Recording, count_operations, make_reference, read_summaries
@@ -35,9 +36,9 @@ class Pictures(ctl.Action):
 def run(folder, *, replicas=1, **options):
     trainer = make_reference(replicas, 7, **options)
     controller = Controller(
-        trainer=trainer, steps_per_loop=4, summary_dir=str(folder / "summaries/train"),
-        reporter=Recording(trainer), actions=[WeightHistograms(5), GraphSummary(), Pictures()],
-        workdir=folder,
+        trainer=trainer, steps_per_loop=4,
+        reporter=Recording(trainer, metrics=MetricLog(summary_folder=folder / "summaries")),
+        actions=[WeightHistograms(5), GraphSummary(), Pictures()],
     )  # fmt: skip
     # A name of a folder that UTF-8 cannot encode.
     config = {"seed": 3, "train": {"steps": 12}, "data": {"dir": "\ud800"}}

@@ -34,7 +34,7 @@ def test_new_best_metric_exports_a_saved_model_under_a_condition(tmp_path):
         trainer=trainer,
         evaluator=Falling(trainer),
         steps_per_loop=4,
-        eval_actions=[orbit.actions.ConditionalAction(best.test, [export, best.commit])],
+        actions=[orbit.actions.ConditionalAction(best.test, [export, best.commit])],
     )
     controller.train_and_evaluate(16, eval_interval=4)
     assert best.best_value == 0.0

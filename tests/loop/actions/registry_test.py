@@ -57,6 +57,24 @@ def test_sections_come_before_the_list_and_the_best_checkpoint_before_early_stop
     assert actions[0]._restore_at_end and actions[1]._patience == 2
 
 
+def test_every_row_makes_its_action(make, tmp_path):
+    config = ctl.config(
+        summaries={"histogram_interval": 10},
+        train={
+            "best": {"metric": "eval/loss", "mode": "min", "patience": 2},
+            "max_duration": "1 hour", "export": "best", "preemption_notice": "gce",
+        },
+    )  # fmt: skip
+    workdir = Workdir(tmp_path, writes=False)
+    made = [
+        *registry.make_actions(config, "", workdir=workdir),
+        *registry.make_watching(config, workdir),
+    ]
+    rows = [*filter(None, registry.CONFIGURED.values()), *registry.WATCHING]
+    assert [f"{type(each).__module__}:{type(each).__name__}" for each in made] == rows
+    assert {each.at for each in made[5:]} == {"train"}  # a run repeats evaluations for the others
+
+
 def test_names_modules_files_arguments_and_options(make):
     actions = make(
         actions=[

@@ -14,6 +14,7 @@ import tf_keras
 
 import ctl
 from ctl import main
+from ctl.configs import keys
 from ctl.loop.bucket import bucket, fetch, ownership, upload
 from ctl.loop.bucket.local import LocalCopy, folder_of
 from ctl.loop.bucket.store import Store
@@ -263,7 +264,8 @@ def test_local_folder_can_be_chosen(program, store, quick):
 def test_names_of_local_folders_differ_by_url_and_end_like_it():
     one, other = folder_of("gs://bucket/a/run", "train"), folder_of("gs://bucket/a-run", "train")
     assert one.parent != other.parent and one.name == "run"
-    assert bucket.Bucket("memory://b/run", "x", task="worker-1").folder == pathlib.Path(
+    local = types.SimpleNamespace(local_dir="x")
+    assert bucket.Bucket("memory://b/run", local, task="worker-1").folder == pathlib.Path(
         "x.worker-1"
     )
 
@@ -274,9 +276,8 @@ def test_worker_that_reads_another_store_is_rejected_before_training(store):
         broadcast_from_chief=lambda value: 5,
         any_process=lambda value: value,
     )
-    options = dict(keep=1, keep_every=0, on_durable=print, print_line=print)
-    opened = bucket.Bucket(store.url, task="worker-1").all_open(
-        processes, is_chief=False, grace=1.0, on_lost=print, **options
+    opened = bucket.Bucket(store.url, keys.defaults().train, task="worker-1").all_open(
+        processes, is_chief=False, on_lost=print, on_durable=print, print_line=print
     )
     with pytest.raises(ctl.UsageError, match="not the same store in every process"), opened:
         raise AssertionError("training began")

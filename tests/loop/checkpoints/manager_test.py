@@ -5,6 +5,7 @@ import pytest
 from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.checkpoints.manager import CheckpointManager
+from ctl.loop.timing import Every
 from tests.loop.shared import Recording, make_reference
 
 
@@ -16,9 +17,9 @@ def trainer():
 
 @pytest.fixture
 def make(trainer, tmp_path):
-    def build(**options):
+    def build(**every):
         checkpoints = Checkpointer(tmp_path, trainer)
-        return CheckpointManager(trainer, checkpoints, Recording(trainer), **options)
+        return CheckpointManager(trainer, checkpoints, Recording(trainer), Every(**every))
 
     trainer.global_step.assign(0)
     return build
@@ -36,12 +37,12 @@ class Processes:
 
 
 def test_checkpoint_is_due_at_multiples_of_the_interval_without_a_collective(make, trainer):
-    manager, processes, due = make(interval=4), Processes(), []
+    manager, processes, due = make(steps=4), Processes(), []
     for step in range(1, 13):
         trainer.global_step.assign(step)
         due.append(manager.all_due(processes))
     assert [step for step, is_due in enumerate(due, 1) if is_due] == [4, 8, 12]
-    assert make(interval=4, seconds=60.0).all_due(processes)
+    assert make(steps=4, seconds=60.0).all_due(processes)
     assert processes.calls == 0
 
 

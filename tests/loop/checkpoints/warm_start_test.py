@@ -264,3 +264,14 @@ def test_averages_that_another_run_does_not_have_are_reported(other_run):
         f"init.averages is set, but init.checkpoint is {folder}, which has no averages of the weights "
         "(optimizer.ema_decay): set init.averages=False, or name another run."
     )
+
+
+@pytest.mark.parametrize(("cast", "words"), [("", ""), ("float64", ", cast from float64")])
+def test_loaded_weights_are_listed(cast, words):
+    values = dict(path="old/ckpt-5", names=["a", "b"], total=3, cast=cast)
+    loaded = warm_start.LoadedWeights(model="", averages=False, **values)
+    line = f"Weights of 2 of 3 variables from old/ckpt-5{words}: a, b."
+    assert str(loaded) == line
+    loaded = warm_start.LoadedWeights(model="teacher", averages=True, **values)
+    line = line.replace(" from old", " of teacher from old").replace("Weights", "Averaged weights")
+    assert str(loaded) == line

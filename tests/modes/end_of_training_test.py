@@ -63,13 +63,13 @@ def test_run_that_was_killed_before_its_end_ends_in_the_next_call(
 def test_interrupt_at_the_last_step_leaves_the_end_to_the_next_call(make, monkeypatch):
     run = make(PATIENT)
     with monkeypatch.context() as patch:
-        patch.setattr(type(run._stop), "requested", property(lambda stop: run.step == 30))
+        patch.setattr(type(run._run.stop), "requested", property(lambda stop: run.step == 30))
         run.train()
     assert run.step == 30 and not pathlib.Path("run/result.json").exists()
     run.train()
     assert run.step == 10 and experiments.read_result("run")["best"]["restored"]
     with monkeypatch.context() as patch:  # the same if training is continued after its end
-        patch.setattr(type(run._stop), "requested", property(lambda stop: run.step == 35))
+        patch.setattr(type(run._run.stop), "requested", property(lambda stop: run.step == 35))
         run.train(steps=10)
     assert run.step == 35 and experiments.read_result("run")["step"] == 30
     run.train()
@@ -82,7 +82,7 @@ def test_early_stopping_in_a_call_of_evaluate_leaves_the_end_to_the_next_call_of
     run = make()
     run.train(steps=10)
     with monkeypatch.context() as patch:  # so that step 15 is not evaluated
-        patch.setattr(type(run._stop), "requested", property(lambda stop: run.step == 15))
+        patch.setattr(type(run._run.stop), "requested", property(lambda stop: run.step == 15))
         run.train()
     run.evaluate()
     assert run.step == 15 and "has not improved" in run.stop_reason
