@@ -44,7 +44,8 @@ _VALUES = {
     "checks": ("inputs,gradients", "with check: run these of its checks only"),
     "sweep": (
         "optimizer.learning_rate=1e-3,3e-3",
-        "one run per value; repeat it for the product; get_sweep: those of the config file",
+        "one run per value; repeat it for the product; get_sweep: the values of the config file; "
+        "tpe:20 or random:20: 20 runs whose values Optuna chooses",
     ),
     "sweep_parallel": ("2", "the number of runs of a sweep at the same time; 1 by default"),
 }
