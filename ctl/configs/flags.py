@@ -20,7 +20,6 @@ import ctl
 from ctl import errors
 from ctl.configs import keys, loading, overrides, validation
 from ctl.configs.modes import MODES
-from ctl.configs.values import check_values
 from ctl.errors import UsageError
 
 DEFAULT_MODE = "train_and_eval"
@@ -131,9 +130,9 @@ def load_config(flag: str | None, changes: Changes) -> config_dict.ConfigDict:
     for name, text in changes:
         if flag is None or not name.startswith("model."):  # the file defines the keys of `model`
             overrides.change(known, name, text)
-    check_values(overrides.flatten(known))
+    keys.check_values(overrides.flatten(known))
     if flag is None:
-        validation.check_runtime(overrides.flatten(known))
+        keys.check_rules(overrides.flatten({"runtime": known.runtime, "train": known.train}))
         return known
     config = loading.load_config(flag)
     for name, text in changes:
