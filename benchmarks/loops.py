@@ -26,10 +26,9 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks import models, report, same, variants, windows
-from ctl.configs import compatibility
-from ctl.configs.compatibility import Choice
-from ctl.configs.keys import XLA_MODES
+from ctl.configs import keys, overrides
 from ctl.errors import UsageError
+from ctl.replica.config import XLA_MODES
 
 MAX_MEMORY_RATIO = 1.1  # of ctl's peak memory to that of the best hand-written loop
 
@@ -117,7 +116,7 @@ def default_variants(*, xla: bool) -> list[str]:
 def is_supported(mode: str) -> bool:
     """Whether a single replica supports this mode."""
     try:
-        compatibility.check(Choice(xla=mode))
+        keys.check_rules(overrides.flatten(keys.defaults()) | {"runtime.xla": mode}, replicas=1)
     except UsageError:
         return False
     return True

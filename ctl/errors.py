@@ -171,6 +171,14 @@ def type_name(value: Any) -> str:
     return "None" if value is None else f"a{'n' * (name[0].lower() in 'aeiou')} {name}"
 
 
+def show_value(value: Any) -> str:
+    """Returns the repr of a value, or its type if the repr fails."""
+    try:
+        return repr(value)
+    except Exception:  # an integer of thousands of digits, or a user's class with a broken __repr__
+        return type_name(value)
+
+
 def align(rows: Iterable[Sequence[str]]) -> list[str]:
     """Formats the rows of a table as lines, with the cells of a column below each other."""
     columns = [

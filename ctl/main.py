@@ -24,7 +24,7 @@ from ctl import commands
 from ctl.configs import flags as command_line
 from ctl.configs import loading
 from ctl.configs.flags import Changes
-from ctl.configs.modes import MODES, SERVE, Mode
+from ctl.configs.modes import MODES, SERVE, SWEEP, Mode
 from ctl.errors import Failure, LostWorker, UsageError, is_url, print_line
 from ctl.hardware import engines, installation, selection
 from ctl.hardware.child_process import stop_with_parent
@@ -32,7 +32,7 @@ from ctl.hardware.strategies import StrategyOptions
 from ctl.loop import store as stores
 from ctl.loop.actions.action import Action
 from ctl.loop.workdir import Workdir, choose_folder, name_experiment
-from ctl.modes import Arguments, cluster_tasks, sweep, user_errors
+from ctl.modes import Arguments, cluster_tasks, user_errors
 from ctl.modes.user_errors import report_user_errors
 
 _MAX_LINE = 4_000  # characters of an error message
@@ -115,7 +115,7 @@ def execute(argv: Sequence[str], *, actions: Sequence[Action] = ()) -> int:
     installation.check()
     installation.set_variables(os.environ)  # a config file may import TensorFlow
     if values.sweep is not None:
-        return sweep.run(values, changes)
+        return SWEEP.load()(values, changes)
     config = command_line.load_config(values.config, changes)
     start_timeout = config.runtime.cluster.start_timeout
     mode = cluster_tasks.choose_mode(values.mode, config, os.environ, fresh=values.fresh)

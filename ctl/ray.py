@@ -35,7 +35,7 @@ from ctl.loop.actions.action import Action
 from ctl.loop.workdir import name_experiment, name_values
 from ctl.modes import DONE
 from ctl.modes.sweep import settings
-from ctl.modes.sweep.runner import flatten
+from ctl.modes.sweep.table import flatten
 
 _RUN = "run"  # the parameter of a trial that holds the values of one run of `get_sweep`
 

@@ -241,7 +241,7 @@ def test_importing_ctl_and_its_light_modules_does_not_import_tensorflow():
     code = (
         "import sys, ctl\n"
         "from ctl import errors, main, modes\n"
-        "from ctl.configs import compatibility, keys, loading, options, overrides, validation\n"
+        "from ctl.configs import keys, loading, options, overrides, validation\n"
         "from ctl.loop import progress, stop, workdir\n"
         "from ctl.hardware import devices, gpu, host, selection, strategies, tpu\n"
         "ctl.config(train=dict(steps=5)); ctl.TrainerOptions(); ctl.Clip(); dir(ctl)\n"

@@ -17,8 +17,7 @@ from typing import Any
 
 from ctl.commands import Parser, run_files
 from ctl.commands.run_files import SPEED, RunFiles
-from ctl.configs import overrides
-from ctl.errors import UsageError, print_line
+from ctl.errors import UsageError, print_line, show_value
 from ctl.loop.checkpoints.files import find_files
 from ctl.loop.store import fetch
 
@@ -74,7 +73,7 @@ def _differing(a: Record, b: Record) -> list[str]:
 
 
 def _show(values: Record, key: str) -> str:
-    return overrides.show_value(values[key]) if key in values else "not set"
+    return show_value(values[key]) if key in values else "not set"
 
 
 def _same(a: Any, b: Any) -> bool:

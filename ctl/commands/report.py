@@ -15,6 +15,7 @@ import os
 import pathlib
 from typing import Any
 
+from ctl import errors
 from ctl.commands import Parser, run_files
 from ctl.commands.run_files import SPEED, RunFiles
 from ctl.configs import keys, overrides
@@ -232,7 +233,7 @@ def _configs(runs: Sequence[RunFiles]) -> tuple[str, str]:
         head = ["key", "default", runs[0].name]
     rows = []
     for key in sorted({key for config in compared for key in config}):
-        values = [overrides.show_value(c[key]) if key in c else "" for c in compared]
+        values = [errors.show_value(c[key]) if key in c else "" for c in compared]
         if len(set(values)) > 1:
             rows.append([key, *values])
     return title, _table(head, rows) if rows else "<p>None.</p>"

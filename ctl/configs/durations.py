@@ -15,12 +15,8 @@ from typing import Any
 
 from ml_collections import config_dict
 
-from ctl.configs import keys
 from ctl.errors import UsageError, closest
 
-# Key -> whether it accepts a time. That would make the updates depend on the speed of the machine,
-# unless the key has no effect on them.
-KEYS = {key.name: key.time for key in keys.KEYS if key.duration}
 LIMIT = "train.max_duration"  # a time, never a number of steps
 BOUNDARIES = "optimizer.schedule_arguments.boundaries"  # a list of durations
 GROUPS = "optimizer.groups"  # a list of mappings; frozen_until is a duration
@@ -38,7 +34,7 @@ def check(key: str, text: str) -> None:
 
 
 def is_time(value: Any) -> bool:
-    """Returns whether the value of a key in `KEYS` is a time, such as "30 minutes"."""
+    """Returns whether the value of a duration is a time, such as "30 minutes"."""
     return isinstance(value, str) and _parse("", value)[1] in _SECONDS
 
 
@@ -77,7 +73,7 @@ def _convert(key: str, value: Any, function: Callable[[str, str], Any]) -> Any:
     # A group may have an optimizer with the keys of the section `optimizer`.
     own = _IN_GROUP.sub("optimizer.", key)
     if isinstance(value, str):
-        is_duration = own in KEYS or own == BOUNDARIES or key.endswith(".frozen_until")
+        is_duration = own in _accepts_time() or own == BOUNDARIES or key.endswith(".frozen_until")
         return function(key, value) if is_duration and not is_time(value) else value
     if isinstance(value, Mapping):
         return {name: _convert(f"{key}.{name}", v, function) for name, v in value.items()}
@@ -127,7 +123,7 @@ def resolve(
     """
     result = config_dict.ConfigDict(config.to_dict())
     batch = config.data.global_batch_size
-    for key in (*KEYS, BOUNDARIES, GROUPS):
+    for key in (*_accepts_time(), BOUNDARIES, GROUPS):
         *path, name = key.split(".")
         section = functools.reduce(operator.getitem, path, result)
         if name in section:
@@ -212,9 +208,20 @@ def _align_kept_checkpoints(original: Any, resolved: Any) -> None:
         resolved.checkpoint_keep_every = multiple * interval
 
 
+@functools.cache
+def _accepts_time() -> dict[str, bool]:
+    """Returns the keys of durations -> whether they accept a time.
+
+    A time makes the updates depend on the speed of the machine, unless the key has no effect on them.
+    """
+    from ctl.configs.keys import KEYS  # the components, whose keys these are, import this module
+
+    return {key.name: key.time for key in KEYS if key.duration}
+
+
 def _parse(key: str, text: str) -> tuple[fractions.Fraction, str]:
     """Returns the amount of a duration and its unit in the singular."""
-    allows_time = KEYS.get(key, not key)
+    allows_time = _accepts_time().get(key, not key)
     match = _PATTERN.fullmatch(text.strip())
     unit = match[2].lower().removesuffix("s") if match else ""
     if match and unit in _UNITS and (allows_time or unit not in _SECONDS):

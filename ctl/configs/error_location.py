@@ -10,7 +10,6 @@ import traceback
 from typing import Any
 
 from ctl import errors
-from ctl.configs import overrides
 from ctl.errors import UsageError
 
 _CTL = str(pathlib.Path(__file__).resolve().parent.parent) + os.sep
@@ -93,9 +92,6 @@ def describe(error: BaseException) -> str:
     """Describes an error by one line, "Type: message", without the stacks in TensorFlow's messages."""
     if isinstance(error, UsageError):
         return str(error)
-    config_error = overrides.explain_error(error)
-    if config_error:
-        return config_error
     feature_error = _describe_missing_feature(error)
     if feature_error:
         return feature_error

@@ -20,7 +20,6 @@ import ctl
 from ctl import errors
 from ctl.configs import keys, loading, overrides, validation
 from ctl.configs.modes import MODES
-from ctl.configs.values import check_values
 from ctl.errors import UsageError
 
 DEFAULT_MODE = "train_and_eval"
@@ -44,7 +43,8 @@ _VALUES = {
     "checks": ("inputs,gradients", "with check: run these of its checks only"),
     "sweep": (
         "optimizer.learning_rate=1e-3,3e-3",
-        "one run per value; repeat it for the product; get_sweep: those of the config file",
+        "one run per value; repeat it for the product; get_sweep: the values of the config file; "
+        "tpe:20 or random:20: 20 runs whose values Optuna chooses",
     ),
     "sweep_parallel": ("2", "the number of runs of a sweep at the same time; 1 by default"),
 }
@@ -130,9 +130,9 @@ def load_config(flag: str | None, changes: Changes) -> config_dict.ConfigDict:
     for name, text in changes:
         if flag is None or not name.startswith("model."):  # the file defines the keys of `model`
             overrides.change(known, name, text)
-    check_values(overrides.flatten(known))
+    keys.check_values(overrides.flatten(known))
     if flag is None:
-        validation.check_runtime(overrides.flatten(known))
+        keys.check_rules(overrides.flatten({"runtime": known.runtime, "train": known.train}))
         return known
     config = loading.load_config(flag)
     for name, text in changes:

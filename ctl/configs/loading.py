@@ -15,7 +15,6 @@ from typing import Any
 from ml_collections import config_dict
 
 from ctl import errors
-from ctl.configs import overrides
 from ctl.configs.error_location import error_location
 from ctl.configs.values import SERVERS
 from ctl.errors import UsageError
@@ -54,8 +53,7 @@ def load_config(flag: str) -> config_dict.ConfigDict:
         try:
             result = get_config(*arguments)
         except (Exception, SystemExit) as error:
-            has_message = isinstance(error, UsageError) or overrides.explain_error(error)
-            prefix = "" if has_message else "get_config() fails: "
+            prefix = "" if isinstance(error, UsageError) else "get_config() fails: "
             raise UsageError(f"{prefix}{error_location(error, file)}") from error
     if not isinstance(result, config_dict.ConfigDict):
         raise UsageError(

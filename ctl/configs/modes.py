@@ -5,7 +5,6 @@ import dataclasses
 import gc
 import importlib
 import sys
-from typing import Any
 
 from ctl.hardware import garbage
 
@@ -32,11 +31,11 @@ class Mode:
     builds_strategy: bool = True
     workdir: str = ""
 
-    def load(self) -> Callable[[Any], int]:
+    def load(self) -> Callable[..., int]:
         """Imports the mode's function, and with it TensorFlow."""
         module, name = self.function.split(":")
         is_first = "tensorflow" not in sys.modules
-        function: Callable[[Any], int]
+        function: Callable[..., int]
         with garbage.pause_collection():
             function = getattr(importlib.import_module(f"ctl.modes.{module}"), name)
             if is_first:
@@ -77,5 +76,7 @@ MODES = {
         text="list the devices of this machine"),
 }
 # fmt: on
+# Not a value of --mode: --sweep runs it in place of the mode, which each of its runs has.
+SWEEP = Mode("sweep:run")
 # Not a value of --mode: workers and parameter servers use it, whatever the mode of the run is.
 SERVE = Mode("server:run_server")

@@ -7,20 +7,10 @@ import re
 from typing import Any
 
 from ctl import errors
-from ctl.configs import compatibility, overrides
-from ctl.configs.compatibility import OPTION_RULES, Choice
-from ctl.configs.keys import OPTION_KEYS
-from ctl.configs.values import check_values
+from ctl.configs.keys import OPTION_KEYS, check_rules, check_values, flatten
 from ctl.errors import UsageError
 
 _CLIP_KEYS = {f"clip.{name}": f"optimizer.clip.{name}" for name in ("global_norm", "norm", "value")}
-
-
-def check_clip(values: Mapping[str, Any]) -> None:
-    """Raises UsageError if more than one of the keys `optimizer.clip.*` is set."""
-    bounds = [key for key in _CLIP_KEYS.values() if values[key]]
-    if len(bounds) > 1:
-        raise UsageError(f"{' and '.join(bounds)} are set: set one of them, and the others to 0.")
 
 
 @contextlib.contextmanager
@@ -60,7 +50,7 @@ class Clip:
         }
         with _named_by_options(_CLIP_KEYS):
             check_values(values)
-            check_clip(values)
+            check_rules(values)
 
     def __str__(self) -> str:
         for name, bound in dataclasses.asdict(self).items():
@@ -243,7 +233,7 @@ class TrainerOptions:
     @classmethod
     def from_config(cls, config: Any) -> "TrainerOptions":
         """Returns the options that a checked experiment config sets."""
-        values = overrides.flatten(config)
+        values = flatten(config)
         return cls(
             **{option: values[key] for option, key in OPTION_KEYS.items()},
             clip=Clip(**config.optimizer.clip.to_dict()),
@@ -265,7 +255,7 @@ class TrainerOptions:
         # The checks know the keys alone: the message of a script names the option.
         with _named_by_options(OPTION_KEYS):
             check_values(values)
-            compatibility.check(Choice.of(values), OPTION_RULES)
+            check_rules(values)
         for name, factor in self.loss_weights.items():
             if isinstance(factor, bool) or not isinstance(factor, int | float):
                 raise UsageError(f"loss_weights.{name} is {factor!r}, but must be a number.")

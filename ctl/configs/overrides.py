@@ -2,7 +2,6 @@
 
 import ast
 from collections.abc import Callable, Mapping
-import re
 from types import NoneType
 from typing import Any
 
@@ -10,11 +9,12 @@ from ml_collections import config_dict
 
 from ctl import errors
 from ctl.configs import durations
-from ctl.configs.keys import FREE_SECTIONS, REMOVED, RENAMED, defaults
+from ctl.configs.keys import FREE_SECTIONS, KEYS, REMOVED, RENAMED, defaults, flatten
 from ctl.errors import UsageError
 
 # The sections whose keys are new where the config file does not set them.
 _ARGUMENTS = [name for name in FREE_SECTIONS if name != "model"]
+_DURATIONS = {key.name for key in KEYS if key.duration}
 
 
 def config(**changes: Any) -> config_dict.ConfigDict:
@@ -33,11 +33,58 @@ def config(**changes: Any) -> config_dict.ConfigDict:
     Raises:
         UsageError: a key does not exist, or a value has the wrong type.
     """
-    result = defaults()
+    result = _as_config(defaults(), "")
     if changes.get("model", {}) is None:
         del changes["model"]
     _change_section(result, changes, "")
-    return result.lock()
+    locked: config_dict.ConfigDict = result.lock()
+    return locked
+
+
+class _MissingKeyError(UsageError, AttributeError):
+    """A missing key; as an AttributeError it lets `getattr(config, key, default)` work."""
+
+
+class _Config(config_dict.ConfigDict):
+    """A config or a section of it, which knows its full name: its errors name the complete key."""
+
+    def __init__(self, *arguments: Any, path: str = "", **options: Any):
+        super().__init__(*arguments, **options)
+        object.__setattr__(self, "_path", path)
+
+    def __getattr__(self, key: str) -> Any:
+        try:
+            return super().__getattr__(key)
+        except AttributeError:
+            if key.startswith("_"):
+                raise
+            raise _MissingKeyError(_unknown(self._path, key, self)) from None
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        name = _join(self._path, key)
+        if self.is_locked and key not in self:
+            raise _MissingKeyError(_unknown(self._path, key, self, is_new=True))
+        if _is_section(value):
+            value = _as_config(value, name)
+        try:
+            super().__setitem__(key, value)
+        except TypeError:
+            shown = "a section" if _is_section(value) else errors.show_value(value)
+            expected = _TYPE_NAMES.get(type(self[key]), "a section")
+            raise UsageError(f"{name} is {shown}, but must be {expected}.") from None
+
+
+def _as_config(section: Any, path: str) -> Any:
+    """Returns a section whose errors name the complete key; itself if it contains itself."""
+    result = _Config(path=path)
+    is_config = isinstance(section, config_dict.ConfigDict)
+    try:
+        # The default of a duration is a reference without a type.
+        for key, value in section.items(**{"preserve_field_references": True} if is_config else {}):
+            result[key] = value
+    except RecursionError:
+        return section
+    return result
 
 
 def change(config: config_dict.ConfigDict, name: str, text: str | None) -> None:
@@ -67,78 +114,6 @@ def change(config: config_dict.ConfigDict, name: str, text: str | None) -> None:
         holder[last] = _from_text(name, text, holder[last])
 
 
-def explain_error(error: BaseException) -> str | None:
-    """Translates an error that ml_collections raises when a config's key is read or set.
-
-    Returns:
-        A message in the style of ctl, or None if the error is of another kind.
-    """
-    nested = error.args[0] if error.args else None
-    by_attribute = isinstance(error, AttributeError) and isinstance(nested, KeyError)
-    inner = nested if by_attribute else error  # config.key raises an AttributeError of a KeyError
-    text = inner.args[0] if isinstance(inner, Exception) and inner.args else None
-    if not isinstance(text, str):
-        return None
-    path, section = _find_section(error)
-    locked = _LOCKED.match(text)
-    if locked:
-        return _unknown(path, locked[1], section, is_new=True)
-    absent = _ABSENT.match(text) if by_attribute else None
-    if absent:
-        return _unknown(path, absent[1], section)
-    mistyped = _MISTYPED.match(text)
-    if mistyped:
-        key, value, actual, expected = mistyped.groups()
-        names = {known.__name__: name for known, name in _TYPE_NAMES.items()}
-        shown = {"str": repr(value), "ConfigDict": "a section"}.get(actual, value)
-        return f"{_join(path, key)} is {shown}, but must be {names.get(expected, 'a section')}."
-    return None
-
-
-def flatten(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Returns the values of a config by the full names of their keys, such as "train.steps"."""
-    result: dict[str, Any] = {}
-    for key, value in config.items():
-        if _is_section(value):
-            result |= flatten(value, f"{path}{key}.")
-        else:
-            result[f"{path}{key}"] = value
-    return result
-
-
-def _find_section(error: BaseException) -> tuple[str, Any]:
-    """Finds the section whose key was read or set when ml_collections raised an error.
-
-    Returns:
-        The full name of the section and its values; "" and the default config if it is not known.
-    """
-    # The error does not name the section, but it passed through a method of it and through the user's
-    # function, which holds the complete config.
-    configs, section, trace = [], None, error.__traceback__
-    while trace:
-        variables = trace.tb_frame.f_locals
-        configs += [v for v in variables.values() if isinstance(v, config_dict.ConfigDict)]
-        section = variables.get("self")
-        trace = trace.tb_next
-    for config in configs:
-        path = _path_to(section, config) if defaults().keys() <= config.keys() else None
-        if path is not None:
-            return path, section
-    return "", defaults()
-
-
-def _path_to(section: Any, config: Any, path: str = "") -> str | None:
-    """Returns the full name of a section of a config; None if the config does not contain it."""
-    if config is section:
-        return path
-    for key, value in config.items():
-        if _is_section(value):
-            name = _path_to(section, value, _join(path, key))
-            if name is not None:
-                return name
-    return None
-
-
 def _change_section(section: config_dict.ConfigDict, changes: Mapping[str, Any], path: str) -> None:
     for key, value in changes.items():
         name = _join(path, key)
@@ -160,32 +135,26 @@ def _is_section(value: Any) -> bool:
 def _section(name: str, value: Any) -> Mapping[str, Any]:
     if not _is_section(value):
         last = name.rpartition(".")[-1]
-        raise UsageError(f"{name} is {show_value(value)}, but must be a section: {last}=dict(...).")
+        raise UsageError(
+            f"{name} is {errors.show_value(value)}, but must be a section: {last}=dict(...)."
+        )
     section: Mapping[str, Any] = value
     return section
 
 
 def _convert(name: str, value: Any, default: Any) -> Any:
     """Returns a value of the default's type; an integer is converted for a float, nothing else."""
-    if name in durations.KEYS and isinstance(value, str):
+    if name in _DURATIONS and isinstance(value, str):
         durations.check(name, value)
         return value
     # A duration that the config file gives with a unit is a text here.
-    expected = int if name in durations.KEYS else type(default)
+    expected = int if name in _DURATIONS else type(default)
     if expected is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     if type(value) is not expected:
-        actual = "a section" if _is_section(value) else show_value(value)
+        actual = "a section" if _is_section(value) else errors.show_value(value)
         raise UsageError(f"{name} is {actual}, but must be {_TYPE_NAMES[expected]}.")
     return value
-
-
-def show_value(value: Any) -> str:
-    """Returns the repr of a value, or its type if the repr fails."""
-    try:
-        return repr(value)
-    except Exception:  # an integer of thousands of digits, or a user's class with a broken __repr__
-        return errors.type_name(value)
 
 
 def _from_text(name: str, text: str | None, default: Any) -> Any:
@@ -196,7 +165,7 @@ def _from_text(name: str, text: str | None, default: Any) -> Any:
     if text is None and isinstance(default, bool):
         return True
     text = _required(name, text)
-    if name in durations.KEYS:
+    if name in _DURATIONS:
         return durations.from_text(name, text)
     expected = type(default)
     try:
@@ -244,14 +213,6 @@ _PARSERS: dict[type, Callable[[str], Any]] = {
     str: str,
     tuple: lambda text: tuple(_sequence(text)),
 }
-# Messages of ml_collections. If another version changes them, its own message is printed.
-_LOCKED = re.compile(r'Key "(\w+)" does not exist and cannot be added')
-_ABSENT = re.compile(r"'(\w+)'")
-_MISTYPED = re.compile(
-    r"Could not override field '(\w+)' \(reference\)\. (.*) is of original type "
-    r"<class '(?:\w+\.)*(\w+)'> and cannot be casted to type <class '(?:\w+\.)*(\w+)'>",
-    re.DOTALL,
-)
 _TYPE_NAMES = {
     bool: "true or false",
     float: "a number",

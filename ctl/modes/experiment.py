@@ -11,7 +11,7 @@ from ml_collections import config_dict
 import tensorflow as tf
 
 from ctl import errors, optimizers
-from ctl.configs import durations, group_values, keys, loading, overrides, validation
+from ctl.configs import durations, group_values, keys, loading, overrides
 from ctl.configs.keys import OPTION_KEYS
 from ctl.configs.options import Section, TrainerOptions
 from ctl.errors import UsageError
@@ -126,7 +126,7 @@ def resolve_durations(
     resolved = durations.resolve(config, examples_per_epoch=examples_per_epoch)
     with resolved.unlocked(), resolved.ignore_type():
         resolved.optimizer.groups = group_values.complete(resolved.optimizer.groups)
-    validation.check_steps(overrides.flatten(resolved))
+    keys.check_rules(overrides.flatten(resolved))
     return resolved
 
 

@@ -13,7 +13,6 @@ import orbit
 import tensorflow as tf
 
 from ctl.configs import error_location
-from ctl.configs.keys import XLA_MODES
 from ctl.data import batching
 from ctl.data.distribution import disable_autotune
 from ctl.data.source import Arrays, Augmented, Source, source_of
@@ -21,6 +20,7 @@ from ctl.errors import UsageError, print_line
 from ctl.hardware import selection, strategies
 from ctl.hardware.collectives import ProcessGroup
 from ctl.modes import DONE, Arguments, experiment
+from ctl.replica.config import XLA_MODES
 from ctl.replica.step import serial_loops
 from ctl.replica.step.engine import engine_of
 from ctl.trainer import StandardTrainer

@@ -114,13 +114,6 @@ def learning_rate(config: Any, global_batch_size: int) -> float:
     return config.learning_rate * (global_batch_size / base if base else 1.0)
 
 
-def check_name(name: str) -> None:
-    """Raises UsageError if `optimizer.name` is neither in the table nor the name of a function."""
-    if name not in CLASSES and not arguments.is_function_name(name):
-        hint = errors.did_you_mean(name, [*CLASSES, "package.module:function"])
-        raise UsageError(f"optimizer.name is {name!r}{hint}")
-
-
 def _check_type(name: str, optimizer: Any) -> "tf_keras.optimizers.Optimizer":
     import tf_keras
 

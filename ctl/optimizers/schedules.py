@@ -7,7 +7,6 @@ scales the complete schedule.
 from collections.abc import Callable, Mapping
 import dataclasses
 import functools
-import math
 from typing import Any
 
 from ctl import errors
@@ -132,94 +131,6 @@ def ends_at_last_step(schedule: str, decay_steps: int | str) -> bool:
     """
     kind = KINDS.get(schedule)
     return (kind is None or kind.decay == "total") and not decay_steps
-
-
-def check(values: Mapping[str, Any]) -> None:
-    """Checks the schedule's name and arguments; durations may still have units.
-
-    Args:
-        values: full names of keys -> values, of a complete config.
-
-    Raises:
-        UsageError: the schedule does not exist, or a key is wrong, missing, or without an effect.
-    """
-    name, prefix = values["optimizer.schedule"], "optimizer.schedule_arguments."
-    if name not in KINDS:
-        if not arguments.is_function_name(name):
-            hint = errors.did_you_mean(name, [*KINDS, "package.module:function"])
-            raise UsageError(f"optimizer.schedule is {name!r}{hint}")
-        return
-    kind = KINDS[name]
-    given = {key.removeprefix(prefix): v for key, v in values.items() if key.startswith(prefix)}
-    for key, value in given.items():
-        if key not in kind.arguments:
-            hint = errors.did_you_mean(key, list(kind.arguments))
-            hint = hint or f": optimizer.schedule={name} has no arguments."
-            raise UsageError(f"{prefix}{key} is not an argument of optimizer.schedule={name}{hint}")
-        _check_argument(f"{prefix}{key}", key, value)
-    missing = [
-        key for key, default in kind.arguments.items() if default is None and key not in given
-    ]
-    if missing:
-        raise UsageError(
-            f"optimizer.schedule={name} requires {prefix}{missing[0]}, such as "
-            f"{_EXAMPLES[missing[0]]}: set it."
-        )
-    if name == "piecewise" and len(given["boundaries"]) != len(given["factors"]):
-        raise UsageError(
-            f"{prefix}boundaries has {len(given['boundaries'])} and {prefix}factors has "
-            f"{len(given['factors'])} elements, but each boundary requires the factor after it."
-        )
-    boundaries = given.get("boundaries", [])
-    numbers = [b for b in boundaries if isinstance(b, int)]  # the others still have units
-    if len(numbers) == len(boundaries) and numbers != sorted(set(numbers)):
-        raise UsageError(f"{prefix}boundaries is {boundaries}, but boundaries must increase.")
-    _check_decay_steps(values, kind)
-
-
-_EXAMPLES = {"decay_factor": "0.5", "boundaries": "[1000, 2000]", "factors": "[0.1, 0.01]"}
-
-
-def _check_argument(full_name: str, key: str, value: Any) -> None:
-    if key == "staircase":
-        if not isinstance(value, bool):
-            raise UsageError(f"{full_name} is {value!r}, but must be true or false.")
-        return
-    if key not in ("boundaries", "factors"):
-        _check_number(full_name, value, zero=key == "end_factor")
-        return
-    if not isinstance(value, list | tuple) or not value:
-        raise UsageError(f"{full_name} is {value!r}, but must be a list, such as {_EXAMPLES[key]}.")
-    if key == "factors":  # boundaries are durations, which `configs.durations` checks
-        for element in value:
-            _check_number(full_name, element, zero=True)
-
-
-def _check_number(full_name: str, value: Any, *, zero: bool) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value < 0 or not (value or zero):
-        bound = "at least 0" if zero else "greater than 0"
-        raise UsageError(f"{full_name} is {value!r}, but must be a finite number {bound}.")
-
-
-def _check_decay_steps(values: Mapping[str, Any], kind: Kind) -> None:
-    name = values["optimizer.schedule"]
-    decay, warmup = values["optimizer.decay_steps"], values["optimizer.warmup_steps"]
-    if not kind.decay and decay:
-        raise UsageError(
-            f"optimizer.decay_steps is {decay}, but has no effect with optimizer.schedule={name}: set "
-            "it to 0, or choose optimizer.schedule=cosine."
-        )
-    if kind.decay == "required" and not decay:
-        raise UsageError(
-            f"optimizer.schedule={name} requires optimizer.decay_steps: set it to the length of the "
-            "first period."
-        )
-    if kind.decay == "scale" and not (decay or warmup):
-        raise UsageError(
-            f"optimizer.schedule={name} requires optimizer.warmup_steps or optimizer.decay_steps: set "
-            "the number of updates after which the rate has fallen by 1/sqrt(2)."
-        )
 
 
 def _custom(name: str, rate: float, decay_steps: int, given: Mapping[str, Any]) -> Any:

@@ -21,7 +21,6 @@ sys.path.insert(0, str(ROOT))  # the checkout of this file, if ctl is installed,
 
 from ctl import commands  # noqa: E402
 from ctl.configs import flags, keys  # noqa: E402
-from ctl.configs.compatibility import RULES  # noqa: E402
 from ctl.configs.modes import MODES  # noqa: E402
 from tests.replica.step import combinations  # noqa: E402
 
@@ -96,7 +95,7 @@ def _render_modes() -> str:
 def _render_combinations() -> str:
     """Returns the values that are combined, and the rules with the combinations that each rejects."""
     choices = combinations.all_choices()
-    rejected = [c for c in choices if any(rule.broken(c) for rule in RULES)]
+    rejected = [broken for choice in choices if (broken := choice.broken())]
     axes = combinations.AXES.items()
     lines = [
         *(f"- {name}: {', '.join(str(v) or 'none' for v in axis)}" for name, axis in axes),
@@ -107,8 +106,10 @@ def _render_combinations() -> str:
         "| rejected because | combinations |",
         "|---|---:|",
     ]
-    for rule in RULES:
-        lines.append(f"| {rule.reason} | {sum(map(rule.broken, choices)) or ''} |")
+    for rule in combinations.NAMED_RULES:
+        count = sum(rule in broken for broken in rejected)
+        reason = re.sub(r" \([^)]*\{[^)]*\)", "", rule.reason)  # without the values
+        lines.append(f"| {reason} | {count or ''} |")
     return "\n".join(lines)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ctl.configs import group_values
+from ctl.configs import group_values, keys
 from ctl.errors import UsageError
 
 
@@ -41,14 +41,14 @@ from ctl.errors import UsageError
 )
 def test_bad_groups_are_one_line(group, message):
     with pytest.raises(UsageError, match=message):
-        group_values.check({"optimizer.groups": [group]})
+        keys.check_values({"optimizer.groups": [group]})
 
 
 def test_good_groups():
     groups = [dict(variables=["a/*", "b"], frozen=True), dict(variables="*", learning_rate_scale=2)]
     groups += [dict(variables="c", learning_rate_scale=0.1, frozen_until="2 epochs")]
     groups += [dict(variables="d", frozen_until=5)]
-    group_values.check({"optimizer.groups": groups, "optimizer.weight_decay_exclude": ["*/b"]})
+    keys.check_values({"optimizer.groups": groups, "optimizer.weight_decay_exclude": ["*/b"]})
     assert [group_values.patterns(group) for group in groups] == [
         ["a/*", "b"],
         ["*"],
@@ -59,4 +59,4 @@ def test_good_groups():
 
 def test_bad_exclusion_is_one_line():
     with pytest.raises(UsageError, match=r"weight_decay_exclude contains 3, but must contain"):
-        group_values.check({"optimizer.weight_decay_exclude": [3]})
+        keys.check_values({"optimizer.weight_decay_exclude": [3]})

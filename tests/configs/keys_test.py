@@ -4,14 +4,14 @@ import dataclasses
 
 import pytest
 
-from ctl.configs import keys, overrides, values
+from ctl.configs import keys, overrides
 from ctl.configs.options import TrainerOptions
 
 DEFAULTS = overrides.flatten(keys.defaults())
 
 
 def test_default_values_are_allowed():
-    values.check_values(DEFAULTS)
+    keys.check_values(DEFAULTS)
 
 
 def test_each_call_returns_a_new_config():

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from ctl.configs import keys, overrides, values
+from ctl.configs import component, keys, overrides
 from ctl.errors import UsageError
 
 DEFAULTS = overrides.flatten(keys.defaults())
@@ -49,8 +49,8 @@ DEFAULTS = overrides.flatten(keys.defaults())
     ],
 )
 def test_value_is_allowed(key, value):
-    values.check_values({key: value})
-    values.check_values(DEFAULTS | {key: value})
+    keys.check_values({key: value})
+    keys.check_values(DEFAULTS | {key: value})
 
 
 @pytest.mark.parametrize(
@@ -80,19 +80,19 @@ def test_value_is_allowed(key, value):
 )
 def test_value_is_rejected_in_one_line(key, value, message):
     with pytest.raises(UsageError, match=f"^.*{message}") as rejection:
-        values.check_values({key: value})
+        keys.check_values({key: value})
     assert "\n" not in str(rejection.value)
 
 
 def test_keys_of_the_experiment_may_have_any_value():
-    values.check_values({"model.units": object()})
+    keys.check_values({"model.units": object()})
 
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_integer_of_thousands_of_digits_is_described_by_their_number(sign):
-    assert keys.format_integer(sign * 10**5000) == "a number of 5001 digits"
-    assert keys.format_integer(sign * 12) == str(sign * 12)
+    assert component.format_integer(sign * 10**5000) == "a number of 5001 digits"
+    assert component.format_integer(sign * 12) == str(sign * 12)
     with pytest.raises(
         UsageError, match=r"train\.steps is a number of 5001 digits, but must be at"
     ):
-        values.check_values({"train.steps": sign * 10**5000})
+        keys.check_values({"train.steps": sign * 10**5000})

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ctl import errors
 from ctl.configs import overrides
 from ctl.loop.writers.writer import TRAIN, Record, Writer
 
@@ -37,7 +38,7 @@ class TensorBoardWriter(Writer):
         writer = tf.summary.create_file_writer(str(self._folder))
         with writer.as_default():
             hparams.hparams({k: _as_hparam(v) for k, v in values.items()}, self._folder.parent.name)
-            lines = "\n".join(f"    {k} = {overrides.show_value(v)}" for k, v in values.items())
+            lines = "\n".join(f"    {k} = {errors.show_value(v)}" for k, v in values.items())
             tf.summary.text("config", _as_utf8(lines), step=0)
         writer.close()
 
@@ -64,7 +65,7 @@ def _as_scalars(record: Record) -> dict[str, Any]:
 def _as_hparam(value: Any) -> bool | int | float | str:
     if isinstance(value, bool | int | float):
         return value
-    return _as_utf8(value if isinstance(value, str) else overrides.show_value(value))
+    return _as_utf8(value if isinstance(value, str) else errors.show_value(value))
 
 
 def _as_utf8(text: str) -> str:

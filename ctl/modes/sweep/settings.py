@@ -18,7 +18,6 @@ from ctl.errors import UsageError, type_name
 from ctl.loop.workdir import name_values
 
 FROM_FILE = "get_sweep"  # the value of --sweep that calls the function of this name
-_MAX_RUNS = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,13 +27,11 @@ class SweepRun:
     Attributes:
         name: the name of its folder, which depends on its values only.
         values: full name of a key -> value, as text for the command line.
-        config: its complete config.
-        fingerprint: a hash of the config: a run that is done is skipped only if it is unchanged.
+        fingerprint: a hash of its config: a run that is done is skipped only if it is unchanged.
     """
 
     name: str
     values: dict[str, str]
-    config: Any
     fingerprint: str
 
 
@@ -49,22 +46,25 @@ def make_runs(config: str, changes: Changes, sweeps: Sequence[str]) -> list[Swee
     Raises:
         UsageError: a key or a value is wrong, or two runs are the same.
     """
-    command_line.load_config(config, changes)  # reports mistakes outside of the values
-    if FROM_FILE in sweeps:
-        if len(sweeps) > 1:
-            raise UsageError(f"--sweep={FROM_FILE} cannot be combined with another --sweep.")
-        combinations = _from_file(config)
+    if FROM_FILE not in sweeps:
+        combinations = _multiply([_parse(text) for text in sweeps])
+    elif len(sweeps) == 1:
+        combinations = _read_file(config)
     else:
-        combinations = _product(dict(map(_parse, sweeps)), len(sweeps))
+        raise UsageError(f"--sweep={FROM_FILE} cannot be combined with another --sweep.")
     runs: dict[str, SweepRun] = {}  # by fingerprint
     for values in combinations:
-        complete = command_line.load_config(config, [*changes, *values.items()])
-        run = SweepRun(name_values(values), values, complete, _fingerprint(complete))
-        if run.fingerprint in runs:
+        run = make_run(config, changes, values, name_values(values))
+        if runs.setdefault(run.fingerprint, run) is not run:
             other = runs[run.fingerprint].name
             raise UsageError(f"{other} and {run.name} of the sweep are the same run: remove one.")
-        runs[run.fingerprint] = run
     return list(runs.values())
+
+
+def make_run(config: str, changes: Changes, values: dict[str, str], name: str) -> SweepRun:
+    """Makes a run, and checks its config."""
+    complete = command_line.load_config(config, [*changes, *values.items()])
+    return SweepRun(name, values, fingerprint(complete))
 
 
 def _parse(text: str) -> tuple[str, list[str]]:
@@ -74,28 +74,21 @@ def _parse(text: str) -> tuple[str, list[str]]:
     if not equals or not key or not values or ",".join(values) != rest:
         raise UsageError(
             f"--sweep is {text!r}, but must be KEY=VALUE,VALUE,..., such as "
-            f"--sweep=optimizer.learning_rate=1e-3,3e-3, or --sweep={FROM_FILE}."
+            f"--sweep=optimizer.learning_rate=1e-3,3e-3, --sweep={FROM_FILE}, or --sweep=tpe:20."
         )
     return key, values
 
 
-def _product(values: Mapping[str, Sequence[str]], count: int) -> list[dict[str, str]]:
-    if len(values) < count:
+def _multiply(values: Sequence[tuple[str, Sequence[str]]]) -> list[dict[str, str]]:
+    """Returns the combinations of keys with their values."""
+    names, choices = [name for name, _ in values], [each for _, each in values]
+    if len({*names}) < len(names):
         raise UsageError("--sweep names a key twice: give all its values at once, KEY=VALUE,VALUE.")
-    combinations = [
-        dict(zip(values, combination, strict=True))
-        for combination in itertools.islice(itertools.product(*values.values()), _MAX_RUNS + 1)
-    ]
-    if len(combinations) > _MAX_RUNS:
-        raise UsageError(f"The sweep has more than {_MAX_RUNS} runs: reduce the values.")
-    return combinations
+    return [dict(zip(names, each, strict=True)) for each in itertools.product(*choices)]
 
 
-def _from_file(config: str) -> list[dict[str, str]]:
-    """Calls `get_sweep` of the config file.
-
-    `get_sweep` returns {key: [value, ...]} for the product, or a list of one {key: value} per run.
-    """
+def call(config: str, *arguments: Any) -> Any:
+    """Calls `get_sweep` of a config file."""
     path = pathlib.Path(config.partition(":")[0])
     function = getattr(import_file(path), FROM_FILE, None)
     if not callable(function):
@@ -104,26 +97,33 @@ def _from_file(config: str) -> list[dict[str, str]]:
             '{"optimizer.learning_rate": [1e-3, 3e-3]}.'
         )
     try:
-        result = function()
+        return function(*arguments)
     except Exception as error:
         raise UsageError(f"{FROM_FILE}() fails: {error_location(error, path)}") from error
-    if isinstance(result, Mapping) and result:
-        if all(isinstance(v, list | tuple) and v for v in result.values()):
-            return _product({k: [_as_text(e) for e in v] for k, v in result.items()}, len(result))
-    elif (
-        isinstance(result, list | tuple) and result and all(isinstance(r, Mapping) for r in result)
-    ):
-        return [{key: _as_text(value) for key, value in each.items()} for each in result]
-    raise UsageError(
-        f"{FROM_FILE}() of {path} returned {type_name(result)}, but must return a dict of non-empty "
-        "lists, whose product is run, or a list of dicts, one per run."
-    )
 
 
-def _as_text(value: Any) -> str:
+def _read_file(config: str) -> list[dict[str, str]]:
+    """Calls `get_sweep`: {key: [value, ...]} for the product, or a list of one {key: value} per run."""
+    result = call(config)
+    lists = list(result.values()) if isinstance(result, Mapping) else result
+    expected = list | tuple if isinstance(result, Mapping) else Mapping
+    is_valid = isinstance(lists, list | tuple) and lists
+    if not is_valid or not all(isinstance(each, expected) and each for each in lists):
+        raise UsageError(
+            f"{FROM_FILE}() of {config} returned {type_name(result)}, but must return a dict of "
+            "non-empty lists, whose product is run, or a list of dicts, one per run."
+        )
+    if isinstance(result, Mapping):
+        return _multiply([(k, [as_text(e) for e in v]) for k, v in result.items()])
+    return [{key: as_text(value) for key, value in each.items()} for each in result]
+
+
+def as_text(value: Any) -> str:
+    """Returns a value as the command line has it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _fingerprint(config: Any) -> str:
+def fingerprint(config: Any) -> str:
+    """Returns a hash of a config."""
     content = json.dumps(overrides.flatten(config), sort_keys=True, default=str)
     return hashlib.sha256(content.encode()).hexdigest()

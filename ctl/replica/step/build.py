@@ -10,8 +10,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
-from ctl.configs import compatibility, durations
-from ctl.configs.compatibility import Choice
+from ctl.configs import durations, keys
 from ctl.configs.error_location import describe, name_function, user_line
 from ctl.configs.options import TrainerOptions
 from ctl.data.autograph import convert, traced
@@ -216,7 +215,7 @@ def check_before_model(
     Raises:
         UsageError: a dtype is not supported, or a key of `model` that ctl defines has a wrong value.
     """
-    choice = Choice.of(
+    keys.check_rules(
         options.by_key(),
         replicas=layout.replicas,
         batch=layout.global_batch_size,
@@ -224,7 +223,6 @@ def check_before_model(
         strategy=strategies.strategy_name(strategy),
         cpu_collectives=strategies.uses_cpu_collectives(strategy),
     )
-    compatibility.check(choice)
     value = options.model.get("sync_batch_norm")
     if value not in (None, False, True, "per_micro_batch"):
         raise UsageError(

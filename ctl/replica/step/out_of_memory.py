@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ctl.configs import compatibility
+from ctl.configs import keys
 from ctl.errors import UsageError
 from ctl.hardware import device_memory, devices
 from ctl.replica.arithmetic import precision
@@ -166,8 +166,12 @@ def _slots_to_split(trainer: Any, estimate: MemoryEstimate) -> int:
 def _is_allowed(plan: Plan, micro_batches: int, *, shard_state: bool = False) -> bool:
     """Returns whether these options are valid, so that the advice does not lead to a rejection."""
     shard_state |= plan.options.shard_state
-    choice = dataclasses.replace(plan.choice, micro_batches=micro_batches, shard_state=shard_state)
-    return not any(rule.broken(choice) for rule in compatibility.RULES)
+    changes = {"optimizer.micro_batches": micro_batches, "optimizer.shard_state": shard_state}
+    try:
+        keys.check_rules({**plan.values, **changes})
+    except UsageError:
+        return False
+    return True
 
 
 def _recompute(plan: Plan) -> str:

@@ -6,12 +6,12 @@ the data or an override of the trainer.
 
 import dataclasses
 import logging
+from typing import Any
 
 import tensorflow as tf
 import tf_keras
 
-from ctl.configs import compatibility
-from ctl.configs.compatibility import Choice
+from ctl.configs import keys
 from ctl.configs.options import TrainerOptions
 from ctl.data.input_pipeline import TrainingData
 from ctl.data.layout import Layout
@@ -137,20 +137,25 @@ class Plan:
         return self.checks_finite and self.options.on_non_finite == "skip"
 
     @property
-    def choice(self) -> Choice:
-        """The values that the rules of `compatibility` depend on."""
-        return Choice.of(
-            self.options.by_key(),
-            replicas=self.layout.replicas,
-            xla=self.xla,
-            sync_batch_norm=self.sync_batch_norm,
-            per_micro_batch=self.options.model.get("sync_batch_norm") == "per_micro_batch",
-            batch=self.layout.global_batch_size,
-            rows_per_replica=self.layout.rows_per_replica,
-            full_batches=self.full_batches,
-            string_features=self.string_features,
-            strategy=self.strategy,
-        )
+    def per_micro_batch(self) -> bool:
+        """Whether synchronized batch normalization uses the statistics of a micro-batch."""
+        return bool(self.options.model.get("sync_batch_norm") == "per_micro_batch")
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The values and facts that the rules of `ctl.replica.config` depend on."""
+        return {
+            **self.options.by_key(),
+            "runtime.xla": self.xla,
+            "replicas": self.layout.replicas,
+            "sync_batch_norm": self.sync_batch_norm,
+            "per_micro_batch": self.per_micro_batch,
+            "batch": self.layout.global_batch_size,
+            "rows_per_replica": self.layout.rows_per_replica,
+            "full_batches": self.full_batches,
+            "string_features": self.string_features,
+            "strategy": self.strategy,
+        }
 
     def check_own_dataset(self) -> None:
         """Raises a UsageError if `trainer.train_dataset` cannot be set under these options."""
@@ -231,7 +236,7 @@ def make_plan(
         has_loss=has_loss,
     )
     # Validated after "auto" is resolved, so the rules see the mode that is used.
-    compatibility.check(plan.choice)
+    keys.check_rules(plan.values)
     _check_overrides(plan, data)
     even = layout.even and plan.full_batches and layout.rows_per_replica % plan.parts == 0
     _check_layers(model, layout, parts=plan.parts, even=even)

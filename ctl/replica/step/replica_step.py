@@ -117,7 +117,7 @@ class ReplicaStep:
                 compiled=self.plan.compiles_update,
                 kernels=options.fused_attention == "auto",
                 parts=1 if earlier else self.plan.parts_per_replica,
-                normalizes_parts=self.plan.choice.per_micro_batch,
+                normalizes_parts=self.plan.per_micro_batch,
                 trace=Trace((batch, mask)),
             ) as rows,
             observers.observe(self, rows),

@@ -1,10 +1,78 @@
 """The combinations of options that combinations_test.py runs, and docs/matrix.md counts."""
 
+import dataclasses
 import itertools
 
-from ctl.configs.compatibility import Choice
-from ctl.configs.keys import PRECISIONS, XLA_MODES
+from ctl.configs import keys
+from ctl.configs.component import Rule
+from ctl.replica.config import PRECISIONS, RULES, XLA_MODES
 
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """Values of the keys and facts that the rules of ctl/replica/config.py read."""
+
+    replicas: int = 1
+    precision: str = "float32"
+    loss_scale: float = 0.0
+    xla: str = "off"
+    placement: str = "stream"
+    sync_batch_norm: bool = False
+    micro_batches: int = 1
+    per_micro_batch: bool = False
+    shards: int = 0
+    reduce_dtype: str = ""
+    bucket_mib: float = 0.0
+    compression: str = ""
+    rank: int = 0
+    compression_start: int = 0
+    batch: int = 8
+    rows_per_replica: int | None = None
+    full_batches: bool = True
+    string_features: bool = False
+    on_non_finite: str = "stop"
+    loss_spike: float = 0.0
+    shard_state: bool = False
+    strategy: str = "mirrored"
+    cpu_collectives: bool = False
+    ema_decay: float = 0.0
+    shard_mib: float = 0.0
+    steps: int = 1000
+
+    def values(self):
+        """The values by the names that rules read."""
+        return {_NAMES.get(name, name): v for name, v in dataclasses.asdict(self).items()}
+
+    def broken(self):
+        """The rules that these values break."""
+        values = self.values()
+        return [rule for rule in NAMED_RULES if rule.broken(values)]
+
+    def check(self):
+        """Raises UsageError if the values break a rule."""
+        keys.check_rules(self.values())
+
+
+_NAMES = {
+    "precision": "runtime.precision",
+    "loss_scale": "runtime.loss_scale",
+    "xla": "runtime.xla",
+    "placement": "data.placement",
+    "micro_batches": "optimizer.micro_batches",
+    "shards": "runtime.logical_shards",
+    "reduce_dtype": "runtime.all_reduce.dtype",
+    "bucket_mib": "runtime.all_reduce.bucket_mib",
+    "compression": "runtime.all_reduce.compression",
+    "rank": "runtime.all_reduce.rank",
+    "compression_start": "runtime.all_reduce.compression_start",
+    "on_non_finite": "train.on_non_finite",
+    "loss_spike": "train.loss_spike",
+    "shard_state": "optimizer.shard_state",
+    "ema_decay": "optimizer.ema_decay",
+    "shard_mib": "runtime.cluster.shard_mib",
+    "steps": "train.steps",
+}
+NAMED_RULES = [rule for rule in RULES if isinstance(rule, Rule)]
 AXES = {
     "replicas": (1, 2, 4),
     "precision": PRECISIONS,

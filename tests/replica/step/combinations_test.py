@@ -3,7 +3,7 @@
 The default run tests a subset that contains every value of an option on one and on two replicas. The
 slow tests contain every allowed pair of values, and a sample of the remaining combinations. The file is
 named after what it tests, not after a module: it runs the whole of ctl/replica against the rules of
-ctl/configs/compatibility.py.
+ctl/replica/config.py.
 """
 
 import dataclasses
@@ -16,11 +16,10 @@ import tensorflow as tf
 import tf_keras
 
 from ctl import testing
-from ctl.configs import compatibility
-from ctl.configs.compatibility import Choice
 from ctl.errors import UsageError
 from tests import reference_model
 from tests.replica.step import combinations
+from tests.replica.step.combinations import Choice
 
 # One rounding error per operation, and fewer than 32 operations in sequence in this model.
 TOLERANCE = {
@@ -29,12 +28,8 @@ TOLERANCE = {
 BATCH = 8
 
 
-def allowed(choice):
-    return not any(rule.broken(choice) for rule in compatibility.RULES)
-
-
 # Auto-clustering is enabled per process, and on CPUs by an environment variable.
-CHOICES = [c for c in combinations.all_choices() if allowed(c) and c.xla != "autocluster"]
+CHOICES = [c for c in combinations.all_choices() if not c.broken() and c.xla != "autocluster"]
 
 
 def pairs(choice):
@@ -144,11 +139,11 @@ def test_every_combination_computes_the_exact_update(choice):
 
 
 SIZES = (Choice(shards=3, replicas=2), Choice(shards=16, replicas=2))
-# One choice per rule that AXES and SIZES can break; compatibility_test.py checks the others.
+# One choice per rule that AXES and SIZES can break; tests/replica/config_test.py checks the others.
 BROKEN = {
-    rule.reason[:40]: next(c for c in (*combinations.all_choices(), *SIZES) if rule.broken(c))
-    for rule in compatibility.RULES
-    if any(rule.broken(c) for c in (*combinations.all_choices(), *SIZES))
+    rule.reason[:40]: choice
+    for choice in reversed((*combinations.all_choices(), *SIZES))
+    for rule in choice.broken()
 }
 
 

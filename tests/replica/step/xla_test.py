@@ -2,9 +2,8 @@
 
 import pytest
 
-from ctl.configs import compatibility
-from ctl.configs.compatibility import Choice
 from ctl.replica.step import xla
+from tests.replica.step import combinations
 
 
 def test_configured_mode_is_not_changed():
@@ -24,9 +23,8 @@ def test_auto_never_chooses_a_mode_that_is_rejected(sync, shards, gpu, replicas,
         "auto", gpu=gpu, replicas=replicas, sync_batch_norm=sync, shards=shards, chunks=chunks
     )
     assert reason.startswith("auto: ")
-    compatibility.check(
-        Choice(replicas=replicas, xla=mode, sync_batch_norm=sync, shards=4 if shards else 0)
-    )
+    shards = 4 if shards else 0
+    combinations.Choice(replicas=replicas, xla=mode, sync_batch_norm=sync, shards=shards).check()
 
 
 @pytest.mark.parametrize(

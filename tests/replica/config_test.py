@@ -4,12 +4,12 @@ import re
 
 import pytest
 
-import ctl
-from ctl.configs import compatibility, keys, overrides
-from ctl.configs.compatibility import OPTION_RULES, Choice
+from ctl.configs import keys, overrides
 from ctl.errors import UsageError
+from ctl.replica import config
 from ctl.replica.arithmetic import precision
 from tests.replica.step import combinations
+from tests.replica.step.combinations import Choice
 
 # One choice that breaks exactly one rule, by the start of that rule's message.
 BROKEN = {
@@ -85,13 +85,17 @@ BROKEN = {
     "runtime.all_reduce.dtype=bfloat16 would undo": Choice(
         reduce_dtype="bfloat16", precision="float64"
     ),
+    "optimizer.ema_decay averages complete variables": Choice(ema_decay=0.9, shard_mib=1.0),
+    "runtime.all_reduce.compression_start is 7, but train.steps is 5": Choice(
+        compression="float16", compression_start=7, steps=5
+    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("message", "choice"), BROKEN.items(), ids=BROKEN)
 def test_check_rejects_in_one_line_with_a_fix(message, choice):
     with pytest.raises(UsageError, match=f"^{re.escape(message)}") as rejection:
-        compatibility.check(choice)
+        choice.check()
     line = str(rejection.value)
     assert "\n" not in line
     fix = line.rpartition(": ")[-1]
@@ -99,9 +103,9 @@ def test_check_rejects_in_one_line_with_a_fix(message, choice):
 
 
 def test_every_rule_has_a_choice_that_breaks_no_other_rule():
-    only = [[r for r in compatibility.RULES if r.broken(choice)] for choice in BROKEN.values()]
+    only = [choice.broken() for choice in BROKEN.values()]
     assert [rules for rules in only if len(rules) != 1] == []
-    assert [rules[0] for rules in only] == list(compatibility.RULES)
+    assert [rules[0] for rules in only] == combinations.NAMED_RULES
 
 
 def test_other_choices_of_parameter_servers_are_rejected():
@@ -111,21 +115,21 @@ def test_other_choices_of_parameter_servers_are_rejected():
         Choice(loss_spike=3.0, strategy="parameter_server"),
     ):
         with pytest.raises(UsageError, match="workers of parameter servers compute their steps"):
-            compatibility.check(choice)
+            choice.check()
 
 
 def test_default_choice_is_allowed():
-    compatibility.check(Choice())
+    Choice().check()
 
 
 def test_micro_batches_are_allowed_while_the_per_replica_batch_is_unknown():
-    compatibility.check(Choice(micro_batches=100))
+    Choice(micro_batches=100).check()
 
 
 def check_options(changes):
-    """Applies the rules about options alone to the default config with changed keys."""
-    values = overrides.flatten(keys.defaults()) | changes
-    compatibility.check(Choice.of(values), OPTION_RULES)
+    """Applies the rules to a valid config with changed keys; no fact is known."""
+    valid = {"trainer": "a:B", "data.global_batch_size": 8}
+    keys.check_rules(overrides.flatten(keys.defaults()) | valid | changes)
 
 
 def test_options_of_the_default_config_are_allowed():
@@ -157,12 +161,12 @@ def test_check_of_options_needs_neither_model_nor_hardware(changes):
 
 def test_axes_are_the_values_of_the_options():
     assert set(combinations.AXES["precision"]) == set(precision.PRECISIONS)
-    assert {*combinations.AXES["xla"], "auto"} == set(keys.XLA_MODES)
+    assert {*combinations.AXES["xla"], "auto"} == set(config.XLA_MODES)
 
 
-def test_resolved_facts_replace_options_and_unknown_facts_break_no_rule():
-    options = ctl.TrainerOptions(xla="auto", logical_shards=4, micro_batches=1)
-    choice = Choice.of(options.by_key(), replicas=2)
-    compatibility.check(choice)
-    assert (choice.shards, choice.xla, choice.replicas) == (4, "auto", 2)
-    assert Choice.of(options.by_key(), xla="off").xla == "off"
+def test_rule_is_checked_once_all_that_it_reads_is_known():
+    values = {"runtime.logical_shards": 4, "optimizer.micro_batches": 1}
+    keys.check_rules(values)
+    keys.check_rules(values, replicas=2)
+    with pytest.raises(UsageError, match=r"\(shards=4, replicas=3\)"):
+        keys.check_rules(values, replicas=3)

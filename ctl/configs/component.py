@@ -1,0 +1,143 @@
+"""What a component of ctl declares for the config of an experiment: its keys and its rules.
+
+A component has a module `config.py` that does not import TensorFlow, with a tuple `KEYS` and a tuple
+`RULES`; `keys.COMPONENTS` lists these modules. Mistakes are reported before TensorFlow is imported.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+import dataclasses
+import math
+import re
+from typing import Any
+
+from ctl import errors
+from ctl.errors import UsageError, did_you_mean
+
+MAX_DIGITS = 99  # in an integer; Python refuses to print integers of thousands of digits
+_MOST = 2**31 - 1  # TensorFlow holds these numbers as int32
+_TYPE_NAMES = {bool: "boolean", float: "number", int: "integer", list: "list", str: "string"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """A key of an experiment's config, or a section of keys.
+
+    Attributes:
+        name: its full name, such as "train.steps".
+        default: its default; {} for a section.
+        text: what it means.
+        choices: the allowed values; empty for any of the default's type.
+        least: the smallest number that is allowed; None for no bound.
+        most: the largest integer that is allowed if `least` is set.
+        bound: another condition: whether a value is allowed, and what the message requires.
+        validate: a function of (name, value) that raises UsageError for a value that is not allowed.
+        duration: whether the key is a number of steps that may be a text such as "90 epochs".
+        time: whether the text may also be a time, such as "30 minutes".
+        option: the field of `TrainerOptions` that the key sets; "" for none.
+        harmless: whether a run that is resumed may change the key, or the keys of the section, without
+            --allow_config_change. These are keys of the hardware, of the number of micro-batches, of
+            what only observes, and of when a run stops or skips.
+        free: whether the experiment chooses the keys of the section: those of its own model, arguments
+            of functions, and names of its models.
+        grouped: whether the optimizer of a group of `optimizer.groups` may have the key.
+    """
+
+    name: str
+    default: Any
+    text: str = ""
+    choices: Sequence[str] = ()
+    least: int | None = None
+    most: int = _MOST
+    bound: tuple[Callable[[Any], bool], str] | None = None
+    validate: Callable[[str, Any], None] | None = None
+    duration: bool = False
+    time: bool = False
+    option: str = ""
+    harmless: bool = False
+    free: bool = False
+    grouped: bool = False
+
+    @property
+    def is_section(self) -> bool:
+        """Whether this is a section with keys of ctl."""
+        return self.default == {} and not self.free
+
+    @property
+    def type(self) -> str:
+        """boolean, integer, number, string, list, duration or free section."""
+        if self.free:
+            return "free section"
+        return "duration" if self.duration else _TYPE_NAMES[type(self.default)]
+
+    def check(self, value: Any) -> None:
+        """Raises UsageError if a value of the default's type is not allowed; the message is one line."""
+        if self.choices and value not in self.choices:
+            raise UsageError(f"{self.name} is {value!r}{did_you_mean(str(value), self.choices)}")
+        if self.least is not None and isinstance(self.default, float):
+            if not self.least <= value < math.inf:
+                raise UsageError(
+                    f"{self.name} is {value}, but must be a finite number, at least {self.least}."
+                )
+        elif self.least is not None and not isinstance(value, str):  # a duration is a text
+            self._check_integer(value, self.least)
+        if self.bound and not self.bound[0](value):
+            raise UsageError(f"{self.name} is {value}, but must be {self.bound[1]}.")
+        if self.validate:
+            self.validate(self.name, value)
+
+    def _check_integer(self, value: int, least: int) -> None:
+        if not least <= value <= self.most:
+            limit = f"at least {least}" if value < least else f"at most {self.most}"
+            raise UsageError(f"{self.name} is {format_integer(value)}, but must be {limit}.")
+
+
+Values = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """A combination of values that cannot compute the right update, or has no effect.
+
+    A rule reads values of config keys, and facts that are known once the trainer is built, such as
+    `replicas`. It is not checked as long as one that it reads is not known.
+
+    Attributes:
+        broken: returns a true value for values that break the rule.
+        reason: why they are rejected; {train.steps} stands for a value, {train.steps!r} for its repr.
+        fix: what to change, as an imperative; "" if the reason says it.
+    """
+
+    broken: Callable[[Values], Any]
+    reason: str
+    fix: str = ""
+
+    def __call__(self, values: Values) -> None:
+        """Raises UsageError of one line if values break the rule."""
+        if self.broken(values):
+            raise UsageError(self.message(values))
+
+    def message(self, values: Values) -> str:
+        """Returns the line for values that break the rule."""
+
+        def show(match: re.Match[str]) -> str:
+            value = values[match[1]]
+            return repr(value) if match[2] else str(value)
+
+        return re.sub(
+            r"\{([\w.]+)(!r)?\}", show, ": ".join(filter(None, (self.reason, self.fix))) + "."
+        )
+
+
+def format_integer(number: int) -> str:
+    """Returns the digits of an integer, or their number if they are too many to print."""
+    if abs(number) < 10**MAX_DIGITS:
+        return str(number)
+    return f"a number of {int(math.log10(abs(number))) + 1} digits"
+
+
+def check_strings(key: str, elements: Iterable[Any], requirement: str) -> None:
+    """Raises UsageError if a list contains something else than texts."""
+    for element in elements:
+        if not isinstance(element, str) or not element:
+            shown = errors.show_value(element)
+            raise UsageError(f"{key} contains {shown}, but must contain {requirement}.")

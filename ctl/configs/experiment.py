@@ -1,0 +1,72 @@
+"""The config of what every experiment defines: its trainer, data and model."""
+
+from typing import Any
+
+from ctl.configs.component import Key, Rule
+from ctl.errors import UsageError, check_local
+
+
+def _check_trainer(key: str, trainer: str) -> None:
+    path, _, name = trainer.rpartition(":")
+    is_module = all(part.isidentifier() for part in path.split("."))
+    if trainer and not (name.isidentifier() and (is_module or path.endswith(".py"))):
+        raise UsageError(
+            f"{key} is {trainer!r}, but must be path/to/file.py:Class or package.module:Class."
+        )
+
+
+# fmt: off
+KEYS = (
+    Key("trainer", "", validate=_check_trainer,
+        text="The class to train, a subclass of ctl.StandardTrainer: path/to/file.py:Class (relative "
+             "to the folder of the config file, or else to the current folder) or "
+             "package.module:Class."),
+    Key("seed", 0, least=0, most=2**32 - 1, option="seed",
+        text="Determines the initial weights, the order of the data and the random layers."),
+    Key("data", {}),
+    Key("data.dir", "",
+        text="The folder of the dataset, which build_dataset reads as self.options.data.dir. A "
+             "relative path is searched in the current folder, then in that of the config file."),
+    Key("data.global_batch_size", 0, least=0,
+        text="The number of examples per update. Set either this key or data.per_replica_batch_size."),
+    Key("data.per_replica_batch_size", 0, least=0,
+        text="The number of examples per update and replica."),
+    Key("data.placement", "stream", choices=("stream", "device"), option="placement", harmless=True,
+        text="stream, or device: hold the arrays in device memory and transfer only indices "
+             "(xla=loop)."),
+    Key("data.prefetch", -1, least=-1, option="prefetch", harmless=True,
+        text="Batches that the input pipeline prepares ahead; -1: tf.data chooses."),
+    Key("data.cache", "",
+        bound=(lambda place: place.lower() not in ("none", "off", "false", "true", "disk"),
+               "memory, a folder, or '' for no cache"),
+        option="cache", harmless=True, validate=check_local,
+        text="Keep parsed examples, before the augmentation: memory, or a folder, which several runs "
+             'may share; "": parse them again in each epoch. See docs/data.md.'),
+    Key("model", {}, free=True,
+        text="The experiment's own keys, which build_model reads as self.options.model."),
+)
+# fmt: on
+
+
+def _sizes(values: Any) -> tuple[int, int]:
+    return values["data.global_batch_size"], values["data.per_replica_batch_size"]
+
+
+RULES = (
+    Rule(
+        lambda v: not v["trainer"],
+        "trainer is not set",
+        "name a class, as path/to/file.py:Class or package.module:Class",
+    ),
+    Rule(
+        lambda v: all(_sizes(v)),
+        "data.global_batch_size is {data.global_batch_size} and data.per_replica_batch_size is "
+        "{data.per_replica_batch_size}",
+        "set one of them, and the other to 0",
+    ),
+    Rule(
+        lambda v: not any(_sizes(v)),
+        "Neither data.global_batch_size nor data.per_replica_batch_size is set",
+        "set one of them",
+    ),
+)

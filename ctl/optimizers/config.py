@@ -1,0 +1,277 @@
+"""The config of the optimizer and its schedule."""
+
+from collections.abc import Mapping
+import math
+from typing import Any
+
+from ctl import errors, optimizers
+from ctl.configs import durations
+from ctl.configs.component import Key, Rule, Values
+from ctl.errors import UsageError, did_you_mean
+from ctl.optimizers import arguments, schedules
+
+_FIELDS = ("variables", "learning_rate_scale", "frozen", "frozen_until", "optimizer")
+_EXAMPLE = 'dict(variables="backbone/*", learning_rate_scale=0.1)'
+_EXAMPLES = {"decay_factor": "0.5", "boundaries": "[1000, 2000]", "factors": "[0.1, 0.01]"}
+
+
+def _check_name(key: str, name: str) -> None:
+    """Raises UsageError if a name is neither in the table nor the name of a function."""
+    if name not in optimizers.CLASSES and not arguments.is_function_name(name):
+        hint = did_you_mean(name, [*optimizers.CLASSES, "package.module:function"])
+        raise UsageError(f"{key} is {name!r}{hint}")
+
+
+def _check_patterns(key: str, patterns: Any) -> None:
+    for pattern in patterns:
+        _check_pattern(key, pattern)
+
+
+def _check_groups(key: str, groups: Any) -> None:
+    for index, group in enumerate(groups):
+        _check_group(f"{key}[{index}]", group)
+
+
+def _check_group(name: str, group: Any) -> None:
+    if not isinstance(group, Mapping):
+        raise UsageError(f"{name} is {group!r}, but must be a section such as {_EXAMPLE}.")
+    for key in group:
+        if key not in _FIELDS:
+            raise UsageError(f"{name} has the key {key!r}{did_you_mean(str(key), _FIELDS)}")
+    if "variables" not in group:
+        raise UsageError(f"{name} has no variables: name them by a pattern, such as {_EXAMPLE}.")
+    if not isinstance(group["variables"], str | list | tuple):
+        raise UsageError(
+            f"{name}.variables is {group['variables']!r}, but must be a pattern or a list of them."
+        )
+    names = group["variables"]
+    for pattern in [names] if isinstance(names, str) else names:
+        _check_pattern(f"{name}.variables", pattern)
+    frozen, scale = group.get("frozen", False), group.get("learning_rate_scale")
+    if not isinstance(frozen, bool):
+        raise UsageError(f"{name}.frozen is {frozen!r}, but must be true or false.")
+    until, optimizer = group.get("frozen_until"), group.get("optimizer")
+    if frozen == any(value is not None for value in (scale, until, optimizer)):
+        raise UsageError(
+            f"{name} requires either frozen=True, or learning_rate_scale, frozen_until or optimizer: "
+            "set one of them."
+        )
+    fields = [each.name.removeprefix("optimizer.") for each in KEYS if each.grouped]
+    for key in optimizer if isinstance(optimizer, Mapping) else ():
+        if key not in fields:
+            raise UsageError(
+                f"{name}.optimizer has the key {key!r}{did_you_mean(str(key), fields)}"
+            )
+    is_optimizer = callable(optimizer) or hasattr(optimizer, "apply_gradients")
+    if optimizer is not None and not (is_optimizer or isinstance(optimizer, Mapping)):
+        raise UsageError(
+            f"{name}.optimizer is {optimizer!r}, but must be a section such as dict(name='adam', "
+            "learning_rate=1e-3); in a script, a tf_keras optimizer or a function that makes one."
+        )
+    if until is not None:
+        _check_step(f"{name}.frozen_until", until)
+    if scale is None:
+        return
+    is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
+    if not is_number or not math.isfinite(scale) or scale <= 0:
+        raise UsageError(
+            f"{name}.learning_rate_scale is {scale!r}, but must be a finite number greater than 0."
+        )
+
+
+def _check_step(name: str, value: Any) -> None:
+    if isinstance(value, str):
+        durations.check(name, value)
+    elif isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
+        raise UsageError(
+            f"{name} is {value!r}, but must be a number of steps from 1 to 2147483647, or a text "
+            'such as "2 epochs".'
+        )
+
+
+def _check_pattern(name: str, pattern: Any) -> None:
+    if not isinstance(pattern, str) or not pattern:
+        raise UsageError(
+            f'{name} contains {pattern!r}, but must contain patterns such as "*/bias".'
+        )
+
+
+# fmt: off
+KEYS = (
+    Key("optimizer", {}),
+    Key("optimizer.name", "adam", validate=_check_name, grouped=True,
+        text=f"{', '.join(optimizers.CLASSES)}, or package.module:function; see docs/optimizers.md."),
+    Key("optimizer.arguments", {}, grouped=True, free=True,
+        text="Further arguments of the optimizer's class, such as beta_2 or epsilon."),
+    Key("optimizer.learning_rate", 0.001, grouped=True, least=0,
+        bound=(lambda rate: rate > 0, "greater than 0"),
+        text="The highest rate, which the schedule multiplies."),
+    Key("optimizer.learning_rate_batch_size", 0, grouped=True, least=0,
+        text="If not 0, learning_rate is for this global batch size and is scaled linearly with the "
+             'actual one (Goyal et al. 2017, "Accurate, large minibatch SGD").'),
+    Key("optimizer.schedule", "constant", grouped=True,
+        text=f"{', '.join(schedules.KINDS)}, or package.module:function."),
+    Key("optimizer.schedule_arguments", {}, grouped=True, free=True,
+        text="Arguments of the schedule, such as end_factor: the last rate as a fraction of "
+             "learning_rate."),
+    Key("optimizer.warmup_steps", 0, grouped=True, least=0, duration=True,
+        text="Updates of linear warm-up from 0 before the schedule."),
+    Key("optimizer.decay_steps", 0, grouped=True, least=0, duration=True,
+        text="Updates of the decay after the warm-up; 0: up to train.steps."),
+    Key("optimizer.momentum", 0.0, grouped=True, least=0,
+        bound=(lambda momentum: momentum < 1, "less than 1, such as 0.9"),
+        text=f"The momentum of {', '.join(optimizers.MOMENTUM)}."),
+    Key("optimizer.weight_decay", 0.0, grouped=True, least=0,
+        text="decoupled, as the argument of tf_keras optimizers."),
+    Key("optimizer.weight_decay_exclude", [], validate=_check_patterns, option="weight_decay_exclude",
+        text='Variables without weight decay, as patterns of names such as ["*/bias", "*/gamma", '
+             '"*/beta"].'),
+    Key("optimizer.groups", [], validate=_check_groups, option="optimizer_groups",
+        text="Layers with another learning rate or optimizer, or without updates until a step or at "
+             'all, the first match counts: [dict(variables="backbone/*", learning_rate_scale=0.1, '
+             'frozen_until="1 epoch"), dict(variables="stem/*", frozen=True), dict(variables="head/*", '
+             'optimizer=dict(name="adam", learning_rate=1e-3))].'),
+)
+# fmt: on
+
+
+def _check_schedule(values: Values) -> None:
+    """Checks the schedule and its arguments; durations may still have units."""
+    name, prefix = values["optimizer.schedule"], "optimizer.schedule_arguments."
+    if name not in schedules.KINDS:
+        if not arguments.is_function_name(name):
+            hint = errors.did_you_mean(name, [*schedules.KINDS, "package.module:function"])
+            raise UsageError(f"optimizer.schedule is {name!r}{hint}")
+        return
+    kind = schedules.KINDS[name]
+    given = {key.removeprefix(prefix): v for key, v in values.items() if key.startswith(prefix)}
+    for key, value in given.items():
+        if key not in kind.arguments:
+            hint = errors.did_you_mean(key, list(kind.arguments))
+            hint = hint or f": optimizer.schedule={name} has no arguments."
+            raise UsageError(f"{prefix}{key} is not an argument of optimizer.schedule={name}{hint}")
+        _check_argument(f"{prefix}{key}", key, value)
+    missing = [
+        key for key, default in kind.arguments.items() if default is None and key not in given
+    ]
+    if missing:
+        raise UsageError(
+            f"optimizer.schedule={name} requires {prefix}{missing[0]}, such as "
+            f"{_EXAMPLES[missing[0]]}: set it."
+        )
+    if name == "piecewise" and len(given["boundaries"]) != len(given["factors"]):
+        raise UsageError(
+            f"{prefix}boundaries has {len(given['boundaries'])} and {prefix}factors has "
+            f"{len(given['factors'])} elements, but each boundary requires the factor after it."
+        )
+    boundaries = given.get("boundaries", [])
+    numbers = [b for b in boundaries if isinstance(b, int)]  # the others still have units
+    if len(numbers) == len(boundaries) and numbers != sorted(set(numbers)):
+        raise UsageError(f"{prefix}boundaries is {boundaries}, but boundaries must increase.")
+    _check_decay_steps(values, kind)
+
+
+_EXAMPLES = {"decay_factor": "0.5", "boundaries": "[1000, 2000]", "factors": "[0.1, 0.01]"}
+
+
+def _check_argument(full_name: str, key: str, value: Any) -> None:
+    if key == "staircase":
+        if not isinstance(value, bool):
+            raise UsageError(f"{full_name} is {value!r}, but must be true or false.")
+        return
+    if key not in ("boundaries", "factors"):
+        _check_number(full_name, value, zero=key == "end_factor")
+        return
+    if not isinstance(value, list | tuple) or not value:
+        raise UsageError(f"{full_name} is {value!r}, but must be a list, such as {_EXAMPLES[key]}.")
+    if key == "factors":  # boundaries are durations, which `configs.durations` checks
+        for element in value:
+            _check_number(full_name, element, zero=True)
+
+
+def _check_number(full_name: str, value: Any, *, zero: bool) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or value < 0 or not (value or zero):
+        bound = "at least 0" if zero else "greater than 0"
+        raise UsageError(f"{full_name} is {value!r}, but must be a finite number {bound}.")
+
+
+def _check_decay_steps(values: Values, kind: schedules.Kind) -> None:
+    name = values["optimizer.schedule"]
+    decay, warmup = values["optimizer.decay_steps"], values["optimizer.warmup_steps"]
+    if not kind.decay and decay:
+        raise UsageError(
+            f"optimizer.decay_steps is {decay}, but has no effect with optimizer.schedule={name}: set "
+            "it to 0, or choose optimizer.schedule=cosine."
+        )
+    if kind.decay == "required" and not decay:
+        raise UsageError(
+            f"optimizer.schedule={name} requires optimizer.decay_steps: set it to the length of the "
+            "first period."
+        )
+    if kind.decay == "scale" and not (decay or warmup):
+        raise UsageError(
+            f"optimizer.schedule={name} requires optimizer.warmup_steps or optimizer.decay_steps: set "
+            "the number of updates after which the rate has fallen by 1/sqrt(2)."
+        )
+
+
+def _is_known(v: Values) -> bool:
+    """Returns whether the optimizer is one of ctl's; a function of the user may have any argument."""
+    return v["optimizer.name"] in optimizers.CLASSES
+
+
+def _decays(v: Values) -> bool:
+    decays = v["optimizer.weight_decay"] or v["optimizer.name"] in optimizers.LAYERWISE
+    return bool(decays or any(group.get("optimizer") for group in v["optimizer.groups"]))
+
+
+def _warms_up_too_long(v: Values) -> bool:
+    steps, warmup = v["train.steps"], v["optimizer.warmup_steps"]
+    ends = schedules.ends_at_last_step(v["optimizer.schedule"], v["optimizer.decay_steps"])
+    # Durations with units are compared once they are resolved.
+    return ends and isinstance(steps, int) and isinstance(warmup, int) and warmup >= steps
+
+
+RULES = (
+    Rule(
+        lambda v: (
+            v["optimizer.momentum"]
+            and _is_known(v)
+            and v["optimizer.name"] not in optimizers.MOMENTUM
+        ),
+        "optimizer.momentum is {optimizer.momentum}, but has no effect with "
+        "optimizer.name={optimizer.name}",
+        "set it to 0, or choose optimizer.name=sgd",
+    ),
+    Rule(
+        lambda v: (
+            v["optimizer.shard_state"]
+            and _is_known(v)
+            and v["optimizer.name"] not in optimizers.ELEMENTWISE
+        ),
+        "optimizer.shard_state updates slices of variables, and optimizer.name={optimizer.name} "
+        "requires complete ones",
+        "set optimizer.shard_state=false, or choose optimizer.name="
+        f"{', '.join(optimizers.ELEMENTWISE[:-1])} or {optimizers.ELEMENTWISE[-1]}",
+    ),
+    Rule(
+        lambda v: v["optimizer.weight_decay_exclude"] and _is_known(v) and not _decays(v),
+        "optimizer.weight_decay_exclude has no effect without optimizer.weight_decay",
+        "set it, or remove optimizer.weight_decay_exclude",
+    ),
+    # Each update also subtracts this fraction of every weight; from 1 on, it reverses their signs.
+    Rule(
+        lambda v: v["optimizer.weight_decay"] * v["optimizer.learning_rate"] >= 1,
+        "optimizer.weight_decay is {optimizer.weight_decay} and optimizer.learning_rate is "
+        "{optimizer.learning_rate}",
+        "their product, the fraction of each weight that an update subtracts, must be less than 1",
+    ),
+    _check_schedule,
+    durations.check_boundaries,
+    Rule(
+        _warms_up_too_long,
+        "optimizer.warmup_steps is {optimizer.warmup_steps}, but must be less than train.steps, "
+        "which is {train.steps}",
+    ),
+)

@@ -1,0 +1,352 @@
+"""The config of a step: precision, XLA, reductions, micro-batches, clipping and non-finite steps."""
+
+from ctl.configs.component import Key, Rule, Values
+from ctl.errors import UsageError
+from ctl.hardware.strategies import STRATEGIES, StrategySpec
+
+PRECISIONS = ("float32", "float64", "bfloat16", "float16")
+XLA_MODES = ("auto", "off", "loop", "step", "gradients", "autocluster")
+ON_NON_FINITE = ("stop", "skip", "rollback", "ignore")
+_SINGLE_REPLICA_XLA = ("loop", "step")
+_SIXTEEN_BIT = ("float16", "bfloat16")
+
+# fmt: off
+KEYS = (
+    Key("runtime.precision", "float32", choices=PRECISIONS, option="precision",
+        text="float32, float64, or mixed precision with bfloat16 or float16 layers and float32 "
+             "variables."),
+    Key("runtime.loss_scale", 0.0, least=0, option="loss_scale",
+        text="With float16: a fixed loss scale; 0: a dynamic one."),
+    Key("runtime.xla", "auto", choices=XLA_MODES, option="xla", harmless=True,
+        text="What XLA compiles: off, loop (many complete steps; one replica), step (one complete "
+             "step; one replica), gradients (the forward and backward pass), autocluster (the parts "
+             "that TensorFlow selects), auto (on GPUs the fastest of these that the strategy and the "
+             "model support; on CPUs off: ctl profile_input compares the modes)."),
+    Key("runtime.fused_attention", "auto", choices=("auto", "off"), option="fused_attention",
+        harmless=True,
+        text="auto: where XLA compiles the step for a GPU, attention in 16 bits is one kernel that "
+             "stores no matrix of length x length (ctl explain shows which layers have it); off: "
+             "the formula."),
+    Key("runtime.logical_shards", 0, least=0, option="logical_shards",
+        text="Compute the gradient as the sum of this many shards in a fixed order: the same bits on "
+             "any number of replicas that divides it. The all-reduce transfers this many times the "
+             "bytes. 0: off."),
+    Key("runtime.all_reduce.dtype", "", choices=("", "bfloat16"), option="all_reduce_dtype",
+        text="bfloat16 halves the bytes of the all-reduce; \"\": the gradients' dtype."),
+    Key("runtime.all_reduce.compression", "", choices=("", "powersgd", "float16", "bfloat16"),
+        option="compression",
+        text="powersgd, float16 or bfloat16: compress the gradients, and add what is lost to the next "
+             'ones; "": off. Updates are then no longer a function of the global batch alone. See '
+             "docs/step.md."),
+    Key("runtime.all_reduce.rank", 0, least=0, option="compression_rank",
+        text="With powersgd: the rank of the factors that are sent, such as 2."),
+    Key("runtime.all_reduce.compression_start", 0, least=0, option="compression_start",
+        text="The first step that is compressed."),
+    Key("runtime.all_reduce.bucket_mib", 0.0, least=0, harmless=True,
+        text="With several processes: reduce the gradients in groups of about this many MiB, each as "
+             "soon as the backward pass has computed it; 0: one group after the backward pass. See "
+             "docs/hardware.md."),
+    Key("runtime.allow_unkeyed_random", False, option="allow_unkeyed_random", harmless=True,
+        text="Accept random operations that ctl cannot key by row, such as tf.random.uniform in a "
+             "layer: the update then depends on how the batch is split, and on how often the run was "
+             "resumed."),
+    Key("runtime.allow_row_coupling", False, option="allow_row_coupling", harmless=True,
+        text="Accept losses in which a row depends on other rows of its replica or micro-batch, such "
+             "as local negatives: the update then depends on how the batch is split."),
+    Key("loss_weights", {}, free=True,
+        text="The factors of the losses that per_example_loss returns as a dict, by name, such as "
+             "dict(digit=1.0, parity=0.3); the sum of the products is minimized. Each loss is also "
+             "reported as NAME_loss."),
+    Key("optimizer.ema_decay", 0.0, least=0,
+        bound=(lambda decay: decay < 1, "less than 1, such as 0.999"), option="ema_decay",
+        text="Evaluate and export the exponential moving average of the weights, with this decay, "
+             "such as 0.999, after a warm-up; 0: off. See docs/optimizers.md."),
+    Key("optimizer.shard_state", False, option="shard_state", harmless=True,
+        text="Split the optimizer's slot variables over the replicas, with the same bits; see "
+             "docs/memory.md."),
+    Key("optimizer.micro_batches", 1, least=1, option="micro_batches", harmless=True,
+        text="The number of micro-batches that a per-replica batch is divided into, to save memory; the "
+             "update does not depend on it."),
+    Key("optimizer.clip", {}, text="Of the reduced gradients; set at most one."),
+    Key("optimizer.clip.global_norm", 0.0, least=0,
+        text="Scale all gradients to at most this joint norm."),
+    Key("optimizer.clip.norm", 0.0, least=0, text="Scale each gradient to at most this norm."),
+    Key("optimizer.clip.value", 0.0, least=0, text="Clip each element to [-value, value]."),
+    Key("train.on_non_finite", "stop", choices=ON_NON_FINITE, option="on_non_finite",
+        text="After a step whose loss or gradients are not finite: stop (the run ends after the inner "
+             "loop without saving), skip (the update is not applied), rollback (the run restores its "
+             "last checkpoint and continues without that batch, at most 10 times), ignore (no "
+             "check)."),
+    Key("train.loss_spike", 0.0, least=0,
+        option="loss_spike", bound=(lambda factor: factor == 0 or factor > 1,
+                                    "greater than 1, such as 3.0, or 0 for no limit"),
+        text="Treat a loss of more than this many times the median of the last 101 losses in the same "
+             "way; 0: do not check."),
+    Key("train.norms", "", choices=("", "global", "layers"), option="norms",
+        text="global: log the global norms of the gradients (before clipping), the parameters and the "
+             "updates, and the shares of zero and non-finite elements of the gradients; layers: also "
+             'write (but do not print) the norms of each variable; "": off.'),
+)
+# fmt: on
+_CLIP = ("optimizer.clip.global_norm", "optimizer.clip.norm", "optimizer.clip.value")
+
+
+def _spec(v: Values) -> StrategySpec:
+    return STRATEGIES[v["strategy"]]
+
+
+def _check_clip(v: Values) -> None:
+    bounds = [key for key in _CLIP if v[key]]
+    if len(bounds) > 1:
+        raise UsageError(f"{' and '.join(bounds)} are set: set one of them, and the others to 0.")
+
+
+# Besides keys, these rules read facts:
+#   strategy           its name in `hardware.strategies`, such as "central_storage"
+#   cpu_collectives    whether TensorFlow reduces gradients between processes on CPUs
+#   replicas, batch    the number of replicas, and the global batch size
+#   rows_per_replica   the largest per-replica batch size; None if it is not known
+#   full_batches       whether every global batch has exactly `batch` examples
+#   string_features    whether the batches contain strings
+#   sync_batch_norm    whether the model has synchronized batch normalization
+#   per_micro_batch    whether it was requested per micro-batch
+RULES = (
+    _check_clip,
+    Rule(
+        lambda v: v["data.placement"] == "device" and v["runtime.xla"] != "loop",
+        "data.placement=device requires runtime.xla=loop, which reads examples on the device",
+        "set runtime.xla=loop, or data.placement=stream",
+    ),
+    Rule(
+        lambda v: v["runtime.loss_scale"] and v["runtime.precision"] != "float16",
+        "runtime.loss_scale has no effect without runtime.precision=float16",
+        "set runtime.loss_scale=0",
+    ),
+    Rule(
+        lambda v: v["train.loss_spike"] and v["train.on_non_finite"] == "ignore",
+        "train.loss_spike has no effect with train.on_non_finite=ignore",
+        "set train.loss_spike=0, or choose train.on_non_finite=stop, skip or rollback",
+    ),
+    Rule(
+        lambda v: (
+            v["runtime.all_reduce.compression"] == "powersgd" and not v["runtime.all_reduce.rank"]
+        ),
+        "runtime.all_reduce.compression=powersgd requires a rank",
+        "set runtime.all_reduce.rank, such as 2",
+    ),
+    Rule(
+        lambda v: (
+            v["runtime.all_reduce.rank"] and v["runtime.all_reduce.compression"] != "powersgd"
+        ),
+        "runtime.all_reduce.rank has no effect without runtime.all_reduce.compression=powersgd",
+        "set runtime.all_reduce.rank=0",
+    ),
+    Rule(
+        lambda v: (
+            v["runtime.all_reduce.compression_start"] and not v["runtime.all_reduce.compression"]
+        ),
+        "runtime.all_reduce.compression_start has no effect without runtime.all_reduce.compression",
+        "set runtime.all_reduce.compression_start=0",
+    ),
+    Rule(
+        lambda v: v["runtime.all_reduce.compression"] and v["runtime.all_reduce.dtype"],
+        "runtime.all_reduce.compression and runtime.all_reduce.dtype both determine how gradients are "
+        "sent",
+        "set only one of the two",
+    ),
+    Rule(
+        lambda v: (
+            v["runtime.all_reduce.compression"] in _SIXTEEN_BIT
+            and v["runtime.precision"] == "float64"
+        ),
+        "runtime.all_reduce.compression=float16 and bfloat16 would undo runtime.precision=float64",
+        "set only one of the two, or choose runtime.all_reduce.compression=powersgd",
+    ),
+    Rule(
+        lambda v: v["runtime.all_reduce.compression"] and v["runtime.logical_shards"],
+        "runtime.logical_shards keeps every bit of the gradients, and runtime.all_reduce.compression "
+        "does not",
+        "set only one of the two",
+    ),
+    Rule(
+        lambda v: v["runtime.all_reduce.compression"] and v["runtime.all_reduce.bucket_mib"],
+        "runtime.all_reduce.bucket_mib reduces gradients during the backward pass, and "
+        "runtime.all_reduce.compression after it",
+        "set only one of the two",
+    ),
+    Rule(
+        lambda v: v["runtime.all_reduce.bucket_mib"] and v["runtime.xla"] not in ("auto", "off"),
+        "runtime.all_reduce.bucket_mib reduces gradients during the backward pass, and a program of XLA "
+        "returns all of its results at its end",
+        "set runtime.xla=off, or runtime.all_reduce.bucket_mib=0",
+    ),
+    Rule(
+        lambda v: v["runtime.precision"] == "float16" and not _spec(v).replica_values,
+        "runtime.precision=float16 requires a loss scale, which tf_keras does not support under "
+        "central storage, parameter servers and TPUs",
+        "choose runtime.precision=bfloat16",
+    ),
+    Rule(
+        lambda v: v["runtime.precision"] == "float64" and _spec(v).tpu,
+        "runtime.precision=float64 is not supported by TPUs",
+        "choose runtime.precision=float32 or bfloat16",
+    ),
+    Rule(
+        lambda v: v["runtime.xla"] == "gradients" and _spec(v).central,
+        "runtime.xla=gradients compiles code that reads variables, which central storage and "
+        "parameter servers keep on another device",
+        "choose runtime.xla=autocluster or off",
+    ),
+    Rule(
+        lambda v: v["runtime.xla"] in _SINGLE_REPLICA_XLA and _spec(v).coordinated,
+        "runtime.xla=loop and step compile the update, which parameter servers apply on another "
+        "machine",
+        "choose runtime.xla=autocluster or off",
+    ),
+    Rule(
+        lambda v: v["runtime.xla"] in _SINGLE_REPLICA_XLA and v["string_features"],
+        "runtime.xla=loop and step compile the complete step, and XLA does not support strings",
+        "remove the string features from the batch, or choose runtime.xla=off",
+    ),
+    Rule(
+        lambda v: _spec(v).coordinated and (v["sync_batch_norm"] or v["runtime.logical_shards"]),
+        "Synchronized batch normalization and runtime.logical_shards combine the replicas of a "
+        "step, but the workers of parameter servers compute their steps independently",
+        "turn both off, or choose runtime.strategy=multi_worker_mirrored",
+    ),
+    Rule(
+        lambda v: (
+            _spec(v).coordinated
+            and (v["train.on_non_finite"] in ("skip", "rollback") or v["train.loss_spike"])
+        ),
+        "train.on_non_finite=skip and rollback and train.loss_spike are decisions of all replicas "
+        "together, but the workers of parameter servers compute their steps independently",
+        "choose train.on_non_finite=stop or ignore, and set train.loss_spike=0",
+    ),
+    Rule(
+        lambda v: _spec(v).tpu and v["train.on_non_finite"] == "skip",
+        "train.on_non_finite=skip applies the update conditionally, which TensorFlow does not "
+        "support on a TPU",
+        "choose train.on_non_finite=rollback, stop or ignore",
+    ),
+    Rule(
+        lambda v: v["optimizer.shard_state"] and not _spec(v).replica_values,
+        "optimizer.shard_state splits the slot variables that each replica holds, which central "
+        "storage and parameter servers hold once; on TPUs it was never run",
+        "set optimizer.shard_state=false, or choose runtime.strategy=mirrored or "
+        "multi_worker_mirrored",
+    ),
+    Rule(
+        lambda v: v["runtime.all_reduce.dtype"] and _spec(v).coordinated,
+        "runtime.all_reduce.dtype is the dtype of a reduction, and parameter servers have none",
+        'set runtime.all_reduce.dtype=""',
+    ),
+    Rule(
+        lambda v: v["runtime.all_reduce.dtype"] == "bfloat16" and v["cpu_collectives"],
+        "runtime.all_reduce.dtype=bfloat16 is not supported by TensorFlow's all-reduce between "
+        "processes on CPUs",
+        'set runtime.all_reduce.dtype="", or train on GPUs',
+    ),
+    Rule(
+        lambda v: v["runtime.all_reduce.compression"] and not _spec(v).replica_values,
+        "runtime.all_reduce.compression keeps errors on each replica, which central storage and "
+        "parameter servers cannot; on TPUs it was never run",
+        'set runtime.all_reduce.compression="", or choose runtime.strategy=mirrored or '
+        "multi_worker_mirrored",
+    ),
+    Rule(
+        lambda v: v["runtime.all_reduce.compression"] == "bfloat16" and v["cpu_collectives"],
+        "runtime.all_reduce.compression=bfloat16 is not supported by TensorFlow's all-reduce between "
+        "processes on CPUs",
+        "choose runtime.all_reduce.compression=float16 or powersgd, or train on GPUs",
+    ),
+    Rule(
+        lambda v: v["runtime.xla"] in _SINGLE_REPLICA_XLA and v["replicas"] > 1,
+        "runtime.xla=loop and step compile complete steps into one program, which several replicas "
+        "cannot share",
+        "choose runtime.xla=gradients, autocluster or off",
+    ),
+    Rule(
+        lambda v: v["runtime.xla"] == "gradients" and v["sync_batch_norm"] and v["replicas"] > 1,
+        "runtime.xla=gradients compiles the model, and synchronized batch normalization reduces "
+        "over the replicas inside the model",
+        "choose runtime.xla=autocluster or off",
+    ),
+    Rule(
+        lambda v: (
+            v["rows_per_replica"] is not None
+            and v["optimizer.micro_batches"] > v["rows_per_replica"]
+        ),
+        "optimizer.micro_batches is larger than the per-replica batch "
+        "(micro_batches={optimizer.micro_batches}, rows_per_replica={rows_per_replica})",
+        "set optimizer.micro_batches to at most the per-replica batch size",
+    ),
+    Rule(
+        lambda v: (
+            v["sync_batch_norm"] and v["optimizer.micro_batches"] > 1 and not v["per_micro_batch"]
+        ),
+        "optimizer.micro_batches splits a batch into micro-batches, and synchronized "
+        "batch normalization would use the statistics of a micro-batch",
+        "set optimizer.micro_batches=1, or accept them with model.sync_batch_norm=per_micro_batch",
+    ),
+    Rule(
+        lambda v: v["runtime.logical_shards"] and v["runtime.logical_shards"] % v["replicas"] != 0,
+        "runtime.logical_shards is not a multiple of the number of replicas "
+        "(shards={runtime.logical_shards}, replicas={replicas})",
+        "choose a multiple, or set runtime.logical_shards=0",
+    ),
+    Rule(
+        lambda v: v["runtime.logical_shards"] and v["batch"] % v["runtime.logical_shards"] != 0,
+        "The global batch size is not a multiple of runtime.logical_shards "
+        "(batch={batch}, shards={runtime.logical_shards})",
+        "choose a multiple, or set runtime.logical_shards=0",
+    ),
+    Rule(
+        lambda v: v["runtime.logical_shards"] and not v["full_batches"],
+        "runtime.logical_shards requires full batches of one known size",
+        "batch with drop_remainder=True, or return single examples and let ctl batch them",
+    ),
+    Rule(
+        lambda v: v["runtime.logical_shards"] and v["sync_batch_norm"],
+        "runtime.logical_shards sums gradients in a fixed order, and synchronized batch "
+        "normalization sums inside the model",
+        "set runtime.logical_shards=0, or use a model without synchronized batch normalization",
+    ),
+    Rule(
+        lambda v: v["runtime.logical_shards"] and v["optimizer.micro_batches"] > 1,
+        "runtime.logical_shards already computes the gradients shard by shard",
+        "set optimizer.micro_batches=1",
+    ),
+    Rule(
+        lambda v: v["runtime.logical_shards"] and v["runtime.xla"] not in ("auto", "off"),
+        "runtime.logical_shards requires the same computation for each shard, and XLA fuses "
+        "operations across shards",
+        "set runtime.xla=off",
+    ),
+    Rule(
+        lambda v: v["runtime.logical_shards"] and v["runtime.all_reduce.dtype"],
+        "runtime.logical_shards keeps every bit of the gradients, and runtime.all_reduce.dtype "
+        "rounds them",
+        "set only one of the two",
+    ),
+    Rule(
+        lambda v: v["runtime.all_reduce.dtype"] and v["runtime.precision"] == "float64",
+        "runtime.all_reduce.dtype=bfloat16 would undo runtime.precision=float64",
+        "set only one of the two",
+    ),
+    Rule(
+        lambda v: v["optimizer.ema_decay"] and v["runtime.cluster.shard_mib"],
+        "optimizer.ema_decay averages complete variables, which another number of parameter servers "
+        "could not restore from shards",
+        "set runtime.cluster.shard_mib=0, or optimizer.ema_decay=0",
+    ),
+    Rule(
+        lambda v: (
+            isinstance(v["train.steps"], int)
+            and 0 < v["train.steps"] <= v["runtime.all_reduce.compression_start"]
+        ),
+        "runtime.all_reduce.compression_start is {runtime.all_reduce.compression_start}, but "
+        "train.steps is {train.steps}, so no step is compressed",
+        'choose an earlier step, or set runtime.all_reduce.compression=""',
+    ),
+)
