@@ -71,22 +71,14 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return _version()
+        from ctl.version import find_version
+
+        return find_version()
     if name in _PACKAGES:
         return importlib.import_module(f"ctl.{name}")
     if name in _MODULES:
         return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'ctl' has no attribute {name!r}")
-
-
-def _version() -> str:
-    """The version in pyproject.toml, which the installed package records."""
-    import importlib.metadata
-
-    try:
-        return importlib.metadata.version("ctl-tensorflow")
-    except importlib.metadata.PackageNotFoundError:  # a checkout on PYTHONPATH
-        return "0+unknown"
 
 
 def __dir__() -> list[str]:

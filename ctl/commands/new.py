@@ -15,13 +15,12 @@ import re
 import shutil
 import tempfile
 
-import ctl
 from ctl.commands import Parser
 from ctl.errors import UsageError, print_line
+from ctl.version import DISTRIBUTION, FOLDER
 
 TEMPLATE = pathlib.Path(__file__).parent / "project_template"
 KINDS = ("images", "text", "tabular", "gan")
-_PACKAGE = "ctl-tensorflow"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
@@ -98,11 +97,11 @@ def _create(path: pathlib.Path, kind: str) -> list[str]:
 
 def _requirement() -> str:
     """Returns the requirement by which pip installs the same ctl from the same place."""
-    package = f"{_PACKAGE}[cpu]"
+    package = f"{DISTRIBUTION}[cpu]"
     try:
-        installed = importlib.metadata.distribution(_PACKAGE)
+        installed = importlib.metadata.distribution(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:  # a checkout on PYTHONPATH
-        return f"{package} @ {pathlib.Path(ctl.__file__).parents[1].as_uri()}"
+        return f"{package} @ {FOLDER.parent.as_uri()}"
     text = installed.read_text("direct_url.json")
     if not text:  # from a package index
         return f"{package}=={installed.version}"

@@ -16,11 +16,11 @@ import re
 from absl import flags
 from ml_collections import config_dict
 
-import ctl
 from ctl import errors
 from ctl.configs import keys, loading, overrides, validation
 from ctl.configs.modes import MODES
 from ctl.errors import UsageError
+from ctl.version import find_version
 
 DEFAULT_MODE = "train_and_eval"
 SWITCHES = {
@@ -172,7 +172,7 @@ def format_version() -> str:
             versions.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
             continue
-    return f"ctl {ctl.__version__} ({', '.join(versions)})"
+    return f"ctl {find_version()} ({', '.join(versions)})"
 
 
 def _take_positional(values: flags.FlagValues, positional: list[str]) -> list[str]:

@@ -15,7 +15,6 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-import ctl
 from ctl.errors import UsageError, did_you_mean
 from ctl.loop import inference
 from ctl.loop.actions import best_checkpoint
@@ -24,6 +23,7 @@ from ctl.loop.checkpoints.files import flush, report_write_errors
 from ctl.loop.workdir import Workdir
 from ctl.replica.step.engine import engine_of
 from ctl.trainer import StandardTrainer
+from ctl.version import find_version
 
 
 class ExportModel(Action):
@@ -198,7 +198,7 @@ def _describe(signature: Any) -> dict[str, Any]:
 
 def _versions() -> dict[str, str]:
     return {
-        "tensorflow": tf.__version__, "ctl": ctl.__version__, "tf_keras": tf_keras.__version__
+        "tensorflow": tf.__version__, "ctl": find_version(), "tf_keras": tf_keras.__version__
     }  # fmt: skip
 
 

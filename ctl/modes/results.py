@@ -8,13 +8,13 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-import ctl
 from ctl.hardware import host
 from ctl.loop import json_files
 from ctl.loop.controller import Controller
 from ctl.loop.workdir import Workdir
 from ctl.modes.experiment import Experiment
 from ctl.replica.step.engine import engine_of
+from ctl.version import find_version
 
 _PACKAGES = ("tf-models-official", "numpy")
 
@@ -88,7 +88,7 @@ def _versions() -> dict[str, str]:
     # TensorFlow's package has another name on each kind of hardware: tensorflow_cpu, tensorflow_tpu.
     # The wheel of ctl has a copy of tf_keras, which is no package of its own.
     versions = {
-        "ctl": ctl.__version__, "tensorflow": tf.__version__, "tf_keras": tf_keras.__version__
+        "ctl": find_version(), "tensorflow": tf.__version__, "tf_keras": tf_keras.__version__
     }  # fmt: skip
     for name in _PACKAGES:
         try:

@@ -14,7 +14,7 @@ from ctl.errors import UsageError
 from ctl.replica.layers import recompute
 from ctl.testing import multiprocess, splits
 from ctl.testing.contents import Names
-from ctl.testing.diagnosis import calibration
+from ctl.testing.diagnosis import rules
 from ctl.testing.diagnosis.differences import EVALUATION, NOTHING, check_finite, run_checks
 from ctl.testing.diagnosis.evidence import Evidence
 from ctl.testing.equivalence_report import (
@@ -362,7 +362,7 @@ class _Trial:
             notes=list(self._describe_precision()),
         )
         if measured.undecided:
-            finding = calibration.explain_random(evidence)
+            finding = rules.explain_random(evidence)
             differences, cause = ([finding[0]], finding[1]) if finding else NOTHING
             undecided = "" if finding else measured.undecided
         else:

@@ -10,9 +10,9 @@ import traceback
 
 import tensorflow as tf
 
-import ctl
 from ctl.replica.graphs import ops
 from ctl.replica.step import loop_errors
+from ctl.version import FOLDER
 
 _CALLBACK = "calls back into Python on the host"
 _STRING = "makes a string"
@@ -43,7 +43,7 @@ _NOT_CONSTANT = re.compile(
 )
 _NODE = re.compile(r"\{\{node ([^}]+)\}\}")
 _LIBRARIES = (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["stdlib"])
-_CTL = os.path.dirname(os.path.abspath(ctl.__file__)) + os.sep
+_CTL = f"{FOLDER}{os.sep}"
 _THIS_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 

@@ -206,19 +206,3 @@ OTHER_SLOTS = (
     "With optimizer.shard_state a slice is updated by the slots of another slice: cut gradients, "
     "weights and slots by the same replica number."
 )
-
-# Why a loop cannot be compared; these are parts of a sentence.
-RANDOM = (
-    "on one replica already, another random seed changes the result by a factor of up to "
-    "{noise:.2g} of its size: the loop draws random numbers, such as dropout, and several replicas "
-    "draw them in another order. Build the loop without them for this test (Dropout(0.0))"
-)
-ORDER = (
-    "on one replica already, another order of the rows in the global batch changes the result by "
-    "up to {noise:.2g} of its size: the loop draws random numbers with a fixed seed, or depends on "
-    "a row's position in the batch"
-)
-NARROW = (
-    "a layer computes in {dtype}, whose rounding errors are as large as the effect of a mistake: "
-    "set the policy to float32 or float64 for this test"
-)

@@ -1,15 +1,13 @@
 """The data by which the checks and rules find a mistake and its cause."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
-from typing import TypeVar
 
 from ctl.testing.equivalence_report import Difference
 from ctl.testing.loop_record import Record
 from ctl.testing.splits import Split
 from ctl.testing.subjects.base import Calibration, SplitRun, Subject
 
-T = TypeVar("T")
 Finding = tuple[Difference, str]  # the difference to report first, and its cause
 
 
@@ -55,15 +53,3 @@ class Evidence:
         ordered = self.of_kind(*dict.fromkeys(d.kind for d in self.differences))
         ordered.sort(key=lambda d: d.split != first.split)
         return (d for d in ordered if d is not first)
-
-
-def attempt(probe: Callable[[], T]) -> T | None:
-    """Returns the result of a probe, or None if it raises.
-
-    A trainer with its own step may not implement the methods that a probe calls, and fail with any
-    error; the difference is then reported without its cause.
-    """
-    try:
-        return probe()
-    except Exception:
-        return None

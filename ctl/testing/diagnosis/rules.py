@@ -1,15 +1,17 @@
 """Rules that map differences between splits to a likely cause."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from ctl.testing.diagnosis import causes
-from ctl.testing.diagnosis.evidence import Evidence, Finding, attempt
+from ctl.testing.diagnosis.evidence import Evidence, Finding
 from ctl.testing.diagnosis.update_rules import explain_update
 from ctl.testing.equivalence_report import Difference, common_factor
 from ctl.testing.splits import Split
-from ctl.testing.subjects.base import RowValues, Subject
+from ctl.testing.subjects import noise
+from ctl.testing.subjects.base import RowValues, Subject, attempt
 
 
 def explain_draws(evidence: Evidence, split: Split, *, training: bool = True) -> str | None:
@@ -243,3 +245,45 @@ _RULES: Sequence[Callable[[Evidence], Finding | None]] = (
     explain_metric,
     _explain_state,
 )
+
+
+_ROUNDING = 0.1  # relative; larger than the rounding errors of a loop that computes in 16 bits
+
+
+def explain_random(evidence: Evidence) -> Finding | None:
+    """Recognizes mistakes in spite of random numbers: equal draws, and draws in an evaluation."""
+    run: Any = evidence.run
+    if noise.find_narrow(run):
+        return None
+    reference = run.record()
+    split = Split(2 * (run.split.batch // 2), 2)
+    if not reference.trains:
+        other = noise.record_reversed(run, reference).steps[0]
+        for (kind, name), value in reference.steps[0].items():
+            distance = float(np.abs(other[kind, name] - value).max(initial=0.0))
+            if kind in ("loss", "metric") and distance:
+                return Difference(kind, name, split, 0, None, distance), causes.EVALUATION_NOISE
+        return None
+    # If only another order of the rows changes the result, it may do so by rounding errors.
+    threshold = _CLOSE if evidence.calibration.random else _ROUNDING
+    if attempt(lambda: _draws_same_numbers(evidence, split, threshold)):
+        first = next(name for kind, name in reference.steps[0] if kind == "update")
+        size = float(np.abs(reference.flat_update()).max())
+        return Difference("update", first, split, 0, None, size), causes.SAME_NUMBERS
+    return None
+
+
+def _draws_same_numbers(evidence: Evidence, split: Split, threshold: float) -> bool:
+    """Returns whether two replicas with the same rows compute the same as one of them.
+
+    The rows are all equal, so that only random numbers can make them different.
+    """
+    subject = evidence.subject.select([0] * split.batch)
+    half = subject.start(Split(split.batch // 2)).record(steps=1)
+    both, several = (
+        subject.start(each).record(half.names, steps=1) for each in (split.reference, split)
+    )
+    return (
+        noise.relative_distance(several, half) < _CLOSE
+        and noise.relative_distance(both, half) > threshold
+    )

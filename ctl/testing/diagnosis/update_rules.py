@@ -9,11 +9,11 @@ import numpy as np
 
 from ctl.errors import list_some
 from ctl.testing.diagnosis import causes
-from ctl.testing.diagnosis.evidence import Evidence, Finding, attempt
+from ctl.testing.diagnosis.evidence import Evidence, Finding
 from ctl.testing.equivalence_report import Difference, as_fraction, common_factor
 from ctl.testing.loop_record import Record
 from ctl.testing.splits import RATE, Split
-from ctl.testing.subjects.base import Terms
+from ctl.testing.subjects.base import Terms, attempt
 
 _CLOSE = 1e-4  # relative; coefficients solve a least-squares problem and lose digits
 _ROUNDING = 1e-9  # a smaller multiple of the weights is a rounding error

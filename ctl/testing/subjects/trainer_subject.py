@@ -21,11 +21,18 @@ from ctl.replica.step.microbatches import unpack
 from ctl.replica.step.preprocessing import call_sample_weight
 from ctl.testing.comparison import tolerance_of
 from ctl.testing.contents import Contents, Names, contents_of, named_leaves
-from ctl.testing.diagnosis.evidence import attempt
 from ctl.testing.logical_devices import make_strategy
 from ctl.testing.loop_record import Record
 from ctl.testing.splits import RATE, Split
-from ctl.testing.subjects.base import Attempts, Calibration, RowValues, SplitRun, Subject, Terms
+from ctl.testing.subjects.base import (
+    Attempts,
+    Calibration,
+    RowValues,
+    SplitRun,
+    Subject,
+    Terms,
+    attempt,
+)
 from ctl.trainer import StandardTrainer
 
 # Options that the splits or the comparison determine.

@@ -1,15 +1,11 @@
 """Measures the rounding errors and the randomness of a loop on one replica."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ctl.testing.comparison import tolerance_of
-from ctl.testing.diagnosis import causes
-from ctl.testing.diagnosis.evidence import Evidence, Finding, attempt
-from ctl.testing.equivalence_report import Difference
 from ctl.testing.loop_record import Record
-from ctl.testing.splits import Split
 from ctl.testing.subjects.base import Calibration
 
 if TYPE_CHECKING:
@@ -19,8 +15,21 @@ MARGIN = 8.0  # on several replicas, more sums have another order than on one
 _SMALL = 1e-3  # relative to the largest value: smaller ones consist of rounding errors
 _NARROW = ("bfloat16", "float16")
 _LARGE = 1e-2  # relative; no rounding error of a few steps in float32
-_CLOSE = 1e-4  # relative; of two runs that draw the same numbers
-_ROUNDING = 0.1  # relative; larger than the rounding errors of a loop that computes in 16 bits
+# Why a loop cannot be compared; as parts of a sentence.
+_RANDOM = (
+    "on one replica already, another random seed changes the result by a factor of up to "
+    "{noise:.2g} of its size: the loop draws random numbers, such as dropout, and several replicas "
+    "draw them in another order. Build the loop without them for this test (Dropout(0.0))"
+)
+_ORDER = (
+    "on one replica already, another order of the rows in the global batch changes the result by "
+    "up to {noise:.2g} of its size: the loop draws random numbers with a fixed seed, or depends on "
+    "a row's position in the batch"
+)
+_IN_16_BITS = (
+    "a layer computes in {dtype}, whose rounding errors are as large as the effect of a mistake: "
+    "set the policy to float32 or float64 for this test"
+)
 
 
 def calibrate(run: "LoopRun", record: Record) -> Calibration:
@@ -35,7 +44,7 @@ def calibrate(run: "LoopRun", record: Record) -> Calibration:
     """
     base = tolerance_of(run.subject.precision)
     if dtype := find_narrow(run):
-        return Calibration(base, undecided=causes.NARROW.format(dtype=dtype))
+        return Calibration(base, undecided=_IN_16_BITS.format(dtype=dtype))
     noise = measure_noise(run, record)
     again = relative_distance(run.record(record.names), record)
     if again <= base and noise < _LARGE:
@@ -45,7 +54,7 @@ def calibrate(run: "LoopRun", record: Record) -> Calibration:
         other.set_state(run.state, floating_only=True)  # integers may be the states of generators
         other.state = other.read_state()
         again = relative_distance(other.record(record.names), record)
-    reason = causes.RANDOM.format(noise=again) if again > base else causes.ORDER.format(noise=noise)
+    reason = _RANDOM.format(noise=again) if again > base else _ORDER.format(noise=noise)
     return Calibration(base, noise=noise, undecided=reason, random=again > base)
 
 
@@ -57,10 +66,11 @@ def find_narrow(run: "LoopRun") -> str:
 
 def measure_noise(run: "LoopRun", record: Record) -> float:
     """Returns the largest relative difference that another order of the rows makes."""
-    return relative_distance(_record_reversed(run, record), record)
+    return relative_distance(record_reversed(run, record), record)
 
 
-def _record_reversed(run: "LoopRun", record: Record) -> Record:
+def record_reversed(run: "LoopRun", record: Record) -> Record:
+    """Records a loop again, with the rows of each batch in reverse order."""
     run.order = slice(None, None, -1)
     try:
         return run.record(record.names)
@@ -87,39 +97,3 @@ def relative_distance(record: Record, expected: Record) -> float:
             if largest > 0:
                 distances.append(distance / max(size, _SMALL * largest))
     return max(distances)
-
-
-def explain_random(evidence: Evidence) -> Finding | None:
-    """Recognizes mistakes in spite of random numbers: equal draws, and draws in an evaluation."""
-    run: Any = evidence.run
-    if find_narrow(run):
-        return None
-    reference = run.record()
-    split = Split(2 * (run.split.batch // 2), 2)
-    if not reference.trains:
-        other = _record_reversed(run, reference).steps[0]
-        for (kind, name), value in reference.steps[0].items():
-            distance = float(np.abs(other[kind, name] - value).max(initial=0.0))
-            if kind in ("loss", "metric") and distance:
-                return Difference(kind, name, split, 0, None, distance), causes.EVALUATION_NOISE
-        return None
-    # If only another order of the rows changes the result, it may do so by rounding errors.
-    threshold = _CLOSE if evidence.calibration.random else _ROUNDING
-    if attempt(lambda: _draws_same_numbers(evidence, split, threshold)):
-        first = next(name for kind, name in reference.steps[0] if kind == "update")
-        size = float(np.abs(reference.flat_update()).max())
-        return Difference("update", first, split, 0, None, size), causes.SAME_NUMBERS
-    return None
-
-
-def _draws_same_numbers(evidence: Evidence, split: Split, threshold: float) -> bool:
-    """Returns whether two replicas with the same rows compute the same as one of them.
-
-    The rows are all equal, so that only random numbers can make them different.
-    """
-    subject = evidence.subject.select([0] * split.batch)
-    half = subject.start(Split(split.batch // 2)).record(steps=1)
-    both, several = (
-        subject.start(each).record(half.names, steps=1) for each in (split.reference, split)
-    )
-    return relative_distance(several, half) < _CLOSE and relative_distance(both, half) > threshold

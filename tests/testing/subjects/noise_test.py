@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from ctl.testing.diagnosis import calibration
+from ctl.testing.subjects import noise
 from tests.testing import loop_gallery
 from tests.testing.loop_gallery import check
 
@@ -32,8 +32,8 @@ def test_mixed_precision_cannot_be_compared():
 
 @pytest.mark.slow
 def test_rounding_errors_are_not_reported_as_equal_random_numbers(monkeypatch):
-    monkeypatch.setattr(calibration, "find_narrow", lambda run: "")  # as for a cast in the step
-    monkeypatch.setattr(calibration, "_LARGE", 1e-4)  # a deeper model has larger rounding errors
+    monkeypatch.setattr(noise, "find_narrow", lambda run: "")  # as for a cast in the step
+    monkeypatch.setattr(noise, "_LARGE", 1e-4)  # a deeper model has larger rounding errors
     report = check(Mixed, 8)
     assert report.verdict == "cannot tell"
     assert "another order of the rows" in report.failure()
