@@ -2,6 +2,7 @@
 
     ctl report runs/mnist
     ctl report runs/a runs/b --output=comparison.html
+    ctl report runs/sweep                               # a folder with several runs
 
 The page contains its plots, made by plotly, so that it can be sent and opened anywhere.
 """
@@ -32,7 +33,9 @@ def main(arguments: Sequence[str]) -> int:
     """
     form = "ctl report RUN... --output=FILE.html"
     parser = Parser("ctl report", form, str(__doc__).partition("\n")[0])
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="the workdir of a run")
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN", help="the workdir of a run, or of a sweep"
+    )
     parser.add_argument(
         "--output",
         metavar="FILE",
@@ -40,9 +43,9 @@ def main(arguments: Sequence[str]) -> int:
     )
     values = parser.parse_args(list(arguments))
     if importlib.util.find_spec("plotly") is None:
-        raise UsageError("A report requires the package plotly: run pip install plotly.")
+        raise UsageError(f"A report requires the package plotly: run {INSTALL}.")
     runs = run_files.read_runs([fetch(run, texts_only=True) for run in values.runs])
-    in_run = len(runs) == 1 and not is_url(values.runs[0])
+    in_run = len(values.runs) == 1 and not is_url(values.runs[0])
     default = pathlib.Path(values.runs[0] if in_run else ".", "report.html")
     path = pathlib.Path(values.output or default)
     _write(path, render(runs))
@@ -63,22 +66,54 @@ def _write(path: pathlib.Path, page: str) -> None:
         ) from None
 
 
+INSTALL = "pip install 'ctl-tensorflow[report]'"
 _OPTIMIZER = (
     *("learning_rate", "loss_scale", "skipped_steps"),
     *("gradient", "parameter", "update", "layer"),
 )
 _HIDDEN = ("epoch", "examples")
+_MACHINE = ("hardware", "versions")
 _SHARES = ("steps", "evaluation", "saving", "starting", "compiling", "lost", "other")
 _COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#e377c2")
 _MOST_EVENTS = 200
 _FIELDS = ("event", "step", "time", "seconds", "operations")  # fields that are shown elsewhere
+_DASHES = ("solid", "dot", "dash", "dashdot")
 _STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; margin: 0 auto; max-width: 1240px; padding: 1em; }
+body { font: 15px/1.45 system-ui, sans-serif; margin: 0; padding: 0 2em 2em; }
 h2 { border-bottom: 1px solid #ddd; margin-top: 2em; padding-bottom: .2em; }
 table { border-collapse: collapse; } td, th { border-bottom: 1px solid #eee; padding: .25em .8em;
 text-align: left; vertical-align: top; } th { background: #f6f6f6; }
-td { overflow-wrap: anywhere; } .plots { display: flex; flex-wrap: wrap; }
-.scroll { max-height: 30em; overflow: auto; }
+td { overflow-wrap: anywhere; } .scroll { max-height: 30em; overflow: auto; }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 520px), 1fr)); }
+.plots > div { min-width: 0; }
+.runs { overflow-x: auto; } .runs th { cursor: pointer; }
+.runs td, .runs th, label { white-space: nowrap; }
+.best { background: #eef7ee; }
+.legend { background: #fff; border-bottom: 1px solid #ddd; padding: .5em 0; position: sticky;
+top: 0; z-index: 1; } .legend label { margin-right: 1.2em; }
+.swatch { display: inline-block; height: .8em; margin-right: .4em; width: .8em; }
+"""
+# Sorts a table by the column that is clicked; shows or hides a curve in all charts. A chart is drawn
+# before the next one takes half of its row, so all are resized at the end.
+_SCRIPT = """
+addEventListener("load", () =>
+  document.querySelectorAll(".plotly-graph-div").forEach((chart) => Plotly.Plots.resize(chart)));
+function sortRuns(head) {
+  const table = head.closest("table"), i = head.cellIndex, up = head.dataset.up !== "1";
+  const rows = [...table.rows].slice(1), value = (row) => row.cells[i].dataset.value;
+  head.dataset.up = up ? "1" : "0";
+  rows.sort((a, b) => {
+    const [x, y] = up ? [value(a), value(b)] : [value(b), value(a)];
+    return x === "" || y === "" || isNaN(x) || isNaN(y) ? x.localeCompare(y) : x - y;
+  });
+  rows.forEach((row) => row.parentNode.append(row));
+}
+function show(box) {
+  for (const chart of document.querySelectorAll(".plotly-graph-div")) {
+    const traces = chart.data.flatMap((t, i) => (String(t.meta) === box.value ? [i] : []));
+    if (traces.length) Plotly.restyle(chart, { visible: box.checked }, traces);
+  }
+}
 """
 
 
@@ -86,38 +121,88 @@ def render(runs: Sequence[RunFiles]) -> str:
     """Returns the page, with everything that it needs."""
     from plotly import offline
 
+    ranked, ranking = run_files.rank(runs)
     title = f"ctl report: {', '.join(run.name for run in runs)}"
+    if len(runs) > 1:
+        about = [_section("Runs", _comparison(ranked, ranking))]
+    else:
+        about = [
+            _section("Summary", _table(["", runs[0].name], _describe(runs[0]).items())),
+            _section("Config, where it differs from the defaults", _config(runs[0])),
+        ]
     parts = [
-        f"<h1>{_escape(title)}</h1>",
-        _section("Summary", _summary(runs)),
-        *_curves(runs),
-        _section("Use of the wall time", _goodput(runs)),
-        *_profiles(runs),
-        _section(*_configs(runs)),
-        *(_section(f"Events of {run.name}", _events(run)) for run in runs),
+        f"<h1>{_escape(title if len(runs) < 4 else f'ctl report: {len(runs)} runs')}</h1>",
+        *about,
+        *_curves(ranked),
+        _section("Use of the wall time", _goodput(ranked)),
+        *_profiles(ranked),
+        *(_section(f"Events of {run.name}", _events(run)) for run in ranked),
     ]
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         f"<title>{_escape(title)}</title><style>{_STYLE}</style>"
-        f"<script>{offline.get_plotlyjs()}</script></head><body>\n"
+        f"<script>{offline.get_plotlyjs()}</script><script>{_SCRIPT}</script></head><body>\n"
         + "\n".join(parts)
         + "</body></html>\n"
     )
 
 
-def _summary(runs: Sequence[RunFiles]) -> str:
-    rows: dict[str, list[str]] = {}
-    for index, run in enumerate(runs):
-        for name, text in _describe(run).items():
-            rows.setdefault(name, [""] * len(runs))[index] = text
-    return _table(["", *(run.name for run in runs)], ([name, *row] for name, row in rows.items()))
+def _comparison(runs: Sequence[RunFiles], ranking: str) -> str:
+    """Returns one row per run, best first, and a column per key that differs and per metric."""
+    rows = [_row(run) for run in runs]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    # The settings of the machine are shown if they differ, as the keys of the config are.
+    values = {name: {str(row.get(name, "")) for row in rows} for name in names}
+    alike = {n for n in names if len(values[n]) == 1 and n.startswith((*_MACHINE, "config."))}
+    names = [name for name in names if name not in alike and values[name] != {""}]
+    head = "".join(
+        f'<th onclick="sortRuns(this)">{_escape(n.removeprefix("config."))}</th>'
+        for n in ("run", *names)
+    )
+    lines = []
+    for index, (run, row) in enumerate(zip(runs, rows, strict=True)):
+        mark = " (best)" if ranking and not index else ""
+        cells = [_cell(f"{run.name}{mark}"), *(_cell(row.get(name, "")) for name in names)]
+        lines.append(f"<tr{' class=best' if mark else ''}>{''.join(cells)}</tr>\n")
+    note = f"Best first, by {ranking}. " if ranking else ""
+    table = f"<table><tr>{head}</tr>\n{''.join(lines)}</table>"
+    return f'<p>{note}Click on a heading to sort.</p><div class="runs">{table}</div>'
+
+
+def _row(run: RunFiles) -> dict[str, Any]:
+    metrics = {n: v for n, v in run.last_values().items() if _is_metric(n.rpartition("/")[2])}
+    text = _describe(run)
+    machine = {name: text[name] for name in _MACHINE if name in text}
+    speed = run.result.get("examples_per_second") or ""
+    shares = run.goodput()
+    return {
+        **{f"config.{key}": errors.show_value(value) for key, value in run.config.items()},
+        **metrics,
+        "best": text.get("best", ""),
+        "state": text["state"],
+        "step": run.last_step(),
+        "examples/s": speed,
+        "wall time": text.get("wall time", ""),
+        "in steps": shares.get("steps", "") if shares else "",
+        **machine,
+    }
+
+
+def _cell(value: Any) -> str:
+    number = isinstance(value, int | float)
+    text = f"{value:,.5g}" if isinstance(value, float) else f"{value:,}" if number else value
+    return f'<td data-value="{_escape(value)}">{_escape(text)}</td>'
+
+
+def _is_metric(name: str) -> bool:
+    return name not in _HIDDEN and _section_of(name) == "Metrics"
 
 
 def _describe(run: RunFiles) -> dict[str, str]:
-    result, steps = run.result, [record.get("step", 0) for record in run.metrics]
+    result = run.result
     texts = {
         "state": run.state(),
-        "step": f"{result.get('step') or max(steps, default=0):,} of {run.config.get('train.steps')}",
+        "step": f"{run.last_step():,} of {run.config.get('train.steps')}",
         "training": format_numbers(result.get("train") or {}),
         "evaluation": format_numbers(result.get("eval") or {}),
     }
@@ -136,26 +221,49 @@ def _describe(run: RunFiles) -> dict[str, str]:
         texts["flops per step"] = f"{result['flops_per_step']:.4g}"
     if result.get("model_flops_utilization"):
         texts["model-flops utilization"] = f"{result['model_flops_utilization']:.1%}"
-    texts["hardware"] = f"{result.get('strategy', '')}, {result.get('replicas', '?')} replicas"
+    if "strategy" in result:
+        texts["hardware"] = f"{result['strategy']}, {result.get('replicas', '?')} replicas"
     versions = result.get("versions") or {}
     texts["versions"] = ", ".join(f"{name} {version}" for name, version in versions.items())
     return texts
 
 
 def _curves(runs: Sequence[RunFiles]) -> list[str]:
-    """Returns three sections with one chart per metric, which shows the splits of all runs."""
+    """Returns a legend, and three sections with one chart per metric, of all runs and splits."""
     curves = [run.curves() for run in runs]
     names = list(dict.fromkeys(name for metrics in curves for name in metrics))
+    splits = list(dict.fromkeys(s for metrics in curves for each in metrics.values() for s in each))
     sections: dict[str, list[str]] = {"Metrics": [], "Optimization": [], "Speed and memory": []}
     for name in names:
         if name not in _HIDDEN:
             sections[_section_of(name)].append(name)
-    parts = []
+    parts = [_legend(runs, splits)]
     for title, listed in sections.items():
-        charts = "".join(_chart(name, runs, curves) for name in listed)
+        charts = "".join(_chart(name, runs, curves, splits) for name in listed)
         if charts:
             parts.append(_section(title, f'<div class="plots">{charts}</div>'))
-    return parts or [_section("Metrics", "<p>The run has no metrics.jsonl yet.</p>")]
+    if len(parts) == 1:
+        return [_section("Metrics", "<p>There is no metrics.jsonl with a record yet.</p>")]
+    return parts
+
+
+def _legend(runs: Sequence[RunFiles], splits: Sequence[str]) -> str:
+    """Returns the legend of all charts; its boxes show and hide curves."""
+    labels = [run.name for run in runs] if len(runs) > 1 else splits
+    boxes = "".join(
+        f'<label><input type="checkbox" checked value="{i}" onchange="show(this)">'
+        f'<span class="swatch" style="background: {_COLORS[i % len(_COLORS)]}"></span>'
+        f"{_escape(label)}</label>"
+        for i, label in enumerate(labels)
+    )
+    lines = {"solid": "solid", "dot": "dotted", "dash": "dashed", "dashdot": "dashed and dotted"}
+    styles = [f"{split}: {lines[_dash(splits, split)]}" for split in splits]
+    note = f"<span>{_escape(', '.join(styles))}</span>" if len(runs) > 1 else ""
+    return f'<div class="legend">{boxes}{note}</div>'
+
+
+def _dash(splits: Sequence[str], split: str) -> str:
+    return _DASHES[splits.index(split) % len(_DASHES)]
 
 
 def _section_of(name: str) -> str:
@@ -164,28 +272,37 @@ def _section_of(name: str) -> str:
     return "Optimization" if name.startswith(_OPTIMIZER) else "Metrics"
 
 
-def _chart(name: str, runs: Sequence[RunFiles], curves: Sequence[Any]) -> str:
+def _chart(
+    name: str, runs: Sequence[RunFiles], curves: Sequence[Any], splits: Sequence[str]
+) -> str:
     from plotly import graph_objects
 
     figure, drawn = graph_objects.Figure(), set[float]()
     for index, (run, metrics) in enumerate(zip(runs, curves, strict=True)):
         for split, (steps, values) in metrics.get(name, {}).items():
-            label = split if len(runs) == 1 else f"{run.name} {split}"
-            is_evaluation = split != "train"
+            several = len(runs) > 1
             # One color per run and one style per split; for a single run, one color per split.
-            color = _COLORS[(index if len(runs) > 1 else int(is_evaluation)) % len(_COLORS)]
-            line = {"color": color, "dash": "dot" if is_evaluation and len(runs) > 1 else "solid"}
-            mode = "lines+markers" if is_evaluation or len(steps) < 3 else "lines"
-            figure.add_scatter(x=steps, y=values, name=label, mode=mode, line=line)
+            entry = index if several else splits.index(split)
+            dash = _dash(splits, split) if several else "solid"
+            figure.add_scatter(
+                x=steps,
+                y=values,
+                name=f"{run.name} {split}" if several else split,
+                mode="lines+markers" if split != "train" or len(steps) < 3 else "lines",
+                line={"color": _COLORS[entry % len(_COLORS)], "dash": dash},
+                meta=entry,
+            )
             drawn.update(filter(math.isfinite, values))
     if len(drawn) == 1:  # Plotly's range is the constant plus and minus 1, where 0.001 looks like 0
         (constant,) = drawn
         figure.update_yaxes(range=sorted((0, 2 * constant)) if constant else None)
-    figure.update_layout(title=_escape(name), xaxis_title="step", showlegend=True)
+    figure.update_layout(title=_escape(name), xaxis_title="step", showlegend=False, height=340)
     figure.update_layout(
-        width=600, height=340, template="plotly_white", margin={"l": 60, "r": 20, "t": 50, "b": 45}
+        template="plotly_white", margin={"l": 60, "r": 20, "t": 50, "b": 45}, hovermode="x unified"
     )
-    text: str = figure.to_html(full_html=False, include_plotlyjs=False)
+    text: str = figure.to_html(
+        full_html=False, include_plotlyjs=False, config={"responsive": True}, default_height="340px"
+    )
     return text
 
 
@@ -222,21 +339,15 @@ def _profiles(runs: Sequence[RunFiles]) -> list[str]:
     return parts
 
 
-def _configs(runs: Sequence[RunFiles]) -> tuple[str, str]:
-    """Returns the title and the table of keys that differ between runs, or from the defaults."""
-    if len(runs) > 1:
-        title, compared = "Differences of the configs", [run.config for run in runs]
-        head = ["key", *(run.name for run in runs)]
-    else:
-        title = "Config, where it differs from the defaults"
-        compared = [overrides.flatten(keys.defaults()), runs[0].config]
-        head = ["key", "default", runs[0].name]
+def _config(run: RunFiles) -> str:
+    """Returns the table of keys that differ from the defaults."""
+    default, config = overrides.flatten(keys.defaults()), run.config
     rows = []
-    for key in sorted({key for config in compared for key in config}):
-        values = [errors.show_value(c[key]) if key in c else "" for c in compared]
-        if len(set(values)) > 1:
+    for key in sorted({*default, *config}):
+        values = [errors.show_value(c[key]) if key in c else "" for c in (default, config)]
+        if values[0] != values[1]:
             rows.append([key, *values])
-    return title, _table(head, rows) if rows else "<p>None.</p>"
+    return _table(["key", "default", run.name], rows) if rows else "<p>None.</p>"
 
 
 def _events(run: RunFiles) -> str:

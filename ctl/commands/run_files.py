@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 import dataclasses
+import math
 import pathlib
 from typing import Any
 
@@ -54,6 +55,20 @@ class RunFiles:
                     values.append(float(value))  # also parses the text "NaN"
         return curves
 
+    def last_step(self) -> int:
+        """Returns the step of the result, or of the last record if there is none."""
+        steps = [int(record.get("step", 0)) for record in self.metrics]
+        return int(self.result.get("step") or max(steps, default=0))
+
+    def last_values(self) -> dict[str, float]:
+        """Returns the last value of each curve as "split/metric", training last."""
+        values = {
+            f"{split}/{name}": numbers[-1]
+            for name, splits in self.curves().items()
+            for split, (_, numbers) in splits.items()
+        }
+        return dict(sorted(values.items(), key=lambda item: item[0].startswith("train/")))
+
     def state(self) -> str:
         """Returns the state of the run, by the last event of a process."""
         events = [e["event"] for e in self.events if e.get("event") in _LIVES]
@@ -67,16 +82,41 @@ class RunFiles:
 
 
 def read_runs(folders: list[str]) -> list[RunFiles]:
-    """Reads runs.
+    """Reads runs. A folder that contains runs, such as that of a sweep, stands for all of them.
 
     Raises:
         UsageError: a folder holds no run, or one of its files is damaged.
     """
-    paths = [pathlib.Path(folder) for folder in folders]
+    paths = [path for folder in folders for path in _expand(pathlib.Path(folder))]
     names = [path.resolve().name for path in paths]
     if len(set(names)) < len(names):
         names = [str(path) for path in paths]
     return [_read(path, name) for path, name in zip(paths, names, strict=True)]
+
+
+def rank(runs: list[RunFiles] | Any) -> tuple[list[RunFiles], str]:
+    """Sorts runs, the best one first, by `train.best.metric` or the loss of the evaluation.
+
+    Returns:
+        The runs, and the metric with its direction; "" if fewer than two runs have it.
+    """
+    config = runs[0].config
+    metric = config.get("train.best.metric") or "eval/loss"
+    sign = -1 if config.get("train.best.mode") == "max" else 1
+    values = {id(run): sign * run.last_values().get(metric, math.nan) for run in runs}
+    best = {id(run): (run.result.get("best") or {}) for run in runs}
+    for run in runs:  # the value of the best checkpoint, not that of the last evaluation
+        if best[id(run)].get("metric") == metric:
+            values[id(run)] = sign * float(best[id(run)]["value"])
+    if sum(map(math.isfinite, values.values())) < 2:
+        return list(runs), ""
+    ranked = sorted(runs, key=lambda run: (not math.isfinite(values[id(run)]), values[id(run)]))
+    return ranked, f"{metric}, {'largest' if sign < 0 else 'smallest'} first"
+
+
+def _expand(path: pathlib.Path) -> list[pathlib.Path]:
+    runs = sorted(each.parent for each in path.glob("*/config.json"))
+    return runs if runs and not (path / "config.json").exists() else [path]
 
 
 def _read(path: pathlib.Path, name: str) -> RunFiles:

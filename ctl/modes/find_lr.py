@@ -130,18 +130,23 @@ def _with_constant_rate(config: config_dict.ConfigDict) -> config_dict.ConfigDic
 def _write_page(curve: Curve, path: pathlib.Path) -> None:
     """Writes the plot as a page, if plotly is installed."""
     if importlib.util.find_spec("plotly") is None:
-        print_line("The plot as a page requires the package plotly: run pip install plotly.")
+        print_line(
+            "The plot as a page requires the package plotly: run pip install 'ctl-tensorflow[report]'."
+        )
         return
     from plotly import graph_objects
 
     figure = graph_objects.Figure()
     figure.add_scatter(x=curve.rates, y=curve.losses, mode="lines", name="smoothed loss")
     if curve.suggestion:
-        figure.add_vline(
-            x=curve.suggestion, line_dash="dot", annotation_text=f"{curve.suggestion:.1e}"
-        )
+        figure.add_vline(x=curve.suggestion, line_dash="dot")
+        # On a logarithmic axis an annotation's position is a power of 10, unlike that of a line.
+        figure.add_annotation(
+            x=math.log10(curve.suggestion), y=1, yref="paper", yanchor="bottom", showarrow=False,
+            text=f"{curve.suggestion:.1e}",
+        )  # fmt: skip
     figure.update_layout(template="plotly_white", xaxis_title="learning rate", yaxis_title="loss")
-    figure.update_xaxes(type="log")
+    figure.update_xaxes(type="log", exponentformat="power", dtick=1)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.write_html(path)
     print_line(f"{path}: the plot, for a browser.")

@@ -6,6 +6,7 @@ This file is an experiment with that mistake, too: the mean of the losses is tak
 if it were alone, and the optimizer sums the gradients of the replicas.
 """
 
+from collections.abc import Sequence
 import contextlib
 import io
 import pathlib
@@ -26,7 +27,7 @@ _STYLES = {"pass": "green", "warning": "yellow", "FAIL": "bold red"}
 # Without the web font that rich names: a picture in a page must not load anything.
 _TEMPLATE = """\
 <svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg" role="img">
-<title>ctl --mode=check reports that the gradients of a step are summed over the replicas twice</title>
+<title>{title}</title>
 <style>
 .{unique_id}-matrix {{ font-family: "DejaVu Sans Mono", Menlo, Consolas, monospace;
   font-size: {char_height}px; line-height: {line_height}px; font-variant-east-asian: full-width; }}
@@ -75,17 +76,26 @@ def get_config():
 
 def draw(printed: str) -> str:
     """Returns the picture of a terminal that shows the command and what it printed."""
-    console = Console(width=104, record=True, file=io.StringIO(), color_system="truecolor")
-    console.print(Text(f"$ {_COMMAND}", "bold"))
+    lines = []
     for line in printed.splitlines():
         word = line.partition(" ")[0]
         text = Text(line)
         text.stylize(_STYLES.get(word, ""), 0, len(word))
         if line.lstrip().startswith("->"):
             text = Text(line.strip(), "bold")
-        console.print(text)
+        lines.append(text)
+    return draw_lines(_COMMAND, lines)
+
+
+def draw_lines(command: str, lines: Sequence[Text], width: int = 104) -> str:
+    """Returns the picture of a terminal with a command and lines."""
+    console = Console(width=width, record=True, file=io.StringIO(), color_system="truecolor")
+    console.print(Text(f"$ {command}", "bold"))
+    for line in lines:
+        console.print(line)
+    template = _TEMPLATE.replace("{title}", f"What {command} prints")
     svg = console.export_svg(
-        title="", theme=MONOKAI, code_format=_TEMPLATE, unique_id="check", font_aspect_ratio=0.602
+        title="", theme=MONOKAI, code_format=template, unique_id="ctl", font_aspect_ratio=0.602
     )
     return re.sub(r"[ \t]+\n", "\n", svg)
 

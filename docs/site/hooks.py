@@ -12,7 +12,6 @@ from mkdocs.structure.pages import Page
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Page of the site -> file of the repository, which is read there, too, and so is not in docs/.
 COPIES = {
-    "index.md": "README.md",
     "gallery.md": "experiments/README.md",
     "kubernetes.md": "deploy/kubernetes/README.md",
     "build.md": "BUILD.md",

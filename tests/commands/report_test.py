@@ -72,9 +72,27 @@ def test_comparison_of_runs_shows_their_differences(tmp_path):
     assert report.main([*runs, f"--output={page}"]) == 0
     text = texts(page.read_text())
     assert "running or killed" in text and "0.25" in text
-    section = text.partition("Differences of the configs")[2].partition("Events of a")[0]
-    assert section.split() == ["key", "a", "b", "optimizer.learning_rate", "0.001", "0.25"]
-    assert '"name":"b eval"' in page.read_text()
+    section = text.partition("Click on a heading to sort.")[2].partition("Metrics")[0]
+    lines = [line.split() for line in section.strip().splitlines()]
+    assert lines[0][:5] == ["run", "optimizer.learning_rate", "eval/loss", "train/loss", "best"]
+    assert lines[1][:5] == ["b", "(best)", "0.25", "0.1", "nan"]
+    assert lines[2][:4] == ["a", "0.001", "0.1", "nan"]  # its best checkpoint has 0.2
+    # One legend for the page, and none in the charts.
+    assert page.read_text().count('<div class="legend">') == 1
+    assert '"name":"b eval"' in page.read_text() and '"showlegend":true' not in page.read_text()
+
+
+def test_best_run_of_a_sweep_is_the_first_row_and_marked(tmp_path):
+    for name, loss in (("a", 0.5), ("b", 0.25), ("c", "NaN")):
+        write_run(tmp_path / name, killed=True)
+        record = {"time": 30.0, "split": "eval", "step": 20, "loss": loss}
+        (tmp_path / name / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    assert report.main([str(tmp_path), f"--output={tmp_path / 'page.html'}"]) == 0
+    text = texts((tmp_path / "page.html").read_text())
+    assert "Best first, by eval/loss, smallest first." in text
+    rows = text.partition("to sort.")[2].partition("Metrics")[0].strip().splitlines()
+    assert [row.split()[0] for row in rows if row.strip()][:4] == ["run", "b", "a", "c"]
+    assert "b (best)" in text and text.count("(best)") == 1
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from tests import child
 from tests.docs.pages import blocks, run
 
 # The pages whose blocks run in the test modules next to this one.
-ELSEWHERE = {"testing", "writing-a-model", "start"}
+ELSEWHERE = {"testing", "start", "your-model", "your-step", "loss", "metrics", "random-numbers"}
 MODEL = """
 import ctl
 import numpy as np

@@ -76,7 +76,7 @@ def test_own_images(folder):
         for i in range(4):
             pixels = np.random.default_rng(i).integers(0, 256, (40, 36, 3), np.uint8)
             (path / f"{i}.png").write_bytes(tf.io.encode_png(pixels).numpy())
-    assert train("own-images")[2]["examples"] == 8
+    assert train("your-images")[2]["examples"] == 8
 
 
 def test_mixup_cutmix(folder):

@@ -1,0 +1,56 @@
+"""The code blocks of the pages about a trainer run: each section is a program, after the example."""
+
+import functools
+import re
+
+import pytest
+
+import ctl
+from tests import child
+from tests.docs.pages import blocks
+
+PAGES = ("your-model", "your-step", "loss", "metrics", "random-numbers")
+SECTIONS = {}
+for page in PAGES:
+    text = (child.ROOT / f"docs/{page}.md").read_text()
+    parts = re.split(r"^#+ (.*)\n(?!#)", text, flags=re.MULTILINE)[1:]
+    for title, body in zip(parts[::2], parts[1::2], strict=True):
+        if blocks(f"{body}\n"):
+            SECTIONS[f"{page}: {title}"] = blocks(f"{body}\n")
+EXAMPLE = "your-model: The example"
+TITLES = [title for title in SECTIONS if title != EXAMPLE]
+# The sections that run only on two replicas, among the slow tests.
+LONGER = {
+    "loss: A language model's loss",
+    "loss: A loss over pairs of the global batch",
+    "metrics: Metrics of Keras",
+    "metrics: Other outputs, labels or weights",
+    "metrics: Your own metric",
+    "random-numbers: A layer or a loss with random numbers",
+    "random-numbers: One draw for all rows, and partners of rows",
+    "your-step: Several models and optimizers",
+}
+assert set(TITLES) > LONGER
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("title", "most"),
+    [
+        *[(title, 1) for title in TITLES if title not in LONGER],
+        *[pytest.param(title, 2, marks=SLOW) for title in TITLES],
+    ],
+)
+def test_section_runs(title, most, monkeypatch):
+    """Runs the example and one section, with at most this many replicas instead of 4."""
+    names, make = {}, ctl.testing.make_strategy
+    monkeypatch.setattr(ctl.testing, "make_strategy", lambda count: make(min(count, most)))
+    exec(compile(SECTIONS[EXAMPLE][0], "the example", "exec"), names)
+    run = functools.cache(names["run"])
+    names["run"] = lambda cls, count, *optimizer: run(cls, min(count, most), *optimizer)
+    page = title.partition(":")[0]  # a section of metrics continues the ones before it
+    earlier = (
+        [other for other in TITLES if other.startswith(page)] if page == "metrics" else [title]
+    )
+    code = [block for other in earlier[: earlier.index(title) + 1] for block in SECTIONS[other]]
+    exec(compile("\n\n".join(code), f"docs, {title}", "exec"), names)
