@@ -1,6 +1,5 @@
 """The versions of TensorFlow that ctl supports, checked without importing it."""
 
-from collections.abc import Callable
 import importlib.metadata
 import importlib.util
 
@@ -10,7 +9,7 @@ DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu", "tf-nightly")
 FIRST, END = (2, 18), (2, 23)
 
 
-def check(find_version: Callable[[str], str] = importlib.metadata.version) -> None:
+def check() -> None:
     """Checks that a supported TensorFlow is installed, with tf_keras and Orbit.
 
     Raises:
@@ -19,7 +18,7 @@ def check(find_version: Callable[[str], str] = importlib.metadata.version) -> No
     install = f'pip install "tensorflow>={_text(FIRST)},<{_text(END)}"'
     for name in DISTRIBUTIONS:
         try:
-            version = find_version(name)
+            version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
         number = tuple(int(part) for part in version.split(".")[:2])
