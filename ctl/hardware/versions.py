@@ -1,5 +1,6 @@
 """The versions of TensorFlow that ctl supports, checked without importing it."""
 
+from collections.abc import Callable
 import importlib.metadata
 import importlib.util
 
@@ -9,7 +10,7 @@ DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu", "tf-nightly")
 FIRST, END = (2, 18), (2, 23)
 
 
-def check() -> None:
+def check(find_version: Callable[[str], str] = importlib.metadata.version) -> None:
     """Checks that a supported TensorFlow is installed, with tf_keras and Orbit.
 
     Raises:
@@ -18,7 +19,7 @@ def check() -> None:
     install = f'pip install "tensorflow>={_text(FIRST)},<{_text(END)}"'
     for name in DISTRIBUTIONS:
         try:
-            version = importlib.metadata.version(name)
+            version = find_version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
         number = tuple(int(part) for part in version.split(".")[:2])
