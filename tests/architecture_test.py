@@ -205,3 +205,16 @@ def test_tensorflow_is_imported_only_where_it_is_required(tmp_path):
     lines = [f"{line}\n{check.format(line)}" for line in WITHOUT_TENSORFLOW]
     done = child.run(["-c", "\n".join(["import sys", *lines])], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+# What a trainer, an evaluator or a step opens by name, relative to ctl.
+LEAVES = (
+    "replica/keras3", "replica/step/flops.py", "replica/step/loop_errors.py",
+    "replica/step/memory_estimate.py", "replica/step/out_of_memory.py",
+)  # fmt: skip
+
+
+def test_the_core_does_not_import_leaves():
+    core = {str(path.relative_to(ROOT / "ctl")) for path in closure.closure(closure.CORE)}
+    assert all((ROOT / "ctl" / leaf).exists() for leaf in LEAVES)
+    assert not {path for path in core if path.startswith(LEAVES)}

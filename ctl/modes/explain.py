@@ -3,8 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ml_collections import config_dict
+
+from ctl.configs import group_values
 from ctl.configs.error_location import describe as describe_error
-from ctl.configs.group_values import patterns
 from ctl.errors import align, list_some
 from ctl.hardware import devices, strategies
 from ctl.hardware.strategies import STRATEGIES
@@ -27,28 +29,29 @@ _NOT_SHOWN = {"name", "learning_rate", "is_legacy_optimizer", *REPLACED}
 
 
 def explain(arguments: Arguments) -> int:
-    """Builds the experiment, prints its description, and writes nothing."""
-    built = experiment.build(arguments.config, arguments.config_path)
+    """Builds the experiment, prints its description, and writes nothing.
+
+    It describes the steps after the last `frozen_until`, which train the most layers and need the most
+    memory.
+    """
+    config = config_dict.ConfigDict(arguments.config.to_dict())
+    with config.ignore_type():
+        config.optimizer.groups = group_values.without(config.optimizer.groups, "frozen_until")
+    built = experiment.build(config.lock(), arguments.config_path)
     actions = [
         *registry.make_actions(built.config, arguments.config_path, workdir=arguments.workdir),
         *built.trainer.build_actions(),
     ]
     checked = [check_action(action, built.evaluator) for action in actions]
-    print(_describe(built, checked))
+    print(f"{_describe(built, checked)}\n\nconfig:\n{str(arguments.config).rstrip()}")
     return DONE
 
 
 def _describe(experiment: Experiment, actions: Sequence[Action]) -> str:
-    """Describes what the config does not state: lines of a name and a text, then the config."""
+    """Describes what the config does not state, by lines of a name and a text."""
     hardware, trainer = experiment.hardware, experiment.trainer
     engine = engine_of(trainer)
-    attributes, layout = engine.step.attributes, engine.plan.layout
-    phases = attributes.unfreezing.describe_phases
-
-    def describe_variables() -> str:
-        count = len(trainer.model.trainable_variables)
-        return f"{count} trainable, {attributes.parameter_count():,} parameters"
-
+    layout, parameters = engine.plan.layout, engine.step.attributes.parameter_count()
     with attention.observe() as observed:
         memory = _describe_memory(experiment)
     rows = {
@@ -63,11 +66,11 @@ def _describe(experiment: Experiment, actions: Sequence[Action]) -> str:
         "denominator": f"{layout.global_batch_size}, a constant, unless the batch has weights"
         if layout.even
         else "the total weight of the rows that exist, first summed over the replicas",
-        "reduction": phases(lambda: _describe_reduction(experiment)),
+        "reduction": _describe_reduction(experiment),
         "clip": trainer.options.clip,
         "optimizer": _describe_optimizer(trainer.optimizer, trainer.options.optimizer_groups),
         "schedule": _describe_learning_rate(experiment),
-        "variables": phases(describe_variables),
+        "variables": f"{len(trainer.model.trainable_variables)} trainable, {parameters:,} parameters",
         **memory,
         "actions": "; ".join(map(_describe_action, actions)) or "none",
     }
@@ -75,7 +78,7 @@ def _describe(experiment: Experiment, actions: Sequence[Action]) -> str:
     # Where the initial weights come from, if the config names a checkpoint.
     weights = warm_start.describe(trainer, experiment.config.init)
     lines += ["", "weights:", *(f"  {line}" for line in weights)] * bool(weights)
-    return "\n".join([*lines, "", "config:", str(experiment.config).rstrip()])
+    return "\n".join(lines)
 
 
 def _describe_rows(experiment: Experiment) -> str:
@@ -101,23 +104,10 @@ def _describe_reduction(experiment: Experiment) -> str:
     copies = max(1, options.logical_shards)  # each shard's sum is sent by itself
     width = 2 if options.all_reduce_dtype else 0  # a 16-bit dtype
     variables = trainer.model.trainable_variables
-    sizes = [copies * v.shape.num_elements() * (width or v.dtype.size) for v in variables]
-    text = "one SUM all-reduce"
-    bucket = strategies.bucket_bytes(experiment.hardware.strategy)
-    if bucket:
-        # The loss is sent with the gradients, unless it has another dtype.
-        loss = [] if width else [copies * plan.dtype.size]
-        groups = len(strategies.group_sizes([*sizes, *loss], bucket))
-        text = f"reduces {groups} group{'s' * (groups != 1)} of gradients during the backward pass"
-    text += f", {sum(sizes) / 2**20:.2f} MiB"
-    # A ring adds the numbers in an order that depends on the position in the group.
-    if bucket and plan.layout.replicas > 2 and not options.logical_shards:
-        text += ", equal to one group within rounding"
-    if options.all_reduce_dtype:
-        text += f" in {options.all_reduce_dtype}"
-    if options.logical_shards:
-        text += f"; the gradient is the ordered sum over {options.logical_shards} logical shards"
-    return text
+    size = sum(copies * v.shape.num_elements() * (width or v.dtype.size) for v in variables)
+    text = f"SUM all-reduce, {_mib(size)} in {options.all_reduce_dtype or plan.dtype.name}"
+    groups = strategies.bucket_bytes(experiment.hardware.strategy)
+    return f"{text}, in groups during the backward pass" if groups else f"one {text}"
 
 
 def _describe_optimizer(optimizer: Any, groups: Sequence[Mapping[str, Any]]) -> str:
@@ -128,7 +118,8 @@ def _describe_optimizer(optimizer: Any, groups: Sequence[Mapping[str, Any]]) -> 
         values = {k: v for k, v in inner.get_config().items() if k not in _NOT_SHOWN}
         arguments = ", ".join(f"{k}={v}" for k, v in values.items() if v is not None)
         texts.append(f"{type(inner).__name__}({arguments})")
-    names = [",".join(patterns(group)) for group in groups if group.get("optimizer") is not None]
+    own = [group for group in groups if group.get("optimizer") is not None]
+    names = [",".join(group_values.patterns(group)) for group in own]
     others = [f"; {text} for {name}" for text, name in zip(texts[1:], names, strict=True)]
     return "".join([texts[0], *others, scale])
 
@@ -162,18 +153,11 @@ def _describe_attention(experiment: Experiment, obstacles: Mapping[str, str]) ->
 def _describe_memory(experiment: Experiment) -> dict[str, str]:
     """Describes the memory of a step on one replica, by part."""
     engine = engine_of(experiment.trainer)
-    unfreezing = engine.step.attributes.unfreezing
-    # The steps that train the most layers need the most memory.
-    last = max(unfreezing.steps(), default=0)
-    unfreezing.apply(last)
     try:
         memory = memory_estimate.estimate(experiment.trainer)
     except Exception as error:  # the trainer's own code runs here for the first time
         return {"memory": f"not estimated: {describe_error(error)}"}
-    finally:
-        unfreezing.apply(0)
     least = "at least " * memory.incomplete
-    phase = f" from step {last} on" * (last > 0)
     rows = -(-engine.plan.layout.rows_per_replica // memory.micro_batches)
     parts = {
         "weights": memory.weights,
@@ -187,7 +171,7 @@ def _describe_memory(experiment: Experiment) -> dict[str, str]:
         "prefetched by the host": memory.prefetched,
     }
     return {
-        "memory": f"{least}{_mib(memory.peak)} on a replica at its peak{phase}, estimated",
+        "memory": f"{least}{_mib(memory.peak)} on a replica at its peak, estimated",
         **{f"  {name}": _mib(size) for name, size in parts.items() if size},
     }
 

@@ -8,6 +8,7 @@ from ctl.replica.arithmetic.precision import Dtypes
 from ctl.replica.keras3 import conversion, detection, private
 from ctl.replica.keras3.detection import check
 from ctl.replica.keras3.private import CallState, reset_names
+from ctl.replica.keras3.private import value_of as raw
 
 __all__ = [
     "CallState", "adapt", "check", "convert", "dtypes", "is_layer", "raw", "reset_names"
@@ -44,11 +45,6 @@ def convert(value: Any) -> Any:
 def is_layer(value: Any) -> bool:
     """Returns whether an object of Keras 3 is a layer or model."""
     return detection.is_keras3(value, "Layer")
-
-
-def raw(variable: Any) -> Any:
-    """Returns the tf.Variable of a keras.Variable; None if it does not exist yet."""
-    return private.value_of(variable)
 
 
 def dtypes() -> Dtypes | None:

@@ -8,6 +8,7 @@ from ctl.configs.error_location import user_frame
 from ctl.replica.graphs import ops
 
 _WHILE = re.compile(r" while\(.*?known_trip_count\":\{\"n\":\"(\d+)\"")
+_FEW = 64  # iterations of a loop that is not reported
 _NAME = re.compile(r'op_name="([^"]*)"')
 
 
@@ -25,15 +26,14 @@ class SerialLoop(NamedTuple):
     line: str
 
 
-def find(program: Any, arguments: Any, *, least: int = 64) -> Iterator[SerialLoop]:
-    """Yields the loops of a compiled inner loop with more iterations than `least`.
+def find(program: Any, arguments: Any) -> Iterator[SerialLoop]:
+    """Yields the loops of a compiled inner loop with many iterations.
 
     On a GPU each iteration starts kernels that compute next to nothing.
 
     Args:
         program: a `tf.function` that XLA compiles: the inner loop.
         arguments: its arguments.
-        least: the largest number of iterations of a loop that is not reported.
     """
     text = program.experimental_get_compiler_ir(*arguments)(stage="optimized_hlo")
     graph = program.get_concrete_function(*arguments).graph
@@ -41,7 +41,7 @@ def find(program: Any, arguments: Any, *, least: int = 64) -> Iterator[SerialLoo
     entry = text[text.index("\nENTRY ") :]  # the loop over the steps
     for line in text[: text.index("\nENTRY ")].splitlines():
         loop, name = _WHILE.search(line), _NAME.search(line)
-        if loop and int(loop[1]) > least and line not in entry:
+        if loop and int(loop[1]) > _FEW and line not in entry:
             # Its name begins with that of the loop over the steps.
             operation = name[1].partition("/")[2] if name else ""
             op = operations.get(operation)
