@@ -23,7 +23,6 @@ from ml_collections import config_dict
 from ctl import commands
 from ctl.configs import flags as command_line
 from ctl.configs import loading
-from ctl.configs.flags import Changes
 from ctl.configs.modes import MODES, SERVE, SWEEP, Mode
 from ctl.errors import Failure, LostWorker, UsageError, is_url, print_line
 from ctl.hardware import quiet, rendezvous, selection, tpu, versions
@@ -32,7 +31,7 @@ from ctl.hardware.strategies import StrategyOptions
 from ctl.loop.actions.action import Action
 from ctl.loop.bucket import fetch
 from ctl.loop.bucket.bucket import Bucket, BucketReader
-from ctl.loop.workdir import Workdir, choose_folder, name_experiment
+from ctl.loop.workdir import Workdir, name_folder
 from ctl.modes import Arguments, cluster_tasks, user_errors
 from ctl.modes.user_errors import report_user_errors
 
@@ -139,7 +138,12 @@ def execute(argv: Sequence[str], *, actions: Sequence[Action] = ()) -> int:
         task = "" if cluster is None or writes else cluster.name.replace(" ", "-")
         workdir = _open_bucket(values, mode, config, task=task)
     else:
-        path = values.workdir or _default_workdir(values, mode, config, changes)
+        # Whoever allows a change continues the run of the experiment.
+        named = [] if values.allow_config_change else changes
+        folder = name_folder(values.config or "", config, named)
+        if mode.workdir and not values.workdir and folder != name_folder(values.config, config, []):
+            print_line(f"The folder of the run with these changes is {folder}.")
+        path = values.workdir or folder
         workdir = Workdir(path, writes=writes)
     arguments = Arguments(
         config=config,
@@ -182,24 +186,6 @@ def _open_bucket(
         return Workdir(reader.folder, writes=not task, bucket=reader)
     bucket = Bucket(values.workdir, config.train.local_dir, task=task)
     return Workdir(bucket.folder, writes=not task, bucket=bucket)
-
-
-def _default_workdir(
-    values: flags.FlagValues, mode: Mode, config: config_dict.ConfigDict, changes: Changes
-) -> pathlib.Path:
-    """Returns the folder of a run that is started without --workdir."""
-    folder = pathlib.Path("runs", name_experiment(values.config or ""))
-    chosen = choose_folder(
-        folder,
-        config,
-        changes,
-        # The mode of the flag, so that an evaluator of TF_CONFIG chooses the same folder as the others.
-        starts_run=MODES[values.mode].workdir == "resumed",
-        allow_change=values.allow_config_change,
-    )
-    if mode.workdir and chosen != folder:
-        print_line(f"The folder of the run with these changes is {chosen}.")
-    return chosen
 
 
 def _check_workdir(use: str, arguments: Arguments) -> None:

@@ -99,19 +99,6 @@ def test_the_command_of_the_others_evaluates_every_checkpoint(tmp_path, monkeypa
     assert experiments.read_result("run")["eval"]["examples"] == 50
 
 
-def test_evaluator_chooses_the_default_folder_of_the_others(monkeypatch):
-    chosen = []
-
-    def choose_folder(folder, config, changes, *, starts_run, allow_change):
-        chosen.append((str(folder), starts_run))
-        return folder
-
-    monkeypatch.setattr(main, "choose_folder", choose_folder)
-    values = types.SimpleNamespace(mode="train", config="mnist.py:small", allow_config_change=False)
-    main._default_workdir(values, MODES["continuous_eval"], None, [])
-    assert chosen == [("runs/mnist.small", True)]
-
-
 SERVED = cluster.make_local_clusters(workers=1, servers=1, ports=[11, 12, 13])[1]
 
 
