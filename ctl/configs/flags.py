@@ -11,6 +11,7 @@ with a traceback and exit code 1, where ctl prints one line and exits with 2.
 from collections.abc import Iterable, Mapping, Sequence
 import importlib.metadata
 import itertools
+import pathlib
 import re
 
 from absl import flags
@@ -84,6 +85,7 @@ def parse(argv: Sequence[str], commands: Iterable[str] = ()) -> tuple[flags.Flag
         UsageError: the command line is wrong; the message is one line.
     """
     values = _define_flags()
+    values["help"].value = len(argv) == 1
     try:
         arguments = values.read_flags_from_files(list(argv[1:]), force_gnu=False)
         arguments, changes = _split_changes([use_underscores(argument) for argument in arguments])
@@ -195,7 +197,8 @@ def _define_flags() -> flags.FlagValues:
         define = flags.DEFINE_multi_string if name == "sweep" else flags.DEFINE_string
         define(name, default, text, flag_values=values)
     for name, text in SWITCHES.items():
-        flags.DEFINE_boolean(name, False, text, flag_values=values)
+        short = "h" if name == "help" else None
+        flags.DEFINE_boolean(name, False, text, flag_values=values, short_name=short)
     return values
 
 
@@ -273,11 +276,17 @@ def _check_url(values: flags.FlagValues) -> None:
 def _describe_unknown_flag(name: str) -> str:
     if name in _REMOVED:
         return f"There is no flag --{name} any more: {_REMOVED[name]}."
-    known = {flag: f"--{flag}" for flag in _define_flags()}
+    return f"There is no flag --{name}{_suggest(name)}"
+
+
+def _suggest(name: str, value: str = "") -> str:
+    """Returns the end of a message about an unknown name of a flag or a key."""
+    known = {} if value else {flag: f"--{flag}" for flag in (*_VALUES, *SWITCHES)}
     names = overrides.flatten(keys.defaults())
-    full_names = {key: f"--config.{key}" for key in names}
-    last_parts = {key.rpartition(".")[-1]: f"--config.{key}" for key in reversed(names)}
-    return f"There is no flag --{name}{errors.did_you_mean(name, known, full_names, last_parts)}"
+    full_names = {key: f"--config.{key}{value}" for key in names}
+    last_parts = {key.rpartition(".")[-1]: f"--config.{key}{value}" for key in reversed(names)}
+    others = {n: f"--config.{k.name}{value}" for k in reversed(keys.KEYS) for n in k.also}
+    return errors.did_you_mean(name, known, full_names, last_parts, others)
 
 
 def _describe_positional(argument: str, commands: Iterable[str]) -> str:
@@ -286,9 +295,17 @@ def _describe_positional(argument: str, commands: Iterable[str]) -> str:
         return _TWO_CONFIGS
     if argument in MODES:
         return f"Two modes are given: remove {argument!r}."
-    if argument.partition("=")[0] in overrides.flatten(keys.defaults()):
+    name, equals, value = argument.partition("=")
+    if name in overrides.flatten(keys.defaults()):
         return f"{argument!r} is not a flag: write --config.{argument}."
+    if equals:
+        hint = _suggest(name, equals + value) or ": write --config.KEY=VALUE."
+        return f"{argument!r} is not a flag{hint}"
     if argument in commands:
         return f"The command {argument} must be the first argument: ctl {argument} ..."
-    hint = errors.did_you_mean(argument, [*MODES, *commands])
-    return f"{argument!r} is no mode, no command and no config file, which ends in .py{hint}"
+    path = pathlib.Path(argument)
+    names = {name: name for name in (*MODES, *commands)}
+    files = {each.stem: str(each) for each in sorted(path.parent.glob("*.py"))}
+    similar = errors.closest(path.name, files | names)
+    hint = f"did you mean {similar}?" if similar else "see ctl --help."
+    return f"{argument!r} is no mode, no command and no config file, which ends in .py: {hint}"

@@ -14,6 +14,7 @@ from ctl.errors import UsageError
 
 # The sections whose keys are new where the config file does not set them.
 _ARGUMENTS = [name for name in FREE_SECTIONS if name != "model"]
+_OPTIONAL = {key.name for key in KEYS if key.optional}
 _DURATIONS = {key.name for key in KEYS if key.duration}
 
 
@@ -103,7 +104,8 @@ def change(config: config_dict.ConfigDict, name: str, text: str | None) -> None:
     for depth, part in enumerate([*path, last]):
         # A key that the config file does not set is a new argument of the optimizer or schedule. The
         # keys of `model` are those that the experiment defines.
-        if part is last and ".".join(path) in _ARGUMENTS and part not in section:
+        is_argument = ".".join(path) in _ARGUMENTS or name in _OPTIONAL
+        if part is last and is_argument and part not in section:
             with section.unlocked():
                 section[part] = _literal(_required(name, text))
             return
@@ -189,6 +191,8 @@ def _boolean(text: str) -> bool:
 
 
 def _literal(text: str) -> Any:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
     try:
         return ast.literal_eval(text)
     except _PARSE_ERRORS:
@@ -257,10 +261,13 @@ def _unknown(path: str, key: Any, section: Any, *, is_new: bool = False) -> str:
 
 
 def _full_names() -> dict[str, str]:
-    """Returns last part of a name -> the full names of the keys and sections that end in it."""
+    """Returns last part of a name, or another name -> the full names of the keys that it means."""
     full_names: dict[str, dict[str, None]] = {}  # the inner mapping is an ordered set
     for key in flatten(defaults()):
         parts = key.split(".")
         for end in range(2, len(parts) + 1):
             full_names.setdefault(parts[end - 1], {})[".".join(parts[:end])] = None
+    for each in KEYS:
+        for other in each.also:
+            full_names.setdefault(other.replace(" ", "_"), {})[each.name] = None
     return {last: " or ".join(names) for last, names in full_names.items()}
