@@ -107,10 +107,10 @@ def execute(argv: Sequence[str], *, actions: Sequence[Action] = ()) -> int:
         return commands.run(argv[1:])
     values, changes = command_line.parse(argv, commands.COMMANDS)
     if values.help:
-        print_line(command_line.format_help(commands.COMMANDS))
+        print_line(loading.load("ctl.configs.help:format_help")(commands.COMMANDS))
         return 0
     if values.version:
-        print_line(command_line.format_version())
+        print_line(loading.load("ctl.configs.help:format_version")())
         return 0
     versions.check()
     quiet.set_log_level(os.environ)  # a config file may import TensorFlow

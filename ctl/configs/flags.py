@@ -1,23 +1,18 @@
 """Parses the command line: the flags and the changes of the config. Reports a mistake in one line.
 
-It also formats the texts of `ctl --help` and `ctl --version`.
-
 absl parses the flags, but `ml_collections.config_flags` is not used: by default it looks for changes of
 the config in sys.argv instead of the arguments that are parsed, and it runs the config file during
 parsing, before an unknown flag is reported. An error in the file or an unknown key then ends the program
 with a traceback and exit code 1, where ctl prints one line and exits with 2.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-import importlib.metadata
+from collections.abc import Iterable, Sequence
 import itertools
-import pathlib
 import re
 
 from absl import flags
 from ml_collections import config_dict
 
-import ctl
 from ctl import errors
 from ctl.configs import keys, loading, overrides, validation
 from ctl.configs.modes import MODES
@@ -35,7 +30,7 @@ SWITCHES = {
     "version": "print the versions of ctl and TensorFlow",
 }
 # Flag -> an example of its value, and what it does.
-_VALUES = {
+VALUES = {
     "config": ("FILE", "the experiment; --config.KEY=VALUE changes one of its keys"),
     "mode": ("MODE", "one of the modes"),
     "workdir": ("FOLDER", "the folder of the run, or its URL; runs/<experiment> by default"),
@@ -49,24 +44,10 @@ _VALUES = {
     ),
     "sweep_parallel": ("2", "the number of runs of a sweep at the same time; 1 by default"),
 }
-# Former flag -> what to do instead.
-_REMOVED = {"overfit": "run ctl check CONFIG --checks=overfit"}
 _CONFIG_KEY = re.compile(r"--?(no)?config\.([^=]+)(?:=(.*))?", re.DOTALL)
 _FLAG = re.compile("(-+)([^=]+)(.*)", re.DOTALL)
-_TWO_CONFIGS = "--config is given twice: name one file, and change its keys by --config.KEY=VALUE."
-_USAGE = """\
-usage: ctl [MODE] CONFIG [--config.KEY=VALUE ...] [FLAGS]
-       ctl COMMAND ...
-
-  ctl experiments/mnist.py                             train and evaluate
-  ctl experiments/mnist.py --config.train.steps=1000   with another value of a config key
-  ctl eval experiments/mnist.py --checkpoint=best      evaluate a checkpoint of the run
-  ctl check experiments/mnist.py                       test the trainer on several replicas
-  ctl keys learning_rate                               search the config keys
-
-CONFIG is the file of an experiment, or FILE.py:TEXT for its get_config(TEXT). The flags --config and
---mode are equivalent: python -m ctl.main --config=CONFIG --mode=MODE."""
-_PACKAGES = ("tensorflow-cpu", "tensorflow", "tensorflow-tpu", "tf_keras", "tf-models-official")
+_NAMES = "ctl.configs.unknown_names"
+TWO_CONFIGS = "--config is given twice: name one file, and change its keys by --config.KEY=VALUE."
 Changes = list[tuple[str, str | None]]
 
 
@@ -94,12 +75,12 @@ def parse(argv: Sequence[str], commands: Iterable[str] = ()) -> tuple[flags.Flag
     except UsageError:
         raise
     except flags.UnrecognizedFlagError as error:
-        raise UsageError(_describe_unknown_flag(error.flagname)) from None
+        raise UsageError(loading.load(f"{_NAMES}:describe_flag")(error.flagname)) from None
     except (flags.Error, ValueError) as error:  # raised by absl, such as for a missing --flagfile
         message = str(error).removeprefix("ERROR:: ")
         raise UsageError(f"The command line cannot be read: {message}") from None
     if positional:
-        raise UsageError(_describe_positional(positional[0], commands))
+        raise UsageError(loading.load(f"{_NAMES}:describe_argument")(positional[0], commands))
     if not (values.help or values.version):
         _check_flags(values)
     return values, changes
@@ -146,35 +127,8 @@ def load_config(flag: str | None, changes: Changes) -> config_dict.ConfigDict:
 
 def describe_flags() -> dict[str, str]:
     """Returns each flag with an example of its value -> what it does."""
-    texts = {f"--{name}={example}": text for name, (example, text) in _VALUES.items()}
+    texts = {f"--{name}={example}": text for name, (example, text) in VALUES.items()}
     return texts | {f"--{name}": text for name, text in SWITCHES.items()}
-
-
-def format_help(commands: Mapping[str, str]) -> str:
-    """Formats the text of `ctl --help`.
-
-    Args:
-        commands: name of each command -> what it does.
-    """
-    modes = {name: mode.text for name, mode in MODES.items()}
-    sections = {"modes": modes, "commands": commands, "flags": describe_flags()}
-    parts = [_USAGE]
-    for title, rows in sections.items():
-        width = max(len(name) for name in rows)
-        lines = [f"  {name:{width}}  {text}" for name, text in rows.items()]
-        parts.append("\n".join([f"{title}:", *lines]))
-    return "\n\n".join(parts)
-
-
-def format_version() -> str:
-    """Returns the versions of ctl and of the packages that determine its results."""
-    versions = []
-    for name in _PACKAGES:
-        try:
-            versions.append(f"{name} {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return f"ctl {ctl.__version__} ({', '.join(versions)})"
 
 
 def _take_positional(values: flags.FlagValues, positional: list[str]) -> list[str]:
@@ -192,7 +146,7 @@ def _take_positional(values: flags.FlagValues, positional: list[str]) -> list[st
 
 def _define_flags() -> flags.FlagValues:
     values = flags.FlagValues()
-    for name, (_, text) in _VALUES.items():
+    for name, (_, text) in VALUES.items():
         default = DEFAULT_MODE if name == "mode" else None
         define = flags.DEFINE_multi_string if name == "sweep" else flags.DEFINE_string
         define(name, default, text, flag_values=values)
@@ -229,12 +183,12 @@ def _check_arguments(arguments: list[str]) -> None:
     for argument, following in itertools.pairwise([*arguments, "-"]):
         name, equals, value = argument.lstrip("-").partition("=")
         missing = not value if equals else following.startswith("-")
-        if argument.startswith("-") and name in _VALUES and missing:
-            raise UsageError(f"--{name} has no value: write --{name}={_VALUES[name][0]}.")
+        if argument.startswith("-") and name in VALUES and missing:
+            raise UsageError(f"--{name} has no value: write --{name}={VALUES[name][0]}.")
         if name in SWITCHES and equals and value.lower() not in ("true", "false", "1", "0"):
             raise UsageError(f"--{name} is {value!r}, but must be true or false.")
     if sum(re.match("--?config(=|$)", argument) is not None for argument in arguments) > 1:
-        raise UsageError(_TWO_CONFIGS)
+        raise UsageError(TWO_CONFIGS)
 
 
 def _check_flags(values: flags.FlagValues) -> None:
@@ -271,41 +225,3 @@ def _check_url(values: flags.FlagValues) -> None:
     if values.sweep is not None or values.dry_run or (mode and not mode.workdir):
         what = f"--mode={values.mode}" if mode and not mode.workdir else "a sweep or a dry run"
         errors.check_local(f"The --workdir of {what}", values.workdir)
-
-
-def _describe_unknown_flag(name: str) -> str:
-    if name in _REMOVED:
-        return f"There is no flag --{name} any more: {_REMOVED[name]}."
-    return f"There is no flag --{name}{_suggest(name)}"
-
-
-def _suggest(name: str, value: str = "") -> str:
-    """Returns the end of a message about an unknown name of a flag or a key."""
-    known = {} if value else {flag: f"--{flag}" for flag in (*_VALUES, *SWITCHES)}
-    names = overrides.flatten(keys.defaults())
-    full_names = {key: f"--config.{key}{value}" for key in names}
-    last_parts = {key.rpartition(".")[-1]: f"--config.{key}{value}" for key in reversed(names)}
-    others = {n: f"--config.{k.name}{value}" for k in reversed(keys.KEYS) for n in k.also}
-    return errors.did_you_mean(name, known, full_names, last_parts, others)
-
-
-def _describe_positional(argument: str, commands: Iterable[str]) -> str:
-    """Describes an argument that is neither a flag, nor the first config file, nor the first mode."""
-    if re.search(r"\.py(:|$)", argument):
-        return _TWO_CONFIGS
-    if argument in MODES:
-        return f"Two modes are given: remove {argument!r}."
-    name, equals, value = argument.partition("=")
-    if name in overrides.flatten(keys.defaults()):
-        return f"{argument!r} is not a flag: write --config.{argument}."
-    if equals:
-        hint = _suggest(name, equals + value) or ": write --config.KEY=VALUE."
-        return f"{argument!r} is not a flag{hint}"
-    if argument in commands:
-        return f"The command {argument} must be the first argument: ctl {argument} ..."
-    path = pathlib.Path(argument)
-    names = {name: name for name in (*MODES, *commands)}
-    files = {each.stem: str(each) for each in sorted(path.parent.glob("*.py"))}
-    similar = errors.closest(path.name, files | names)
-    hint = f"did you mean {similar}?" if similar else "see ctl --help."
-    return f"{argument!r} is no mode, no command and no config file, which ends in .py: {hint}"

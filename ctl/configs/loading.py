@@ -161,6 +161,12 @@ def find_writers(writers: Iterable[str], config_path: str) -> None:
             )
 
 
+def load(row: str) -> Any:
+    """Returns what a row of a table names, "package.module:name"; imports its module."""
+    module, _, name = row.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
 def load_action_factory(reference: str, config_path: str, *, key: str) -> Callable[..., Any]:
     """Imports the class or function that an element of `actions` names.
 

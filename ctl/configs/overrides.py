@@ -8,8 +8,8 @@ from typing import Any
 from ml_collections import config_dict
 
 from ctl import errors
-from ctl.configs import durations
-from ctl.configs.keys import FREE_SECTIONS, KEYS, REMOVED, RENAMED, defaults, flatten
+from ctl.configs import durations, loading
+from ctl.configs.keys import FREE_SECTIONS, KEYS, defaults, flatten
 from ctl.errors import UsageError
 
 # The sections whose keys are new where the config file does not set them.
@@ -59,12 +59,12 @@ class _Config(config_dict.ConfigDict):
         except AttributeError:
             if key.startswith("_"):
                 raise
-            raise _MissingKeyError(_unknown(self._path, key, self)) from None
+            raise _MissingKeyError(_describe(self._path, key, self)) from None
 
     def __setitem__(self, key: Any, value: Any) -> None:
         name = _join(self._path, key)
         if self.is_locked and key not in self:
-            raise _MissingKeyError(_unknown(self._path, key, self, is_new=True))
+            raise _MissingKeyError(_describe(self._path, key, self, is_new=True))
         if _is_section(value):
             value = _as_config(value, name)
         try:
@@ -110,7 +110,7 @@ def change(config: config_dict.ConfigDict, name: str, text: str | None) -> None:
                 section[part] = _literal(_required(name, text))
             return
         if not _is_section(section) or part not in section:
-            raise UsageError(_unknown(".".join(path[:depth]), part, section))
+            raise UsageError(_describe(".".join(path[:depth]), part, section))
         holder, section = section, section[part]
     with holder.ignore_type():
         holder[last] = _from_text(name, text, holder[last])
@@ -123,7 +123,7 @@ def _change_section(section: config_dict.ConfigDict, changes: Mapping[str, Any],
             section[key] = value
             continue
         if key not in section:
-            raise UsageError(_unknown(path, key, section))
+            raise UsageError(_describe(path, key, section))
         if _is_section(section[key]):
             _change_section(section[key], _section(name, value), name)
         else:
@@ -231,43 +231,6 @@ def _join(path: str, key: Any) -> str:
     return f"{path}.{key}".lstrip(".")
 
 
-def _unknown(path: str, key: Any, section: Any, *, is_new: bool = False) -> str:
-    """Describes a key that does not exist.
-
-    Args:
-        path: the full name of the section; "" for the config itself.
-        key: the key.
-        section: the values of the section.
-        is_new: whether a value was assigned to the key in Python.
-    """
-    name = _join(path, key)
-    if not _is_section(section):
-        return f"There is no config key {name}: {path} is a value, not a section."
-    if name in RENAMED:
-        return f"There is no config key {name}: it is now {RENAMED[name]}."
-    if name in REMOVED:
-        return f"There is no config key {name} any more: {REMOVED[name]}."
-    known = {str(k): _join(path, k) for k in section}
-    if path.split(".")[0] == "model":  # any keys that the experiment sets
-        hint = errors.did_you_mean(str(key), known) or ": this experiment sets no keys there."
-        if is_new and not errors.closest(str(key), known):
-            keys = f"{key}=..."
-            for part in reversed(path.split(".")):
-                keys = f"{part}=dict({keys})"
-            hint = f": the config is locked, so add the key in ctl.config({keys})."
-    else:
-        hint = errors.did_you_mean(str(key), known, _full_names())
-    return f"There is no config key {name}{hint}"
-
-
-def _full_names() -> dict[str, str]:
-    """Returns last part of a name, or another name -> the full names of the keys that it means."""
-    full_names: dict[str, dict[str, None]] = {}  # the inner mapping is an ordered set
-    for key in flatten(defaults()):
-        parts = key.split(".")
-        for end in range(2, len(parts) + 1):
-            full_names.setdefault(parts[end - 1], {})[".".join(parts[:end])] = None
-    for each in KEYS:
-        for other in each.also:
-            full_names.setdefault(other.replace(" ", "_"), {})[each.name] = None
-    return {last: " or ".join(names) for last, names in full_names.items()}
+def _describe(path: str, key: Any, section: Any, *, is_new: bool = False) -> str:
+    text: str = loading.load("ctl.configs.unknown_names:describe_key")(path, key, section, is_new)
+    return text
