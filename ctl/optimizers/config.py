@@ -171,9 +171,6 @@ def _check_schedule(values: Values) -> None:
     _check_decay_steps(values, kind)
 
 
-_EXAMPLES = {"decay_factor": "0.5", "boundaries": "[1000, 2000]", "factors": "[0.1, 0.01]"}
-
-
 def _check_argument(full_name: str, key: str, value: Any) -> None:
     if key == "staircase":
         if not isinstance(value, bool):

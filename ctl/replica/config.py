@@ -219,7 +219,7 @@ RULES = (
         "remove the string features from the batch, or choose runtime.xla=off",
     ),
     Rule(
-        lambda v: _spec(v).coordinated and (v["sync_batch_norm"] or v["runtime.logical_shards"]),
+        lambda v: _spec(v).coordinated and (v["runtime.logical_shards"] or v["sync_batch_norm"]),
         "Synchronized batch normalization and runtime.logical_shards combine the replicas of a "
         "step, but the workers of parameter servers compute their steps independently",
         "turn both off, or choose runtime.strategy=multi_worker_mirrored",
