@@ -153,10 +153,7 @@ def execute(argv: Sequence[str], *, actions: Sequence[Action] = ()) -> int:
         allow_config_change=values.allow_config_change,
         allow_partial_restore=values.allow_partial_restore,
         checkpoint=fetch.path(values.checkpoint or ""),
-        topology=values.topology or "",
-        find_batch=values.find_batch,
-        checks=values.checks or "",
-        quick=values.quick,
+        flags={flag.name: values[flag.name].value for flag in mode.own},
         actions=actions,
         dry_run=values.dry_run,
     )

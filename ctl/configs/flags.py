@@ -19,15 +19,15 @@ from ctl.configs.modes import MODES
 from ctl.errors import UsageError
 
 DEFAULT_MODE = "train_and_eval"
+_OWN = [flag for mode in MODES.values() for flag in mode.own]
 SWITCHES = {
     "fresh": "start from scratch: move the existing run in the workdir aside",
     "allow_config_change": "resume although the config changes the computed updates",
     "allow_partial_restore": "resume from a checkpoint that matches the variables only in part",
-    "find_batch": "with aot_compile: find the largest batch that fits into memory",
-    "quick": "with check: leave out the longest checks, and compare two splits on 2 replicas",
     "dry_run": "train, evaluate and save for two steps, and leave nothing behind",
     "help": "print this text",
     "version": "print the versions of ctl and TensorFlow",
+    **{flag.name: flag.text for flag in _OWN if not flag.example},
 }
 # Flag -> an example of its value, and what it does.
 VALUES = {
@@ -35,14 +35,13 @@ VALUES = {
     "mode": ("MODE", "one of the modes"),
     "workdir": ("FOLDER", "the folder of the run, or its URL; runs/<experiment> by default"),
     "checkpoint": ("best", "with eval and export: best, a step, or a path; by default the newest"),
-    "topology": ("v5e:2x2", "with aot_compile: the TPU slices, such as v5e:2x2,v5p:2x2x1"),
-    "checks": ("inputs,gradients", "with check: run these of its checks only"),
     "sweep": (
         "optimizer.learning_rate=1e-3,3e-3",
         "one run per value; repeat it for the product; get_sweep: the values of the config file; "
         "tpe:20 or random:20: 20 runs whose values Optuna chooses",
     ),
     "sweep_parallel": ("2", "the number of runs of a sweep at the same time; 1 by default"),
+    **{flag.name: (flag.example, flag.text) for flag in _OWN if flag.example},
 }
 _CONFIG_KEY = re.compile(r"--?(no)?config\.([^=]+)(?:=(.*))?", re.DOTALL)
 _FLAG = re.compile("(-+)([^=]+)(.*)", re.DOTALL)
