@@ -18,20 +18,18 @@ if __package__ in (None, ""):  # run as a file: sys.path must hold the folder of
 
 from absl import flags
 import absl.logging
-from ml_collections import config_dict
 
 from ctl import commands
 from ctl.configs import flags as command_line
 from ctl.configs import loading
-from ctl.configs.flags import Changes
-from ctl.configs.modes import MODES, SERVE, SWEEP, Mode
+from ctl.configs.modes import MODES, SERVE, SWEEP
 from ctl.errors import Failure, LostWorker, UsageError, is_url, print_line
 from ctl.hardware import engines, installation, selection
 from ctl.hardware.child_process import stop_with_parent
 from ctl.hardware.strategies import StrategyOptions
 from ctl.loop import store as stores
 from ctl.loop.actions.action import Action
-from ctl.loop.workdir import Workdir, choose_folder, name_experiment
+from ctl.loop.workdir import Workdir, name_folder
 from ctl.modes import Arguments, cluster_tasks, user_errors
 from ctl.modes.user_errors import report_user_errors
 
@@ -107,10 +105,10 @@ def execute(argv: Sequence[str], *, actions: Sequence[Action] = ()) -> int:
         return commands.run(argv[1:])
     values, changes = command_line.parse(argv, commands.COMMANDS)
     if values.help:
-        print_line(command_line.format_help(commands.COMMANDS))
+        print_line(loading.load("ctl.configs.help:format_help")(commands.COMMANDS))
         return 0
     if values.version:
-        print_line(command_line.format_version())
+        print_line(loading.load("ctl.configs.help:format_version")())
         return 0
     installation.check()
     installation.set_variables(os.environ)  # a config file may import TensorFlow
@@ -143,7 +141,12 @@ def execute(argv: Sequence[str], *, actions: Sequence[Action] = ()) -> int:
         )
         workdir = Workdir(store.folder, writes=writes, store=store)
     else:
-        path = values.workdir or _default_workdir(values, mode, config, changes)
+        # Whoever allows a change continues the run of the experiment.
+        named = [] if values.allow_config_change else changes
+        folder = name_folder(values.config or "", config, named)
+        if mode.workdir and not values.workdir and folder != name_folder(values.config, config, []):
+            print_line(f"The folder of the run with these changes is {folder}.")
+        path = values.workdir or folder
         workdir = Workdir(path, writes=writes)
     arguments = Arguments(
         config=config,
@@ -153,10 +156,7 @@ def execute(argv: Sequence[str], *, actions: Sequence[Action] = ()) -> int:
         allow_config_change=values.allow_config_change,
         allow_partial_restore=values.allow_partial_restore,
         checkpoint=stores.fetch(values.checkpoint or ""),
-        topology=values.topology or "",
-        find_batch=values.find_batch,
-        checks=values.checks or "",
-        quick=values.quick,
+        flags={flag.name: values[flag.name].value for flag in mode.own},
         actions=actions,
         dry_run=values.dry_run,
     )
@@ -174,24 +174,6 @@ def execute(argv: Sequence[str], *, actions: Sequence[Action] = ()) -> int:
         if workdir.store and writes:
             workdir.store.close()
         return code
-
-
-def _default_workdir(
-    values: flags.FlagValues, mode: Mode, config: config_dict.ConfigDict, changes: Changes
-) -> pathlib.Path:
-    """Returns the folder of a run that is started without --workdir."""
-    folder = pathlib.Path("runs", name_experiment(values.config or ""))
-    chosen = choose_folder(
-        folder,
-        config,
-        changes,
-        # The mode of the flag, so that an evaluator of TF_CONFIG chooses the same folder as the others.
-        starts_run=MODES[values.mode].workdir == "resumed",
-        allow_change=values.allow_config_change,
-    )
-    if mode.workdir and chosen != folder:
-        print_line(f"The folder of the run with these changes is {chosen}.")
-    return chosen
 
 
 def _check_workdir(use: str, arguments: Arguments) -> None:

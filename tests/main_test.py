@@ -93,7 +93,7 @@ def replace_modes(monkeypatch):
         ("--config=exp.py --workdir=a/b", "train:train_and_eval False exp.py a/b"),
         ("--config=exp.py --mode explain --fresh=0", "explain:explain False exp.py runs/exp"),
         ("check ./exp.py", "check:check False ./exp.py runs/exp"),
-        ("--config.seed=7 train exp.py", "train:train False exp.py runs/exp"),
+        ("--config.seed=7 train exp.py", "train:train False exp.py runs/exp.seed=7"),
         ("devices --config=exp.py", "devices:show_devices False exp.py runs/exp"),
         ("--config=exp.py --fresh", "train:train_and_eval True exp.py runs/exp"),
         ("--config=exp.py --fresh --nofresh", "train:train_and_eval False exp.py runs/exp"),

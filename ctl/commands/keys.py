@@ -1,13 +1,15 @@
-"""ctl keys [TEXT]: lists the config keys whose name or description contains a text.
+"""ctl keys [WORD ...]: lists the config keys whose name or description contains all words.
 
     ctl keys                    all keys, then the sections whose keys the experiment chooses
-    ctl keys learning_rate      the keys about the learning rate
+    ctl keys learning rate      the keys about the learning rate; also ctl keys lr
     ctl keys --names            only the names, as flags, such as for the completion of a shell
 
-The search ignores case. A run that is resumed may change the keys that are marked with `resume`.
+The search ignores case, and treats spaces, dashes and underscores alike. A run that is resumed may
+change the keys that are marked with `resume`.
 """
 
 from collections.abc import Sequence
+import re
 import shutil
 import textwrap
 
@@ -22,22 +24,33 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         UsageError: no key contains the text.
     """
-    parser = Parser("ctl keys", "ctl keys [TEXT]", str(__doc__).partition("\n")[0])
-    parser.add_argument("text", nargs="?", default="", metavar="TEXT", help="what to search for")
+    parser = Parser("ctl keys", "ctl keys [WORD ...]", str(__doc__).partition("\n")[0])
+    parser.add_argument("words", nargs="*", metavar="WORD", help="what to search for")
     parser.add_argument("--names", action="store_true", help="print only the names, as flags")
     values = parser.parse_args(list(arguments))
-    text = values.text.lower()
-    # The keys of a free section are not known here, so their flags cannot be completed.
-    listed = [key for key in KEYS if key.default != {}]
-    listed += [] if values.names else [key for key in KEYS if key.free]
-    keys = [key for key in listed if text in key.name or text in key.text.lower()]
+    # The other keys of a free section are not known here, so their flags cannot be completed.
+    listed = [key for key in KEYS if not key.is_section and not (values.names and key.free)]
+    listed.sort(key=lambda key: key.free)
+    searched = _normalize(" ".join(values.words))
+    keys = [key for key in listed if _normalize(searched) in map(_normalize, key.also)]
+    keys += [key for key in listed if key not in keys and _contains(key, searched.split())]
     if not keys:
         names = {part: key.name for key in listed for part in (key.name.split(".")[-1], key.name)}
-        raise UsageError(f"No config key contains {values.text!r}{did_you_mean(text, names)}")
+        hint = did_you_mean(searched.replace(" ", "_"), names)
+        raise UsageError(f"No config key contains {' '.join(values.words)!r}{hint}")
     width = max(50, shutil.get_terminal_size().columns)
     for key in keys:
         print_line(f"--config.{key.name}=" if values.names else _format(key, width))
     return 0
+
+
+def _normalize(text: str) -> str:
+    return re.sub(r"[\s_-]+", " ", text.lower()).strip()
+
+
+def _contains(key: Key, words: Sequence[str]) -> bool:
+    text = _normalize(f"{key.name} {key.text} {' '.join(key.also)}")
+    return all(word in text for word in words)
 
 
 def _format(key: Key, width: int) -> str:

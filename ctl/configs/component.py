@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 from ctl import errors
-from ctl.errors import UsageError, did_you_mean
+from ctl.errors import UsageError, closest, did_you_mean
 
 MAX_DIGITS = 99  # in an integer; Python refuses to print integers of thousands of digits
 _MOST = 2**31 - 1  # TensorFlow holds these numbers as int32
@@ -40,6 +40,9 @@ class Key:
         free: whether the experiment chooses the keys of the section: those of its own model, arguments
             of functions, and names of its models.
         grouped: whether the optimizer of a group of `optimizer.groups` may have the key.
+        optional: whether ctl reads a key that only some experiments set, in a free section.
+        also: what other libraries call it, for `ctl keys` and for messages about unknown keys.
+        meant: what other libraries call a choice -> the choice.
     """
 
     name: str
@@ -56,6 +59,9 @@ class Key:
     harmless: bool = False
     free: bool = False
     grouped: bool = False
+    optional: bool = False
+    also: tuple[str, ...] = ()
+    meant: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def is_section(self) -> bool:
@@ -72,7 +78,10 @@ class Key:
     def check(self, value: Any) -> None:
         """Raises UsageError if a value of the default's type is not allowed; the message is one line."""
         if self.choices and value not in self.choices:
-            raise UsageError(f"{self.name} is {value!r}{did_you_mean(str(value), self.choices)}")
+            known = {**{each: each for each in self.choices}, **self.meant}
+            meant = closest(str(value), known)
+            hint = f": did you mean {meant}?" if meant else did_you_mean("", self.choices)
+            raise UsageError(f"{self.name} is {value!r}{hint}")
         if self.least is not None and isinstance(self.default, float):
             if not self.least <= value < math.inf:
                 raise UsageError(

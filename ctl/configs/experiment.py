@@ -27,7 +27,7 @@ KEYS = (
     Key("data.dir", "",
         text="The folder of the dataset, which build_dataset reads as self.options.data.dir. A "
              "relative path is searched in the current folder, then in that of the config file."),
-    Key("data.global_batch_size", 0, least=0,
+    Key("data.global_batch_size", 0, also=("batch_size",), least=0,
         text="The number of examples per update. Set either this key or data.per_replica_batch_size."),
     Key("data.per_replica_batch_size", 0, least=0,
         text="The number of examples per update and replica."),

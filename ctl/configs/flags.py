@@ -1,15 +1,12 @@
 """Parses the command line: the flags and the changes of the config. Reports a mistake in one line.
 
-It also formats the texts of `ctl --help` and `ctl --version`.
-
 absl parses the flags, but `ml_collections.config_flags` is not used: by default it looks for changes of
 the config in sys.argv instead of the arguments that are parsed, and it runs the config file during
 parsing, before an unknown flag is reported. An error in the file or an unknown key then ends the program
 with a traceback and exit code 1, where ctl prints one line and exits with 2.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-import importlib.metadata
+from collections.abc import Iterable, Sequence
 import itertools
 import re
 
@@ -20,52 +17,36 @@ from ctl import errors
 from ctl.configs import keys, loading, overrides, validation
 from ctl.configs.modes import MODES
 from ctl.errors import UsageError
-from ctl.version import find_version
 
 DEFAULT_MODE = "train_and_eval"
+_OWN = [flag for mode in MODES.values() for flag in mode.own]
 SWITCHES = {
     "fresh": "start from scratch: move the existing run in the workdir aside",
     "allow_config_change": "resume although the config changes the computed updates",
     "allow_partial_restore": "resume from a checkpoint that matches the variables only in part",
-    "find_batch": "with aot_compile: find the largest batch that fits into memory",
-    "quick": "with check: leave out the longest checks, and compare two splits on 2 replicas",
     "dry_run": "train, evaluate and save for two steps, and leave nothing behind",
     "help": "print this text",
     "version": "print the versions of ctl and TensorFlow",
+    **{flag.name: flag.text for flag in _OWN if not flag.example},
 }
 # Flag -> an example of its value, and what it does.
-_VALUES = {
+VALUES = {
     "config": ("FILE", "the experiment; --config.KEY=VALUE changes one of its keys"),
     "mode": ("MODE", "one of the modes"),
     "workdir": ("FOLDER", "the folder of the run, or its URL; runs/<experiment> by default"),
     "checkpoint": ("best", "with eval and export: best, a step, or a path; by default the newest"),
-    "topology": ("v5e:2x2", "with aot_compile: the TPU slices, such as v5e:2x2,v5p:2x2x1"),
-    "checks": ("inputs,gradients", "with check: run these of its checks only"),
     "sweep": (
         "optimizer.learning_rate=1e-3,3e-3",
         "one run per value; repeat it for the product; get_sweep: the values of the config file; "
         "tpe:20 or random:20: 20 runs whose values Optuna chooses",
     ),
     "sweep_parallel": ("2", "the number of runs of a sweep at the same time; 1 by default"),
+    **{flag.name: (flag.example, flag.text) for flag in _OWN if flag.example},
 }
-# Former flag -> what to do instead.
-_REMOVED = {"overfit": "run ctl check CONFIG --checks=overfit"}
 _CONFIG_KEY = re.compile(r"--?(no)?config\.([^=]+)(?:=(.*))?", re.DOTALL)
 _FLAG = re.compile("(-+)([^=]+)(.*)", re.DOTALL)
-_TWO_CONFIGS = "--config is given twice: name one file, and change its keys by --config.KEY=VALUE."
-_USAGE = """\
-usage: ctl [MODE] CONFIG [--config.KEY=VALUE ...] [FLAGS]
-       ctl COMMAND ...
-
-  ctl experiments/mnist.py                             train and evaluate
-  ctl experiments/mnist.py --config.train.steps=1000   with another value of a config key
-  ctl eval experiments/mnist.py --checkpoint=best      evaluate a checkpoint of the run
-  ctl check experiments/mnist.py                       test the trainer on several replicas
-  ctl keys learning_rate                               search the config keys
-
-CONFIG is the file of an experiment, or FILE.py:TEXT for its get_config(TEXT). The flags --config and
---mode are equivalent: python -m ctl.main --config=CONFIG --mode=MODE."""
-_PACKAGES = ("tensorflow-cpu", "tensorflow", "tensorflow-tpu", "tf_keras", "tf-models-official")
+_NAMES = "ctl.configs.unknown_names"
+TWO_CONFIGS = "--config is given twice: name one file, and change its keys by --config.KEY=VALUE."
 Changes = list[tuple[str, str | None]]
 
 
@@ -84,6 +65,7 @@ def parse(argv: Sequence[str], commands: Iterable[str] = ()) -> tuple[flags.Flag
         UsageError: the command line is wrong; the message is one line.
     """
     values = _define_flags()
+    values["help"].value = len(argv) == 1
     try:
         arguments = values.read_flags_from_files(list(argv[1:]), force_gnu=False)
         arguments, changes = _split_changes([use_underscores(argument) for argument in arguments])
@@ -92,12 +74,12 @@ def parse(argv: Sequence[str], commands: Iterable[str] = ()) -> tuple[flags.Flag
     except UsageError:
         raise
     except flags.UnrecognizedFlagError as error:
-        raise UsageError(_describe_unknown_flag(error.flagname)) from None
+        raise UsageError(loading.load(f"{_NAMES}:describe_flag")(error.flagname)) from None
     except (flags.Error, ValueError) as error:  # raised by absl, such as for a missing --flagfile
         message = str(error).removeprefix("ERROR:: ")
         raise UsageError(f"The command line cannot be read: {message}") from None
     if positional:
-        raise UsageError(_describe_positional(positional[0], commands))
+        raise UsageError(loading.load(f"{_NAMES}:describe_argument")(positional[0], commands))
     if not (values.help or values.version):
         _check_flags(values)
     return values, changes
@@ -144,35 +126,8 @@ def load_config(flag: str | None, changes: Changes) -> config_dict.ConfigDict:
 
 def describe_flags() -> dict[str, str]:
     """Returns each flag with an example of its value -> what it does."""
-    texts = {f"--{name}={example}": text for name, (example, text) in _VALUES.items()}
+    texts = {f"--{name}={example}": text for name, (example, text) in VALUES.items()}
     return texts | {f"--{name}": text for name, text in SWITCHES.items()}
-
-
-def format_help(commands: Mapping[str, str]) -> str:
-    """Formats the text of `ctl --help`.
-
-    Args:
-        commands: name of each command -> what it does.
-    """
-    modes = {name: mode.text for name, mode in MODES.items()}
-    sections = {"modes": modes, "commands": commands, "flags": describe_flags()}
-    parts = [_USAGE]
-    for title, rows in sections.items():
-        width = max(len(name) for name in rows)
-        lines = [f"  {name:{width}}  {text}" for name, text in rows.items()]
-        parts.append("\n".join([f"{title}:", *lines]))
-    return "\n\n".join(parts)
-
-
-def format_version() -> str:
-    """Returns the versions of ctl and of the packages that determine its results."""
-    versions = []
-    for name in _PACKAGES:
-        try:
-            versions.append(f"{name} {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return f"ctl {find_version()} ({', '.join(versions)})"
 
 
 def _take_positional(values: flags.FlagValues, positional: list[str]) -> list[str]:
@@ -190,12 +145,13 @@ def _take_positional(values: flags.FlagValues, positional: list[str]) -> list[st
 
 def _define_flags() -> flags.FlagValues:
     values = flags.FlagValues()
-    for name, (_, text) in _VALUES.items():
+    for name, (_, text) in VALUES.items():
         default = DEFAULT_MODE if name == "mode" else None
         define = flags.DEFINE_multi_string if name == "sweep" else flags.DEFINE_string
         define(name, default, text, flag_values=values)
     for name, text in SWITCHES.items():
-        flags.DEFINE_boolean(name, False, text, flag_values=values)
+        short = "h" if name == "help" else None
+        flags.DEFINE_boolean(name, False, text, flag_values=values, short_name=short)
     return values
 
 
@@ -226,12 +182,12 @@ def _check_arguments(arguments: list[str]) -> None:
     for argument, following in itertools.pairwise([*arguments, "-"]):
         name, equals, value = argument.lstrip("-").partition("=")
         missing = not value if equals else following.startswith("-")
-        if argument.startswith("-") and name in _VALUES and missing:
-            raise UsageError(f"--{name} has no value: write --{name}={_VALUES[name][0]}.")
+        if argument.startswith("-") and name in VALUES and missing:
+            raise UsageError(f"--{name} has no value: write --{name}={VALUES[name][0]}.")
         if name in SWITCHES and equals and value.lower() not in ("true", "false", "1", "0"):
             raise UsageError(f"--{name} is {value!r}, but must be true or false.")
     if sum(re.match("--?config(=|$)", argument) is not None for argument in arguments) > 1:
-        raise UsageError(_TWO_CONFIGS)
+        raise UsageError(TWO_CONFIGS)
 
 
 def _check_flags(values: flags.FlagValues) -> None:
@@ -268,27 +224,3 @@ def _check_url(values: flags.FlagValues) -> None:
     if values.sweep is not None or values.dry_run or (mode and not mode.workdir):
         what = f"--mode={values.mode}" if mode and not mode.workdir else "a sweep or a dry run"
         errors.check_local(f"The --workdir of {what}", values.workdir)
-
-
-def _describe_unknown_flag(name: str) -> str:
-    if name in _REMOVED:
-        return f"There is no flag --{name} any more: {_REMOVED[name]}."
-    known = {flag: f"--{flag}" for flag in _define_flags()}
-    names = overrides.flatten(keys.defaults())
-    full_names = {key: f"--config.{key}" for key in names}
-    last_parts = {key.rpartition(".")[-1]: f"--config.{key}" for key in reversed(names)}
-    return f"There is no flag --{name}{errors.did_you_mean(name, known, full_names, last_parts)}"
-
-
-def _describe_positional(argument: str, commands: Iterable[str]) -> str:
-    """Describes an argument that is neither a flag, nor the first config file, nor the first mode."""
-    if re.search(r"\.py(:|$)", argument):
-        return _TWO_CONFIGS
-    if argument in MODES:
-        return f"Two modes are given: remove {argument!r}."
-    if argument.partition("=")[0] in overrides.flatten(keys.defaults()):
-        return f"{argument!r} is not a flag: write --config.{argument}."
-    if argument in commands:
-        return f"The command {argument} must be the first argument: ctl {argument} ..."
-    hint = errors.did_you_mean(argument, [*MODES, *commands])
-    return f"{argument!r} is no mode, no command and no config file, which ends in .py{hint}"

@@ -38,6 +38,8 @@ def defaults() -> config_dict.ConfigDict:
     """Returns an unlocked config with every key at its default."""
     config = config_dict.ConfigDict()
     for key in KEYS:
+        if key.optional:
+            continue
         *path, last = key.name.split(".")
         section = functools.reduce(getattr, path, config)
         if key.default == {}:

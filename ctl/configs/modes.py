@@ -10,13 +10,29 @@ from ctl.hardware import garbage
 
 
 @dataclasses.dataclass(frozen=True)
+class Flag:
+    """A flag that one mode has for itself.
+
+    Attributes:
+        name: the name.
+        text: what it does, for `ctl --help`.
+        example: an example of its value; "" for a switch.
+    """
+
+    name: str
+    text: str
+    example: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class Mode:
     """A mode, and its properties that `ctl.main` checks before it imports TensorFlow.
 
     Attributes:
         function: the mode's function as "module:function", relative to `ctl.modes`.
         text: what the mode does, for `ctl --help`.
-        flags: the flags that it accepts in addition to --config.
+        flags: the flags that it accepts in addition to --config, with those of its own.
+        own: the flags of its own, which reach it as `Arguments.flags`.
         builds_trainer: whether it imports the config's trainer, and so requires a trainer.
         builds_strategy: whether it builds the config's strategy, and so requires its hardware and
             takes part in the cluster of TF_CONFIG.
@@ -27,9 +43,13 @@ class Mode:
     function: str
     text: str = ""
     flags: tuple[str, ...] = ()
+    own: tuple[Flag, ...] = ()
     builds_trainer: bool = True
     builds_strategy: bool = True
     workdir: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "flags", (*self.flags, *(flag.name for flag in self.own)))
 
     def load(self) -> Callable[..., int]:
         """Imports the mode's function, and with it TensorFlow."""
@@ -60,7 +80,10 @@ MODES = {
         text="evaluate each checkpoint of a run as another process writes it", workdir="read"),
     "export": Mode("export:export", flags=_RESTORING, builds_strategy=False, workdir="read",
         text="export a checkpoint of a run, such as a SavedModel"),
-    "check": Mode("check:check", flags=("checks", "quick"),
+    "check": Mode("check:check", own=(
+            Flag("checks", "with check: run these of its checks only", "inputs,gradients"),
+            Flag("quick", "with check: leave out the longest checks, and compare two splits on 2 "
+                 "replicas")),
         text="test that the trainer computes the same update on 1, 2 and 4 replicas"),
     "profile_input": Mode("profile_input:profile_input",
         text="measure what limits the training speed, and compare the modes of XLA"),
@@ -68,7 +91,9 @@ MODES = {
         text="train a few steps with a growing learning rate, and suggest one"),
     "find_batch": Mode("find_batch:find_batch", builds_strategy=False,
         text="find the largest global batch that fits into memory, by trying"),
-    "aot_compile": Mode("aot_compile:aot_compile", flags=("workdir", "topology", "find_batch"),
+    "aot_compile": Mode("aot_compile:aot_compile", flags=("workdir",), own=(
+            Flag("topology", "with aot_compile: the TPU slices, such as v5e:2x2,v5p:2x2x1", "v5e:2x2"),
+            Flag("find_batch", "with aot_compile: find the largest batch that fits into memory")),
         text="compile the training loop for a TPU, without a TPU", builds_strategy=False),
     "explain": Mode("explain:explain", flags=("workdir",),
         text="print what the config means, with the estimated memory"),

@@ -8,12 +8,13 @@ from typing import Any
 from ml_collections import config_dict
 
 from ctl import errors
-from ctl.configs import durations
-from ctl.configs.keys import FREE_SECTIONS, KEYS, REMOVED, RENAMED, defaults, flatten
+from ctl.configs import durations, loading
+from ctl.configs.keys import FREE_SECTIONS, KEYS, defaults, flatten
 from ctl.errors import UsageError
 
 # The sections whose keys are new where the config file does not set them.
 _ARGUMENTS = [name for name in FREE_SECTIONS if name != "model"]
+_OPTIONAL = {key.name for key in KEYS if key.optional}
 _DURATIONS = {key.name for key in KEYS if key.duration}
 
 
@@ -58,12 +59,12 @@ class _Config(config_dict.ConfigDict):
         except AttributeError:
             if key.startswith("_"):
                 raise
-            raise _MissingKeyError(_unknown(self._path, key, self)) from None
+            raise _MissingKeyError(_describe(self._path, key, self)) from None
 
     def __setitem__(self, key: Any, value: Any) -> None:
         name = _join(self._path, key)
         if self.is_locked and key not in self:
-            raise _MissingKeyError(_unknown(self._path, key, self, is_new=True))
+            raise _MissingKeyError(_describe(self._path, key, self, is_new=True))
         if _is_section(value):
             value = _as_config(value, name)
         try:
@@ -103,12 +104,13 @@ def change(config: config_dict.ConfigDict, name: str, text: str | None) -> None:
     for depth, part in enumerate([*path, last]):
         # A key that the config file does not set is a new argument of the optimizer or schedule. The
         # keys of `model` are those that the experiment defines.
-        if part is last and ".".join(path) in _ARGUMENTS and part not in section:
+        is_argument = ".".join(path) in _ARGUMENTS or name in _OPTIONAL
+        if part is last and is_argument and part not in section:
             with section.unlocked():
                 section[part] = _literal(_required(name, text))
             return
         if not _is_section(section) or part not in section:
-            raise UsageError(_unknown(".".join(path[:depth]), part, section))
+            raise UsageError(_describe(".".join(path[:depth]), part, section))
         holder, section = section, section[part]
     with holder.ignore_type():
         holder[last] = _from_text(name, text, holder[last])
@@ -121,7 +123,7 @@ def _change_section(section: config_dict.ConfigDict, changes: Mapping[str, Any],
             section[key] = value
             continue
         if key not in section:
-            raise UsageError(_unknown(path, key, section))
+            raise UsageError(_describe(path, key, section))
         if _is_section(section[key]):
             _change_section(section[key], _section(name, value), name)
         else:
@@ -189,6 +191,8 @@ def _boolean(text: str) -> bool:
 
 
 def _literal(text: str) -> Any:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
     try:
         return ast.literal_eval(text)
     except _PARSE_ERRORS:
@@ -227,40 +231,6 @@ def _join(path: str, key: Any) -> str:
     return f"{path}.{key}".lstrip(".")
 
 
-def _unknown(path: str, key: Any, section: Any, *, is_new: bool = False) -> str:
-    """Describes a key that does not exist.
-
-    Args:
-        path: the full name of the section; "" for the config itself.
-        key: the key.
-        section: the values of the section.
-        is_new: whether a value was assigned to the key in Python.
-    """
-    name = _join(path, key)
-    if not _is_section(section):
-        return f"There is no config key {name}: {path} is a value, not a section."
-    if name in RENAMED:
-        return f"There is no config key {name}: it is now {RENAMED[name]}."
-    if name in REMOVED:
-        return f"There is no config key {name} any more: {REMOVED[name]}."
-    known = {str(k): _join(path, k) for k in section}
-    if path.split(".")[0] == "model":  # any keys that the experiment sets
-        hint = errors.did_you_mean(str(key), known) or ": this experiment sets no keys there."
-        if is_new and not errors.closest(str(key), known):
-            keys = f"{key}=..."
-            for part in reversed(path.split(".")):
-                keys = f"{part}=dict({keys})"
-            hint = f": the config is locked, so add the key in ctl.config({keys})."
-    else:
-        hint = errors.did_you_mean(str(key), known, _full_names())
-    return f"There is no config key {name}{hint}"
-
-
-def _full_names() -> dict[str, str]:
-    """Returns last part of a name -> the full names of the keys and sections that end in it."""
-    full_names: dict[str, dict[str, None]] = {}  # the inner mapping is an ordered set
-    for key in flatten(defaults()):
-        parts = key.split(".")
-        for end in range(2, len(parts) + 1):
-            full_names.setdefault(parts[end - 1], {})[".".join(parts[:end])] = None
-    return {last: " or ".join(names) for last, names in full_names.items()}
+def _describe(path: str, key: Any, section: Any, *, is_new: bool = False) -> str:
+    text: str = loading.load("ctl.configs.unknown_names:describe_key")(path, key, section, is_new)
+    return text

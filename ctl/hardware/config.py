@@ -32,9 +32,10 @@ def _check_devices(key: str, names: list[Any]) -> None:
 # fmt: off
 KEYS = (
     Key("runtime", {}),
-    Key("runtime.strategy", "auto", choices=strategies.NAMES, harmless=True,
+    Key("runtime.strategy", "auto", also=("ddp", "gpus", "distributed"), meant={"ddp": "mirrored"},
+        choices=strategies.NAMES, harmless=True,
         text=f"{', '.join(strategies.NAMES)}; see docs/hardware.md."),
-    Key("runtime.devices", [], validate=_check_devices, harmless=True,
+    Key("runtime.devices", [], also=("gpus",), validate=_check_devices, harmless=True,
         text='The devices to use, such as ["GPU:0", "GPU:2"]; empty: all (one_device: the first).'),
     Key("runtime.logical_devices", 0, least=0, harmless=True,
         text="Split the first GPU, or the CPU if there is no GPU, into this many devices; 0: do not "

@@ -99,7 +99,8 @@ KEYS = (
              'init=dict(models=dict(teacher="runs/a")) starts self.teacher from the weights of that '
              "run's model."),
     Key("train", {}, harmless=True),
-    Key("train.steps", 1000, least=1, duration=True,
+    Key("train.steps", 1000, also=("epochs", "max_steps", "max_epochs", "num_epochs"),
+        least=1, duration=True,
         text='The total number of steps (global batches), or a duration: "90 epochs", "5000000 '
              'examples". The other keys that accept a duration are listed in docs/running.md; '
              'checkpoint_interval, summary_interval and eval.interval also accept a time, such as "30 '
@@ -151,7 +152,7 @@ KEYS = (
     Key("summaries.histogram_interval", 0, least=0, option="histogram_interval",
         text="Steps between two histograms of the weights and of the gradients in TensorBoard; 0: "
              "none."),
-    Key("actions", [], validate=_check_actions, harmless=True,
+    Key("actions", [], also=("callbacks", "hooks"), validate=_check_actions, harmless=True,
         text="Actions at the end of inner loops and evaluations, each a name or a dict(name=..., "
              "**arguments): path/to/file.py:Class or package.module:Class; see docs/actions.md."),
     Key("eval", {}, harmless=True),

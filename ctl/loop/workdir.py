@@ -316,63 +316,25 @@ class Workdir:
         return f"--workdir={self.path} cannot be written ({reason}): name another folder."
 
 
-def choose_folder(
-    folder: pathlib.Path,
-    config: config_dict.ConfigDict,
-    changes: Sequence[tuple[str, str | None]],
-    *,
-    starts_run: bool,
-    allow_change: bool = False,
+def name_folder(
+    config_path: str, config: config_dict.ConfigDict, changes: Sequence[tuple[str, str | None]]
 ) -> pathlib.Path:
-    """Chooses between the folder of an experiment and one for the changes of the command line.
+    """Returns the folder of a run that is started without --workdir.
 
-    A second run of an experiment, with a value that changes the updates, has a folder of its own:
-    runs/mnist.learning_rate=0.003 next to runs/mnist. The same command chooses it again, so that it
-    resumes the run.
+    It is named after the experiment and the changes of the command line that change the updates, such
+    as runs/mnist.learning_rate=0.003. It does not depend on what the disk holds: the same command
+    resumes the same run. The place of the data is no part of the name, since an evaluation may read
+    other data.
 
     Args:
-        folder: the folder of the experiment, such as runs/mnist.
+        config_path: the flag --config.
         config: the config with the changes.
         changes: the changes of the command line, as keys and texts.
-        starts_run: whether the program may start a run in the folder; else it reads one, and may
-            evaluate other data.
-        allow_change: whether the run of the experiment may continue with the changes.
-
-    Returns:
-        The folder of the changes if it holds a run, or if the other one holds a run that the changes
-        are not compatible with; else the folder of the experiment. With `allow_change` that folder
-        also if both hold a run, unless the one of the changes needs the permission itself.
     """
-    current = overrides.flatten(config)
-    # Parsed values in a fixed order: 5e-1 is 0.5.
-    values = {
-        k: str(current[k]) for k in sorted({k for k, _ in changes if changes_updates(k, config)})
-    }
-    if not values:
-        return folder
-    changed_folder = folder.with_name(f"{folder.name}.{name_values(values)}")
-    changed, experiment = (Workdir(path, writes=False) for path in (changed_folder, folder))
-    if changed.has_run() and not (
-        allow_change and experiment.has_run() and not _harmful_keys(changed, config)
-    ):
-        return changed_folder
-    if allow_change or not experiment.has_run():
-        return folder
-    try:
-        harmful = {
-            key
-            for key in _harmful_keys(experiment, config)
-            if starts_run or not key.startswith(("data.", "eval."))
-        }
-    except UsageError:  # a damaged file is reported where the folder is used
-        return folder
-    # A change of the config file is not one of the command line: it is reported as such.
-    return changed_folder if harmful and harmful <= values.keys() else folder
-
-
-def _harmful_keys(workdir: Workdir, config: config_dict.ConfigDict) -> list[str]:
-    """Returns the keys with which the run in a folder does not continue without permission."""
-    return list(ConfigChanges(workdir.config(), config.to_dict()).harmful)
+    keys = sorted({key for key, _ in changes if changes_updates(key, config)} - {"data.dir"})
+    current = overrides.flatten(config)  # parsed values: 5e-1 is 0.5
+    name = name_values({key: str(current[key]) for key in keys})
+    return pathlib.Path("runs", name_experiment(config_path) + (f".{name}" if name else ""))
 
 
 def name_values(values: Mapping[str, str]) -> str:

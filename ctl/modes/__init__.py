@@ -9,9 +9,10 @@ It builds what it needs (most modes a `run.Run`), prints what users see, and ret
 for anything else that ends the run; `ctl.main` prints either in one line.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import time
+from typing import Any
 
 from ml_collections import config_dict
 
@@ -35,10 +36,7 @@ class Arguments:
             (`--allow_partial_restore`).
         checkpoint: the checkpoint to evaluate or export (`--checkpoint`): "best", a step, a path, or ""
             for the checkpoint of the run's result.
-        topology: the TPU slices to compile for (`--topology`), or "".
-        find_batch: search for the largest batch that fits (`--find_batch`).
-        checks: the checks to run (`--checks`), separated by commas, or "" for all of them.
-        quick: leave out the checks that take the longest (`--quick`).
+        flags: the values of the mode's own flags, by name; None for one that is not given.
         actions: actions in addition to those of the config and the trainer.
         started: when the program started, by `time.monotonic`.
         dry_run: train two steps and keep nothing (`--dry_run`).
@@ -51,10 +49,7 @@ class Arguments:
     allow_config_change: bool = False
     allow_partial_restore: bool = False
     checkpoint: str = ""
-    topology: str = ""
-    find_batch: bool = False
-    checks: str = ""
-    quick: bool = False
+    flags: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     actions: Sequence[Action] = ()
     started: float = dataclasses.field(default_factory=time.monotonic)
     dry_run: bool = False

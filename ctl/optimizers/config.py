@@ -103,18 +103,18 @@ KEYS = (
         text=f"{', '.join(optimizers.CLASSES)}, or package.module:function; see docs/optimizers.md."),
     Key("optimizer.arguments", {}, grouped=True, free=True,
         text="Further arguments of the optimizer's class, such as beta_2 or epsilon."),
-    Key("optimizer.learning_rate", 0.001, grouped=True, least=0,
+    Key("optimizer.learning_rate", 0.001, also=("lr",), grouped=True, least=0,
         bound=(lambda rate: rate > 0, "greater than 0"),
         text="The highest rate, which the schedule multiplies."),
     Key("optimizer.learning_rate_batch_size", 0, grouped=True, least=0,
         text="If not 0, learning_rate is for this global batch size and is scaled linearly with the "
              'actual one (Goyal et al. 2017, "Accurate, large minibatch SGD").'),
-    Key("optimizer.schedule", "constant", grouped=True,
+    Key("optimizer.schedule", "constant", also=("lr scheduler",), grouped=True,
         text=f"{', '.join(schedules.KINDS)}, or package.module:function."),
     Key("optimizer.schedule_arguments", {}, grouped=True, free=True,
         text="Arguments of the schedule, such as end_factor: the last rate as a fraction of "
              "learning_rate."),
-    Key("optimizer.warmup_steps", 0, grouped=True, least=0, duration=True,
+    Key("optimizer.warmup_steps", 0, also=("lr warmup",), grouped=True, least=0, duration=True,
         text="Updates of linear warm-up from 0 before the schedule."),
     Key("optimizer.decay_steps", 0, grouped=True, least=0, duration=True,
         text="Updates of the decay after the warm-up; 0: up to train.steps."),
@@ -169,9 +169,6 @@ def _check_schedule(values: Values) -> None:
     if len(numbers) == len(boundaries) and numbers != sorted(set(numbers)):
         raise UsageError(f"{prefix}boundaries is {boundaries}, but boundaries must increase.")
     _check_decay_steps(values, kind)
-
-
-_EXAMPLES = {"decay_factor": "0.5", "boundaries": "[1000, 2000]", "factors": "[0.1, 0.01]"}
 
 
 def _check_argument(full_name: str, key: str, value: Any) -> None:

@@ -12,7 +12,15 @@ _SIXTEEN_BIT = ("float16", "bfloat16")
 
 # fmt: off
 KEYS = (
-    Key("runtime.precision", "float32", choices=PRECISIONS, option="precision",
+    Key("model.sync_batch_norm", False, optional=True, also=("batch norm", "bn"),
+        text="Normalize by the statistics of the global batch: true, false, or per_micro_batch for "
+             "those of a micro-batch. See docs/step.md."),
+    Key("model.recompute", "", optional=True, also=("gradient checkpointing", "remat"),
+        text="blocks: where the code of the model reads it, compute activations again in the backward "
+             "pass, to save memory. See docs/memory.md."),
+    Key("runtime.precision", "float32", also=("fp16", "bf16", "amp", "dtype"),
+        meant={"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"},
+        choices=PRECISIONS, option="precision",
         text="float32, float64, or mixed precision with bfloat16 or float16 layers and float32 "
              "variables."),
     Key("runtime.loss_scale", 0.0, least=0, option="loss_scale",
@@ -64,7 +72,9 @@ KEYS = (
     Key("optimizer.shard_state", False, option="shard_state", harmless=True,
         text="Split the optimizer's slot variables over the replicas, with the same bits; see "
              "docs/memory.md."),
-    Key("optimizer.micro_batches", 1, least=1, option="micro_batches", harmless=True,
+    Key("optimizer.micro_batches", 1, least=1,
+        also=("gradient accumulation", "accumulate_grad_batches", "accumulation"),
+        option="micro_batches", harmless=True,
         text="The number of micro-batches that a per-replica batch is divided into, to save memory; the "
              "update does not depend on it."),
     Key("optimizer.clip", {}, text="Of the reduced gradients; set at most one."),
@@ -209,7 +219,7 @@ RULES = (
         "remove the string features from the batch, or choose runtime.xla=off",
     ),
     Rule(
-        lambda v: _spec(v).coordinated and (v["sync_batch_norm"] or v["runtime.logical_shards"]),
+        lambda v: _spec(v).coordinated and (v["runtime.logical_shards"] or v["sync_batch_norm"]),
         "Synchronized batch normalization and runtime.logical_shards combine the replicas of a "
         "step, but the workers of parameter servers compute their steps independently",
         "turn both off, or choose runtime.strategy=multi_worker_mirrored",

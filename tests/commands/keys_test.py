@@ -32,13 +32,34 @@ def test_search_prints_the_sections_whose_keys_the_experiment_chooses(capsys):
     printed = capsys.readouterr().out.splitlines()
     sections = [line.split()[0] for line in printed if "  (free section" in line]
     assert sections == [
-        "init.names",
-        "init.models",
         "model",
-        "loss_weights",
         "optimizer.arguments",
         "optimizer.schedule_arguments",
+        "init.names",
+        "init.models",
+        "loss_weights",
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        ("batch norm", "model.sync_batch_norm"),
+        ("Sync-Batch_Norm", "model.sync_batch_norm"),
+        ("accumulation", "optimizer.micro_batches"),
+        ("learning rate", "optimizer.learning_rate"),
+        ("lr", "optimizer.learning_rate"),
+        ("ddp", "runtime.strategy"),
+        ("fp16", "runtime.precision"),
+        ("callbacks", "actions"),
+        ("recompute blocks", "model.recompute"),
+    ],
+)
+def test_search_finds_the_words_of_other_libraries(words, key, capsys):
+    assert main.run(["ctl", "keys", *words.split()]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    names = [line.split()[0] for line in printed if line[0] != " "]
+    assert names[0] == key and len({*names}) == len(names)
 
 
 def test_key_that_does_not_exist_gets_a_suggestion(capsys):

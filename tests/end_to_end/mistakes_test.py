@@ -124,7 +124,7 @@ COMMAND_LINES = r"""
 --config.train.stps=5
     There is no config key train.stps: did you mean train.steps?
 --config.lr=5
-    There is no config key lr: expected one of <SECTIONS>.
+    There is no config key lr: did you mean optimizer.learning_rate?
 --config.learning_rate=0.1
     There is no config key learning_rate: did you mean optimizer.learning_rate?
 --config.optimizer.global_batch_size=5
@@ -256,8 +256,15 @@ reprot runs/a
 train.steps=5
     'train.steps=5' is not a flag: write --config.train.steps=5.
 please
-    'please' is no mode, no command and no config file, which ends in .py: expected one of <MODES>,
-    new, diff, report, keys, convert, launch.
+    'please' is no mode, no command and no config file, which ends in .py: see ctl --help.
+tinny
+    'tinny' is no mode, no command and no config file, which ends in .py: did you mean tiny.py?
+strategy=ddp
+    'strategy=ddp' is not a flag: did you mean --config.runtime.strategy=ddp?
+--epochs=3
+    There is no flag --epochs: did you mean --config.train.steps?
+--config.runtime.precision=fp16
+    runtime.precision is 'fp16': did you mean float16?
 --fresh=maybe
     --fresh is 'maybe', but must be true or false.
 --nofresh=3
@@ -396,9 +403,6 @@ OTHERS = {
         "--config.train.best.mode=min --config.train.best.patience=3",
         "train.best.patience counts evaluations, whose number must not depend on the speed of the "
         "machine: set eval.interval in steps, epochs or examples.",
-    ),
-    "no arguments": Mistake(
-        "", "No experiment is named: add its file, such as experiments/mnist.py; see --help."
     ),
     "config file missing": Mistake(
         "--config=sub/expp.py",

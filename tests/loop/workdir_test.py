@@ -10,7 +10,7 @@ import ctl
 from ctl.configs import keys, overrides
 from ctl.errors import UsageError
 from ctl.loop import workdir
-from ctl.loop.workdir import Workdir, choose_folder, name_experiment, name_values
+from ctl.loop.workdir import Workdir, name_experiment, name_folder, name_values
 
 KEYS = overrides.flatten(keys.defaults())
 
@@ -229,55 +229,25 @@ def test_link_to_nowhere_is_rejected(tmp_path):
 
 EXPERIMENT, CHANGED = "runs/exp", "runs/exp.learning_rate=0.5"
 RATE, SEED = ("optimizer.learning_rate", "0.5"), ("seed", "3")
-FIRST, OTHER = {"optimizer": {"learning_rate": 0.1}}, {"optimizer": {"learning_rate": 0.5}}
-READS, ALLOWED = {"starts_run": False}, {"allow_change": True}
 
 
 @pytest.mark.parametrize(
-    ("runs", "changes", "values", "options", "folder"),
+    ("changes", "folder"),
     [
-        ({}, [RATE], OTHER, {}, EXPERIMENT),
-        ({EXPERIMENT: FIRST}, [], {}, {}, EXPERIMENT),
-        ({EXPERIMENT: FIRST}, [RATE], OTHER, {}, CHANGED),
-        ({EXPERIMENT: FIRST, CHANGED: OTHER}, [RATE], OTHER, {}, CHANGED),
-        ({CHANGED: OTHER}, [RATE], OTHER, {}, CHANGED),  # the first run has been deleted
-        ({EXPERIMENT: OTHER}, [RATE], OTHER, {}, EXPERIMENT),
-        # A change that keeps the updates.
-        ({EXPERIMENT: {}}, [("train.steps", "9")], {"train": {"steps": 9}}, {}, EXPERIMENT),
-        ({EXPERIMENT: {}}, [("runtime.xla", "off")], {"runtime": {"xla": "off"}}, {}, EXPERIMENT),
-        # A change of the file is reported where the folder is used.
-        ({EXPERIMENT: {}}, [RATE], {**OTHER, "seed": 3}, {}, EXPERIMENT),
-        # An evaluation reads the run with the same values, and may evaluate other data.
-        ({}, [RATE], OTHER, READS, EXPERIMENT),
-        ({EXPERIMENT: {}}, [RATE], OTHER, READS, CHANGED),
-        ({EXPERIMENT: {}}, [("data.dir", "other")], {}, READS, EXPERIMENT),
+        ([], EXPERIMENT),
+        ([RATE], CHANGED),
+        ([("train.steps", "9"), ("runtime.xla", "off")], EXPERIMENT),  # they keep the updates
+        ([("data.dir", "other")], EXPERIMENT),
         # The spelling and the order of the changes do not matter.
-        ({EXPERIMENT: {}}, [RATE, SEED], {**OTHER, "seed": 3}, {}, f"{CHANGED},seed=3"),
-        ({EXPERIMENT: {}}, [SEED, ("optimizer.learning_rate", "5e-1")], {**OTHER, "seed": 3}, {},
-         f"{CHANGED},seed=3"),
-        ({EXPERIMENT: {}}, [RATE], OTHER, ALLOWED, EXPERIMENT),
-        # The flag was forgotten at first, which has started the second run.
-        ({EXPERIMENT: {}, CHANGED: OTHER}, [RATE], OTHER, ALLOWED, EXPERIMENT),
-        # The run of the changes is the one that needs the flag.
-        ({EXPERIMENT: {}, CHANGED: OTHER}, [RATE], {**OTHER, "seed": 3}, ALLOWED, CHANGED),
-        ({CHANGED: OTHER}, [RATE], OTHER, ALLOWED, CHANGED),
-        ({EXPERIMENT: None}, [RATE], OTHER, {}, EXPERIMENT),  # damaged
+        ([RATE, SEED], f"{CHANGED},seed=3"),
+        ([SEED, ("optimizer.learning_rate", "5e-1")], f"{CHANGED},seed=3"),
     ],
-)  # fmt: skip
-def test_folder_without_workdir_is_that_of_the_experiment_or_of_the_changes(
-    tmp_path, monkeypatch, runs, changes, values, options, folder
-):
-    def make(changed):
-        return ctl.config(trainer="a.py:A", data=dict(global_batch_size=4), **changed)
-
-    monkeypatch.chdir(tmp_path)
-    for name, changed in runs.items():
-        pathlib.Path(name).mkdir(parents=True)
-        text = "{" if changed is None else make(changed).to_json()
-        pathlib.Path(name, "config.json").write_text(text)
-    options = {"starts_run": True, **options}
-    chosen = choose_folder(pathlib.Path(EXPERIMENT), make(values), changes, **options)
-    assert str(chosen) == folder
+)
+def test_folder_without_workdir_is_named_after_the_changes_of_the_updates(changes, folder):
+    config = ctl.config(trainer="a.py:A", data=dict(global_batch_size=4))
+    for key, text in changes:
+        overrides.change(config, key, text)
+    assert str(name_folder("a/exp.py", config, changes)) == folder
 
 
 def test_each_argument_of_a_config_file_has_its_own_folder():

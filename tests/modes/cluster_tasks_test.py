@@ -94,16 +94,3 @@ def test_the_command_of_the_others_evaluates_every_checkpoint(tmp_path, monkeypa
     steps = [step for name, step in experiments.read_events("run") if name == "eval"]
     assert steps == [10, 20, 30]
     assert experiments.read_result("run")["eval"]["examples"] == 50
-
-
-def test_evaluator_chooses_the_default_folder_of_the_others(monkeypatch):
-    chosen = []
-
-    def choose_folder(folder, config, changes, *, starts_run, allow_change):
-        chosen.append((str(folder), starts_run))
-        return folder
-
-    monkeypatch.setattr(main, "choose_folder", choose_folder)
-    values = types.SimpleNamespace(mode="train", config="mnist.py:small", allow_config_change=False)
-    main._default_workdir(values, MODES["continuous_eval"], None, [])
-    assert chosen == [("runs/mnist.small", True)]

@@ -16,12 +16,15 @@ def aot_compile(arguments: Arguments) -> int:
     """
     if StrategyOptions.from_config(arguments.config.runtime, os.environ).cluster:
         raise UsageError("--mode=aot_compile runs in one process: unset TF_CONFIG.")
-    requested = slices.parse_topology(arguments.topology or slices.DEFAULT)
+    requested = slices.parse_topology(arguments.flags["topology"] or slices.DEFAULT)
     # Imported after the checks: they import private parts of TensorFlow.
     from ctl.modes.aot_compile import survey
 
     results = survey.compile_for_slices(
-        arguments.config, arguments.config_path, requested, find_batch=arguments.find_batch
+        arguments.config,
+        arguments.config_path,
+        requested,
+        find_batch=arguments.flags["find_batch"],
     )
     print_line(survey.format_table(results))
     path = survey.write_json(results, arguments.workdir.path)

@@ -20,7 +20,8 @@ def check(arguments: Arguments) -> int:
     Returns:
         The exit code: 1 if a check failed.
     """
-    names = choose_checks(arguments.checks, quick=arguments.quick)
+    quick = arguments.flags["quick"]
+    names = choose_checks(arguments.flags["checks"] or "", quick=quick)
     built = experiment.build(arguments.config, arguments.config_path)
     if built.hardware.cluster:
         raise UsageError("--mode=check runs in one process: unset TF_CONFIG.")
@@ -37,7 +38,7 @@ def check(arguments: Arguments) -> int:
         built = dataclasses.replace(built, config=config)
     factory = TrainerFactory(built, arguments.config_path)
     print_line(f"Checking {built.config.trainer} ({messages.entries(built.trainer)}).")
-    return run_checks(factory, names, quick=arguments.quick)
+    return run_checks(factory, names, quick=quick)
 
 
 CHECKS: dict[str, Callable[[TrainerFactory], Outcome]] = {
