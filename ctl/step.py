@@ -151,7 +151,7 @@ class Step:
         self._returns_outputs = outputs
         self._replica_step: ReplicaStep | None = None
         self._function: Any = None
-        self._changes: tuple[str, ...] = ()  # the options that change the step at a given step
+        self._changes = False  # whether layers are unfrozen at a given step
         # By their metrics, which are kept too: another object could get the id of one that is freed.
         self._evaluations: dict[Any, tuple[Evaluation, Any, Any]] = {}
         self._loss_trace: Any = None
@@ -332,11 +332,7 @@ class Step:
         unfreezing.add_models({"": self.model})
         self._replica_step = step
         self._function = StepFunction(self._run, step)
-        changes = {
-            "optimizer_groups with frozen_until": unfreezing.steps(),
-            "compression_start": options.compression_start,
-        }
-        self._changes = tuple(name for name, is_used in changes.items() if is_used)
+        self._changes = bool(unfreezing.steps())
 
     def built(self) -> ReplicaStep:
         """Returns the step of one replica, for the other packages of ctl."""
@@ -452,10 +448,10 @@ class Step:
 
     def _check_constant(self) -> None:
         """Raises UsageError if the user's own function would keep a trace that must change later."""
-        for name in self._changes:
+        if self._changes:
             raise UsageError(
-                f"{name} changes the step at a step that your tf.function does not know: call the "
-                "step outside of a tf.function."
+                "optimizer_groups with frozen_until changes the step at a step that your tf.function "
+                "does not know: call the step outside of a tf.function."
             )
 
 

@@ -33,8 +33,6 @@ class Choice:
         reduce_dtype: `runtime.all_reduce.dtype`; "" reduces in the dtype of the gradients.
         bucket_mib: `runtime.all_reduce.bucket_mib`; 0 reduces one group of gradients.
         compression: `runtime.all_reduce.compression`; "" if gradients are not compressed.
-        rank: `runtime.all_reduce.rank`.
-        compression_start: `runtime.all_reduce.compression_start`.
         batch: the global batch size.
         rows_per_replica: the largest per-replica batch size; None if it is not known.
         full_batches: whether every global batch has exactly `batch` examples.
@@ -59,8 +57,6 @@ class Choice:
     reduce_dtype: str = _option("runtime.all_reduce.dtype", "")
     bucket_mib: float = _option("runtime.all_reduce.bucket_mib", 0.0)
     compression: str = _option("runtime.all_reduce.compression", "")
-    rank: int = _option("runtime.all_reduce.rank", 0)
-    compression_start: int = _option("runtime.all_reduce.compression_start", 0)
     batch: int = 8
     rows_per_replica: int | None = None
     full_batches: bool = True
@@ -116,7 +112,6 @@ class Rule:
 
 
 _SINGLE_REPLICA_XLA = ("loop", "step")
-_SIXTEEN_BIT = ("float16", "bfloat16")
 
 
 # These rules depend on nothing but the options, so they are checked before TensorFlow is imported.
@@ -137,30 +132,15 @@ OPTION_RULES = (
         "set train.loss_spike=0, or choose train.on_non_finite=stop, skip or rollback",
     ),
     Rule(
-        lambda c: c.compression == "powersgd" and not c.rank,
-        "runtime.all_reduce.compression=powersgd requires a rank",
-        "set runtime.all_reduce.rank, such as 2",
-    ),
-    Rule(
-        lambda c: bool(c.rank) and c.compression != "powersgd",
-        "runtime.all_reduce.rank has no effect without runtime.all_reduce.compression=powersgd",
-        "set runtime.all_reduce.rank=0",
-    ),
-    Rule(
-        lambda c: bool(c.compression_start) and not c.compression,
-        "runtime.all_reduce.compression_start has no effect without runtime.all_reduce.compression",
-        "set runtime.all_reduce.compression_start=0",
-    ),
-    Rule(
         lambda c: bool(c.compression) and bool(c.reduce_dtype),
         "runtime.all_reduce.compression and runtime.all_reduce.dtype both determine how gradients are "
         "sent",
         "set only one of the two",
     ),
     Rule(
-        lambda c: c.compression in _SIXTEEN_BIT and c.precision == "float64",
-        "runtime.all_reduce.compression=float16 and bfloat16 would undo runtime.precision=float64",
-        "set only one of the two, or choose runtime.all_reduce.compression=powersgd",
+        lambda c: bool(c.compression) and c.precision == "float64",
+        "runtime.all_reduce.compression would undo runtime.precision=float64",
+        "set only one of the two",
     ),
     Rule(
         lambda c: bool(c.compression) and bool(c.shards),
@@ -261,7 +241,7 @@ RULES = (
         lambda c: c.compression == "bfloat16" and c.cpu_collectives,
         "runtime.all_reduce.compression=bfloat16 is not supported by TensorFlow's all-reduce between "
         "processes on CPUs",
-        "choose runtime.all_reduce.compression=float16 or powersgd, or train on GPUs",
+        "choose runtime.all_reduce.compression=float16, or train on GPUs",
     ),
     Rule(
         lambda c: c.xla in _SINGLE_REPLICA_XLA and c.replicas > 1,

@@ -162,15 +162,11 @@ KEYS = (
     Key("runtime.all_reduce", {}),
     Key("runtime.all_reduce.dtype", "", choices=("", "bfloat16"), option="all_reduce_dtype",
         text="bfloat16 halves the bytes of the all-reduce; \"\": the gradients' dtype."),
-    Key("runtime.all_reduce.compression", "", choices=("", "powersgd", "float16", "bfloat16"),
+    Key("runtime.all_reduce.compression", "", choices=("", "float16", "bfloat16"),
         option="compression",
-        text="powersgd, float16 or bfloat16: compress the gradients, and add what is lost to the next "
-             'ones; "": off. Updates are then no longer a function of the global batch alone. See '
-             "docs/step.md."),
-    Key("runtime.all_reduce.rank", 0, least=0, option="compression_rank",
-        text="With powersgd: the rank of the factors that are sent, such as 2."),
-    Key("runtime.all_reduce.compression_start", 0, least=0, option="compression_start",
-        text="The first step that is compressed."),
+        text="float16 or bfloat16: send the gradients in 16 bits, and add the rounding errors to the "
+             'next ones; "": off. Updates are then no longer a function of the global batch alone. '
+             "See docs/step.md."),
     Key("runtime.all_reduce.algorithm", "auto", choices=strategies.ALGORITHMS, harmless=True,
         text="auto, nccl (GPUs), hierarchical_copy (GPUs of one machine), one_device, ring (several "
              "processes)."),
@@ -358,7 +354,11 @@ FREE_SECTIONS = tuple(key.name for key in KEYS if key.free)
 RENAMED = {"optimizer.gradient_accumulation_steps": "optimizer.micro_batches"}
 # Former key -> what to do instead. A run that was saved with it can be resumed if it had no effect: its
 # value was 0, false or empty.
-REMOVED = {"data.overfit_batches": "run ctl check CONFIG --checks=overfit"}
+REMOVED = {
+    "data.overfit_batches": "run ctl check CONFIG --checks=overfit",
+    "runtime.all_reduce.rank": "set runtime.all_reduce.compression=float16 in place of PowerSGD",
+    "runtime.all_reduce.compression_start": "compression is on from the first step, or off",
+}
 # Option of a trainer -> the config key that sets it.
 OPTION_KEYS = {key.option: key.name for key in KEYS if key.option}
 

@@ -110,12 +110,7 @@ def check_steps(values: Mapping[str, Any]) -> None:
         raise UsageError(
             f"optimizer.warmup_steps is {warmup}, but must be less than train.steps, which is {steps}."
         )
-    start, profile = values["runtime.all_reduce.compression_start"], values["train.profile"]
-    if 0 < steps <= start:
-        raise UsageError(
-            f"runtime.all_reduce.compression_start is {start}, but train.steps is {steps}, so no "
-            'step is compressed: choose an earlier step, or set runtime.all_reduce.compression="".'
-        )
+    profile = values["train.profile"]
     if profile and int(profile.partition(":")[2]) > steps:
         raise UsageError(
             f"train.profile is {profile!r}, but must end at train.steps, which is {steps}, or before."

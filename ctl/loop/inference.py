@@ -30,7 +30,7 @@ from ctl.trainer import StandardTrainer
 # The options of the updates and of the hardware, which inference leaves at their defaults.
 _OF_TRAINING = (
     "loss_scale", "placement", "logical_shards", "all_reduce_dtype", "compression",
-    "compression_rank", "compression_start", "micro_batches", "shard_state", "clip",
+    "micro_batches", "shard_state", "clip",
     "loss_spike", "norms", "histogram_interval", "weight_decay_exclude", "optimizer_groups",
 )  # fmt: skip
 

@@ -93,8 +93,7 @@ def compression(trainer: Any) -> str:
         how = f"as those of several replicas ({compression.name}), but one replica sends nothing"
     else:
         how = f"by {compression.describe(engine.step.attributes.models())} per step and replica"
-        if trainer.options.compression != "powersgd":
-            split = ", and on how it is split"
+        split = ", and on how it is split"
     return (
         f"Gradients are compressed {how}. An update is no longer a function of "
         f"the global batch alone: it also depends on what earlier steps held back{split}."

@@ -112,7 +112,7 @@ class Engine:
         self._data_step = None  # unknown until the loop has ended without an error
 
     def split(self, count: int) -> Iterator[int]:
-        """Splits the next steps where layers are unfrozen, or gradients begin to be compressed.
+        """Splits the next steps where layers are unfrozen.
 
         Args:
             count: the number of steps.
@@ -126,7 +126,7 @@ class Engine:
         """Drops the trace of the inner loop if it would compute something else by now.
 
         A trace contains the variables that were trainable, so that freezing a layer would have no
-        effect; and it compresses or measures, or not.
+        effect; and it measures, or not.
         """
         attributes, traced = self.step.attributes, self._state()
         if traced == self._traced:
@@ -197,7 +197,6 @@ class Engine:
         return (
             [freezing(layer) for layer in self.step.attributes.layers()],
             self.step.attributes.optimizers(),
-            self.step.is_compressed(),
             self.step.results.measures_waiting,
         )
 

@@ -40,7 +40,7 @@ class MemoryEstimate:
         weights: the variables of all models.
         slots: the variables of all optimizers; with shard_state, this replica's slices.
         averages: the average of the weights.
-        compression: the errors and factors of compressed gradients.
+        compression: the errors of compressed gradients.
         gradients: the gradients of a micro-batch.
         gradient_sum: their sum over the earlier micro-batches; 0 for a single micro-batch.
         activations: the tensors that the forward pass of a micro-batch keeps for its backward pass,

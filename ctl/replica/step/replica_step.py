@@ -182,39 +182,30 @@ class ReplicaStep:
         return result
 
     def split(self, first: int, count: int) -> Iterator[int]:
-        """Splits steps where layers are unfrozen, or gradients begin to be compressed.
+        """Splits steps where layers are unfrozen.
 
         Args:
             first: the first step.
             count: the number of steps.
 
         Yields:
-            The number of steps of each part, once the layers and the compression are set for it.
+            The number of steps of each part, once the layers are set for it.
         """
-        unfreezing, compression = self.attributes.unfreezing, self.update.compression
-        changes = [*unfreezing.steps(), *([compression.start] if compression else ())]
-        ends = sorted({step for step in changes if first < step < first + count})
+        unfreezing = self.attributes.unfreezing
+        ends = [step for step in unfreezing.steps() if first < step < first + count]
         for end in (*ends, first + count):
             unfreezing.apply(first)
-            if compression:
-                compression.is_active = first >= compression.start
             yield end - first
             first = end
-
-    def is_compressed(self) -> bool:
-        """Returns whether the gradients of the current steps are compressed."""
-        return self.update.compression is not None and self.update.compression.is_active
 
     def add_models(self) -> None:
         """Prepares the models and optimizers that `attributes` holds besides the first ones.
 
-        Raises UsageError if the compression, or a pattern of the options, has no effect on any of them.
+        Raises UsageError if a pattern of the options has no effect on any of them.
         """
         for user in (self.ema, self.update.compression):
             if user:
                 user.add_models(self.attributes.models())
-        if self.update.compression:
-            self.update.compression.check_effect()
         self.attributes.apply_groups(self.plan.options)
 
     def check_complete(self) -> None:

@@ -359,7 +359,7 @@ def reduce_contributions(
     """
     shards = plan.options.logical_shards
     values, losses = contributions.gradients, contributions.losses
-    if compression and compression.is_active:
+    if compression:
         return compression.reduce(values[0], losses[0], variables, loss_scale=loss_scale)
     if shards:
         # The loss is one more value of each shard, so that its bits do not depend on the replicas.
