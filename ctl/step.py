@@ -37,7 +37,6 @@ from ctl.replica.step.plan import make_plan
 from ctl.replica.step.replica_step import ReplicaStep
 from ctl.replica.step.step_function import StepFunction
 from ctl.replica.step.update import UpdateResult
-from ctl.replica.updates.unfreezing import Unfreezing
 
 _LOG = logging.getLogger("ctl")
 # Options that only a trainer's data, model and inner loop read.
@@ -151,7 +150,7 @@ class Step:
         self._returns_outputs = outputs
         self._replica_step: ReplicaStep | None = None
         self._function: Any = None
-        self._changes = False  # whether layers are unfrozen at a given step
+        self._changes = False  # whether the step becomes another one, as layers are unfrozen
         # By their metrics, which are kept too: another object could get the id of one that is freed.
         self._evaluations: dict[Any, tuple[Evaluation, Any, Any]] = {}
         self._loss_trace: Any = None
@@ -252,8 +251,7 @@ class Step:
 
     def averaged_weights(self) -> contextlib.AbstractContextManager[None]:
         """Gives the model the averaged weights of `ema_decay` within a `with` block."""
-        ema = self.built().ema
-        return ema.swapped() if ema else contextlib.nullcontext()
+        return self.built().evaluating()
 
     def evaluate(
         self, batches: Iterable[Any], metrics: Mapping[str, tf_keras.metrics.Metric]
@@ -296,7 +294,7 @@ class Step:
         trace = build.create_variables(self._compute_losses, spec)
         models = [adapter.adapt(model) for model in (self.model, *self.models)]
         check_scope((v for m in models if m.built for v in variables_of(m)), self.strategy)
-        build.prepare_optimizer(self, check_patterns=True)
+        parts = build.prepare_optimizer(self, options, complete=True)
         layout = Layout(self.global_batch_size, self.strategy.num_replicas_in_sync)
         plan = make_plan(
             options,
@@ -316,23 +314,22 @@ class Step:
                 split=layout.replicas * plan.parts > 1,
             )
         self._loss_trace = None
-        unfreezing = Unfreezing(options.optimizer_groups)
         step = ReplicaStep(
             plan,
-            Attributes(self, unfreezing),
+            Attributes(self),
             preprocess=lambda batch: batch,
             function=self._update,
             global_step=self.global_step,
             # Once the code is checked there is no batch: () raises a ValueError, like data that ended.
             first_batch=lambda: self._example,
+            parts=parts,
         )
         self.skipped_steps = step.update.skipped_steps
         step.attributes.key_new_models(options.seed)
         step.add_models()
-        unfreezing.add_models({"": self.model})
         self._replica_step = step
         self._function = StepFunction(self._run, step)
-        self._changes = bool(unfreezing.steps())
+        self._changes = bool(step.changes())
 
     def built(self) -> ReplicaStep:
         """Returns the step of one replica, for the other packages of ctl."""

@@ -26,7 +26,6 @@ from ctl.replica.step.build import build_engine, build_scope, check_optimizer
 from ctl.replica.step.metrics import update_by_name
 from ctl.replica.step.microbatches import unpack
 from ctl.replica.step.preprocessing import call_model, call_sample_weight
-from ctl.replica.updates import parameter_groups
 
 
 class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
@@ -333,8 +332,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         variables = self.model.trainable_variables if variables is None else variables
         check_known(optimizer, variables, self.strategy)
         # This also covers an optimizer that the trainer does not hold as an attribute.
-        models = engine.step.attributes.named_models()
-        parameter_groups.configure(optimizer, models, self.options)
+        engine.step.configure(optimizer)
         return engine.step.update(
             batch,
             lambda rows, _: convert(loss_fn)(rows),

@@ -22,10 +22,10 @@ from ctl.loop.progress import Progress
 from ctl.loop.stragglers import Stragglers, WorkerTimes
 from ctl.loop.timing import Throughput, WallClock
 from ctl.replica.arithmetic import precision
+from ctl.replica.arithmetic.gradients import optimizers_of
 from ctl.replica.measure.non_finite import NonFiniteReport
-from ctl.replica.measure.norms import LAYERS
 from ctl.replica.step.engine import engine_of
-from ctl.replica.updates.grouped_optimizer import optimizers_of
+from ctl.replica.updates.part import LAYERS
 from ctl.trainer import StandardTrainer
 
 

@@ -1,6 +1,7 @@
 """--mode=explain: prints the step that a config runs on this machine."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+import functools
 from typing import Any
 
 from ctl.configs.error_location import describe as describe_error
@@ -16,10 +17,11 @@ from ctl.modes import DONE, Arguments, experiment, messages
 from ctl.modes.experiment import Experiment
 from ctl.optimizers.arguments import REPLACED
 from ctl.replica.arithmetic import precision
+from ctl.replica.arithmetic.gradients import optimizers_of
 from ctl.replica.layers import attention
 from ctl.replica.step import memory_estimate
 from ctl.replica.step.engine import engine_of
-from ctl.replica.updates.grouped_optimizer import optimizers_of
+from ctl.replica.step.replica_step import ReplicaStep
 
 _MAX_REPLICAS = 8  # replicas whose rows are listed
 # Arguments of every optimizer that are shown elsewhere or that ctl replaces.
@@ -43,7 +45,7 @@ def _describe(experiment: Experiment, actions: Sequence[Action]) -> str:
     hardware, trainer = experiment.hardware, experiment.trainer
     engine = engine_of(trainer)
     attributes, layout = engine.step.attributes, engine.plan.layout
-    phases = attributes.unfreezing.describe_phases
+    phases = functools.partial(_describe_phases, engine.step)
 
     def describe_variables() -> str:
         count = len(trainer.model.trainable_variables)
@@ -78,6 +80,16 @@ def _describe(experiment: Experiment, actions: Sequence[Action]) -> str:
     return "\n".join([*lines, "", "config:", str(experiment.config).rstrip()])
 
 
+def _describe_phases(step: ReplicaStep, describe: Callable[[], str]) -> str:
+    """Describes the steps before and after each change of the step, as they are at that time."""
+    texts = []
+    for first in (0, *step.changes()):
+        step.begin(first)
+        texts.append(f"from step {first} on: {describe()}")
+    step.begin(0)
+    return "; ".join(texts) if len(texts) > 1 else texts[0].partition(": ")[2]
+
+
 def _describe_rows(experiment: Experiment) -> str:
     """Lists the rows of the global batch that each replica computes."""
     layout, parts = engine_of(experiment.trainer).plan.layout, []
@@ -94,8 +106,8 @@ def _describe_rows(experiment: Experiment) -> str:
 def _describe_reduction(experiment: Experiment) -> str:
     trainer, options = experiment.trainer, experiment.trainer.options
     plan = engine_of(trainer).plan
-    if engine_of(trainer).step.update.compression:
-        return messages.compression(trainer)
+    if text := engine_of(trainer).step.describe().get("reduction"):
+        return text
     if plan.layout.replicas == 1:
         return "none: one replica"
     copies = max(1, options.logical_shards)  # each shard's sum is sent by itself
@@ -162,24 +174,22 @@ def _describe_attention(experiment: Experiment, obstacles: Mapping[str, str]) ->
 def _describe_memory(experiment: Experiment) -> dict[str, str]:
     """Describes the memory of a step on one replica, by part."""
     engine = engine_of(experiment.trainer)
-    unfreezing = engine.step.attributes.unfreezing
     # The steps that train the most layers need the most memory.
-    last = max(unfreezing.steps(), default=0)
-    unfreezing.apply(last)
+    last = max(engine.step.changes(), default=0)
+    engine.step.begin(last)
     try:
         memory = memory_estimate.estimate(experiment.trainer)
     except Exception as error:  # the trainer's own code runs here for the first time
         return {"memory": f"not estimated: {describe_error(error)}"}
     finally:
-        unfreezing.apply(0)
+        engine.step.begin(0)
     least = "at least " * memory.incomplete
     phase = f" from step {last} on" * (last > 0)
     rows = -(-engine.plan.layout.rows_per_replica // memory.micro_batches)
     parts = {
         "weights": memory.weights,
         "slots": memory.slots,
-        "averages": memory.averages,
-        "errors": memory.compression,
+        **memory.parts,
         "gradients": memory.gradients,
         "sums": memory.gradient_sum,
         f"activations of {rows} rows": memory.activations,

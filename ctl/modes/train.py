@@ -9,6 +9,7 @@ from ctl.loop.stop import StopOnSignal
 from ctl.modes import DONE, STOPPED, Arguments, messages, results
 from ctl.modes.run import DRY_STEPS, RunParts, dry_run
 from ctl.modes.session import Session
+from ctl.replica.step.engine import engine_of
 
 
 def train(arguments: Arguments) -> int:
@@ -73,8 +74,8 @@ def _train(arguments: Arguments, *, evaluates: bool) -> int:
             with session.watching():
                 session.all_restore()
                 progress.print_line(messages.start(run.experiment.hardware, run.trainer))
-                if compression := messages.compression(run.trainer):
-                    progress.print_line(compression)
+                for line in engine_of(run.trainer).step.describe().values():
+                    progress.print_line(line)
                 session.print_start()
                 session.record_start()
                 session.train(

@@ -133,26 +133,3 @@ def test_loaded_weights_are_listed(cast, words):
     loaded = types.SimpleNamespace(model="teacher", averages=True, **values)
     line = line.replace(" from old", " of teacher from old").replace("Weights", "Averaged weights")
     assert messages.loaded_weights(loaded) == line
-
-
-@pytest.mark.parametrize(
-    ("replicas", "line"),
-    [
-        (1, "as those of several replicas (name), but one replica sends nothing."),
-        (2, "by 1 MiB in place of 2 MiB per step and replica."),
-    ],
-)
-def test_compression_names_what_is_sent_and_what_the_update_depends_on(replicas, line):
-    trainer = make_trainer(replicas, [1] * replicas)
-    engine = trainer._ctl_engine
-    engine.step.attributes.models = list
-    engine.step.update = types.SimpleNamespace(
-        compression=types.SimpleNamespace(
-            name="name", describe=lambda models: "1 MiB in place of 2 MiB"
-        )
-    )
-    split = ", and on how it is split" * (replicas > 1)
-    assert messages.compression(trainer) == (
-        f"Gradients are compressed {line} An update is no longer a function of the global batch alone: "
-        f"it also depends on what earlier steps held back{split}."
-    )

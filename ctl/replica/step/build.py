@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 import contextlib
+import dataclasses
 import functools
 import random
 from typing import Any
@@ -36,8 +37,7 @@ from ctl.replica.step.engine import Engine
 from ctl.replica.step.microbatches import row_count
 from ctl.replica.step.plan import make_plan
 from ctl.replica.step.preprocessing import call_preprocess, default_sample_weight
-from ctl.replica.updates import grouped_optimizer, parameter_groups, sharded_optimizer
-from ctl.replica.updates.unfreezing import Unfreezing
+from ctl.replica.updates.part import Part, open_parts
 
 # Parts of tf_keras' messages about the inputs of a model.
 _INPUT_CHECKS = (
@@ -93,9 +93,17 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
         if late and not strategies.spec_of(trainer.strategy).coordinated:  # it never skips a step
             # A skipped step restores the variables of metrics that exist before it.
             create_variables(functools.partial(_update_metrics, trainer), spec)
+        groups = durations.resolve_groups(
+            options.optimizer_groups,
+            batch=trainer.global_batch_size,
+            examples_per_epoch=pipeline.examples_per_epoch(),
+        )
         # The constructor of a subclass may still create the models that a pattern matches.
-        prepare_optimizer(
-            trainer, check_patterns=type(trainer).__init__ is base.__init__, source=optimizer
+        parts = prepare_optimizer(
+            trainer,
+            dataclasses.replace(options, optimizer_groups=groups),
+            complete=type(trainer).__init__ is base.__init__,
+            source=optimizer,
         )
         plan = make_plan(
             options,
@@ -107,50 +115,49 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
             own_train_step=type(trainer).train_step is not base.train_step,
             has_loss=type(trainer).per_example_loss is not base.per_example_loss,
         )
-        groups = durations.resolve_groups(
-            options.optimizer_groups,
-            batch=trainer.global_batch_size,
-            examples_per_epoch=pipeline.examples_per_epoch(),
-        )
-        unfreezing = Unfreezing(groups)
-        engine = Engine(trainer, plan, pipeline, unfreezing)
+        engine = Engine(trainer, plan, pipeline, parts)
         trainer.skipped_steps = engine.step.update.skipped_steps
         if not (plan.own_replica_step or plan.own_train_step):
             _check_count(trainer, engine, traces, spec)
-        # The optimizer has slot variables for the model's variables by now.
-        unfreezing.add_models({"": trainer.model})
     return engine
 
 
-def prepare_optimizer(owner: Any, *, check_patterns: bool, source: Any = None) -> None:
+def prepare_optimizer(
+    owner: Any, options: TrainerOptions, *, complete: bool, source: Any = None
+) -> list[Part]:
     """Applies the options to a built model and its optimizer, and creates the slot variables.
 
     Args:
-        owner: holds `model`, `optimizer`, `strategy` and `options`.
-        check_patterns: whether a pattern that matches no variable is an error.
+        owner: holds `model`, `optimizer`, `strategy` and possibly further models.
+        options: its options, with every duration as a number of steps.
+        complete: whether the owner will have no further models.
         source: makes the optimizers of the config's groups, if it is a `FromConfig`.
+
+    Returns:
+        What the options add to the step.
     """
-    options: TrainerOptions = owner.options
+    parts = open_parts(options)
+
+    def prepare_slots(optimizer: Any) -> Any:
+        for part in parts:
+            part.prepare_slots(optimizer, owner.strategy)
+        return optimizer
+
+    prepare_slots(owner.optimizer)
     models = Attributes(owner).named_models()
-    if check_patterns:
-        parameter_groups.check_patterns(models, options)
-    parameter_groups.freeze(models, options)
-    groups = [
-        (_make_group_optimizer(options.optimizer_groups[i]["optimizer"], i, source), variables)
-        for i, variables in parameter_groups.with_optimizers(
-            owner.model, options.optimizer_groups
-        ).items()
-    ]
-    if options.shard_state:
-        for each in (owner.optimizer, *(optimizer for optimizer, _ in groups)):
-            sharded_optimizer.shard(each, owner.strategy)
-    if groups:
-        grouped_optimizer.attach(owner.optimizer, groups)
-    parameter_groups.configure(owner.optimizer, models, options)
+    for part in parts:
+        part.prepare(
+            models,
+            owner.optimizer,
+            make=lambda build: prepare_slots(_make_optimizer(build)),
+            source=source,
+            complete=complete,
+        )
     # One replica can train what was built outside of its scope, but TensorFlow makes no slots for it.
     if owner.strategy.num_replicas_in_sync > 1 or not getattr(owner.optimizer, "_built", False):
         check_scope(owner.model.trainable_variables, owner.strategy)
     owner.optimizer.build(owner.model.trainable_variables)
+    return parts
 
 
 def _forward(trainer: Any, traces: list[Any], batch: Batch) -> None:
@@ -294,29 +301,6 @@ def build_scope(options: TrainerOptions, strategy: tf.distribute.Strategy) -> It
 def make_optimizer(build: Callable[[], Any], options: TrainerOptions) -> Any:
     """Returns the optimizer that `build` makes, of tf_keras and with the loss scale of the options."""
     return precision.wrap_loss_scale(_make_optimizer(build), options.precision, options.loss_scale)
-
-
-def _make_group_optimizer(value: Any, index: int, source: Any) -> Any:
-    """Returns the optimizer of a group: that of the config, or what a script gave."""
-    name = f"optimizer.groups[{index}].optimizer"
-    if isinstance(value, Mapping) and not isinstance(source, FromConfig):
-        raise UsageError(
-            f"{name} is {dict(value)}, which only a config may have: pass a tf_keras optimizer, or a "
-            "function that makes one."
-        )
-    make = value if callable(value) else lambda: value
-    if isinstance(value, Mapping):
-        make = functools.partial(source.make_group, index)
-    try:
-        optimizer = _make_optimizer(make)
-    except UsageError as error:
-        raise UsageError(f"In {name}: {error}") from None
-    if precision.has_loss_scale(optimizer):
-        raise UsageError(
-            f"{name} is a LossScaleOptimizer, but the loss has one scale for all groups, which ctl sets "
-            "by the precision: pass the optimizer inside of it."
-        )
-    return optimizer
 
 
 def _make_optimizer(build: Callable[[], Any]) -> Any:

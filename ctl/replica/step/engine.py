@@ -1,6 +1,6 @@
 """The internal state of a `StandardTrainer`: its plan, data, step, inner loop and error reports."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 import contextlib
 import functools
 import logging
@@ -24,7 +24,7 @@ from ctl.replica.step.microbatches import first_rows, unpack
 from ctl.replica.step.plan import Plan
 from ctl.replica.step.preprocessing import preprocess
 from ctl.replica.step.replica_step import ReplicaStep
-from ctl.replica.updates.unfreezing import Unfreezing
+from ctl.replica.updates.part import Part
 
 _LOG = logging.getLogger("ctl")
 _UNSAVED = (
@@ -45,7 +45,7 @@ class Engine:
         trainer: the `StandardTrainer`.
         plan: the resolved options.
         pipeline: the training and evaluation data.
-        unfreezing: the layers that are frozen until a step.
+        parts: what the options add to the step.
 
     Attributes:
         step: the step of one replica.
@@ -54,16 +54,17 @@ class Engine:
         checks_copies: whether the first inner loop ends with a comparison of the replicas' variables.
     """
 
-    def __init__(self, trainer: Any, plan: Plan, pipeline: InputPipeline, unfreezing: Unfreezing):
+    def __init__(self, trainer: Any, plan: Plan, pipeline: InputPipeline, parts: Sequence[Part]):
         self.plan = plan
         self.pipeline = pipeline
         self.step = ReplicaStep(
             plan,
-            Attributes(trainer, unfreezing),
+            Attributes(trainer),
             preprocess=functools.partial(preprocess, trainer),
             function=trainer.replica_step,
             global_step=trainer.global_step,
             first_batch=self.first_batch,
+            parts=parts,
         )
         self.own_dataset = False
         self.checks_copies = plan.layout.replicas > 1
@@ -87,7 +88,7 @@ class Engine:
         Args:
             steps: the number of steps of the loop.
         """
-        self.step.check_not_averaged()
+        self.step.check_ready()
         # The base class keeps its own attributes on the same object; its `train` uses these two.
         if not isinstance(self._trainer._train_options, orbit.StandardTrainerOptions):
             raise UsageError(_RESERVED.format(name="_train_options"))
@@ -112,14 +113,7 @@ class Engine:
         self._data_step = None  # unknown until the loop has ended without an error
 
     def split(self, count: int) -> Iterator[int]:
-        """Splits the next steps where layers are unfrozen.
-
-        Args:
-            count: the number of steps.
-
-        Yields:
-            The number of steps of each part, once the trainer is prepared for it.
-        """
+        """Splits the next steps where the step becomes another one; see `ReplicaStep.split`."""
         return self.step.split(int(self._trainer.global_step.numpy()), count)
 
     def retrace_if_changed(self) -> None:
@@ -180,7 +174,7 @@ class Engine:
 
     def averaged_weights(self) -> contextlib.AbstractContextManager[None]:
         """Gives the model the averaged weights within a `with` block, if there are any."""
-        return self.step.ema.swapped() if self.step.ema else contextlib.nullcontext()
+        return self.step.evaluating()
 
     def use_own_dataset(self) -> None:
         """Leaves the position in the data to the user, who has set `train_dataset`."""

@@ -1,10 +1,10 @@
 """Gradients that are sent in 16 bits, with the rounding errors added to the next gradients."""
 
-from collections.abc import Collection, Iterable, Sequence
-import dataclasses
+from collections.abc import Collection, Iterable, Mapping, Sequence
 import functools
 import logging
 import math
+from typing import Any
 
 import tensorflow as tf
 import tf_keras
@@ -16,6 +16,7 @@ from ctl.replica.arithmetic import waits
 from ctl.replica.arithmetic.gradients import Gradient
 from ctl.replica.arithmetic.reduction import sum_over_replicas
 from ctl.replica.arithmetic.variables import variables_of
+from ctl.replica.updates.part import GlobalUpdate, Part
 from ctl.replica.updates.replica_values import ReplicaValues
 
 _LOG = logging.getLogger("ctl")
@@ -25,28 +26,12 @@ _LOG = logging.getLogger("ctl")
 _LARGEST = {tf.float16: 2.0**15, tf.bfloat16: 2.0**126}
 
 
-@dataclasses.dataclass(frozen=True)
-class Reduced:
-    """The result of a reduction on one replica.
-
-    Attributes:
-        gradients: the gradients of the global batch, unscaled, the same on every replica.
-        loss: the loss of the global batch.
-        changes: pairs of a variable of the state and its new value, which `Compression.keep` assigns.
-    """
-
-    gradients: list[Gradient]
-    loss: tf.Tensor
-    changes: list[tuple[tf.Variable, tf.Tensor]]
-
-
-class Compression:
+class Compression(Part):
     """Sends and sums gradients in float16 or bfloat16, with error feedback.
 
-        compression = Compression(options, strategy)                     # in the scope
-        compression.add_models([model])
-        reduced = compression.reduce(gradients, loss, variables, loss_scale=None)   # in a replica
-        compression.keep(reduced, applied)
+        compression = Compression(options)
+        compression.create(plan, model)                                             # in the scope
+        update = compression.reduce(gradients, loss, variables, loss_scale=None)    # in a replica
 
     The rounding error of a replica's contribution is added to its next contribution (Seide et al. 2014,
     "1-bit stochastic gradient descent"). The rounding error of the sums over the replicas is lost,
@@ -54,37 +39,46 @@ class Compression:
 
     Args:
         options: the trainer's options.
-        strategy: the strategy of the models.
 
     Attributes:
-        name: the dtype in which gradients are sent.
-        state: holds the errors, for a checkpoint.
+        errors: for each replica, the part of its contributions that was not sent yet.
     """
 
-    def __init__(self, options: TrainerOptions, strategy: tf.distribute.Strategy):
-        self.name = options.compression
-        self._dtype = tf.as_dtype(self.name)
-        self._strategy = strategy
+    def __init__(self, options: TrainerOptions):
+        super().__init__(options)
+        self._dtype = tf.as_dtype(options.compression)
         self._errors: dict[int, ReplicaValues] = {}  # by the id of the variable
         self._reported: set[str] = set()
-        self.state = tf.Module()
-        self.state.errors = []
+        self._state = tf.Module()
+        self._state.errors = []
 
-    def add_models(self, models: Iterable[tf_keras.Model]) -> None:
-        """Adds the variables of models, including those of layers that are frozen now.
+    @property
+    def errors(self) -> list[ReplicaValues]:
+        """The errors, in the order of a checkpoint."""
+        return self._state.errors
 
-        Args:
-            models: models; those that are not built are skipped, because they have no variables yet.
-        """
+    def create(self, plan: Any, model: tf_keras.Model) -> None:
+        """Creates the errors of the first model, also those of layers that are frozen now."""
+        if plan.own_train_step:
+            raise UsageError(
+                "runtime.all_reduce.compression reduces the gradients in ctl's own step, but this "
+                "trainer overrides train_step: override replica_step, or set "
+                'runtime.all_reduce.compression="".'
+            )
+        self._strategy = tf.distribute.get_strategy()
+        self.add_models({"": model})
+
+    def add_models(self, models: Mapping[str, tf_keras.Model]) -> None:
+        """Creates the errors of further models."""
         with self._strategy.scope():
-            for variable in self._find_missing(models):
+            for variable in self._find_missing(models.values()):
                 name = f"error/{variable.name.partition(':')[0]}"
                 self._errors[id(variable)] = ReplicaValues(variable, name, self._strategy)
-                self.state.errors.append(self._errors[id(variable)])
+                self.errors.append(self._errors[id(variable)])
 
-    def check_complete(self, models: Iterable[tf_keras.Model]) -> None:
+    def check(self, models: Mapping[str, tf_keras.Model], trained: Collection[tf.Variable]) -> None:
         """Raises UsageError if a model was built after `add_models`, for example in the first step."""
-        missing = self._find_missing(models)
+        missing = self._find_missing(models.values())
         if missing:
             raise UsageError(
                 f"runtime.all_reduce.compression cannot compress the gradient of {missing[0].name}, "
@@ -106,14 +100,19 @@ class Compression:
         plain = sum(n * v.dtype.size for n, v in zip(counts, variables, strict=True))
         return plain, sum(counts) * self._dtype.size
 
-    def describe(self, models: Iterable[tf_keras.Model]) -> str:
-        """Describes for the user the bytes that one replica sends in one step.
-
-        Args:
-            models: models; those that are not built are skipped.
-        """
+    def describe(self, models: Collection[tf_keras.Model], replicas: int) -> dict[str, str]:
+        """Describes the bytes that one replica sends in one step, and what an update depends on."""
         plain, sent = (size / 2**20 for size in self.count_bytes(models))
-        return f"{self.name}: {sent:.2f} MiB in place of {plain:.2f} MiB"
+        name, split = self.options.compression, ", and on how it is split"
+        how = f"by {name}: {sent:.2f} MiB in place of {plain:.2f} MiB per step and replica"
+        if replicas == 1:
+            how = f"as those of several replicas ({name}), but one replica sends nothing"
+            split = ""
+        text = (
+            f"Gradients are compressed {how}. An update is no longer a function of the global batch "
+            f"alone: it also depends on what earlier steps held back{split}."
+        )
+        return {"reduction": text}
 
     def reduce(
         self,
@@ -122,7 +121,7 @@ class Compression:
         variables: Sequence[tf.Variable],
         *,
         loss_scale: tf.Tensor | None,
-    ) -> Reduced:
+    ) -> GlobalUpdate:
         """Sums gradients and loss over the replicas; call it in a replica context, on every replica.
 
         Sparse gradients, and those of variables that are not compressed, are summed as they are.
@@ -152,33 +151,28 @@ class Compression:
         for i, total in zip(places, sums, strict=True):
             cast = functools.partial(tf.cast, dtype=gradients[i].dtype)
             reduced[i] = gradients_module.map_values(total, cast)
-        return Reduced(reduced, loss, changes)
+        return GlobalUpdate(variables, reduced, loss, changes)
 
-    def keep(self, reduced: Reduced, applied: tf.Tensor | bool) -> None:
-        """Keeps errors for the next step, unless this step was skipped.
-
-        Args:
-            reduced: the result of `reduce`.
-            applied: scalar bool, the same on every replica; True if a step is never skipped.
-        """
-        for variable, value in reduced.changes:
+    def after(self, update: GlobalUpdate, before: Any, applied: tf.Tensor | bool) -> None:
+        """Keeps the errors for the next step, unless this step was skipped."""
+        for variable, value in update.changes:
             old = tf.convert_to_tensor(variable)
             variable.assign(value if applied is True else tf.where(applied, value, old))
 
-    def reset(self, *, keep: Collection[int] = ()) -> None:
-        """Sets errors to zero, as after restoring weights alone.
+    def state(self) -> dict[str, Any]:
+        """Returns the errors."""
+        return {"compression": self._state}
 
-        Args:
-            keep: ids (`id(x)`) of the `ReplicaValues` that keep their values.
-        """
+    def restart(self, *, keep: Collection[int] = ()) -> None:
+        """Sets errors to zero, as after restoring weights alone."""
         with self._strategy.scope():
-            for error in self.state.errors:
+            for error in self.errors:
                 if id(error) not in keep:
                     error.assign(tf.zeros([1, *error.shape[1:]], error.dtype))
 
-    def local_variables(self) -> list[tf.Variable]:
-        """Returns the variables of one replica: its errors."""
-        return [error.local for error in self.state.errors]
+    def variables(self) -> dict[str, list[Any]]:
+        """Returns the errors of one replica."""
+        return {"errors": [error.local for error in self.errors]}
 
     def _find_missing(self, models: Iterable[tf_keras.Model]) -> list[tf.Variable]:
         """Returns the variables of built models that can be compressed and have no error yet.

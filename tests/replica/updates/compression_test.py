@@ -3,6 +3,8 @@
 See docs/step.md, section 16.
 """
 
+import types
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -28,9 +30,14 @@ def make(replicas, batch=7, **options):
 end = faulty_trainers.state
 
 
+def part_of(trainer):
+    (part,) = engine_of(trainer).step.parts
+    return part
+
+
 def errors(trainer):
     """The [replicas, ...] errors of each compressed variable."""
-    return [error.numpy() for error in engine_of(trainer).step.update.compression.state.errors]
+    return [error.numpy() for error in part_of(trainer).errors]
 
 
 def same(one, other):
@@ -142,11 +149,22 @@ def test_sparse_gradients_are_reported_and_sent_as_they_are(caplog):
     ]
 
 
-def test_bytes_are_described():
-    engine = engine_of(make(2))
-    compression, models = engine.step.update.compression, engine.step.attributes.models()
-    assert compression.count_bytes(models) == (4 * 65, 2 * 65)
-    assert compression.describe(models) == "float16: 0.00 MiB in place of 0.00 MiB"
+@pytest.mark.parametrize(
+    ("replicas", "how"),
+    [
+        (1, "as those of several replicas (float16), but one replica sends nothing"),
+        (2, "by float16: 0.00 MiB in place of 0.00 MiB per step and replica"),
+    ],
+)
+def test_bytes_and_what_an_update_depends_on_are_described(replicas, how):
+    trainer = make(replicas)
+    models = engine_of(trainer).step.attributes.models()
+    assert part_of(trainer).count_bytes(models) == (4 * 65, 2 * 65)
+    split = ", and on how it is split" * (replicas > 1)
+    assert engine_of(trainer).step.describe()["reduction"] == (
+        f"Gradients are compressed {how}. An update is no longer a function of the global batch alone: "
+        f"it also depends on what earlier steps held back{split}."
+    )
 
 
 # The sums of the replicas, on a model of one variable.
@@ -158,8 +176,8 @@ def send(name, gradients, steps=1):
     with where.scope():
         layer = tf_keras.layers.Dense(len(gradients[0]), use_bias=False, input_shape=(1,))
         model = tf_keras.Sequential([layer])
-        compression = Compression(ctl.TrainerOptions(compression=name), where)
-        compression.add_models([model])
+        compression = Compression(ctl.TrainerOptions(compression=name))
+        compression.create(types.SimpleNamespace(own_train_step=False), model)
     values = tf.constant(gradients, tf.float32)[:, tf.newaxis]
 
     @tf.function
@@ -167,9 +185,9 @@ def send(name, gradients, steps=1):
         def step():
             value = values[tf.distribute.get_replica_context().replica_id_in_sync_group]
             loss = tf.constant(0.0)
-            reduced = compression.reduce([value], loss, [layer.kernel], loss_scale=None)
-            compression.keep(reduced, True)
-            return reduced.gradients[0][0]
+            update = compression.reduce([value], loss, [layer.kernel], loss_scale=None)
+            compression.after(update, None, True)
+            return update.gradients[0][0]
 
         return where.run(step)
 
@@ -178,7 +196,7 @@ def send(name, gradients, steps=1):
         copies = [copy.numpy() for copy in where.experimental_local_results(reduce_once())]
         assert all(np.array_equal(copies[0], copy, equal_nan=True) for copy in copies)
         updates.append(copies[0])
-    (error,) = compression.state.errors
+    (error,) = compression.errors
     return np.array(updates, np.float64), error.numpy()[:, 0].astype(np.float64)
 
 
