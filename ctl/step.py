@@ -23,17 +23,16 @@ from ctl.hardware import strategies
 from ctl.replica.arithmetic import loss
 from ctl.replica.arithmetic import precision as precisions
 from ctl.replica.arithmetic.variables import variables_of
-from ctl.replica.checks import copies, row_coupling
+from ctl.replica.checks import row_coupling
 from ctl.replica.keras3 import adapter, detection, policies
 from ctl.replica.measure.non_finite import counter
 from ctl.replica.measure.outputs import concatenate
 from ctl.replica.random import draws
 from ctl.replica.step import build, preprocessing, xla
 from ctl.replica.step import metrics as metric_results
-from ctl.replica.step.attributes import Attributes, check_scope
+from ctl.replica.step.attributes import check_scope
 from ctl.replica.step.evaluation import Evaluation
 from ctl.replica.step.microbatches import first_rows, row_count, unpack
-from ctl.replica.step.plan import make_plan
 from ctl.replica.step.replica_step import ReplicaStep
 from ctl.replica.step.step_function import StepFunction
 from ctl.replica.step.update import UpdateResult
@@ -196,8 +195,7 @@ class Step:
             result = self._function(batch)
         if self._example:
             self._example = ()
-            step.check_complete()
-            copies.check_copies(step.checkpoint_items())
+            step.check_complete(copies=True)
         return result
 
     def build(self, batch: Any) -> None:
@@ -294,16 +292,16 @@ class Step:
         trace = build.create_variables(self._compute_losses, spec)
         models = [adapter.adapt(model) for model in (self.model, *self.models)]
         check_scope((v for m in models if m.built for v in variables_of(m)), self.strategy)
-        parts = build.prepare_optimizer(self, options, complete=True)
         layout = Layout(self.global_batch_size, self.strategy.num_replicas_in_sync)
-        plan = make_plan(
+        step = build.build_step(
+            self,
             options,
-            strategy=self.strategy,
-            data=TrainingData(spec, full_batches=full, has_one_shape=True, supports_chunks=False),
             layout=layout,
-            model=self.model,
-            own_replica_step=False,
-            own_train_step=False,
+            data=TrainingData(spec, full_batches=full, has_one_shape=True, supports_chunks=False),
+            preprocess=lambda batch: batch,
+            function=self._update,
+            # Once the code is checked there is no batch: () raises a ValueError, like data that ended.
+            first_batch=lambda: self._example,
         )
         if self._example:
             row_coupling.check_count(
@@ -311,21 +309,9 @@ class Step:
                 self._loss_trace,
                 lambda: self._example,
                 name=name_function(self.loss_fn),
-                split=layout.replicas * plan.parts > 1,
+                split=layout.replicas * step.plan.parts > 1,
             )
         self._loss_trace = None
-        step = ReplicaStep(
-            plan,
-            Attributes(self),
-            preprocess=lambda batch: batch,
-            function=self._update,
-            global_step=self.global_step,
-            # Once the code is checked there is no batch: () raises a ValueError, like data that ended.
-            first_batch=lambda: self._example,
-            parts=parts,
-        )
-        self.skipped_steps = step.update.skipped_steps
-        step.attributes.key_new_models(options.seed)
         step.add_models()
         self._replica_step = step
         self._function = StepFunction(self._run, step)
@@ -341,18 +327,14 @@ class Step:
 
     def _update(self, batch: Batch) -> UpdateResult:
         """Updates one replica by its rows."""
-        step = self.built()
-        result = step.update(
+        return self.built().train(
             batch,
             self.loss_fn,
-            forward=functools.partial(self._forward, training=True),
+            forward=self._forward,
             sample_weight=convert(self.sample_weight)(batch, True),
-            variables=self.model.trainable_variables,
-            optimizer=self.optimizer,
             regularization=lambda: self.model.losses,
+            update_metrics=metric_results.update_by_name,
         )
-        step.results.update_metrics(result.micro_batches, metric_results.update_by_name)
-        return result
 
     def _forward(self, batch: Batch, training: bool) -> Any:
         return convert(self.forward)(batch, training)

@@ -285,16 +285,14 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         Returns:
             The loss of the global batch, a scalar, the same on every replica.
         """
-        result = self._ctl_engine.step.update(
+        result = self._ctl_engine.step.train(
             batch,
             self.per_example_loss,
-            forward=functools.partial(self.forward, training=True),
+            forward=self.forward,
             sample_weight=call_sample_weight(self, batch, training=True),
-            variables=self.model.trainable_variables,
-            optimizer=self.optimizer,
             regularization=self.regularization_losses,
+            update_metrics=self.update_metrics,
         )
-        self._ctl_engine.step.results.update_metrics(result.micro_batches, self.update_metrics)
         return result.loss
 
     # What a subclass seldom overrides.

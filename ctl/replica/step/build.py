@@ -1,6 +1,6 @@
 """Builds a trainer: data, model, optimizer, metrics, counters, plan and engine, in this order."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import functools
@@ -18,7 +18,7 @@ from ctl.configs.options import TrainerOptions
 from ctl.data.autograph import convert, traced
 from ctl.data.caching import cache
 from ctl.data.features import select_features
-from ctl.data.input_pipeline import BuildDataset, InputPipeline
+from ctl.data.input_pipeline import BuildDataset, InputPipeline, TrainingData
 from ctl.data.layout import Layout
 from ctl.data.source import Batch
 from ctl.errors import UsageError, type_name
@@ -36,7 +36,8 @@ from ctl.replica.step.attributes import STATELESS, Attributes, check_scope, chec
 from ctl.replica.step.engine import Engine
 from ctl.replica.step.microbatches import row_count
 from ctl.replica.step.plan import make_plan
-from ctl.replica.step.preprocessing import call_preprocess, default_sample_weight
+from ctl.replica.step.preprocessing import call_preprocess, default_sample_weight, preprocess
+from ctl.replica.step.replica_step import ReplicaStep
 from ctl.replica.updates.part import Part, open_parts
 
 # Parts of tf_keras' messages about the inputs of a model.
@@ -98,45 +99,83 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
             batch=trainer.global_batch_size,
             examples_per_epoch=pipeline.examples_per_epoch(),
         )
-        # The constructor of a subclass may still create the models that a pattern matches.
-        parts = prepare_optimizer(
+        step = build_step(
             trainer,
             dataclasses.replace(options, optimizer_groups=groups),
+            layout=layout,
+            data=pipeline.training_data(trainer.global_batch_size),
+            preprocess=functools.partial(preprocess, trainer),
+            function=trainer.replica_step,
+            first_batch=lambda: engine.first_batch(),
+            # The constructor of a subclass may still create the models that a pattern matches.
             complete=type(trainer).__init__ is base.__init__,
             source=optimizer,
-        )
-        plan = make_plan(
-            options,
-            strategy=trainer.strategy,
-            data=pipeline.training_data(trainer.global_batch_size),
-            layout=layout,
-            model=trainer.model,
             own_replica_step=type(trainer).replica_step is not base.replica_step,
             own_train_step=type(trainer).train_step is not base.train_step,
             has_loss=type(trainer).per_example_loss is not base.per_example_loss,
         )
-        engine = Engine(trainer, plan, pipeline, parts)
-        trainer.skipped_steps = engine.step.update.skipped_steps
-        if not (plan.own_replica_step or plan.own_train_step):
+        engine = Engine(trainer, step, pipeline)
+        if not (step.plan.own_replica_step or step.plan.own_train_step):
             _check_count(trainer, engine, traces, spec)
     return engine
 
 
-def prepare_optimizer(
-    owner: Any, options: TrainerOptions, *, complete: bool, source: Any = None
-) -> list[Part]:
-    """Applies the options to a built model and its optimizer, and creates the slot variables.
+def build_step(
+    owner: Any,
+    options: TrainerOptions,
+    *,
+    layout: Layout,
+    data: TrainingData,
+    preprocess: Callable[[Batch], Batch],
+    function: Callable[[Batch], Any],
+    first_batch: Callable[[], Any],
+    complete: bool = True,
+    source: Any = None,
+    **overrides: bool,
+) -> ReplicaStep:
+    """Builds the step of a trainer or a `ctl.Step`, with its slot variables.
 
     Args:
-        owner: holds `model`, `optimizer`, `strategy` and possibly further models.
+        owner: holds `model`, `optimizer`, `metrics`, `strategy`, `global_step` and possibly further
+            models; gets `skipped_steps`.
         options: its options, with every duration as a number of steps.
+        layout: which replica holds which rows.
+        data: what is known of the training batches.
+        preprocess: as for `ReplicaStep`.
+        function: as for `ReplicaStep`.
+        first_batch: as for `ReplicaStep`.
         complete: whether the owner will have no further models.
         source: makes the optimizers of the config's groups, if it is a `FromConfig`.
+        **overrides: which methods of the trainer are overridden, as for `make_plan`.
 
-    Returns:
-        What the options add to the step.
+    Raises:
+        UsageError: the options cannot compute the right update with this model, data or strategy.
     """
     parts = open_parts(options)
+    _prepare_optimizer(owner, parts, complete=complete, source=source)
+    plan = make_plan(
+        owner.options,
+        strategy=owner.strategy,
+        data=data,
+        layout=layout,
+        model=owner.model,
+        **overrides,
+    )
+    step = ReplicaStep(
+        plan,
+        Attributes(owner),
+        preprocess=preprocess,
+        function=function,
+        global_step=owner.global_step,
+        first_batch=first_batch,
+        parts=parts,
+    )
+    owner.skipped_steps = step.update.skipped_steps
+    return step
+
+
+def _prepare_optimizer(owner: Any, parts: Sequence[Part], *, complete: bool, source: Any) -> None:
+    """Applies the parts to a built model and its optimizer, and creates the slot variables."""
 
     def prepare_slots(optimizer: Any) -> Any:
         for part in parts:
@@ -157,7 +196,6 @@ def prepare_optimizer(
     if owner.strategy.num_replicas_in_sync > 1 or not getattr(owner.optimizer, "_built", False):
         check_scope(owner.model.trainable_variables, owner.strategy)
     owner.optimizer.build(owner.model.trainable_variables)
-    return parts
 
 
 def _forward(trainer: Any, traces: list[Any], batch: Batch) -> None:

@@ -1,8 +1,7 @@
 """The internal state of a `StandardTrainer`: its plan, data, step, inner loop and error reports."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 import contextlib
-import functools
 import logging
 from typing import Any
 
@@ -13,18 +12,15 @@ from ctl.configs.error_location import user_line
 from ctl.data.data_errors import report_data_errors
 from ctl.data.input_pipeline import InputPipeline
 from ctl.errors import NonFiniteStep, UsageError
-from ctl.replica.checks import copies
 from ctl.replica.keras3 import detection, policies
 from ctl.replica.measure.non_finite import NonFiniteReport
 from ctl.replica.random import draws
 from ctl.replica.step import out_of_memory, preprocessing, xla
-from ctl.replica.step.attributes import Attributes, freezing
+from ctl.replica.step.attributes import freezing
 from ctl.replica.step.compiled_loop import compile_loop
 from ctl.replica.step.microbatches import first_rows, unpack
 from ctl.replica.step.plan import Plan
-from ctl.replica.step.preprocessing import preprocess
 from ctl.replica.step.replica_step import ReplicaStep
-from ctl.replica.updates.part import Part
 
 _LOG = logging.getLogger("ctl")
 _UNSAVED = (
@@ -43,29 +39,21 @@ class Engine:
 
     Args:
         trainer: the `StandardTrainer`.
-        plan: the resolved options.
+        step: the step of one replica, whose function is `trainer.replica_step`.
         pipeline: the training and evaluation data.
-        parts: what the options add to the step.
 
     Attributes:
         step: the step of one replica.
+        plan: the resolved options of the step.
         compiled_loop: the inner loop as one XLA program; None unless the plan says so.
         own_dataset: whether the user has set `train_dataset`, and so decides on the position in it.
         checks_copies: whether the first inner loop ends with a comparison of the replicas' variables.
     """
 
-    def __init__(self, trainer: Any, plan: Plan, pipeline: InputPipeline, parts: Sequence[Part]):
-        self.plan = plan
+    def __init__(self, trainer: Any, step: ReplicaStep, pipeline: InputPipeline):
+        self.step = step
+        self.plan = plan = step.plan
         self.pipeline = pipeline
-        self.step = ReplicaStep(
-            plan,
-            Attributes(trainer),
-            preprocess=functools.partial(preprocess, trainer),
-            function=trainer.replica_step,
-            global_step=trainer.global_step,
-            first_batch=self.first_batch,
-            parts=parts,
-        )
         self.own_dataset = False
         self.checks_copies = plan.layout.replicas > 1
         self._trainer = trainer
@@ -101,7 +89,6 @@ class Engine:
                     "in its class."
                 )
         # A subclass creates further models after this engine, or between two loops.
-        self.step.attributes.key_new_models(self.plan.options.seed)
         self.step.add_models()
         step = int(self._trainer.global_step.numpy())
         has_other_chunks = self.compiled_loop is not None and self.compiled_loop.fit(steps)
@@ -144,11 +131,9 @@ class Engine:
         # Read after the loop: its trace may build further layers, and the step of a GAN may freeze and
         # unfreeze a model while it is traced.
         self._traced = self._state()
-        self.step.check_complete()
+        self.step.check_complete(copies=self.checks_copies)
+        self.checks_copies = False
         self._warn_unsaved()
-        if self.checks_copies:
-            self.checks_copies = False
-            copies.check_copies(self.step.checkpoint_items())
         recorder = self.step.update.recorder
         report = recorder.take() if recorder else None
         if report and self.plan.options.on_non_finite != "skip":

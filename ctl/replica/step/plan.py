@@ -159,8 +159,8 @@ def make_plan(
     data: TrainingData,
     layout: Layout,
     model: tf_keras.Model,
-    own_replica_step: bool,
-    own_train_step: bool,
+    own_replica_step: bool = False,
+    own_train_step: bool = False,
     has_loss: bool = True,
 ) -> Plan:
     """Resolves and validates the options of a trainer.

@@ -2,20 +2,23 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import contextlib
+import functools
 from typing import Any
 
 import tensorflow as tf
 
 from ctl.data.autograph import convert
 from ctl.replica.arithmetic import row_mask
+from ctl.replica.arithmetic.loss import SampleWeight
 from ctl.replica.arithmetic.snapshot import Snapshot
 from ctl.replica.checks import onednn, random_search, row_coupling
+from ctl.replica.checks.copies import check_copies
 from ctl.replica.layers import gelu, keras_attention, layer_metrics
 from ctl.replica.random import dropout
 from ctl.replica.step.attributes import Attributes
 from ctl.replica.step.empty_batches import pad_rows
 from ctl.replica.step.loop_results import LoopResults
-from ctl.replica.step.microbatches import Batch, hide_rows, row_count
+from ctl.replica.step.microbatches import Batch, LossFn, hide_rows, row_count
 from ctl.replica.step.plan import Plan
 from ctl.replica.step.update import Update, UpdateResult
 from ctl.replica.updates.part import Part
@@ -173,6 +176,29 @@ class ReplicaStep:
                 part.end_step(optimizer, applied)
         return result
 
+    def train(
+        self,
+        batch: Batch,
+        loss_fn: LossFn,
+        *,
+        forward: Callable[..., Any],
+        sample_weight: SampleWeight,
+        regularization: Callable[[], Sequence[tf.Tensor]],
+        update_metrics: Callable[..., None],
+    ) -> UpdateResult:
+        """Updates the model by its optimizer, and the metrics; as `Update`, in `function`."""
+        result = self.update(
+            batch,
+            loss_fn,
+            forward=functools.partial(forward, training=True),
+            sample_weight=sample_weight,
+            variables=self.attributes.model.trainable_variables,
+            optimizer=self.attributes.optimizer,
+            regularization=regularization,
+        )
+        self.results.update_metrics(result.micro_batches, update_metrics)
+        return result
+
     def changes(self) -> list[int]:
         """Returns the steps from which on the step is another one, in order."""
         return sorted({step for part in self.parts for step in part.changes()})
@@ -203,6 +229,7 @@ class ReplicaStep:
 
         Raises UsageError if a pattern of the options has no effect on any of them.
         """
+        self.attributes.key_new_models(self.plan.options.seed)
         models = self.attributes.named_models() if self.parts else {}
         for part in self.parts:
             part.add_models(models)
@@ -216,12 +243,18 @@ class ReplicaStep:
         for part in self.parts:
             part.configure(optimizer, models or {})
 
-    def check_complete(self) -> None:
-        """Raises UsageError if a part lacks what the steps have created or trained."""
+    def check_complete(self, *, copies: bool) -> None:
+        """Raises UsageError if a part lacks what the steps have created or trained.
+
+        Args:
+            copies: whether to check that the replicas hold the same values, too.
+        """
         if self.parts:
             models, trained = self.attributes.named_models(), self.update.variables.values()
             for part in self.parts:
                 part.check(models, trained)
+        if copies:
+            check_copies(self.checkpoint_items())
 
     def check_ready(self) -> None:
         """Raises UsageError if the models must not be trained or saved now."""
