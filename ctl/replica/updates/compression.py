@@ -12,9 +12,8 @@ import tf_keras
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError
 from ctl.replica.arithmetic import gradients as gradients_module
-from ctl.replica.arithmetic import waits
+from ctl.replica.arithmetic import reduction, waits
 from ctl.replica.arithmetic.gradients import Gradient
-from ctl.replica.arithmetic.reduction import sum_over_replicas
 from ctl.replica.arithmetic.variables import variables_of
 from ctl.replica.updates.part import GlobalUpdate, Part
 from ctl.replica.updates.replica_values import ReplicaValues
@@ -141,17 +140,19 @@ class Compression(Part):
         sent, changes = list(gradients), []
         for i, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
             error = self._errors.get(id(variable))
-            if error is not None and self._is_dense(gradient, variable):
+            if isinstance(gradient, tf.IndexedSlices):
+                self._report_sparse(variable)
+            elif gradient is not None and error is not None:
                 value = gradient + error.local
                 sent[i] = self._round(value)
                 changes.append((error.local, value - tf.cast(sent[i], value.dtype)))
-        places = [i for i, gradient in enumerate(sent) if gradient is not None]
-        *sums, loss = _sum([*(sent[i] for i in places), loss])
-        reduced: list[Gradient] = [None] * len(sent)
-        for i, total in zip(places, sums, strict=True):
-            cast = functools.partial(tf.cast, dtype=gradients[i].dtype)
-            reduced[i] = gradients_module.map_values(total, cast)
-        return GlobalUpdate(variables, reduced, loss, changes)
+        sums, total = reduction.all_reduce(sent, loss)
+        waits.observe((sent, loss), (sums, total))
+        for i, gradient in enumerate(gradients):
+            if gradient is not None:
+                cast = functools.partial(tf.cast, dtype=gradient.dtype)
+                sums[i] = gradients_module.map_values(sums[i], cast)
+        return GlobalUpdate(variables, sums, total, changes)
 
     def after(self, update: GlobalUpdate, before: Any, applied: tf.Tensor | bool) -> None:
         """Keeps the errors for the next step, unless this step was skipped."""
@@ -190,14 +191,13 @@ class Compression(Part):
             if id(v) not in self._errors and v.dtype.is_floating
         ]
 
-    def _is_dense(self, gradient: Gradient, variable: tf.Variable) -> bool:
-        if isinstance(gradient, tf.IndexedSlices) and variable.name not in self._reported:
+    def _report_sparse(self, variable: tf.Variable) -> None:
+        if variable.name not in self._reported:
             self._reported.add(variable.name)
             _LOG.warning(
                 "The gradient of %s is sparse, so runtime.all_reduce.compression does not compress it.",
                 variable.name,
             )
-        return gradient is not None and not isinstance(gradient, tf.IndexedSlices)
 
     def _round(self, value: tf.Tensor) -> tf.Tensor:
         replicas = tf.distribute.get_replica_context().num_replicas_in_sync
@@ -206,12 +206,3 @@ class Compression(Part):
         bound = _LARGEST[self._dtype] / 2 ** math.ceil(math.log2(replicas))
         clipped = tf.clip_by_value(value, -bound, bound)
         return tf.cast(tf.where(tf.math.is_finite(value), clipped, value), self._dtype)
-
-
-def _sum(values: Sequence[Gradient]) -> list[Gradient]:
-    if tf.distribute.get_replica_context().num_replicas_in_sync == 1:
-        return list(values)
-    # The sums are not differentiated; see `reduction.all_reduce`.
-    sums = sum_over_replicas([gradients_module.map_values(v, tf.stop_gradient) for v in values])
-    waits.observe(values, sums)
-    return sums
