@@ -1,6 +1,6 @@
 """Measures the bytes and seconds of a step on a slow network, with and without compressed gradients.
 
-    python -m benchmarks.compression --mbits 100 --compression powersgd --rank 2
+    python -m benchmarks.compression --mbits 100 --compression float16
 
 Two simulated hosts (`benchmarks.network.namespaces`, which requires Linux and root) train the
 Transformer of experiments/char_lm.py with 5 million parameters on the source of Python's standard
@@ -33,9 +33,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--mbits", type=float, default=100.0, help="rate of each link; default 100")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument(
-        "--compression", default="powersgd", help="powersgd or float16; default powersgd"
+        "--compression", default="float16", help="float16 or bfloat16; default float16"
     )
-    parser.add_argument("--rank", type=int, default=2, help="rank of powersgd; default 2")
     parser.add_argument(
         "--width", type=int, default=320, help="units of each of the four layers; default 320"
     )
@@ -88,10 +87,9 @@ def _run_worker(flags: argparse.Namespace) -> dict[str, Any]:
 
     options = StrategyOptions(cluster=engines.from_environment(os.environ))
     strategy = selection.build("multi_worker_mirrored", options).strategy
-    rank = flags.rank if flags.compression == "powersgd" else 0
     trainers = [
         _make_trainer(flags, strategy),
-        _make_trainer(flags, strategy, compression=flags.compression, compression_rank=rank),
+        _make_trainer(flags, strategy, compression=flags.compression),
     ]
     seconds: list[list[float]] = [[], []]
     sent: list[list[int]] = [[], []]

@@ -28,15 +28,13 @@ from ctl.replica.measure.non_finite import counter
 from ctl.replica.measure.outputs import concatenate
 from ctl.replica.step import build, observers, preprocessing, xla
 from ctl.replica.step import metrics as metric_results
-from ctl.replica.step.attributes import Attributes, check_scope
+from ctl.replica.step.attributes import check_scope
 from ctl.replica.step.evaluation import Evaluation
 from ctl.replica.step.explanations import explained
 from ctl.replica.step.microbatches import first_rows, row_count, unpack
-from ctl.replica.step.plan import make_plan
 from ctl.replica.step.replica_step import ReplicaStep
 from ctl.replica.step.step_function import StepFunction
 from ctl.replica.step.update import UpdateResult
-from ctl.replica.updates.unfreezing import Unfreezing
 
 _LOG = logging.getLogger("ctl")
 # Options that only a trainer's data, model and inner loop read.
@@ -150,7 +148,7 @@ class Step:
         self._returns_outputs = outputs
         self._replica_step: ReplicaStep | None = None
         self._function: Any = None
-        self._changes: tuple[str, ...] = ()  # the options that change the step at a given step
+        self._changes = False  # whether the step becomes another one, as layers are unfrozen
         # By their metrics, which are kept too: another object could get the id of one that is freed.
         self._evaluations: dict[Any, tuple[Evaluation, Any, Any]] = {}
         # The descriptions of the data of ctl.data.distribute that the updates depend on.
@@ -195,8 +193,7 @@ class Step:
             result = self._function(batch)
         if self._example:
             self._example = ()
-            step.check_complete()
-            step.check_variables()
+            step.check_complete(copies=True)
         return result
 
     def build(self, batch: Any) -> None:
@@ -250,8 +247,7 @@ class Step:
 
     def averaged_weights(self) -> contextlib.AbstractContextManager[None]:
         """Gives the model the averaged weights of `ema_decay` within a `with` block."""
-        ema = self.built().ema
-        return ema.swapped() if ema else contextlib.nullcontext()
+        return self.built().evaluating()
 
     def evaluate(
         self, batches: Iterable[Any], metrics: Mapping[str, tf_keras.metrics.Metric]
@@ -295,41 +291,24 @@ class Step:
         build.create_variables(functools.partial(self._compute_losses, losses), spec)
         models = [adapt(model) for model in (self.model, *self.models)]
         check_scope((v for m in models if m.built for v in variables_of(m)), self.strategy)
-        build.prepare_optimizer(self, check_patterns=True)
         layout = Layout(self.global_batch_size, self.strategy.num_replicas_in_sync)
-        plan = make_plan(
+        step = build.build_step(
+            self,
             options,
-            strategy=self.strategy,
-            data=TrainingData(spec, full_batches=full, has_one_shape=True, supports_chunks=False),
             layout=layout,
-            model=self.model,
-            own_replica_step=False,
-            own_train_step=False,
-        )
-        unfreezing = Unfreezing(options.optimizer_groups)
-        step = ReplicaStep(
-            plan,
-            Attributes(self, unfreezing),
+            data=TrainingData(spec, full_batches=full, has_one_shape=True, supports_chunks=False),
             preprocess=lambda batch: batch,
             function=self._update,
-            global_step=self.global_step,
             # Once the code is checked there is no batch: () raises a ValueError, like data that ended.
             first_batch=lambda: self._example,
         )
-        self.skipped_steps = step.update.skipped_steps
-        step.attributes.key_new_models(options.seed)
-        step.add_models()
-        unfreezing.add_models({"": self.model})
         if self._example:
             for observer in observers.load():
                 observer.check_losses(step, losses[0], None, name_function(self.loss_fn))
+        step.add_models()
         self._replica_step = step
         self._function = StepFunction(self._run, step)
-        changes = {
-            "optimizer_groups with frozen_until": unfreezing.steps(),
-            "compression_start": options.compression_start,
-        }
-        self._changes = tuple(name for name, is_used in changes.items() if is_used)
+        self._changes = bool(step.changes())
 
     def built(self) -> ReplicaStep:
         """Returns the step of one replica, for the other packages of ctl."""
@@ -341,18 +320,14 @@ class Step:
 
     def _update(self, batch: Batch) -> UpdateResult:
         """Updates one replica by its rows."""
-        step = self.built()
-        result = step.update(
+        return self.built().train(
             batch,
             self.loss_fn,
-            forward=functools.partial(self._forward, training=True),
+            forward=self._forward,
             sample_weight=convert(self.sample_weight)(batch, True),
-            variables=self.model.trainable_variables,
-            optimizer=self.optimizer,
             regularization=lambda: self.model.losses,
+            update_metrics=metric_results.update_by_name,
         )
-        step.results.update_metrics(result.micro_batches, metric_results.update_by_name)
-        return result
 
     def _forward(self, batch: Batch, training: bool) -> Any:
         return convert(self.forward)(batch, training)
@@ -443,10 +418,10 @@ class Step:
 
     def _check_constant(self) -> None:
         """Raises UsageError if the user's own function would keep a trace that must change later."""
-        for name in self._changes:
+        if self._changes:
             raise UsageError(
-                f"{name} changes the step at a step that your tf.function does not know: call the "
-                "step outside of a tf.function."
+                "optimizer_groups with frozen_until changes the step at a step that your tf.function "
+                "does not know: call the step outside of a tf.function."
             )
 
 

@@ -26,7 +26,6 @@ from ctl.replica.step.build import build_engine, build_scope, check_optimizer
 from ctl.replica.step.metrics import update_by_name
 from ctl.replica.step.microbatches import unpack
 from ctl.replica.step.preprocessing import call_model, call_sample_weight
-from ctl.replica.updates import parameter_groups
 
 
 class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
@@ -286,16 +285,14 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         Returns:
             The loss of the global batch, a scalar, the same on every replica.
         """
-        result = self._ctl_engine.step.update(
+        result = self._ctl_engine.step.train(
             batch,
             self.per_example_loss,
-            forward=functools.partial(self.forward, training=True),
+            forward=self.forward,
             sample_weight=call_sample_weight(self, batch, training=True),
-            variables=self.model.trainable_variables,
-            optimizer=self.optimizer,
             regularization=self.regularization_losses,
+            update_metrics=self.update_metrics,
         )
-        self._ctl_engine.step.results.update_metrics(result.micro_batches, self.update_metrics)
         return result.loss
 
     # What a subclass seldom overrides.
@@ -333,8 +330,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         variables = self.model.trainable_variables if variables is None else variables
         check_known(optimizer, variables, self.strategy)
         # This also covers an optimizer that the trainer does not hold as an attribute.
-        models = engine.step.attributes.named_models()
-        parameter_groups.configure(optimizer, models, self.options)
+        engine.step.configure(optimizer)
         return engine.step.update(
             batch,
             lambda rows, _: convert(loss_fn)(rows),

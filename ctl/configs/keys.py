@@ -29,7 +29,11 @@ FREE_SECTIONS = tuple(key.name for key in KEYS if key.free)
 RENAMED = {"optimizer.gradient_accumulation_steps": "optimizer.micro_batches"}
 # Former key -> what to do instead. A run that was saved with it can be resumed if it had no effect: its
 # value was 0, false or empty.
-REMOVED = {"data.overfit_batches": "run ctl check CONFIG --checks=overfit"}
+REMOVED = {
+    "data.overfit_batches": "run ctl check CONFIG --checks=overfit",
+    "runtime.all_reduce.rank": "set runtime.all_reduce.compression=float16 in place of PowerSGD",
+    "runtime.all_reduce.compression_start": "compression is on from the first step, or off",
+}
 # Option of a trainer -> the config key that sets it.
 OPTION_KEYS = {key.option: key.name for key in KEYS if key.option}
 

@@ -160,10 +160,8 @@ class TrainerOptions:
             micro-batch, such as local negatives: the update then depends on how the batch is split.
         all_reduce_dtype: "bfloat16" to halve the bytes of the all-reduce; "" to keep the dtype of the
             gradients.
-        compression: "powersgd", "float16" or "bfloat16" to compress the gradients in the all-reduce with
-            error feedback; "" for none. See docs/step.md, section 16.
-        compression_rank: the rank of the factors that powersgd sends, such as 2.
-        compression_start: the first step that is compressed.
+        compression: "float16" or "bfloat16" to send the gradients in 16 bits, and to add the rounding
+            errors to the next gradients; "" for their own dtype. See docs/step.md, section 16.
         micro_batches: the number of micro-batches that a per-replica batch is divided into.
         shard_state: split the optimizer's slot variables over the replicas.
         clip: how the reduced gradients are clipped.
@@ -206,8 +204,6 @@ class TrainerOptions:
     allow_row_coupling: bool = False
     all_reduce_dtype: str = ""
     compression: str = ""
-    compression_rank: int = 0
-    compression_start: int = 0
     micro_batches: int = 1
     shard_state: bool = False
     clip: Clip = Clip()

@@ -24,13 +24,13 @@ from ctl.replica.graphs.assignments import find_assignments
 from ctl.replica.graphs.dataflow import depends_on
 from ctl.replica.step.engine import engine_of
 from ctl.replica.step.microbatches import row_count
+from ctl.replica.updates.part import ONLY_TRAINING
 from ctl.trainer import StandardTrainer
 
 # The options of the updates and of the hardware, which inference leaves at their defaults.
 _OF_TRAINING = (
-    "loss_scale", "placement", "logical_shards", "all_reduce_dtype", "compression",
-    "compression_rank", "compression_start", "micro_batches", "shard_state", "clip",
-    "loss_spike", "norms", "histogram_interval", "weight_decay_exclude", "optimizer_groups",
+    "loss_scale", "placement", "logical_shards", "all_reduce_dtype", "micro_batches", "clip",
+    "loss_spike", *ONLY_TRAINING,
 )  # fmt: skip
 
 
@@ -74,9 +74,8 @@ def restore_trainer(
         checkpoints.restore(path)
     except DamagedCheckpoint as error:
         raise UsageError(f"{path} cannot be read ({error}): name another checkpoint.") from None
-    engine = engine_of(trainer)
-    if engine.step.ema and average:
-        engine.step.ema.copy_to_model()
+    if average:
+        engine_of(trainer).step.finish()
     return trainer
 
 

@@ -50,8 +50,7 @@ class StepSummaries:
         self._print_line = print_line
         self._reason = _why_not(trainer)
         self._dropped = self._reported = False
-        # Reported after the first loop, in which the step is traced.
-        self._histograms_reported = not trainer.options.histogram_interval
+        self._noted = False  # after the first loop, in which the step is traced
 
     @contextlib.contextmanager
     def recording(self) -> Any:
@@ -64,13 +63,10 @@ class StepSummaries:
         if self._dropped and not self._reported:
             self._reported = True
             self._print_line(f"tf.summary calls in the step are not written: {self._reason}.")
-        engine = engine_of(self._trainer)
-        if not self._histograms_reported and not engine.step.update.has_histograms:
-            why = engine.plan.histograms_obstacle or "the trainer's own step does not call minimize"
-            self._print_line(
-                f"summaries.histogram_interval writes no histograms of the gradients: {why}."
-            )
-        self._histograms_reported = True
+        if not self._noted:
+            self._noted = True
+            for line in engine_of(self._trainer).step.notes():
+                self._print_line(line)
 
     def _should_record(self) -> Any:
         """Returns whether a `tf.summary` call writes; called in traces and hooks of the trainer."""

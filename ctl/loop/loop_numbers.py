@@ -13,8 +13,8 @@ from ctl.hardware import devices
 from ctl.loop.actions.action import Action
 from ctl.loop.timing import Throughput
 from ctl.replica.arithmetic import precision
+from ctl.replica.arithmetic.gradients import optimizers_of
 from ctl.replica.step.engine import engine_of
-from ctl.replica.updates.grouped_optimizer import optimizers_of
 from ctl.trainer import StandardTrainer
 
 _GIB = 2**30

@@ -18,10 +18,10 @@ from ctl.modes import DONE, Arguments, experiment, messages
 from ctl.modes.experiment import Experiment
 from ctl.optimizers.arguments import REPLACED
 from ctl.replica.arithmetic import precision
+from ctl.replica.arithmetic.gradients import optimizers_of
 from ctl.replica.layers import attention
 from ctl.replica.step import memory_estimate
 from ctl.replica.step.engine import engine_of
-from ctl.replica.updates.grouped_optimizer import optimizers_of
 
 _MAX_REPLICAS = 8  # replicas whose rows are listed
 # Arguments of every optimizer that are shown elsewhere or that ctl replaces.
@@ -97,8 +97,8 @@ def _describe_rows(experiment: Experiment) -> str:
 def _describe_reduction(experiment: Experiment) -> str:
     trainer, options = experiment.trainer, experiment.trainer.options
     plan = engine_of(trainer).plan
-    if engine_of(trainer).step.update.compression:
-        return messages.compression(trainer)
+    if text := engine_of(trainer).step.describe().get("reduction"):
+        return text
     if plan.layout.replicas == 1:
         return "none: one replica"
     copies = max(1, options.logical_shards)  # each shard's sum is sent by itself
@@ -162,8 +162,7 @@ def _describe_memory(experiment: Experiment) -> dict[str, str]:
     parts = {
         "weights": memory.weights,
         "slots": memory.slots,
-        "averages": memory.averages,
-        "errors": memory.compression,
+        **memory.parts,
         "gradients": memory.gradients,
         "sums": memory.gradient_sum,
         f"activations of {rows} rows": memory.activations,

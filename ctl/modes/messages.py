@@ -82,25 +82,6 @@ def _names_in_code(cls: type) -> set[str]:
     return names
 
 
-def compression(trainer: Any) -> str:
-    """Describes the effects of compressed gradients; "" if they are not compressed."""
-    engine = engine_of(trainer)
-    compression = engine.step.update.compression
-    if not compression:
-        return ""
-    split = ""
-    if engine.plan.layout.replicas == 1:
-        how = f"as those of several replicas ({compression.name}), but one replica sends nothing"
-    else:
-        how = f"by {compression.describe(engine.step.attributes.models())} per step and replica"
-        if trainer.options.compression != "powersgd":
-            split = ", and on how it is split"
-    return (
-        f"Gradients are compressed {how}. An update is no longer a function of "
-        f"the global batch alone: it also depends on what earlier steps held back{split}."
-    )
-
-
 def restored_in_part(comparison: Any) -> str:
     """Lists the variables of the trainer and the checkpoint that a partial restore ignored.
 

@@ -7,6 +7,7 @@ from ctl.configs import loading
 from ctl.loop.lock import RunLock
 from ctl.modes import DONE, STOPPED, Arguments, messages, results
 from ctl.modes.run import Run
+from ctl.replica.step.engine import engine_of
 
 _DRY_RUN = "ctl.modes.dry_run:dry_run"
 
@@ -68,8 +69,8 @@ def _train(arguments: Arguments, *, evaluates: bool) -> int:
             run.all_begin(actions, changes)
             with run.watching():
                 progress.print_line(messages.start(run.experiment.hardware, run.trainer))
-                if compression := messages.compression(run.trainer):
-                    progress.print_line(compression)
+                for line in engine_of(run.trainer).step.describe().values():
+                    progress.print_line(line)
                 run.print_start()
                 run.record_start()
                 run.train(

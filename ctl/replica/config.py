@@ -8,7 +8,6 @@ PRECISIONS = ("float32", "float64", "bfloat16", "float16")
 XLA_MODES = ("auto", "off", "loop", "step", "gradients", "autocluster")
 ON_NON_FINITE = ("stop", "skip", "rollback", "ignore")
 _SINGLE_REPLICA_XLA = ("loop", "step")
-_SIXTEEN_BIT = ("float16", "bfloat16")
 
 # fmt: off
 KEYS = (
@@ -41,15 +40,11 @@ KEYS = (
              "bytes. 0: off."),
     Key("runtime.all_reduce.dtype", "", choices=("", "bfloat16"), option="all_reduce_dtype",
         text="bfloat16 halves the bytes of the all-reduce; \"\": the gradients' dtype."),
-    Key("runtime.all_reduce.compression", "", choices=("", "powersgd", "float16", "bfloat16"),
+    Key("runtime.all_reduce.compression", "", choices=("", "float16", "bfloat16"),
         option="compression",
-        text="powersgd, float16 or bfloat16: compress the gradients, and add what is lost to the next "
-             'ones; "": off. Updates are then no longer a function of the global batch alone. See '
-             "docs/step.md."),
-    Key("runtime.all_reduce.rank", 0, least=0, option="compression_rank",
-        text="With powersgd: the rank of the factors that are sent, such as 2."),
-    Key("runtime.all_reduce.compression_start", 0, least=0, option="compression_start",
-        text="The first step that is compressed."),
+        text="float16 or bfloat16: send the gradients in 16 bits, and add the rounding errors to the "
+             'next ones; "": off. Updates are then no longer a function of the global batch alone. '
+             "See docs/step.md."),
     Key("runtime.all_reduce.bucket_mib", 0.0, least=0, harmless=True,
         text="With several processes: reduce the gradients in groups of about this many MiB, each as "
              "soon as the backward pass has computed it; 0: one group after the backward pass. See "
@@ -138,39 +133,15 @@ RULES = (
         "set train.loss_spike=0, or choose train.on_non_finite=stop, skip or rollback",
     ),
     Rule(
-        lambda v: (
-            v["runtime.all_reduce.compression"] == "powersgd" and not v["runtime.all_reduce.rank"]
-        ),
-        "runtime.all_reduce.compression=powersgd requires a rank",
-        "set runtime.all_reduce.rank, such as 2",
-    ),
-    Rule(
-        lambda v: (
-            v["runtime.all_reduce.rank"] and v["runtime.all_reduce.compression"] != "powersgd"
-        ),
-        "runtime.all_reduce.rank has no effect without runtime.all_reduce.compression=powersgd",
-        "set runtime.all_reduce.rank=0",
-    ),
-    Rule(
-        lambda v: (
-            v["runtime.all_reduce.compression_start"] and not v["runtime.all_reduce.compression"]
-        ),
-        "runtime.all_reduce.compression_start has no effect without runtime.all_reduce.compression",
-        "set runtime.all_reduce.compression_start=0",
-    ),
-    Rule(
         lambda v: v["runtime.all_reduce.compression"] and v["runtime.all_reduce.dtype"],
         "runtime.all_reduce.compression and runtime.all_reduce.dtype both determine how gradients are "
         "sent",
         "set only one of the two",
     ),
     Rule(
-        lambda v: (
-            v["runtime.all_reduce.compression"] in _SIXTEEN_BIT
-            and v["runtime.precision"] == "float64"
-        ),
-        "runtime.all_reduce.compression=float16 and bfloat16 would undo runtime.precision=float64",
-        "set only one of the two, or choose runtime.all_reduce.compression=powersgd",
+        lambda v: v["runtime.all_reduce.compression"] and v["runtime.precision"] == "float64",
+        "runtime.all_reduce.compression would undo runtime.precision=float64",
+        "set only one of the two",
     ),
     Rule(
         lambda v: v["runtime.all_reduce.compression"] and v["runtime.logical_shards"],
@@ -268,7 +239,7 @@ RULES = (
         lambda v: v["runtime.all_reduce.compression"] == "bfloat16" and v["cpu_collectives"],
         "runtime.all_reduce.compression=bfloat16 is not supported by TensorFlow's all-reduce between "
         "processes on CPUs",
-        "choose runtime.all_reduce.compression=float16 or powersgd, or train on GPUs",
+        "choose runtime.all_reduce.compression=float16, or train on GPUs",
     ),
     Rule(
         lambda v: v["runtime.xla"] in _SINGLE_REPLICA_XLA and v["replicas"] > 1,
@@ -349,14 +320,5 @@ RULES = (
         "optimizer.ema_decay averages complete variables, which another number of parameter servers "
         "could not restore from shards",
         "set runtime.cluster.shard_mib=0, or optimizer.ema_decay=0",
-    ),
-    Rule(
-        lambda v: (
-            isinstance(v["train.steps"], int)
-            and 0 < v["train.steps"] <= v["runtime.all_reduce.compression_start"]
-        ),
-        "runtime.all_reduce.compression_start is {runtime.all_reduce.compression_start}, but "
-        "train.steps is {train.steps}, so no step is compressed",
-        'choose an earlier step, or set runtime.all_reduce.compression=""',
     ),
 )

@@ -100,17 +100,13 @@ def test_from_config_reads_the_compression_which_excludes_other_options():
     config = ctl.config(
         trainer="a.py:A",
         data=dict(global_batch_size=4),
-        runtime=dict(all_reduce=dict(compression="powersgd", rank=2, compression_start=30)),
+        runtime=dict(all_reduce=dict(compression="float16")),
     )
-    created = options.TrainerOptions.from_config(config)
-    values = (created.compression, created.compression_rank, created.compression_start)
-    assert values == ("powersgd", 2, 30)
-    with pytest.raises(
-        UsageError, match=r"^compression=powersgd requires a rank: set compression_"
-    ):
-        ctl.TrainerOptions(compression="powersgd")
-    with pytest.raises(UsageError, match="compression is 'power': did you mean powersgd"):
-        ctl.TrainerOptions(compression="power")
+    assert options.TrainerOptions.from_config(config).compression == "float16"
+    with pytest.raises(UsageError, match=r"^compression would undo precision=float64: set only"):
+        ctl.TrainerOptions(compression="float16", precision="float64")
+    with pytest.raises(UsageError, match="compression is 'float': did you mean float16"):
+        ctl.TrainerOptions(compression="float")
 
 
 def test_from_config_reads_every_option_from_its_key(monkeypatch):
@@ -144,7 +140,7 @@ def test_from_config_reads_every_option_from_its_key(monkeypatch):
         seed=3, precision="float16", loss_scale=8.0, xla="loop", placement="device",
         fused_attention="off",
         logical_shards=4, allow_unkeyed_random=True, all_reduce_dtype="bfloat16",
-        compression="", compression_rank=0, compression_start=0,
+        compression="",
         allow_row_coupling=True,
         micro_batches=2,
         clip=options.Clip(norm=1.5), on_non_finite="skip", loss_spike=3.0, norms="layers",

@@ -137,6 +137,8 @@ def test_change_parses_a_text_by_the_type_of_the_key(name, text, value):
          r"optimizer\.micro_batches\."),
         ("data.overfit_batches", "2",
          r"There is no config key data\.overfit_batches any more: run ctl check CONFIG --checks=o"),
+        ("runtime.all_reduce.rank", "2",
+         r"There is no config key runtime\.all_reduce\.rank any more: set .*compression=float16 in"),
         ("model.other", "5", r"There is no config key model\.other: expected one of model\.head, "),
         ("model.head.rate.x", "5", r"model\.head\.rate is a value, not a section"),
     ],

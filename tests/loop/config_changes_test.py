@@ -22,8 +22,7 @@ def compare(saved, current):
 HARMFUL = {
     "seed", "init.checkpoint", "init.variables", "init.layout", "init.averages",
     "runtime.precision", "runtime.loss_scale", "runtime.logical_shards",
-    "runtime.all_reduce.dtype", "runtime.all_reduce.compression", "runtime.all_reduce.rank",
-    "runtime.all_reduce.compression_start", "data.dir", "data.global_batch_size",
+    "runtime.all_reduce.dtype", "runtime.all_reduce.compression", "data.dir", "data.global_batch_size",
     "optimizer.name",
     "optimizer.learning_rate", "optimizer.learning_rate_batch_size", "optimizer.schedule",
     "optimizer.warmup_steps", "optimizer.decay_steps", "optimizer.momentum",

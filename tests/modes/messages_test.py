@@ -122,27 +122,3 @@ def test_partial_restore_lists_both_sides():
     assert messages.restored_in_part(comparison) == (
         "Restored in part: left at their initial values: a, b; not used of the checkpoint: c."
     )
-
-
-@pytest.mark.parametrize(
-    ("replicas", "method", "line"),
-    [
-        (1, "float16", "as those of several replicas (name), but one replica sends nothing."),
-        (2, "powersgd", "by 1 MiB in place of 2 MiB per step and replica."),
-        (2, "float16", "by 1 MiB in place of 2 MiB per step and replica."),
-    ],
-)
-def test_compression_names_what_is_sent_and_what_the_update_depends_on(replicas, method, line):
-    trainer = make_trainer(replicas, [1] * replicas)
-    engine, trainer.options.compression = trainer._ctl_engine, method
-    engine.step.attributes.models = list
-    engine.step.update = types.SimpleNamespace(
-        compression=types.SimpleNamespace(
-            name="name", describe=lambda models: "1 MiB in place of 2 MiB"
-        )
-    )
-    split = ", and on how it is split" * (replicas > 1 and method == "float16")
-    assert messages.compression(trainer) == (
-        f"Gradients are compressed {line} An update is no longer a function of the global batch alone: "
-        f"it also depends on what earlier steps held back{split}."
-    )

@@ -191,11 +191,11 @@ def train(case: Case) -> dict[str, list[np.ndarray]]:
     outputs = trainer.train(tf.constant(STEPS))
     results = {f"output {name}": [np.asarray(value)] for name, value in outputs.items()}
     results["skipped steps"] = testing.copies(trainer.strategy, trainer.skipped_steps)
-    average = engine_of(trainer).step.ema
+    parts = engine_of(trainer).step.parts
     for kind, variables in {
         "variable": trainer.model.variables,
         "slot": trainer.optimizer.variables,
-        "average": average.state.averages if average else [],
+        "average": [v for part in parts for v in part.variables().get("averages", ())],
     }.items():
         for i, variable in enumerate(variables):
             results[f"{kind} {i}, {variable.name}"] = testing.copies(trainer.strategy, variable)

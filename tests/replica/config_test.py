@@ -16,19 +16,16 @@ BROKEN = {
     "data.placement=device requires runtime.xla=loop": Choice(placement="device", xla="step"),
     "runtime.loss_scale has no effect without": Choice(loss_scale=8.0),
     "train.loss_spike has no effect with": Choice(loss_spike=3.0, on_non_finite="ignore"),
-    "runtime.all_reduce.compression=powersgd requires a rank": Choice(compression="powersgd"),
-    "runtime.all_reduce.rank has no effect without": Choice(rank=2),
-    "runtime.all_reduce.compression_start has no effect": Choice(compression_start=2),
     "runtime.all_reduce.compression and runtime.all_reduce.dtype both": Choice(
         compression="float16", reduce_dtype="bfloat16"
     ),
-    "runtime.all_reduce.compression=float16 and bfloat16 would undo": Choice(
+    "runtime.all_reduce.compression would undo": Choice(
         compression="float16", precision="float64"
     ),
     "runtime.logical_shards keeps every bit of the gradients, and runtime.all_reduce.compression":
-        Choice(compression="powersgd", rank=2, shards=4),
+        Choice(compression="float16", shards=4),
     "runtime.all_reduce.bucket_mib reduces gradients during the backward pass, and runtime":
-        Choice(compression="powersgd", rank=2, bucket_mib=1.0),
+        Choice(compression="float16", bucket_mib=1.0),
     "runtime.all_reduce.bucket_mib reduces gradients during the backward pass, and a program": Choice(
         bucket_mib=1.0, xla="gradients", replicas=2
     ),
@@ -62,7 +59,7 @@ BROKEN = {
         reduce_dtype="bfloat16", cpu_collectives=True
     ),
     "runtime.all_reduce.compression keeps errors on each replica": Choice(
-        compression="powersgd", rank=2, strategy="central_storage"
+        compression="float16", strategy="central_storage"
     ),
     "runtime.all_reduce.compression=bfloat16 is not supported by TensorFlow's all-reduce between":
         Choice(compression="bfloat16", cpu_collectives=True),
@@ -86,9 +83,6 @@ BROKEN = {
         reduce_dtype="bfloat16", precision="float64"
     ),
     "optimizer.ema_decay averages complete variables": Choice(ema_decay=0.9, shard_mib=1.0),
-    "runtime.all_reduce.compression_start is 7, but train.steps is 5": Choice(
-        compression="float16", compression_start=7, steps=5
-    ),
 }  # fmt: skip
 
 
@@ -145,10 +139,7 @@ def test_options_of_the_default_config_are_allowed():
         {"runtime.all_reduce.bucket_mib": 1.0, "runtime.xla": "gradients"},
         {"runtime.all_reduce.bucket_mib": 1.0, "runtime.xla": "autocluster"},
         {"train.loss_spike": 3.0, "train.on_non_finite": "ignore"},
-        {"runtime.all_reduce.compression": "powersgd"},
-        {"runtime.all_reduce.rank": 2},
         {"runtime.all_reduce.compression": "float16", "runtime.all_reduce.bucket_mib": 1.0},
-        {"runtime.all_reduce.compression_start": 2},
         {"runtime.all_reduce.compression": "float16", "runtime.all_reduce.dtype": "bfloat16"},
         {"runtime.all_reduce.compression": "float16", "runtime.logical_shards": 4},
         {"runtime.all_reduce.compression": "float16", "runtime.precision": "float64"},

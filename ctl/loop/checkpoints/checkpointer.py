@@ -153,7 +153,7 @@ class Checkpointer:
         """
         self._check_deferred()
         for part in self._steps:
-            part.check_not_averaged()
+            part.check_ready()
         step = max(int(owner.global_step.numpy()) for owner in self._owners)
         if others := positions.of_others(self._owners):
             notes = {**(notes or {}), "others": others}
@@ -330,9 +330,8 @@ class Checkpointer:
         values = [(variable.source, content.value(saved)) for variable, saved in comparison.pairs]
         for variable, value in values:
             variable.assign(value)
-        for kept in [k for s in self._steps for k in (s.ema, s.update.compression)]:
-            if kept:  # the run had none before, or had another model
-                kept.reset(keep=restored)
+        for step in self._steps:  # the run had no such state before, or had another model
+            step.restart(keep=restored)
         self.unmatched = None if comparison.complete else comparison
 
     def _check_data(self, path: str) -> None:

@@ -178,9 +178,8 @@ def all_load(
     with trainer.strategy.scope():
         for variable, value in values:
             variable.source.assign(tf.cast(value, variable.dtype))
-    average = engine_of(trainer).step.ema
-    if average and loaded:
-        average.reset()
+    if loaded:
+        engine_of(trainer).step.restart()
     return loaded
 
 

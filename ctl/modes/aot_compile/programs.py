@@ -45,9 +45,9 @@ def export_train_step(trainer: StandardTrainer) -> Program:
         NotExportable: the step cannot be a TPU program.
     """
     data = engine_of(trainer).pipeline.training_dataset(trainer.global_batch_size, start=0)
-    unfreezing = engine_of(trainer).step.attributes.unfreezing
-    last = max(unfreezing.steps(), default=0)
-    unfreezing.apply(last)
+    step = engine_of(trainer).step
+    last = max(step.changes(), default=0)
+    step.begin(last)
     program = _export("train step", trainer.strategy, trainer.train_step, data.element_spec)
     if not last:
         return program

@@ -204,8 +204,7 @@ def _sum_all_rows(gradients: Sequence[Gradient]) -> list[Gradient]:
 def _build(optimizer: Any, variables: Sequence[tf.Variable]) -> None:
     # Before it updates a variable, an optimizer sums equal rows by tf.unique, a loop in XLA. In the
     # dict, because tf_keras would track an attribute.
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    for each in (inner, *getattr(inner, "_ctl_groups", ())):
+    for each in optimizers_of(optimizer):
         vars(each)["_deduplicate_sparse_grad"] = _sum_all_rows
     # Outside of the scope of the update, which would be in the names of the slots.
     with tf.name_scope(optimizer.name), tf.init_scope():
@@ -373,3 +372,20 @@ def map_values(gradient: Gradient, function: Callable[[tf.Tensor], tf.Tensor]) -
             dense_shape=gradient.dense_shape,
         )
     return function(gradient)
+
+
+def elements(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
+    """Returns the elements of a gradient that may not be zero."""
+    values = sum_rows(gradient)
+    return values.values if isinstance(values, tf.IndexedSlices) else values
+
+
+def modulus(values: tf.Tensor) -> tf.Tensor:
+    """Returns real values as they are, and the absolute values of complex ones."""
+    return tf.abs(values) if values.dtype.is_complex else values
+
+
+def optimizers_of(optimizer: Any) -> list[Any]:
+    """Returns an optimizer without its loss scale, and those that it passes some gradients on to."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return [inner, *getattr(inner, "_ctl_groups", ())]

@@ -1,1 +1,1 @@
-"""Measurements of a step: norms, histograms, loss spikes, non-finite values."""
+"""Measurements of a step: losses, loss spikes, non-finite values, collected rows."""

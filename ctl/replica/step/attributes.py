@@ -6,15 +6,12 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError, list_some
 from ctl.hardware import strategies
 from ctl.replica.arithmetic import models, precision
 from ctl.replica.arithmetic.snapshot import Assignable
 from ctl.replica.arithmetic.variables import moving_statistics, variables_of
 from ctl.replica.step import preparations
-from ctl.replica.updates import parameter_groups
-from ctl.replica.updates.unfreezing import Unfreezing
 
 STATELESS = (
     "its state would come from the rows of the batch before, in training and in evaluations, so that an "
@@ -32,14 +29,11 @@ class Attributes:
     Args:
         owner: holds `model`, `optimizer`, `metrics`, `global_step` and `skipped_steps`, and possibly
             more models, optimizers and variables: a `StandardTrainer`.
-        unfreezing: the layers that are frozen until a step; gets the models that a subclass creates.
     """
 
-    def __init__(self, owner: Any, unfreezing: Unfreezing | None = None):
-        self.unfreezing = unfreezing or Unfreezing(())
+    def __init__(self, owner: Any):
         self.owner = owner
         self._keyed: set[str] = set()
-        self._grouped: set[Any] = set()  # models and optimizers that `apply_groups` has seen
 
     @property
     def model(self) -> tf_keras.Model:
@@ -73,30 +67,6 @@ class Attributes:
         # Excludes TensorFlow's own records of the attributes, which hold the same models.
         others = {k: m for k, m in self._other_models() if not k.startswith("_self_")}
         return {"": self.model, **others}
-
-    def apply_groups(self, options: TrainerOptions) -> None:
-        """Applies `optimizer.groups` and `weight_decay_exclude` to a subclass's models and optimizers.
-
-        Args:
-            options: the trainer's options.
-
-        Raises:
-            UsageError: a pattern has no effect.
-        """
-        if not (options.optimizer_groups or options.weight_decay_exclude):
-            return
-        models, optimizers = self.named_models(), self.optimizers()
-        # Only once: a trainer may unfreeze layers later, and `trainer.model` was frozen when built.
-        new = {k: m for k, m in models.items() if k and m not in self._grouped}
-        grouped = {*models.values(), *optimizers}
-        if self._grouped == grouped:
-            return
-        parameter_groups.check_patterns(models, options)
-        parameter_groups.freeze(new, options)
-        for optimizer in optimizers:
-            parameter_groups.configure(optimizer, models, options)
-        self.unfreezing.add_models(new)
-        self._grouped = grouped
 
     def parameter_count(self) -> int:
         """Returns the number of parameters of all models."""

@@ -1,7 +1,8 @@
 """Builds a trainer: data, model, optimizer, metrics, counters, plan and engine, in this order."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
+import dataclasses
 import functools
 import random
 from typing import Any
@@ -15,7 +16,7 @@ from ctl.configs.error_location import describe, name_function, user_line
 from ctl.configs.options import TrainerOptions
 from ctl.data.autograph import convert, traced
 from ctl.data.features import select_features
-from ctl.data.input_pipeline import InputPipeline
+from ctl.data.input_pipeline import InputPipeline, TrainingData
 from ctl.data.layout import Layout
 from ctl.data.source import Batch
 from ctl.errors import UsageError, type_name
@@ -31,9 +32,9 @@ from ctl.replica.step.engine import Engine
 from ctl.replica.step.explanations import explained
 from ctl.replica.step.microbatches import row_count
 from ctl.replica.step.plan import make_plan
-from ctl.replica.step.preprocessing import call_preprocess, default_sample_weight
-from ctl.replica.updates import grouped_optimizer, parameter_groups, sharded_optimizer
-from ctl.replica.updates.unfreezing import Unfreezing
+from ctl.replica.step.preprocessing import call_preprocess, default_sample_weight, preprocess
+from ctl.replica.step.replica_step import ReplicaStep
+from ctl.replica.updates.part import Part, open_parts
 
 # Parts of tf_keras' messages about the inputs of a model.
 _INPUT_CHECKS = (
@@ -90,60 +91,104 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
         if late and not strategies.spec_of(trainer.strategy).coordinated:  # it never skips a step
             # A skipped step restores the variables of metrics that exist before it.
             create_variables(functools.partial(_update_metrics, trainer), spec)
-        # The constructor of a subclass may still create the models that a pattern matches.
-        prepare_optimizer(
-            trainer, check_patterns=type(trainer).__init__ is base.__init__, source=optimizer
-        )
-        plan = make_plan(
-            options,
-            strategy=trainer.strategy,
-            data=pipeline.training_data(trainer.global_batch_size),
-            layout=layout,
-            model=trainer.model,
-            own_replica_step=type(trainer).replica_step is not base.replica_step,
-            own_train_step=type(trainer).train_step is not base.train_step,
-            has_loss=type(trainer).per_example_loss is not base.per_example_loss,
-        )
         groups = durations.resolve_groups(
             options.optimizer_groups,
             batch=trainer.global_batch_size,
             examples_per_epoch=pipeline.examples_per_epoch(),
         )
-        unfreezing = Unfreezing(groups)
-        engine = Engine(trainer, plan, pipeline, unfreezing)
-        trainer.skipped_steps = engine.step.update.skipped_steps
-        if not (plan.own_replica_step or plan.own_train_step):
+        step = build_step(
+            trainer,
+            dataclasses.replace(options, optimizer_groups=groups),
+            layout=layout,
+            data=pipeline.training_data(trainer.global_batch_size),
+            preprocess=functools.partial(preprocess, trainer),
+            function=trainer.replica_step,
+            first_batch=lambda: engine.first_batch(),
+            # The constructor of a subclass may still create the models that a pattern matches.
+            complete=type(trainer).__init__ is base.__init__,
+            source=optimizer,
+            own_replica_step=type(trainer).replica_step is not base.replica_step,
+            own_train_step=type(trainer).train_step is not base.train_step,
+            has_loss=type(trainer).per_example_loss is not base.per_example_loss,
+        )
+        engine = Engine(trainer, step, pipeline)
+        if not (step.plan.own_replica_step or step.plan.own_train_step):
             _check_losses(trainer, engine, traces, spec)
-        # The optimizer has slot variables for the model's variables by now.
-        unfreezing.add_models({"": trainer.model})
     return engine
 
 
-def prepare_optimizer(owner: Any, *, check_patterns: bool, source: Any = None) -> None:
-    """Applies the options to a built model and its optimizer, and creates the slot variables.
+def build_step(
+    owner: Any,
+    options: TrainerOptions,
+    *,
+    layout: Layout,
+    data: TrainingData,
+    preprocess: Callable[[Batch], Batch],
+    function: Callable[[Batch], Any],
+    first_batch: Callable[[], Any],
+    complete: bool = True,
+    source: Any = None,
+    **overrides: bool,
+) -> ReplicaStep:
+    """Builds the step of a trainer or a `ctl.Step`, with its slot variables.
 
     Args:
-        owner: holds `model`, `optimizer`, `strategy` and `options`.
-        check_patterns: whether a pattern that matches no variable is an error.
+        owner: holds `model`, `optimizer`, `metrics`, `strategy`, `global_step` and possibly further
+            models; gets `skipped_steps`.
+        options: its options, with every duration as a number of steps.
+        layout: which replica holds which rows.
+        data: what is known of the training batches.
+        preprocess: as for `ReplicaStep`.
+        function: as for `ReplicaStep`.
+        first_batch: as for `ReplicaStep`.
+        complete: whether the owner will have no further models.
         source: makes the optimizers of the config's groups, if it is a `FromConfig`.
+        **overrides: which methods of the trainer are overridden, as for `make_plan`.
+
+    Raises:
+        UsageError: the options cannot compute the right update with this model, data or strategy.
     """
-    options: TrainerOptions = owner.options
+    parts = open_parts(options)
+    _prepare_optimizer(owner, parts, complete=complete, source=source)
+    plan = make_plan(
+        owner.options,
+        strategy=owner.strategy,
+        data=data,
+        layout=layout,
+        model=owner.model,
+        **overrides,
+    )
+    step = ReplicaStep(
+        plan,
+        Attributes(owner),
+        preprocess=preprocess,
+        function=function,
+        global_step=owner.global_step,
+        first_batch=first_batch,
+        parts=parts,
+    )
+    owner.skipped_steps = step.update.skipped_steps
+    return step
+
+
+def _prepare_optimizer(owner: Any, parts: Sequence[Part], *, complete: bool, source: Any) -> None:
+    """Applies the parts to a built model and its optimizer, and creates the slot variables."""
+
+    def prepare_slots(optimizer: Any) -> Any:
+        for part in parts:
+            part.prepare_slots(optimizer, owner.strategy)
+        return optimizer
+
+    prepare_slots(owner.optimizer)
     models = Attributes(owner).named_models()
-    if check_patterns:
-        parameter_groups.check_patterns(models, options)
-    parameter_groups.freeze(models, options)
-    groups = [
-        (_make_group_optimizer(options.optimizer_groups[i]["optimizer"], i, source), variables)
-        for i, variables in parameter_groups.with_optimizers(
-            owner.model, options.optimizer_groups
-        ).items()
-    ]
-    if options.shard_state:
-        for each in (owner.optimizer, *(optimizer for optimizer, _ in groups)):
-            sharded_optimizer.shard(each, owner.strategy)
-    if groups:
-        grouped_optimizer.attach(owner.optimizer, groups)
-    parameter_groups.configure(owner.optimizer, models, options)
+    for part in parts:
+        part.prepare(
+            models,
+            owner.optimizer,
+            make=lambda build: prepare_slots(_make_optimizer(build)),
+            source=source,
+            complete=complete,
+        )
     # One replica can train what was built outside of its scope, but TensorFlow makes no slots for it.
     if owner.strategy.num_replicas_in_sync > 1 or not getattr(owner.optimizer, "_built", False):
         check_scope(owner.model.trainable_variables, owner.strategy)
@@ -268,29 +313,6 @@ def build_scope(options: TrainerOptions, strategy: tf.distribute.Strategy) -> It
 def make_optimizer(build: Callable[[], Any], options: TrainerOptions) -> Any:
     """Returns the optimizer that `build` makes, of tf_keras and with the loss scale of the options."""
     return precision.wrap_loss_scale(_make_optimizer(build), options.precision, options.loss_scale)
-
-
-def _make_group_optimizer(value: Any, index: int, source: Any) -> Any:
-    """Returns the optimizer of a group: that of the config, or what a script gave."""
-    name = f"optimizer.groups[{index}].optimizer"
-    if isinstance(value, Mapping) and not isinstance(source, FromConfig):
-        raise UsageError(
-            f"{name} is {dict(value)}, which only a config may have: pass a tf_keras optimizer, or a "
-            "function that makes one."
-        )
-    make = value if callable(value) else lambda: value
-    if isinstance(value, Mapping):
-        make = functools.partial(source.make_group, index)
-    try:
-        optimizer = _make_optimizer(make)
-    except UsageError as error:
-        raise UsageError(f"In {name}: {error}") from None
-    if precision.has_loss_scale(optimizer):
-        raise UsageError(
-            f"{name} is a LossScaleOptimizer, but the loss has one scale for all groups, which ctl sets "
-            "by the precision: pass the optimizer inside of it."
-        )
-    return optimizer
 
 
 def _make_optimizer(build: Callable[[], Any]) -> Any:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 import contextlib
-import functools
 import logging
 from typing import Any
 
@@ -12,14 +11,11 @@ from ctl.data.input_pipeline import InputPipeline
 from ctl.errors import NonFiniteStep, UsageError
 from ctl.replica.arithmetic import precision
 from ctl.replica.measure.non_finite import NonFiniteReport
-from ctl.replica.step.attributes import Attributes, freezing
+from ctl.replica.step.attributes import freezing
 from ctl.replica.step.compiled_loop import compile_loop
 from ctl.replica.step.explanations import explained
 from ctl.replica.step.microbatches import first_rows, unpack
-from ctl.replica.step.plan import Plan
-from ctl.replica.step.preprocessing import preprocess
 from ctl.replica.step.replica_step import ReplicaStep
-from ctl.replica.updates.unfreezing import Unfreezing
 
 _LOG = logging.getLogger("ctl")
 _UNSAVED = (
@@ -37,28 +33,21 @@ class Engine:
 
     Args:
         trainer: the `StandardTrainer`.
-        plan: the resolved options.
+        step: the step of one replica, whose function is `trainer.replica_step`.
         pipeline: the training and evaluation data.
-        unfreezing: the layers that are frozen until a step.
 
     Attributes:
         step: the step of one replica.
+        plan: the resolved options of the step.
         compiled_loop: the inner loop as one XLA program; None unless the plan says so.
         own_dataset: whether the user has set `train_dataset`, and so decides on the position in it.
         checks_copies: whether the first inner loop ends with a comparison of the replicas' variables.
     """
 
-    def __init__(self, trainer: Any, plan: Plan, pipeline: InputPipeline, unfreezing: Unfreezing):
-        self.plan = plan
+    def __init__(self, trainer: Any, step: ReplicaStep, pipeline: InputPipeline):
+        self.step = step
+        self.plan = plan = step.plan
         self.pipeline = pipeline
-        self.step = ReplicaStep(
-            plan,
-            Attributes(trainer, unfreezing),
-            preprocess=functools.partial(preprocess, trainer),
-            function=trainer.replica_step,
-            global_step=trainer.global_step,
-            first_batch=self.first_batch,
-        )
         self.own_dataset = False
         self.checks_copies = plan.layout.replicas > 1
         self._trainer = trainer
@@ -81,7 +70,7 @@ class Engine:
         Args:
             steps: the number of steps of the loop.
         """
-        self.step.check_not_averaged()
+        self.step.check_ready()
         # The base class keeps its own attributes on the same object; its `train` uses these two.
         if not isinstance(self._trainer._train_options, orbit.StandardTrainerOptions):
             raise UsageError(_RESERVED.format(name="_train_options"))
@@ -94,7 +83,6 @@ class Engine:
                     "in its class."
                 )
         # A subclass creates further models after this engine, or between two loops.
-        self.step.attributes.key_new_models(self.plan.options.seed)
         self.step.add_models()
         step = int(self._trainer.global_step.numpy())
         has_other_chunks = self.compiled_loop is not None and self.compiled_loop.fit(steps)
@@ -106,21 +94,14 @@ class Engine:
         self._data_step = None  # unknown until the loop has ended without an error
 
     def split(self, count: int) -> Iterator[int]:
-        """Splits the next steps where layers are unfrozen, or gradients begin to be compressed.
-
-        Args:
-            count: the number of steps.
-
-        Yields:
-            The number of steps of each part, once the trainer is prepared for it.
-        """
+        """Splits the next steps where the step becomes another one; see `ReplicaStep.split`."""
         return self.step.split(int(self._trainer.global_step.numpy()), count)
 
     def retrace_if_changed(self) -> None:
         """Drops the trace of the inner loop if it would compute something else by now.
 
         A trace contains the variables that were trainable, so that freezing a layer would have no
-        effect; and it compresses or measures, or not.
+        effect; and it measures, or not.
         """
         attributes, traced = self.step.attributes, self._state()
         if traced == self._traced:
@@ -144,11 +125,9 @@ class Engine:
         # Read after the loop: its trace may build further layers, and the step of a GAN may freeze and
         # unfreeze a model while it is traced.
         self._traced = self._state()
-        self.step.check_complete()
+        self.step.check_complete(copies=self.checks_copies)
+        self.checks_copies = False
         self._warn_unsaved()
-        if self.checks_copies:
-            self.checks_copies = False
-            self.step.check_variables()
         recorder = self.step.update.recorder
         report = recorder.take() if recorder else None
         if report and self.plan.options.on_non_finite != "skip":
@@ -179,7 +158,7 @@ class Engine:
 
     def averaged_weights(self) -> contextlib.AbstractContextManager[None]:
         """Gives the model the averaged weights within a `with` block, if there are any."""
-        return self.step.ema.swapped() if self.step.ema else contextlib.nullcontext()
+        return self.step.evaluating()
 
     def use_own_dataset(self) -> None:
         """Leaves the position in the data to the user, who has set `train_dataset`."""
@@ -196,7 +175,6 @@ class Engine:
         return (
             [freezing(layer) for layer in self.step.attributes.layers()],
             self.step.attributes.optimizers(),
-            self.step.is_compressed(),
             self.step.results.measures_waiting,
         )
 

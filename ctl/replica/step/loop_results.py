@@ -102,11 +102,11 @@ class LoopResults:
         ):
             metric.reset_state()
         self._update.losses.reset()
-        if self._update.norms:
-            self._update.norms.reset()
+        for part in self._update.parts:
+            part.reset()
 
     def read(self) -> dict[str, Any]:
-        """Returns the mean loss and the metrics, and the loss scale, skips and norms if in use.
+        """Returns the mean loss, the metrics, and what the options and parts of the step add.
 
         If no step of the loop was applied, means over the applied steps do not exist: they are NaN. A
         user's own `train_step` that does not call `replica_step` has no loss.
@@ -114,17 +114,18 @@ class LoopResults:
         results = {"loss": self.loss.result()} if self.has_loss else {}
         results |= self._update.losses.result() | metrics.results(self._attributes.metrics)
         results |= metrics.results(self._layer_metrics())
-        norms = self._update.norms.result() if self._update.norms else {}
-        if self.skipped_all():
-            results, norms = tf.nest.map_structure(_to_nan, (results, norms))
+        all_skipped = self.skipped_all()
+        if all_skipped:
+            results = tf.nest.map_structure(_to_nan, results)
         optimizer = self._attributes.optimizer
         has_scale = precision.has_loss_scale(optimizer)
         if has_scale:
             results["loss_scale"] = optimizer.loss_scale
         if has_scale or self._plan.options.on_non_finite == "skip":
             results["skipped_steps"] = self._update.skipped_steps.read_value()
-        shares = self._update.norms.shares() if self._update.norms else {}
-        return {**results, **norms, **shares}
+        for part in self._update.parts:
+            results |= part.results(all_skipped=all_skipped)
+        return results
 
     def _layer_metrics(self) -> dict[str, tf_keras.metrics.Metric]:
         return self._attributes.layer_metrics(self._attributes.metrics)

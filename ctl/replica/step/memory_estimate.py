@@ -4,7 +4,7 @@ It omits work space of kernels, fragmentation, buffers of the reduction over rep
 of the process itself. XLA fuses operations and may need less.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 import dataclasses
 import math
 from typing import Any
@@ -39,8 +39,7 @@ class MemoryEstimate:
     Attributes:
         weights: the variables of all models.
         slots: the variables of all optimizers; with shard_state, this replica's slices.
-        averages: the average of the weights.
-        compression: the errors and factors of compressed gradients.
+        parts: the variables of the step's parts, such as the averages of the weights, by a word.
         gradients: the gradients of a micro-batch.
         gradient_sum: their sum over the earlier micro-batches; 0 for a single micro-batch.
         activations: the tensors that the forward pass of a micro-batch keeps for its backward pass,
@@ -57,8 +56,7 @@ class MemoryEstimate:
 
     weights: int
     slots: int
-    averages: int
-    compression: int
+    parts: Mapping[str, int]
     gradients: int
     gradient_sum: int
     activations: int
@@ -72,7 +70,7 @@ class MemoryEstimate:
     @property
     def persistent(self) -> int:
         """The bytes that are in use between two steps."""
-        return self.weights + self.slots + self.averages + self.compression
+        return self.weights + self.slots + sum(self.parts.values())
 
     @property
     def peak(self) -> int:
@@ -112,14 +110,17 @@ def estimate(trainer: Any) -> MemoryEstimate:
     step = max(steps, key=lambda step: step["step"])
     # The gradients of a shard are kept by themselves until all are reduced.
     sums = parts - 1 if engine.plan.options.logical_shards else min(parts - 1, 1)
-    loop, compression = engine.compiled_loop, engine.step.update.compression
+    loop = engine.compiled_loop
     batches = loop.size if loop else 1  # a chunk
     prefetch = engine.plan.options.prefetch
     return MemoryEstimate(
         weights=_unique_bytes(v for m in engine.step.attributes.models() for v in variables_of(m)),
         slots=_unique_bytes(_optimizer_variables(trainer)),
-        averages=_unique_bytes(engine.step.ema.state.averages if engine.step.ema else ()),
-        compression=_unique_bytes(compression.local_variables() if compression else ()),
+        parts={
+            word: _unique_bytes(variables)
+            for part in engine.step.parts
+            for word, variables in part.variables().items()
+        },
         gradient_sum=sums * step["gradients"],
         input=batches * batch,
         # tf.data prepares at least one batch while another one is used.

@@ -108,21 +108,6 @@ class Plan:
         return self.xla in ("loop", "step")
 
     @property
-    def histograms_obstacle(self) -> str:
-        """Why histograms of the gradients cannot be written in the step; "" if they can."""
-        if self.compiles_update:
-            return (
-                f"runtime.xla={self.xla} compiles them into one program with the update: choose "
-                "runtime.xla=gradients, autocluster or off"
-            )
-        spec = strategies.STRATEGIES[self.strategy]
-        if spec.coordinated:
-            return "they are on the workers of parameter servers: choose another runtime.strategy"
-        if spec.remote:
-            return "a TPU cannot write files"
-        return ""
-
-    @property
     def checks_finite(self) -> bool:
         """Whether steps that are not finite are recorded.
 
@@ -178,8 +163,8 @@ def make_plan(
     data: TrainingData,
     layout: Layout,
     model: tf_keras.Model,
-    own_replica_step: bool,
-    own_train_step: bool,
+    own_replica_step: bool = False,
+    own_train_step: bool = False,
     has_loss: bool = True,
 ) -> Plan:
     """Resolves and validates the options of a trainer.
@@ -247,16 +232,6 @@ def make_plan(
 
 
 def _check_overrides(plan: Plan, data: TrainingData) -> None:
-    if plan.options.ema_decay and plan.own_train_step:
-        raise UsageError(
-            "optimizer.ema_decay averages the weights at the end of ctl's own train_step, but this "
-            "trainer overrides train_step: override replica_step, or set optimizer.ema_decay=0."
-        )
-    if plan.options.compression and plan.own_train_step:
-        raise UsageError(
-            "runtime.all_reduce.compression reduces the gradients in ctl's own step, but this trainer "
-            'overrides train_step: override replica_step, or set runtime.all_reduce.compression="".'
-        )
     if not (plan.has_loss or plan.own_replica_step or plan.own_train_step):
         raise UsageError(
             "The trainer has no loss: define per_example_loss, or override replica_step for a step of "

@@ -1,23 +1,25 @@
 """One replica's step: the rows of its batch, the user's code, and the results."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import contextlib
+import functools
 from typing import Any
 
 import tensorflow as tf
 
 from ctl.data.autograph import convert
 from ctl.replica.arithmetic import row_mask
+from ctl.replica.arithmetic.loss import SampleWeight
 from ctl.replica.arithmetic.snapshot import Snapshot
 from ctl.replica.arithmetic.trace import Trace
 from ctl.replica.step import observers, preparations
 from ctl.replica.step.attributes import Attributes
 from ctl.replica.step.empty_batches import pad_rows
 from ctl.replica.step.loop_results import LoopResults
-from ctl.replica.step.microbatches import Batch, hide_rows, row_count
+from ctl.replica.step.microbatches import Batch, LossFn, hide_rows, row_count
 from ctl.replica.step.plan import Plan
 from ctl.replica.step.update import Update, UpdateResult
-from ctl.replica.updates.ema import ExponentialMovingAverage
+from ctl.replica.updates.part import Part
 
 
 class ReplicaStep:
@@ -37,12 +39,13 @@ class ReplicaStep:
             batch by `update`, and returns the loss of the global batch, a scalar, or an `UpdateResult`.
         global_step: scalar int64, the number of consumed batches.
         first_batch: returns the first batch of a replica and its row mask, for the checks of the code.
+        parts: what the options add to the step.
 
     Attributes:
         first_batch: as the argument.
         update: computes and applies one update.
         results: the mean loss of an inner loop, and its other results.
-        ema: the average of the weights; None unless the options ask for it.
+        parts: the same as the argument.
     """
 
     def __init__(
@@ -54,28 +57,20 @@ class ReplicaStep:
         function: Callable[[Batch], tf.Tensor],
         global_step: tf.Variable,
         first_batch: Callable[[], Any],
+        parts: Sequence[Part] = (),
     ):
         self.plan = plan
         self.attributes = attributes
-        self.update = Update(plan, global_step, attributes.assignable)
+        self.parts = parts
+        self.update = Update(plan, global_step, attributes.assignable, parts)
         self.results = LoopResults(plan, self.update, attributes)
         self._preprocess = preprocess
         self._function = function
         self._global_step = global_step
         self.first_batch = first_batch
         model = attributes.model
-        if self.update.compression:
-            self.update.compression.add_models([model])
-        if self.update.norms:
-            self.update.norms.build(model.trainable_variables)
-        self.ema: ExponentialMovingAverage | None = None
-        if plan.options.ema_decay:
-            self.ema = ExponentialMovingAverage(
-                model,
-                decay=plan.options.ema_decay,
-                strategy=tf.distribute.get_strategy(),
-                dtype=plan.dtype,
-            )
+        for part in parts:
+            part.create(plan, model)
         # The step is traced later, so it draws by row from the first step on.
         preparations.prepare(model, plan.options.seed)
 
@@ -157,81 +152,142 @@ class ReplicaStep:
                 applied = tf.reduce_all(rows.trace.applied)
                 snapshot.restore_unless(applied)
             self.results.update(loss, applied)
-            # Last, so that the average uses the moving statistics at the end of the step.
-            if self.ema:
-                own, used = self.attributes.optimizer, self.update.optimizers
-                # The user's code may leave the trainer's optimizer unused, so that it counts nothing.
-                optimizer = own if id(own) in used else next(iter(used.values()), own)
-                self.ema.update(optimizer.iterations, applied)
+            own, used = self.attributes.optimizer, self.update.optimizers
+            # The user's code may leave the trainer's optimizer unused, so that it counts nothing.
+            optimizer = own if id(own) in used else next(iter(used.values()), own)
+            for part in self.parts:
+                part.end_step(optimizer, applied)
         return result
 
     def compute(self, batch: Batch) -> Any:
         """Runs the user's code of a step on the rows of a replica."""
         return convert(self._function)(self._preprocess(batch))
 
+    def train(
+        self,
+        batch: Batch,
+        loss_fn: LossFn,
+        *,
+        forward: Callable[..., Any],
+        sample_weight: SampleWeight,
+        regularization: Callable[[], Sequence[tf.Tensor]],
+        update_metrics: Callable[..., None],
+    ) -> UpdateResult:
+        """Updates the model by its optimizer, and the metrics; as `Update`, in `function`."""
+        result = self.update(
+            batch,
+            loss_fn,
+            forward=functools.partial(forward, training=True),
+            sample_weight=sample_weight,
+            variables=self.attributes.model.trainable_variables,
+            optimizer=self.attributes.optimizer,
+            regularization=regularization,
+        )
+        self.results.update_metrics(result.micro_batches, update_metrics)
+        return result
+
+    def changes(self) -> list[int]:
+        """Returns the steps from which on the step is another one, in order."""
+        return sorted({step for part in self.parts for step in part.changes()})
+
+    def begin(self, step: int) -> None:
+        """Prepares the steps from one on, up to the next of `changes`."""
+        for part in self.parts:
+            part.begin(step)
+
     def split(self, first: int, count: int) -> Iterator[int]:
-        """Splits steps where layers are unfrozen, or gradients begin to be compressed.
+        """Splits steps where the step becomes another one, such as where layers are unfrozen.
 
         Args:
             first: the first step.
             count: the number of steps.
 
         Yields:
-            The number of steps of each part, once the layers and the compression are set for it.
+            The number of steps of each share, once the step is prepared for it.
         """
-        unfreezing, compression = self.attributes.unfreezing, self.update.compression
-        changes = [*unfreezing.steps(), *([compression.start] if compression else ())]
-        ends = sorted({step for step in changes if first < step < first + count})
+        ends = [step for step in self.changes() if first < step < first + count]
         for end in (*ends, first + count):
-            unfreezing.apply(first)
-            if compression:
-                compression.is_active = first >= compression.start
+            self.begin(first)
             yield end - first
             first = end
-
-    def is_compressed(self) -> bool:
-        """Returns whether the gradients of the current steps are compressed."""
-        return self.update.compression is not None and self.update.compression.is_active
 
     def add_models(self) -> None:
         """Prepares the models and optimizers that `attributes` holds besides the first ones.
 
-        Raises UsageError if the compression, or a pattern of the options, has no effect on any of them.
+        Raises UsageError if a pattern of the options has no effect on any of them.
         """
-        for user in (self.ema, self.update.compression):
-            if user:
-                user.add_models(self.attributes.models())
-        if self.update.compression:
-            self.update.compression.check_effect()
-        self.attributes.apply_groups(self.plan.options)
+        self.attributes.key_new_models(self.plan.options.seed)
+        models = self.attributes.named_models() if self.parts else {}
+        for part in self.parts:
+            part.add_models(models)
+        for optimizer in self.attributes.optimizers() if self.parts else ():
+            self.configure(optimizer, models)
 
-    def check_complete(self) -> None:
-        """Raises UsageError if the averages or the compression lack variables that were trained."""
-        models = self.attributes.models()
-        if self.ema:
-            self.ema.check_complete(models, self.update.variables.values())
-        if self.update.compression:
-            self.update.compression.check_complete(models)
+    def configure(self, optimizer: Any, models: Mapping[str, Any] | None = None) -> None:
+        """Prepares an optimizer, also one that `attributes` does not hold."""
+        if self.parts and models is None:
+            models = self.attributes.named_models()
+        for part in self.parts:
+            part.configure(optimizer, models or {})
 
-    def check_variables(self) -> None:
-        """Raises UsageError if the first steps left wrong values in variables; see `observers`."""
-        items = self.checkpoint_items()
-        for observer in observers.load():
-            observer.check_variables(items)
+    def check_complete(self, *, copies: bool) -> None:
+        """Raises UsageError if a part lacks what the steps have created or trained.
 
-    def check_not_averaged(self) -> None:
-        """Raises UsageError while the model has the averaged weights, not to be trained or saved."""
-        if self.ema:
-            self.ema.check_not_swapped()
+        Args:
+            copies: whether to check that the replicas hold the same values, too.
+        """
+        if self.parts:
+            models, trained = self.attributes.named_models(), self.update.variables.values()
+            for part in self.parts:
+                part.check(models, trained)
+        if copies:
+            items = self.checkpoint_items()
+            for observer in observers.load():
+                observer.check_variables(items)
+
+    def check_ready(self) -> None:
+        """Raises UsageError if the models must not be trained or saved now."""
+        for part in self.parts:
+            part.check_ready()
+
+    def notes(self) -> list[str]:
+        """Returns lines for the user after the first loop."""
+        return [line for part in self.parts for line in part.notes()]
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Sets the weights that are evaluated, such as averaged ones, within a `with` block."""
+        with contextlib.ExitStack() as stack:
+            for part in self.parts:
+                stack.enter_context(part.evaluating())
+            yield
+
+    def finish(self) -> None:
+        """Sets the weights that are evaluated for good, in models that are not trained any more."""
+        for part in self.parts:
+            part.finish()
+
+    def restart(self, *, keep: Collection[int] = ()) -> None:
+        """Sets the state of the parts to its first values, except for some variables.
+
+        Args:
+            keep: the ids of the variables that keep their values.
+        """
+        for part in self.parts:
+            part.restart(keep=keep)
+
+    def describe(self) -> dict[str, str]:
+        """Returns what a user must know of the updates: name of a row of `ctl explain` -> its text."""
+        models, replicas = self.attributes.models(), self.plan.layout.replicas
+        rows = (part.describe(models, replicas) for part in self.parts)
+        return {name: text for row in rows for name, text in row.items()}
 
     def checkpoint_items(self) -> dict[str, Any]:
         """Returns every model, optimizer and variable, by its name in a checkpoint."""
         self.add_models()
         items = self.attributes.checkpoint_items()
         own: dict[str, Any] = {"spikes": self.update.loss_spikes}
-        if self.ema:
-            own["ema"] = self.ema.state
-        if self.update.compression:
-            own["compression"] = self.update.compression.state
+        for part in self.parts:
+            own |= part.state()
         # The names in every checkpoint, unless a subclass has an attribute of the same name.
         return items | {f"ctl_{k}" if k in items else k: state for k, state in own.items()}

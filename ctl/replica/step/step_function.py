@@ -63,7 +63,7 @@ class StepFunction:
             (freezing(layer), [_size(each) for each in layer._self_tracked_trackables])
             for layer in self._layers
         ]
-        return layers, self._step.attributes.optimizer, self._step.is_compressed()
+        return layers, self._step.attributes.optimizer
 
     def _has_same_structure(self, batch: Any) -> bool:
         try:

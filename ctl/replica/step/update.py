@@ -27,7 +27,6 @@ from ctl.replica.measure.non_finite import (
     NonFiniteRecorder,
     counter,
 )
-from ctl.replica.measure.norms import Norms, write_histograms
 from ctl.replica.step.microbatches import (
     Batch,
     Contributions,
@@ -39,7 +38,7 @@ from ctl.replica.step.microbatches import (
     row_count,
 )
 from ctl.replica.step.plan import Plan
-from ctl.replica.updates.compression import Compression, Reduced
+from ctl.replica.updates.part import GlobalUpdate, Part
 
 _LOG = logging.getLogger("ctl")
 
@@ -70,15 +69,14 @@ class Update:
         plan: the resolved options.
         global_step: scalar int64, the number of consumed batches.
         assignable: returns the variables that the code of the user may assign.
+        parts: what the options add to an update.
 
     Attributes:
         skipped_steps: int64 variable, the number of updates that were not applied.
         loss_spikes: the last losses, by which a spike is recognized.
         recorder: records the steps that are not finite; None if the plan does not check for them.
         losses: the means of the losses, if they have names.
-        norms: norms of gradients, parameters and updates; None unless the options ask for them.
-        compression: reduces compressed gradients; None unless the options ask for it.
-        has_histograms: whether a step that writes histograms of its gradients was traced.
+        parts: the same as the argument.
         optimizers: id -> an optimizer that the traced steps use, in the order of their first use.
         variables: id -> a variable that the traced steps train.
         unsaved: the lines of code that assign a variable which `assignable` lacks.
@@ -89,12 +87,13 @@ class Update:
         plan: Plan,
         global_step: tf.Variable,
         assignable: Callable[[], Assignable] = Assignable,
+        parts: Sequence[Part] = (),
     ):
+        self.parts = parts
         self._assignable = assignable
         self._plan = plan
         self._global_step = global_step
         self._unused: list[str] = []
-        self.has_histograms = False
         self.optimizers: dict[int, Any] = {}
         self.variables: dict[int, tf.Variable] = {}
         self.unsaved: dict[str, None] = {}
@@ -102,13 +101,8 @@ class Update:
         # Created in any case, because a checkpoint holds it: a later run may switch the check on.
         self.loss_spikes = LossSpikes(plan.options.loss_spike, dtype=plan.dtype)
         self.recorder = NonFiniteRecorder() if plan.checks_finite else None
-        self.compression: Compression | None = None
-        if plan.options.compression:
-            self.compression = Compression(plan.options, tf.distribute.get_strategy())
         self._factors = plan.options.loss_weights or loss.SINGLE
         self.losses = LossMeans(plan.options.loss_weights, plan.dtype)
-        norms = plan.options.norms
-        self.norms = Norms(plan.dtype, of_layers=norms == "layers") if norms else None
 
     def __call__(
         self,
@@ -180,20 +174,15 @@ class Update:
 
         # From here on every value is that of the global batch, the same on every replica, so all
         # replicas agree without another message.
-        result = reduce_contributions(
-            contributions, variables, loss_scale, plan=plan, compression=self.compression
+        update = reduce_contributions(
+            contributions, variables, loss_scale, plan=plan, parts=self.parts
         )
-        reduced, value = result.gradients, result.loss
-        decision = self._decide(reduced, value, variables)
+        decision = self._decide(update.gradients, update.loss, variables)
+        self._warn_unused(update.gradients, variables)
+        before = [part.before(update) for part in self.parts]
         # After the reduction, because a norm is not linear: the sum of clipped contributions depends on
         # the split.
-        clipped = gradients.clip(reduced, plan.options.clip)
-        self._warn_unused(reduced, variables)
-        if plan.options.histogram_interval and not plan.histograms_obstacle:
-            interval, step = plan.options.histogram_interval, self._global_step.read_value()
-            write_histograms(reduced, variables, interval=interval, step=step)
-            self.has_histograms = True
-        before = self.norms.before(variables) if self.norms else []
+        clipped = gradients.clip(update.gradients, plan.options.clip)
         self.optimizers[id(optimizer)] = optimizer
         self.variables |= {id(variable): variable for variable in variables}
         # A Python bool if no step can be skipped: the update is then unconditional in the graph.
@@ -207,12 +196,10 @@ class Update:
                 clipped = gradients.after_all(clipped)
             gradients.apply(optimizer, clipped, variables)
             self._record_non_finite(decision)
-        if self.compression:
-            self.compression.keep(result, applied)
         self.losses.update([part.losses for part in contributions.micro_batches], applied)
-        if self.norms:
-            self.norms.update(reduced, before, variables, applied=tf.convert_to_tensor(applied))
-        return UpdateResult(value, contributions.micro_batches, applied)
+        for part, noted in zip(self.parts, before, strict=True):
+            part.after(update, noted, applied)
+        return UpdateResult(update.loss, contributions.micro_batches, applied)
 
     def _loss_scale(self, optimizer: Any) -> tf.Tensor | None:
         if precision.has_loss_scale(optimizer):
@@ -343,8 +330,8 @@ def reduce_contributions(
     loss_scale: tf.Tensor | None,
     *,
     plan: Plan,
-    compression: Compression | None,
-) -> Reduced:
+    parts: Sequence[Part] = (),
+) -> GlobalUpdate:
     """Sums the contributions of the replicas, and unscales the gradients.
 
     Call it in a replica context, on every replica.
@@ -354,12 +341,13 @@ def reduce_contributions(
         variables: the variables of the gradients.
         loss_scale: the scale of the gradients; None if they are not scaled.
         plan: the resolved options.
-        compression: reduces compressed gradients; None if the options do not ask for it.
+        parts: what the options add to an update.
     """
     shards = plan.options.logical_shards
     values, losses = contributions.gradients, contributions.losses
-    if compression and compression.is_active:
-        return compression.reduce(values[0], losses[0], variables, loss_scale=loss_scale)
+    for part in parts:
+        if part.reduce:
+            return part.reduce(values[0], losses[0], variables, loss_scale=loss_scale)
     if shards:
         # The loss is one more value of each shard, so that its bits do not depend on the replicas.
         rows = [[*each, share] for each, share in zip(values, losses, strict=True)]
@@ -370,4 +358,4 @@ def reduce_contributions(
     # Before the check and the clipping, because a bound applies to the unscaled gradient.
     if loss_scale is not None:
         reduced = gradients.unscale(reduced, loss_scale)
-    return Reduced(reduced, loss, [])
+    return GlobalUpdate(variables, reduced, loss)

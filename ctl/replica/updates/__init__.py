@@ -1,1 +1,1 @@
-"""Changes to an update: EMA, parameter groups, frozen layers, sharded slots, compression."""
+"""Parts of the step, each opened by its row in `part.PARTS`: EMA, groups, sharded slots, norms, ..."""

@@ -5,25 +5,21 @@ thousands of updates; it omits the moving statistics of batch normalization, and
 itself. Model Garden's average is a legacy optimizer, which cannot apply a reduced gradient.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 import contextlib
 from typing import Any
 
 import tensorflow as tf
 import tf_keras
 
+from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError
 from ctl.replica.arithmetic.variables import variables_of
+from ctl.replica.updates.part import Part
 
 
-class ExponentialMovingAverage:
+class ExponentialMovingAverage(Part):
     """Averages of the weights of models, updated once per applied update.
-
-        ema = ExponentialMovingAverage(model, decay=0.999, ...)    # in the scope
-        ema.add_models([model, discriminator])
-        ema.update(iterations, applied)                                  # in a replica context
-        with ema.swapped():                                              # outside of it
-            evaluator.evaluate(...)
 
     average += (1 - d) * (weight - average), where d = min(decay, (1 + t) / (10 + t)) after update t, as
     in `tf.train.ExponentialMovingAverage` with `num_updates`. So the first averages forget the random
@@ -31,63 +27,54 @@ class ExponentialMovingAverage:
     the moving statistics of batch normalization, which must belong to the averaged weights.
 
     Args:
-        model: the built model; the averages are equal to its weights at first.
-        decay: the largest decay, such as 0.999.
-        strategy: the strategy of the model.
-        dtype: the dtype that the decay is computed in.
+        options: the trainer's options; `ema_decay` is the largest decay, such as 0.999.
 
     Attributes:
-        state: holds the averages, `state.averages`, for a checkpoint.
         is_swapped: whether the model has the averages at the moment.
     """
 
-    def __init__(
-        self,
-        model: tf_keras.Model,
-        *,
-        decay: float,
-        strategy: tf.distribute.Strategy,
-        dtype: tf.DType,
-    ):
-        self.decay = decay
+    def __init__(self, options: TrainerOptions):
+        super().__init__(options)
         self.is_swapped = False
-        self._strategy = strategy
-        self._dtype = dtype
         self._variables: list[tf.Variable] = []
         self._swap_all = tf.function(self._swap, autograph=False)
-        self.state = tf.Module()
-        self.state.averages = []
-        self.add_models([model])
+        self._state = tf.Module()
+        self._state.averages = []
 
-    def add_models(self, models: Iterable[tf_keras.Model]) -> None:
-        """Averages the variables of further models, too; earlier averages stay as they are.
+    @property
+    def averages(self) -> list[tf.Variable]:
+        """The averages, which are equal to the weights at first."""
+        return self._state.averages
 
-        Args:
-            models: built models, because the variables of others do not exist yet.
-        """
-        new = self._find_missing(models)
+    def create(self, plan: Any, model: tf_keras.Model) -> None:
+        """Creates the averages of the first model."""
+        if plan.own_train_step:
+            raise UsageError(
+                "optimizer.ema_decay averages the weights at the end of ctl's own train_step, but this "
+                "trainer overrides train_step: override replica_step, or set optimizer.ema_decay=0."
+            )
+        self._strategy, self._dtype = tf.distribute.get_strategy(), plan.dtype
+        self.add_models({"": model})
+
+    def add_models(self, models: Mapping[str, tf_keras.Model]) -> None:
+        """Averages the variables of further models, too; earlier averages stay as they are."""
+        new = self._find_missing(models.values())
         if not new:
             return
         with self._strategy.scope():
-            self.state.averages.extend([self._create(variable) for variable in new])
+            self.averages.extend([self._create(variable) for variable in new])
         self._variables += new
         # An earlier trace has the earlier variables.
         self._swap_all = tf.function(self._swap, autograph=False)
 
-    def check_complete(
-        self, models: Iterable[tf_keras.Model], trained: Iterable[tf.Variable]
-    ) -> None:
+    def check(self, models: Mapping[str, tf_keras.Model], trained: Collection[tf.Variable]) -> None:
         """Checks the variables again after the first steps.
-
-        Args:
-            models: the models.
-            trained: the variables that the steps update.
 
         Raises:
             UsageError: a model was built since `add_models`, for example by a step's trace, or a
                 variable that is trained belongs to no model.
         """
-        missing = self._find_missing(models, trained)
+        missing = self._find_missing(models.values(), trained)
         if missing:
             raise UsageError(
                 f"optimizer.ema_decay cannot average {missing[0].name}, which no model had before the "
@@ -107,16 +94,12 @@ class ExponentialMovingAverage:
         }
         return list(unique.values())
 
-    def update(self, iterations: tf.Tensor, applied: tf.Tensor | bool) -> None:
-        """Updates the averages after a step; call it in a replica context, on every replica.
-
-        Args:
-            iterations: scalar int64, the number of applied updates, this one included.
-            applied: scalar bool, whether this step was applied, the same on every replica.
-        """
+    def end_step(self, optimizer: Any, applied: tf.Tensor | bool) -> None:
+        """Updates the averages, by the moving statistics at the end of the step."""
         dtype = self._dtype
         # 1 - (1 + t) / (10 + t), written so that no bits of a small rate cancel.
-        rate = tf.maximum(tf.constant(1 - self.decay, dtype), 9 / tf.cast(10 + iterations, dtype))
+        least = tf.constant(1 - self.options.ema_decay, dtype)
+        rate = tf.maximum(least, 9 / tf.cast(10 + optimizer.iterations, dtype))
         # In a skipped step the rate is 0 and the averages stay as they are. A conditional would fail:
         # tf.distribute rejects the assignment of a mirrored variable in a conditional of one replica.
         rate = rate if applied is True else tf.where(applied, rate, tf.zeros_like(rate))
@@ -141,8 +124,8 @@ class ExponentialMovingAverage:
         # Each device updates its own copy, as in tf_keras' optimizers: no value is transferred.
         tf.__internal__.distribute.interim.maybe_merge_call(move_mirrored, self._strategy, rate)
 
-    def check_not_swapped(self) -> None:
-        """Raises UsageError within `swapped`, whose weights must not be trained or saved."""
+    def check_ready(self) -> None:
+        """Raises UsageError within `evaluating`, whose weights must not be trained or saved."""
         if self.is_swapped:
             raise UsageError(
                 "The model has the averaged weights within trainer.averaged_weights(): train and save "
@@ -150,7 +133,7 @@ class ExponentialMovingAverage:
             )
 
     @contextlib.contextmanager
-    def swapped(self) -> Iterator[None]:
+    def evaluating(self) -> Iterator[None]:
         """Exchanges weights and averages within a `with` block, on every replica, bit for bit."""
         if self.is_swapped:  # a block inside of another one
             yield
@@ -163,20 +146,24 @@ class ExponentialMovingAverage:
             self._swap_all()
             self.is_swapped = False
 
-    def copy_to_model(self) -> None:
+    def finish(self) -> None:
         """Sets the weights to the averages, for a model that is not trained any more."""
         with self._strategy.scope():
-            for average, variable in zip(self.state.averages, self._variables, strict=True):
+            for average, variable in zip(self.averages, self._variables, strict=True):
                 variable.assign(tf.convert_to_tensor(average))
 
-    def reset(self, *, keep: Collection[int] = ()) -> None:
-        """Sets the averages to the weights, for example after the weights of another run are loaded.
+    def state(self) -> dict[str, Any]:
+        """Returns the averages."""
+        return {"ema": self._state}
 
-        Args:
-            keep: the ids of the averages that stay as they are.
-        """
+    def variables(self) -> dict[str, list[Any]]:
+        """Returns the averages."""
+        return {"averages": self.averages}
+
+    def restart(self, *, keep: Collection[int] = ()) -> None:
+        """Sets the averages to the weights, for example after the weights of another run are loaded."""
         with self._strategy.scope():
-            for average, variable in zip(self.state.averages, self._variables, strict=True):
+            for average, variable in zip(self.averages, self._variables, strict=True):
                 if id(average) not in keep:
                     average.assign(tf.convert_to_tensor(variable))
 
@@ -196,7 +183,7 @@ class ExponentialMovingAverage:
         on_read = tf.VariableSynchronization.ON_READ
         local: list[Any] = []
         mirrored: list[Any] = []
-        for pair in zip(self.state.averages, self._variables, strict=True):
+        for pair in zip(self.averages, self._variables, strict=True):
             (local if pair[1].synchronization == on_read else mirrored).append(pair)
         return local, mirrored
 

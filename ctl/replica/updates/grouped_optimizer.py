@@ -39,12 +39,6 @@ def attach(optimizer: Any, groups: Sequence[tuple[Any, Sequence[tf.Variable]]]) 
     inner._ctl_members = inner._no_dependency(members)
 
 
-def optimizers_of(optimizer: Any) -> list[Any]:
-    """Returns an optimizer without its loss scale, and those of its groups."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return [inner, *getattr(inner, "_ctl_groups", ())]
-
-
 class _Grouped(tf_keras.optimizers.Optimizer):
     """Overrides the methods of an optimizer's class that get all variables."""
 

@@ -1,10 +1,11 @@
-"""Learning rates, freezing and weight decay by the names of variables.
+"""Learning rates, freezing, optimizers and weight decay by the names of variables.
 
 The layers and the optimizer apply them, so that the step has no special case.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import fnmatch
+import functools
 from typing import Any
 
 import tensorflow as tf
@@ -13,11 +14,152 @@ import tf_keras
 from ctl.configs.group_values import patterns
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError, list_some
+from ctl.optimizers import FromConfig
+from ctl.replica.arithmetic import precision
+from ctl.replica.arithmetic.gradients import optimizers_of
 from ctl.replica.arithmetic.variables import variables_of
-from ctl.replica.updates.grouped_optimizer import optimizers_of
+from ctl.replica.updates import grouped_optimizer
+from ctl.replica.updates.part import Part
 
 Models = Mapping[str, tf_keras.Model]
 _Names = list[tuple[tf.Variable, tuple[str, ...]]]
+
+
+class ParameterGroups(Part):
+    """Applies `optimizer_groups` and `weight_decay_exclude` to models and optimizers.
+
+    Layers that a group freezes until a step are frozen as a function of the step alone, so that a
+    resumed run does the same.
+    """
+
+    def __init__(self, options: TrainerOptions):
+        super().__init__(options)
+        self._layers: list[tuple[tf_keras.layers.Layer, int]] = []  # frozen until a step
+        self._seen: set[Any] = set()  # models
+        self._configured: set[Any] = set()
+
+    def prepare(
+        self,
+        models: Models,
+        optimizer: Any,
+        *,
+        make: Callable[[Callable[[], Any]], Any],
+        source: Any,
+        complete: bool,
+    ) -> None:
+        """Freezes layers, and gives groups their learning rates and optimizers."""
+        if complete:
+            check_patterns(models, self.options)
+        freeze(models, self.options)
+        groups = self.options.optimizer_groups
+        others = [
+            (_make_optimizer(groups[i]["optimizer"], i, make, source), variables)
+            for i, variables in with_optimizers(models[""], groups).items()
+        ]
+        if others:
+            grouped_optimizer.attach(optimizer, others)
+        configure(optimizer, models, self.options)
+
+    def create(self, plan: Any, model: tf_keras.Model) -> None:
+        """Freezes layers of the first model, whose optimizer has slot variables for them by now."""
+        self._freeze_until({"": model})
+
+    def add_models(self, models: Models) -> None:
+        """Freezes layers of further models.
+
+        Raises:
+            UsageError: a pattern has no effect.
+        """
+        if self._seen == {*models.values()}:
+            return
+        check_patterns(models, self.options)
+        # Only once: a trainer may unfreeze layers later, and `trainer.model` was frozen when built.
+        new = {k: model for k, model in models.items() if k and model not in self._seen}
+        freeze(new, self.options)
+        self._freeze_until(new)
+        self._seen = {*models.values()}
+
+    def configure(self, optimizer: Any, models: Models) -> None:
+        """Gives the variables of all models their learning rates in an optimizer."""
+        key = frozenset([optimizer, *models.values()])
+        if key not in self._configured:
+            self._configured.add(key)
+            configure(optimizer, models, self.options)
+
+    def changes(self) -> Collection[int]:
+        """Returns the steps from which on further layers are trained, in order."""
+        return sorted({until for _, until in self._layers})
+
+    def begin(self, step: int) -> None:
+        """Freezes and unfreezes the layers for a step."""
+        for layer, until in self._layers:
+            # The property would also set the layers inside, each of which has its own entry.
+            layer._trainable = step >= until
+
+    def _freeze_until(self, models: Models) -> None:
+        """Freezes the layers of groups with frozen_until.
+
+        Args:
+            models: the models by name, as for `freeze`.
+
+        Raises:
+            UsageError: a group matches only some of a layer's trainable variables, or the variables of
+                a layer that is not trainable.
+        """
+        steps = frozen_until(models, self.options.optimizer_groups)
+        if not steps:
+            return
+        known = {id(layer) for layer, _ in self._layers}  # a model may contain another one
+        layers = {
+            id(layer): layer
+            for model in models.values()
+            for layer in model._flatten_layers(include_self=False)
+            # Only layers with variables of their own: a container's layers are handled one by one.
+            if layer._trainable_weights or layer._non_trainable_weights
+        }
+        for layer in (layer for key, layer in layers.items() if key not in known):
+            variables = (layer.trainable_variables if layer.trainable else []) or layer.variables
+            until = {steps.get(id(variable), 0) for variable in variables}
+            if until != {0} and not layer.trainable:
+                raise UsageError(
+                    f"optimizer.groups unfreezes {list_some([v.name for v in variables])}, but the "
+                    "trainer sets trainable=False on the layer: leave it trainable in build_model, or "
+                    "let no pattern match it."
+                )
+            if len(until) == 1 and until != {0}:
+                self._layers.append((layer, until.pop()))
+        self.begin(0)
+        trained = [v for model in models.values() for v in model.trainable_variables]
+        left = [variable.name for variable in trained if id(variable) in steps]
+        if left:
+            raise UsageError(
+                f"optimizer.groups freezes {list_some(left)}, but other variables of the same layer not "
+                "until the same step: a layer can only be frozen as a whole, so let the pattern match "
+                "all of them."
+            )
+
+
+def _make_optimizer(value: Any, index: int, make: Callable[[Any], Any], source: Any) -> Any:
+    """Returns the optimizer of a group: that of the config, or what a script gave."""
+    name = f"optimizer.groups[{index}].optimizer"
+    if isinstance(value, Mapping) and not isinstance(source, FromConfig):
+        raise UsageError(
+            f"{name} is {dict(value)}, which only a config may have: pass a tf_keras optimizer, or a "
+            "function that makes one."
+        )
+    build = value if callable(value) else lambda: value
+    if isinstance(value, Mapping):
+        build = functools.partial(source.make_group, index)
+    try:
+        optimizer = make(build)
+    except UsageError as error:
+        raise UsageError(f"In {name}: {error}") from None
+    if precision.has_loss_scale(optimizer):
+        raise UsageError(
+            f"{name} is a LossScaleOptimizer, but the loss has one scale for all groups, which ctl sets "
+            "by the precision: pass the optimizer inside of it."
+        )
+    return optimizer
 
 
 def freeze(models: Models, options: TrainerOptions) -> None:

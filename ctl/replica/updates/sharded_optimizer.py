@@ -16,11 +16,20 @@ from ctl.errors import UsageError, type_name
 from ctl.optimizers import CLASSES, ELEMENTWISE, arguments
 from ctl.replica.arithmetic import gradients, precision
 from ctl.replica.arithmetic.gradients import Gradient
+from ctl.replica.updates.part import Part
 from ctl.replica.updates.replica_values import SlicedSlot, SliceLayout, make_gather
 
 # The optimizers that update each element from that element's gradient and slots alone.
 _ELEMENTWISE = tuple(arguments.load("optimizer.name", CLASSES[name]) for name in ELEMENTWISE)
 _BUCKET = 4 * 2**20  # the least bytes of slices per collective, except for the last one
+
+
+class ShardedSlots(Part):
+    """Makes every optimizer of a step keep the slots of its slices."""
+
+    def prepare_slots(self, optimizer: Any, strategy: tf.distribute.Strategy) -> None:
+        """Prepares an optimizer before it creates its slot variables."""
+        shard(optimizer, strategy)
 
 
 def shard(optimizer: Any, strategy: tf.distribute.Strategy) -> None:

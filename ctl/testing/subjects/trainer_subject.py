@@ -38,7 +38,7 @@ from ctl.trainer import StandardTrainer
 # Options that the splits or the comparison determine.
 _FIXED: dict[str, Any] = dict(
     xla="off", placement="stream", logical_shards=0, all_reduce_dtype="", compression="",
-    compression_rank=0, compression_start=0, loss_scale=0.0, norms="",
+    loss_scale=0.0, norms="",
     histogram_interval=0, prefetch=1,
 )  # fmt: skip
 _REPORTED_ONLY = ("loss_scale", "skipped_steps")  # outputs that need not be equal

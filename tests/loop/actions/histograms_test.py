@@ -10,6 +10,7 @@ from ctl.loop.actions.histograms import GraphSummary, WeightHistograms
 from ctl.loop.controller import Controller
 from ctl.loop.metric_log import MetricLog
 from ctl.replica.step.engine import engine_of
+from ctl.replica.updates.histograms import find_obstacle
 from tests import reference_model
 from tests.loop.shared import Recording, count_operations, make_reference, read_summaries
 
@@ -110,7 +111,7 @@ def test_step_that_cannot_write_them_has_a_line_about_its_gradients(tmp_path, op
 def test_each_strategy_that_cannot_write_them_has_a_reason():
     plan = engine_of(make_reference()).plan
     reasons = [
-        dataclasses.replace(plan, strategy=name).histograms_obstacle
+        find_obstacle(dataclasses.replace(plan, strategy=name))
         for name in ("one_device", "tpu", "parameter_server")
     ]
     assert not reasons[0] and "TPU" in reasons[1] and "parameter servers" in reasons[2]

@@ -24,8 +24,6 @@ class Choice:
     reduce_dtype: str = ""
     bucket_mib: float = 0.0
     compression: str = ""
-    rank: int = 0
-    compression_start: int = 0
     batch: int = 8
     rows_per_replica: int | None = None
     full_batches: bool = True
@@ -63,8 +61,6 @@ _NAMES = {
     "reduce_dtype": "runtime.all_reduce.dtype",
     "bucket_mib": "runtime.all_reduce.bucket_mib",
     "compression": "runtime.all_reduce.compression",
-    "rank": "runtime.all_reduce.rank",
-    "compression_start": "runtime.all_reduce.compression_start",
     "on_non_finite": "train.on_non_finite",
     "loss_spike": "train.loss_spike",
     "shard_state": "optimizer.shard_state",

@@ -68,7 +68,7 @@ ACTIVATION = 64 * WIDTH * FLOAT  # of one layer, for 64 rows
 
 def test_variables_and_gradients_are_counted_exactly():
     parts = memory(optimizer="adam", ema_decay=0.9)
-    assert parts.weights == parts.gradients == parts.averages == PARAMETERS * FLOAT
+    assert parts.weights == parts.gradients == parts.parts["averages"] == PARAMETERS * FLOAT
     assert 2 * PARAMETERS * FLOAT <= parts.slots <= 2 * PARAMETERS * FLOAT + 64
     assert parts.input == 64 * (WIDTH * FLOAT + 4)
     assert parts.prefetched == 2 * parts.input
@@ -103,15 +103,14 @@ def test_a_recomputed_block_counts_its_inputs_and_the_activations_of_one_block()
 
 
 def test_each_replica_needs_its_own_rows_and_its_own_errors_of_compressed_gradients():
-    one, two = memory(), memory(replicas=2, batch=63, compression="powersgd", compression_rank=2)
+    single = {"precision": "float32"}
+    one, two = memory(**single), memory(replicas=2, batch=63, compression="float16", **single)
     assert two.weights == one.weights
     assert two.input == one.input // 2
     assert two.activations == pytest.approx(one.activations / 2, rel=0.1)
-    # The errors of all kernels, and factors of 64, 64, 64 and 4 rows; the biases are not compressed.
-    errors, factors = 3 * WIDTH * WIDTH + WIDTH * 4, 2 * (3 * WIDTH + 4)
-    assert two.compression == (errors + factors) * FLOAT
-    assert two.persistent == two.weights + two.slots + two.compression
-    assert one.compression == 0
+    assert two.parts == {"errors": two.weights}
+    assert two.persistent == two.weights + two.slots + two.weights
+    assert not one.parts
 
 
 @pytest.mark.slow

@@ -71,7 +71,8 @@ def measurement(limit_gib, *, current_gib=1.0, micro_batches=1, slots_gib=0.0):
     activations = 8 * gib // micro_batches
     estimate = MemoryEstimate(
         **dict.fromkeys(("weights", "slots", "gradients"), gib // 2),
-        **dict.fromkeys(("averages", "compression", "fixed", "input", "prefetched"), 0),
+        **dict.fromkeys(("fixed", "input", "prefetched"), 0),
+        parts={},
         **dict.fromkeys(("activations", "step"), activations),
         gradient_sum=gib // 2 * (micro_batches > 1), micro_batches=micro_batches,
     )  # fmt: skip

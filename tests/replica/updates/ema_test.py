@@ -44,8 +44,13 @@ def weights(trainer):
     return [v.numpy() for v in trainer.model.variables if v.dtype.is_floating]
 
 
+def averages_of(trainer):
+    (average,) = engine_of(trainer).step.parts
+    return average.averages
+
+
 def averages(trainer):
-    return [v.numpy() for v in engine_of(trainer).step.ema.state.averages]
+    return [v.numpy() for v in averages_of(trainer)]
 
 
 def average_by_numpy(trainer, steps, decay, read=weights):
@@ -94,7 +99,7 @@ def test_averages_do_not_depend_on_replicas_and_compilation(replicas, options):
 
 
 def check_copies(trainer):
-    for variable in engine_of(trainer).step.ema.state.averages:
+    for variable in averages_of(trainer):
         first, *others = testing.copies(trainer.strategy, variable)
         for other in others:
             np.testing.assert_array_equal(first, other)
@@ -108,7 +113,7 @@ def test_statistics_per_replica_are_averaged_per_replica():
         return [np.stack(testing.copies(trainer.strategy, v)) for v in variables]
 
     expected = average_by_numpy(trainer, 3, 0.75, copies)
-    state = engine_of(trainer).step.ema.state.averages
+    state = averages_of(trainer)
     close([np.stack(testing.copies(trainer.strategy, v)) for v in state], expected)
     assert sum(not np.array_equal(*each) for each in expected) == 2  # the moving mean and variance
     # The exchange keeps every replica's own value, and not their mean.

@@ -12,7 +12,7 @@ import ctl
 from ctl import testing
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.replica.step.replica_step import ReplicaStep
-from ctl.replica.updates.unfreezing import Unfreezing
+from ctl.replica.updates.parameter_groups import ParameterGroups
 from tests import reference_model
 
 strategy = functools.cache(testing.make_strategy)
@@ -32,6 +32,10 @@ def make(replicas=1, *, cls=Eight, batch=8, **options):
     tf_keras.backend.reset_uids()
     options.setdefault("optimizer_groups", GROUPS)
     return reference_model.make_trainer(strategy(replicas), batch, cls=cls, **options)
+
+
+def until(groups):
+    return ParameterGroups(ctl.TrainerOptions(optimizer_groups=groups))
 
 
 def rates_of_groups(step):
@@ -149,19 +153,14 @@ def test_variables_of_the_model_itself_cannot_be_frozen():
     model = Scaled([tf_keras.layers.Dense(1, name="inner")])
     model.build([None, 2])
     with pytest.raises(ctl.UsageError, match="freezes scale:0"):
-        Unfreezing([dict(variables="scale", frozen_until=2)]).add_models({"": model})
+        until([dict(variables="scale", frozen_until=2)]).create(None, model)
 
 
 def test_steps_are_split_where_layers_are_unfrozen():
-    unfreezing = Unfreezing(
-        [dict(variables="a/*", frozen_until=3), dict(variables="b/*", frozen_until=5)]
-    )
+    groups = until([dict(variables="a/*", frozen_until=3), dict(variables="b/*", frozen_until=5)])
     layers = [tf_keras.layers.Dense(1, name=name) for name in "abc"]
-    unfreezing.add_models({"": tf_keras.Sequential([tf_keras.Input([1]), *layers])})
-    step = types.SimpleNamespace(
-        attributes=types.SimpleNamespace(unfreezing=unfreezing),
-        update=types.SimpleNamespace(compression=None),
-    )
+    groups.create(None, tf_keras.Sequential([tf_keras.Input([1]), *layers]))
+    step = types.SimpleNamespace(changes=groups.changes, begin=groups.begin)
     split = functools.partial(ReplicaStep.split, step)
     states = [(n, [layer.trainable for layer in layers]) for n in split(0, 8)]
     assert states == [(3, [False, False, True]), (2, [True, False, True]), (3, [True, True, True])]

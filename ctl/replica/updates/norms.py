@@ -1,88 +1,69 @@
-"""Norms and shares of gradients, averaged over the steps of an inner loop, and their histograms."""
+"""Norms and shares of gradients, averaged over the steps of an inner loop."""
 
 from collections.abc import Sequence
+import math
 from typing import Any
 
 import tensorflow as tf
 import tf_keras
 
+from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError
-from ctl.replica.arithmetic.gradients import Gradient, global_norm, sum_rows
+from ctl.replica.arithmetic.gradients import Gradient, elements, global_norm, modulus
+from ctl.replica.updates.part import LAYERS, GlobalUpdate, Part
 
-LAYERS = "layers"  # the name of the norms of each variable among the results of a loop
 _QUANTITIES = ("gradient_norm", "parameter_norm", "update_norm")
 _SHARES = ("gradient_zero_share", "gradient_non_finite_share")
 
 
-class Norms:
-    """Measures the size of gradients, parameters and updates.
-
-        norms = Norms(tf.float32, of_layers=False)          # in the strategy's scope
-        before = norms.before(variables)                    # in a replica context, before the update
-        norms.update(gradients, before, variables, applied=applied)
-        norms.result()                                      # {"gradient_norm": ..., ...}
+class Norms(Part):
+    """Measures the size of gradients, parameters and updates: `norms`.
 
     Each norm is the square root of the sum of squares over all variables: of the reduced gradients
     before clipping, of the variables after the update, and of the change of the variables. Skipped
     steps are excluded from the means. The shares of zero and non-finite gradients include them.
 
-    Args:
-        dtype: dtype of the means.
-        of_layers: whether to measure the norms of each variable, too.
+    With "layers" the norms of each variable are measured, too.
     """
 
-    def __init__(self, dtype: tf.DType, *, of_layers: bool):
-        self._dtype = dtype
-        self._of_layers = of_layers
+    def __init__(self, options: TrainerOptions):
+        super().__init__(options)
         self._is_updated = False
-        self._means = self._make_means(_QUANTITIES)
-        self._shares = self._make_means(_SHARES)
         # [quantities, variables]: a metric for each variable would add three operations per variable to
         # every step.
         self._layers: tf_keras.metrics.MeanTensor | None = None
         self._positions: dict[Any, int] = {}
         self._names: list[str] = []
 
-    def _make_means(self, names: Sequence[str]) -> dict[str, tf_keras.metrics.Mean]:
-        return {name: tf_keras.metrics.Mean(name, dtype=self._dtype) for name in names}
-
-    def build(self, variables: Sequence[tf.Variable]) -> None:
-        """Creates the metric of each variable; call it in the strategy's scope.
-
-        Args:
-            variables: all trainable variables.
-        """
-        if self._of_layers:
+    def create(self, plan: Any, model: tf_keras.Model) -> None:
+        """Creates the means, also those of the variables of layers that are frozen now."""
+        self._dtype, variables = plan.dtype, model.trainable_variables
+        self._means = self._make_means(_QUANTITIES)
+        self._shares = self._make_means(_SHARES)
+        if self.options.norms == LAYERS:
             self._names = [variable.name.removesuffix(":0") for variable in variables]
             self._positions = {variable.ref(): i for i, variable in enumerate(variables)}
             shape = [len(_QUANTITIES), len(variables)]
             self._layers = tf_keras.metrics.MeanTensor(LAYERS, dtype=self._dtype, shape=shape)
 
-    def before(self, variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
+    def _make_means(self, names: Sequence[str]) -> dict[str, tf_keras.metrics.Mean]:
+        return {name: tf_keras.metrics.Mean(name, dtype=self._dtype) for name in names}
+
+    def before(self, update: GlobalUpdate) -> tuple[list[Gradient], list[tf.Tensor]]:
         """Copies the variables, so that the update can be measured."""
         # tf.identity reads the value now; the variable itself would later give the new value.
-        return [tf.identity(variable) for variable in variables]
+        return update.gradients, [tf.identity(variable) for variable in update.variables]
 
-    def update(
-        self,
-        gradients: Sequence[Gradient],
-        before: Sequence[tf.Tensor],
-        variables: Sequence[tf.Variable],
-        *,
-        applied: tf.Tensor,
-    ) -> None:
-        """Adds a step to the means; call it in a replica context, after the update.
-
-        Args:
-            gradients: the gradients of the global batch, not clipped; None if there is none.
-            before: the result of `before`.
-            variables: the variables.
-            applied: scalar bool, whether the update was applied.
-        """
+    def after(self, update: GlobalUpdate, before: Any, applied: tf.Tensor | bool) -> None:
+        """Adds a step to the means."""
         # Set while tracing, which is enough to know that the step contains `minimize`.
         self._is_updated = True
+        (gradients, old_values), variables = before, update.variables
+        applied = tf.convert_to_tensor(applied)
         self._add_shares(gradients, variables)
-        updates = [tf.convert_to_tensor(v) - old for v, old in zip(variables, before, strict=True)]
+        updates = [
+            tf.convert_to_tensor(v) - old for v, old in zip(variables, old_values, strict=True)
+        ]
         columns = (gradients, variables, updates)
 
         def norms(*quantities: Sequence[Any]) -> list[tf.Tensor]:
@@ -109,9 +90,9 @@ class Norms:
         non_zero, non_finite, total = [], [], 0
         for gradient, variable in zip(gradients, variables, strict=True):
             if gradient is not None:
-                values = _elements(gradient)
+                values = elements(gradient)
                 non_zero.append(tf.math.count_nonzero(values, dtype=tf.int64))
-                finite = tf.math.count_nonzero(tf.math.is_finite(_modulus(values)), dtype=tf.int64)
+                finite = tf.math.count_nonzero(tf.math.is_finite(modulus(values)), dtype=tf.int64)
                 non_finite.append(tf.size(values, tf.int64) - finite)
                 total += variable.shape.num_elements()
         if total:
@@ -125,11 +106,11 @@ class Norms:
             if mean:
                 mean.reset_state()
 
-    def result(self) -> dict[str, Any]:
-        """Returns the means over the steps since `reset`, for each variable under "layers".
+    def results(self, *, all_skipped: bool) -> dict[str, Any]:
+        """Returns the means over the steps since `reset`, and for each variable under "layers".
 
         Raises:
-            UsageError: no step called `update`.
+            UsageError: no step was measured.
         """
         if not self._is_updated:
             raise UsageError(
@@ -143,40 +124,6 @@ class Norms:
                 quantity: dict(zip(self._names, tf.unstack(row), strict=True))
                 for quantity, row in rows
             }
-        return results
-
-    def shares(self) -> dict[str, tf.Tensor]:
-        """Returns the shares of zero and non-finite gradients."""
-        return {name: mean.result() for name, mean in self._shares.items()}
-
-
-def write_histograms(
-    gradients: Sequence[Gradient],
-    variables: Sequence[tf.Variable],
-    *,
-    interval: int,
-    step: tf.Tensor,
-) -> None:
-    """Writes the gradients of the global batch for TensorBoard, if the interval divides the step.
-
-    Args:
-        gradients: the gradients, not clipped; None if a variable has none.
-        variables: the variables.
-        interval: steps between two histograms.
-        step: scalar, the number of consumed batches.
-    """
-    with tf.summary.record_if(tf.equal(step % interval, 0)):
-        for gradient, variable in zip(gradients, variables, strict=True):
-            if gradient is not None:
-                name = f"gradients/{variable.name.removesuffix(':0')}"
-                tf.summary.histogram(name, _modulus(_elements(gradient)))
-
-
-def _elements(gradient: Any) -> tf.Tensor:
-    """Returns the elements of a gradient that may not be zero."""
-    values = sum_rows(gradient)
-    return values.values if isinstance(values, tf.IndexedSlices) else values
-
-
-def _modulus(values: tf.Tensor) -> tf.Tensor:
-    return tf.abs(values) if values.dtype.is_complex else values
+        if all_skipped:
+            results = tf.nest.map_structure(lambda x: tf.constant(math.nan, x.dtype), results)
+        return results | {name: mean.result() for name, mean in self._shares.items()}

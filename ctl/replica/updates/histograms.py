@@ -1,0 +1,59 @@
+"""Histograms of the gradients of the global batch, for TensorBoard."""
+
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from ctl.configs.options import TrainerOptions
+from ctl.hardware import strategies
+from ctl.replica.arithmetic import row_mask
+from ctl.replica.arithmetic.gradients import elements, modulus
+from ctl.replica.updates.part import GlobalUpdate, Part
+
+
+class GradientHistograms(Part):
+    """Writes the gradients, not clipped, in the steps whose number `histogram_interval` divides."""
+
+    def __init__(self, options: TrainerOptions):
+        super().__init__(options)
+        self._is_traced = False
+        self._obstacle = ""
+
+    def create(self, plan: Any, model: tf_keras.Model) -> None:
+        """Finds out whether the step can write histograms."""
+        self._obstacle = find_obstacle(plan)
+
+    def before(self, update: GlobalUpdate) -> None:
+        """Writes the histograms."""
+        rows = row_mask.current()
+        if self._obstacle or rows is None:
+            return
+        self._is_traced = True
+        interval = self.options.histogram_interval
+        with tf.summary.record_if(tf.equal(rows.step % interval, 0)):
+            for gradient, variable in zip(update.gradients, update.variables, strict=True):
+                if gradient is not None:
+                    name = f"gradients/{variable.name.removesuffix(':0')}"
+                    tf.summary.histogram(name, modulus(elements(gradient)))
+
+    def notes(self) -> list[str]:
+        """Returns why the step writes no histograms."""
+        why = self._obstacle or "the trainer's own step does not call minimize"
+        line = f"summaries.histogram_interval writes no histograms of the gradients: {why}."
+        return [] if self._is_traced else [line]
+
+
+def find_obstacle(plan: Any) -> str:
+    """Returns why histograms of the gradients cannot be written in the step; "" if they can."""
+    if plan.compiles_update:
+        return (
+            f"runtime.xla={plan.xla} compiles them into one program with the update: choose "
+            "runtime.xla=gradients, autocluster or off"
+        )
+    spec = strategies.STRATEGIES[plan.strategy]
+    if spec.coordinated:
+        return "they are on the workers of parameter servers: choose another runtime.strategy"
+    if spec.remote:
+        return "a TPU cannot write files"
+    return ""
