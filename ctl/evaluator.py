@@ -17,12 +17,12 @@ from ctl.data.source import Arrays, Data, GlobalBatches, Source
 from ctl.errors import UsageError, name_arguments
 from ctl.hardware import strategies
 from ctl.hardware.collectives import ProcessGroup
-from ctl.replica.arithmetic.assertions import report_problems
 from ctl.replica.measure.collected_rows import (
     CollectedRows,
     compute,
 )
-from ctl.replica.step import metrics
+from ctl.replica.random import draws
+from ctl.replica.step import metrics, preprocessing
 from ctl.replica.step.engine import engine_of
 from ctl.replica.step.evaluation import Evaluation, check_splits
 from ctl.replica.step.microbatches import unpack
@@ -163,7 +163,8 @@ class StandardEvaluator(orbit.StandardEvaluator):
         with (
             engine.trace_scope(),
             engine.averaged_weights(),
-            report_problems(),
+            draws.report_problems(),
+            preprocessing.report_problems(),
             report_data_errors(
                 "evaluation", lambda: pipeline.element_spec(self._split), find_unreadable
             ),

@@ -22,11 +22,11 @@ from ctl.errors import UsageError, did_you_mean, name_arguments, type_name
 from ctl.hardware import strategies
 from ctl.replica.arithmetic import loss
 from ctl.replica.arithmetic import precision as precisions
-from ctl.replica.arithmetic.assertions import report_problems
 from ctl.replica.arithmetic.variables import variables_of
 from ctl.replica.keras3 import adapter, detection, policies
 from ctl.replica.measure.non_finite import counter
 from ctl.replica.measure.outputs import concatenate
+from ctl.replica.random import draws
 from ctl.replica.step import build, observers, preprocessing, xla
 from ctl.replica.step import metrics as metric_results
 from ctl.replica.step.attributes import Attributes, check_scope
@@ -191,7 +191,7 @@ class Step:
         step = self.built()
         if self._changes:
             list(step.split(int(self.global_step.numpy()), 1))
-        with report_problems():
+        with draws.report_problems():
             result = self._function(batch)
         if self._example:
             self._example = ()
@@ -283,7 +283,7 @@ class Step:
         evaluation, run_traced, _ = self._evaluations[key]
         evaluation.reset()
         scope = policies.precision_scope(self.options.precision)
-        with scope, _report_errors(), self.averaged_weights(), report_problems():
+        with scope, _report_errors(), self.averaged_weights(), draws.report_problems():
             for batch in batches:
                 run_traced(batch)
         return evaluation.results()

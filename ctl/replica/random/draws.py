@@ -4,7 +4,8 @@ A draw has an entry for each row of this replica's batch on axis 0, or several c
 row. It is the slice of the draw for the global batch, on any split.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+import contextlib
 import dataclasses
 import math
 import re
@@ -15,7 +16,6 @@ import tensorflow as tf
 
 from ctl.errors import UsageError
 from ctl.replica.arithmetic import gather, row_mask
-from ctl.replica.arithmetic.assertions import require_equal
 from ctl.replica.graphs import dataflow
 from ctl.replica.random import philox
 
@@ -230,7 +230,8 @@ def _fold(
         if in_loop or per_row is None:
             per_row = 1
     # Known only when the step runs. XLA ignores assertions; there the reshape to `shape` fails.
-    with require_equal(shape[0], count * per_row, message):
+    check = tf.debugging.assert_equal(shape[0], count * per_row, message)
+    with tf.control_dependencies([check] if check is not None else []):
         return _Fold(tf.identity(count * per_row), per_row)
 
 
@@ -285,6 +286,20 @@ def _in_backward_pass() -> bool:
 
 def _shaped(numbers: tf.Tensor, shape: Any, shared: bool = False, **_: Any) -> tf.Tensor:
     return tf.reshape(numbers[:, : _row_size(shape, shared)[0]], shape)
+
+
+@contextlib.contextmanager
+def report_problems() -> Iterator[None]:
+    """Raises a UsageError of one line if the check of a draw fails when the step runs."""
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        pattern = re.escape(_PROBLEM.replace("{name}", "@"))
+        pattern = re.sub(r"\\\{\w+\\\}", ".{0,20}", pattern).replace("@", r"[^\[\]\n]*")
+        match = re.search(pattern, str(error))
+        if match is None:
+            raise
+        raise UsageError(match[0].strip()) from None
 
 
 def static_size(shape: Any) -> int | None:

@@ -13,10 +13,10 @@ from ctl.configs.error_location import user_line
 from ctl.data.data_errors import report_data_errors
 from ctl.data.input_pipeline import InputPipeline
 from ctl.errors import NonFiniteStep, UsageError
-from ctl.replica.arithmetic import assertions
 from ctl.replica.keras3 import detection, policies
 from ctl.replica.measure.non_finite import NonFiniteReport
-from ctl.replica.step import out_of_memory, xla
+from ctl.replica.random import draws
+from ctl.replica.step import out_of_memory, preprocessing, xla
 from ctl.replica.step.attributes import Attributes, freezing
 from ctl.replica.step.compiled_loop import compile_loop
 from ctl.replica.step.microbatches import first_rows, unpack
@@ -250,7 +250,8 @@ def _report_errors(trainer: Any, plan: Plan, pipeline: InputPipeline) -> Iterato
 
     try:
         with (
-            assertions.report_problems(),
+            draws.report_problems(),
+            preprocessing.report_problems(),
             report_data_errors("training", pipeline.element_spec, find_unreadable),
         ):
             yield

@@ -1,6 +1,7 @@
 """Calls the hooks that take a batch, such as `preprocess`, which must keep the number of rows."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+import contextlib
 import inspect
 from typing import Any
 
@@ -10,7 +11,6 @@ from ctl.data.autograph import convert
 from ctl.data.features import select_features
 from ctl.data.source import Batch
 from ctl.errors import UsageError, type_name
-from ctl.replica.arithmetic.assertions import require_equal
 from ctl.replica.arithmetic.loss import SampleWeight
 from ctl.replica.step.microbatches import row_count
 
@@ -90,7 +90,7 @@ def preprocess(trainer: Any, batch: Batch) -> Batch:
 
     Raises:
         UsageError: the number of rows changed. If a number is known only when the step runs, the step
-            fails, and `assertions.report_problems` raises the error.
+            fails, and `report_problems` raises the error.
     """
     prepared = call_preprocess(trainer, batch)
     before = row_count(batch)
@@ -106,7 +106,18 @@ def preprocess(trainer: Any, batch: Batch) -> Batch:
                     f"preprocess returned {after} rows for a batch of {before}: {_ADVICE}"
                 )
             return value
-        with require_equal(before, after, _PROBLEM):
+        with tf.control_dependencies([tf.debugging.assert_equal(before, after, _PROBLEM)]):
             return tf.identity(value)
 
     return tf.nest.map_structure(check, prepared)
+
+
+@contextlib.contextmanager
+def report_problems() -> Iterator[None]:
+    """Raises a UsageError of one line if the check of the rows fails when the step runs."""
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        if _PROBLEM not in str(error):
+            raise
+        raise UsageError(_PROBLEM) from None

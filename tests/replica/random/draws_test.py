@@ -11,10 +11,9 @@ import tf_keras
 
 import ctl
 from ctl.replica.arithmetic import row_mask
-from ctl.replica.arithmetic.assertions import report_problems
 from ctl.replica.arithmetic.trace import Trace
 from ctl.replica.checks import random_search
-from ctl.replica.random import dropout
+from ctl.replica.random import draws, dropout
 from ctl.replica.step.observers import keep_caching_device
 
 layers = tf_keras.layers
@@ -210,7 +209,7 @@ def selected(x):
 def test_entries_that_are_not_those_of_rows_fail_if_their_number_is_not_static(name, jit):
     function = {**REJECTED, "selected rows": selected}[name]
     error = tf.errors.InvalidArgumentError if jit else ctl.UsageError
-    with pytest.raises(error) as caught, report_problems():
+    with pytest.raises(error) as caught, draws.report_problems():
         run(function, 0, ROWS, static=False, jit=jit)
     assert jit or re.match(r"(Layer|ctl.random).*share\.$", str(caught.value))
 

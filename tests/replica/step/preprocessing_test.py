@@ -6,8 +6,12 @@ import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.replica.arithmetic.assertions import report_problems
-from ctl.replica.step.preprocessing import default_sample_weight, preprocess, select_inputs
+from ctl.replica.step.preprocessing import (
+    default_sample_weight,
+    preprocess,
+    report_problems,
+    select_inputs,
+)
 from ctl.testing import tiny
 from tests import reference_model
 
