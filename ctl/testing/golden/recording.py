@@ -32,7 +32,6 @@ import tf_keras
 import ctl
 from ctl.configs.keys import OPTION_KEYS
 from ctl.data.features import flatten_features
-from ctl.data.source import PerReplica
 from ctl.errors import UsageError
 from ctl.hardware import devices, host
 from ctl.hardware.strategies import spec_of
@@ -278,7 +277,7 @@ def _hash(values: Mapping[Name, np.ndarray]) -> str:
 def _hash_batches(trainer: StandardTrainer, steps: int) -> Iterator[Mapping[str, str]]:
     """Yields the hashes of the first global batches, if they do not depend on the replicas."""
     engine, size = engine_of(trainer), trainer.global_batch_size
-    if engine.own_dataset or isinstance(engine.pipeline.data("train"), PerReplica):
+    if engine.own_dataset or engine.pipeline.data("train").selects_rows:
         return
     dataset = engine.pipeline.training_dataset(size, start=0)
     for element in itertools.islice(dataset, steps):
