@@ -19,7 +19,8 @@ import numpy as np
 import tensorflow as tf
 
 import ctl
-from ctl.data import batching, distribution
+from ctl.data import distribution
+from ctl.data.kinds import kind_of
 from ctl.data.layout import Layout
 
 FILES = 16
@@ -97,7 +98,7 @@ def by_hand(files, parse, *, augmented, parse_batches=False):
 
 def with_ctl(source, *, augmented, start=0):
     data = ctl.data.augmented(source, augment) if augmented else source
-    return batching.training_batches(data, Layout(BATCH, 1), seed=0, start=start, prefetch=2)
+    return kind_of(data).training(Layout(BATCH, 1), seed=0, start=start, prefetch=2)
 
 
 def variants(pattern, images):

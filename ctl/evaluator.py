@@ -185,7 +185,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
             self._split, self._eval_dataset = split, None  # drops the last split's dataset
         pipeline, steps = engine_of(self.trainer).pipeline, None
         data = None if self._own_dataset else pipeline.evaluation_data(self._split)
-        if isinstance(data, Source) or (data is not None and int(num_steps) < 0):
+        if data is not None and (data.source is not None or int(num_steps) < 0):
             steps = pipeline.evaluation_steps(self.global_batch_size, self._split)
         if steps is not None and not 0 <= int(num_steps) <= steps:
             num_steps = tf.constant(steps)
@@ -194,7 +194,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
         iterator, self._eval_iter = self._eval_iter, None
         # TensorFlow takes milliseconds to make an iterator. It reads ahead, and only examples in memory
         # are sure to be the same in the next evaluation. A subclass may read others than it holds.
-        if int(num_steps) == steps and type(data) is Arrays:
+        if data is not None and int(num_steps) == steps and type(data.source) is Arrays:
             self._iterators[self._split] = iterator
         return outputs
 

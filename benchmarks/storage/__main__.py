@@ -26,8 +26,9 @@ import tf_keras
 from benchmarks import models, variants
 from benchmarks.storage import servers
 import ctl
-from ctl.data import batching, distribution
+from ctl.data import distribution
 from ctl.data.files.block_reader import BLOCK_BYTES, WINDOW_BLOCKS
+from ctl.data.kinds import kind_of
 from ctl.data.layout import Layout
 from ctl.loop.bucket import fetch
 from ctl.loop.bucket.store import Store
@@ -128,7 +129,7 @@ def records(flags):
             again_seconds = time.perf_counter() - start
             rates = []
             for step in (0, 10_000):
-                stream = batching.training_batches(source, Layout(BATCH, 1), seed=1, start=step)
+                stream = kind_of(source).training(Layout(BATCH, 1), seed=1, start=step)
                 batches = iter(distribution.disable_autotune(stream))
                 start = time.perf_counter()
                 next(batches)

@@ -8,6 +8,7 @@ complete, so that the incomplete file of a killed process is never read.
 
 from collections.abc import Callable, Iterator
 import contextlib
+import dataclasses
 import hashlib
 import logging
 import os
@@ -25,9 +26,10 @@ from ctl.data.distribution import disable_autotune
 from ctl.data.features import flatten_features
 from ctl.data.files import record_index
 from ctl.data.files.record_reader import ArrayRecordReader, import_package
-from ctl.data.files.records import Records
+from ctl.data.files.records import RecordFeatures, Records
+from ctl.data.kinds import Kind
 from ctl.data.ragged import Sequences
-from ctl.data.source import Arrays, Augmented, Batch, Data, GlobalBatches, PerReplica, Source
+from ctl.data.source import Arrays, Batch, Source
 from ctl.errors import Failure, UsageError, check_local
 
 MEMORY = "memory"
@@ -35,7 +37,6 @@ _LOG = logging.getLogger("ctl")
 _FORMAT = 4  # of the records
 _ROWS = 256  # examples that are read at a time
 _PROGRESS_SECONDS = 5.0
-_PARALLEL: dict[str, Any] = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
 
 
 class _Copy(Source):
@@ -128,26 +129,24 @@ def cached(source: Source, place: str) -> Source:
     else:
         batches = _read(source, examples, examples.batch(_ROWS))
         copy = CachedArrays(tf.nest.map_structure(lambda *v: np.concatenate(v), *batches))
-    copy.inner_sources = (source,)
+    # The order of the copy must not read ahead in the files.
+    is_read = isinstance(source, Records | RecordFeatures)
+    copy.inner_sources = (source.without_python() if is_read else source,)
     return copy
 
 
-def cache_data(data: Data, place: str) -> Data:
-    """Applies `data.cache` to what `build_dataset` returned.
+def cache_data(data: Kind, place: str) -> Kind:
+    """Applies `data.cache` to the data of a split.
 
     Raises:
         UsageError: the data is not a source.
     """
-    if isinstance(data, Augmented):
-        return Augmented(cache_data(data.data, place), data.augment)
-    if isinstance(data, Source):
-        return cached(data, place)
-    if not isinstance(data, tf.data.Dataset | GlobalBatches | PerReplica):
-        return data  # the input pipeline rejects it
-    raise UsageError(
-        f"data.cache requires a ctl.data.Source, but build_dataset returned {type(data).__name__}: "
-        "set data.cache='' and call cache() on the dataset."
-    )
+    if data.source is None:
+        raise UsageError(
+            f"data.cache requires a ctl.data.Source, but build_dataset returned {data.name}: set "
+            "data.cache='' and call cache() on the dataset."
+        )
+    return dataclasses.replace(data, source=cached(data.source, place))
 
 
 def _check_spec(spec: Any) -> None:
@@ -168,7 +167,7 @@ def _records(examples: tf.data.Dataset) -> tf.data.Dataset:
         features = [tf.io.serialize_tensor(value) for value in tf.nest.flatten(example)]
         return tf.io.serialize_tensor(tf.stack(features))
 
-    return examples.map(serialize, **_PARALLEL).batch(_ROWS)
+    return examples.map(serialize, **batching.PARALLEL).batch(_ROWS)
 
 
 def _parser(spec: Any) -> Callable[[tf.Tensor], Batch]:

@@ -7,22 +7,22 @@ import zlib
 
 import numpy as np
 
-from ctl.data.source import Data, GlobalBatches, PerReplica, Source, dataset_of, source_of
+from ctl.data.kinds import Kind
+from ctl.data.source import Source
 
 _MAX_LISTED = 3  # files; of more there is a digest
 _MAX_SIZES = 1000  # files whose sizes are read, since a network disk takes a millisecond for each
 
 
-def describe(data: Data) -> dict[str, Any]:
+def describe(data: Kind) -> dict[str, Any]:
     """Returns the number of examples, the names and sizes of their files, and a digest of the index.
 
     The index is the offsets of records and the lengths of sequences.
     """
-    source = source_of(data)
+    source = data.source
     if source is None:
-        unit = "batches" if isinstance(data, GlobalBatches | PerReplica) else "examples"
-        count = int(dataset_of(data).cardinality())
-        return {unit: count if count >= 0 else "unknown"}  # negative: endless, or not known
+        unit = "batches" if data.in_batches else "examples"
+        return {unit: "unknown" if data.count is None else data.count}
     leaves = _leaves(source)
     indexes = [each for leaf in leaves for each in (leaf.record_offsets, leaf.lengths)]
     content = b"".join(np.asarray(each, "<i8").tobytes() for each in indexes if each is not None)

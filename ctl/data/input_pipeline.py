@@ -10,19 +10,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ctl.data import batching, distribution, elements, host_random
+from ctl.data import distribution, host_random
+from ctl.data.kinds import Kind, kind_of
 from ctl.data.layout import Layout, WorkerShard
-from ctl.data.source import (
-    Arrays,
-    Augmented,
-    Data,
-    GlobalBatches,
-    PerReplica,
-    Source,
-    dataset_of,
-    described_batch,
-    source_of,
-)
+from ctl.data.source import Arrays, Data, Source, described_batch
 from ctl.errors import UsageError, name_arguments
 from ctl.hardware import strategies
 
@@ -32,6 +23,7 @@ _LEAVES = {
     "cache": "cache:cache_data",
     "description": "description:describe",
     "errors": "data_errors:explain",
+    "remote": "python_functions:without_python",
     "unreadable": "data_errors:find_unreadable",
 }
 
@@ -97,7 +89,7 @@ class InputPipeline:
         self._cache = cache
         self._build_scope = build_scope
         # By split. Only sources, augmented or not, because a dataset must be built each time.
-        self._sources: dict[str, Data] = {}
+        self._sources: dict[str, Kind] = {}
         self._specs: dict[str, dict[str, tf.TensorSpec]] = {}
         self.data_types: dict[str, str] = {}
         self.descriptions: dict[str, dict[str, Any]] = {}
@@ -106,7 +98,7 @@ class InputPipeline:
         """Returns the layout of a global batch over all replicas of the strategy."""
         return Layout(global_batch_size, self._strategy.num_replicas_in_sync)
 
-    def data(self, split: str, context: tf.distribute.InputContext | None = None) -> Data:
+    def data(self, split: str, context: tf.distribute.InputContext | None = None) -> Kind:
         """Returns the data of a split for one input pipeline.
 
         `build_dataset` is called once for a `Source`, because every pipeline reads all of it. It is
@@ -120,62 +112,35 @@ class InputPipeline:
         # as tf.distribute's guide does, would lose the examples of the other pipelines.
         replicas = self._strategy.num_replicas_in_sync
         data = self._build(split, tf.distribute.InputContext(num_replicas_in_sync=replicas))
-        if isinstance(data, PerReplica) and context is not None:  # its author selects the rows
+        if data.selects_rows and context is not None:
             data = self._build(split, context)
-        self.data_types[split] = type(data).__name__
-        data = elements.name_dataset_features(data)
-        self._specs[split] = elements.check_data(data, split)
+        self._specs[split] = data.check(split)
         if split not in self.descriptions:
             self.descriptions[split] = _open("description")(data)
         if strategies.spec_of(self._strategy).remote:  # hosts that do not run this program
-            data = elements.without_python(data, split)
-        if source_of(data) is not None:
+            data = _open("remote")(data, split)
+        if data.source is not None:
             self._sources[split] = data
         return data
 
     def examples_per_epoch(self) -> int | None:
-        """Returns the number of training examples; None for a dataset of unknown length."""
+        """Returns the number of training examples; None if it is not known, or endless."""
         data = self.data("train")
-        if isinstance(data, GlobalBatches | PerReplica):
-            return None
-        source = source_of(data)
-        count = len(source) if source is not None else int(dataset_of(data).cardinality())
-        return count if count > 0 else None  # negative: endless, or not known
+        return None if data.in_batches else data.count
 
     def training_data(self, global_batch_size: int) -> TrainingData:
         """Returns what is known of the training batches, without reading any."""
+        data = self.data("train")
         return TrainingData(
             spec=self.element_spec(),
-            full_batches=self.has_full_batches(global_batch_size),
-            has_one_shape=self.has_one_shape(),
-            supports_chunks=self.supports_chunks(),
+            full_batches=data.has_full_batches(self.layout(global_batch_size)),
+            has_one_shape=data.has_one_shape,
+            supports_chunks=data.supports_chunks,
         )
-
-    def has_full_batches(self, global_batch_size: int) -> bool:
-        """Returns whether all training batches are known to be full, without reading any."""
-        data = self.data("train")
-        if not isinstance(data, GlobalBatches | PerReplica):
-            return True  # ctl batches the endless examples
-        rows = global_batch_size
-        if isinstance(data, PerReplica):
-            rows //= self._strategy.num_replicas_in_sync
-        # A batch that may be partial, without drop_remainder, has an unknown static size.
-        return all(s.shape[0] == rows for s in tf.nest.flatten(data.dataset.element_spec))
-
-    def supports_chunks(self) -> bool:
-        """Returns whether `training_chunks` supports the training data."""
-        return self.has_one_shape() and not isinstance(
-            self.data("train"), GlobalBatches | PerReplica
-        )
-
-    def has_one_shape(self) -> bool:
-        """Returns whether all training batches have one shape, unlike those of `ctl.data.bucketed`."""
-        source = source_of(self.data("train"))
-        return source is None or source.has_one_shape
 
     def training_source(self) -> Source | None:
         """Returns the source of the training data, without building a dataset again."""
-        return source_of(self._sources["train"]) if "train" in self._sources else None
+        return self._sources["train"].source if "train" in self._sources else None
 
     def element_spec(self, split: str = "train") -> dict[str, tf.TensorSpec]:
         """Returns the spec of a batch of a split with an unknown number of rows."""
@@ -193,33 +158,29 @@ class InputPipeline:
         """
         data = self.data("train")
         self._check_strategy(data)
-        if isinstance(data, GlobalBatches):
-            batches = batching.global_batches(data, start=start, endless=True)
+        order: dict[str, Any] = {"seed": self._seed, "start": start}
+        if data.is_split_by_strategy:
+            batches = data.training(self.layout(global_batch_size), **order, prefetch=0)
             return distribution.global_batches(self._strategy, batches)
 
         def dataset_fn(
             context: tf.distribute.InputContext, shard: WorkerShard | None = None
         ) -> tf.data.Dataset:
-            batches = batching.training_batches(
-                self.data("train", context),
-                Layout.from_context(context, global_batch_size),
-                seed=self._seed,
-                start=start,
-                prefetch=self._prefetch,
-                shard=shard,
+            layout = Layout.from_context(context, global_batch_size)
+            batches = self.data("train", context).training(
+                layout, **order, prefetch=self._prefetch, shard=shard
             )
-            if not marks or isinstance(data, PerReplica):
+            if not marks or data.selects_rows:
                 return batches
-            order = {"seed": self._seed, "global_batch_size": global_batch_size}
+            marked = {"seed": self._seed, "global_batch_size": global_batch_size}
             # The same elements in a structure of another type.
-            kind = described_batch(json.dumps({**self.descriptions["train"], **order}))
+            kind = described_batch(json.dumps({**self.descriptions["train"], **marked}))
             variant = tf.data.experimental.to_variant(batches)
             return tf.data.experimental.from_variant(variant, kind(*batches.element_spec))
 
         if strategies.spec_of(self._strategy).coordinated:
             return distribution.per_worker(self._strategy, dataset_fn)
-        per_worker = isinstance(data, PerReplica)
-        return distribution.from_function(self._strategy, dataset_fn, per_worker=per_worker)
+        return distribution.from_function(self._strategy, dataset_fn, per_worker=data.selects_rows)
 
     def first_batch(self, global_batch_size: int, start: int) -> Any:
         """Returns the batch of the first replica at a global step, on this process and in eager mode.
@@ -231,13 +192,8 @@ class InputPipeline:
         Returns:
             An element of the training dataset.
         """
-        layout, data = self.layout(global_batch_size), self.data("train")
-        if isinstance(data, GlobalBatches):
-            batch = next(iter(distribution.disable_autotune(data.dataset)))
-            rows = layout.rows_per_replica
-            return tf.nest.map_structure(lambda values: values[:rows], batch)
-        batches = batching.training_batches(data, layout, seed=self._seed, start=start, prefetch=1)
-        return next(iter(distribution.disable_autotune(batches)))
+        layout = self.layout(global_batch_size)
+        return self.data("train").first(layout, seed=self._seed, start=start)
 
     def training_chunks(
         self, global_batch_size: int, *, start: int, size: int, indexes_only: bool
@@ -251,25 +207,24 @@ class InputPipeline:
             indexes_only: give the indexes of the examples, as `index`, instead of the examples.
         """
         data = self.data("train")
-        if not self.supports_chunks():
+        if not data.supports_chunks:
             raise UsageError(
                 "runtime.xla=loop requires single examples: let build_dataset return a "
                 "ctl.data.Source or a tf.data.Dataset of examples."
             )
         if indexes_only:
-            indexes = np.arange(len(self._training_arrays()))
-            data = Arrays({"index": indexes})
+            data = kind_of(Arrays({"index": np.arange(len(self._training_arrays()))}))
 
         # Chunks are for one replica, so there is one input pipeline, which can use `data` directly.
         def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
             layout = Layout.from_context(context, global_batch_size)
-            return batching.training_chunks(data, layout, seed=self._seed, start=start, size=size)
+            return data.chunks(layout, seed=self._seed, start=start, size=size)
 
         return distribution.from_function(self._strategy, dataset_fn)
 
     def example_indexes(self, global_batch_size: int, step: int) -> list[int] | None:
         """Returns the indexes of the examples in a step's global batch; None for a dataset."""
-        source = source_of(self.data("train"))
+        source = self.data("train").source
         if source is None:
             return None
         positions = tf.range(global_batch_size, dtype=tf.int64) + step * global_batch_size
@@ -298,7 +253,7 @@ class InputPipeline:
 
         def find_unreadable() -> str:
             indexes = find_indexes()
-            source = None if indexes is None else source_of(self.data(split))
+            source = None if indexes is None else self.data(split).source
             if source is None or source.has_own_order:
                 return ""
             return _open("unreadable")(source, indexes)
@@ -315,67 +270,63 @@ class InputPipeline:
 
     def evaluation_data(
         self, split: str, context: tf.distribute.InputContext | None = None
-    ) -> Data:
+    ) -> Kind:
         """Returns the data of a split; training examples without their augmentation."""
-        data = self.data(split, context)
-        return data.data if isinstance(data, Augmented) else data
+        return self.data(split, context).without_augmentation()
 
     def evaluation_dataset(self, global_batch_size: int, split: str = "eval") -> Any:
-        """Returns a split as a distributed dataset, endless for a `Source`; see `batching`."""
+        """Returns a split as a distributed dataset, endless for a `Source`; see `kinds`."""
         data = self.evaluation_data(split)
         self._check_strategy(data)
-        if isinstance(data, GlobalBatches):
-            batches = batching.global_batches(data, start=0, endless=False)
+        if data.is_split_by_strategy:
+            batches = data.evaluation(self.layout(global_batch_size), prefetch=0)
             return distribution.global_batches(self._strategy, batches)
 
         def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
-            return batching.evaluation_batches(
-                self.evaluation_data(split, context),
-                Layout.from_context(context, global_batch_size),
-                prefetch=self._prefetch,
-            )
+            layout = Layout.from_context(context, global_batch_size)
+            return self.evaluation_data(split, context).evaluation(layout, prefetch=self._prefetch)
 
         if strategies.spec_of(self._strategy).coordinated:  # the coordinator evaluates by itself
             return distribution.disable_autotune(dataset_fn(tf.distribute.InputContext()))
-        per_worker = isinstance(data, PerReplica)
-        return distribution.from_function(self._strategy, dataset_fn, per_worker=per_worker)
+        return distribution.from_function(self._strategy, dataset_fn, per_worker=data.selects_rows)
 
     def evaluation_steps(self, global_batch_size: int, split: str = "eval") -> int | None:
         """Returns the number of steps that read every example once; None if it is not known ahead."""
-        layout = self.layout(global_batch_size)
-        return batching.evaluation_steps(self.evaluation_data(split), layout)
+        return self.evaluation_data(split).steps(self.layout(global_batch_size))
 
-    def _build(self, split: str, context: tf.distribute.InputContext) -> Data:
+    def _build(self, split: str, context: tf.distribute.InputContext) -> Kind:
         with self._build_scope(), host_random.checked_maps():
-            data = self._build_dataset(split, context)
+            returned = self._build_dataset(split, context)
+            self.data_types[split] = type(returned).__name__
+            data = kind_of(returned, split)
             return _open("cache")(data, self._cache) if self._cache else data
 
-    def _check_strategy(self, data: Data) -> None:
+    def _check_strategy(self, data: Kind) -> None:
         """Raises UsageError for data that the strategy would not split by the global batch."""
         # With several workers, experimental_distribute_dataset shards by files or examples: which
         # examples form a global batch would depend on the number of workers.
         spec = strategies.spec_of(self._strategy)
-        if (spec.multi_process and isinstance(data, GlobalBatches)) or (
-            spec.coordinated and isinstance(data, PerReplica)
+        if (spec.multi_process and data.is_split_by_strategy) or (
+            spec.coordinated and data.selects_rows
         ):
             raise UsageError(
-                f"{type(data).__name__} cannot be split over several processes: let build_dataset "
-                "return a ctl.data.Source or a tf.data.Dataset of examples."
+                f"{data.name} cannot be split over several processes: let build_dataset return a "
+                "ctl.data.Source or a tf.data.Dataset of examples."
             )
 
     def _training_arrays(self) -> Arrays:
         data = self.data("train")
-        if type(data) is Arrays:  # a subclass may read other examples than it holds
-            return data
-        if isinstance(data, Augmented):
+        if data.augment is not None:
             raise UsageError(
                 "data.placement=device reads examples on the device and bypasses the input pipeline "
                 "that augments them: choose data.placement=stream."
             )
-        raise UsageError(
-            "data.placement=device requires arrays that fit on the device: let build_dataset return "
-            "ctl.data.arrays or ctl.data.idx, or choose data.placement=stream."
-        )
+        if type(data.source) is not Arrays:  # a subclass may read other examples than it holds
+            raise UsageError(
+                "data.placement=device requires arrays that fit on the device: let build_dataset "
+                "return ctl.data.arrays or ctl.data.idx, or choose data.placement=stream."
+            )
+        return data.source
 
 
 def distribute(

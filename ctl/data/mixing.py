@@ -19,7 +19,7 @@ import tensorflow as tf
 from ctl import errors
 from ctl.data import sampler
 from ctl.data.autograph import convert, traced
-from ctl.data.elements import element_spec, name_features
+from ctl.data.elements import name_features, source_spec
 from ctl.data.features import flatten_features
 from ctl.data.source import Batch, RowSource, Source
 from ctl.errors import UsageError
@@ -55,7 +55,7 @@ def mixture(sources: Mapping[str, tuple[Source, float]]) -> "Mixture":
         )
     for name, value in sources.items():
         _check_entry(name, value)
-    specs = {name: element_spec(source) for name, (source, _) in sources.items()}
+    specs = {name: source_spec(source) for name, (source, _) in sources.items()}
     first = next(iter(specs))
     for name, spec in specs.items():
         if spec != specs[first]:

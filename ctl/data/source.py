@@ -307,19 +307,6 @@ class PerReplica:
 Data: TypeAlias = Source | tf.data.Dataset | Augmented | GlobalBatches | PerReplica
 
 
-def source_of(data: Data) -> Source | None:
-    """Returns the source of the examples, without their augmentation; None for a dataset."""
-    examples = data.data if isinstance(data, Augmented) else data
-    return examples if isinstance(examples, Source) else None
-
-
-def dataset_of(data: Any) -> tf.data.Dataset:
-    """Returns the dataset of any data but a source, without its augmentation."""
-    if isinstance(data, GlobalBatches | PerReplica):
-        return data.dataset
-    return data.data if isinstance(data, Augmented) else data
-
-
 def _tensor(name: str, value: Any) -> tf.Tensor:
     try:
         # convert_to_tensor may share the memory of a numpy array; identity copies it, so that the

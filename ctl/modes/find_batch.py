@@ -131,10 +131,9 @@ def with_batch(config: config_dict.ConfigDict, batch: int) -> config_dict.Config
 
 def check_examples(trainer: Any) -> None:
     """Raises UsageError if `build_dataset` returns batches, whose size ctl cannot change."""
-    from ctl.data.source import GlobalBatches, PerReplica
     from ctl.replica.step.engine import engine_of
 
-    if isinstance(engine_of(trainer).pipeline.data("train"), GlobalBatches | PerReplica):
+    if engine_of(trainer).pipeline.data("train").in_batches:
         raise UsageError(
             "find_batch cannot change the size of the batches that build_dataset returns: let it return "
             "examples."

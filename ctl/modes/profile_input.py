@@ -15,7 +15,8 @@ import tensorflow as tf
 from ctl.configs import error_location
 from ctl.data import batching
 from ctl.data.distribution import disable_autotune
-from ctl.data.source import Arrays, Augmented, Source, source_of
+from ctl.data.kinds import Kind
+from ctl.data.source import Arrays, Source
 from ctl.errors import UsageError, print_line
 from ctl.hardware import selection, strategies
 from ctl.hardware.collectives import ProcessGroup
@@ -106,8 +107,7 @@ def all_measure(trainer: StandardTrainer, processes: ProcessGroup) -> Profile:
     iterator = iter(engine.training_data(int(trainer.global_step.numpy())))
     pipeline, _ = _all_time(_make_reader(iterator, unit), unit, processes)
     step, _ = _all_time(_make_step(trainer, next(iterator)), unit, processes)
-    data, examples = engine.pipeline.data("train"), None
-    source = source_of(data)
+    source, examples = engine.pipeline.data("train").source, None
     if source is not None and not source.has_own_order:
         read = _make_example_reader(source, trainer.global_batch_size)
         examples, _ = _all_time(read, 1, processes)
@@ -207,9 +207,9 @@ def describe(profile: Profile, trainer: StandardTrainer) -> Iterator[str]:
     yield f"-> {_advise(profile, trainer, data)}."
 
 
-def _advise(profile: Profile, trainer: StandardTrainer, data: Any) -> str:
+def _advise(profile: Profile, trainer: StandardTrainer, data: Kind) -> str:
     """Advises how to make the input pipeline faster."""
-    source = source_of(data)
+    source = data.source
     if source is None:
         return (
             "give every map of the tf.data.Dataset num_parallel_calls=tf.data.AUTOTUNE, or return a "
@@ -221,7 +221,7 @@ def _advise(profile: Profile, trainer: StandardTrainer, data: Any) -> str:
             "most of the time reads and parses examples: set data.cache=memory, or data.cache to a "
             "folder on a local disk"
         )
-    if isinstance(data, Augmented) and not in_examples:
+    if data.augment is not None and not in_examples:
         return (
             "most of the time augments examples: use fewer operations, or augment in `preprocess` on "
             "the device, by ctl.random"

@@ -10,12 +10,12 @@ import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.data import batching, sampler
-from ctl.data.elements import check_data
+from ctl.data import sampler
 from ctl.data.input_pipeline import InputPipeline
+from ctl.data.kinds import kind_of
 from ctl.data.layout import Layout
 from tests import reference_model
-from tests.data.reading import one_line, read_steps
+from tests.data.reading import check_data, one_line, read_steps
 
 COUNT, SEED = 11, 3
 
@@ -39,7 +39,7 @@ def read(make, batch, *, replicas=1, start=0, steps=8, seed=SEED, augment=noisy)
     layout = Layout(batch, replicas)
     data = ctl.data.augmented(make(), augment)
     check_data(data, "train")
-    stream = batching.training_batches(data, layout, seed=seed, start=start)
+    stream = kind_of(data).training(layout, seed=seed, start=start)
     ids, noises = [], []
     for element, row_mask in itertools.chain(*read_steps([stream], layout, steps)):
         real = np.ones(layout.rows_per_replica) if row_mask is None else row_mask.numpy()

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import ctl
 from ctl.data import batching, distribution, sampler
+from ctl.data.kinds import kind_of
 from ctl.data.layout import Layout, WorkerShard
 from tests.data.reading import (
     LAYOUTS,
@@ -64,13 +65,11 @@ def parse_record(record):
 
 
 def training(data, layout, *, start=0, prefetch=2, shard=None):
-    return batching.training_batches(
-        data, layout, seed=SEED, start=start, prefetch=prefetch, shard=shard
-    )
+    return kind_of(data).training(layout, seed=SEED, start=start, prefetch=prefetch, shard=shard)
 
 
 def evaluation(data, layout):
-    return batching.evaluation_batches(data, layout, prefetch=2)
+    return kind_of(data).evaluation(layout, prefetch=2)
 
 
 def one_replica_ids(data, batch, steps, *, start=0, shard=None):
@@ -163,7 +162,7 @@ def test_resuming_a_dataset_warns_that_it_is_read_again(make, caplog):
 @pytest.mark.parametrize("kind", KINDS)
 def test_chunks_stack_consecutive_batches(make, kind):
     layout, size = Layout(4, 1), 3
-    chunks = batching.training_chunks(make(kind, 11), layout, seed=SEED, start=2, size=size)
+    chunks = kind_of(make(kind, 11)).chunks(layout, seed=SEED, start=2, size=size)
     (chunk,) = distribution.disable_autotune(chunks).take(1)
     assert chunk["id"].numpy().tolist() == one_replica_ids(make(kind, 11), 4, size, start=2)
     assert chunk["x"].shape == [size, 4, 2]
@@ -185,7 +184,7 @@ def test_evaluation_reads_each_example_once_and_in_order(
     data = make(kind, count, split="eval")
     layouts = pipeline_layouts(batch, replicas, pipelines)
     steps = -(-count // batch)
-    assert kind == "files" or batching.evaluation_steps(data, layouts[0]) == steps
+    assert kind == "files" or kind_of(data).steps(layouts[0]) == steps
     streams = [evaluation(data, layout) for layout in layouts]
     read = read_steps(streams, layouts[0], steps)
     assert [i for step in read for i in real_ids(step)] == list(range(count))
@@ -202,7 +201,7 @@ def test_evaluation_reads_each_example_once_and_in_order(
 def test_evaluation_of_a_dataset_of_unknown_length_reads_to_its_end(batch, replicas, pipelines):
     data = numbers(30).filter(lambda example: example["id"] % 10 < 7)
     layouts = pipeline_layouts(batch, replicas, pipelines)
-    assert batching.evaluation_steps(data, layouts[0]) is None
+    assert kind_of(data).steps(layouts[0]) is None
     streams = [distribution.disable_autotune(evaluation(data, layout)) for layout in layouts]
     lengths = {sum(1 for _ in stream) for stream in streams}
     assert lengths == {5 * layouts[0].local_replicas}
@@ -212,7 +211,7 @@ def test_evaluation_of_a_dataset_of_unknown_length_reads_to_its_end(batch, repli
 
 @pytest.mark.parametrize("wrap", [lambda d: d, ctl.data.PerReplica, ctl.data.GlobalBatches])
 def test_endless_evaluation_is_rejected(wrap):
-    message = one_line(batching.evaluation_steps, wrap(numbers(3).repeat()), Layout(2, 1))
+    message = one_line(kind_of(wrap(numbers(3).repeat())).steps, Layout(2, 1))
     assert "never ends: return one without repeat" in message
 
 
@@ -282,7 +281,7 @@ def test_shards_of_all_workers_make_up_the_stream(source):
 @pytest.mark.parametrize("count", [20, 21])
 def test_evaluation_data_repeats_after_the_last_example(count):
     layout = Layout(5, 2)
-    stream = batching.evaluation_batches(ctl.data.arrays({"id": range(count)}), layout)
+    stream = kind_of(ctl.data.arrays({"id": range(count)})).evaluation(layout)
     steps = read_steps([stream], layout, 2 * -(-count // 5))
     assert [i for step in steps for i in real_ids(step)] == [*range(count), *range(count)]
 

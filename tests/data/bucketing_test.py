@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from ctl.data import batching
+from ctl.data.kinds import kind_of
 from ctl.data.layout import Layout
 from tests.data import token_model
 from tests.data.reading import LAYOUTS, one_line, pipeline_layouts, read_steps
@@ -34,7 +34,7 @@ def numbered(lengths, boundaries):
 
 
 def read_batches(source, batch, steps, *, start=0, seed=3):
-    stream = batching.training_batches(source, Layout(batch, 1), seed=seed, start=start)
+    stream = kind_of(source).training(Layout(batch, 1), seed=seed, start=start)
     return [step[0].batch for step in read_steps([stream], Layout(batch, 1), steps)]
 
 
@@ -134,7 +134,7 @@ def test_rows_of_a_step_are_the_same_on_any_replicas_and_after_a_restart(
 
 def test_replicas_with_short_rows_have_the_shape_of_the_batch():
     source, layouts = in_memory(), pipeline_layouts(6, 3, 3)
-    streams_ = [batching.training_batches(source, x, seed=3, start=0) for x in layouts]
+    streams_ = [kind_of(source).training(x, seed=3, start=0) for x in layouts]
     shapes = [
         {e.batch["x"].shape[1] for e in step} for step in read_steps(streams_, layouts[0], 12)
     ]
@@ -161,8 +161,8 @@ def test_rows_of_any_indexes_are_padded_to_the_longest():
 def test_evaluation_reads_every_example_once_in_one_shape_per_batch(batch, replicas, pipelines):
     lengths = np.random.default_rng(0).integers(0, 20, 40)
     source, layouts = numbered(lengths, [3, 10, 20]), pipeline_layouts(batch, replicas, pipelines)
-    steps = batching.evaluation_steps(source, layouts[0])
-    read = read_steps([batching.evaluation_batches(source, x) for x in layouts], layouts[0], steps)
+    steps = kind_of(source).steps(layouts[0])
+    read = read_steps([kind_of(source).evaluation(x) for x in layouts], layouts[0], steps)
     ids = [i for step in read for b, mask in map(tuple, step) for i in b["id"][mask == 1].numpy()]
     assert sorted(ids) == list(range(40))
     for step in read:
@@ -187,7 +187,7 @@ def test_augmentation_has_a_seed_per_epoch_and_example():
 
     data = ctl.data.augmented(in_memory(), augment)
     layout = Layout(5, 1)
-    stream = batching.training_batches(data, layout, seed=3, start=0, prefetch=1)
+    stream = kind_of(data).training(layout, seed=3, start=0, prefetch=1)
     seeds = [step[0].batch["seed"].numpy() for step in read_steps([stream], layout, 16)]
     assert len(np.unique(np.concatenate(seeds).reshape(-1, 2), axis=0)) == 80
     assert len(np.unique(np.concatenate(seeds)[..., 1])) == 40

@@ -13,7 +13,8 @@ import tensorflow as tf
 
 import ctl
 from ctl import testing
-from ctl.data import batching, cache, distribution
+from ctl.data import cache, distribution
+from ctl.data.kinds import kind_of
 from ctl.data.layout import Layout
 from ctl.errors import UsageError
 from ctl.replica.step.engine import engine_of
@@ -21,6 +22,8 @@ from tests import child, reference_model
 from tests.data import image_records, record_files
 from tests.data.image_records import parse_image
 from tests.data.reading import one_line
+
+pytest.importorskip("array_record", reason="array-record is not installed: the extra arrayrecord")
 
 
 def augment(example, seed):
@@ -55,7 +58,7 @@ def read(data, replicas, *, start=0, steps=9):
     elements = []
     for pipeline in range(replicas):
         layout = Layout(7, replicas, replicas, pipeline)
-        batches = batching.training_batches(data, layout, seed=5, start=start, prefetch=2)
+        batches = kind_of(data).training(layout, seed=5, start=start, prefetch=2)
         elements += list(distribution.disable_autotune(batches).take(steps))
     return [np.asarray(value) for value in tf.nest.flatten(elements) if value is not None]
 
@@ -343,7 +346,7 @@ def test_other_data_is_kept_or_rejected_in_one_line(folder, tmp_path):
         assert ctl.data.cached(source, "memory") is source
         assert ctl.data.cached(source, str(tmp_path)) is source
     assert ctl.data.cached(Own(), "") is not None
-    message = one_line(cache.cache_data, tf.data.Dataset.range(3), "memory")
+    message = one_line(cache.cache_data, kind_of(tf.data.Dataset.range(3)), "memory")
     assert "Dataset: set data.cache='' and call cache" in message
     copy = cache.cached(small(folder), str(tmp_path))
     assert "run on other hosts" in one_line(copy.without_python)
@@ -374,7 +377,7 @@ def test_the_option_applies_to_training_and_evaluation(folder, tmp_path, in_memo
         trainer = reference_model.make_trainer(strategy, 7, cls=FromRecords, cache=place)
         evaluator = ctl.StandardEvaluator(trainer)
         trainer.train(tf.constant(6))
-        is_cached = isinstance(engine_of(trainer).pipeline.data("eval"), cache._Copy)
+        is_cached = isinstance(engine_of(trainer).pipeline.data("eval").source, cache._Copy)
         assert is_cached == bool(place)
         weights = np.concatenate([v.numpy().ravel() for v in trainer.model.trainable_variables])
         loss = evaluator.evaluate(tf.constant(-1))["loss"]

@@ -7,10 +7,16 @@ import pytest
 import tensorflow as tf
 
 import ctl
+from ctl.data import description
 from ctl.data.cache import cached
-from ctl.data.description import describe, describe_files
+from ctl.data.description import describe_files
+from ctl.data.kinds import kind_of
 from tests import child
 from tests.data import record_files
+
+
+def describe(data):
+    return description.describe(kind_of(data))
 
 
 def arrays(count, **features):

@@ -6,8 +6,9 @@ import tensorflow as tf
 
 import ctl
 from ctl import testing
-from ctl.data import batching, distribution
+from ctl.data import distribution
 from ctl.data.input_pipeline import InputPipeline
+from ctl.data.kinds import kind_of
 from ctl.data.layout import Layout
 from tests.data.reading import numbers, one_line
 
@@ -16,11 +17,11 @@ def training(kind, layout):
     """The training stream of eleven examples."""
     shuffled = numbers(11).shuffle(4, seed=3)
     data = ctl.data.arrays({"id": range(11)}) if kind == "source" else shuffled
-    return batching.training_batches(data, layout, seed=3, start=0, prefetch=2)
+    return kind_of(data).training(layout, seed=3, start=0, prefetch=2)
 
 
 def evaluation(data, layout):
-    return batching.evaluation_batches(data, layout, prefetch=2)
+    return kind_of(data).evaluation(layout, prefetch=2)
 
 
 def steps(strategy, dataset, count=None):
@@ -103,15 +104,15 @@ def test_global_batches_are_split_over_the_replicas(replicas, expected):
     data = ctl.data.GlobalBatches(numbers(10).batch(7))
     replicated = testing.make_strategy(replicas)
 
-    def read(count=None, **arguments):
-        batches = batching.global_batches(data, **arguments)
+    def read(batches, count=None):
         dataset = distribution.global_batches(replicated, batches)
         return [ids for ids, _ in steps(replicated, dataset, count)]
 
-    assert read(start=0, endless=False) == expected
-    resumed = read(count=3, start=3, endless=True)
+    layout = Layout(7, replicas)
+    assert read(kind_of(data).evaluation(layout, prefetch=0)) == expected
+    resumed = read(kind_of(data).training(layout, seed=0, start=3, prefetch=0), count=3)
     assert resumed == [expected[1], expected[0], expected[1]]
-    assert batching.evaluation_steps(data, Layout(7, replicas)) is None
+    assert kind_of(data).steps(layout) is None
 
 
 def test_distributing_a_source_does_not_change_how_later_datasets_are_distributed(tmp_path):
@@ -150,14 +151,14 @@ def test_per_replica_batches_go_to_consecutive_replicas(drop_remainder):
     data = ctl.data.PerReplica(numbers(12).batch(3, drop_remainder=drop_remainder))
 
     def resumed(layout):
-        return batching.training_batches(data, layout, seed=0, start=3, prefetch=2)
+        return kind_of(data).training(layout, seed=0, start=3, prefetch=2)
 
     expected = [[[0, 1, 2], [3, 4, 5]], [[6, 7, 8], [9, 10, 11]]]
     assert (
         per_replica(testing.make_strategy(2), lambda layout: evaluation(data, layout)) == expected
     )
     assert per_replica(testing.make_strategy(2), resumed, count=2) == expected[::-1]
-    assert batching.evaluation_steps(data, Layout(6, 2)) is None
+    assert kind_of(data).steps(Layout(6, 2)) is None
 
 
 def test_last_per_replica_batch_of_an_evaluation_may_leave_replicas_without_rows():

@@ -9,11 +9,11 @@ import tf_keras
 
 import ctl
 from ctl.data.data_errors import report_data_errors
-from ctl.data.elements import check_data, element_spec, name_dataset_features, name_features
+from ctl.data.elements import name_elements, name_features
 from ctl.data.input_pipeline import InputPipeline
-from ctl.data.source import dataset_of
+from ctl.data.kinds import kind_of
 from ctl.hardware import strategies
-from tests.data.reading import numbers, one_line
+from tests.data.reading import check_data, numbers, one_line
 from tests.data.record_files import FEATURES, write
 
 Example = collections.namedtuple("Example", ["label", "image"])
@@ -63,27 +63,22 @@ PAIRS = {
 
 @pytest.mark.parametrize("kind", PAIRS)
 def test_elements_of_any_dataset_are_named(kind):
-    data = PAIRS[kind]()
-    named = name_dataset_features(data)
-    assert type(named) is type(data) or kind == "dataset"
-    dataset = dataset_of(named)
+    dataset = kind_of(PAIRS[kind]()).dataset
     assert set(dataset.element_spec) == {"x", "label"}
-    assert dataset.cardinality() == dataset_of(data).cardinality()
+    assert dataset.cardinality() == (3 if kind in ("global batches", "per replica") else 6)
     labels = [np.ravel(element["label"]) for element in dataset.as_numpy_iterator()]
     assert np.concatenate(labels).tolist() == list(range(6))
 
 
 def test_elements_of_named_tuples_are_named_by_their_fields():
     dataset = tf.data.Dataset.from_tensor_slices(Example([1, 2], [3, 4]))
-    named = list(name_dataset_features(dataset).as_numpy_iterator())
+    named = list(name_elements(dataset).as_numpy_iterator())
     assert named == [{"label": 1, "image": 3}, {"label": 2, "image": 4}]
 
 
 def test_data_whose_elements_have_names_is_unchanged():
     dataset = tf.data.Dataset.from_tensor_slices({"x": [1]})
-    source = ctl.data.arrays({"x": [1]})
-    assert name_dataset_features(dataset) is dataset
-    assert name_dataset_features(source) is source
+    assert kind_of(dataset).dataset is dataset
 
 
 @pytest.mark.parametrize("split", ["train", "eval"])
@@ -129,8 +124,7 @@ def two_features(count):
     ids=["source", "dataset", "per replica", "global batches"],
 )
 def test_spec_has_an_unknown_number_of_rows(make_data):
-    check_data(make_data(), "train")
-    assert element_spec(make_data()) == {
+    assert check_data(make_data(), "train") == {
         "x": tf.TensorSpec([None, 1], tf.float32),
         "label": tf.TensorSpec([None], tf.int64),
     }
@@ -192,8 +186,6 @@ REJECTED = {
     "a source without examples": (lambda: Squares(0), "an empty dataset: at least one"),
     "no batches": (lambda: ctl.data.GlobalBatches(numbers(0).batch(2)), "an empty dataset"),
     "numbers": (lambda: tf.data.Dataset.range(3), "must be dicts"),
-    "pairs": (lambda: example((1, 2)), "must be dicts, such as"),
-    "batches of pairs": (lambda: ctl.data.PerReplica(example((1, 2)).batch(2)), "must be dicts"),
     "a source of pairs": (lambda: Pairs(3), "must be dicts"),
     "a source without features": (lambda: NoFeatures(3), "must be dicts"),
     "a source of totals": (lambda: Totals(3), "whose first axis is the batch axis"),
@@ -242,7 +234,7 @@ SINGLE_EXAMPLES = {
 @pytest.mark.parametrize("x", [1.0, {"x": 1.0}])
 def test_tuple_with_none_is_rejected_by_what_to_write(x):
     triples = tf.data.Dataset.from_tensors(x).map(lambda x: (x, 1.0, None))
-    assert "leave out the None" in one_line(name_dataset_features, triples)
+    assert "leave out the None" in one_line(name_elements, triples)
     assert "leave out the None" in one_line(name_features, (x, 1.0, None))
 
 
@@ -350,7 +342,7 @@ def test_python_function_works_on_one_machine(path, name):
 
 def test_records_are_read_by_tensorflow_where_hosts_are_remote(path, monkeypatch):
     monkeypatch.setattr(strategies, "strategy_name", lambda strategy: "parameter_server")
-    source = make_pipeline(ctl.data.records(path, FEATURES)).data("train")
+    source = make_pipeline(ctl.data.records(path, FEATURES)).data("train").source
     graph = tf.function(source.gather).get_concrete_function(tf.TensorSpec([None], tf.int64)).graph
     assert not any("PyFunc" in node.op for node in graph.as_graph_def().node)
     assert source.gather(tf.constant([3], tf.int64))["id"].numpy().tolist() == [3]

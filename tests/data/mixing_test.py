@@ -5,8 +5,9 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from ctl.data import batching, mixing
-from ctl.data.elements import element_spec
+from ctl.data import mixing
+from ctl.data.elements import source_spec
+from ctl.data.kinds import kind_of
 from ctl.data.layout import Layout
 from ctl.loop import loop_numbers
 from ctl.loop.timing import Throughput
@@ -42,7 +43,7 @@ def two_sources():
 
 
 def read_ids(source, batch, steps, *, start=0, seed=3):
-    stream = batching.training_batches(source, Layout(batch, 1), seed=seed, start=start)
+    stream = kind_of(source).training(Layout(batch, 1), seed=seed, start=start)
     steps = read_steps([stream], Layout(batch, 1), steps)
     return np.concatenate([step[0].batch["id"] for step in steps])
 
@@ -160,14 +161,14 @@ def test_augmentation_has_a_seed_per_epoch_of_the_source_and_example():
         return {**example, "seed": seed}
 
     data = ctl.data.augmented(two_sources(), augment)
-    stream = batching.training_batches(data, Layout(10, 1), seed=3, start=0, prefetch=1)
+    stream = kind_of(data).training(Layout(10, 1), seed=3, start=0, prefetch=1)
     batches = [step[0].batch for step in read_steps([stream], Layout(10, 1), 30)]
     seeds = np.concatenate([b["seed"] for b in batches])
     assert len(np.unique(seeds, axis=0)) == 300
 
 
 def test_evaluation_reads_every_example_once():
-    stream = batching.evaluation_batches(two_sources(), Layout(4, 1))
+    stream = kind_of(two_sources()).evaluation(Layout(4, 1))
     steps = read_steps([stream], Layout(4, 1), 3)
     ids = [i for (b, mask), *_ in steps for i in b["id"][mask == 1].numpy()]
     assert ids == [*range(7), 100, 101, 102]
@@ -182,7 +183,7 @@ def test_packed_sources_are_mixed():
     rows = source.gather(tf.range(len(source), dtype=tf.int64))["x"]
     parts = [s.gather(tf.range(len(s), dtype=tf.int64))["x"] for s, _ in sources.values()]
     np.testing.assert_array_equal(rows, np.concatenate(parts))
-    assert element_spec(source)["x"].shape[1] == 16
+    assert source_spec(source)["x"].shape[1] == 16
 
 
 class Sized(Parsed):
@@ -199,9 +200,9 @@ def test_rows_of_any_shape_are_parsed_one_by_one_by_the_function_of_their_source
 
     mixed = ctl.data.mixture({"a": (Sized(0, 7), 0.7), "b": (Transposed(100, 3), 0.3)})
     assert isinstance(mixed, ctl.data.RowSource)
-    assert element_spec(ctl.data.augmented(mixed, lambda e, seed: {"id": e["image"][0, 0]}))
+    assert kind_of(ctl.data.augmented(mixed, lambda e, seed: {"id": e["image"][0, 0]})).spec()
     data = ctl.data.augmented(mixed, lambda e, seed: {"id": e["image"][-1, 0]})
-    stream = batching.training_batches(data, Layout(10, 1), seed=3, start=0, prefetch=1)
+    stream = kind_of(data).training(Layout(10, 1), seed=3, start=0, prefetch=1)
     ids = np.concatenate([step[0].batch["id"] for step in read_steps([stream], Layout(10, 1), 7)])
     expected = read_ids(two_sources(), 10, 7)
     assert ids.tolist() == np.where(expected < 100, expected, -expected).tolist()

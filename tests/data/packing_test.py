@@ -9,8 +9,9 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from ctl.data import batching, distribution, packing
-from ctl.data.elements import element_spec
+from ctl.data import distribution, packing
+from ctl.data.elements import source_spec
+from ctl.data.kinds import kind_of
 from ctl.data.layout import Layout
 from tests.data import token_model
 from tests.data.reading import LAYOUTS, one_line
@@ -91,7 +92,7 @@ def test_every_byte_of_a_text_occurs_once_per_epoch_with_little_padding():
     source = ctl.data.packed(corpus, 256, split_long=True)
     assert source.padding < 0.02
     layout = Layout(64, 1)
-    stream = batching.training_batches(source, layout, seed=5, start=0, prefetch=1)
+    stream = kind_of(source).training(layout, seed=5, start=0, prefetch=1)
     steps = -(-len(source) // 64)
     batches = [e.batch for e in distribution.disable_autotune(stream.take(steps))]
     rows = {n: np.concatenate([b[n] for b in batches])[: len(source)] for n in batches[0]}
@@ -141,7 +142,7 @@ def test_rows_are_the_same_from_memory_and_from_parsed_examples(tmp_path):
         assert batch.keys() == expected.keys()
         for name, values in expected.items():
             np.testing.assert_array_equal(batch[name], values)
-            assert batch[name].shape[1:] == element_spec(source)[name].shape[1:]
+            assert batch[name].shape[1:] == source_spec(source)[name].shape[1:]
 
 
 @pytest.mark.parametrize(

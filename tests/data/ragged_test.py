@@ -7,9 +7,8 @@ import tensorflow as tf
 import ctl
 from ctl.data import ragged
 from ctl.data.data_errors import report_data_errors
-from ctl.data.elements import check_data
 from tests.data import record_files, token_model
-from tests.data.reading import one_line
+from tests.data.reading import check_data, one_line
 
 LENGTHS = [len(x) for x in token_model.documents()["x"]]
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import ctl
 from ctl.data import distribution
+from ctl.data.kinds import kind_of
 from ctl.data.layout import Layout
 
 # (global batch size, replicas, input pipelines): even; and 2 + 2 + 1 + 0 rows, so uneven and empty.
@@ -22,6 +23,11 @@ def one_line(function, *arguments, **keywords):
     assert "\n" not in message
     assert error.value.__suppress_context__ or error.value.__context__ is None
     return message
+
+
+def check_data(data, split):
+    """The spec of a batch of what `build_dataset` returned for a split."""
+    return kind_of(data, split).check(split)
 
 
 def read_all(source):

@@ -9,7 +9,8 @@ import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.data import batching, distribution
+from ctl.data import distribution
+from ctl.data.kinds import kind_of
 from ctl.data.layout import Layout
 from ctl.loop.actions import leaks as retraces
 from ctl.loop.checkpoints.checkpointer import Checkpointer
@@ -98,7 +99,7 @@ class Trained(NamedTuple):
 def train(factory, batch, replicas, steps):
     """Trains on the data that `factory()` returns, one step per loop."""
     trainer = make_trainer(factory, batch, replicas)
-    stream = batching.training_batches(factory(), Layout(batch, 1), seed=0, start=0)
+    stream = kind_of(factory()).training(Layout(batch, 1), seed=0, start=0)
     first = next(iter(distribution.disable_autotune(stream.take(1)))).batch
     losses = trainer.per_example_loss(first, trainer.forward(first, training=True)).numpy()
     weights = first["weight"].numpy()
@@ -141,7 +142,7 @@ def read_rows(factory, batch, replicas, pipelines, *, start, steps, name="x"):
     """The rows of a feature in each step, without padding, in the order of the replicas."""
     layouts = pipeline_layouts(batch, replicas, pipelines)
     read = read_steps(
-        [batching.training_batches(factory(), x, seed=3, start=start) for x in layouts],
+        [kind_of(factory()).training(x, seed=3, start=start) for x in layouts],
         layouts[0],
         steps,
     )

@@ -65,7 +65,9 @@ def library(name):
     model, optimizer = trainer.model, trainer.optimizer
     pipeline = engine_of(trainer).pipeline
     for step in range(STEPS):
-        batch = pipeline.data("train").gather(tf.constant(pipeline.example_indexes(BATCH, step)))
+        batch = pipeline.data("train").source.gather(
+            tf.constant(pipeline.example_indexes(BATCH, step))
+        )
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(trainer.per_example_loss(batch, model(batch["x"])))
         gradients = tape.gradient(loss, model.trainable_variables)

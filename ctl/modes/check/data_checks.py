@@ -6,9 +6,9 @@ import numpy as np
 import tensorflow as tf
 
 from ctl.data.distribution import disable_autotune
-from ctl.data.elements import python_ops
 from ctl.data.features import flatten_features
-from ctl.data.source import GlobalBatches, PerReplica, source_of
+from ctl.data.kinds import Kind
+from ctl.data.python_functions import python_ops
 from ctl.modes.check.outcome import FAIL, PASS, WARNING, Outcome
 from ctl.modes.check.trainer_factory import Rows, TrainerFactory
 from ctl.replica.step.engine import engine_of
@@ -116,15 +116,13 @@ def check_evaluation(factory: TrainerFactory) -> Outcome:
     return Outcome(PASS, "; ".join(texts))
 
 
-def _count_examples(data: Any) -> int | None:
+def _count_examples(data: Kind) -> int | None:
     """Counts the examples; None if there are more than `_MAX_EVALUATED`."""
-    source = source_of(data)
-    if source is not None:
-        return len(source) if len(source) <= _MAX_EVALUATED else None
-    is_batched = isinstance(data, GlobalBatches | PerReplica)
+    if data.source is not None:
+        return len(data.source) if len(data.source) <= _MAX_EVALUATED else None
     count = 0
-    for element in disable_autotune(data.dataset if is_batched else data):
-        count += len(tf.nest.flatten(element)[0]) if is_batched else 1
+    for element in disable_autotune(data.dataset):
+        count += len(tf.nest.flatten(element)[0]) if data.in_batches else 1
         if count > _MAX_EVALUATED:
             return None
     return count

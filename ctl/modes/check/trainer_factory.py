@@ -13,7 +13,6 @@ from ctl import data, optimizers
 from ctl.configs import group_values, loading
 from ctl.configs.options import TrainerOptions
 from ctl.data.input_pipeline import InputPipeline
-from ctl.data.source import GlobalBatches, PerReplica
 from ctl.modes.experiment import Experiment
 from ctl.replica.arithmetic import models
 from ctl.replica.step.build import seed_and_precision
@@ -121,7 +120,7 @@ class TrainerFactory:
             start: the global step of the first batch.
         """
         pipeline = self.input_pipeline()
-        is_batched = isinstance(pipeline.data("train"), GlobalBatches | PerReplica)
+        is_batched = pipeline.data("train").in_batches
         iterator = iter(pipeline.training_dataset(self.global_batch_size, start=start))
         batches = []
         for _ in range(count):

@@ -9,8 +9,9 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from ctl.data import batching, sampler
+from ctl.data import sampler
 from ctl.data.files import block_reader, record_reader
+from ctl.data.kinds import kind_of
 from ctl.errors import Failure
 from tests.data.reading import one_line, pipeline_layouts, read_all, read_steps, real_ids
 from tests.data.record_files import FEATURES, flip_bit, write, write_files
@@ -50,7 +51,7 @@ def url(tmp_path, monkeypatch):
 
 def stream(source, batch, start, steps, replicas=1, pipelines=1):
     layouts = pipeline_layouts(batch, replicas, pipelines)
-    streams = [batching.training_batches(source, x, seed=3, start=start) for x in layouts]
+    streams = [kind_of(source).training(x, seed=3, start=start) for x in layouts]
     return [real_ids(step) for step in read_steps(streams, layouts[0], steps)]
 
 
@@ -156,6 +157,15 @@ def test_cache_in_a_folder_is_valid_for_the_content_of_the_files(url, tmp_path):
     write(changed, [7])
     MEMORY.pipe_file("/data/train-00.tfrecord", changed.read_bytes())
     assert cached_ids().numpy().tolist() == [7, *range(PER_FILE, COUNT)]
+
+
+def test_a_cache_has_the_order_of_its_source_and_reads_no_files(url, tmp_path, requests):
+    source = ctl.data.records(url, FEATURES)
+    expected = stream(source, 7, 0, 12)
+    copy = ctl.data.cached(ctl.data.records(url, FEATURES), str(tmp_path / "cache"))
+    requests.clear()
+    assert stream(copy, 7, 0, 12) == expected
+    assert not requests
 
 
 def test_what_is_not_supported_is_one_line(url, tmp_path):

@@ -8,9 +8,9 @@ import tensorflow as tf
 
 import ctl
 from ctl import main
-from ctl.data import batching
 from ctl.data.data_errors import report_data_errors
 from ctl.data.files import convert, record_reader
+from ctl.data.kinds import kind_of
 from ctl.data.layout import Layout
 from tests.data.reading import one_line, read_all
 from tests.data.record_files import FEATURES, flip_bit, write
@@ -108,7 +108,7 @@ def pattern(tmp_path, package):
 
 
 def epoch(source):
-    stream = batching.training_batches(source, Layout(4, 1), seed=0, start=0).take(len(source) // 4)
+    stream = kind_of(source).training(Layout(4, 1), seed=0, start=0).take(len(source) // 4)
     with report_data_errors("training", dict):
         return [i for e in stream for i in e.batch["id"].numpy().tolist()]
 

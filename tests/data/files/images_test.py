@@ -16,10 +16,10 @@ import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.data import batching, elements
 from ctl.data.files.images import read_idx
+from ctl.data.kinds import kind_of
 from ctl.data.layout import Layout
-from tests.data.reading import one_line, read_all
+from tests.data.reading import check_data, one_line, read_all
 
 MNIST = pathlib.Path(__file__).resolve().parents[3] / "experiments" / "data" / "mnist"
 FIRST_LABELS = {
@@ -306,8 +306,8 @@ def test_images_of_different_sizes_may_be_cropped_by_the_augmentation(classes):
         return {**example, "image": image}
 
     data = ctl.data.augmented(ctl.data.image_folder(str(classes)), crop)
-    elements.check_data(data, "train")
-    stream = batching.training_batches(data, Layout(6, 1), seed=0, start=0, prefetch=1)
+    check_data(data, "train")
+    stream = kind_of(data).training(Layout(6, 1), seed=0, start=0, prefetch=1)
     (element,) = stream.take(1)
     pairs = zip(element.batch["label"].numpy(), element.batch["image"].numpy(), strict=True)
     assert sorted((label, image[0, 0, 0]) for label, image in pairs) == [

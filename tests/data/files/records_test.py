@@ -9,6 +9,7 @@ import tensorflow as tf
 import ctl
 from ctl.data import batching, distribution, sampler
 from ctl.data.data_errors import report_data_errors
+from ctl.data.kinds import kind_of
 from ctl.data.layout import Layout
 from ctl.errors import Failure
 from tests.data.reading import (
@@ -72,7 +73,7 @@ def test_batches_are_those_of_the_sampler_on_any_replicas(
     positions = tf.range(start * batch, (start + steps) * batch, dtype=tf.int64)
     expected = sampler.example_indexes(positions, count=COUNT, seed=seed, span=steps * batch)
     read = read_steps(
-        [batching.training_batches(source, x, seed=seed, start=start, prefetch=1) for x in layouts],
+        [kind_of(source).training(x, seed=seed, start=start, prefetch=1) for x in layouts],
         layouts[0],
         steps,
     )
@@ -84,8 +85,8 @@ def test_batches_are_those_of_the_sampler_on_any_replicas(
 @pytest.mark.parametrize(("kind", "batch"), [*((kind, 7) for kind in KINDS), ("features", 25)])
 def test_evaluation_reads_every_record_once(pattern, kind, batch):
     source, layout = sources(pattern)[kind], Layout(batch, 2)
-    steps = batching.evaluation_steps(source, layout)
-    read = read_steps([batching.evaluation_batches(source, layout, prefetch=1)], layout, steps)
+    steps = kind_of(source).steps(layout)
+    read = read_steps([kind_of(source).evaluation(layout, prefetch=1)], layout, steps)
     assert [i for step in read for i in real_ids(step)] == list(range(COUNT))
 
 
@@ -105,7 +106,7 @@ def test_augmentation_of_a_record_depends_on_seed_epoch_and_example(
 
     def read(source, start):
         data = ctl.data.augmented(source, add_noise)
-        streams = (batching.training_batches(data, x, seed=1, start=start) for x in layouts)
+        streams = (kind_of(data).training(x, seed=1, start=start) for x in layouts)
         return [distribution.disable_autotune(s).take(30 - start) for s in streams]
 
     layouts = pipeline_layouts(9, 2, 2)
@@ -161,7 +162,7 @@ def test_wrong_files_are_rejected_in_one_line(tmp_path, files, message):
 
 def read_epoch(source):
     """The ids of an epoch in the order of the sampler, with errors as in a run."""
-    stream = batching.training_batches(source, Layout(5, 1), seed=0, start=0)
+    stream = kind_of(source).training(Layout(5, 1), seed=0, start=0)
     elements = distribution.disable_autotune(stream).take(len(source) // 5)
     with report_data_errors("training", dict):
         return [i for e in elements for i in e.batch["id"].numpy().tolist()]

@@ -8,8 +8,7 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from ctl.data import elements
-from tests.data.reading import one_line, read_all
+from tests.data.reading import check_data, one_line, read_all
 
 
 def lists(source):
@@ -207,7 +206,7 @@ def test_generator_requires_a_function():
     ],
 )
 def test_common_types_of_data_get_the_name_of_their_source(data, function):
-    assert f"such as {function}." in one_line(elements.check_data, data, "train")
+    assert f"such as {function}." in one_line(check_data, data, "train")
 
 
 def write_csv(folder):
