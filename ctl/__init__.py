@@ -4,6 +4,9 @@
 """
 
 import importlib
+import importlib.util
+import pathlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,6 +26,16 @@ if TYPE_CHECKING:
     from ctl.trainer import StandardTrainer
 
     __version__: str
+
+
+def _add_copies(folder: pathlib.Path) -> None:
+    """Makes the copies in the wheel importable, for what is not installed: tf_keras or Orbit."""
+    lacks = (importlib.util.find_spec(name) is None for name in ("tf_keras", "orbit"))
+    if folder.is_dir() and any(lacks) and str(folder) not in sys.path:
+        sys.path.append(str(folder))  # at the end: an installed one is found first
+
+
+_add_copies(pathlib.Path(__file__).parent / "_vendored")
 
 _MODULES = {
     "Action": "ctl.loop.actions.action",

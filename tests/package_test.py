@@ -1,5 +1,6 @@
 """The wheel, and the places that name the version."""
 
+import os
 import pathlib
 import re
 import shutil
@@ -16,40 +17,69 @@ from tests import child
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """The files of the wheel."""
+def sdist(tmp_path_factory):
+    """The folder of an sdist, unpacked."""
     source = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "setup.cfg", "setup.py", "vendored.txt", "README.md", "LICENSE"):
         shutil.copy(child.ROOT / name, source)
     shutil.copytree(
         child.ROOT / "ctl", source / "ctl", ignore=shutil.ignore_patterns("__pycache__")
     )
-    code = "from setuptools import build_meta; build_meta.build_wheel('dist')"
-    subprocess.run([sys.executable, "-c", code], cwd=source, check=True, capture_output=True)
-    (path,) = (source / "dist").iterdir()
-    assert path.name == f"ctl_tensorflow-{ctl.__version__}-py3-none-any.whl"
-    with zipfile.ZipFile(path) as file:
+    shutil.unpack_archive(build(source, "sdist"), source / "unpacked")
+    return source / "unpacked" / f"ctl_tensorflow-{ctl.__version__}"
+
+
+@pytest.fixture(scope="module")
+def wheel_file(sdist):
+    """A wheel that is built from the sdist without a package index."""
+    return build(sdist, "wheel", PIP_NO_INDEX="1", PIP_NO_CACHE_DIR="1")
+
+
+@pytest.fixture(scope="module")
+def wheel(wheel_file):
+    """The files of the wheel."""
+    assert wheel_file.name == f"ctl_tensorflow-{ctl.__version__}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel_file) as file:
         return {name: file.read(name) for name in file.namelist()}
+
+
+def build(source, kind, **variables):
+    code = f"from setuptools import build_meta; build_meta.build_{kind}('dist')"
+    command = [sys.executable, "-c", code]
+    subprocess.run(
+        command, cwd=source, check=True, capture_output=True, env={**os.environ, **variables}
+    )
+    (path,) = (source / "dist").iterdir()
+    return path
+
+
+@pytest.mark.slow
+def test_build_without_index_is_one_line(sdist, tmp_path):
+    shutil.copytree(sdist, tmp_path / "source", ignore=shutil.ignore_patterns("_vendored", "dist"))
+    shutil.copy(child.ROOT / "vendored.txt", tmp_path / "source")
+    with pytest.raises(subprocess.CalledProcessError) as error:
+        build(tmp_path / "source", "wheel", PIP_NO_INDEX="1", PIP_NO_CACHE_DIR="1")
+    assert error.value.stderr.splitlines()[-1].startswith(
+        b"ctl cannot be built: the wheels in vend"
+    )
 
 
 @pytest.mark.slow  # the build downloads packages
 def test_wheel_contains_the_package_and_nothing_else(wheel):
     folders = {name.partition("/")[0] for name in wheel}
-    assert folders == {"ctl", "ctl_vendored.pth", f"ctl_tensorflow-{ctl.__version__}.dist-info"}
+    assert folders == {"ctl", f"ctl_tensorflow-{ctl.__version__}.dist-info"}  # no *.pth
     files = {p.relative_to(child.ROOT).as_posix() for p in (child.ROOT / "ctl").rglob("*")}
     expected = {f for f in files if (child.ROOT / f).is_file() and "__pycache__" not in f}
     assert {name for name in wheel if re.match("ctl/(?!_vendored/)", name)} == expected
 
 
 @pytest.mark.slow
-def test_wheel_has_unmodified_tf_keras_and_orbit_at_the_end_of_the_path(wheel):
-    assert wheel["ctl_vendored.pth"] == b"ctl/_vendored\n"
+def test_wheel_has_unmodified_tf_keras_and_orbit_with_their_licenses(wheel):
     names = {name for name in wheel if name.startswith("ctl/_vendored/")}
-    assert {name.split("/")[2] for name in names} == {
-        "orbit",
-        "tf_keras",
-        "tf_models_official-2.19.1",  # its license; with .dist-info, it would be a distribution
-    }
+    licenses = ("tf_keras-2.20.1", "tf_models_official-2.19.1")  # no *.dist-info: no distributions
+    assert {name.split("/")[2] for name in names} == {"orbit", "tf_keras", *licenses}
+    for folder in licenses:
+        assert b"Apache License" in wheel[f"ctl/_vendored/{folder}/licenses/LICENSE"]
     for package in (tf_keras, orbit):
         folder = pathlib.Path(package.__file__).parent
         files = [p for p in folder.rglob("*.py") if not p.name.endswith("_test.py")]
@@ -58,6 +88,32 @@ def test_wheel_has_unmodified_tf_keras_and_orbit_at_the_end_of_the_path(wheel):
         assert relative == {n for n in names if n.split("/")[2] == folder.name}
     keras = pathlib.Path(tf_keras.__file__).parent
     assert wheel["ctl/_vendored/tf_keras/src/backend.py"] == (keras / "src/backend.py").read_bytes()
+
+
+@pytest.mark.slow
+def test_copies_are_found_after_what_is_installed(wheel_file, tmp_path):
+    with zipfile.ZipFile(wheel_file) as file:
+        file.extractall(tmp_path)
+    (tmp_path / "installed/orbit").mkdir(parents=True)
+    (tmp_path / "installed/orbit/__init__.py").touch()
+    code = (
+        "import sys; sys.path[:0] = {!r}; import ctl, importlib.util as u\n"
+        "print(u.find_spec('tf_keras').origin, u.find_spec('orbit').origin, sys.path[-1])"
+    )
+
+    def find(*folders):
+        paths = [str(tmp_path), *map(str, folders)]
+        command = [sys.executable, "-S", "-c", code.format(paths)]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+
+    copies = tmp_path / "ctl/_vendored"
+    keras, own_orbit = (str(copies / name / "__init__.py") for name in ("tf_keras", "orbit"))
+    assert find() == [keras, own_orbit, str(copies)]
+    orbit_file = tmp_path / "installed/orbit/__init__.py"
+    assert find(tmp_path / "installed") == [keras, str(orbit_file), str(copies)]
+    (tmp_path / "installed/tf_keras").mkdir()
+    (tmp_path / "installed/tf_keras/__init__.py").touch()
+    assert find(tmp_path / "installed")[2] != str(copies)
 
 
 @pytest.mark.slow
