@@ -1,10 +1,10 @@
 """The MNIST network of `benchmarks.models` in JAX: many steps in one `jax.lax.scan`.
 
-    python benchmarks/comparisons/jax_scan.py
+    python -m benchmarks.comparisons.jax_scan
 
 The examples are on the device, and a seeded permutation per epoch orders them, as in ctl's loop with
 `data.placement=device`. One JSON line per precision goes to stdout. It imports neither ctl nor
-TensorFlow, and is not part of the tests: they would have to install JAX.
+TensorFlow, and is not part of the tests: they would have to install JAX, Flax and Optax.
 """
 
 import functools
@@ -18,12 +18,14 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+
+from benchmarks.peers.jax_loop import Mnist, optimizer
 
 DATA = pathlib.Path(__file__).resolve().parent.parent.parent / "experiments" / "data" / "mnist"
 SMALL = "--small" in sys.argv
 BATCH, STEPS, WINDOWS = (16, 2, 1) if SMALL else (256, 200, 7)
-BETA_1, BETA_2, EPSILON, RATE = 0.9, 0.999, 1e-7, 1e-3
-DIMENSIONS = ("NHWC", "HWIO", "NHWC")
+MODEL, OPTIMIZER = Mnist(dropout=0.5), optimizer("mnist")
 
 
 def read(name, offset, shape):
@@ -32,61 +34,22 @@ def read(name, offset, shape):
     ).reshape(shape)
 
 
-def initialize(key):
-    """Glorot-uniform kernels, as in Keras, and zero biases."""
-    shapes = {
-        "conv1": (3, 3, 1, 32),
-        "conv2": (3, 3, 32, 64),
-        "dense1": (1600, 128),
-        "dense2": (128, 10),
-    }
-    parameters = {}
-    for each, (name, shape) in zip(jax.random.split(key, len(shapes)), shapes.items(), strict=True):
-        kernel = jax.nn.initializers.glorot_uniform()(each, shape)
-        parameters[name] = (kernel, jnp.zeros(shape[-1]))
-    return parameters
-
-
-def forward(parameters, x, key, dtype):
-    def convolve(x, name):
-        kernel, bias = parameters[name]
-        x = jax.lax.conv_general_dilated(
-            x, kernel.astype(dtype), (1, 1), "VALID", dimension_numbers=DIMENSIONS
-        )
-        x = jax.nn.relu(x + bias.astype(dtype))
-        low = np.asarray(-np.inf, dtype)  # not of JAX, which must know the value to differentiate
-        return jax.lax.reduce_window(x, low, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
-
-    def dense(x, name):
-        kernel, bias = parameters[name]
-        return x @ kernel.astype(dtype) + bias.astype(dtype)
-
-    x = x.astype(dtype)[..., None] / 255
-    x = convolve(convolve(x, "conv1"), "conv2").reshape(x.shape[0], -1)
-    x = jax.nn.relu(dense(x, "dense1"))
-    x = jnp.where(jax.random.bernoulli(key, 0.5, x.shape), 2 * x, 0)
-    return dense(x, "dense2").astype(jnp.float32)
-
-
 def make_loop(images, labels, dtype):
     def loss_fn(parameters, x, y, key):
-        logits = forward(parameters, x, key, dtype)
-        losses = jax.nn.logsumexp(logits, 1) - jnp.take_along_axis(logits, y[:, None], 1)[:, 0]
-        return losses.mean(), (logits.argmax(1) == y).mean()
+        narrow = jax.tree.map(lambda value: value.astype(dtype), parameters)
+        x = x.astype(dtype) / 255
+        logits = MODEL.apply({"params": narrow}, x, True, rngs={"dropout": key})
+        logits = logits.astype(jnp.float32)
+        loss = optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+        return loss, (logits.argmax(1) == y).mean()
 
     def step(state, indexes):
-        parameters, m, v, count, key = state
+        parameters, slots, key = state
         key, dropout = jax.random.split(key)
         x, y = images[indexes], labels[indexes]
-        (loss, accuracy), g = jax.value_and_grad(loss_fn, has_aux=True)(parameters, x, y, dropout)
-        count += 1
-        m = jax.tree.map(lambda m, g: BETA_1 * m + (1 - BETA_1) * g, m, g)
-        v = jax.tree.map(lambda v, g: BETA_2 * v + (1 - BETA_2) * g * g, v, g)
-        rate = RATE * jnp.sqrt(1 - BETA_2**count) / (1 - BETA_1**count)
-        parameters = jax.tree.map(
-            lambda p, m, v: p - rate * m / (jnp.sqrt(v) + EPSILON), parameters, m, v
-        )
-        return (parameters, m, v, count, key), (loss, accuracy)
+        values, g = jax.value_and_grad(loss_fn, has_aux=True)(parameters, x, y, dropout)
+        updates, slots = OPTIMIZER.update(g, slots, parameters)
+        return (optax.apply_updates(parameters, updates), slots, key), values
 
     @functools.partial(jax.jit, donate_argnums=0)
     def loop(state, key):
@@ -102,9 +65,8 @@ def main():
     images = jnp.asarray(read("train-images-idx3-ubyte.gz", 16, (-1, 28, 28)))
     labels = jnp.asarray(read("train-labels-idx1-ubyte.gz", 8, (-1,)).astype(np.int32))
     for dtype in (jnp.float32, jnp.bfloat16):
-        parameters = initialize(jax.random.key(0))
-        zeros = jax.tree.map(jnp.zeros_like, parameters)
-        state = (parameters, zeros, jax.tree.map(jnp.copy, zeros), jnp.zeros([]), jax.random.key(1))
+        parameters = MODEL.init(jax.random.key(0), jnp.zeros([1, 28, 28]), False)["params"]
+        state = (parameters, OPTIMIZER.init(parameters), jax.random.key(1))
         loop, rates = make_loop(images, labels, dtype), []
         for window in range(WINDOWS + 2):
             start = time.perf_counter()

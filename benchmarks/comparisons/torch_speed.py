@@ -1,6 +1,6 @@
 """The MNIST network, ResNet-50 and a Transformer in PyTorch: eager, and compiled with CUDA graphs.
 
-    python benchmarks/comparisons/torch_speed.py
+    python -m benchmarks.comparisons.torch_speed
 
 The examples are on the device. One JSON line per variant goes to stdout. It imports neither ctl nor
 TensorFlow, and is not part of the tests: they would have to install PyTorch.
@@ -16,6 +16,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from benchmarks.peers.torch_loop import CharLm, Convolution, Mnist
+
 SMALL = "--small" in sys.argv
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 WINDOWS = 1 if SMALL else 5
@@ -27,22 +29,17 @@ class Bottleneck(nn.Module):
     def __init__(self, channels, width, stride):
         super().__init__()
         sizes = ((channels, width, 1, 1), (width, width, 3, stride), (width, 4 * width, 1, 1))
-        self.layers = nn.ModuleList(convolution(*size) for size in sizes)
+        self.layers = nn.ModuleList(Convolution(*size) for size in sizes)
         change = stride > 1 or channels != 4 * width
-        self.shortcut = convolution(channels, 4 * width, 1, stride) if change else nn.Identity()
+        self.shortcut = Convolution(channels, 4 * width, 1, stride) if change else nn.Identity()
 
     def forward(self, x):
         first, second, third = self.layers
         return torch.relu(third(torch.relu(second(torch.relu(first(x))))) + self.shortcut(x))
 
 
-def convolution(channels, width, size, stride):
-    layer = nn.Conv2d(channels, width, size, stride, padding=size // 2, bias=False)
-    return nn.Sequential(layer, nn.BatchNorm2d(width))
-
-
 def resnet50():
-    stem = convolution(3, 64, 7, 2)
+    stem = Convolution(3, 64, 7, 2)
     layers, channels = [stem, nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)], 64
     for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
         for block in range(blocks):
@@ -52,49 +49,12 @@ def resnet50():
 
 
 def mnist():
-    return nn.Sequential(
-        *(nn.Conv2d(1, 32, 3), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Flatten(), nn.Linear(1600, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, 10)),
-    )
+    return Mnist(0.5)
 
 
-class Block(nn.Module):
-    """The block of experiments/trainers/char_lm.py, with the attention kernel of PyTorch."""
-
-    def __init__(self, width, heads):
-        super().__init__()
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
-        self.heads, self.inputs = heads, nn.Linear(width, 3 * width)
-        self.outputs = nn.Linear(width, width)
-        self.dense = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-        )
-
-    def forward(self, x):
-        rows, length, width = x.shape
-        split = self.inputs(self.norms[0](x)).view(rows, length, 3, self.heads, width // self.heads)
-        q, k, v = split.permute(2, 0, 3, 1, 4)
-        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.outputs(y.transpose(1, 2).reshape(x.shape))
-        return x + self.dense(self.norms[1](x))
-
-
-class Transformer(nn.Module):
+def transformer():
     """The size of benchmarks/gpu/transformer.py."""
-
-    def __init__(self, layers=12, heads=12, width=768, context=1024):
-        super().__init__()
-        self.bytes, self.positions = nn.Embedding(256, width), nn.Embedding(context, width)
-        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
-        self.norm = nn.LayerNorm(width)
-        for parameter in self.parameters():
-            if parameter.ndim > 1:
-                nn.init.normal_(parameter, std=0.02)
-
-    def forward(self, x):
-        x = self.bytes(x) + self.positions(torch.arange(x.shape[1], device=x.device))
-        return functional.linear(self.norm(self.blocks(x)), self.bytes.weight).flatten(0, 1)
+    return CharLm(0.0, layers=12, heads=12, width=768, context=1024)
 
 
 def measure(name, network, shape, classes, *, batch, steps, dtype, compiled):
@@ -115,7 +75,7 @@ def measure(name, network, shape, classes, *, batch, steps, dtype, compiled):
 
     def loss_fn(x, y):
         with torch.autocast(DEVICE, dtype, enabled=dtype != torch.float32):
-            return functional.cross_entropy(network(x).float(), y.flatten())
+            return functional.cross_entropy(network(x).flatten(0, -2).float(), y.flatten())
 
     if compiled:
         torch.compiler.reset()  # it would compile for any shape, after those of another network
@@ -158,10 +118,10 @@ def main():
     )
     networks = [
         ("resnet50, float16", resnet50, image, 1000, {**size, "dtype": half}),
-        ("transformer, bfloat16", Transformer, text, 256, {**few, "dtype": torch.bfloat16}),
+        ("transformer, bfloat16", transformer, text, 256, {**few, "dtype": torch.bfloat16}),
         (
             "transformer, bfloat16, batch 64",
-            Transformer,
+            transformer,
             text,
             256,
             {**few, "batch": 2 * few["batch"], "dtype": torch.bfloat16},

@@ -31,7 +31,7 @@ _LOOPS = (
     variants.BARE_XLA,
 )
 _SMALL_LOOPS = (f"{_CTL}loop{variants.RESIDENT}", f"{_CTL}off", variants.TUTORIAL)
-_COMPARISONS = pathlib.Path(__file__).resolve().parent.parent / "comparisons"
+_ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
 
 def measure_mnist_float32(report: Report) -> None:
@@ -58,12 +58,12 @@ def measure_resnet50(report: Report) -> None:
 
 def measure_jax(report: Report) -> None:
     """The MNIST network by `jax.lax.scan`, with its data on the device."""
-    _run_script(report, report.flags.jax_python, "jax_scan.py")
+    _run_script(report, report.flags.jax_python, "jax_scan", "jax, flax, optax")
 
 
 def measure_torch(report: Report) -> None:
     """PyTorch: the MNIST network and ResNet-50."""
-    _run_script(report, report.flags.torch_python, "torch_speed.py")
+    _run_script(report, report.flags.torch_python, "torch_speed", "torch")
 
 
 def _measure(report: Report, model: str, names, *, windows: int = 5, seconds: float = 0.6) -> None:
@@ -91,15 +91,16 @@ def _measure(report: Report, model: str, names, *, windows: int = 5, seconds: fl
             process.kill()  # it would keep its memory on the GPU
 
 
-def _run_script(report: Report, python: str, script: str) -> None:
+def _run_script(report: Report, python: str, script: str, modules: str) -> None:
     """Runs a script that imports neither ctl nor TensorFlow, and reports its lines."""
     module = script.split("_")[0]
-    check = subprocess.run([python, "-c", f"import {module}"], capture_output=True, text=True)
+    check = subprocess.run([python, "-c", f"import {modules}"], capture_output=True, text=True)
     if check.returncode:
-        report(module, skipped=f"{python} cannot import {module}: pass --{module}_python")
+        report(module, skipped=f"{python} cannot import {modules}: pass --{module}_python")
         return
-    command = [python, str(_COMPARISONS / script), *(["--small"] if report.small else [])]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    command = [python, "-m", f"benchmarks.comparisons.{script}"]
+    command += ["--small"] if report.small else []
+    process = subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, text=True)
     start = time.monotonic()
     for line in process.stdout:
         report(**json.loads(line))

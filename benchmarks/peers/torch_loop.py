@@ -27,30 +27,31 @@ class Mnist(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self):
+    def __init__(self, width, heads):
         super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(128), nn.LayerNorm(128)
-        self.qkv, self.out = nn.Linear(128, 3 * 128), nn.Linear(128, 128)
-        self.wide, self.narrow = nn.Linear(128, 512), nn.Linear(512, 128)
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x):
         rows, length, width = x.shape
-        parts = self.qkv(self.norm1(x)).view(rows, length, 3, 4, width // 4).unbind(2)
-        query, key, value = (part.transpose(1, 2) for part in parts)
+        parts = self.qkv(self.norm1(x)).view(rows, length, 3, self.heads, width // self.heads)
+        query, key, value = (part.transpose(1, 2) for part in parts.unbind(2))
         y = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.out(y.transpose(1, 2).reshape(rows, length, width))
         return x + self.narrow(functional.gelu(self.wide(self.norm2(x))))
 
 
 class CharLm(nn.Module):
-    def __init__(self, dropout):
+    def __init__(self, dropout, *, layers=4, heads=4, width=128, context=64):
         super().__init__()
-        self.tokens, self.positions = nn.Embedding(256, 128), nn.Embedding(64, 128)
-        self.blocks = nn.ModuleList(Block() for _ in range(4))
-        self.norm = nn.LayerNorm(128)
+        self.tokens, self.positions = nn.Embedding(256, width), nn.Embedding(context, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
 
     def forward(self, x):
-        x = self.tokens(x) + self.positions.weight
+        x = self.tokens(x) + self.positions.weight[: x.shape[1]]
         for block in self.blocks:
             x = block(x)
         return functional.linear(self.norm(x), self.tokens.weight)
