@@ -183,14 +183,20 @@ def test_config_errors_are_reported_before_tensorflow_is_imported():
     assert len(seen) > 40
 
 
-# Each is run in one process, one after the other.
+# All are run in one process, one after the other; the first also without NumPy and Keras.
 WITHOUT_TENSORFLOW = (
-    "import ctl, ctl.launch, ctl.testing.plugin",
+    "import ctl, ctl.launch, ctl.testing.plugin\n"
+    "from ctl import errors, main, modes\n"
+    "from ctl.configs import compatibility, keys, loading, options, overrides, validation\n"
+    "from ctl.loop import progress, stop, workdir\n"
+    "from ctl.hardware import devices, gpu, host, selection, strategies, tpu\n"
+    "ctl.config(train=dict(steps=5)); ctl.TrainerOptions(); ctl.Clip(); dir(ctl)\n"
+    "assert not {'tf_keras', 'keras', 'numpy', 'orbit'} & set(sys.modules), sys.modules.keys()",
     "from ctl.configs.modes import MODES; [MODES[name].load() for name in ('devices', 'aot_compile', "
     "'find_batch')]",
-    "from ctl.hardware import tpu; tpu.find_obstacle()",
-    "from ctl import main; assert main.run(['ctl', 'report', 'a']) == 0",
-    "from ctl import main; assert main.run(['ctl', 'diff', 'a', 'a']) == 2  # without records",
+    "tpu.find_obstacle()",
+    "assert main.run(['ctl', 'report', 'a']) == 0",
+    "assert main.run(['ctl', 'diff', 'a', 'a']) == 2  # without records",
 )
 
 

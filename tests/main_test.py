@@ -235,18 +235,3 @@ def test_explain_prints_the_same_however_it_is_started_and_tensorflow_is_silent(
     assert [(p.returncode, p.stderr) for p in processes] == [(0, "")] * 2
     assert processes[0].stdout == processes[1].stdout
     assert "trainer: package.net:Tiny" in processes[0].stdout
-
-
-def test_importing_ctl_and_its_light_modules_does_not_import_tensorflow():
-    code = (
-        "import sys, ctl\n"
-        "from ctl import errors, main, modes\n"
-        "from ctl.configs import compatibility, keys, loading, options, overrides, validation\n"
-        "from ctl.loop import progress, stop, workdir\n"
-        "from ctl.hardware import devices, gpu, host, selection, strategies, tpu\n"
-        "ctl.config(train=dict(steps=5)); ctl.TrainerOptions(); ctl.Clip(); dir(ctl)\n"
-        "heavy = {'tensorflow', 'tf_keras', 'keras', 'numpy', 'orbit'} & set(sys.modules)\n"
-        "sys.exit(str(heavy) if heavy else 0)\n"
-    )
-    process = child.run(["-c", code])
-    assert (process.returncode, process.stderr) == (0, "")
