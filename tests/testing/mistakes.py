@@ -427,6 +427,9 @@ class Mistake:
 KERNEL = "update of dense/kernel:0 on 2 replicas (4 + 4 rows), step 0: "
 UNEVEN = "update of dense/kernel:0 on 2 replicas (3 + 2 rows)"
 TWICE = f"{KERNEL}2 times the value on one replica"
+TWO_PENALTIES, MORE_PENALTIES = (
+    causes.WEIGHTS.format(times=times) for times in ("2 times", "more than once")
+)
 LOCAL = "divided by a value of the replica's own rows"
 REDUCED_TWICE = causes.ALL_UPDATES.format(
     variables="dense/kernel:0, dense/bias:0",
@@ -439,7 +442,7 @@ MISTAKES = [
     Mistake(
         LocalMean,
         TWICE,
-        causes.PADDING_MEAN.format(times=2),
+        causes.PADDING.format(times=2),
         batch_sizes=(8, 5),
         loop_cause=causes.OWN_ROWS.format(how="summed"),
     ),
@@ -488,7 +491,7 @@ MISTAKES = [
     Mistake(
         PlainBatchNorm,
         "statistic batch_normalization/moving_variance:0 on 2 replicas (4 + 4 rows)",
-        causes.OWN_STATISTICS,
+        causes.OWN_STATISTICS.format(part="replica"),
         **NORMALIZED,
     ),
     Mistake(
@@ -527,14 +530,14 @@ MISTAKES = [
         causes.METRIC_NOT_SUMMED,
         **ON_STEP_OF_CTL,
     ),
-    Mistake(DecayedOncePerReplica, KERNEL, causes.DECAY.format(times=2), loop_cause=causes.WEIGHTS),
+    Mistake(DecayedOncePerReplica, KERNEL, TWO_PENALTIES, loop_cause=MORE_PENALTIES),
     Mistake(
         PenaltyOncePerReplica,
         KERNEL,
-        causes.PENALTY.format(times=2),
+        TWO_PENALTIES,
         trainer_base=type("Penalized", (gallery.Steps, gallery.Regularized), {}),
         loop_base=loop_gallery.Regularized,
-        loop_cause=causes.WEIGHTS,
+        loop_cause=MORE_PENALTIES,
     ),
     Mistake(AuxiliaryMean, KERNEL, causes.PART_SUMMED, replicas=(1, 2, 4)),
     Mistake(
@@ -542,7 +545,7 @@ MISTAKES = [
         "copies of dense/kernel:0 on 2 replicas (4 + 4 rows)",
         causes.NOT_REDUCED,
     ),
-    Mistake(LossNotReduced, "loss on 2 replicas (4 + 4 rows), step 0: 1/2 times", causes.OWN_SHARE),
+    Mistake(LossNotReduced, "loss on 2 replicas (4 + 4 rows), step 0: 1/2 times", causes.LOSS),
     Mistake(
         OneReplicaOnly,
         "copies of steps_seen:0 on 2 replicas (4 + 4 rows)",
@@ -562,9 +565,7 @@ MISTAKES = [
         causes.METRIC_GROWS,
         trainer_base=None,
     ),
-    Mistake(
-        SameMask, "on 2 replicas (4 + 4 rows)", causes.SAME_NUMBERS, unkeyed=True, **ON_STEP_OF_CTL
-    ),
+    Mistake(SameMask, "on 2 replicas (4 + 4 rows)", causes.RANDOM, unkeyed=True, **ON_STEP_OF_CTL),
     Mistake(
         NotUnscaled,
         "update under a loss scale that is 8 times larger on 1 replica (2 rows), step 0: 8 times",

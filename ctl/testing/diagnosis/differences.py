@@ -29,18 +29,16 @@ _NOT_COMPARED = "The optimizer was not compared: it may amplify the rounding err
 
 def run_checks(evidence: Evidence) -> Found:
     """Returns the differences that the first check finds, and their cause."""
-    # Updates that are not divided by the scale are too large to be compared.
-    early: list[Check] = [check_loss_scale] * evidence.subject.scales_losses
-    late: list[Check] = [check_loss_scale] * (not early)
     checks: list[Check] = [
         check_sharding,  # first, because the same mistake has many effects between the splits
-        *early,
         check_splits,
         check_normalization,
-        *late,
+        check_loss_scale,
         check_recomputation,
         check_optimizers,
     ]
+    if evidence.subject.scales_losses:  # updates that are not divided by the scale are too large
+        checks.insert(0, check_loss_scale)
     return next((found for check in checks if (found := check(evidence))[0]), NOTHING)
 
 
@@ -64,12 +62,8 @@ def check_sharding(evidence: Evidence) -> Found:
         return NOTHING
     sharded, unsharded = subjects
     expected = unsharded.start(split).record()
-    differences = _compare(evidence, sharded.start(split).record(expected.names), expected)
-    if not differences:
-        return NOTHING
-    # The slots of the first step are all alike, so that only the gathered weights can be wrong.
-    stale = any(d.kind == "copy" or (d.kind == "update" and d.step == 0) for d in differences)
-    return differences, causes.STALE_GATHER if stale else causes.OTHER_SLOTS
+    record = sharded.start(split).record(expected.names)
+    return _compare(evidence, record, expected), causes.SHARDED
 
 
 def check_recomputation(evidence: Evidence) -> Found:
@@ -80,12 +74,7 @@ def check_recomputation(evidence: Evidence) -> Found:
     with recompute.disabled():
         expected = evidence.subject.start(record.split).record(record.names)
     record = dataclasses.replace(record, evaluation={})  # an evaluation recomputes nothing
-    differences = _compare(evidence, record, expected)
-    if not differences:
-        return NOTHING
-    # The moving statistics of the first step do not depend on the gradients.
-    moved = any(each.kind == "statistic" for each in differences if each.step == 0)
-    return differences, causes.MOVED_TWICE if moved else causes.OTHER_PASS
+    return _compare(evidence, record, expected), causes.RECOMPUTED
 
 
 def check_normalization(evidence: Evidence) -> Found:

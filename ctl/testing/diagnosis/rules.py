@@ -14,25 +14,18 @@ from ctl.testing.subjects import noise
 from ctl.testing.subjects.base import RowValues, Subject, attempt
 
 
-def explain_draws(evidence: Evidence, split: Split, *, training: bool = True) -> str | None:
-    """Returns how the random numbers of a row depend on the split, or None if they do not.
+def draws_differ(evidence: Evidence, split: Split, *, training: bool = True) -> bool:
+    """Returns whether the random numbers of a row depend on the split.
 
     If all rows are equal, only random numbers can make their outputs different.
     """
-    if split.replicas < 2:
-        return None
     rows = _rows(evidence.subject.select([0] * evidence.subject.count), split, training)
-    if rows is None:
-        return None
+    if rows is None or split.replicas < 2:
+        return False
     reference, values = rows
     drawn = [*reference.outputs, reference.losses]
-    if all(close(v, v[:1].repeat(len(v), 0)) for v in drawn):
-        return None
-    if _all_close(drawn, [*values.outputs, values.losses]):
-        return None
-    first, *others = values.by_replica
-    same_numbers = all(_all_close(first, other) for other in others)
-    return causes.SAME_NUMBERS if same_numbers else causes.OTHER_NUMBERS
+    is_random = not all(close(v, v[:1].repeat(len(v), 0)) for v in drawn)
+    return is_random and not _all_close(drawn, [*values.outputs, values.losses])
 
 
 def explain_rows(evidence: Evidence, split: Split, *, training: bool = True) -> str | None:
@@ -43,11 +36,10 @@ def explain_rows(evidence: Evidence, split: Split, *, training: bool = True) -> 
     reference, values = rows
     if not _all_close(reference.outputs, values.outputs):
         return causes.FORWARD
-    if not close(reference.losses, values.losses):
-        return causes.PER_EXAMPLE.format(hook="per_example_loss")
-    if not close(reference.weights, values.weights):
-        return causes.PER_EXAMPLE.format(hook="sample_weight")
-    return None
+    hooks = {"per_example_loss": (reference.losses, values.losses)}
+    hooks["sample_weight"] = (reference.weights, values.weights)
+    hook = next((name for name, pair in hooks.items() if not close(*pair)), None)
+    return causes.PER_EXAMPLE.format(hook=hook) if hook else None
 
 
 def _rows(subject: Subject, split: Split, training: bool) -> tuple[RowValues, RowValues] | None:
@@ -77,7 +69,7 @@ def explain_evaluation(evidence: Evidence) -> Finding | None:
     if {difference.kind for difference in evidence.differences} != {"evaluation"}:
         return None
     first = evidence.of_kind("evaluation")[0]
-    if explain_draws(evidence, first.split, training=False):
+    if draws_differ(evidence, first.split, training=False):
         return first, causes.EVALUATION_NOISE
     cause = explain_rows(evidence, first.split, training=False)
     return (first, cause) if cause else None
@@ -107,15 +99,13 @@ def _grows(evidence: Evidence, difference: Difference) -> bool:
 
 
 def explain_metric(evidence: Evidence) -> Finding | None:
-    """Recognizes metrics that are averaged or summed over the replicas, or count padding."""
+    """Recognizes metrics that are averaged over the replicas, or count padding."""
     differences = evidence.of_kind("metric", "evaluation")
     if not differences or evidence.of_kind("update", "statistic"):
         return None
     for difference in differences:
         if difference.split.even and difference.has_factor(1 / difference.split.replicas):
             return difference, causes.METRIC_NOT_SUMMED
-        if difference.split.even and difference.has_factor(difference.split.replicas):
-            return difference, causes.METRIC_SUMMED
     plain = [d for d in differences if d.kind == "metric" and d.split.micro_batches == 1]
     if not plain:
         return differences[0], causes.METRIC
@@ -175,13 +165,13 @@ def explain(evidence: Evidence) -> tuple[list[Difference], str]:
 
 def _explain_statistics(evidence: Evidence) -> Finding | None:
     differences = evidence.of_kind("statistic")
-    if not differences or explain_draws(evidence, differences[0].split):
+    if not differences or draws_differ(evidence, differences[0].split):
         return None
     first = differences[0]
     if all(not d.split.even for d in differences) and any(s.even for s in evidence.records):
         return first, causes.UNEVEN_STATISTICS
-    one = first.split.replicas == 1
-    return first, causes.MICRO_BATCH_STATISTICS if one else causes.OWN_STATISTICS
+    part = "replica" if first.split.replicas > 1 else "micro-batch"
+    return first, causes.OWN_STATISTICS.format(part=part)
 
 
 def _explain_copies(evidence: Evidence) -> Finding | None:
@@ -202,8 +192,9 @@ def _explain_copies(evidence: Evidence) -> Finding | None:
 def _explain_values_of_rows(evidence: Evidence) -> Finding | None:
     """Recognizes rows that differ before anything is summed over them."""
     for difference in evidence.on_several_replicas()[:1]:
-        split = difference.split
-        cause = explain_draws(evidence, split) or explain_rows(evidence, split)
+        if draws_differ(evidence, difference.split):
+            return difference, causes.RANDOM
+        cause = explain_rows(evidence, difference.split)
         return (difference, cause) if cause else None
     return None
 
@@ -211,11 +202,7 @@ def _explain_values_of_rows(evidence: Evidence) -> Finding | None:
 def _explain_loss(evidence: Evidence) -> Finding | None:
     """Recognizes that a step returns a wrong loss although its updates are right."""
     differences = evidence.of_kind("loss")
-    if not differences or evidence.of_kind("update"):
-        return None
-    first = differences[0]
-    share = first.has_factor(1 / first.split.replicas)
-    return first, causes.OWN_SHARE if share else causes.LOSS_ONLY
+    return (differences[0], causes.LOSS) if differences and not evidence.of_kind("update") else None
 
 
 def _explain_state(evidence: Evidence) -> Finding | None:
@@ -269,7 +256,7 @@ def explain_random(evidence: Evidence) -> Finding | None:
     if attempt(lambda: _draws_same_numbers(evidence, split, threshold)):
         first = next(name for kind, name in reference.steps[0] if kind == "update")
         size = float(np.abs(reference.flat_update()).max())
-        return Difference("update", first, split, 0, None, size), causes.SAME_NUMBERS
+        return Difference("update", first, split, 0, None, size), causes.RANDOM
     return None
 
 

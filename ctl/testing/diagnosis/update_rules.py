@@ -15,6 +15,7 @@ from ctl.testing.loop_record import Record
 from ctl.testing.splits import RATE, Split
 from ctl.testing.subjects.base import Terms, attempt
 
+_PART_OF_WEIGHTS = causes.WEIGHTS.format(times="more than once")
 _CLOSE = 1e-4  # relative; coefficients solve a least-squares problem and lose digits
 _ROUNDING = 1e-9  # a smaller multiple of the weights is a rounding error
 
@@ -44,7 +45,7 @@ def explain_update(evidence: Evidence) -> Finding | None:
     first = differences[0]
     clipped = explain_clipping(evidence.records, evidence.references, first.split)
     cause = clipped or _explain_parts(evidence, first.split)
-    if cause and cause != causes.WEIGHTS:
+    if cause and cause != _PART_OF_WEIGHTS:
         return first, cause
     # Before `explain_partial`: one factor of all updates of a model also grows with the replicas.
     finding = _explain_other_model(differences)
@@ -128,7 +129,10 @@ def explain_coefficients(coefficients: Mapping[Split, Coefficients], split: Spli
     if cause and split.micro_batches == 1:
         return cause
     if _all_close(first.rows, first.rows[0]):
-        return _explain_common_factor(float(first.rows[0]), split)
+        known = {split.micro_batches: causes.MICRO_BATCH, 1 / split.replicas: causes.AVERAGED}
+        known[split.replicas] = causes.REDUCED_TWICE
+        matches = (k for k in known if k != 1 and abs(first.rows[0] / k - 1) < _CLOSE)
+        return known.get(next(matches, 0))
     sizes = _micro_batch_sizes(split)
     if split.replicas == 1 and _all_close(first.rows * sizes, first.rows[0] * sizes[0]):
         return causes.MICRO_BATCH
@@ -167,12 +171,8 @@ def explain_partial(
             errors[split.replicas] = record.flat_update() - references[batch].flat_update()
     for few, many in itertools.pairwise(sorted(errors)):
         factor = common_factor(errors[many], errors[few], 1e-5)
-        if factor is None:
-            continue
-        if abs(factor - (many - 1) / (few - 1)) < _CLOSE:
+        if factor is not None and abs(factor - (many - 1) / (few - 1)) < _CLOSE:
             return causes.PART_SUMMED
-        if abs(factor - (1 - 1 / many) / (1 - 1 / few)) < _CLOSE:
-            return causes.PART_AVERAGED
     return None
 
 
@@ -198,11 +198,10 @@ def _explain_other_model(differences: Sequence[Difference]) -> Finding | None:
 
 def _explain_other_terms(coefficients: Coefficients) -> str | None:
     """Returns the cause if every row counts as it should."""
-    if abs(coefficients.penalty - 1) > _CLOSE:
-        return causes.PENALTY.format(times=as_fraction(coefficients.penalty))
-    if abs(coefficients.decay - 1) > _CLOSE:
-        return causes.DECAY.format(times=as_fraction(coefficients.decay))
-    return causes.WEIGHTS if coefficients.extra > _CLOSE else None
+    for factor in (coefficients.penalty, coefficients.decay):
+        if abs(factor - 1) > _CLOSE:
+            return causes.WEIGHTS.format(times=f"{as_fraction(factor)} times")
+    return _PART_OF_WEIGHTS if coefficients.extra > _CLOSE else None
 
 
 def _local_factors(rows: np.ndarray, split: Split) -> str:
@@ -223,21 +222,8 @@ def _explain_uneven_rows(rows: np.ndarray, split: Split) -> str | None:
         how = "summed" if _all_close(rows * sizes, split.batch) else "averaged"
         return causes.OWN_ROWS.format(how=how)
     if len(rows) > 1 and _all_close(rows[:-1], rows[0]) and rows[-1] > rows[0] * (1 + _CLOSE):
-        cause = causes.PADDING if _all_close(rows[:1], 1.0) else causes.PADDING_MEAN
-        return cause.format(times=as_fraction(float(rows[-1] / rows[0])))
+        return causes.PADDING.format(times=as_fraction(float(rows[-1] / rows[0])))
     return None
-
-
-def _explain_common_factor(factor: float, split: Split) -> str | None:
-    """Returns the cause if all rows have the same coefficient."""
-    known = [
-        (split.replicas, causes.REDUCED_TWICE),
-        (1 / split.replicas, causes.AVERAGED),
-        (split.micro_batches, causes.MICRO_BATCH),
-        (1 / split.micro_batches, causes.MICRO_BATCH_TWICE),
-    ]
-    matches = (cause for value, cause in known if value != 1 and abs(factor / value - 1) < _CLOSE)
-    return next(matches, None)
 
 
 def _micro_batch_sizes(split: Split) -> np.ndarray:

@@ -29,13 +29,11 @@ class RowValues:
         outputs: the model's outputs, [batch, ...] each.
         losses: [batch] losses, not reduced.
         weights: [batch] sample weights.
-        by_replica: for each replica its outputs, [rows, ...] each, padding included.
     """
 
     outputs: list[np.ndarray]
     losses: np.ndarray
     weights: np.ndarray
-    by_replica: list[list[np.ndarray]]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -256,18 +256,12 @@ def compute_rows(trainer: StandardTrainer, batch_size: int, *, training: bool) -
         outputs, losses, weights = _row_values(trainer, batch, row_mask, training=training)
         return tf.nest.flatten(outputs), losses, weights
 
-    def per_replica(values: Any) -> list[np.ndarray]:
-        return [np.asarray(v) for v in strategy.experimental_local_results(values)]
+    def join(values: Any) -> np.ndarray:
+        return np.concatenate(strategy.experimental_local_results(values))[:batch_size]
 
     compute = traced(lambda *args: strategy.run(replica, args=args))
     outputs, losses, weights = compute(*_first_batch(trainer))
-    by_output = [per_replica(values) for values in outputs]
-    return RowValues(
-        [np.concatenate(values)[:batch_size] for values in by_output],
-        np.concatenate(per_replica(losses))[:batch_size],
-        np.concatenate(per_replica(weights))[:batch_size],
-        [list(values) for values in zip(*by_output, strict=True)],
-    )
+    return RowValues([join(values) for values in outputs], join(losses), join(weights))
 
 
 def compute_terms(trainer: StandardTrainer, names: Sequence[Names]) -> Terms:
