@@ -14,7 +14,7 @@ if TYPE_CHECKING:
         check_replica_equivalence,
     )
     from ctl.testing.equivalence_report import Report
-    from ctl.testing.golden.assertion import CurveReport, assert_curve
+    from ctl.testing.golden import CurveReport, assert_curve
     from ctl.testing.logical_devices import copies, make_strategy, split_cpu
     from ctl.testing.multiprocess import run_workers
     from ctl.testing.non_finite import plant
@@ -27,7 +27,7 @@ _NAMES = {
         *("assert_loop_equivalent", "assert_replica_equivalent"),
         *("check_loop_equivalence", "check_replica_equivalence"),
     ),
-    "golden.assertion": ("CurveReport", "assert_curve"),
+    "golden": ("CurveReport", "assert_curve"),
     "multiprocess": ("run_workers",),
     "non_finite": ("plant",),
     "equivalence_report": ("Report",),

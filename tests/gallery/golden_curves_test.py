@@ -7,7 +7,7 @@ import pytest
 
 from ctl import testing
 from ctl.configs.flags import load_config
-from ctl.testing.golden import assertion
+from ctl.testing import golden
 from tests import child
 
 STEPS = 6
@@ -58,7 +58,7 @@ def test_the_first_steps_are_those_of_the_golden_curve(name, tmp_path):
     assert testing.assert_curve(f"tests/golden/{name}.json", config, steps=STEPS).equal
 
 
-@pytest.mark.skipif(assertion.is_updating(), reason="golden files are recorded")
+@pytest.mark.skipif(golden.is_updating(), reason="golden files are recorded")
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize(

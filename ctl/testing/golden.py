@@ -1,0 +1,318 @@
+"""ctl.testing.assert_curve: asserts that training computes the values in a golden file.
+
+On the same machine, with the same versions and options, the bits must be equal. Elsewhere sums have
+another order and other rounding errors, and one relative tolerance holds.
+"""
+
+from collections.abc import Iterator, Mapping
+import dataclasses
+import hashlib
+import itertools
+import json
+import os
+import pathlib
+import pkgutil
+import platform
+from typing import TypeAlias
+
+from ml_collections import config_dict
+import numpy as np
+import tensorflow as tf
+import tf_keras
+
+from ctl.errors import UsageError, list_some, print_line
+from ctl.hardware import devices, host
+from ctl.loop import json_files
+from ctl.replica.keras3 import private
+from ctl.replica.step.engine import engine_of
+from ctl.testing.contents import Name, values_of
+from ctl.trainer import StandardTrainer
+from ctl.version import find_version
+
+UPDATE = "CTL_UPDATE_GOLDEN"  # the variable that the pytest option --update_golden sets
+RTOL = 1e-3
+_FORMAT = 3  # 2 had a tolerance for each value
+_RECORD = "record the curve again: pytest --update_golden"
+_TENSORS = ("update", "statistic")  # the kinds of variables that a curve describes one by one
+
+Experiment: TypeAlias = str | os.PathLike[str] | config_dict.ConfigDict | StandardTrainer
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """The values that one step computed; the lists have one item for each tensor of the curve.
+
+    Attributes:
+        loss: the loss of the global batch; NaN if the trainer's loop reports none.
+        update: the norms of the changes of the tensors.
+        bits: a hash of all variables after the step, also of those of the optimizer.
+    """
+
+    loss: float
+    update: list[float]
+    bits: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """The steps of a training run, and what their bits depend on.
+
+    Attributes:
+        environment: versions, CPU, devices, strategy, and the options of the trainer and its optimizer.
+        tensors: the trainable variables and moving statistics, name -> shape.
+        steps: the steps, from the first.
+    """
+
+    environment: Mapping[str, str]
+    tensors: Mapping[str, list[int]]
+    steps: list[Step]
+
+
+@dataclasses.dataclass(frozen=True)
+class CurveReport:
+    """The comparison of a run with a golden curve.
+
+    Attributes:
+        changes: why bits are not compared, one line per difference, such as
+            "tensorflow: 2.19.0 -> 2.20.0"; empty if bits are compared.
+        step: the first step that differs, from 1; 0 if none does.
+        tensor: the first tensor that differs in that step, or "loss"; "" if none does.
+        difference: one sentence about the difference.
+    """
+
+    changes: tuple[str, ...]
+    step: int = 0
+    tensor: str = ""
+    difference: str = ""
+
+    @property
+    def equal(self) -> bool:
+        """Whether all steps agree with the recording."""
+        return not self.step
+
+    @property
+    def compares_bits(self) -> bool:
+        """Whether the curves were compared bit for bit."""
+        return not self.changes
+
+    def failure(self) -> str:
+        """Returns the error message."""
+        how = "the same bits are required, since nothing that determines them has changed"
+        if self.changes:
+            how = f"the relative tolerance rtol holds, since {list_some(self.changes)}"
+        first = f"Step {self.step}: {self.difference}."
+        return f"{first}\n  How: {how}.\n  If the change is intended, {_RECORD}."
+
+
+def assert_curve(
+    path: str | os.PathLike[str],
+    experiment: Experiment,
+    *,
+    steps: int = 20,
+    rtol: float = RTOL,
+    bits: bool = True,
+) -> CurveReport:
+    """Asserts that the first steps of training compute the values that a golden file has recorded.
+
+        def test_training_is_unchanged():
+            ctl.testing.assert_curve("golden/mnist.json", "experiments/mnist.py", steps=20)
+
+    The golden file has, for each step, the loss, and for each trainable variable and moving statistic
+    the norm of its update, and a hash of all variables. If versions, CPU, devices, strategy and
+    options are as in the recording, the bits must be the same. Otherwise the loss and the norms are
+    compared.
+
+    `pytest --update_golden`, or the environment variable CTL_UPDATE_GOLDEN=1, records the file. It is
+    never written otherwise, and a missing file is an error: a test that records what it finds passes
+    in a checkout in which the file was forgotten.
+
+    Args:
+        path: the golden file; commit it together with the test.
+        experiment: a config file, the result of `ctl.config(...)`, or an untrained trainer, which this
+            function trains.
+        steps: the number of steps; at most as many as in the recording.
+        rtol: where bits are not compared, the tolerance of the loss, relative to the loss, and of the
+            norm of each update, relative to the norm of all updates of the step.
+        bits: False if two runs on one machine compute different bits, as some kernels of GPUs do.
+
+    Returns:
+        The comparison.
+
+    Raises:
+        AssertionError: a step differs; the message names the first one, the first tensor in it, and
+            what has changed.
+        UsageError: there is no such file, it is damaged, or the trainer is not a new one.
+    """
+    file = pathlib.Path(path)
+    if is_updating():
+        curve = _record(experiment, steps)
+        write(file, curve)
+        print_line(f"{file}: recorded {steps} steps of {len(curve.tensors)} tensors")
+        return CurveReport(())
+    if not file.exists():
+        raise UsageError(
+            f"{file} does not exist: record it by pytest --update_golden, or with {UPDATE}=1 in the "
+            "environment, and commit it."
+        )
+    recorded = read(file)
+    report = compare(_record(experiment, steps), recorded, rtol=rtol, bits=bits)
+    if not report.equal:
+        raise AssertionError(f"{file}: {report.failure()}")
+    return report
+
+
+def is_updating() -> bool:
+    """Returns whether `assert_curve` records golden files instead of comparing with them."""
+    return os.environ.get(UPDATE, "0") not in ("", "0")
+
+
+def compare(
+    actual: Curve, recorded: Curve, *, rtol: float = RTOL, bits: bool = True
+) -> CurveReport:
+    """Compares the steps of a run, which may be fewer, with a recorded curve."""
+    if len(actual.steps) > len(recorded.steps):
+        raise UsageError(
+            f"The golden curve has {len(recorded.steps)} steps, but {len(actual.steps)} are required: "
+            f"{_RECORD}."
+        )
+    changes = [] if bits else ["bits=False"]
+    for key in dict.fromkeys([*recorded.environment, *actual.environment]):
+        old, new = (curve.environment.get(key, "not set") for curve in (recorded, actual))
+        if old != new and key != "ctl":  # another version of it is no reason for other bits
+            changes.append(f"{key}: {old:.60} -> {new:.60}")
+    report = CurveReport(tuple(changes))
+    pairs = itertools.zip_longest(actual.tensors.items(), recorded.tensors.items())
+    for here, there in pairs:  # the names are not compared: Keras numbers the layers of a process
+        if not (here and there and here[1] == there[1]):
+            texts = [" ".join(map(str, each or ["no variable"])) for each in (here, there)]
+            what = f"the trainer has {texts[0]}, where {texts[1]} was recorded"
+            return dataclasses.replace(report, step=1, tensor=(here or there)[0], difference=what)
+    tolerance = rtol if changes else 0.0
+    for number, (step, old_step) in enumerate(zip(actual.steps, recorded.steps, strict=False), 1):
+        for name, what in _find_differences(step, old_step, list(recorded.tensors), tolerance):
+            return dataclasses.replace(report, step=number, tensor=name, difference=what)
+    return report
+
+
+def _find_differences(
+    step: Step, expected: Step, names: list[str], rtol: float
+) -> Iterator[tuple[str, str]]:
+    """Yields each value that differs, and a sentence; an rtol of 0 requires the same bits."""
+    total = float(np.linalg.norm(expected.update))
+    values = [("loss", "loss", step.loss, expected.loss, abs(expected.loss))]
+    for name, new, old in zip(names, step.update, expected.update, strict=True):
+        values.append((name, f"norm of the update of {name}", new, old, total))
+    for name, label, new, old, size in values:
+        distance = 0.0 if new == old or (new != new and old != old) else abs(new - old)
+        if distance and not distance <= rtol * size:  # also if it is NaN
+            limit = f"; the tolerance is {rtol * size:.2g}" if rtol else ""
+            numbers = f"{new:.9g} instead of {old:.9g} (difference {distance:.2g}{limit})"
+            yield name, f"the {label} is {numbers}"
+    if not rtol and step.bits != expected.bits:
+        yield "bits", "variables have other bits, with the same loss and norms of the updates"
+
+
+def read(path: pathlib.Path) -> Curve:
+    """Reads a golden file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content.pop("format") != _FORMAT:
+            raise ValueError("it was written by another version of ctl")
+        return Curve(steps=[Step(**step) for step in content.pop("steps")], **content)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UsageError(
+            f"{path} cannot be read as a golden curve ({error}): restore it, or {_RECORD}."
+        ) from None
+
+
+def write(path: pathlib.Path, curve: Curve) -> None:
+    """Writes a golden file, completely or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    json_files.replace(path, {"format": _FORMAT, **dataclasses.asdict(curve)})
+
+
+def _record(experiment: Experiment, steps: int) -> Curve:
+    if isinstance(experiment, StandardTrainer):
+        return record(experiment, steps)
+    private.reset_names()  # Keras numbers the layers of a process, and options name variables by pattern
+    run_class = pkgutil.resolve_name("ctl:Run")  # by name: it is above this layer
+    with run_class(experiment, print_lines=False) as run:
+        return record(run.trainer, steps)
+
+
+def record(trainer: StandardTrainer, steps: int) -> Curve:
+    """Trains a new trainer and records its curve."""
+    if steps < 1:
+        raise UsageError(f"steps is {steps}, but must be at least 1.")
+    if trained := int(trainer.global_step.numpy()):
+        raise UsageError(
+            f"The trainer has made {trained} steps, but a golden curve starts at the first: pass a new "
+            "trainer."
+        )
+    trainer.train(tf.constant(0))  # traces the step, which creates the slots of optimizers
+    values, recorded = values_of(trainer), []
+    tensors: dict[str, list[int]] = {}
+    for (kind, name), value in _select_tensors(values).items():
+        tensors[f"{name} ({kind})" if name in tensors else name] = list(value.shape)
+    for _ in range(steps):
+        before, outputs = values, trainer.train(tf.constant(1)) or {}
+        values = values_of(trainer)
+        recorded.append(describe_step(float(outputs.get("loss", np.nan)), values, before))
+    return Curve(describe_environment(trainer), tensors, recorded)
+
+
+def describe_step(
+    loss: float, values: Mapping[Name, np.ndarray], before: Mapping[Name, np.ndarray]
+) -> Step:
+    """Returns what a curve has of a step, from all variables after it and before it."""
+    tensors = _select_tensors(values)
+    changes = [value.astype(np.float64) - before[name] for name, value in tensors.items()]
+    digest = hashlib.blake2b(digest_size=8)
+    for value in values.values():
+        digest.update(np.ascontiguousarray(value).tobytes())
+    return Step(
+        loss=loss,
+        update=[float(np.linalg.norm(change.ravel())) for change in changes],
+        bits=digest.hexdigest(),
+    )
+
+
+def _select_tensors(values: Mapping[Name, np.ndarray]) -> dict[Name, np.ndarray]:
+    return {name: value for name, value in values.items() if name[0] in _TENSORS}
+
+
+def describe_environment(trainer: StandardTrainer) -> dict[str, str]:
+    """Returns the versions, the CPU, the devices and the options of a trainer, by name."""
+    plan, options = engine_of(trainer).plan, trainer.options
+    names = sorted({name.partition(":")[0] for name in devices.replica_devices(trainer.strategy)})
+    layout = {"strategy": plan.strategy, "replicas": str(plan.layout.replicas)}
+    optimizer = getattr(trainer.optimizer, "inner_optimizer", trainer.optimizer)
+    config = optimizer.get_config() if hasattr(optimizer, "get_config") else {}
+    return {
+        "ctl": find_version(),
+        "tensorflow": tf.__version__,
+        "tf_keras": tf_keras.__version__,
+        "numpy": np.__version__,
+        # Some kernels use its exponential function and logarithm.
+        "C library": " ".join(platform.libc_ver()),
+        "devices": ", ".join(names),
+        **(_describe_gpus() if "GPU" in names else {}),
+        **host.describe_kernels(tf.config.threading.get_intra_op_parallelism_threads()),
+        # With logical shards the order is the same on any number of replicas.
+        **({} if options.logical_shards else layout),
+        # The keys of the data may name folders of one machine.
+        **{name: str(value) for name, value in vars(options).items() if name != "data"},
+        "xla": plan.xla,
+        "global_batch_size": str(trainer.global_batch_size),
+        "optimizer": type(optimizer).__name__,
+        **{f"optimizer {key}": str(value) for key, value in config.items() if key != "name"},
+    }
+
+
+def _describe_gpus() -> dict[str, str]:
+    """Returns the models of the visible GPUs, and whether they round products to TensorFloat-32."""
+    details = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
+    return {
+        "GPU": "; ".join(sorted({str(each) for each in details})),
+        "TensorFloat-32": str(tf.config.experimental.tensor_float_32_execution_enabled()),
+    }

@@ -1,0 +1,282 @@
+"""`assert_curve`: what a golden curve detects, what it accepts, and when it is written."""
+
+import dataclasses
+import functools
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl import testing
+from ctl.errors import UsageError
+from ctl.testing import golden, tiny
+from ctl.testing.golden import Curve, Step, compare
+from tests import child, experiments
+
+EXAMPLES = {k: v.astype(np.float32) if k == "x" else v for k, v in tiny.examples(40).items()}
+STEPS = 6  # of 8 examples: each of the 40 is used once, and some twice
+strategy = functools.cache(testing.make_strategy)
+
+
+class Tiny(tiny.TinyTrainer):
+    """Trains in float32 on EXAMPLES."""
+
+    def build_dataset(self, split, input_context):
+        return ctl.data.arrays(EXAMPLES)
+
+
+class OtherLabel(Tiny):
+    """One of the 40 labels is another class."""
+
+    def build_dataset(self, split, input_context):
+        label = np.where(np.arange(40) == 9, 3 - EXAMPLES["label"], EXAMPLES["label"])
+        return ctl.data.arrays({**EXAMPLES, "label": label})
+
+
+class ReversedRows(Tiny):
+    """Computes the same, but sums gradients over the rows in reverse order."""
+
+    def forward(self, batch, training):
+        outputs = self.model(tf.reverse(batch["x"], axis=[0]), training=training)
+        return tf.reverse(outputs, axis=[0])
+
+
+class Wider(Tiny):
+    """Has another model."""
+
+    def build_model(self):
+        return tf_keras.Sequential([tf_keras.layers.Dense(7), tf_keras.layers.Dense(3)])
+
+
+def make(cls=Tiny, *, replicas=1, batch=8, optimizer=None, **options):
+    tf_keras.backend.reset_uids()
+    return cls(
+        strategy=strategy(replicas),
+        global_batch_size=batch,
+        optimizer=optimizer or (lambda: tf_keras.optimizers.Adam(1e-2)),
+        options=ctl.TrainerOptions(**{"xla": "off", **options}),
+    )
+
+
+@functools.cache
+def curve(cls=Tiny, **options):
+    return golden.record(make(cls, **options), STEPS)
+
+
+def change_environment(recording, **changes):
+    return dataclasses.replace(recording, environment={**recording.environment, **changes})
+
+
+@pytest.fixture
+def file(tmp_path):
+    golden.write(tmp_path / "golden/tiny.json", curve())
+    return tmp_path / "golden/tiny.json"
+
+
+def test_public_names_of_the_kit_exist():
+    assert all(getattr(testing, name) for name in testing.__all__)
+
+
+def test_an_unchanged_trainer_passes_and_writes_nothing(file):
+    before = file.stat().st_mtime_ns
+    report = testing.assert_curve(file, make(), steps=STEPS)
+    assert report.equal and report.compares_bits
+    assert file.stat().st_mtime_ns == before and os.listdir(file.parent) == [file.name]
+
+
+def test_a_changed_trainer_fails_and_writes_nothing(file):
+    before = file.read_bytes()
+    with pytest.raises(AssertionError) as error:
+        testing.assert_curve(str(file), make(OtherLabel), steps=STEPS)
+    message = str(error.value)
+    assert message.startswith(f"{file}: Step ") and ": the loss is " in message
+    assert "the same bits are required, since nothing that determines them" in message
+    assert message.endswith("record the curve again: pytest --update_golden.")
+    assert file.read_bytes() == before
+
+
+def test_a_missing_file_is_an_error_and_is_not_written(tmp_path):
+    with pytest.raises(UsageError, match=r"no\.json does not exist: record it by pytest --upd"):
+        testing.assert_curve(tmp_path / "no.json", make(), steps=2)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"format": 2, "steps": []}', '{"format": 3}'])
+def test_a_damaged_file_or_one_of_another_format_is_one_line(tmp_path, content):
+    (tmp_path / "a.json").write_text(content)
+    with pytest.raises(UsageError, match=r"cannot be read as a golden curve .* again") as error:
+        testing.assert_curve(tmp_path / "a.json", make(), steps=2)
+    assert "\n" not in str(error.value)
+
+
+def test_a_trained_trainer_and_no_steps_are_rejected():
+    trainer = make()
+    trainer.train(tf.constant(2))
+    with pytest.raises(UsageError, match="has made 2 steps, but a golden curve starts"):
+        golden.record(trainer, 2)
+    with pytest.raises(UsageError, match="steps is 0"):
+        golden.record(make(), 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("replicas", "micro_batches", "batch"), [(2, 1, 8), (4, 2, 8), (4, 1, 5)])
+def test_other_replicas_and_micro_batches_are_within_the_tolerance(replicas, micro_batches, batch):
+    actual = curve(replicas=replicas, micro_batches=micro_batches, batch=batch)
+    report = compare(actual, curve(batch=batch), rtol=1e-4)
+    assert report.equal, report.failure()
+    assert f"replicas: 1 -> {replicas}" in report.changes
+    # It is not the same by chance.
+    assert [s.bits for s in actual.steps] != [s.bits for s in curve(batch=batch).steps]
+
+
+@pytest.mark.slow
+def test_logical_shards_require_the_same_bits_on_other_replicas():
+    report = compare(curve(replicas=2, logical_shards=2), curve(logical_shards=2))
+    assert report.equal and report.compares_bits
+
+
+@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_another_seed_is_detected(replicas):
+    report = compare(curve(seed=1, replicas=replicas), curve())
+    assert (report.step, report.tensor) == (1, "loss")
+    assert "seed: 0 -> 1" in report.changes
+    assert "the relative tolerance rtol holds, since " in report.failure()
+
+
+def test_another_order_of_reduction_is_detected_by_its_bits():
+    report = compare(curve(ReversedRows), curve())
+    assert not report.equal and report.compares_bits
+    # On another CPU it is accepted, since its bits have no meaning there.
+    other = compare(curve(ReversedRows), change_environment(curve(), CPU="another"))
+    assert other.equal and other.changes[0].startswith("CPU: another -> ")
+    assert compare(curve(ReversedRows), curve(), bits=False).changes == ("bits=False",)
+
+
+def test_another_version_of_ctl_requires_the_same_bits():
+    assert compare(curve(), change_environment(curve(), ctl="0.0.1")).compares_bits
+
+
+@pytest.mark.slow
+def test_another_optimizer_is_named_and_detected():
+    report = compare(curve(replicas=2, optimizer=larger_rate), curve())
+    assert any(change.startswith("optimizer learning_rate: ") for change in report.changes)
+    assert (report.step, report.tensor) == (1, "dense/kernel:0")
+
+
+def larger_rate():
+    return tf_keras.optimizers.Adam(1.1e-2)
+
+
+def test_another_model_is_detected():
+    report = compare(curve(Wider), curve())
+    assert (report.step, report.tensor) == (1, "dense/kernel:0")
+    assert report.difference == (
+        "the trainer has dense/kernel:0 [4, 7], where dense/kernel:0 [4, 5] was recorded"
+    )
+
+
+def test_a_file_of_fewer_steps_is_rejected():
+    short = dataclasses.replace(curve(), steps=curve().steps[:2])
+    with pytest.raises(UsageError, match="has 2 steps, but 6 are required"):
+        compare(curve(), short)
+    assert compare(short, curve()).equal  # fewer steps may be compared
+
+
+def make_curve(loss=1.0, update=(3.0, 4.0), bits="a", cpu="a"):
+    return Curve({"CPU": cpu}, {"v": [2], "w": [2]}, [Step(loss, list(update), bits)])
+
+
+def test_loss_and_updates_may_differ_by_the_tolerance_and_no_more():
+    recorded = make_curve(cpu="b")
+    for factor, equal in ((0.999, True), (1.001, False)):
+        loss = make_curve(loss=1 + 1e-3 * factor)
+        # Relative to the norm of both updates, which is 5.
+        update = make_curve(update=(3.0, 4 + 5e-3 * factor))
+        assert compare(loss, recorded).equal == compare(update, recorded).equal == equal
+    assert compare(update, recorded).tensor == "w"
+    assert compare(update, recorded, rtol=0.1).equal
+
+
+def test_nan_equals_nan_only():
+    nan, on_another = (make_curve(loss=float("nan"), cpu=cpu) for cpu in "ab")
+    assert compare(nan, nan).equal and compare(nan, on_another).equal
+    assert "the loss is 1 instead of nan" in compare(make_curve(), on_another).difference
+
+
+def test_bits_are_those_of_all_variables():
+    values = {("update", "w"): np.array([[3.0, 4.0]], np.float32), ("state", "n"): np.array(7)}
+    before = {("update", "w"): np.array([[3.0, 1.0]], np.float32), ("state", "n"): np.array(6)}
+    step = golden.describe_step(0.5, values, before)
+    assert (step.loss, step.update) == (0.5, [3.0])
+    other = golden.describe_step(0.5, {**values, ("state", "n"): np.array(8)}, before)
+    assert other.update == step.update and other.bits != step.bits
+    report = compare(make_curve(bits="b"), make_curve())
+    assert (report.step, report.tensor) == (1, "bits")
+
+
+def test_what_determines_the_bits_is_recorded(monkeypatch):
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    described = golden.describe_environment(make(replicas=2, seed=3, model={"width": 4}))
+    assert described["tensorflow"] == tf.__version__ and described["ONEDNN_MAX_CPU_ISA"] == "AVX2"
+    assert described["devices"] == "CPU" and described["CPU"] and int(described["threads"]) >= 1
+    assert (described["replicas"], described["strategy"]) == ("2", "mirrored")
+    assert described["seed"] == "3" and "'width': 4" in described["model"]
+    assert described["optimizer"] == "Adam" and not {"GPU", "data"} & described.keys()
+    sharded = golden.describe_environment(make(replicas=2, logical_shards=2))
+    assert "replicas" not in sharded and sharded["logical_shards"] == "2"
+    monkeypatch.setattr(golden.devices, "replica_devices", lambda _: ["GPU:0", "GPU:1"])
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda _: ["a", "b"])
+    details = {"device_name": "NVIDIA H100"}
+    monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda _: details)
+    assert golden.describe_environment(make())["GPU"] == str(details)
+
+
+@functools.cache
+def config():
+    return ctl.config(
+        trainer="tests.testing.golden_test:Tiny",
+        data=dict(global_batch_size=8),
+        runtime=dict(strategy="one_device", devices=["CPU:0"], xla="off"),
+        optimizer=dict(name="adam", learning_rate=1e-2),
+    )
+
+
+@pytest.mark.slow
+def test_a_config_has_the_curve_of_its_trainer(file, monkeypatch):
+    monkeypatch.chdir(child.ROOT)
+    assert testing.assert_curve(file, config(), steps=STEPS).equal
+
+
+@pytest.mark.slow
+def test_a_config_file_is_recorded(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    experiments.write(tmp_path, {"experiment.py": experiments.DROPOUT})
+    monkeypatch.setenv(golden.UPDATE, "1")
+    testing.assert_curve("golden.json", "experiment.py", steps=3)
+    assert "golden.json: recorded 3 steps of " in capsys.readouterr().out
+    monkeypatch.delenv(golden.UPDATE)
+    report = testing.assert_curve("golden.json", "experiment.py", steps=3)
+    assert report.equal and report.compares_bits
+    assert {*os.listdir(tmp_path)} - {"__pycache__"} == {"experiment.py", "golden.json"}
+
+
+@pytest.mark.slow
+def test_option_of_pytest_records(tmp_path):
+    experiments.write(
+        tmp_path,
+        {
+            "golden_test.py": (
+                "from ctl import testing\n\n"
+                "def test_curve():\n"
+                "    testing.assert_curve('tiny.json', testing.tiny_trainer(), steps=2)\n"
+            )
+        },
+    )
+    command = ["-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "golden_test.py"]
+    failed = child.run(command, cwd=tmp_path)
+    assert "tiny.json does not exist" in failed.stdout
+    assert "1 passed" in child.run([*command, "--update_golden"], cwd=tmp_path).stdout
+    assert "1 passed" in child.run(command, cwd=tmp_path).stdout
