@@ -14,8 +14,8 @@ from ctl.data import batching, sampler
 from ctl.data.elements import check_data
 from ctl.data.input_pipeline import InputPipeline
 from ctl.data.layout import Layout
-from tests import reference_model
 from tests.data.reading import one_line, read_steps
+from tests.support import reference_model
 
 COUNT, SEED = 11, 3
 

@@ -9,8 +9,8 @@ import tensorflow as tf
 import ctl
 from ctl.data.caching.cache import cached
 from ctl.data.description import describe, describe_files
-from tests import child
 from tests.data import record_files
+from tests.support import child
 
 
 def arrays(count, **features):

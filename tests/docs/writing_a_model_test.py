@@ -6,8 +6,8 @@ import re
 import pytest
 
 import ctl
-from tests import child
 from tests.docs.pages import blocks
+from tests.support import child
 
 TEXT = (child.ROOT / "docs/writing-a-model.md").read_text()
 _PARTS = re.split(r"^## (.*)\n", TEXT, flags=re.MULTILINE)[1:]

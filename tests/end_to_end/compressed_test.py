@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests import child, experiments
+from tests.support import child, experiments
 
 # Worker 1 has no AVX-512 for oneDNN, which then chooses other kernels for products of matrices.
 EXPERIMENT = """\

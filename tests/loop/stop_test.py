@@ -14,7 +14,7 @@ import pytest
 from ctl.errors import UsageError
 from ctl.loop import stop as module
 from ctl.loop.stop import SIGNALS, GceNotice, StopOnSignal, StopRequest
-from tests import child
+from tests.support import child
 
 TRAINING = """
 import sys, time

@@ -14,7 +14,7 @@ from ctl.errors import Failure, UsageError
 from ctl.hardware import cluster, rendezvous
 from ctl.loop.workdir import Workdir
 from ctl.modes import DONE, STOPPED, cluster_tasks
-from tests import experiments
+from tests.support import experiments
 
 CLUSTER = {"worker": ["a:1", "b:1"]}
 EVALUATOR = json.dumps({"cluster": CLUSTER, "task": {"type": "evaluator", "index": 0}})

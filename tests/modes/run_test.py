@@ -14,7 +14,7 @@ from ctl.loop.reporter import learning_rates
 from ctl.loop.workdir import Workdir
 from ctl.modes import DONE, STOPPED, train
 from ctl.modes.run import RunParts, _temporary_workdir
-from tests import experiments
+from tests.support import experiments
 
 
 def test_making_a_run_and_its_controller_writes_nothing(make_arguments):

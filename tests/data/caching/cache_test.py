@@ -18,10 +18,10 @@ from ctl.data.caching import cache
 from ctl.data.layout import Layout
 from ctl.errors import UsageError
 from ctl.replica.step.engine import engine_of
-from tests import child, reference_model
 from tests.data import image_records, record_files
 from tests.data.image_records import parse_image
 from tests.data.reading import one_line
+from tests.support import child, reference_model
 
 
 def augment(example, seed):

@@ -7,7 +7,7 @@ import tensorflow as tf
 import ctl
 from ctl.data.caching import fingerprint
 from ctl.data.elements import element_spec
-from tests import child
+from tests.support import child
 
 VARIABLE = tf.Variable(1.0, trainable=False)
 

@@ -19,8 +19,8 @@ from ctl import testing
 from ctl.configs import compatibility
 from ctl.configs.compatibility import Choice
 from ctl.errors import UsageError
-from tests import reference_model
 from tests.replica.step import combinations
+from tests.support import reference_model
 
 # One rounding error per operation, and fewer than 32 operations in sequence in this model.
 TOLERANCE = {

@@ -14,7 +14,7 @@ import ctl
 from ctl import testing
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.replica.step.engine import engine_of
-from tests import faulty_trainers, reference_model
+from tests.support import faulty_trainers, reference_model
 
 POWERSGD = {"compression": "powersgd", "compression_rank": 1}
 FLOAT16 = {"compression": "float16", "precision": "float32"}
