@@ -5,7 +5,8 @@ import graphlib
 import pathlib
 
 import ctl
-from tests import child, closure
+from tests import closure
+from tests.support import child
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # From the lowest layer up: a module may import from its own layer and from those before it.

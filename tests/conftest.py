@@ -1,7 +1,7 @@
 """Splits the CPU of each test process into four logical devices, and configures hypothesis.
 
 TensorFlow fixes its devices at first use, so this happens before any test. A test that requires other
-devices runs a child process (tests/child.py).
+devices runs a child process (tests/support/child.py).
 """
 
 import gc

@@ -10,7 +10,7 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.evaluator import Interrupted
-from tests import one_batch, reference_model
+from tests.support import one_batch, reference_model
 
 
 def by_hand(trainer, rows, weighted=True):

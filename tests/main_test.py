@@ -14,8 +14,8 @@ import pytest
 from ctl import main
 from ctl.configs.modes import MODES, Mode
 from ctl.errors import Failure, LostWorker, UsageError
-from tests import child
-from tests.experiments import CONFIG, TRAINER
+from tests.support import child
+from tests.support.experiments import CONFIG, TRAINER
 
 MODEL = CONFIG.replace("))\n", "), model=dict(bias=True))\n")
 READER = TRAINER.replace("Dense(2,", "Dense(2, use_bias=self.options.model.bias,")

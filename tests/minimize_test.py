@@ -6,7 +6,7 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
-from tests import one_batch
+from tests.support import one_batch
 
 EXAMPLES = {"x": np.arange(1.0, 25.0).reshape(8, 3)}
 

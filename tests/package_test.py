@@ -13,7 +13,7 @@ import pytest
 import tf_keras
 
 import ctl
-from tests import child
+from tests.support import child
 
 
 @pytest.fixture(scope="module")

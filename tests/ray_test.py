@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from ctl.errors import Failure, UsageError
-from tests import child, experiments
+from tests.support import child, experiments
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: BUILD.md says how")
 SWEEP = """

@@ -12,7 +12,7 @@ import ctl
 from ctl import testing
 from ctl.data import sampler
 from ctl.testing import tiny
-from tests import reference_model
+from tests.support import reference_model
 
 
 def batch_rows(step, batch, seed=0):

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from benchmarks import embedding, lookups
-from tests.experiments import read_result, read_weights
+from tests.support.experiments import read_result, read_weights
 
 
 def test_every_row_is_looked_up_once_per_epoch():

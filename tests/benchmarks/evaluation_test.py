@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks import evaluation
-from tests import child
+from tests.support import child
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from benchmarks import growth
-from tests import child
+from tests.support import child
 
 
 def test_exponent_is_the_slope_of_the_logarithms_of_the_medians(monkeypatch, capsys):

@@ -13,7 +13,7 @@ from ctl import main
 from ctl.commands import checkpoint_comparison, diff
 from ctl.configs import overrides
 from ctl.errors import UsageError
-from tests import experiments
+from tests.support import experiments
 
 BFLOAT16 = tf.bfloat16.as_numpy_dtype
 

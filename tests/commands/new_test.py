@@ -12,7 +12,7 @@ from ctl import main
 from ctl.commands import new
 from ctl.configs.loading import load_config
 from ctl.errors import UsageError
-from tests import child
+from tests.support import child
 
 
 @pytest.mark.parametrize("flags", [[], *([f"--kind={kind}"] for kind in new.KINDS)])

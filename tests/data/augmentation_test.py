@@ -14,8 +14,8 @@ from ctl.data import sampler
 from ctl.data.input_pipeline import InputPipeline
 from ctl.data.kinds import kind_of
 from ctl.data.layout import Layout
-from tests import reference_model
 from tests.data.reading import check_data, one_line, read_steps
+from tests.support import reference_model
 
 COUNT, SEED = 11, 3
 

@@ -18,10 +18,10 @@ from ctl.data.kinds import kind_of
 from ctl.data.layout import Layout
 from ctl.errors import UsageError
 from ctl.replica.step.engine import engine_of
-from tests import child, reference_model
 from tests.data import image_records, record_files
 from tests.data.image_records import parse_image
 from tests.data.reading import one_line
+from tests.support import child, reference_model
 
 pytest.importorskip("array_record", reason="array-record is not installed: the extra arrayrecord")
 

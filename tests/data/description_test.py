@@ -11,8 +11,8 @@ from ctl.data import description
 from ctl.data.cache import cached
 from ctl.data.description import describe_files
 from ctl.data.kinds import kind_of
-from tests import child
 from tests.data import record_files
+from tests.support import child
 
 
 def describe(data):

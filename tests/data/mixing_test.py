@@ -11,9 +11,9 @@ from ctl.data.kinds import kind_of
 from ctl.data.layout import Layout
 from ctl.loop import loop_numbers
 from ctl.loop.timing import Throughput
-from tests import reference_model
 from tests.data import token_model
 from tests.data.reading import LAYOUTS, one_line, read_steps
+from tests.support import reference_model
 
 LONG = [pytest.mark.slow, pytest.mark.long]
 

@@ -13,8 +13,8 @@ import pytest
 
 from benchmarks.network.namespaces import Hosts, Unavailable
 from ctl import main
-from tests import child, experiments
 from tests.deploy.kubernetes_test import environment
+from tests.support import child, experiments
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ import yaml
 
 import ctl
 from ctl.hardware.engines import from_environment
-from tests import child
+from tests.support import child
 
 DEPLOY = child.ROOT / "deploy"
 MANIFESTS = {path.name: path for path in sorted((DEPLOY / "kubernetes").glob("*.yaml"))}

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from tests import child
+from tests.support import child
 
 SCRIPT = child.ROOT / "deploy/slurm/mnist.sbatch"
 

@@ -8,8 +8,8 @@ import pytest
 
 from ctl.configs import flags
 from ctl.hardware import engines
-from tests import child
 from tests.docs.pages import blocks
+from tests.support import child
 
 TEXT = (child.ROOT / "docs/clusters.md").read_text()
 SHELL = "".join(blocks("clusters", "sh")).splitlines()

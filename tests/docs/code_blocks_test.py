@@ -9,8 +9,8 @@ import tf_keras
 
 import ctl
 from ctl.configs import validation
-from tests import child
 from tests.docs.pages import blocks, run
+from tests.support import child
 
 # The pages whose blocks run in the test modules next to this one.
 ELSEWHERE = {"testing", "start", "your-model", "your-step", "loss", "metrics", "random-numbers"}

@@ -10,8 +10,8 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
-from tests import child
 from tests.docs import pages
+from tests.support import child
 
 FOLDER = child.ROOT / "docs/coming-from"
 INDEX = (FOLDER / "index.md").read_text()

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests import child
+from tests.support import child
 
 IMAGES = child.ROOT / "docs/images"
 

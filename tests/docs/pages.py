@@ -2,7 +2,7 @@
 
 import re
 
-from tests import child
+from tests.support import child
 
 
 def blocks(page, language="python"):

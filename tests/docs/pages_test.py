@@ -7,7 +7,7 @@ import pytest
 import ctl
 from ctl.configs import flags, keys, overrides
 from ctl.configs.modes import MODES
-from tests import child
+from tests.support import child
 
 DOCS = sorted(str(path.relative_to(child.ROOT)) for path in child.ROOT.glob("docs/**/*.md"))
 OTHERS = ["README.md", "BUILD.md", "deploy/kubernetes/README.md", "experiments/README.md"]

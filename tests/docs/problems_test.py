@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests import child
 from tests.docs.pages import run
+from tests.support import child
 
 PAGES = sorted(path.stem for path in child.ROOT.glob("docs/problems/*.md") if path.stem != "index")
 

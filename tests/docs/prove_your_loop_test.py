@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks.comparisons import tutorials
 from ctl import testing
-from tests import child
 from tests.docs.pages import blocks
+from tests.support import child
 
 TEXT = (child.ROOT / "docs/prove-your-loop.md").read_text()
 TABLE = [line for line in TEXT.splitlines() if re.search(r"\| (equivalent|differs) \|", line)]

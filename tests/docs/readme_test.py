@@ -19,9 +19,9 @@ import tf_keras
 
 import ctl
 from ctl import main
-from tests import child
 from tests.docs.pages import blocks
-from tests.experiments import read_result
+from tests.support import child
+from tests.support.experiments import read_result
 
 README, START, HARDWARE = (
     (child.ROOT / page).read_text() for page in ("README.md", "docs/start.md", "docs/hardware.md")

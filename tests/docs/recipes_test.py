@@ -20,8 +20,8 @@ import ctl
 from ctl import main
 from ctl.loop.checkpoints.warm_start import describe
 from ctl.loop.writers.writer import Writer
-from tests import child
 from tests.docs.pages import blocks
+from tests.support import child
 
 PAGES = {path.stem for path in child.ROOT.glob("docs/recipes/*.md")} - {"index"}
 

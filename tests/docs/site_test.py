@@ -10,7 +10,7 @@ import ctl
 from ctl import commands
 from ctl.configs import flags, keys, overrides
 from ctl.configs.modes import MODES
-from tests import child
+from tests.support import child
 
 SITE = child.ROOT / "docs/site"
 CONFIG = (child.ROOT / "mkdocs.yml").read_text()

@@ -6,9 +6,9 @@ import fsspec
 
 import ctl
 from ctl import main
-from tests import child, experiments
 from tests.data.record_files import FEATURES, write
 from tests.docs.pages import run
+from tests.support import child, experiments
 
 PAGE = (child.ROOT / "docs/storage.md").read_text()
 

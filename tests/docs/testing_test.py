@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests import child
 from tests.docs.pages import blocks
+from tests.support import child
 from tests.testing import mistakes
 
 TEXT = (child.ROOT / "docs/testing.md").read_text()

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tests import versions
+from tests.support import versions
 
 
 def test_page_has_the_recorded_results():

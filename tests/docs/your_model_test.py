@@ -6,8 +6,8 @@ import re
 import pytest
 
 import ctl
-from tests import child
 from tests.docs.pages import blocks
+from tests.support import child
 
 PAGES = ("your-model", "your-step", "loss", "metrics", "random-numbers")
 SECTIONS = {}

@@ -3,9 +3,9 @@
 import pytest
 
 from ctl import main
-from tests import experiments
 from tests.end_to_end.launching import flags
-from tests.experiments import read_result, read_weights
+from tests.support import experiments
+from tests.support.experiments import read_result, read_weights
 
 
 @pytest.fixture(scope="module")

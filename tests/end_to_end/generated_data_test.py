@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import ctl
 from ctl.data.files.record_reader import DamagedRecord
-from tests.generated import damaged, explore, folder, rejects
+from tests.support.generated import damaged, explore, folder, rejects
 
 pytestmark = pytest.mark.slow
 IDX_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}

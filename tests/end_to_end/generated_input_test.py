@@ -13,7 +13,7 @@ from ctl.configs.modes import MODES
 from ctl.hardware import engines
 from ctl.hardware.engines import tf_config
 from ctl.loop.workdir import Workdir
-from tests.generated import (
+from tests.support.generated import (
     FILES,
     damaged,
     explore,
@@ -23,7 +23,7 @@ from tests.generated import (
     rejects,
     unchanged,
 )
-from tests.generated import run_without_tensorflow as run
+from tests.support.generated import run_without_tensorflow as run
 
 DEFAULTS = {**overrides.flatten(keys.defaults()), "model.units": 5}
 SECTIONS = sorted({key.rpartition(".")[0] for key in DEFAULTS} - {""})

@@ -1,9 +1,9 @@
-"""Runs of the MNIST experiment of tests/experiments.py in one process or several."""
+"""Runs of the MNIST experiment of tests/support/experiments.py in one process or several."""
 
 import numpy as np
 import pytest
 
-from tests.experiments import read_result, read_weights
+from tests.support.experiments import read_result, read_weights
 
 
 def flags(folder, name, *arguments):

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from tests import child
 from tests.end_to_end.launching import check_same, launch
-from tests.experiments import read_events, read_result
+from tests.support import child
+from tests.support.experiments import read_events, read_result
 
 
 def running_tasks(workdir):

@@ -16,8 +16,8 @@ import time
 import pytest
 
 from ctl import main
-from tests import child, experiments
-from tests.experiments import CONFIG, TRAINER
+from tests.support import child, experiments
+from tests.support.experiments import CONFIG, TRAINER
 
 PHRASES = {
     "SECTIONS": (

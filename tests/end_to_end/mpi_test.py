@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from tests import child
 from tests.end_to_end.paused_run import CONFIG, Folder, wait_for
+from tests.support import child
 
 pytestmark = pytest.mark.slow
 

@@ -19,7 +19,7 @@ from benchmarks.storage.proxy import Proxy
 from ctl.loop.bucket import fetch
 from ctl.loop.bucket.local import folder_of
 from ctl.loop.bucket.store import Store
-from tests import child, experiments
+from tests.support import child, experiments
 from tests.support.faults import signals
 
 pytest.importorskip("moto", reason="moto is not installed: BUILD.md says how")

@@ -16,7 +16,7 @@ import tf_keras
 
 import ctl
 from ctl import testing
-from tests import child
+from tests.support import child
 
 STEPS = 20
 BATCH = 7  # 2 replicas have 4 and 3 rows

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.network.namespaces import Hosts, Unavailable
 from ctl import main
-from tests import child, experiments
+from tests.support import child, experiments
 
 STEPS = 2000
 HEARTBEAT = 20.0

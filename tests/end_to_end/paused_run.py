@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 
-from tests import child, experiments
+from tests.support import child, experiments
 
 CONFIG = "experiments/mnist_multi_worker.py"
 # Both workers wait at step 15, between two checkpoints, as long as there is a file `pause`.

@@ -3,9 +3,9 @@
 import pytest
 
 from ctl import main
-from tests import child
 from tests.end_to_end.launching import check_same, flags, launch
-from tests.experiments import read_result
+from tests.support import child
+from tests.support.experiments import read_result
 
 BATCH = 25  # is not split evenly
 SIZE = f"--config.data.global_batch_size={BATCH}"

@@ -16,8 +16,8 @@ import tensorflow as tf
 
 import ctl
 from ctl import main
-from tests import child, experiments
-from tests.experiments import read_events, read_result, read_weights
+from tests.support import child, experiments
+from tests.support.experiments import read_events, read_result, read_weights
 
 WORKDIR = pathlib.Path("runs", "experiment")
 

@@ -8,9 +8,9 @@ import signal
 
 import pytest
 
-from tests import child, experiments
 from tests.docs.pages import blocks
 from tests.end_to_end.paused_run import Folder
+from tests.support import child, experiments
 
 pytestmark = pytest.mark.slow
 

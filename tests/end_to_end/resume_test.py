@@ -7,7 +7,7 @@ import tf_keras
 
 from ctl import testing
 from ctl.loop.checkpoints.checkpointer import Checkpointer
-from tests import reference_model
+from tests.support import reference_model
 
 STEPS = 10  # between two checkpoints
 

@@ -20,7 +20,7 @@ import time
 import pytest
 
 from benchmarks.network.namespaces import Hosts, Unavailable
-from tests import child
+from tests.support import child
 
 NODES = ("gpu-1", "gpu-2")
 PROGRAMS = ("slurmctld", "slurmd", "srun", "sbatch", "scontrol", "ip")

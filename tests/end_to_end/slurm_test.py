@@ -5,9 +5,9 @@ import signal
 
 import pytest
 
-from tests import child, experiments
 from tests.end_to_end.paused_run import CONFIG, Folder, wait_for
 from tests.end_to_end.slurm import Slurm
+from tests.support import child, experiments
 
 pytestmark = pytest.mark.slow
 SCRIPT = child.ROOT / "deploy/slurm/mnist.sbatch"

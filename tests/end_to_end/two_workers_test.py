@@ -10,7 +10,7 @@ import tensorflow as tf
 from ctl import main
 from ctl.hardware import cluster
 from ctl.loop.checkpoints.files import CheckpointFiles
-from tests import child, experiments
+from tests.support import child, experiments
 
 # Score is a function of the step, so that it is known when the run ends: it rises up to step 4. The
 # last row of step 9 is NaN, which only worker 1 has. Each process would read every second example if

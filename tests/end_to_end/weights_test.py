@@ -9,7 +9,7 @@ import pytest
 import tf_keras
 
 from ctl import main
-from tests import experiments
+from tests.support import experiments
 
 TRAINER = experiments.DROPOUT.replace(
     "layers.Dense(3)", "layers.Dense(self.options.model.classes, name='head')"

@@ -7,8 +7,8 @@ import tf_keras
 
 import ctl
 from ctl import main, testing
-from tests import child, one_batch
-from tests.experiments import read_result
+from tests.support import child, one_batch
+from tests.support.experiments import read_result
 
 
 def build(cls, replicas, optimizer, *, batch=7, **options):

@@ -8,7 +8,7 @@ import pytest
 from ctl import testing
 from ctl.configs.flags import load_config
 from ctl.testing import golden
-from tests import child
+from tests.support import child
 
 STEPS = 6
 # A small model, and the MNIST of the repository. The data of the last two is generated.

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import chaos
 from ctl import main
-from tests import child
+from tests.support import child
 
 # Small settings. Runs that are killed evaluate after 150 and save after 50 steps (benchmarks/chaos.py).
 KEYS = {

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from ctl.hardware.child_process import ChildProcess
-from tests import child
+from tests.support import child
 
 # Saves when it is asked to stop, as a run does.
 CHILD = """

@@ -7,12 +7,12 @@ import tensorflow as tf
 
 from ctl.errors import UsageError
 from ctl.hardware import device_memory, devices, selection
-from tests.fake_nvml import FakeGpu, FakeNvml
+from tests.support.fake_nvml import FakeGpu, FakeNvml
 
 NO_GPU = not tf.config.list_physical_devices("GPU")
 on_cpu = pytest.mark.skipif(not NO_GPU, reason="is about a machine without a GPU")
 MIB = 2**20
-TRAINER = "tests.reference_model:ReferenceTrainer"
+TRAINER = "tests.support.reference_model:ReferenceTrainer"
 
 
 @pytest.mark.parametrize("names", [[], ["CPU:0"], ["GPU:0", "GPU:2"], ["GPU:2", "GPU:0"]])

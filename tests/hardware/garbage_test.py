@@ -5,7 +5,7 @@ import gc
 import pytest
 
 from ctl.hardware import garbage
-from tests import child
+from tests.support import child
 
 
 def test_collector_is_paused_and_runs_again_after_an_error():

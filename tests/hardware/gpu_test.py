@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from ctl.hardware import cluster, gpu
 from ctl.hardware.gpu import DriverGpu
-from tests.fake_nvml import FakeGpu, FakeNvml
+from tests.support.fake_nvml import FakeGpu, FakeNvml
 
 GIB = 2**30
 NO_GPU = not tf.config.list_physical_devices("GPU")

@@ -5,7 +5,7 @@ import resource
 import pytest
 
 from ctl.hardware import host
-from tests import child
+from tests.support import child
 
 X86 = "processor\t: 0\nmodel name\t: AMD EPYC\nflags\t\t: fpu avx2\n"
 ARM = "processor\t: 0\nFeatures\t: fp asimd sve bf16\n"

@@ -9,7 +9,7 @@ import pytest
 
 from ctl.errors import Failure, UsageError
 from ctl.hardware import cluster, engines, rendezvous
-from tests import child
+from tests.support import child
 
 
 def make_clusters(workers):

@@ -8,7 +8,7 @@ import tensorflow as tf
 from ctl.errors import UsageError
 from ctl.hardware import cluster, selection, strategies
 from ctl.hardware.strategies import StrategyOptions
-from tests import child
+from tests.support import child
 
 NO_GPU = not tf.config.list_physical_devices("GPU")
 on_cpu = pytest.mark.skipif(not NO_GPU, reason="is about a machine without a GPU")

@@ -11,7 +11,7 @@ from ctl.configs import overrides
 from ctl.errors import UsageError
 from ctl.hardware import load, selection, strategies
 from ctl.hardware.strategies import STRATEGIES, StrategyOptions
-from tests import child
+from tests.support import child
 
 NO_GPU = not tf.config.list_physical_devices("GPU")
 on_cpu = pytest.mark.skipif(not NO_GPU, reason="is about a machine without a GPU")

@@ -5,7 +5,7 @@ import types
 import pytest
 
 from ctl import main
-from tests import experiments
+from tests.support import experiments
 
 
 @pytest.fixture

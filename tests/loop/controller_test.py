@@ -24,9 +24,9 @@ from ctl.loop.workdir import Workdir
 from ctl.loop.writers.json_lines import JsonLinesWriter
 from ctl.replica.measure.non_finite import WINDOW
 from ctl.replica.step.engine import engine_of
-from tests import reference_model
-from tests.faulty_trainers import BAD, CASES, jumping, poisoned, same, state
 from tests.loop.shared import Recording, arrays, make_reference, same_copies, share
+from tests.support import reference_model
+from tests.support.faulty_trainers import BAD, CASES, jumping, poisoned, same, state
 
 
 class Dropping(reference_model.ReferenceTrainer):

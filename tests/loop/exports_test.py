@@ -21,8 +21,8 @@ from ctl.loop import exports, inference
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.exports import write_version
 from ctl.modes.export import TrainedModel
-from tests import child
 from tests.loop.shared import arrays, same
+from tests.support import child
 
 DRAW = np.random.default_rng(3)
 IMAGES = DRAW.integers(0, 255, (20, 4, 4, 3), np.uint8)

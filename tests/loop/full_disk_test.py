@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from ctl.errors import Failure
 from ctl.loop import workdir
-from tests import experiments
+from tests.support import experiments
 
 INTACT = "The last complete checkpoint, runs/experiment/checkpoints/ckpt-10, is intact."
 

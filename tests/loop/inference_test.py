@@ -4,7 +4,8 @@ import numpy as np
 import tensorflow as tf
 
 from ctl.loop import inference
-from tests import evaluator_test, one_batch
+from tests import evaluator_test
+from tests.support import one_batch
 
 
 def test_prediction_leaves_the_variables_that_its_code_assigns():

@@ -15,7 +15,7 @@ import pytest
 from ctl.errors import Failure, UsageError
 from ctl.loop import lock
 from ctl.loop.lock import RunLock
-from tests import child
+from tests.support import child
 
 HOLD = """
 import os, sys, time

@@ -12,8 +12,8 @@ from ctl.loop.loop_monitor import LoopMonitor, StepSummaries
 from ctl.loop.metric_log import MetricLog
 from ctl.loop.timing import Every
 from ctl.replica.measure.non_finite import NonFiniteReport
-from tests import reference_model
 from tests.loop.shared import Recording, count_operations, make_reference, read_summaries, share
+from tests.support import reference_model
 
 
 @share

@@ -9,7 +9,7 @@ import pytest
 import rich.console
 
 from ctl.loop import progress, progress_bar
-from tests import child
+from tests.support import child
 
 
 class Screen:

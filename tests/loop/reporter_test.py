@@ -17,9 +17,9 @@ from ctl.loop import progress, reporter
 from ctl.loop.controller import Controller
 from ctl.loop.loop_numbers import LoopNumbers
 from ctl.loop.metric_log import MetricLog
-from tests import reference_model
-from tests.fake_nvml import FakeGpu, FakeNvml
 from tests.loop.shared import Recording, make_reference, read_summaries, share
+from tests.support import reference_model
+from tests.support.fake_nvml import FakeGpu, FakeNvml
 
 
 @share

@@ -11,7 +11,7 @@ from ctl import testing
 from ctl.loop.progress import Progress
 from ctl.loop.reporter import Reporter
 from ctl.replica.step.engine import engine_of
-from tests import reference_model
+from tests.support import reference_model
 
 
 def make_reference(replicas=1, batch=8, **options):

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from ctl.loop.stop import SIGNALS, StopOnSignal, StopRequest
-from tests import child
+from tests.support import child
 
 TRAINING = """
 import sys, time

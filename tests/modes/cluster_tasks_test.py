@@ -11,7 +11,7 @@ from ctl.configs.modes import MODES
 from ctl.errors import Failure, UsageError
 from ctl.loop.workdir import Workdir
 from ctl.modes import cluster_tasks
-from tests import experiments
+from tests.support import experiments
 
 CLUSTER = {"worker": ["a:1", "b:1"]}
 EVALUATOR = json.dumps({"cluster": CLUSTER, "task": {"type": "evaluator", "index": 0}})

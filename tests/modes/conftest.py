@@ -7,7 +7,7 @@ import pytest
 from ctl.configs import loading, overrides
 from ctl.loop.workdir import Workdir
 from ctl.modes import DONE, Arguments
-from tests import experiments
+from tests.support import experiments
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from ctl.loop.lock import RunLock
 from ctl.loop.workdir import Workdir
 from ctl.modes import DONE, STOPPED, train
 from ctl.modes.dry_run import _temporary_workdir
-from tests import experiments
+from tests.support import experiments
 
 
 def files():

@@ -5,7 +5,7 @@ import pathlib
 import pytest
 
 import ctl
-from tests import experiments
+from tests.support import experiments
 
 STOPPING = {
     "train.steps": 30, "eval.interval": 10,

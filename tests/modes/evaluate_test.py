@@ -13,7 +13,7 @@ from ctl.errors import UsageError
 from ctl.loop.checkpoints.checkpointer import Checkpointer, DamagedCheckpoint
 from ctl.loop.workdir import Workdir
 from ctl.modes import DONE, STOPPED, evaluate, train
-from tests import experiments
+from tests.support import experiments
 
 
 @pytest.fixture

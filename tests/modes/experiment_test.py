@@ -7,7 +7,7 @@ import pytest
 import ctl
 from ctl.configs import loading
 from ctl.modes import experiment
-from tests import experiments
+from tests.support import experiments
 
 
 @pytest.fixture

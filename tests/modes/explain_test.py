@@ -7,7 +7,7 @@ import pytest
 
 from ctl import main
 from ctl.hardware import strategies
-from tests import experiments
+from tests.support import experiments
 
 
 @pytest.fixture

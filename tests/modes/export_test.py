@@ -12,7 +12,7 @@ import tensorflow as tf
 import ctl
 from ctl.errors import UsageError
 from ctl.modes import DONE, export, train
-from tests import experiments
+from tests.support import experiments
 
 # The features are bytes, which preprocess scales to a mean of 0.
 BYTES = (

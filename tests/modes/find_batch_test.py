@@ -13,8 +13,8 @@ from ctl.hardware import devices, host
 from ctl.loop.workdir import Workdir
 from ctl.modes import Arguments, experiment, find_batch, train
 from ctl.replica.step import memory_estimate
-from tests import child
-from tests.experiments import CONFIG, TRAINER
+from tests.support import child
+from tests.support.experiments import CONFIG, TRAINER
 
 GIB = 2**30
 TRY = find_batch._train  # which the fixture replaces

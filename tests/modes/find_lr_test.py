@@ -7,7 +7,7 @@ import tf_keras
 import ctl
 from ctl import main, testing
 from ctl.modes import find_lr
-from tests import reference_model
+from tests.support import reference_model
 
 EXPERIMENT = """
 import ctl

@@ -14,7 +14,7 @@ from ctl.configs import loading, overrides
 from ctl.hardware import strategies
 from ctl.loop.lock import RunLock
 from ctl.modes import DONE, train
-from tests import experiments, reference_model
+from tests.support import experiments, reference_model
 
 KEYS = {"train.steps": 30, "train.steps_per_loop": 5, "eval.interval": 10}
 
@@ -150,7 +150,7 @@ def test_config_file_and_trainer_are_accepted(make):
         assert run.evaluate()["examples"] == reference_model.EXAMPLES
         assert run.history["step"] == [4]
     saved = overrides.flatten(json.loads(pathlib.Path("own/config.json").read_text()))
-    assert saved["trainer"] == "tests.reference_model:ReferenceTrainer"
+    assert saved["trainer"] == "tests.support.reference_model:ReferenceTrainer"
     assert saved["data.global_batch_size"] == 7 and saved["optimizer.learning_rate"] == 0.125
     assert saved["optimizer.name"].endswith(":SGD")
 

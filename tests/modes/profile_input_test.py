@@ -15,7 +15,7 @@ from ctl.hardware.collectives import ProcessGroup
 from ctl.modes import profile_input
 from ctl.replica.arithmetic.waits import InputWait
 from ctl.replica.step.engine import engine_of
-from tests import experiments, reference_model
+from tests.support import experiments, reference_model
 
 BATCH = 8
 

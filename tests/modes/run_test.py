@@ -8,7 +8,7 @@ import pytest
 from ctl.errors import UsageError
 from ctl.loop.loop_numbers import learning_rates
 from ctl.modes.run import Run
-from tests import experiments
+from tests.support import experiments
 
 
 def test_making_a_run_and_its_controller_writes_nothing(make_arguments):

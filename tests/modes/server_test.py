@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ctl.hardware import cluster, rendezvous
 from ctl.modes import DONE, STOPPED, server
-from tests import experiments
+from tests.support import experiments
 
 SERVED = cluster.make_local_clusters(workers=1, servers=1, ports=[11, 12, 13])[1]
 

@@ -10,7 +10,7 @@ import pytest
 import ctl
 from ctl.errors import UsageError
 from ctl.modes import DONE, STOPPED, train
-from tests import experiments
+from tests.support import experiments
 
 
 def test_train_does_not_evaluate_and_train_and_eval_does(make_arguments, make_complete):

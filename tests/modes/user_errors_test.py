@@ -11,7 +11,7 @@ from ctl.errors import Failure, LostWorker, UsageError
 from ctl.hardware import cluster
 from ctl.loop.workdir import Workdir
 from ctl.modes.user_errors import report_lost_worker, report_user_errors
-from tests import experiments
+from tests.support import experiments
 
 DATA = 'ctl.data.arrays({"x": [[1.0, 2.0, 3.0]] * 8, "label": [0, 1] * 4})'
 DATASET = 'tf.data.Dataset.from_tensor_slices({"x": tf.ones([8, 3]), "label": [0, 1] * 4})'

@@ -14,7 +14,7 @@ from ctl.testing import assert_replica_equivalent, check_replica_equivalence, eq
 from ctl.testing.splits import Split
 from ctl.testing.subjects import base
 from ctl.testing.subjects.trainer_subject import TrainerSubject
-from tests import child
+from tests.support import child
 from tests.testing import gallery, mistakes
 
 

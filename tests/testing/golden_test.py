@@ -14,7 +14,7 @@ from ctl import testing
 from ctl.errors import UsageError
 from ctl.testing import golden, tiny
 from ctl.testing.golden import Curve, Step, compare
-from tests import child, experiments
+from tests.support import child, experiments
 
 EXAMPLES = {k: v.astype(np.float32) if k == "x" else v for k, v in tiny.examples(40).items()}
 STEPS = 6  # of 8 examples: each of the 40 is used once, and some twice

@@ -7,7 +7,7 @@ import tensorflow as tf
 from ctl import testing
 from ctl.errors import UsageError
 from ctl.testing import logical_devices
-from tests import child
+from tests.support import child
 
 
 def test_split_that_exists_is_reused():

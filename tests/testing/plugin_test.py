@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from ctl.testing import plugin
-from tests import child
+from tests.support import child
 
 USER_TESTS = """
 import time

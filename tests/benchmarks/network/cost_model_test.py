@@ -7,7 +7,7 @@ import pytest
 from benchmarks.network import __main__ as program
 from benchmarks.network import predictions
 from benchmarks.network.cost_model import CostModel, Measurement, fit, rounds, sent_bytes
-from tests import child
+from tests.support import child
 
 # 1,000,000 bytes between 4 workers: 6 rounds of 250,000 bytes. At 10 Mbit/s each takes 0.2 s.
 POINT = Measurement(

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from benchmarks.network.namespaces import Hosts, Unavailable, ip
-from tests import child
+from tests.support import child
 
 # What Ethernet, IPv4 and TCP with timestamps add to the 1,448 bytes of data in a full packet.
 WIRE = 1514 / 1448

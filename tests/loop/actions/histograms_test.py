@@ -11,8 +11,8 @@ from ctl.loop.controller import Controller
 from ctl.loop.metric_log import MetricLog
 from ctl.replica.step.engine import engine_of
 from ctl.replica.updates.histograms import find_obstacle
-from tests import reference_model
 from tests.loop.shared import Recording, count_operations, make_reference, read_summaries
+from tests.support import reference_model
 
 # Operations of the reference model's loop at the commit before the options of this file. Since 2.22 the
 # gradient of tanh consists of several operations.

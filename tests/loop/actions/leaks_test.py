@@ -7,8 +7,8 @@ import ctl
 from ctl.loop.actions import leaks
 from ctl.loop.actions.leaks import MemoryGrowth, Retraces, read_resident_bytes
 from ctl.loop.controller import Controller
-from tests import reference_model
 from tests.loop.shared import Recording, make_reference
+from tests.support import reference_model
 
 
 class Calling(reference_model.ReferenceTrainer):

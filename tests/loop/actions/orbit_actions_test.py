@@ -8,7 +8,7 @@ import tensorflow as tf
 import ctl
 from ctl import testing
 from ctl.loop.controller import Controller
-from tests import reference_model
+from tests.support import reference_model
 
 
 class Falling(ctl.StandardEvaluator):

@@ -7,7 +7,7 @@ from ctl.loop.actions import registry
 from ctl.loop.actions.best_checkpoint import BestCheckpoint
 from ctl.loop.actions.stopping import EarlyStopping
 from ctl.loop.workdir import Workdir
-from tests import experiments
+from tests.support import experiments
 
 MINE = """\
 import ctl

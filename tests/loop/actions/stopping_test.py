@@ -17,8 +17,8 @@ from ctl.loop.actions.stopping import EarlyStopping, TimeLimit
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.checkpoints.files import CheckpointFiles
 from ctl.loop.controller import Controller
-from tests import reference_model
 from tests.loop.shared import Recording, make_reference, share
+from tests.support import reference_model
 from tests.support.faults.kills import killing
 
 NAN = float("nan")

@@ -19,8 +19,8 @@ from ctl.loop.bucket import bucket, fetch, ownership, upload
 from ctl.loop.bucket.local import LocalCopy, folder_of
 from ctl.loop.bucket.store import Store
 from ctl.loop.checkpoints.files import CheckpointFiles
-from tests import experiments
 from tests.loop.bucket import stores
+from tests.support import experiments
 
 
 def train(program, url, steps, *flags):

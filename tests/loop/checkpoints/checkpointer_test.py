@@ -16,8 +16,8 @@ import ctl
 from ctl.hardware import strategies
 from ctl.loop.checkpoints import checkpointer
 from ctl.loop.checkpoints.checkpointer import Checkpointer, DamagedCheckpoint
-from tests import reference_model
 from tests.loop.shared import arrays, make_reference, same, same_copies, share
+from tests.support import reference_model
 
 
 def adam():

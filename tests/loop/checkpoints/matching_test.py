@@ -7,8 +7,8 @@ import tf_keras
 from ctl.errors import UsageError
 from ctl.loop.checkpoints import matching
 from ctl.loop.checkpoints.checkpointer import Checkpointer
-from tests import reference_model
 from tests.loop.shared import make_reference
+from tests.support import reference_model
 
 
 @pytest.mark.parametrize(

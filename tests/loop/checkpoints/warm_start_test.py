@@ -11,8 +11,8 @@ import tf_keras
 import ctl
 from ctl.loop.checkpoints import warm_start
 from ctl.loop.checkpoints.checkpointer import Checkpointer
-from tests import reference_model
 from tests.loop.shared import arrays, make_reference, same, same_copies, share
+from tests.support import reference_model
 
 
 class Normed(reference_model.ReferenceTrainer):

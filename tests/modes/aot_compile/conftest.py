@@ -4,7 +4,7 @@ import pytest
 
 from ctl.modes.aot_compile import programs
 from ctl.modes.aot_compile.strategy import SliceStrategy
-from tests import reference_model
+from tests.support import reference_model
 
 BATCH = 8
 

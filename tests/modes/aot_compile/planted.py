@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 import ctl
-from tests import reference_model
+from tests.support import reference_model
 
 BATCH = 8
 

@@ -8,8 +8,8 @@ import tensorflow as tf
 from ctl.modes.aot_compile import compiler_process, programs, slices
 from ctl.modes.aot_compile.problems import NotExportable, explain_export_error
 from ctl.modes.aot_compile.strategy import SliceStrategy
-from tests import reference_model
 from tests.modes.aot_compile import planted
+from tests.support import reference_model
 
 SOURCE = pathlib.Path(planted.__file__)
 V5E = slices.find_slice("v5e:2x2")

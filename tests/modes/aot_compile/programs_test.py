@@ -13,7 +13,7 @@ import tf_keras
 import ctl
 from ctl.modes.aot_compile import compiler, compiler_process, programs
 from ctl.replica.step.engine import engine_of
-from tests import reference_model
+from tests.support import reference_model
 
 BATCH, STEPS = 8, 3
 RUN_ON_CPU = pathlib.Path(__file__).with_name("run_on_cpu.py")

@@ -17,7 +17,7 @@ from ctl.hardware import strategies
 from ctl.modes.aot_compile import problems, programs
 from ctl.modes.aot_compile.strategy import AggregatedVariable, SliceStrategy
 from ctl.replica.step.engine import engine_of
-from tests import reference_model
+from tests.support import reference_model
 
 BATCH, CORES = 8, 2
 DEVICE = "/job:localhost/replica:0/task:0/device:"

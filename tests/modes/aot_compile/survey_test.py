@@ -10,7 +10,7 @@ from ctl.modes.aot_compile import compiler_process, slices, survey
 from ctl.modes.aot_compile.compiler_process import Compiled
 from ctl.modes.aot_compile.problems import Problem
 from ctl.modes.aot_compile.survey import SliceResult
-from tests import child
+from tests.support import child
 
 GIB = 2**30
 MNIST = ("-m", "ctl.main", "--config=experiments/mnist_tpu.py", "--mode=aot_compile")

@@ -13,7 +13,7 @@ import pytest
 import ctl
 from ctl import main
 from ctl.modes.sweep import runner, settings
-from tests import child, experiments
+from tests.support import child, experiments
 
 # Ends by its seed: 1 is done, 2 fails, 3 waits to be stopped the first time.
 PROGRAM = """\

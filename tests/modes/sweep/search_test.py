@@ -9,7 +9,7 @@ import pytest
 from ctl.configs import flags
 from ctl.errors import UsageError
 from ctl.modes.sweep import search
-from tests import experiments
+from tests.support import experiments
 
 GET_SWEEP = """
 def get_sweep(trial):

@@ -4,7 +4,7 @@ import pytest
 
 from ctl.errors import UsageError
 from ctl.modes.sweep import settings
-from tests import experiments
+from tests.support import experiments
 
 
 @pytest.fixture(autouse=True)

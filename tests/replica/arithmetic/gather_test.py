@@ -10,7 +10,7 @@ from ctl import testing
 from ctl.replica.arithmetic import row_mask
 from ctl.replica.step import microbatches
 from ctl.replica.step import xla as xla_modes
-from tests import one_batch
+from tests.support import one_batch
 
 # (rows that exist, replicas): one replica, even shares; uneven and empty ones, 2 + 2 + 1 + 0.
 SPLITS = [(8, 1), (8, 2), (5, 4)]

@@ -11,7 +11,7 @@ import ctl
 from ctl import testing
 from ctl.configs.options import Clip
 from ctl.replica.arithmetic import gradients
-from tests import one_batch, reference_model
+from tests.support import one_batch, reference_model
 
 
 def dense(gradient):

@@ -8,7 +8,7 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.replica.arithmetic import loss
-from tests import one_batch
+from tests.support import one_batch
 
 
 def on_replicas(strategy, function, *per_replica):

@@ -9,7 +9,7 @@ import ctl
 from ctl import testing
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.replica.arithmetic import precision
-from tests import faulty_trainers, reference_model
+from tests.support import faulty_trainers, reference_model
 
 
 def exact_gradient(trainer):

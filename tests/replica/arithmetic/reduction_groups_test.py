@@ -14,7 +14,7 @@ import tf_keras
 
 from ctl.hardware import strategies
 from ctl.replica.arithmetic import reduction
-from tests import optimized_graph, reference_model
+from tests.support import optimized_graph, reference_model
 
 _GROUP_KEYS = itertools.count(1_000_000, 1000)  # other strategies of this process begin at 1
 LAYERS, WIDTH = 4, 8

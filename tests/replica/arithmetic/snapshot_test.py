@@ -10,8 +10,8 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.replica.arithmetic.snapshot import Snapshot
-from tests import reference_model
-from tests.faulty_trainers import BAD, Poisoned, poisoned
+from tests.support import reference_model
+from tests.support.faulty_trainers import BAD, Poisoned, poisoned
 
 
 @pytest.mark.parametrize("applied", [True, False])

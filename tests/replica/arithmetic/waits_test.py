@@ -15,7 +15,7 @@ from ctl.data import distribution
 from ctl.replica.arithmetic.waits import InputWait, ReductionWait, observe
 from ctl.replica.step import flops
 from ctl.replica.step.engine import engine_of
-from tests import child, reference_model
+from tests.support import child, reference_model
 
 STEPS = 4
 

@@ -10,8 +10,8 @@ from ctl.hardware import host
 from ctl.modes.check import learning_checks
 from ctl.modes.check.outcome import WARNING
 from ctl.replica.checks import onednn
-from tests import child
 from tests.modes.check import planted
+from tests.support import child
 
 AVX2, AVX512 = "avx avx2 fma", "avx avx2 avx512f fma"
 CONVOLUTION = """

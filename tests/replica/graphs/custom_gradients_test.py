@@ -9,7 +9,7 @@ from tensorflow.python.framework import ops
 import tf_keras
 
 from ctl.replica.graphs import custom_gradients
-from tests import one_batch
+from tests.support import one_batch
 
 custom_gradients.free_with_their_graphs()
 

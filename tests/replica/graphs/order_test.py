@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from ctl.replica.graphs import order
 from ctl.replica.step.microbatches import Inputs, MicroBatches
-from tests.optimized_graph import ancestors, optimized_nodes
+from tests.support.optimized_graph import ancestors, optimized_nodes
 
 COUNT = 6
 

@@ -8,7 +8,7 @@ import ctl
 from ctl import testing
 from ctl.replica.keras3 import detection
 from ctl.replica.step.explanations import explained
-from tests import reference_model
+from tests.support import reference_model
 
 keras = pytest.importorskip("keras", "3", reason="Keras 3 is not installed")
 FIX = "a model has layers of one of the two packages, so import either keras or tf_keras."

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks import chaos
-from tests import experiments
+from tests.support import experiments
 
 EXPERIMENT = """\
 import keras

@@ -9,7 +9,7 @@ import ctl
 from ctl import testing
 from ctl.replica import examples
 from ctl.replica.layers.batch_norm import SyncBatchNormalization, convert_sync_batch_norm
-from tests import reference_model
+from tests.support import reference_model
 
 EPSILON, MOMENTUM = 1e-3, 0.9
 KINDS = {  # shape of an example, arguments

@@ -8,7 +8,7 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
-from tests import one_batch
+from tests.support import one_batch
 
 RNG = np.random.default_rng(4)
 ROWS = {"x": RNG.normal(size=(13, 3)), "label": RNG.normal(size=(13, 1))}

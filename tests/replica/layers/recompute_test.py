@@ -11,8 +11,8 @@ import ctl
 from ctl.errors import UsageError
 from ctl.replica.arithmetic import row_mask
 from ctl.replica.layers import recompute as module
-from tests import one_batch
-from tests.optimized_graph import optimized_nodes
+from tests.support import one_batch
+from tests.support.optimized_graph import optimized_nodes
 
 L = tf_keras.layers
 RNG = np.random.default_rng(0)

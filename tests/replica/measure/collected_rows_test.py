@@ -7,7 +7,7 @@ import tensorflow as tf
 import ctl
 from ctl import testing
 from ctl.replica.measure.collected_rows import CollectedRows, check_values
-from tests import reference_model
+from tests.support import reference_model
 
 SEEN = []
 

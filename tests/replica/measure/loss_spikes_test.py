@@ -7,7 +7,7 @@ import tensorflow as tf
 from ctl.errors import NonFiniteStep
 from ctl.replica.measure import non_finite
 from ctl.replica.measure.non_finite import WINDOW, LossSpikes
-from tests.faulty_trainers import jumping, same, state
+from tests.support.faulty_trainers import jumping, same, state
 
 
 def find_spikes(factor, losses):

@@ -9,9 +9,9 @@ import tensorflow as tf
 from ctl import testing
 from ctl.errors import NonFiniteStep
 from ctl.replica.graphs.assignments import OPTIMIZER_UPDATE
-from tests import reference_model
-from tests.faulty_trainers import BAD, BATCH, batch_of, poisoned, same, state
-from tests.optimized_graph import ancestors, optimized_nodes
+from tests.support import reference_model
+from tests.support.faulty_trainers import BAD, BATCH, batch_of, poisoned, same, state
+from tests.support.optimized_graph import ancestors, optimized_nodes
 
 
 @functools.cache

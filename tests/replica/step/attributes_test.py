@@ -7,7 +7,7 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.replica.step.engine import engine_of
-from tests import reference_model
+from tests.support import reference_model
 
 # Names that ctl once used on the trainer, the present private one without its prefix, and names that a
 # subclass is likely to use.

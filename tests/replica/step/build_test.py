@@ -10,7 +10,7 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.replica.step import build
-from tests import reference_model
+from tests.support import reference_model
 
 
 def test_building_restores_the_random_state_and_the_precision():

@@ -17,9 +17,9 @@ import tf_keras
 
 from ctl import testing
 from ctl.errors import UsageError
-from tests import reference_model
 from tests.replica.step import combinations
 from tests.replica.step.combinations import Choice
+from tests.support import reference_model
 
 # One rounding error per operation, and fewer than 32 operations in sequence in this model.
 TOLERANCE = {

@@ -10,7 +10,7 @@ from ctl import testing
 from ctl.replica.arithmetic.waits import InputWait
 from ctl.replica.step import compiled_loop
 from ctl.replica.step.compiled_loop import CompiledLoop, chunk_size
-from tests import reference_model
+from tests.support import reference_model
 
 
 def make(*, cls=reference_model.ReferenceTrainer, replicas=1, **options):

@@ -11,7 +11,7 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.testing import tiny
-from tests import reference_model
+from tests.support import reference_model
 
 
 def test_attributes_of_orbit_that_a_subclass_overwrites_are_reported():

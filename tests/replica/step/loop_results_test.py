@@ -8,8 +8,8 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.replica.measure import non_finite
-from tests import reference_model
-from tests.faulty_trainers import BAD, BATCH, Jumping, Overflowing, Poisoned
+from tests.support import reference_model
+from tests.support.faulty_trainers import BAD, BATCH, Jumping, Overflowing, Poisoned
 
 
 class ReportsOutputs:

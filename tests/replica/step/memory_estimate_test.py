@@ -11,7 +11,7 @@ import ctl
 from ctl import testing
 from ctl.errors import UsageError
 from ctl.replica.step.memory_estimate import Timeline, bytes_of, estimate
-from tests import one_batch
+from tests.support import one_batch
 
 L = tf_keras.layers
 WIDTH, FLOAT = 64, 8  # the bytes of a float64

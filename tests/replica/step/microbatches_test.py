@@ -9,7 +9,7 @@ from ctl import testing
 from ctl.data.source import MaskedBatch
 from ctl.replica.arithmetic import row_mask
 from ctl.replica.step.microbatches import Inputs, MicroBatches, row_count, unpack
-from tests import reference_model
+from tests.support import reference_model
 
 # y = w x with w = 1 and squared errors, 5 rows of which the last is padding. Errors y - w x are
 # 1, 2, 0, 2; gradients -2 x (y - w x) are -2, -4, 0, -12; the weight of the global batch is 8.

@@ -15,8 +15,8 @@ from ctl.data.layout import Layout
 from ctl.replica.step import memory_estimate, out_of_memory
 from ctl.replica.step.memory_estimate import MemoryEstimate
 from ctl.replica.step.plan import Plan
-from tests import reference_model
-from tests.experiments import CONFIG, TRAINER
+from tests.support import reference_model
+from tests.support.experiments import CONFIG, TRAINER
 
 exhausted = functools.partial(tf.errors.ResourceExhaustedError, None, None)
 OOM = "OOM when allocating tensor with shape[256,1024] and type float on /device:GPU:0"

@@ -12,7 +12,7 @@ from ctl import testing
 from ctl.data.layout import Layout
 from ctl.hardware import strategies
 from ctl.replica.step.engine import engine_of
-from tests import reference_model
+from tests.support import reference_model
 
 
 class OwnTrainStep(reference_model.ReferenceTrainer):

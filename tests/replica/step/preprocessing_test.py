@@ -9,7 +9,7 @@ from ctl import testing
 from ctl.replica.step.explanations import explained
 from ctl.replica.step.preprocessing import default_sample_weight, preprocess, select_inputs
 from ctl.testing import tiny
-from tests import reference_model
+from tests.support import reference_model
 
 
 def test_preprocess_that_changes_the_number_of_rows_is_rejected():

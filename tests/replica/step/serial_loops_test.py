@@ -13,7 +13,7 @@ from ctl.modes import profile_input
 from ctl.replica.step.engine import engine_of
 from experiments.trainers.char_lm import CharLmTrainer
 from experiments.trainers.two_tower import TwoTowerTrainer
-from tests import reference_model
+from tests.support import reference_model
 
 TWO_TOWER = dict(
     user_count=90, item_count=400, width=3, interactions=230, eval_interactions=13, negatives=0

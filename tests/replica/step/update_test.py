@@ -8,7 +8,7 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.replica.step.engine import engine_of
-from tests import faulty_trainers, reference_model
+from tests.support import faulty_trainers, reference_model
 
 MOMENTUM = {"optimizer": lambda: tf_keras.optimizers.SGD(1e-2, momentum=0.9)}
 end = faulty_trainers.state

@@ -16,7 +16,7 @@ from ctl.loop.checkpoints import matching
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.controller import Controller
 from ctl.replica.measure import non_finite
-from tests import reference_model
+from tests.support import reference_model
 
 BATCH, STEPS = 7, 8  # 4 + 3 rows on 2 replicas, 2 + 2 + 2 + 1 on 4
 SAVED, BAD = 3, 5  # the step of a checkpoint, and a later one that is skipped

@@ -15,7 +15,7 @@ from ctl import testing
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.replica.step.engine import engine_of
 from ctl.replica.updates.compression import Compression
-from tests import faulty_trainers, reference_model
+from tests.support import faulty_trainers, reference_model
 
 FLOAT16 = {"compression": "float16", "precision": "float32"}
 MOMENTUM = {"optimizer": lambda: tf_keras.optimizers.SGD(0.1, momentum=0.9)}

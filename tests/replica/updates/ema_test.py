@@ -12,7 +12,7 @@ from ctl import testing
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.replica.step.engine import engine_of
 from ctl.testing import tiny
-from tests import faulty_trainers
+from tests.support import faulty_trainers
 
 
 class Normalized(tiny.TinyTrainer):

@@ -10,7 +10,7 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.replica.arithmetic.gradients import global_norm
-from tests import faulty_trainers, reference_model
+from tests.support import faulty_trainers, reference_model
 
 RATE = 0.1
 NAMES = ("gradient_norm", "parameter_norm", "update_norm")

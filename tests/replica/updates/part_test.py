@@ -10,7 +10,7 @@ from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.replica.arithmetic.gradients import map_values
 from ctl.replica.step import build
 from ctl.replica.updates import part
-from tests import reference_model
+from tests.support import reference_model
 
 
 class Growing(part.Part):

@@ -13,7 +13,7 @@ from ctl import testing
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.replica.step.replica_step import ReplicaStep
 from ctl.replica.updates.parameter_groups import ParameterGroups
-from tests import reference_model
+from tests.support import reference_model
 
 strategy = functools.cache(testing.make_strategy)
 GROUPS = [

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from ctl import main
-from tests import experiments
+from tests.support import experiments
 
 EXPERIMENT = experiments.DROPOUT.replace(
     "eval=dict(interval=15)", "eval=dict(interval=15, global_batch_size=7)"

@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 
 from ctl import main
-from tests.experiments import read_weights
+from tests.support.experiments import read_weights
 from tests.support.faults import damage
 
 

@@ -11,7 +11,7 @@ import ctl
 from ctl import testing
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.checkpoints.files import CheckpointFiles
-from tests import reference_model
+from tests.support import reference_model
 from tests.support.faults.kills import killing
 
 

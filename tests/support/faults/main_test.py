@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ctl.loop.checkpoints.files import CheckpointFiles
-from tests import child, experiments
+from tests.support import child, experiments
 
 
 def check_same_weights(folder, name, step=30):

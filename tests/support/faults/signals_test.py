@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ctl
-from tests import child, experiments
+from tests.support import child, experiments
 from tests.support.faults import signals
 
 LAUNCHER = """

@@ -12,7 +12,7 @@ import ctl
 from ctl import testing
 from ctl.data import sampler
 from ctl.replica.step.engine import engine_of
-from tests import reference_model
+from tests.support import reference_model
 
 BATCH, BAD = 8, 2  # the global batch, and the step that fails
 # (replicas, row, options). By default, one of each kind: one replica, a compiled loop, several replicas,

@@ -26,8 +26,8 @@ class _Server:
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.fork_server", str(other.fileno())],
-            cwd=pathlib.Path(__file__).resolve().parent.parent,
+            [sys.executable, "-m", "tests.support.fork_server", str(other.fileno())],
+            cwd=pathlib.Path(__file__).resolve().parents[2],
             env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
             pass_fds=[other.fileno()],
             stdin=subprocess.DEVNULL,

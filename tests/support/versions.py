@@ -1,7 +1,7 @@
 """Runs the tests with other versions of TensorFlow and Python, for docs/versions.md.
 
-    .uv/bin/uv run python -m tests.versions 2.21.0 2.22.0rc0 --python=3.11
-    .uv/bin/uv run python -m tests.versions 2.21.0 --python=3.11 --tests=slow
+    .uv/bin/uv run python -m tests.support.versions 2.21.0 2.22.0rc0 --python=3.11
+    .uv/bin/uv run python -m tests.support.versions 2.21.0 --python=3.11 --tests=slow
 
 Each version has an environment of its own in a temporary folder, with the built wheel, so that tf_keras
 is the copy that the wheel contains. docs/versions.json keeps the results; without a version
@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import tempfile
 
-from tests import child
+from tests.support import child
 
 RESULTS = child.ROOT / "docs/versions.json"
 PAGE = child.ROOT / "docs/versions.md"

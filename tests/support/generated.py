@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from ctl import main
 from ctl.errors import UsageError
 from ctl.loop.workdir import Workdir
-from tests import experiments
+from tests.support import experiments
 
 FILES = {
     "exp.py": experiments.CONFIG,

@@ -11,7 +11,7 @@ import os
 import pathlib
 from typing import Any
 
-from tests import child
+from tests.support import child
 
 # A config that names its trainer in another file, and that trainer: 8 examples of 3 features.
 CONFIG = """\

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 from ctl.hardware import rendezvous
-from tests import fork_server
+from tests.support import fork_server
 
 PYTHON = sys.executable
 # Programs that import TensorFlow in any case: they run in a fork of a process that has imported it.
@@ -18,7 +18,7 @@ PROGRAMS = """
     tests.end_to_end.own_loop_test
 """
 FORKED = set(PROGRAMS.split())
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 # TensorFlow 2.21 prints this when it is imported; no environment variable hides it.
 IMPORT_LINES = re.compile(
     r"(WARNING: All log messages before absl.*\n)?I0000 .* oneDNN custom .*\n"
