@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ctl import main
 from ctl.configs import flags
-from ctl.hardware import devices, host
+from ctl.hardware import device_memory, devices, host
 from ctl.loop.workdir import Workdir
 from ctl.modes import Arguments, experiment, find_batch, train
 from ctl.replica.step import memory_estimate
@@ -100,7 +100,7 @@ def test_result_is_a_multiple_of_replicas_and_micro_batches_in_the_key_of_the_co
 @pytest.mark.parametrize("device", ["CPU:0", "GPU:0"])
 def test_first_try_needs_nine_tenths_of_the_memory_by_the_estimate(run, monkeypatch, device):
     monkeypatch.setattr(devices, "replica_devices", lambda strategy: [device])
-    monkeypatch.setattr(devices, "gpu_memory_limit", lambda name: 10**6)
+    monkeypatch.setattr(device_memory, "gpu_memory_limit", lambda name: 10**6)
     monkeypatch.setattr(host, "memory_limit", lambda: 10**6)
     _, printed = run()
     guess = int(re.search("a batch of ([0-9,]+) fits", printed.out)[1].replace(",", ""))

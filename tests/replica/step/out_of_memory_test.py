@@ -175,7 +175,7 @@ def test_step_out_of_memory_on_a_gpu_names_what_fits(monkeypatch):
     estimate = memory_estimate.estimate(trainer)
     held = 2 * estimate.persistent  # by this trainer, and by something else
     limit = int((held + estimate.step_bytes(4)) / 0.9) + 1
-    monkeypatch.setattr(out_of_memory.devices, "gpu_memory_limit", lambda name: limit)
+    monkeypatch.setattr(out_of_memory.device_memory, "gpu_memory_limit", lambda name: limit)
     memory_info = {"current": held, "peak": limit}
     monkeypatch.setattr(tf.config.experimental, "get_memory_info", lambda name: memory_info)
     with pytest.raises(ctl.UsageError, match=r"micro_batches=4 \(about 0\.0 GiB\)"):
