@@ -226,7 +226,8 @@ def _advise(profile: Profile, trainer: StandardTrainer, data: Kind) -> str:
             "most of the time augments examples: use fewer operations, or augment in `preprocess` on "
             "the device, by ctl.random"
         )
-    if isinstance(source, Arrays) and trainer.options.placement == "stream":
+    fits = type(source) is Arrays and data.augment is None  # as data.placement=device requires
+    if fits and trainer.options.placement == "stream":
         return "with one replica, set data.placement=device and runtime.xla=loop"
     return "use more processor cores, or a larger data.prefetch if the times of batches differ"
 
