@@ -76,14 +76,16 @@ class _Config(config_dict.ConfigDict):
 
 
 def _as_config(section: Any, path: str) -> Any:
-    """Returns a section whose errors name the complete key; itself if it contains itself."""
+    """Returns a section whose errors name the complete key; itself if it cannot have them."""
+    if not all(isinstance(key, str) for key in section):
+        return section
     result = _Config(path=path)
     is_config = isinstance(section, config_dict.ConfigDict)
     try:
         # The default of a duration is a reference without a type.
         for key, value in section.items(**{"preserve_field_references": True} if is_config else {}):
             result[key] = value
-    except RecursionError:
+    except RecursionError:  # it contains itself
         return section
     return result
 

@@ -70,6 +70,9 @@ class Runner:
             config: the config of the runs, for the metric that decides which is best.
         """
         waiting = iter(runs)
+        # A shell starts a program in the background with SIGINT ignored.
+        signals = (signal.SIGINT, signal.SIGTERM)
+        previous = {each: signal.signal(each, signal.default_int_handler) for each in signals}
         try:
             with ThreadPoolExecutor(len(devices)) as pool:  # waits for its threads
                 try:
@@ -80,6 +83,9 @@ class Runner:
             for child in [*self._children]:
                 child.kill()
             raise
+        finally:
+            for each, handler in previous.items():
+                signal.signal(each, handler)
         for line in table.summarize([*self.entries.values()], config, self._folder):
             print_line(line)
         states = {entry["status"] for entry in self.entries.values()}

@@ -66,7 +66,7 @@ def test_options_are_resolved(replicas, options, resolved):
     if "xla" in options:
         plan = make_plan(**options)
     assert {name: getattr(plan, name) for name in resolved} == resolved
-    assert plan.choice.xla == plan.xla
+    assert plan.values["runtime.xla"] == plan.xla
     servers = dataclasses.replace(plan, strategy="parameter_server")
     assert (servers.checks_finite, servers.skips) == (False, False)
 
