@@ -19,6 +19,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.loop.controller import next_boundary
+from ctl.loop.timing import Every
 
 
 def orbit_intervals() -> tuple[list[int], list[int]]:
@@ -57,7 +58,7 @@ def expected_boundaries(interval: int) -> list[int]:
     """The multiples of an interval up to step 20, and the last step."""
     steps = [0]
     while steps[-1] < 20:
-        steps.append(next_boundary(steps[-1], 20, [interval]))
+        steps.append(next_boundary(steps[-1], 20, Every(interval)))
     return steps[1:]
 
 
