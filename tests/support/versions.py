@@ -3,8 +3,8 @@
     .uv/bin/uv run python -m tests.support.versions 2.21.0 2.22.0rc0 --python=3.11
     .uv/bin/uv run python -m tests.support.versions 2.21.0 --python=3.11 --tests=slow
 
-Each version has an environment of its own in a temporary folder, with the built wheel, so that tf_keras
-is the copy that the wheel contains. docs/versions.json keeps the results; without a version
+Each version has an environment of its own in a temporary folder, with the built wheel, and tf_keras and
+Orbit in the versions that the wheel contains. docs/versions.json keeps the results; without a version
 the page is written from it.
 """
 
