@@ -3,8 +3,8 @@
     .uv/bin/uv run python -m tests.support.versions 2.21.0 2.22.0rc0 --python=3.11
     .uv/bin/uv run python -m tests.support.versions 2.21.0 --python=3.11 --tests=slow
 
-Each version has an environment of its own in a temporary folder, with the built wheel, so that tf_keras
-is the copy that the wheel contains. docs/versions.json keeps the results; without a version
+Each version has an environment of its own in a temporary folder, with the built wheel, and tf_keras and
+Orbit in the versions that the wheel contains. docs/versions.json keeps the results; without a version
 the page is written from it.
 """
 
@@ -69,10 +69,10 @@ def test(version: str, python: str, tests: str, folder: pathlib.Path) -> dict:
     install = [uv, "pip", "install", "--no-config", f"--constraint={folder / 'pins.txt'}"]
     install += [f"tensorflow-cpu=={version}", ".", "--group=dev", "--group=stores"]
     subprocess.run(install, cwd=child.ROOT, env=environment, check=True)
-    # Tests compare with its examples and optimizers. The version is that of the wheel: the Orbit of 2.20
-    # requires TensorFlow 2.20. Its requirements would install TensorFlow again.
-    garden = [uv, "pip", "install", "--no-config", "--no-deps", "tf-models-official==2.19.1"]
-    subprocess.run(garden, env=environment, check=True)
+    # Of these the wheel has copies, but pytest imports ctl from the checkout. Their requirements would
+    # install TensorFlow again.
+    copied = [uv, "pip", "install", "--no-config", "--no-deps", "--requirement=vendored.txt"]
+    subprocess.run(copied, cwd=child.ROOT, env=environment, check=True)
     listed = subprocess.run(
         [uv, "pip", "list", "--format=json"], env=environment, capture_output=True, check=True
     )
