@@ -116,7 +116,8 @@ def default_variants(*, xla: bool) -> list[str]:
 def is_supported(mode: str) -> bool:
     """Whether a single replica supports this mode."""
     try:
-        keys.check_rules(overrides.flatten(keys.defaults()) | {"runtime.xla": mode}, replicas=1)
+        config = overrides.config(trainer="a.py:A", data=dict(global_batch_size=64))
+        keys.check_rules(overrides.flatten(config) | {"runtime.xla": mode}, replicas=1)
     except UsageError:
         return False
     return True

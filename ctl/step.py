@@ -320,14 +320,18 @@ class Step:
 
     def _update(self, batch: Batch) -> UpdateResult:
         """Updates one replica by its rows."""
-        return self.built().train(
+        step = self.built()
+        result = step.update(
             batch,
             self.loss_fn,
-            forward=self._forward,
+            forward=functools.partial(self._forward, training=True),
             sample_weight=convert(self.sample_weight)(batch, True),
+            variables=self.model.trainable_variables,
+            optimizer=self.optimizer,
             regularization=lambda: self.model.losses,
-            update_metrics=metric_results.update_by_name,
         )
+        step.results.update_metrics(result.micro_batches, metric_results.update_by_name)
+        return result
 
     def _forward(self, batch: Batch, training: bool) -> Any:
         return convert(self.forward)(batch, training)

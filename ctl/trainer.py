@@ -285,14 +285,17 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         Returns:
             The loss of the global batch, a scalar, the same on every replica.
         """
-        result = self._ctl_engine.step.train(
+        step = self._ctl_engine.step
+        result = step.update(
             batch,
             self.per_example_loss,
-            forward=self.forward,
+            forward=functools.partial(self.forward, training=True),
             sample_weight=call_sample_weight(self, batch, training=True),
+            variables=self.model.trainable_variables,
+            optimizer=self.optimizer,
             regularization=self.regularization_losses,
-            update_metrics=self.update_metrics,
         )
+        step.results.update_metrics(result.micro_batches, self.update_metrics)
         return result.loss
 
     # What a subclass seldom overrides.

@@ -192,7 +192,7 @@ def test_config_errors_are_reported_before_tensorflow_is_imported():
 WITHOUT_TENSORFLOW = (
     "import ctl, ctl.launch, ctl.testing.plugin\n"
     "from ctl import errors, main, modes\n"
-    "from ctl.configs import compatibility, keys, loading, options, overrides, validation\n"
+    "from ctl.configs import component, keys, loading, options, overrides, validation\n"
     "from ctl.loop import progress, stop, workdir\n"
     "from ctl.hardware import devices, gpu, host, selection, strategies, tpu\n"
     "ctl.config(train=dict(steps=5)); ctl.TrainerOptions(); ctl.Clip(); dir(ctl)\n"

@@ -2,21 +2,19 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import contextlib
-import functools
 from typing import Any
 
 import tensorflow as tf
 
 from ctl.data.autograph import convert
 from ctl.replica.arithmetic import row_mask
-from ctl.replica.arithmetic.loss import SampleWeight
 from ctl.replica.arithmetic.snapshot import Snapshot
 from ctl.replica.arithmetic.trace import Trace
 from ctl.replica.step import observers, preparations
 from ctl.replica.step.attributes import Attributes
 from ctl.replica.step.empty_batches import pad_rows
 from ctl.replica.step.loop_results import LoopResults
-from ctl.replica.step.microbatches import Batch, LossFn, hide_rows, row_count
+from ctl.replica.step.microbatches import Batch, hide_rows, row_count
 from ctl.replica.step.plan import Plan
 from ctl.replica.step.update import Update, UpdateResult
 from ctl.replica.updates.part import Part
@@ -143,7 +141,8 @@ class ReplicaStep:
             # only be undone.
             once, summed, _ = self.attributes.assignable()
             snapshot = Snapshot([*once, *summed] if self.results.may_skip() else [])
-            result = self.compute(batch)
+            # As `compute`, whose frame would be one more between the loop and the user's code.
+            result = convert(self._function)(self._preprocess(batch))
             loss = result.loss if isinstance(result, UpdateResult) else result
             # Decided while tracing: a step that can never be skipped has no ops for it.
             applied: tf.Tensor | bool = True
@@ -162,29 +161,6 @@ class ReplicaStep:
     def compute(self, batch: Batch) -> Any:
         """Runs the user's code of a step on the rows of a replica."""
         return convert(self._function)(self._preprocess(batch))
-
-    def train(
-        self,
-        batch: Batch,
-        loss_fn: LossFn,
-        *,
-        forward: Callable[..., Any],
-        sample_weight: SampleWeight,
-        regularization: Callable[[], Sequence[tf.Tensor]],
-        update_metrics: Callable[..., None],
-    ) -> UpdateResult:
-        """Updates the model by its optimizer, and the metrics; as `Update`, in `function`."""
-        result = self.update(
-            batch,
-            loss_fn,
-            forward=functools.partial(forward, training=True),
-            sample_weight=sample_weight,
-            variables=self.attributes.model.trainable_variables,
-            optimizer=self.attributes.optimizer,
-            regularization=regularization,
-        )
-        self.results.update_metrics(result.micro_batches, update_metrics)
-        return result
 
     def changes(self) -> list[int]:
         """Returns the steps from which on the step is another one, in order."""
