@@ -355,6 +355,6 @@ def fail(values):
 @pytest.mark.slow
 @pytest.mark.parametrize("check_values", [fail, lambda values: None])
 def test_a_bug_is_found(monkeypatch, check_values):
-    monkeypatch.setattr(keys, "check_values", check_values)
+    monkeypatch.setattr("ctl.configs.keys.check_values", check_values)
     with pytest.raises((TypeError, ValueError, AssertionError)):
         explore(*KINDS["command line"], count=0.2)
