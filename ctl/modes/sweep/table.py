@@ -28,7 +28,7 @@ def summarize(entries: Sequence[_Entry], config: Any, folder: pathlib.Path) -> l
         if entry["status"] in ("failed", "stopped")
     ]
     lines += _name_best(entries, config)
-    return [*lines, f"Sweep: {folder / 'sweep.json'}"]
+    return [*lines, f"Sweep: {folder / 'sweep.json'}; ctl report {folder}"]
 
 
 def columns(entry: _Entry) -> dict[str, Any]:

@@ -35,7 +35,6 @@ class Choice:
     cpu_collectives: bool = False
     ema_decay: float = 0.0
     shard_mib: float = 0.0
-    steps: int = 1000
 
     def values(self):
         """The values by the names that rules read."""
@@ -66,7 +65,6 @@ _NAMES = {
     "shard_state": "optimizer.shard_state",
     "ema_decay": "optimizer.ema_decay",
     "shard_mib": "runtime.cluster.shard_mib",
-    "steps": "train.steps",
 }
 NAMED_RULES = [rule for rule in RULES if isinstance(rule, Rule)]
 AXES = {
