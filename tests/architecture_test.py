@@ -4,6 +4,8 @@ import ast
 import graphlib
 import pathlib
 
+import pytest
+
 import ctl
 from tests import closure
 from tests.support import child
@@ -214,14 +216,26 @@ def test_tensorflow_is_imported_only_where_it_is_required(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-# What a trainer, an evaluator or a step opens by name, relative to ctl.
+# What is opened by name from a row, and by no import: folders and files relative to ctl.
 LEAVES = (
-    "replica/keras3", "replica/step/flops.py", "replica/step/loop_errors.py",
-    "replica/step/memory_estimate.py", "replica/step/out_of_memory.py",
+    "data/cache.py", "data/files", "data/mixing.py", "data/packing.py", "data/ragged.py",
+    "hardware/rendezvous.py", "hardware/tpu.py", "loop/actions/best_checkpoint.py", "loop/bucket",
+    "loop/exports.py", "loop/profiler.py", "loop/watchdog.py", "modes/sweep", "replica/checks",
+    "replica/keras3", "replica/layers", "replica/random", "replica/step/flops.py",
+    "replica/step/loop_errors.py", "replica/step/memory_estimate.py", "replica/step/out_of_memory.py",
+    "replica/updates/compression.py", "replica/updates/ema.py", "replica/updates/norms.py",
+    "replica/updates/parameter_groups.py", "replica/updates/sharded_optimizer.py",
 )  # fmt: skip
 
 
-def test_the_core_does_not_import_leaves():
-    core = {str(path.relative_to(ROOT / "ctl")) for path in closure.closure(closure.CORE)}
+# The lines and the files that one reads to change a step, or the program that trains, at most.
+@pytest.mark.parametrize(
+    ("modules", "lines", "files"),
+    [(closure.CORE, 9_000, 95), (closure.PROGRAM, 13_300, 135)],
+)
+def test_closure_is_small_and_names_no_leaf(modules, lines, files):
+    read = closure.closure(modules)
     assert all((ROOT / "ctl" / leaf).exists() for leaf in LEAVES)
-    assert not {path for path in core if path.startswith(LEAVES)}
+    names = {str(path.relative_to(ROOT / "ctl")) for path in read}
+    assert not {name for name in names if name.startswith(LEAVES)}
+    assert sum(map(closure.count_lines, read)) <= 1.02 * lines and len(read) <= 1.02 * files
