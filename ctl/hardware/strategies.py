@@ -4,7 +4,7 @@ A new strategy is an entry of `STRATEGIES` and a module with the functions that 
 `hardware.selection` chooses the entry for a config.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 import dataclasses
 import operator
 from typing import TYPE_CHECKING, Any
@@ -40,7 +40,7 @@ class StrategyOptions:
         devices: the devices to use, such as ("GPU:0", "GPU:2"); empty for all.
         algorithm: the all-reduce algorithm, one of `ALGORITHMS`.
         bucket_mib: processes reduce their gradients in groups, each of which ends as soon as it
-            exceeds this number of MiB (see `group_sizes`); 0 for one group.
+            exceeds this number of MiB, beginning with the gradients of the last layer; 0 for one group.
         timeout: seconds that a collective between processes may take; 0 for no limit.
         start_timeout: seconds to wait for the other processes to start.
         heartbeat_timeout: seconds until an unreachable process counts as lost.
@@ -245,29 +245,6 @@ STRATEGIES: dict[str, StrategySpec] = {
     ),
 }
 NAMES = ("auto", *STRATEGIES)
-
-
-def group_sizes(sizes: Sequence[int], bucket: int) -> list[int]:
-    """Returns the sizes of the groups in which tensors of one dtype are reduced.
-
-    TensorFlow's `CollectiveAllReduce` begins with the last tensor, because the backward pass computes
-    the gradients of the last layer first. It ends a group as soon as the group exceeds the bucket. Every
-    process has the same tensors, and so the same groups.
-
-    Args:
-        sizes: bytes of each tensor, in the order in which the variables were created.
-        bucket: `runtime.all_reduce.bucket_mib` in bytes; 0 for one group.
-
-    Returns:
-        Bytes of each group, in the order in which the groups are reduced.
-    """
-    groups: list[int] = []
-    for size in reversed(sizes):
-        if groups and (not bucket or groups[-1] <= bucket):
-            groups[-1] += size
-        else:
-            groups.append(size)
-    return groups
 
 
 def bucket_bytes(strategy: "tf.distribute.Strategy") -> int:

@@ -127,20 +127,6 @@ def test_nccl_between_logical_devices_is_rejected():
     )
 
 
-@pytest.mark.parametrize(
-    ("bucket", "groups"),
-    [
-        (0, [34]),
-        (1, [7, 3, 12, 4, 8]),  # every tensor exceeds the bucket
-        (8, [10, 12, 12]),  # 7 + 3 > 8; 12 > 8; 4 + 8 > 8
-        (10, [22, 12]),  # 7 + 3 = 10 does not exceed it, so the next tensor is added
-        (100, [34]),
-    ],
-)
-def test_groups_begin_with_the_last_tensor_and_end_when_they_exceed_the_bucket(bucket, groups):
-    assert strategies.group_sizes([8, 4, 12, 3, 7], bucket) == groups
-
-
 _THREADS = """
 import os, sys
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})

@@ -1,8 +1,8 @@
 """Sums the contributions of the replicas to a step: gradients, losses and denominators.
 
 With `runtime.all_reduce.bucket_mib`, TensorFlow splits each batched all-reduce of several processes
-into groups (`hardware.strategies.group_sizes`). A group depends only on its own gradients, so it is
-sent while the backward pass computes the gradients of earlier layers.
+into groups, beginning with the gradients of the last layer. A group depends only on its own gradients,
+so it is sent while the backward pass computes the gradients of earlier layers.
 
 Every replica must call these functions in the same order, in a replica context.
 """
