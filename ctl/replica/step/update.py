@@ -196,7 +196,7 @@ class Update:
                 clipped = gradients.after_all(clipped)
             gradients.apply(optimizer, clipped, variables)
             self._record_non_finite(decision)
-        self.losses.update([part.losses for part in contributions.micro_batches], applied)
+        self.losses.update([each.losses for each in contributions.micro_batches], applied)
         for part, noted in zip(self.parts, before, strict=True):
             part.after(update, noted, applied)
         return UpdateResult(update.loss, contributions.micro_batches, applied)

@@ -1,7 +1,12 @@
 """Parts of the step: what an option adds to the updates, in one file for each.
 
-A new part is a subclass of `Part` in a file of its own, a row of `PARTS`, and the key of its option in
-`ctl/configs/keys.py`. The step calls all parts alike and knows none of them by name.
+A new part is a subclass of `Part` in a file of its own, and a row of `PARTS`. Its option is a field of
+`TrainerOptions` and a `Key` in `ctl/replica/config.py`. Then tests/configs/options_test.py lists the field,
+and docs/reference is generated again. The step calls all parts alike and knows none of them by name.
+
+In a step, a part draws numbers that all rows share by `ctl.random.normal(shape, shared=True, name=...)`:
+they are a function of the seed and the step, the same on every replica. `row_mask.current().step` is the
+step. A sparse gradient is a `tf.IndexedSlices`, whose rows may repeat.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,7 +21,8 @@ import tf_keras
 from ctl.configs.options import TrainerOptions
 from ctl.replica.arithmetic.gradients import Gradient
 
-# Option of a trainer -> the part that it adds if it is set, module:class in this package.
+# Option of a trainer -> the part that it adds if it is set, module:class in this package. The parts are
+# called in this order: norms and histograms describe gradients that the parts before them have changed.
 PARTS = {
     "compression": "compression:Compression",
     "histogram_interval": "histograms:GradientHistograms",
@@ -126,7 +132,10 @@ class Part:
     # the replicas are traced in turns.
 
     def before(self, update: GlobalUpdate) -> Any:
-        """Is called before the update is clipped and applied; may replace its gradients."""
+        """Is called before the update is clipped and applied; may replace its gradients.
+
+        Whether the gradients are finite is decided before: a NaN that a part makes is not skipped.
+        """
 
     def after(self, update: GlobalUpdate, before: Any, applied: tf.Tensor | bool) -> None:
         """Is called after the update was applied or skipped.
