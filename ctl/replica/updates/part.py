@@ -1,8 +1,8 @@
 """Parts of the step: what an option adds to the updates, in one file for each.
 
 A new part is a subclass of `Part` in a file of its own, and a row of `PARTS`. Its option is a field of
-`TrainerOptions` and a `Key` in `ctl/replica/config.py`. tests/configs/options_test.py lists the fields, and
-docs/reference is generated again. The step calls all parts alike and knows none of them by name.
+`TrainerOptions` and a `Key` in `ctl/replica/config.py`; tests/configs/options_test.py lists the fields,
+and docs/reference is generated again. The step calls all parts alike and knows none of them by name.
 
 In a step, a part draws numbers that all rows share by `ctl.random.normal(shape, shared=True, name=...)`:
 they are a function of the seed and the step, the same on every replica. `row_mask.current().step` is the
