@@ -12,7 +12,7 @@ from ml_collections import config_dict
 import orbit
 import tensorflow as tf
 
-from ctl.configs import error_location
+from ctl.configs import error_location, keys
 from ctl.data import batching
 from ctl.data.distribution import disable_autotune
 from ctl.data.kinds import Kind
@@ -159,6 +159,7 @@ def all_compare_xla(
         config.runtime.xla = mode
         arguments = dataclasses.replace(arguments, config=config.lock())
         try:
+            keys.check_rules(keys.flatten(config))
             took = _all_time_step(arguments, hardware, processes)
         # XLA's errors are among these. Each process gets them, unlike that of a lost connection.
         except (

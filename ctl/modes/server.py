@@ -3,8 +3,6 @@
 import os
 import time
 
-import tensorflow as tf
-
 from ctl.errors import print_line
 from ctl.hardware import rendezvous
 from ctl.hardware.quiet import hold_back_stderr
@@ -24,6 +22,8 @@ def run_server(arguments: Arguments) -> int:
     Returns:
         The exit code: stopped if the run was not complete by then, so that it is started again.
     """
+    import tensorflow as tf  # before it waits for the others, so that all start at about the same time
+
     options = StrategyOptions.from_config(arguments.config.runtime, os.environ)
     cluster = options.cluster
     assert cluster is not None

@@ -53,7 +53,8 @@ def test_pages_in_the_navigation_exist():
 
 def test_every_key_has_a_row_with_its_type_default_and_meaning():
     rows = config_rows()
-    assert set(rows) == {*overrides.flatten(keys.defaults()), *keys.FREE_SECTIONS}
+    optional = {key.name for key in keys.KEYS if key.optional}
+    assert set(rows) == {*overrides.flatten(keys.defaults()), *keys.FREE_SECTIONS, *optional}
     assert [name for name, cells in rows.items() if not all(cells[:3])] == []
     assert rows["runtime.logical_shards"][:2] == ["integer", "`0`"]
     assert rows["train.steps"][:2] == ["duration", "`1000`"]

@@ -157,7 +157,7 @@ def test_an_allowed_change_of_the_learning_rate_has_an_effect(folder, short_run,
 def test_a_per_replica_batch_size_is_resolved_before_the_configs_are_compared(folder, short_run):
     copy_run(short_run)
     sizes = ("--config.data.global_batch_size=0", "--config.data.per_replica_batch_size=7")
-    printed = run("--config.train.steps=20", *sizes)
+    printed = run("--config.train.steps=20", f"--workdir={WORKDIR}", *sizes)
     assert printed.code == 0 and "Resumed" in printed.out
 
 
