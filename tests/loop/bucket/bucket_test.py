@@ -219,9 +219,10 @@ def test_other_modes_and_commands_read_a_url_and_send_their_results(
     assert code == 0, error
     assert ctl.load(url).step == 20
     tf_keras.backend.reset_uids()
-    code, _, error = program(f"--config.init.checkpoint={url}", "--config.train.steps=5")
+    init = f"--config.init.checkpoint={url}"
+    code, _, error = program(init, "--config.train.steps=5", "--workdir=other")
     assert code == 0, error
-    started = json.loads(pathlib.Path("runs/experiment/events.jsonl").read_text().splitlines()[0])
+    started = json.loads(pathlib.Path("other/events.jsonl").read_text().splitlines()[0])
     assert started["weights_from"].endswith("ckpt-20")
     code = main.run(["ctl", "diff", url, url])
     out = capsys.readouterr().out
