@@ -47,8 +47,8 @@ def meet(cluster: Cluster, *, timeout: float) -> dict[str, str]:
         # It stays bound until all have chosen, or the system could assign the same port twice.
         chosen.bind(("", 0))
         line = {"name": cluster.name, "names": names, "port": chosen.getsockname()[1]}
-        found = iter(exchange(cluster, line, _Waiting(cluster.name, timeout)))
-    spec = {role: [next(found) for _ in indices] for role, indices in tasks.items()}
+        answers = iter(exchange(cluster, line, _Waiting(cluster.name, timeout)))
+    spec = {role: [next(answers) for _ in indices] for role, indices in tasks.items()}
     complete = Cluster(spec, cluster.role, cluster.index)
     return {"TF_CONFIG": complete.tf_config(), PORTS_BY_LAUNCHER: "1"}
 

@@ -1,4 +1,4 @@
-"""A worker or parameter server serves its chief, and tells whether it must be started again."""
+"""A worker or parameter server serves its chief, and returns whether it must be started again."""
 
 import json
 import pathlib

@@ -60,8 +60,8 @@ def run(values: flags.FlagValues, changes: Changes) -> int:
     with RunLock(folder) as lock:
         lock.acquire()
         runner = Runner(folder, command, listed, fresh=values.fresh)
-        found = search.choose_runs(values, changes, folder, runner.entries) if is_search else listed
-        return runner.run(found, devices, config)
+        runs = search.choose_runs(values, changes, folder, runner.entries) if is_search else listed
+        return runner.run(runs, devices, config)
 
 
 def _divide_devices(parallel: str) -> list[dict[str, str]]:

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 # Around a message, to find it in the error of TensorFlow.
-_BEGIN, _END = "ctl found a problem: ", " (end of the problem)"
+_BEGIN, _END = "ctl rejects this step: ", " (end of the reason)"
 
 
 def require_equal(one: Any, two: Any, problem: str) -> contextlib.AbstractContextManager[Any]:

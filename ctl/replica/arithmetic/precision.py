@@ -112,10 +112,10 @@ def of_model(model: Any) -> str:
 
 def check_model(model: tf_keras.layers.Layer, precision: str) -> None:
     """Raises UsageError if the model's layers compute in another precision than the options say."""
-    found = of_model(model)
-    if found != precision:
+    actual = of_model(model)
+    if actual != precision:
         raise UsageError(
-            f"precision is {precision!r}, but the layers of the model compute in {found}: pass a "
+            f"precision is {precision!r}, but the layers of the model compute in {actual}: pass a "
             "function that builds the model, or build it under the policy "
             f"{of(precision).policy} (tf_keras.mixed_precision.set_global_policy, or "
             "keras.config.set_dtype_policy of Keras 3)."

@@ -213,9 +213,9 @@ def _check_losses(trainer: Any, engine: Engine, traces: list[observers.Losses], 
         static = tf.nest.map_structure(
             lambda v: tf.TensorSpec([count, *v.shape[1:]], v.dtype), spec
         )
-        found: list[observers.Losses] = []
-        create_variables(functools.partial(_forward, trainer, found), static)
-        return found[0]
+        traced_again: list[observers.Losses] = []
+        create_variables(functools.partial(_forward, trainer, traced_again), static)
+        return traced_again[0]
 
     losses = traces[0] if traces else None
     for observer in observers.load():
