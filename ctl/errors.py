@@ -119,6 +119,7 @@ def name_arguments() -> Iterator[None]:
     except UsageError as error:
         text = re.sub(r"build_(data|model|metrics)\w*(\(.*?\))? returned", r"\1 is", str(error))
         text = text.replace("per_example_loss", "loss_fn").replace("must return", "must be")
+        text = text.replace("override forward", "pass forward")
         text = text.replace(", or remove eval from eval.splits", "")
         raise UsageError(text) from None
 

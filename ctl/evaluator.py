@@ -168,8 +168,8 @@ class StandardEvaluator(orbit.StandardEvaluator):
             return None if self._own_dataset else indexes
 
         with (
-            engine.trace_scope(),
-            engine.averaged_weights(),
+            engine.step.trace_scope(),
+            engine.step.evaluating(),
             pipeline.report_errors("evaluation", self._split, find_indexes),
         ):
             if self._own_dataset or len(self.splits) == 1:

@@ -20,20 +20,19 @@ from ctl.data.layout import Layout
 from ctl.data.source import Batch, MaskedBatch
 from ctl.errors import UsageError, did_you_mean, name_arguments, type_name
 from ctl.hardware import strategies
-from ctl.replica.arithmetic import loss
 from ctl.replica.arithmetic import precision as precisions
 from ctl.replica.arithmetic.models import adapt, is_layer
 from ctl.replica.arithmetic.variables import variables_of
 from ctl.replica.measure.non_finite import counter
 from ctl.replica.measure.outputs import concatenate
-from ctl.replica.step import build, observers, preprocessing, xla
+from ctl.replica.step import build, preprocessing, xla
 from ctl.replica.step import metrics as metric_results
 from ctl.replica.step.attributes import check_scope
+from ctl.replica.step.built_step import BuiltStep
 from ctl.replica.step.evaluation import Evaluation
 from ctl.replica.step.explanations import explained
 from ctl.replica.step.microbatches import first_rows, row_count, unpack
-from ctl.replica.step.replica_step import ReplicaStep
-from ctl.replica.step.step_function import StepFunction
+from ctl.replica.step.traced_function import TracedFunction
 from ctl.replica.step.update import UpdateResult
 
 _LOG = logging.getLogger("ctl")
@@ -135,6 +134,7 @@ class Step:
             )
         self.global_batch_size = global_batch_size
         self.loss_fn = loss_fn
+        self._is_default = forward is None
         self.forward = forward or (
             lambda batch, training: preprocessing.call_model(self.model, batch, training=training)
         )
@@ -146,9 +146,8 @@ class Step:
             model, precision=precision, on_non_finite=on_non_finite, **options
         )
         self._returns_outputs = outputs
-        self._replica_step: ReplicaStep | None = None
+        self._built: BuiltStep | None = None
         self._function: Any = None
-        self._changes = False  # whether the step becomes another one, as layers are unfrozen
         # By their metrics, which are kept too: another object could get the id of one that is freed.
         self._evaluations: dict[Any, tuple[Evaluation, Any, Any]] = {}
         # The descriptions of the data of ctl.data.distribute that the updates depend on.
@@ -187,13 +186,15 @@ class Step:
             self._check_constant()
             return self._run(batch)
         step = self.built()
-        if self._changes:
-            list(step.split(int(self.global_step.numpy()), 1))
+        step.check_ready()
+        list(step.split(1))
         with explained():
+            if step.must_trace():
+                self._function = TracedFunction(self._run)
             result = self._function(batch)
-        if self._example:
+        if step.is_unfinished:
             self._example = ()
-            step.check_complete(copies=True)
+            step.finish_loop()
         return result
 
     def build(self, batch: Any) -> None:
@@ -209,7 +210,7 @@ class Step:
             UsageError: the options cannot compute the right update with this model.
         """
         self._describe(batch)
-        if self._replica_step:
+        if self._built:
             return
         distribution.check_distributed(batch, self.strategy)
         rows, row_mask = first_rows(unpack(batch), self.strategy)
@@ -278,45 +279,45 @@ class Step:
             self._evaluations[key] = evaluation, traced(run, reduce_retracing=True), dict(metrics)
         evaluation, run_traced, _ = self._evaluations[key]
         evaluation.reset()
-        scope = precisions.scope(self.options.precision)
-        with scope, _report_errors(), self.averaged_weights():
+        with step.trace_scope(), name_arguments(), step.evaluating():
             for batch in batches:
                 run_traced(batch)
         return evaluation.results()
 
     def _build(self, spec: Any, *, full: bool) -> None:
-        options = self.options
-        precisions.check_model(self.model, options.precision)
-        losses: list[observers.Losses] = []
-        build.create_variables(functools.partial(self._compute_losses, losses), spec)
+        precisions.check_model(self.model, self.options.precision)
         models = [adapt(model) for model in (self.model, *self.models)]
         check_scope((v for m in models if m.built for v in variables_of(m)), self.strategy)
-        layout = Layout(self.global_batch_size, self.strategy.num_replicas_in_sync)
-        step = build.build_step(
-            self,
-            options,
-            layout=layout,
-            data=TrainingData(spec, full_batches=full, has_one_shape=True, supports_chunks=False),
-            preprocess=lambda batch: batch,
-            function=self._update,
-            # Once the code is checked there is no batch: () raises a ValueError, like data that ended.
-            first_batch=lambda: self._example,
-        )
+        with _report_errors():
+            step, check_losses = build.build_step(
+                self,
+                self.options,
+                layout=Layout(self.global_batch_size, self.strategy.num_replicas_in_sync),
+                data=TrainingData(
+                    spec, full_batches=full, has_one_shape=True, supports_chunks=False
+                ),
+                preprocess=lambda batch: batch,
+                forward=functools.partial(self._forward, training=False),
+                loss_fn=self.loss_fn,
+                update_metrics=metric_results.update_by_name,
+                function=self._update,
+                # Once the code is checked there is no batch: () raises a ValueError, like data that
+                # ended.
+                first_batch=lambda: self._example,
+                is_default=self._is_default,
+            )
         if self._example:
-            for observer in observers.load():
-                observer.check_losses(step, losses[0], None, name_function(self.loss_fn))
-        step.add_models()
-        self._replica_step = step
-        self._function = StepFunction(self._run, step)
-        self._changes = bool(step.changes())
+            check_losses()
+        step.prepare()
+        self._built = step
 
-    def built(self) -> ReplicaStep:
-        """Returns the step of one replica, for the other packages of ctl."""
-        if not self._replica_step:
+    def built(self) -> BuiltStep:
+        """Returns the built step, for the other packages of ctl."""
+        if not self._built:
             raise UsageError(
                 "The step is not built: call step.build(batch) or a first step before."
             )
-        return self._replica_step
+        return self._built
 
     def _update(self, batch: Batch) -> UpdateResult:
         """Updates one replica by its rows."""
@@ -335,15 +336,6 @@ class Step:
 
     def _forward(self, batch: Batch, training: bool) -> Any:
         return convert(self.forward)(batch, training)
-
-    def _compute_losses(self, traces: list[observers.Losses], batch: Batch) -> None:
-        """Calls every model that a step calls, so that their variables are created."""
-        with build.building_rows(self, batch) as rows:
-            outputs = precisions.cast_to_float32(self._forward(batch, training=False))
-            factors = self.options.loss_weights or loss.SINGLE
-            with _report_errors():
-                losses = loss.compute(self.loss_fn, batch, outputs, factors)
-            traces[:] = [observers.Losses(list(losses.values()), rows.trace)]
 
     def _run(self, batch: Any) -> StepResult:
         """Runs a step on every replica; call it while tracing, in a cross-replica context."""
@@ -381,11 +373,10 @@ class Step:
         result = self.built().run(batch, row_mask, equal=equal)
         outputs = None
         if self._returns_outputs:
-            is_own = self.forward.__module__ != __name__
             outputs = concatenate(
                 [part.outputs for part in result.micro_batches],
                 [row_count(part.batch) for part in result.micro_batches],
-                name_function(self.forward) if is_own else "The model",
+                "The model" if self._is_default else name_function(self.forward),
             )
         return StepResult(result.loss, tf.convert_to_tensor(result.applied), outputs)
 
@@ -401,7 +392,7 @@ class Step:
     def _check_inside(self, is_eager: bool) -> None:
         """Raises UsageError if a step inside of the user's strategy.run would not be right."""
         floatx = precisions.of(self.options.precision).floatx
-        if not self._replica_step:
+        if not self._built:
             raise UsageError(
                 "The step is called inside of strategy.run before it is built: call "
                 "step.build(batch) before, with a batch of the dataset."
@@ -422,7 +413,7 @@ class Step:
 
     def _check_constant(self) -> None:
         """Raises UsageError if the user's own function would keep a trace that must change later."""
-        if self._changes:
+        if self.built().changes():
             raise UsageError(
                 "optimizer_groups with frozen_until changes the step at a step that your tf.function "
                 "does not know: call the step outside of a tf.function."

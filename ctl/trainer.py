@@ -368,10 +368,10 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         engine = self._ctl_engine
         engine.prepare_loop(int(num_steps))
         waiting = engine.step.results.reduction_wait.active()
-        with engine.report_errors(), engine.trace_scope(), waiting:
+        with engine.report_errors(), engine.step.trace_scope(), waiting:
             # As in Orbit's own `train`, except that the user may freeze layers in `train_loop_begin`.
             self.train_loop_begin()
-            for steps in engine.split(int(num_steps)):
+            for steps in engine.step.split(int(num_steps)):
                 engine.retrace_if_changed()
                 if self._train_iter is None:
                     self._train_iter = tf.nest.map_structure(iter, self.train_dataset)
@@ -423,7 +423,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
 
         Without `ema_decay` it has no effect. The evaluator uses it by itself.
         """
-        return self._ctl_engine.averaged_weights()
+        return self._ctl_engine.step.evaluating()
 
     def build_scope(self) -> contextlib.AbstractContextManager[None]:
         """Returns the strategy's scope with the options' seed and precision, to build more models."""

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -568,6 +569,35 @@ def test_loss_that_depends_on_the_number_of_rows_is_rejected(loss_fn):
     ):
         with pytest.raises(ctl.UsageError, match=rf"{loss_fn.__name__} \(.*the number of rows"):
             step(batch)
+
+
+def test_step_reports_what_a_trainer_reports(caplog):
+    """Trainers and steps share the checks of models, averages and variables."""
+    unsaved = tf.Variable(0, trainable=False)
+
+    def count_calls(batch, outputs):
+        unsaved.assign_add(1)
+        return squared_error(batch, outputs)
+
+    def make(model, **options):
+        optimizer = tf_keras.optimizers.SGD(0.1)
+        return ctl.Step(model, optimizer, count_calls, global_batch_size=4, **options)
+
+    batch = {"x": FEATURES[:4].astype("f"), "label": LABELS[:4].astype("f")}
+    step = make(lambda: tf_keras.Sequential([tf_keras.layers.Dense(2)]), ema_decay=0.9)
+    for _ in range(2):
+        step(batch)
+    (line,) = [line for line in caplog.messages if "does not hold" in line]
+    assert re.match(r"\S+step_test\.py:\d+ assigns a variable that the trainer or ctl\.Step", line)
+    with (
+        step.averaged_weights(),
+        pytest.raises(ctl.UsageError, match="train and save outside of it"),
+    ):
+        step(batch)
+    narrow = tf_keras.Sequential([tf_keras.Input([3]), tf_keras.layers.Dense(2)])
+    with pytest.raises(ctl.UsageError, match=r"does not accept x .*, or pass forward") as error:
+        make(narrow)(batch)
+    assert "\n" not in str(error.value)
 
 
 def test_loss_may_depend_on_the_number_of_all_rows():

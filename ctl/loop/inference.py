@@ -105,7 +105,7 @@ def make_function(trainer: StandardTrainer, function: Callable[[Batch], Any]) ->
         rows = row_mask.examples(
             count=row_count(features), seed=options.seed, allow_unkeyed=options.allow_unkeyed_random
         )
-        with engine_of(trainer).trace_scope(), rows:
+        with engine_of(trainer).step.trace_scope(), rows:
             state = Snapshot(restored)
             try:
                 outputs = precision.cast_to_float32(convert(function)(batch))

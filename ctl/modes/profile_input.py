@@ -285,7 +285,7 @@ def _make_step(trainer: StandardTrainer, element: Any) -> Callable[[int], None]:
         loop = tf.function(lambda steps: steps_fn(None, steps))
 
     def run(steps: int) -> None:
-        with engine.report_errors(), engine.trace_scope():
+        with engine.report_errors(), engine.step.trace_scope():
             trainer.train_loop_begin()
             loop(tf.constant(steps))
             for value in tf.nest.flatten(trainer.train_loop_end() or {}):

@@ -28,12 +28,12 @@ from ctl.replica.graphs import custom_gradients
 from ctl.replica.measure.non_finite import counter
 from ctl.replica.step import metrics, observers, preparations
 from ctl.replica.step.attributes import STATELESS, Attributes, check_scope, check_stateless
+from ctl.replica.step.built_step import BuiltStep
 from ctl.replica.step.engine import Engine
 from ctl.replica.step.explanations import explained
-from ctl.replica.step.microbatches import row_count
+from ctl.replica.step.microbatches import LossFn, row_count
 from ctl.replica.step.plan import make_plan
-from ctl.replica.step.preprocessing import call_preprocess, default_sample_weight, preprocess
-from ctl.replica.step.replica_step import ReplicaStep
+from ctl.replica.step.preprocessing import default_sample_weight, preprocess
 from ctl.replica.updates.part import Part, open_parts
 
 # Parts of tf_keras' messages about the inputs of a model.
@@ -77,33 +77,27 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
         trainer.optimizer = make_optimizer(lambda: trainer.build_optimizer(optimizer), options)
         trainer.metrics = metrics.prepare(trainer.build_metrics())
         trainer.global_step = counter("global_step")
-        # Creates the variables of the model's first call, too: a checkpoint is restored, and slots are
-        # created, before the first step.
         spec = pipeline.element_spec()
         hooks = ("sample_weight", "preprocess", "replica_step", "train_step")
         if all(getattr(type(trainer), hook) is getattr(base, hook) for hook in hooks):
             default_sample_weight(spec)
-        is_default = type(trainer).forward is base.forward
-        traces: list[observers.Losses] = []
-        with report_rejected_features(spec) if is_default else contextlib.nullcontext():
-            create_variables(functools.partial(_forward, trainer, traces), spec)
-        late = any(metrics.creates_variables_late(metric) for metric in trainer.metrics.values())
-        if late and not strategies.spec_of(trainer.strategy).coordinated:  # it never skips a step
-            # A skipped step restores the variables of metrics that exist before it.
-            create_variables(functools.partial(_update_metrics, trainer), spec)
         groups = durations.resolve_groups(
             options.optimizer_groups,
             batch=trainer.global_batch_size,
             examples_per_epoch=pipeline.examples_per_epoch(),
         )
-        step = build_step(
+        step, check_losses = build_step(
             trainer,
             dataclasses.replace(options, optimizer_groups=groups),
             layout=layout,
             data=pipeline.training_data(trainer.global_batch_size),
             preprocess=functools.partial(preprocess, trainer),
+            forward=lambda batch: convert(trainer.forward)(batch, training=False),
+            loss_fn=trainer.per_example_loss,
+            update_metrics=trainer.update_metrics,
             function=trainer.replica_step,
             first_batch=lambda: engine.first_batch(),
+            is_default=type(trainer).forward is base.forward,
             # The constructor of a subclass may still create the models that a pattern matches.
             complete=type(trainer).__init__ is base.__init__,
             source=optimizer,
@@ -113,7 +107,7 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
         )
         engine = Engine(trainer, step, pipeline)
         if not (step.plan.own_replica_step or step.plan.own_train_step):
-            _check_losses(trainer, engine, traces, spec)
+            check_losses()
     return engine
 
 
@@ -124,30 +118,91 @@ def build_step(
     layout: Layout,
     data: TrainingData,
     preprocess: Callable[[Batch], Batch],
+    forward: Callable[[Batch], Any],
+    loss_fn: LossFn,
+    update_metrics: Callable[..., None],
     function: Callable[[Batch], Any],
     first_batch: Callable[[], Any],
+    is_default: bool,
     complete: bool = True,
     source: Any = None,
     **overrides: bool,
-) -> ReplicaStep:
-    """Builds the step of a trainer or a `ctl.Step`, with its slot variables.
+) -> tuple[BuiltStep, Callable[[], None]]:
+    """Builds the step of a trainer or a `ctl.Step`, with its variables.
 
     Args:
-        owner: holds `model`, `optimizer`, `metrics`, `strategy`, `global_step` and possibly further
-            models; gets `skipped_steps`.
+        owner: holds `model`, `optimizer`, `metrics`, `strategy`, `options`, `global_step` and possibly
+            further models; gets `skipped_steps`.
         options: its options, with every duration as a number of steps.
         layout: which replica holds which rows.
         data: what is known of the training batches.
-        preprocess: as for `ReplicaStep`.
-        function: as for `ReplicaStep`.
-        first_batch: as for `ReplicaStep`.
+        preprocess: as for `BuiltStep`.
+        forward: prepared batch -> the outputs of an evaluation.
+        loss_fn: (prepared batch, outputs) -> losses, not reduced.
+        update_metrics: updates the metrics, as `StandardTrainer.update_metrics`.
+        function: as for `BuiltStep`.
+        first_batch: as for `BuiltStep`.
+        is_default: whether `forward` is ctl's own.
         complete: whether the owner will have no further models.
         source: makes the optimizers of the config's groups, if it is a `FromConfig`.
         **overrides: which methods of the trainer are overridden, as for `make_plan`.
 
+    Returns:
+        The step; and a function that checks the losses of the first batch.
+
     Raises:
         UsageError: the options cannot compute the right update with this model, data or strategy.
     """
+    traces: list[observers.Losses] = []
+
+    def trace(batch: Batch, *, updates_metrics: bool = False) -> None:
+        """Calls the model; keeps the losses of its rows, if they can be traced here."""
+        with row_mask.examples(  # the user's code may read the rows of a step
+            count=row_count(batch),
+            seed=options.seed,
+            allow_unkeyed=options.allow_unkeyed_random,
+            trace=Trace(batch),
+        ) as rows:
+            prepared = preprocess(batch)
+            outputs = precision.cast_to_float32(forward(prepared))
+            if updates_metrics:
+                convert(update_metrics)(owner.metrics, prepared, outputs, None)
+                return
+            # The step reports the errors. The function may read attributes that do not exist yet, or
+            # need a static number of rows.
+            with contextlib.suppress(Exception):
+                losses = loss.compute(
+                    loss_fn, prepared, outputs, options.loss_weights or loss.SINGLE
+                )
+                traces[:] = [
+                    observers.Losses(list(losses.values()), rows.trace)
+                ]  # of the last trace
+
+    def trace_again(count: int) -> observers.Losses:
+        traces.clear()
+        create_variables(
+            trace,
+            tf.nest.map_structure(
+                lambda v: tf.TensorSpec([count, *v.shape[1:]], v.dtype), data.spec
+            ),
+        )
+        return traces[0]
+
+    def check_losses() -> None:
+        losses, name = (traces[0] if traces else None), name_function(loss_fn)
+        for observer in observers.load():
+            observer.check_losses(step, losses, trace_again, name)
+
+    # Creates the variables of the model's first call, too: a checkpoint is restored, and slots are
+    # created, before the first step.
+    with report_rejected_features(data.spec) if is_default else contextlib.nullcontext():
+        create_variables(trace, data.spec)
+    late = any(map(metrics.creates_variables_late, owner.metrics.values()))
+    if late and not strategies.spec_of(owner.strategy).coordinated:  # it never skips a step
+        # A skipped step restores the variables of metrics that exist before it. tf_keras updates metrics
+        # in a replica context only.
+        update = functools.partial(trace, updates_metrics=True)
+        create_variables(lambda batch: owner.strategy.run(update, args=(batch,)), data.spec)
     parts = open_parts(options)
     _prepare_optimizer(owner, parts, complete=complete, source=source)
     plan = make_plan(
@@ -158,7 +213,7 @@ def build_step(
         model=owner.model,
         **overrides,
     )
-    step = ReplicaStep(
+    step = BuiltStep(
         plan,
         Attributes(owner),
         preprocess=preprocess,
@@ -168,7 +223,7 @@ def build_step(
         parts=parts,
     )
     owner.skipped_steps = step.update.skipped_steps
-    return step
+    return step, check_losses
 
 
 def _prepare_optimizer(owner: Any, parts: Sequence[Part], *, complete: bool, source: Any) -> None:
@@ -193,55 +248,6 @@ def _prepare_optimizer(owner: Any, parts: Sequence[Part], *, complete: bool, sou
     if owner.strategy.num_replicas_in_sync > 1 or not getattr(owner.optimizer, "_built", False):
         check_scope(owner.model.trainable_variables, owner.strategy)
     owner.optimizer.build(owner.model.trainable_variables)
-
-
-def _forward(trainer: Any, traces: list[observers.Losses], batch: Batch) -> None:
-    """Calls the model; adds the losses of its rows to `traces`, if they can be traced here."""
-    with building_rows(trainer, batch) as rows:
-        prepared = call_preprocess(trainer, batch)
-        outputs = precision.cast_to_float32(convert(trainer.forward)(prepared, training=False))
-        # The step reports the errors. The function may read attributes that do not exist yet, or need
-        # a static number of rows.
-        with contextlib.suppress(Exception):
-            factors = trainer.options.loss_weights or loss.SINGLE
-            losses = loss.compute(trainer.per_example_loss, prepared, outputs, factors)
-            traces[:] = [observers.Losses(list(losses.values()), rows.trace)]  # of the last trace
-
-
-def _check_losses(trainer: Any, engine: Engine, traces: list[observers.Losses], spec: Any) -> None:
-    def trace_again(count: int) -> observers.Losses:
-        static = tf.nest.map_structure(
-            lambda v: tf.TensorSpec([count, *v.shape[1:]], v.dtype), spec
-        )
-        traced_again: list[observers.Losses] = []
-        create_variables(functools.partial(_forward, trainer, traced_again), static)
-        return traced_again[0]
-
-    losses = traces[0] if traces else None
-    for observer in observers.load():
-        name = name_function(trainer.per_example_loss)
-        observer.check_losses(engine.step, losses, trace_again, name)
-
-
-def _update_metrics(trainer: Any, batch: Batch) -> None:
-    def update() -> None:
-        with building_rows(trainer, batch):
-            prepared = call_preprocess(trainer, batch)
-            outputs = precision.cast_to_float32(convert(trainer.forward)(prepared, training=False))
-            convert(trainer.update_metrics)(trainer.metrics, prepared, outputs, None)
-
-    trainer.strategy.run(update)  # tf_keras updates metrics in a replica context only
-
-
-def building_rows(trainer: Any, batch: Batch) -> contextlib.AbstractContextManager[row_mask.Rows]:
-    """Returns the context of a step's rows, because the user's code may read them."""
-    options: TrainerOptions = trainer.options
-    return row_mask.examples(
-        count=row_count(batch),
-        seed=options.seed,
-        allow_unkeyed=options.allow_unkeyed_random,
-        trace=Trace(batch),
-    )
 
 
 # Model and optimizer, as functions of the seed and the precision.
@@ -425,7 +431,7 @@ def report_rejected_features(features: Mapping[str, Any]) -> Iterator[None]:
         names, reason = ", ".join(select_features(features)), describe(error)
         if not isinstance(error, KeyError) and not any(part in reason for part in _INPUT_CHECKS):
             raise UsageError(
-                f"The call of the model with {names} failed ({reason}): fix build_model or the data, or "
+                f"The call of the model with {names} failed ({reason}): fix the model or the data, or "
                 "override forward."
             ) from error
         fix = "fix the model's inputs or the data"

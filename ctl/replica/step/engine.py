@@ -2,27 +2,18 @@
 
 from collections.abc import Iterator
 import contextlib
-import logging
 from typing import Any
 
 import orbit
 
 from ctl.data.input_pipeline import InputPipeline
 from ctl.errors import NonFiniteStep, UsageError
-from ctl.replica.arithmetic import precision
 from ctl.replica.measure.non_finite import NonFiniteReport
-from ctl.replica.step.attributes import freezing
+from ctl.replica.step.built_step import BuiltStep
 from ctl.replica.step.compiled_loop import compile_loop
 from ctl.replica.step.explanations import explained
 from ctl.replica.step.microbatches import first_rows, unpack
-from ctl.replica.step.replica_step import ReplicaStep
 
-_LOG = logging.getLogger("ctl")
-_UNSAVED = (
-    "%s assigns a variable that the trainer does not hold: it is in no checkpoint, and a skipped step "
-    "does not restore it. Make it an attribute of the trainer, of a layer or of a tf.Module that the "
-    "trainer holds."
-)
 _RESERVED = "self.{name} belongs to orbit.StandardTrainer: give your attribute another name."
 
 
@@ -41,18 +32,15 @@ class Engine:
         plan: the resolved options of the step.
         compiled_loop: the inner loop as one XLA program; None unless the plan says so.
         own_dataset: whether the user has set `train_dataset`, and so decides on the position in it.
-        checks_copies: whether the first inner loop ends with a comparison of the replicas' variables.
     """
 
-    def __init__(self, trainer: Any, step: ReplicaStep, pipeline: InputPipeline):
+    def __init__(self, trainer: Any, step: BuiltStep, pipeline: InputPipeline):
         self.step = step
         self.plan = plan = step.plan
         self.pipeline = pipeline
         self.own_dataset = False
-        self.checks_copies = plan.layout.replicas > 1
         self._trainer = trainer
         self._data_step: int | None = None  # the global step that the data iterator stands at
-        self._traced: Any = None  # what the current trace depends on
         self.compiled_loop = None
         if plan.xla == "loop":
             self.compiled_loop = compile_loop(
@@ -70,7 +58,6 @@ class Engine:
         Args:
             steps: the number of steps of the loop.
         """
-        self.step.check_ready()
         # The base class keeps its own attributes on the same object; its `train` uses these two.
         if not isinstance(self._trainer._train_options, orbit.StandardTrainerOptions):
             raise UsageError(_RESERVED.format(name="_train_options"))
@@ -83,7 +70,7 @@ class Engine:
                     "in its class."
                 )
         # A subclass creates further models after this engine, or between two loops.
-        self.step.add_models()
+        self.step.prepare()
         step = int(self._trainer.global_step.numpy())
         has_other_chunks = self.compiled_loop is not None and self.compiled_loop.fit(steps)
         if not self.own_dataset and (self._data_step != step or has_other_chunks):
@@ -93,26 +80,12 @@ class Engine:
             self._trainer._train_iter = None
         self._data_step = None  # unknown until the loop has ended without an error
 
-    def split(self, count: int) -> Iterator[int]:
-        """Splits the next steps where the step becomes another one; see `ReplicaStep.split`."""
-        return self.step.split(int(self._trainer.global_step.numpy()), count)
-
     def retrace_if_changed(self) -> None:
-        """Drops the trace of the inner loop if it would compute something else by now.
-
-        A trace contains the variables that were trainable, so that freezing a layer would have no
-        effect; and it measures, or not.
-        """
-        attributes, traced = self.step.attributes, self._state()
-        if traced == self._traced:
-            return
-        self._traced = traced
-        # A user's own step may pass other variables, or another optimizer.
-        if not (self.plan.own_replica_step or self.plan.own_train_step):
-            attributes.check_slot_variables()
-        self._trainer._train_loop_fn = None  # Orbit's attribute: the next loop is made again
-        if self.compiled_loop:
-            self.compiled_loop.compile_again()
+        """Drops the trace of the inner loop if it would compute something else by now."""
+        if self.step.must_trace(search=True):
+            self._trainer._train_loop_fn = None  # Orbit's attribute: the next loop is made again
+            if self.compiled_loop:
+                self.compiled_loop.compile_again()
 
     def finish_loop(self) -> NonFiniteReport | None:
         """Returns the report of the steps that were not finite.
@@ -122,27 +95,13 @@ class Engine:
             UsageError: the replicas hold different values of a variable, after the first loop.
         """
         self._data_step = int(self._trainer.global_step.numpy())
-        # Read after the loop: its trace may build further layers, and the step of a GAN may freeze and
-        # unfreeze a model while it is traced.
-        self._traced = self._state()
-        self.step.check_complete(copies=self.checks_copies)
-        self.checks_copies = False
-        self._warn_unsaved()
+        self.step.finish_loop()
         recorder = self.step.update.recorder
         report = recorder.take() if recorder else None
         if report and self.plan.options.on_non_finite != "skip":
             batch_size = self.plan.layout.global_batch_size
             raise NonFiniteStep(report, self.pipeline.example_indexes(batch_size, report.step))
         return report
-
-    @contextlib.contextmanager
-    def trace_scope(self) -> Iterator[None]:
-        """Sets the trainer's precision for the code that is traced inside.
-
-        Layers that a first call creates, and losses such as Huber's, read the global precision.
-        """
-        with precision.scope(self.plan.options.precision), explained():
-            yield
 
     @contextlib.contextmanager
     def report_errors(self) -> Iterator[None]:
@@ -156,27 +115,10 @@ class Engine:
         with explained(self._trainer), data_errors:
             yield
 
-    def averaged_weights(self) -> contextlib.AbstractContextManager[None]:
-        """Gives the model the averaged weights within a `with` block, if there are any."""
-        return self.step.evaluating()
-
     def use_own_dataset(self) -> None:
         """Leaves the position in the data to the user, who has set `train_dataset`."""
         self.plan.check_own_dataset()
         self.own_dataset = True
-
-    def _warn_unsaved(self) -> None:
-        for place in self.step.update.unsaved:
-            _LOG.warning(_UNSAVED, place)
-        self.step.update.unsaved.clear()  # a later trace lists its own
-
-    def _state(self) -> Any:
-        """Returns what the traced step depends on, besides its batch and its variables."""
-        return (
-            [freezing(layer) for layer in self.step.attributes.layers()],
-            self.step.attributes.optimizers(),
-            self.step.results.measures_waiting,
-        )
 
     def first_batch(self) -> Any:
         """Returns the next batch of the first replica, of at least four rows, and its row mask."""

@@ -20,10 +20,10 @@ from ctl.replica.arithmetic.snapshot import Snapshot
 from ctl.replica.measure.collected_rows import check_values
 from ctl.replica.measure.non_finite import counter
 from ctl.replica.step import metrics
+from ctl.replica.step.built_step import BuiltStep
 from ctl.replica.step.empty_batches import pad_rows, zero_outputs, zero_without_rows
 from ctl.replica.step.metrics import check_names
 from ctl.replica.step.microbatches import hide_rows, row_count
-from ctl.replica.step.replica_step import ReplicaStep
 
 LossFn = Callable[[Batch, Any], tf.Tensor]
 _LOG = logging.getLogger("ctl")
@@ -59,7 +59,7 @@ class Evaluation:
 
     def __init__(
         self,
-        step: ReplicaStep,
+        step: BuiltStep,
         metrics: dict[str, tf_keras.metrics.Metric],
         *,
         global_batch_size: int,
@@ -109,7 +109,7 @@ class Evaluation:
         Args:
             batch: this replica's rows.
             row_mask: [rows] mask of the rows that exist; None if all exist.
-            equal: as for `ReplicaStep.run`.
+            equal: as for `BuiltStep.run`.
 
         Returns:
             The values that `collect` returned for the rows of the global batch; else None.

@@ -165,7 +165,7 @@ def _trace(trainer: Any) -> tuple[Any, list[Trace], int]:
         return trainer.strategy.run(step, args=(batch, mask))
 
     mask = None if even else tf.TensorSpec([rows], tf.float32)
-    with engine.trace_scope():
+    with engine.step.trace_scope():
         function = traced(run).get_concrete_function(spec, mask)
     return function, traces, sum(bytes_of(x) or 0 for x in tf.nest.flatten(spec))
 

@@ -43,7 +43,7 @@ class Observer:
     One is created before each trace of a step or an evaluation on one replica.
 
     Args:
-        step: the `ReplicaStep`.
+        step: the `BuiltStep`.
     """
 
     def __init__(self, step: Any):
@@ -64,7 +64,7 @@ class Observer:
         """Checks the losses of the first batch, once the step is built.
 
         Args:
-            step: the `ReplicaStep`.
+            step: the `BuiltStep`.
             losses: the losses of any number of rows; None if they require a static number.
             trace_again: returns the losses of a static number of rows; not required with `losses`.
             name: the user's loss function.
@@ -104,7 +104,7 @@ def observe(step: Any, rows: Rows) -> Iterator[None]:
     """Lets the observers of a step search what the code inside the `with` block traces.
 
     Args:
-        step: the `ReplicaStep`.
+        step: the `BuiltStep`.
         rows: the rows that the code computes. Eager execution has no graph to search.
     """
     graph = rows.graph

@@ -18,20 +18,6 @@ _ADVICE = "return one entry per row (stack several views of a row on axis 1)."
 _PROBLEM = f"preprocess returned another number of rows than the batch has: {_ADVICE}"
 
 
-def call_preprocess(trainer: Any, batch: Batch) -> Batch:
-    """Calls the trainer's `preprocess`, without a check of its rows.
-
-    Raises:
-        UsageError: the result is not a dict.
-    """
-    prepared = convert(trainer.preprocess)(batch)
-    if not isinstance(prepared, dict):
-        raise UsageError(
-            f"preprocess returned {type_name(prepared)}, but must return the batch, a dict of tensors."
-        )
-    return prepared
-
-
 def call_sample_weight(trainer: Any, batch: Batch, *, training: bool) -> SampleWeight:
     """Calls the trainer's `sample_weight`, whose overrides need not have the argument `training`."""
     hook = trainer.sample_weight
@@ -89,10 +75,14 @@ def preprocess(trainer: Any, batch: Batch) -> Batch:
         batch: a replica's rows.
 
     Raises:
-        UsageError: the number of rows changed. If a number is known only when the step runs, the step
-            fails, and `explained` raises the error.
+        UsageError: the result is not a dict, or the number of rows changed. If a number is known only
+            when the step runs, the step fails, and `explained` raises the error.
     """
-    prepared = call_preprocess(trainer, batch)
+    prepared = convert(trainer.preprocess)(batch)
+    if not isinstance(prepared, dict):
+        raise UsageError(
+            f"preprocess returned {type_name(prepared)}, but must return the batch, a dict of tensors."
+        )
     before = row_count(batch)
     unchanged = {id(value) for value in tf.nest.flatten(batch)}
 

@@ -174,7 +174,7 @@ class TrainerSubject(Subject):
             trainer.train_dataset = engine.pipeline.training_dataset(split.batch, start=0)
         if self.plain:
             _replace_own_optimizers(trainer)
-        engine.checks_copies = False  # the report names the difference and its cause
+        engine.step.checks_copies = False  # the report names the difference and its cause
         return trainer
 
     def _dataset(self, part: str, batch: int) -> tf.data.Dataset:

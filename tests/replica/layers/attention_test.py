@@ -210,7 +210,7 @@ def program(make, *, length=LENGTH, **options):
     )
     engine = engine_of(trainer)
     engine.prepare_loop(2)
-    with engine.trace_scope():
+    with engine.step.trace_scope():
         trainer.train_loop_begin()
         arguments = next(iter(trainer.train_dataset)), tf.constant(0)
         loop = engine.compiled_loop.usual_program()

@@ -11,7 +11,7 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.loop.checkpoints.checkpointer import Checkpointer
-from ctl.replica.step.replica_step import ReplicaStep
+from ctl.replica.step.built_step import BuiltStep
 from ctl.replica.updates.parameter_groups import ParameterGroups
 from tests.support import reference_model
 
@@ -160,11 +160,14 @@ def test_steps_are_split_where_layers_are_unfrozen():
     groups = until([dict(variables="a/*", frozen_until=3), dict(variables="b/*", frozen_until=5)])
     layers = [tf_keras.layers.Dense(1, name=name) for name in "abc"]
     groups.create(None, tf_keras.Sequential([tf_keras.Input([1]), *layers]))
-    step = types.SimpleNamespace(changes=groups.changes, begin=groups.begin)
-    split = functools.partial(ReplicaStep.split, step)
-    states = [(n, [layer.trainable for layer in layers]) for n in split(0, 8)]
+    position = tf.Variable(0)
+    step = types.SimpleNamespace(changes=groups.changes, begin=groups.begin, _global_step=position)
+    split = functools.partial(BuiltStep.split, step)
+    states = [(n, [layer.trainable for layer in layers]) for n in split(8)]
     assert states == [(3, [False, False, True]), (2, [True, False, True]), (3, [True, True, True])]
-    assert [list(split(*range_)) for range_ in ((3, 2), (4, 4), (5, 4))] == [[2], [1, 3], [4]]
+    for first, count, expected in ((3, 2, [2]), (4, 4, [1, 3]), (5, 4, [4])):
+        position.assign(first)
+        assert [*split(count)] == expected
 
 
 # Layers that the trainer itself unfreezes, between two loops.

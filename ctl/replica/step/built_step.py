@@ -1,33 +1,47 @@
-"""One replica's step: the rows of its batch, the user's code, and the results."""
+"""The step of a trainer or a `ctl.Step`: the rows of a batch, the user's code, and the results."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import contextlib
+import logging
 from typing import Any
 
 import tensorflow as tf
 
 from ctl.data.autograph import convert
-from ctl.replica.arithmetic import row_mask
+from ctl.replica.arithmetic import precision, row_mask
 from ctl.replica.arithmetic.snapshot import Snapshot
 from ctl.replica.arithmetic.trace import Trace
 from ctl.replica.step import observers, preparations
-from ctl.replica.step.attributes import Attributes
+from ctl.replica.step.attributes import Attributes, freezing
 from ctl.replica.step.empty_batches import pad_rows
+from ctl.replica.step.explanations import explained
 from ctl.replica.step.loop_results import LoopResults
 from ctl.replica.step.microbatches import Batch, hide_rows, row_count
 from ctl.replica.step.plan import Plan
 from ctl.replica.step.update import Update, UpdateResult
 from ctl.replica.updates.part import Part
 
+_LOG = logging.getLogger("ctl")
+_UNSAVED = (
+    "%s assigns a variable that the trainer or ctl.Step does not hold: it is in no checkpoint, and a "
+    "skipped step does not restore it. Make it an attribute of the trainer or step, of a layer or of a "
+    "tf.Module that it holds."
+)
 
-class ReplicaStep:
+
+class BuiltStep:
     """Runs the user's code of a step on one replica, with everything that it needs around it.
 
     It knows the rows of a batch, models, optimizers and the plan, and neither data nor a loop. Create it
-    in the strategy's scope, once the model is built.
+    in the strategy's scope, once the model is built. A loop traces `run`:
 
-        step = ReplicaStep(plan, attributes, preprocess=..., function=..., ...)
-        loss = strategy.run(step.run, args=(batch, mask))
+        step = BuiltStep(plan, attributes, preprocess=..., function=..., ...)
+        step.prepare()
+        for count in step.split(100):
+            if step.must_trace():
+                steps = tf.function(...)        # calls strategy.run(step.run, args=(batch, mask))
+            steps(count)
+        step.finish_loop()
 
     Args:
         plan: the resolved options.
@@ -44,6 +58,8 @@ class ReplicaStep:
         update: computes and applies one update.
         results: the mean loss of an inner loop, and its other results.
         parts: the same as the argument.
+        checks_copies: whether the first steps end with a comparison of the replicas' variables.
+        is_unfinished: whether `finish_loop` was not called since the last trace.
     """
 
     def __init__(
@@ -66,6 +82,12 @@ class ReplicaStep:
         self._function = function
         self._global_step = global_step
         self.first_batch = first_batch
+        self.checks_copies = plan.layout.replicas > 1
+        self.is_unfinished = False
+        # What the trace depends on. Tuples, because the models in lists are searched for further models.
+        self._layers: tuple[Any, ...] = ()
+        self._optimizers: tuple[Any, ...] = ()
+        self._state: Any = None
         model = attributes.model
         for part in parts:
             part.create(plan, model)
@@ -162,6 +184,17 @@ class ReplicaStep:
         """Runs the user's code of a step on the rows of a replica."""
         return convert(self._function)(self._preprocess(batch))
 
+    # Around the steps of a loop.
+
+    def prepare(self) -> None:
+        """Prepares the models and optimizers that were added since the last loop.
+
+        Raises UsageError if the models must not be trained now, or a pattern of the options has no
+        effect on any of them.
+        """
+        self.check_ready()
+        self.add_models()
+
     def changes(self) -> list[int]:
         """Returns the steps from which on the step is another one, in order."""
         return sorted({step for part in self.parts for step in part.changes()})
@@ -171,21 +204,97 @@ class ReplicaStep:
         for part in self.parts:
             part.begin(step)
 
-    def split(self, first: int, count: int) -> Iterator[int]:
-        """Splits steps where the step becomes another one, such as where layers are unfrozen.
+    def split(self, count: int) -> Iterator[int]:
+        """Splits the next steps where the step becomes another one, such as where layers are unfrozen.
 
         Args:
-            first: the first step.
             count: the number of steps.
 
         Yields:
             The number of steps of each share, once the step is prepared for it.
         """
-        ends = [step for step in self.changes() if first < step < first + count]
+        changes = self.changes()
+        # The variable is not read without need: a loop of the user calls this for each step.
+        first = int(self._global_step.numpy()) if changes else 0
+        ends = [step for step in changes if first < step < first + count]
         for end in (*ends, first + count):
             self.begin(first)
             yield end - first
             first = end
+
+    def must_trace(self, *, search: bool = False) -> bool:
+        """Returns whether the last trace would compute something else by now.
+
+        A trace contains the variables that were trainable, so that freezing a layer would have no
+        effect; and it measures, or not.
+
+        Args:
+            search: whether to search for further layers and optimizers, which takes as long as a small
+                step.
+
+        Raises:
+            UsageError: a variable is trainable that the optimizer does not know.
+        """
+        if search:
+            self._search()
+        if self._state is not None and self._state == self._read_state():
+            return False
+        # A user's own step may pass other variables, or another optimizer.
+        if not (self.plan.own_replica_step or self.plan.own_train_step):
+            self.attributes.check_slot_variables()
+        self._note_trace()
+        self.is_unfinished = True
+        return True
+
+    def finish_loop(self) -> None:
+        """Checks what the first steps after a trace have created or trained.
+
+        Raises:
+            UsageError: a part lacks it, or the replicas hold different values after the first steps.
+        """
+        # Read after the steps: their trace may build further layers, and the step of a GAN may freeze
+        # and unfreeze a model while it is traced.
+        self._note_trace()
+        if self.parts:
+            models, trained = self.attributes.named_models(), self.update.variables.values()
+            for part in self.parts:
+                part.check(models, trained)
+        if self.checks_copies:
+            items = self.checkpoint_items()
+            for observer in observers.load():
+                observer.check_variables(items)
+        for place in self.update.unsaved:
+            _LOG.warning(_UNSAVED, place)
+        self.update.unsaved.clear()  # a later trace lists its own
+        self.checks_copies = self.is_unfinished = False
+
+    @contextlib.contextmanager
+    def trace_scope(self) -> Iterator[None]:
+        """Sets the precision of the options for the code that is traced inside, and explains its errors.
+
+        Layers that a first call creates, and losses such as Huber's, read the global precision.
+        """
+        with precision.scope(self.plan.options.precision), explained():
+            yield
+
+    def _search(self) -> None:
+        self._layers = tuple(self.attributes.layers())
+        self._optimizers = tuple(self.attributes.optimizers())
+
+    def _note_trace(self) -> None:
+        self._search()
+        self._state = self._read_state()
+
+    def _read_state(self) -> Any:
+        """Returns what a trace depends on, besides its batch and its variables."""
+        # A layer that gets another layer is noticed, too.
+        layers = [
+            (freezing(layer), [_size(each) for each in layer._self_tracked_trackables])
+            for layer in self._layers
+        ]
+        return layers, self._optimizers, self.attributes.optimizer, self.results.measures_waiting
+
+    # Models, checkpoints and descriptions.
 
     def add_models(self) -> None:
         """Prepares the models and optimizers that `attributes` holds besides the first ones.
@@ -205,21 +314,6 @@ class ReplicaStep:
             models = self.attributes.named_models()
         for part in self.parts:
             part.configure(optimizer, models or {})
-
-    def check_complete(self, *, copies: bool) -> None:
-        """Raises UsageError if a part lacks what the steps have created or trained.
-
-        Args:
-            copies: whether to check that the replicas hold the same values, too.
-        """
-        if self.parts:
-            models, trained = self.attributes.named_models(), self.update.variables.values()
-            for part in self.parts:
-                part.check(models, trained)
-        if copies:
-            items = self.checkpoint_items()
-            for observer in observers.load():
-                observer.check_variables(items)
 
     def check_ready(self) -> None:
         """Raises UsageError if the models must not be trained or saved now."""
@@ -267,3 +361,8 @@ class ReplicaStep:
             own |= part.state()
         # The names in every checkpoint, unless a subclass has an attribute of the same name.
         return items | {f"ctl_{k}" if k in items else k: state for k, state in own.items()}
+
+
+def _size(tracked: Any) -> int:
+    """Counts the layers of an attribute that is a list or dict, to which a user may append."""
+    return len(tracked) if isinstance(tracked, list | dict) else 1
