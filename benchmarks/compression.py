@@ -83,7 +83,7 @@ def _run_worker(flags: argparse.Namespace) -> dict[str, Any]:
 
     from ctl.hardware import engines, selection
     from ctl.hardware.strategies import StrategyOptions
-    from ctl.replica.step.engine import engine_of
+    from ctl.replica.step.inner_loop import loop_of
 
     options = StrategyOptions(cluster=engines.from_environment(os.environ))
     strategy = selection.build("multi_worker_mirrored", options).strategy
@@ -102,7 +102,7 @@ def _run_worker(flags: argparse.Namespace) -> dict[str, Any]:
     # The first round is skipped, because it traces the steps and sends the initial weights.
     ratios = [a / b for a, b in zip(*seconds, strict=True)][1:]
     row = {
-        "parameters": engine_of(trainers[0]).step.attributes.parameter_count(),
+        "parameters": loop_of(trainers[0]).step.attributes.parameter_count(),
         "ratios": ratios,
         "ratio": statistics.median(ratios),
     }

@@ -233,7 +233,7 @@ def _trainer(setting: Setting) -> Any:
 
     from benchmarks import memory_models
     import ctl
-    from ctl.replica.step.engine import engine_of
+    from ctl.replica.step.inner_loop import loop_of
 
     tf.get_logger().setLevel("ERROR")
     gpu = bool(tf.config.list_physical_devices("GPU"))
@@ -249,7 +249,7 @@ def _trainer(setting: Setting) -> Any:
         ),
     )
     # The first batch is read once, so that the step alone is measured.
-    next(iter(engine_of(trainer).pipeline.training_dataset(setting.batch, start=0)))
+    next(iter(loop_of(trainer).pipeline.training_dataset(setting.batch, start=0)))
     return trainer
 
 

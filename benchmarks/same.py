@@ -9,7 +9,7 @@ import tf_keras
 
 from benchmarks import models, variants
 import ctl
-from ctl.replica.step.engine import engine_of
+from ctl.replica.step.inner_loop import loop_of
 
 STEPS, TOLERANCE = 20, 1e-5
 
@@ -30,7 +30,7 @@ def largest_difference(model: models.Model) -> float:
     step, _ = variants.make_step(model, network, tf_keras.optimizers.SGD(0.01))
     step = tf.function(step)
     initial = trainer.model.get_weights()
-    batches = iter(engine_of(trainer).pipeline.training_dataset(model.batch, start=0))
+    batches = iter(loop_of(trainer).pipeline.training_dataset(model.batch, start=0))
     for _ in range(STEPS):
         batch, _ = next(batches)
         step(floats(batch["x"]), batch["label"])

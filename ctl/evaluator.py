@@ -21,8 +21,8 @@ from ctl.replica.measure.collected_rows import (
     compute,
 )
 from ctl.replica.step import metrics
-from ctl.replica.step.engine import engine_of
 from ctl.replica.step.evaluation import Evaluation, check_splits
+from ctl.replica.step.inner_loop import loop_of
 from ctl.replica.step.microbatches import unpack
 from ctl.replica.step.preprocessing import call_sample_weight, preprocess
 from ctl.step import Step
@@ -85,16 +85,16 @@ class StandardEvaluator(orbit.StandardEvaluator):
         self.trainer = trainer
         self.strategy = trainer.strategy
         self.global_batch_size = global_batch_size or trainer.global_batch_size
-        engine = engine_of(trainer)
+        inner_loop = loop_of(trainer)
         with StandardTrainer.build_scope(trainer):
             self.metrics = metrics.prepare(trainer.build_metrics())
             self._sums = Evaluation(
-                engine.step,
+                inner_loop.step,
                 self.metrics,
                 global_batch_size=self.global_batch_size,
                 preprocess=functools.partial(preprocess, trainer),
                 forward=lambda batch: convert(trainer.forward)(batch, training=False),
-                loss_fn=trainer.per_example_loss if engine.plan.has_loss else None,
+                loss_fn=trainer.per_example_loss if inner_loop.plan.has_loss else None,
                 sample_weight=functools.partial(call_sample_weight, trainer, training=False),
                 update_metrics=trainer.update_metrics,
                 collect=trainer.collect_outputs if self._collects else None,
@@ -104,7 +104,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
     def eval_dataset(self) -> Any:
         """The distributed evaluation data; set it to evaluate batches of your own."""
         if self._eval_dataset is None:
-            pipeline = engine_of(self.trainer).pipeline
+            pipeline = loop_of(self.trainer).pipeline
             self._eval_dataset = pipeline.evaluation_dataset(self.global_batch_size, self._split)
         return self._eval_dataset
 
@@ -126,7 +126,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
             UsageError: the data never ends, or the model or the loss does not accept its features.
         """
         check_splits(
-            engine_of(self.trainer).pipeline,
+            loop_of(self.trainer).pipeline,
             self.splits,
             global_batch_size=self.global_batch_size,
             strategy=self.strategy,
@@ -157,8 +157,8 @@ class StandardEvaluator(orbit.StandardEvaluator):
             Interrupted: `stop` returned True.
         """
         self._processes = processes or ProcessGroup()
-        engine = engine_of(self.trainer)
-        pipeline = engine.pipeline
+        inner_loop = loop_of(self.trainer)
+        pipeline = inner_loop.pipeline
 
         def find_indexes() -> range | None:
             examples = int(self._sums.examples.numpy())
@@ -168,8 +168,8 @@ class StandardEvaluator(orbit.StandardEvaluator):
             return None if self._own_dataset else indexes
 
         with (
-            engine.step.trace_scope(),
-            engine.step.evaluating(),
+            inner_loop.step.trace_scope(),
+            inner_loop.step.evaluating(),
             pipeline.report_errors("evaluation", self._split, find_indexes),
         ):
             if self._own_dataset or len(self.splits) == 1:
@@ -183,7 +183,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
         self._stop = stop
         if split != self._split:
             self._split, self._eval_dataset = split, None  # drops the last split's dataset
-        pipeline, steps = engine_of(self.trainer).pipeline, None
+        pipeline, steps = loop_of(self.trainer).pipeline, None
         data = None if self._own_dataset else pipeline.evaluation_data(self._split)
         if data is not None and (data.source is not None or int(num_steps) < 0):
             steps = pipeline.evaluation_steps(self.global_batch_size, self._split)

@@ -22,7 +22,7 @@ from ctl.replica.arithmetic.models import raw
 from ctl.replica.measure.non_finite import NonFiniteReport
 from ctl.replica.step import xla
 from ctl.replica.step.attributes import check_known
-from ctl.replica.step.build import build_engine, build_scope, check_optimizer
+from ctl.replica.step.build import build_scope, build_trainer, check_optimizer
 from ctl.replica.step.metrics import update_by_name
 from ctl.replica.step.microbatches import unpack
 from ctl.replica.step.preprocessing import call_model, call_sample_weight
@@ -96,7 +96,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         self.options = options or TrainerOptions()
         self.non_finite_report = None
         # The only private attribute, so that the private attributes of a subclass do not collide.
-        self._ctl_engine = build_engine(self, optimizer, StandardTrainer)
+        self._ctl_loop = build_trainer(self, optimizer, StandardTrainer)
 
     # What a subclass must define.
 
@@ -285,7 +285,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         Returns:
             The loss of the global batch, a scalar, the same on every replica.
         """
-        step = self._ctl_engine.step
+        step = self._ctl_loop.step
         result = step.update(
             batch,
             self.per_example_loss,
@@ -325,16 +325,16 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         Returns:
             The loss of the global batch, the same on every replica.
         """
-        engine, optimizer = self._ctl_engine, check_optimizer(optimizer or self.optimizer)
+        inner_loop, optimizer = self._ctl_loop, check_optimizer(optimizer or self.optimizer)
         variables = None if variables is None else raw(variables)
-        is_own = engine.step.attributes.overrides("regularization_losses")
+        is_own = inner_loop.step.attributes.overrides("regularization_losses")
         if regularization is None and variables is not None and not is_own:
-            regularization = functools.partial(engine.step.attributes.penalties, variables)
+            regularization = functools.partial(inner_loop.step.attributes.penalties, variables)
         variables = self.model.trainable_variables if variables is None else variables
         check_known(optimizer, variables, self.strategy)
         # This also covers an optimizer that the trainer does not hold as an attribute.
-        engine.step.configure(optimizer)
-        return engine.step.update(
+        inner_loop.step.configure(optimizer)
+        return inner_loop.step.update(
             batch,
             lambda rows, _: convert(loss_fn)(rows),
             forward=None,
@@ -346,13 +346,13 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
 
     def train_step(self, iterator: Any) -> None:
         """Runs one step on every replica; `iterator` yields batches, or `(batch, row_mask)`."""
-        engine = self._ctl_engine
-        batch, row_mask = unpack(engine.step.results.input_wait.next(iterator))
+        inner_loop = self._ctl_loop
+        batch, row_mask = unpack(inner_loop.step.results.input_wait.next(iterator))
         # TensorFlow may divide a dataset of the user unequally among the workers.
         is_multi_process = strategies.spec_of(self.strategy).multi_process
-        equal = not (engine.own_dataset and is_multi_process)
-        step: Any = functools.partial(engine.step.run, equal=equal)
-        step = xla.jit(step) if engine.plan.xla == "step" else step
+        equal = not (inner_loop.own_dataset and is_multi_process)
+        step: Any = functools.partial(inner_loop.step.run, equal=equal)
+        step = xla.jit(step) if inner_loop.plan.xla == "step" else step
         loss = self.strategy.run(step, args=(batch, row_mask))
         # A step that fails is not counted.
         with tf.control_dependencies(list(self.strategy.experimental_local_results(loss))):
@@ -365,14 +365,14 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
             UsageError: the data is corrupt or has ended, or a step does not fit into memory.
             NonFiniteStep: a step was not finite, and the options do not say to skip it.
         """
-        engine = self._ctl_engine
-        engine.prepare_loop(int(num_steps))
-        waiting = engine.step.results.reduction_wait.active()
-        with engine.report_errors(), engine.step.trace_scope(), waiting:
+        inner_loop = self._ctl_loop
+        inner_loop.prepare(int(num_steps))
+        waiting = inner_loop.step.results.reduction_wait.active()
+        with inner_loop.report_errors(), inner_loop.step.trace_scope(), waiting:
             # As in Orbit's own `train`, except that the user may freeze layers in `train_loop_begin`.
             self.train_loop_begin()
-            for steps in engine.step.split(int(num_steps)):
-                engine.retrace_if_changed()
+            for steps in inner_loop.step.split(int(num_steps)):
+                inner_loop.retrace_if_changed()
                 if self._train_iter is None:
                     self._train_iter = tf.nest.map_structure(iter, self.train_dataset)
                 if self._train_loop_fn is None:
@@ -385,16 +385,16 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
                             )
                 self._train_loop_fn(self._train_iter, tf.constant(steps))
             outputs = self.train_loop_end()
-        self.non_finite_report = engine.finish_loop()
+        self.non_finite_report = inner_loop.finish_loop()
         return outputs
 
     def train_loop_begin(self) -> None:
         """Resets the loss and the metrics of the loop."""
-        self._ctl_engine.step.results.reset()
+        self._ctl_loop.step.results.reset()
 
     def train_loop_end(self) -> dict[str, Any]:
         """Returns the mean loss, the metrics, and the other results that the options ask for."""
-        return self._ctl_engine.step.results.read()
+        return self._ctl_loop.step.results.read()
 
     def create_train_loop_fn(self) -> Any:
         """Returns the inner loop: Orbit's, one XLA program, or the one of a coordinator."""
@@ -402,7 +402,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
             return coordinator.CoordinatedLoop(
                 super().create_train_loop_fn(), strategy=self.strategy
             )
-        return self._ctl_engine.compiled_loop or super().create_train_loop_fn()
+        return self._ctl_loop.compiled_loop or super().create_train_loop_fn()
 
     @property
     def train_dataset(self) -> Any:
@@ -411,19 +411,19 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
 
     @train_dataset.setter
     def train_dataset(self, dataset: Any) -> None:
-        self._ctl_engine.use_own_dataset()
+        self._ctl_loop.use_own_dataset()
         self._train_dataset, self._train_iter = dataset, None
 
     def checkpoint_items(self) -> dict[str, Any]:
         """Returns the items of a checkpoint: every model, optimizer and variable, even in lists."""
-        return self._ctl_engine.step.checkpoint_items()
+        return self._ctl_loop.step.checkpoint_items()
 
     def averaged_weights(self) -> contextlib.AbstractContextManager[None]:
         """Gives the model the averaged weights within a `with` block, to evaluate or export them.
 
         Without `ema_decay` it has no effect. The evaluator uses it by itself.
         """
-        return self._ctl_engine.step.evaluating()
+        return self._ctl_loop.step.evaluating()
 
     def build_scope(self) -> contextlib.AbstractContextManager[None]:
         """Returns the strategy's scope with the options' seed and precision, to build more models."""

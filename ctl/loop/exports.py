@@ -21,7 +21,7 @@ from ctl.loop.actions import best_checkpoint
 from ctl.loop.actions.action import Action
 from ctl.loop.checkpoints.files import flush, report_write_errors
 from ctl.loop.workdir import Workdir
-from ctl.replica.step.engine import engine_of
+from ctl.replica.step.inner_loop import loop_of
 from ctl.trainer import StandardTrainer
 from ctl.version import find_version
 
@@ -274,7 +274,7 @@ def _find_resources(trainer: StandardTrainer, signatures: Iterable[Any]) -> list
     """Returns the variables and tables of the signatures, which the SavedModel must reach."""
     captured = {id(tensor) for s in signatures for tensor in s.captured_inputs}
     objects = tf.train.TrackableView(trainer).descendants()
-    for item in engine_of(trainer).step.checkpoint_items().values():
+    for item in loop_of(trainer).step.checkpoint_items().values():
         objects += tf.train.TrackableView(item).descendants()
     resources = {}
     for value in objects:

@@ -22,7 +22,7 @@ from ctl.replica.arithmetic import precision, row_mask
 from ctl.replica.arithmetic.snapshot import Snapshot
 from ctl.replica.graphs.assignments import find_assignments
 from ctl.replica.graphs.dataflow import depends_on
-from ctl.replica.step.engine import engine_of
+from ctl.replica.step.inner_loop import loop_of
 from ctl.replica.step.microbatches import row_count
 from ctl.replica.updates.part import ONLY_TRAINING
 from ctl.trainer import StandardTrainer
@@ -75,7 +75,7 @@ def restore_trainer(
     except DamagedCheckpoint as error:
         raise UsageError(f"{path} cannot be read ({error}): name another checkpoint.") from None
     if average:
-        engine_of(trainer).step.finish()
+        loop_of(trainer).step.finish()
     return trainer
 
 
@@ -93,7 +93,7 @@ def make_function(trainer: StandardTrainer, function: Callable[[Batch], Any]) ->
     Raises:
         UsageError: the outputs depend on a label or a weight.
     """
-    specs = engine_of(trainer).pipeline.element_spec()
+    specs = loop_of(trainer).pipeline.element_spec()
     hidden = {name: spec for name, spec in specs.items() if name in RESERVED}
     shown = {name: spec for name, spec in specs.items() if name not in RESERVED}
     options = trainer.options
@@ -105,7 +105,7 @@ def make_function(trainer: StandardTrainer, function: Callable[[Batch], Any]) ->
         rows = row_mask.examples(
             count=row_count(features), seed=options.seed, allow_unkeyed=options.allow_unkeyed_random
         )
-        with engine_of(trainer).step.trace_scope(), rows:
+        with loop_of(trainer).step.trace_scope(), rows:
             state = Snapshot(restored)
             try:
                 outputs = precision.cast_to_float32(convert(function)(batch))
@@ -128,7 +128,7 @@ def make_function(trainer: StandardTrainer, function: Callable[[Batch], Any]) ->
     complete = trace(shown)
     graph = complete.get_concrete_function()
     assigned = {id(a.handle) for a in find_assignments(graph.graph.get_operations())}
-    restored += [v for v in engine_of(trainer).step.attributes.state() if id(v.handle) in assigned]
+    restored += [v for v in loop_of(trainer).step.attributes.state() if id(v.handle) in assigned]
     if restored:
         complete = trace(shown)
     # The inputs of the graph are in the order of the sorted names.
@@ -173,13 +173,13 @@ class _Models:
         self.global_step = trainer.global_step
         self.optimizer = trainer.optimizer
         self.model = trainer.model
-        self._ctl_engine = engine_of(trainer)
+        self._ctl_loop = loop_of(trainer)
 
     def checkpoint_items(self) -> dict[str, Any]:
         """Returns the models, the averages and the variables by the names in a checkpoint."""
-        items = self._ctl_engine.step.checkpoint_items()
+        items = self._ctl_loop.step.checkpoint_items()
         optimizers = (tf_keras.optimizers.Optimizer, tf_keras.optimizers.legacy.Optimizer)
-        of_training = self._ctl_engine.step.update.loss_spikes
+        of_training = self._ctl_loop.step.update.loss_spikes
         return {
             name: item
             for name, item in items.items()

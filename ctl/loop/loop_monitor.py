@@ -14,7 +14,7 @@ from ctl.hardware import strategies
 from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.reporter import Reporter, as_numbers, without_nan
 from ctl.loop.timing import Every, Timer
-from ctl.replica.step.engine import engine_of
+from ctl.replica.step.inner_loop import loop_of
 from ctl.trainer import StandardTrainer
 
 
@@ -65,7 +65,7 @@ class StepSummaries:
             self._print_line(f"tf.summary calls in the step are not written: {self._reason}.")
         if not self._noted:
             self._noted = True
-            for line in engine_of(self._trainer).step.notes():
+            for line in loop_of(self._trainer).step.notes():
                 self._print_line(line)
 
     def _should_record(self) -> Any:
@@ -82,7 +82,7 @@ class StepSummaries:
 
 def _why_not(trainer: StandardTrainer) -> str:
     """Returns why summaries in the step of a trainer cannot be written; "" if they can."""
-    xla = engine_of(trainer).plan.xla
+    xla = loop_of(trainer).plan.xla
     fix = "call tf.summary in an action or in train_loop_end"
     # XLA has no operation that writes to a file. Under autocluster these operations stay outside.
     if xla in ("loop", "step", "gradients"):
@@ -120,7 +120,7 @@ class LoopMonitor:
         self._reporter = reporter
         self._summaries = summaries
         self._step_summaries = step_summaries
-        self._results = engine_of(trainer).step.results
+        self._results = loop_of(trainer).step.results
         self._results.measure_waiting()
 
     @contextlib.contextmanager

@@ -14,7 +14,7 @@ from ctl.loop.actions.action import Action
 from ctl.loop.timing import Throughput
 from ctl.replica.arithmetic import precision
 from ctl.replica.arithmetic.gradients import optimizers_of
-from ctl.replica.step.engine import engine_of
+from ctl.replica.step.inner_loop import loop_of
 from ctl.trainer import StandardTrainer
 
 _GIB = 2**30
@@ -75,7 +75,7 @@ def count_examples(trainer: StandardTrainer, step: int) -> dict[str, dict[str, f
         name -> {"examples": number of rows, "epochs": the same in epochs of the source}; {} for other
         data.
     """
-    source = engine_of(trainer).pipeline.training_source()
+    source = loop_of(trainer).pipeline.training_source()
     if source is None:
         return {}
     return source.count_examples(step * trainer.global_batch_size, seed=trainer.options.seed)

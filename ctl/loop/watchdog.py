@@ -19,7 +19,7 @@ from typing import Any
 from ctl import errors
 from ctl.loop.actions.action import Action
 from ctl.loop.progress import format_duration
-from ctl.replica.step.engine import engine_of
+from ctl.replica.step.inner_loop import loop_of
 
 STALL_SECONDS = 300.0  # seconds that a step may take before it is reported
 FIRST = 10.0  # the first loop traces and compiles, so it may take this many times as long
@@ -157,7 +157,7 @@ class Watchdog(Action):
 
     def _find_cause(self) -> str:
         """Returns what the run waits for, by the files in its threads' stacks."""
-        types = engine_of(self.controller.trainer).pipeline.data_types
+        types = loop_of(self.controller.trainer).pipeline.data_types
         data = f'build_dataset("train") ({types["train"]})'
         stacks = [_list_files(frame) for frame in sys._current_frames().values()]
         if any(part in file for part in _DATA_FILES for stack in stacks for file in stack):

@@ -18,7 +18,7 @@ from ctl.errors import UsageError
 from ctl.evaluator import StandardEvaluator
 from ctl.hardware import selection
 from ctl.hardware.strategies import StrategyOptions
-from ctl.replica.step.engine import engine_of
+from ctl.replica.step.inner_loop import loop_of
 from ctl.trainer import StandardTrainer
 
 
@@ -45,7 +45,7 @@ class Experiment:
         """The number of training examples; None if it is not known."""
         # A trainer that a script has made got another optimizer than this one.
         known = self.optimizer.examples_per_epoch
-        return known or engine_of(self.trainer).pipeline.examples_per_epoch()
+        return known or loop_of(self.trainer).pipeline.examples_per_epoch()
 
     @property
     def steps_per_epoch(self) -> float | None:
@@ -87,7 +87,7 @@ def build(
         options=options,
     )
     _check_optimizer_is_used(optimizer, config)
-    engine_of(trainer).step.add_models()
+    loop_of(trainer).step.add_models()
     config = resolve_durations(config, optimizer.examples_per_epoch)
     evaluator = None
     if evaluates and config.eval.splits:

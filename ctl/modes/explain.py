@@ -21,7 +21,7 @@ from ctl.replica.arithmetic import precision
 from ctl.replica.arithmetic.gradients import optimizers_of
 from ctl.replica.layers import attention
 from ctl.replica.step import memory_estimate
-from ctl.replica.step.engine import engine_of
+from ctl.replica.step.inner_loop import loop_of
 
 _MAX_REPLICAS = 8  # replicas whose rows are listed
 # Arguments of every optimizer that are shown elsewhere or that ctl replaces.
@@ -50,15 +50,15 @@ def explain(arguments: Arguments) -> int:
 def _describe(experiment: Experiment, actions: Sequence[Action]) -> str:
     """Describes what the config does not state, by lines of a name and a text."""
     hardware, trainer = experiment.hardware, experiment.trainer
-    engine = engine_of(trainer)
-    layout, parameters = engine.plan.layout, engine.step.attributes.parameter_count()
+    inner_loop = loop_of(trainer)
+    layout, parameters = inner_loop.plan.layout, inner_loop.step.attributes.parameter_count()
     with attention.observe() as observed:
         memory = _describe_memory(experiment)
     rows = {
         "strategy": f"{hardware.name} ({hardware.reason}): {STRATEGIES[hardware.name].summary}",
         "devices": ", ".join(devices.replica_devices(hardware.strategy)),
         "replicas": layout.replicas,
-        "xla": f"{engine.plan.xla} ({engine.plan.xla_reason})",
+        "xla": f"{inner_loop.plan.xla} ({inner_loop.plan.xla_reason})",
         **_describe_attention(experiment, observed()),
         "data": messages.entries(trainer),
         "global batch": f"{layout.global_batch_size} examples",
@@ -83,7 +83,7 @@ def _describe(experiment: Experiment, actions: Sequence[Action]) -> str:
 
 def _describe_rows(experiment: Experiment) -> str:
     """Lists the rows of the global batch that each replica computes."""
-    layout, parts = engine_of(experiment.trainer).plan.layout, []
+    layout, parts = loop_of(experiment.trainer).plan.layout, []
     for replica, count in enumerate(layout.row_counts()[:_MAX_REPLICAS]):
         first, padding = replica * layout.rows_per_replica, layout.rows_per_replica - count
         text = f"{first}..{first + count - 1}" if count else "none"
@@ -96,8 +96,8 @@ def _describe_rows(experiment: Experiment) -> str:
 
 def _describe_reduction(experiment: Experiment) -> str:
     trainer, options = experiment.trainer, experiment.trainer.options
-    plan = engine_of(trainer).plan
-    if text := engine_of(trainer).step.describe().get("reduction"):
+    plan = loop_of(trainer).plan
+    if text := loop_of(trainer).step.describe().get("reduction"):
         return text
     if plan.layout.replicas == 1:
         return "none: one replica"
@@ -139,7 +139,7 @@ def _describe_learning_rate(experiment: Experiment) -> str:
 
 def _describe_attention(experiment: Experiment, obstacles: Mapping[str, str]) -> dict[str, str]:
     """Lists which attention layers the fused kernel computes, and why it does not compute the others."""
-    plan = engine_of(experiment.trainer).plan
+    plan = loop_of(experiment.trainer).plan
     is_compiled = plan.compiles_micro_batches and attention.capability() >= (8, 0)
     names: dict[str, list[str]] = {}
     for name, obstacle in obstacles.items():
@@ -152,13 +152,13 @@ def _describe_attention(experiment: Experiment, obstacles: Mapping[str, str]) ->
 
 def _describe_memory(experiment: Experiment) -> dict[str, str]:
     """Describes the memory of a step on one replica, by part."""
-    engine = engine_of(experiment.trainer)
+    inner_loop = loop_of(experiment.trainer)
     try:
         memory = memory_estimate.estimate(experiment.trainer)
     except Exception as error:  # the trainer's own code runs here for the first time
         return {"memory": f"not estimated: {describe_error(error)}"}
     least = "at least " * memory.incomplete
-    rows = -(-engine.plan.layout.rows_per_replica // memory.micro_batches)
+    rows = -(-inner_loop.plan.layout.rows_per_replica // memory.micro_batches)
     parts = {
         "weights": memory.weights,
         "slots": memory.slots,

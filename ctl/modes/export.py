@@ -22,7 +22,7 @@ from ctl.loop.store import fetch
 from ctl.loop.workdir import Workdir
 from ctl.modes import DONE, Arguments
 from ctl.modes.experiment import resolve_batch_size
-from ctl.replica.step.engine import engine_of
+from ctl.replica.step.inner_loop import loop_of
 from ctl.trainer import StandardTrainer
 
 
@@ -172,7 +172,7 @@ class TrainedModel:
             if len(self._specs) > 1:
                 raise UsageError(f"The features are {', '.join(self._specs)}: pass a dict of them.")
             features = {next(iter(self._specs)): features}
-        known = engine_of(self.trainer).pipeline.element_spec().keys()
+        known = loop_of(self.trainer).pipeline.element_spec().keys()
         names = set(features) - (known | {*RESERVED}) | set(features) & set(self._specs)
         if names != self._specs.keys():
             raise UsageError(

@@ -131,9 +131,9 @@ def with_batch(config: config_dict.ConfigDict, batch: int) -> config_dict.Config
 
 def check_examples(trainer: Any) -> None:
     """Raises UsageError if `build_dataset` returns batches, whose size ctl cannot change."""
-    from ctl.replica.step.engine import engine_of
+    from ctl.replica.step.inner_loop import loop_of
 
-    if engine_of(trainer).pipeline.data("train").in_batches:
+    if loop_of(trainer).pipeline.data("train").in_batches:
         raise UsageError(
             "find_batch cannot change the size of the batches that build_dataset returns: let it return "
             "examples."
@@ -145,7 +145,7 @@ def _estimate(arguments: Arguments, ram: int | None) -> _Start:
     from ctl.hardware import device_memory, devices
     from ctl.modes import experiment
     from ctl.replica.step import memory_estimate, out_of_memory
-    from ctl.replica.step.engine import engine_of
+    from ctl.replica.step.inner_loop import loop_of
 
     hardware = experiment.build_hardware(arguments.config.runtime)
     device = devices.replica_devices(hardware.strategy)[0]
@@ -173,7 +173,7 @@ def _estimate(arguments: Arguments, ram: int | None) -> _Start:
 
     built = build(size)
     check_examples(built.trainer)
-    unit = replicas * engine_of(built.trainer).plan.parts_per_replica
+    unit = replicas * loop_of(built.trainer).plan.parts_per_replica
     most = built.examples_per_epoch or _ENDLESS
     if most < unit:
         raise UsageError(

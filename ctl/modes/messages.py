@@ -9,7 +9,7 @@ from ctl.errors import list_some
 from ctl.hardware import strategies
 from ctl.loop.progress import format_numbers
 from ctl.optimizers import schedules
-from ctl.replica.step.engine import engine_of
+from ctl.replica.step.inner_loop import loop_of
 from ctl.trainer import StandardTrainer
 
 
@@ -35,9 +35,9 @@ def complete(step: int, result: Mapping[str, Any], config: Any) -> str:
 
 def start(hardware: Any, trainer: Any) -> str:
     """Describes what is going to train, on which hardware, and why."""
-    plan = engine_of(trainer).plan
+    plan = loop_of(trainer).plan
     layout = plan.layout
-    parameters = engine_of(trainer).step.attributes.parameter_count()
+    parameters = loop_of(trainer).step.attributes.parameter_count()
     what = f"{trainer.options.precision}; {parameters:,} parameters"
     names = _names_in_code(type(trainer))  # super().replica_step calls minimize, too
     own = plan.own_replica_step or plan.own_train_step
@@ -62,7 +62,7 @@ def start(hardware: Any, trainer: Any) -> str:
 def entries(trainer: StandardTrainer) -> str:
     """Lists which entries of the data are features, the label, and the weight of the losses."""
     groups: dict[str, list[str]] = {"features": [], **{kind: [] for kind in RESERVED}}
-    for name in flatten_features(engine_of(trainer).pipeline.element_spec()):
+    for name in flatten_features(loop_of(trainer).pipeline.element_spec()):
         kind = name.split("/")[0]
         groups[kind if kind in RESERVED else "features"].append(name)
     if type(trainer).sample_weight is not StandardTrainer.sample_weight:

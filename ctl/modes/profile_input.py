@@ -23,7 +23,7 @@ from ctl.hardware.collectives import ProcessGroup
 from ctl.modes import DONE, Arguments, experiment
 from ctl.replica.config import XLA_MODES
 from ctl.replica.step import serial_loops
-from ctl.replica.step.engine import engine_of
+from ctl.replica.step.inner_loop import loop_of
 from ctl.trainer import StandardTrainer
 
 SECONDS = 2.0  # of each measurement
@@ -75,7 +75,7 @@ def profile_input(arguments: Arguments) -> int:
     if not profile.is_input_bound:
         for line in describe_serial_loops(built.trainer):
             report(line)
-    used = engine_of(built.trainer).plan.xla
+    used = loop_of(built.trainer).plan.xla
     del built  # the memory of a device may hold one trainer only
     if not profile.is_input_bound:
         for line in all_compare_xla(arguments, hardware, used, profile.step, processes):
@@ -90,11 +90,11 @@ def all_measure(trainer: StandardTrainer, processes: ProcessGroup) -> Profile:
         trainer: it is trained for a few seconds.
         processes: the processes of the run, which train the same number of steps.
     """
-    engine = engine_of(trainer)
-    wait, unit = engine.step.results.input_wait, 1
-    if engine.compiled_loop:
-        unit = engine.compiled_loop.size  # steps per chunk: less would only read a part of one
-    engine.step.results.measure_waiting()
+    inner_loop = loop_of(trainer)
+    wait, unit = inner_loop.step.results.input_wait, 1
+    if inner_loop.compiled_loop:
+        unit = inner_loop.compiled_loop.size  # steps per chunk: less would only read a part of one
+    inner_loop.step.results.measure_waiting()
 
     def train(steps: int) -> None:
         wait.reset()
@@ -104,10 +104,10 @@ def all_measure(trainer: StandardTrainer, processes: ProcessGroup) -> Profile:
     both, seconds = _all_time(train, unit, processes)
     waited = wait.read()
     share = None if waited is None else min(1.0, processes.maximum(waited) / seconds)
-    iterator = iter(engine.training_data(int(trainer.global_step.numpy())))
+    iterator = iter(inner_loop.training_data(int(trainer.global_step.numpy())))
     pipeline, _ = _all_time(_make_reader(iterator, unit), unit, processes)
     step, _ = _all_time(_make_step(trainer, next(iterator)), unit, processes)
-    source, examples = engine.pipeline.data("train").source, None
+    source, examples = inner_loop.pipeline.data("train").source, None
     if source is not None and not source.has_own_order:
         read = _make_example_reader(source, trainer.global_batch_size)
         examples, _ = _all_time(read, 1, processes)
@@ -116,11 +116,11 @@ def all_measure(trainer: StandardTrainer, processes: ProcessGroup) -> Profile:
 
 def describe_serial_loops(trainer: StandardTrainer) -> Iterator[str]:
     """Yields a line for each loop that XLA makes of an operation of the step, under xla=loop."""
-    engine = engine_of(trainer)
-    loop = engine.compiled_loop
+    inner_loop = loop_of(trainer)
+    loop = inner_loop.compiled_loop
     if loop is None:
         return
-    chunk = next(iter(engine.training_data(int(trainer.global_step.numpy()))))
+    chunk = next(iter(inner_loop.training_data(int(trainer.global_step.numpy()))))
     for each in serial_loops.find(loop.usual_program(), (chunk, tf.constant(0))):
         yield (
             f"{each.line or each.name}: XLA makes a loop of {each.iterations:,} iterations per step "
@@ -186,7 +186,7 @@ def _all_time_step(
     trainer = experiment.build(
         arguments.config, arguments.config_path, evaluates=False, hardware=hardware
     ).trainer
-    engine_of(trainer).prepare_loop(arguments.config.train.steps_per_loop)
+    loop_of(trainer).prepare(arguments.config.train.steps_per_loop)
     return _all_time(_make_step(trainer, next(iter(trainer.train_dataset))), 1, processes)[0]
 
 
@@ -198,7 +198,7 @@ def describe(profile: Profile, trainer: StandardTrainer) -> Iterator[str]:
     for name, seconds, note in (*rows, ("step alone", profile.step, "")):
         rate = f"{size / seconds:,.0f} examples/s"
         yield f"{name:<12} {1e3 * seconds:10.2f} ms per batch {rate:>22}{note}"
-    data = engine_of(trainer).pipeline.data("train")
+    data = loop_of(trainer).pipeline.data("train")
     if not profile.is_input_bound:
         yield "The step is the bottleneck: no key of data.* makes training faster."
         return
@@ -273,9 +273,9 @@ def _make_reader(iterator: Any, unit: int) -> Callable[[int], None]:
 
 def _make_step(trainer: StandardTrainer, element: Any) -> Callable[[int], None]:
     """Returns a function that runs steps on one element of the training data."""
-    engine = engine_of(trainer)
-    if engine.compiled_loop:
-        compiled = engine.compiled_loop
+    inner_loop = loop_of(trainer)
+    if inner_loop.compiled_loop:
+        compiled = inner_loop.compiled_loop
         loop = lambda steps: compiled(itertools.repeat(element), steps)  # noqa: E731
         compiled.discard_chunk()
     else:
@@ -285,7 +285,7 @@ def _make_step(trainer: StandardTrainer, element: Any) -> Callable[[int], None]:
         loop = tf.function(lambda steps: steps_fn(None, steps))
 
     def run(steps: int) -> None:
-        with engine.report_errors(), engine.step.trace_scope():
+        with inner_loop.report_errors(), inner_loop.step.trace_scope():
             trainer.train_loop_begin()
             loop(tf.constant(steps))
             for value in tf.nest.flatten(trainer.train_loop_end() or {}):

@@ -13,7 +13,7 @@ from ctl.loop import json_files
 from ctl.loop.controller import Controller
 from ctl.loop.workdir import Workdir
 from ctl.modes.experiment import Experiment
-from ctl.replica.step.engine import engine_of
+from ctl.replica.step.inner_loop import loop_of
 from ctl.version import find_version
 
 _PACKAGES = ("tf-models-official", "numpy")
@@ -70,7 +70,7 @@ def make_result(experiment: Experiment, controller: Controller, seconds: float) 
         "examples_per_second": controller.reporter.throughput.examples_per_second,
         "seconds": seconds,
         "strategy": experiment.hardware.name,
-        "replicas": engine_of(experiment.trainer).plan.layout.replicas,
+        "replicas": loop_of(experiment.trainer).plan.layout.replicas,
         "versions": _versions(),
         "host": host.describe_kernels(tf.config.threading.get_intra_op_parallelism_threads()),
         **({"stopped": stopped} if stopped else {}),

@@ -21,7 +21,7 @@ from ctl.loop.reporter import Reporter
 from ctl.loop.stop import StopOnSignal
 from ctl.loop.timing import WallClock
 from ctl.modes import Arguments, experiment, messages, results
-from ctl.replica.step.engine import engine_of
+from ctl.replica.step.inner_loop import loop_of
 
 _DRY_RUN = "ctl.modes.dry_run"
 _PROGRESS_BAR = "ctl.loop.progress_bar:ProgressBar"  # of a terminal
@@ -127,7 +127,7 @@ class Run:
     def record(self) -> dict[str, Any]:
         """The config, and what else the updates depend on: what config.json holds."""
         inputs: dict[str, Any] = {"init": self._weights.describe_files() if self._weights else {}}
-        inputs |= engine_of(self.trainer).pipeline.descriptions
+        inputs |= loop_of(self.trainer).pipeline.descriptions
         return {**self.config.to_dict(), "inputs": inputs}
 
     def all_open_store(self) -> contextlib.AbstractContextManager[None]:

@@ -7,7 +7,7 @@ from ctl.configs import loading
 from ctl.loop.lock import RunLock
 from ctl.modes import DONE, STOPPED, Arguments, messages, results
 from ctl.modes.run import Run
-from ctl.replica.step.engine import engine_of
+from ctl.replica.step.inner_loop import loop_of
 
 _DRY_RUN = "ctl.modes.dry_run:dry_run"
 
@@ -69,7 +69,7 @@ def _train(arguments: Arguments, *, evaluates: bool) -> int:
             run.all_begin(actions, changes)
             with run.watching():
                 progress.print_line(messages.start(run.experiment.hardware, run.trainer))
-                for line in engine_of(run.trainer).step.describe().values():
+                for line in loop_of(run.trainer).step.describe().values():
                     progress.print_line(line)
                 run.print_start()
                 run.record_start()

@@ -24,7 +24,7 @@ from ctl.errors import UsageError, list_some, print_line
 from ctl.hardware import devices, host
 from ctl.loop import json_files
 from ctl.replica.keras3 import private
-from ctl.replica.step.engine import engine_of
+from ctl.replica.step.inner_loop import loop_of
 from ctl.testing.contents import Name, values_of
 from ctl.trainer import StandardTrainer
 from ctl.version import find_version
@@ -283,7 +283,7 @@ def _select_tensors(values: Mapping[Name, np.ndarray]) -> dict[Name, np.ndarray]
 
 def describe_environment(trainer: StandardTrainer) -> dict[str, str]:
     """Returns the versions, the CPU, the devices and the options of a trainer, by name."""
-    plan, options = engine_of(trainer).plan, trainer.options
+    plan, options = loop_of(trainer).plan, trainer.options
     names = sorted({name.partition(":")[0] for name in devices.replica_devices(trainer.strategy)})
     layout = {"strategy": plan.strategy, "replicas": str(plan.layout.replicas)}
     optimizer = getattr(trainer.optimizer, "inner_optimizer", trainer.optimizer)

@@ -17,7 +17,7 @@ from ctl.data import cache, distribution
 from ctl.data.kinds import kind_of
 from ctl.data.layout import Layout
 from ctl.errors import UsageError
-from ctl.replica.step.engine import engine_of
+from ctl.replica.step.inner_loop import loop_of
 from tests.data import image_records, record_files
 from tests.data.image_records import parse_image
 from tests.data.reading import one_line
@@ -377,7 +377,7 @@ def test_the_option_applies_to_training_and_evaluation(folder, tmp_path, in_memo
         trainer = reference_model.make_trainer(strategy, 7, cls=FromRecords, cache=place)
         evaluator = ctl.StandardEvaluator(trainer)
         trainer.train(tf.constant(6))
-        is_cached = isinstance(engine_of(trainer).pipeline.data("eval").source, cache._Copy)
+        is_cached = isinstance(loop_of(trainer).pipeline.data("eval").source, cache._Copy)
         assert is_cached == bool(place)
         weights = np.concatenate([v.numpy().ravel() for v in trainer.model.trainable_variables])
         loss = evaluator.evaluate(tf.constant(-1))["loss"]

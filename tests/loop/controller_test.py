@@ -23,7 +23,7 @@ from ctl.loop.timing import Every
 from ctl.loop.workdir import Workdir
 from ctl.loop.writers.json_lines import JsonLinesWriter
 from ctl.replica.measure.non_finite import WINDOW
-from ctl.replica.step.engine import engine_of
+from ctl.replica.step.inner_loop import loop_of
 from tests.loop.shared import Recording, arrays, make_reference, same_copies, share
 from tests.support import reference_model
 from tests.support.faulty_trainers import BAD, CASES, jumping, poisoned, same, state
@@ -526,5 +526,5 @@ def test_loss_spike_is_rolled_back_and_its_window_is_restored(tmp_path):
     ]
     assert f"Step {at} has a spike of the loss" in lines[0]
     assert (
-        int(engine_of(trainer).step.update.loss_spikes._count) == at + 3
+        int(loop_of(trainer).step.update.loss_spikes._count) == at + 3
     )  # every loss but that one, once

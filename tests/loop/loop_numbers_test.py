@@ -71,9 +71,11 @@ def test_speed_of_the_last_loop_and_peak_memory():
 def test_result_has_what_was_mixed_up_to_the_last_step(trained_step, step):
     numbers = ctl.data.arrays({"x": range(10)})
     mixture = ctl.data.mixture({"a": (numbers, 1), "b": (numbers, 2)})
-    engine = types.SimpleNamespace(pipeline=types.SimpleNamespace(training_source=lambda: mixture))
+    inner_loop = types.SimpleNamespace(
+        pipeline=types.SimpleNamespace(training_source=lambda: mixture)
+    )
     trainer = types.SimpleNamespace(
-        _ctl_engine=engine, global_batch_size=10, options=ctl.TrainerOptions(seed=3)
+        _ctl_loop=inner_loop, global_batch_size=10, options=ctl.TrainerOptions(seed=3)
     )
     action = LoopNumbers()
     # The step is that of the best checkpoint, which may be restored at the end.

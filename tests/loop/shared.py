@@ -10,7 +10,7 @@ import tensorflow as tf
 from ctl import testing
 from ctl.loop.progress import Progress
 from ctl.loop.reporter import Reporter
-from ctl.replica.step.engine import engine_of
+from ctl.replica.step.inner_loop import loop_of
 from tests.support import reference_model
 
 
@@ -25,7 +25,7 @@ def share(build: Callable) -> Callable:
     @functools.cache
     def build_once(*arguments, **options):
         trainer = build(*arguments, **options)
-        results = engine_of(trainer).step.results
+        results = loop_of(trainer).step.results
         results.measure_waiting()
         results.measure_waiting = lambda: None  # each Controller would drop the trace
         root = tf.train.Checkpoint(**trainer.checkpoint_items())

@@ -19,7 +19,7 @@ class FakeController:
     def __init__(self, run):
         self._run = self.reporter = run
         pipeline = types.SimpleNamespace(data_types={"train": "Arrays"})
-        self.trainer = types.SimpleNamespace(_ctl_engine=types.SimpleNamespace(pipeline=pipeline))
+        self.trainer = types.SimpleNamespace(_ctl_loop=types.SimpleNamespace(pipeline=pipeline))
 
     @property
     def step(self):

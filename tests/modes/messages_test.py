@@ -86,7 +86,7 @@ def make_trainer(replicas, row_counts, own=False):
     )
     plan = types.SimpleNamespace(layout=layout, own_replica_step=own, own_train_step=False)
     return types.SimpleNamespace(
-        _ctl_engine=types.SimpleNamespace(
+        _ctl_loop=types.SimpleNamespace(
             plan=plan,
             step=types.SimpleNamespace(
                 attributes=types.SimpleNamespace(parameter_count=lambda: 1234)

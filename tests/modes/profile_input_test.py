@@ -14,7 +14,7 @@ from ctl.hardware import strategies
 from ctl.hardware.collectives import ProcessGroup
 from ctl.modes import profile_input
 from ctl.replica.arithmetic.waits import InputWait
-from ctl.replica.step.engine import engine_of
+from ctl.replica.step.inner_loop import loop_of
 from tests.support import experiments, reference_model
 
 BATCH = 8
@@ -94,7 +94,7 @@ def test_training_its_input_and_its_step_are_measured_one_after_the_other(monkey
 def test_the_compiled_loop_is_measured_in_chunks(monkeypatch):
     cls = reference_model.ReferenceTrainer
     profile, trainer, measured = measure(monkeypatch, 2, cls, xla="loop")
-    size = engine_of(trainer).compiled_loop.size
+    size = loop_of(trainer).compiled_loop.size
     assert [each["unit"] for each in measured] == [size] * 3 + [1] and size > 1
     assert profile.examples == 4  # which are read and parsed alone, since the data are a Source
     assert trainer.global_step.numpy() == 2 * 3 * size  # in training, and in the step alone

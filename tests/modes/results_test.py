@@ -54,8 +54,8 @@ def test_run_is_complete_once_its_last_process_has_ended_with_a_result_of_the_la
 
 def make_experiment(strategy, replicas):
     layout = types.SimpleNamespace(replicas=replicas)
-    engine = types.SimpleNamespace(plan=types.SimpleNamespace(layout=layout))
-    trainer = types.SimpleNamespace(_ctl_engine=engine)
+    inner_loop = types.SimpleNamespace(plan=types.SimpleNamespace(layout=layout))
+    trainer = types.SimpleNamespace(_ctl_loop=inner_loop)
     return types.SimpleNamespace(hardware=types.SimpleNamespace(name=strategy), trainer=trainer)
 
 

@@ -9,7 +9,7 @@ import tf_keras
 
 import ctl
 from ctl import optimizers, testing
-from ctl.replica.step.engine import engine_of
+from ctl.replica.step.inner_loop import loop_of
 
 STEPS, BATCH = 12, 7  # the replicas have 4 + 3 rows
 
@@ -63,7 +63,7 @@ def library(name):
     """The weights after the same batches on one device, by nothing but tf_keras."""
     trainer = make_trainer(name, 1)
     model, optimizer = trainer.model, trainer.optimizer
-    pipeline = engine_of(trainer).pipeline
+    pipeline = loop_of(trainer).pipeline
     for step in range(STEPS):
         batch = pipeline.data("train").source.gather(
             tf.constant(pipeline.example_indexes(BATCH, step))

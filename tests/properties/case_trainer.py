@@ -10,7 +10,7 @@ import ctl
 from ctl import testing
 from ctl.errors import UsageError
 from ctl.optimizers import layerwise
-from ctl.replica.step.engine import engine_of
+from ctl.replica.step.inner_loop import loop_of
 from tests.properties import layers
 from tests.properties.case import EXAMPLES, Case
 
@@ -191,7 +191,7 @@ def train(case: Case) -> dict[str, list[np.ndarray]]:
     outputs = trainer.train(tf.constant(STEPS))
     results = {f"output {name}": [np.asarray(value)] for name, value in outputs.items()}
     results["skipped steps"] = testing.copies(trainer.strategy, trainer.skipped_steps)
-    parts = engine_of(trainer).step.parts
+    parts = loop_of(trainer).step.parts
     for kind, variables in {
         "variable": trainer.model.variables,
         "slot": trainer.optimizer.variables,

@@ -11,7 +11,7 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.data import sampler
-from ctl.replica.step.engine import engine_of
+from ctl.replica.step.inner_loop import loop_of
 from tests.support import reference_model
 
 BATCH, BAD = 8, 2  # the global batch, and the step that fails
@@ -99,7 +99,7 @@ class Overflowing(reference_model.ReferenceTrainer):
         losses = super().per_example_loss(batch, outputs)
         rows = ctl.replica.current()
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        first = replica * engine_of(self).plan.layout.rows_per_replica
+        first = replica * loop_of(self).plan.layout.rows_per_replica
         is_bad = tf.logical_and(
             tf.equal(rows.step, self.at),
             tf.logical_and(

@@ -17,7 +17,7 @@ from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.checkpoints import matching, positions
 from ctl.loop.checkpoints.files import CheckpointFiles, read_notes
 from ctl.replica.arithmetic.models import adapt
-from ctl.replica.step.engine import engine_of
+from ctl.replica.step.inner_loop import loop_of
 from ctl.step import Step
 from ctl.trainer import StandardTrainer
 
@@ -112,7 +112,7 @@ class Checkpointer:
         self.files = CheckpointFiles(directory)
         self.unmatched: matching.Comparison | None = None
         self._owners = owners
-        self._steps = [p.built() if isinstance(p, Step) else engine_of(p).step for p in owners]
+        self._steps = [p.built() if isinstance(p, Step) else loop_of(p).step for p in owners]
         positions.add(owners)
         items = {str(i): _as_item(part) for i, part in enumerate(parts)}
         self._checkpoint = tf.train.Checkpoint(**items if is_list else _items(owners[0]))

@@ -21,7 +21,7 @@ from ctl.loop import store
 from ctl.loop.checkpoints import matching
 from ctl.loop.checkpoints.files import find_files
 from ctl.loop.checkpoints.weight_files import WeightFile
-from ctl.replica.step.engine import engine_of
+from ctl.replica.step.inner_loop import loop_of
 from ctl.trainer import StandardTrainer
 
 _Pairs = list[tuple[matching.Variable, matching.Variable]]
@@ -179,7 +179,7 @@ def all_load(
         for variable, value in values:
             variable.source.assign(tf.cast(value, variable.dtype))
     if loaded:
-        engine_of(trainer).step.restart()
+        loop_of(trainer).step.restart()
     return loaded
 
 
@@ -206,7 +206,7 @@ def _requests(trainer: StandardTrainer, init: Any) -> list[_Request]:
                 dict(init.names), init.layout,
             )
         ]  # fmt: skip
-    models = engine_of(trainer).step.attributes.named_models()
+    models = loop_of(trainer).step.attributes.named_models()
     # A model that is an attribute has the name "teacher/0", and one in a list "members/1".
     models = {name.removesuffix("/0"): model for name, model in models.items() if name}
     for name, source in init.models.items():

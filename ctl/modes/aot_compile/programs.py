@@ -14,7 +14,7 @@ from ctl.modes.aot_compile import problems
 from ctl.modes.aot_compile.problems import NotExportable, Problem
 from ctl.modes.aot_compile.strategy import SliceStrategy
 from ctl.private.tensorflow import nest  # names the elements of a structure
-from ctl.replica.step.engine import engine_of
+from ctl.replica.step.inner_loop import loop_of
 from ctl.trainer import StandardTrainer
 
 
@@ -44,8 +44,8 @@ def export_train_step(trainer: StandardTrainer) -> Program:
     Raises:
         NotExportable: the step cannot be a TPU program.
     """
-    data = engine_of(trainer).pipeline.training_dataset(trainer.global_batch_size, start=0)
-    step = engine_of(trainer).step
+    data = loop_of(trainer).pipeline.training_dataset(trainer.global_batch_size, start=0)
+    step = loop_of(trainer).step
     last = max(step.changes(), default=0)
     step.begin(last)
     program = _export("train step", trainer.strategy, trainer.train_step, data.element_spec)

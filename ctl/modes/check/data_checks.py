@@ -11,7 +11,7 @@ from ctl.data.kinds import Kind
 from ctl.data.python_functions import python_ops
 from ctl.modes.check.outcome import FAIL, PASS, WARNING, Outcome
 from ctl.modes.check.trainer_factory import Rows, TrainerFactory
-from ctl.replica.step.engine import engine_of
+from ctl.replica.step.inner_loop import loop_of
 
 _BATCHES = 4
 _MAX_EVALUATED = 200_000  # examples; evaluating more takes longer than a check should
@@ -25,7 +25,7 @@ def check_inputs(factory: TrainerFactory) -> Outcome:
     parts: dict[str, list[np.ndarray]] = {}
     for batch in factory.read_batches(_BATCHES):
         tensors = tf.nest.map_structure(tf.convert_to_tensor, batch)
-        with engine_of(trainer).step.rows(tensors, None):  # for draws and mixtures of rows
+        with loop_of(trainer).step.rows(tensors, None):  # for draws and mixtures of rows
             prepared = trainer.preprocess(tensors)
         for name, value in flatten_features(prepared).items():
             if tf.as_dtype(value.dtype).is_floating and name != "weight":

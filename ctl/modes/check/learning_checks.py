@@ -12,8 +12,8 @@ from ctl.errors import NonFiniteStep, list_some
 from ctl.modes.check.outcome import FAIL, PASS, WARNING, Outcome
 from ctl.modes.check.trainer_factory import TrainerFactory
 from ctl.replica.checks import onednn
-from ctl.replica.step.engine import engine_of
 from ctl.replica.step.flops import list_graphs
+from ctl.replica.step.inner_loop import loop_of
 from ctl.replica.step.preprocessing import call_sample_weight
 from ctl.testing.contents import contents_of, name_models, values_of
 from ctl.trainer import StandardTrainer
@@ -31,7 +31,7 @@ _LEARNED, _LOWERED, _NOISE = 0.5, 0.9, 0.5
 def check_first_loss(factory: TrainerFactory) -> Outcome:
     """Checks that the loss of an untrained classifier is about the loss of a uniform guess."""
     trainer, batch = factory.experiment.trainer, factory.read_batches(1)[0]
-    if not engine_of(trainer).plan.has_loss:
+    if not loop_of(trainer).plan.has_loss:
         return _judge_loss_of_own_step(factory)
     losses, outputs, weights = _compute_losses(trainer, batch)
     if not np.isfinite(losses).all():
@@ -173,7 +173,7 @@ def check_overfitting(factory: TrainerFactory) -> Outcome:
 
 def _is_classifier(factory: TrainerFactory) -> bool:
     trainer, batch = factory.experiment.trainer, factory.read_batches(1)[0]
-    if not engine_of(trainer).plan.has_loss:
+    if not loop_of(trainer).plan.has_loss:
         return False
     _, outputs, _ = _compute_losses(trainer, batch)
     return _count_classes(trainer, batch, outputs) is not None
@@ -184,7 +184,7 @@ def _compute_losses(
 ) -> tuple[np.ndarray, Any, np.ndarray | None]:
     """Computes the losses and the sample weights of a batch and its outputs, without dropout."""
     tensors = tf.nest.map_structure(tf.convert_to_tensor, batch)
-    with engine_of(trainer).step.rows(tensors, None):
+    with loop_of(trainer).step.rows(tensors, None):
         prepared = trainer.preprocess(tensors)
         outputs = trainer.forward(prepared, training=False)
         losses = trainer.per_example_loss(prepared, outputs)

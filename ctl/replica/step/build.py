@@ -1,4 +1,4 @@
-"""Builds a trainer: data, model, optimizer, metrics, counters, plan and engine, in this order."""
+"""Builds a trainer: data, model, optimizer, metrics, counters, plan and step, in this order."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
@@ -29,8 +29,8 @@ from ctl.replica.measure.non_finite import counter
 from ctl.replica.step import metrics, observers, preparations
 from ctl.replica.step.attributes import STATELESS, Attributes, check_scope, check_stateless
 from ctl.replica.step.built_step import BuiltStep
-from ctl.replica.step.engine import Engine
 from ctl.replica.step.explanations import explained
+from ctl.replica.step.inner_loop import InnerLoop
 from ctl.replica.step.microbatches import LossFn, row_count
 from ctl.replica.step.plan import make_plan
 from ctl.replica.step.preprocessing import default_sample_weight, preprocess
@@ -44,8 +44,8 @@ _INPUT_CHECKS = (
 
 
 @garbage.pause_collection()
-def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
-    """Builds a trainer's model, optimizer, metrics and counters, then its engine.
+def build_trainer(trainer: Any, optimizer: Any, base: Any) -> InnerLoop:
+    """Builds a trainer's model, optimizer, metrics and counters, then its step and inner loop.
 
     Args:
         trainer: the `StandardTrainer`, with its strategy, batch size and options.
@@ -96,7 +96,7 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
             loss_fn=trainer.per_example_loss,
             update_metrics=trainer.update_metrics,
             function=trainer.replica_step,
-            first_batch=lambda: engine.first_batch(),
+            first_batch=lambda: inner_loop.first_batch(),
             is_default=type(trainer).forward is base.forward,
             # The constructor of a subclass may still create the models that a pattern matches.
             complete=type(trainer).__init__ is base.__init__,
@@ -105,10 +105,10 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
             own_train_step=type(trainer).train_step is not base.train_step,
             has_loss=type(trainer).per_example_loss is not base.per_example_loss,
         )
-        engine = Engine(trainer, step, pipeline)
+        inner_loop = InnerLoop(trainer, step, pipeline)
         if not (step.plan.own_replica_step or step.plan.own_train_step):
             check_losses()
-    return engine
+    return inner_loop
 
 
 def build_step(

@@ -96,8 +96,8 @@ def estimate(trainer: Any) -> MemoryEstimate:
     Raises:
         UsageError: the step cannot be traced here, or the trainer's code is wrong.
     """
-    engine = trainer._ctl_engine
-    if engine.plan.own_train_step:
+    inner_loop = trainer._ctl_loop
+    if inner_loop.plan.own_train_step:
         raise UsageError("the trainer overrides train_step")
     if strategies.spec_of(trainer.strategy).coordinated:
         raise UsageError("parameter servers hold the variables, and workers run the step")
@@ -105,20 +105,22 @@ def estimate(trainer: Any) -> MemoryEstimate:
     updates = [update for update in traces[0].updates if update.gradients]
     if not updates:
         raise UsageError("the step does not call minimize")
-    parts = engine.plan.parts_per_replica
+    parts = inner_loop.plan.parts_per_replica
     steps = [_measure(update, parts) for update in updates]
     step = max(steps, key=lambda step: step["step"])
     # The gradients of a shard are kept by themselves until all are reduced.
-    sums = parts - 1 if engine.plan.options.logical_shards else min(parts - 1, 1)
-    loop = engine.compiled_loop
+    sums = parts - 1 if inner_loop.plan.options.logical_shards else min(parts - 1, 1)
+    loop = inner_loop.compiled_loop
     batches = loop.size if loop else 1  # a chunk
-    prefetch = engine.plan.options.prefetch
+    prefetch = inner_loop.plan.options.prefetch
     return MemoryEstimate(
-        weights=_unique_bytes(v for m in engine.step.attributes.models() for v in variables_of(m)),
+        weights=_unique_bytes(
+            v for m in inner_loop.step.attributes.models() for v in variables_of(m)
+        ),
         slots=_unique_bytes(_optimizer_variables(trainer)),
         parts={
             word: _unique_bytes(variables)
-            for part in engine.step.parts
+            for part in inner_loop.step.parts
             for word, variables in part.variables().items()
         },
         gradient_sum=sums * step["gradients"],
@@ -136,10 +138,10 @@ def _trace(trainer: Any) -> tuple[Any, list[Trace], int]:
     Returns:
         The traced function, what each replica recorded, and the bytes of a replica's batch.
     """
-    engine, plan = trainer._ctl_engine, trainer._ctl_engine.plan
+    inner_loop, plan = trainer._ctl_loop, trainer._ctl_loop.plan
     rows = plan.layout.rows_per_replica
     spec = tf.nest.map_structure(
-        lambda x: tf.TensorSpec([rows, *x.shape[1:]], x.dtype), engine.pipeline.element_spec()
+        lambda x: tf.TensorSpec([rows, *x.shape[1:]], x.dtype), inner_loop.pipeline.element_spec()
     )
     even = plan.layout.even and plan.full_batches
     traces: list[Trace] = []
@@ -165,7 +167,7 @@ def _trace(trainer: Any) -> tuple[Any, list[Trace], int]:
         return trainer.strategy.run(step, args=(batch, mask))
 
     mask = None if even else tf.TensorSpec([rows], tf.float32)
-    with engine.step.trace_scope():
+    with inner_loop.step.trace_scope():
         function = traced(run).get_concrete_function(spec, mask)
     return function, traces, sum(bytes_of(x) or 0 for x in tf.nest.flatten(spec))
 

@@ -81,7 +81,7 @@ def explain(error: BaseException, trainer: Any) -> str:
     exhausted = isinstance(error, tf.errors.ResourceExhaustedError) and is_out_of_memory(error)
     if trainer is None or not exhausted:
         return ""
-    return advice(trainer._ctl_engine.plan, measure(trainer))
+    return advice(trainer._ctl_loop.plan, measure(trainer))
 
 
 def measure(trainer: Any) -> Measurement | None:

@@ -16,7 +16,7 @@ from ctl.data.input_pipeline import InputPipeline
 from ctl.evaluator import StandardEvaluator
 from ctl.replica.arithmetic import models
 from ctl.replica.step.build import seed_and_precision
-from ctl.replica.step.engine import engine_of
+from ctl.replica.step.inner_loop import loop_of
 from ctl.replica.step.microbatches import unpack
 from ctl.replica.step.preprocessing import call_sample_weight
 from ctl.testing.comparison import tolerance_of
@@ -162,19 +162,19 @@ class TrainerSubject(Subject):
             optimizer=(None if self.plain else self.optimizer) or _make_sgd,
             options=options,
         )
-        engine = engine_of(trainer)
+        inner_loop = loop_of(trainer)
         if not isinstance(factory, type):
-            engine.pipeline = InputPipeline(
+            inner_loop.pipeline = InputPipeline(
                 lambda part, _: self._dataset(part, split.batch),
                 strategy=trainer.strategy,
                 seed=options.seed,
                 prefetch=1,
                 build_scope=functools.partial(seed_and_precision, options),
             )
-            trainer.train_dataset = engine.pipeline.training_dataset(split.batch, start=0)
+            trainer.train_dataset = inner_loop.pipeline.training_dataset(split.batch, start=0)
         if self.plain:
             _replace_own_optimizers(trainer)
-        engine.step.checks_copies = False  # the report names the difference and its cause
+        inner_loop.step.checks_copies = False  # the report names the difference and its cause
         return trainer
 
     def _dataset(self, part: str, batch: int) -> tf.data.Dataset:
@@ -298,14 +298,14 @@ def compute_terms(trainer: StandardTrainer, names: Sequence[Names]) -> Terms:
 
 def _first_batch(trainer: StandardTrainer) -> tuple[Any, Any]:
     """Returns the first distributed batch and its row mask."""
-    return unpack(next(iter(engine_of(trainer).training_data(0))))
+    return unpack(next(iter(loop_of(trainer).training_data(0))))
 
 
 def _row_values(
     trainer: StandardTrainer, batch: Any, row_mask: Any, *, training: bool = True
 ) -> Any:
     """Returns outputs, losses and sample weights of one replica's rows."""
-    with engine_of(trainer).step.rows(batch, row_mask):
+    with loop_of(trainer).step.rows(batch, row_mask):
         batch = convert(trainer.preprocess)(batch)
         outputs = convert(trainer.forward)(batch, training=training)
         losses = convert(trainer.per_example_loss)(batch, outputs)

@@ -9,7 +9,7 @@ import ctl
 from ctl.loop.actions.histograms import GraphSummary, WeightHistograms
 from ctl.loop.controller import Controller
 from ctl.loop.metric_log import MetricLog
-from ctl.replica.step.engine import engine_of
+from ctl.replica.step.inner_loop import loop_of
 from ctl.replica.updates.histograms import find_obstacle
 from tests.loop.shared import Recording, count_operations, make_reference, read_summaries
 from tests.support import reference_model
@@ -109,7 +109,7 @@ def test_step_that_cannot_write_them_has_a_line_about_its_gradients(tmp_path, op
 
 
 def test_each_strategy_that_cannot_write_them_has_a_reason():
-    plan = engine_of(make_reference()).plan
+    plan = loop_of(make_reference()).plan
     reasons = [
         find_obstacle(dataclasses.replace(plan, strategy=name))
         for name in ("one_device", "tpu", "parameter_server")

@@ -12,7 +12,7 @@ import tf_keras
 
 import ctl
 from ctl.modes.aot_compile import compiler, compiler_process, programs
-from ctl.replica.step.engine import engine_of
+from ctl.replica.step.inner_loop import loop_of
 from tests.support import reference_model
 
 BATCH, STEPS = 8, 3
@@ -115,7 +115,7 @@ def test_the_exported_program_computes_the_trainers_own_weights(make_trainer, tm
     hlo = programs.export_train_step(exported).hlo
     traced = exported.strategy.traced[0]
     function = traced.function.get_concrete_function(*traced.specs)
-    batch, _ = next(iter(engine_of(exported).pipeline.training_dataset(BATCH, start=0)))
+    batch, _ = next(iter(loop_of(exported).pipeline.training_dataset(BATCH, start=0)))
     results = run_on_cpu(tmp_path, hlo, [*tf.nest.flatten(batch), *captured_values(function)])
 
     by_handle = {id(v.handle): i for i, v in enumerate(function.graph.variables)}

@@ -16,7 +16,7 @@ import ctl
 from ctl.hardware import strategies
 from ctl.modes.aot_compile import problems, programs
 from ctl.modes.aot_compile.strategy import AggregatedVariable, SliceStrategy
-from ctl.replica.step.engine import engine_of
+from ctl.replica.step.inner_loop import loop_of
 from tests.support import reference_model
 
 BATCH, CORES = 8, 2
@@ -33,7 +33,7 @@ def test_the_strategy_is_named_tpu():
 
 def test_a_replica_gets_its_part_of_the_global_batch():
     trainer = make_for(SliceStrategy(4))
-    batch, row_mask = engine_of(trainer).pipeline.training_dataset(BATCH, start=0).element_spec
+    batch, row_mask = loop_of(trainer).pipeline.training_dataset(BATCH, start=0).element_spec
     assert {spec.shape[0] for spec in batch.values()} == {BATCH // 4}
     assert not isinstance(row_mask, tf.TensorSpec)
 
@@ -47,7 +47,7 @@ def test_global_batches_of_build_dataset_are_split_too():
         data_factory = staticmethod(lambda split: ctl.data.GlobalBatches(dataset.repeat()))
 
     trainer = make_for(SliceStrategy(4), cls=Batched)
-    spec = engine_of(trainer).pipeline.training_dataset(BATCH, start=0).element_spec
+    spec = loop_of(trainer).pipeline.training_dataset(BATCH, start=0).element_spec
     assert {s.shape[0] for s in tf.nest.flatten(spec)} == {BATCH // 4}
 
 
@@ -99,7 +99,7 @@ def count_operations(strategy, **options):
     """The number of operations of each type in a train step."""
     trainer = make_for(strategy, **options)
     per_replica = make_for(SliceStrategy(CORES))
-    element_spec = engine_of(per_replica).pipeline.training_dataset(BATCH, start=0).element_spec
+    element_spec = loop_of(per_replica).pipeline.training_dataset(BATCH, start=0).element_spec
 
     @tf.function
     def step(*tensors):

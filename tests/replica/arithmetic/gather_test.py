@@ -248,7 +248,7 @@ def test_auto_does_not_compile_a_loss_that_gathers_rows(monkeypatch, caplog):
     monkeypatch.setattr(xla_modes, "choose", choose_gradients)
     microbatches._warn_of_communication.cache_clear()
     trainer = one_batch.make(NTXent, 8, 2, xla="auto")
-    assert trainer._ctl_engine.plan.xla == "gradients"
+    assert trainer._ctl_loop.plan.xla == "gradients"
     one_batch.check_first_step(trainer)
     (line,) = {r.getMessage() for r in caplog.records if "runtime.xla" in r.getMessage()}
     assert line.startswith(

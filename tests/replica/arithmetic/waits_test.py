@@ -14,7 +14,7 @@ from ctl import testing
 from ctl.data import distribution
 from ctl.replica.arithmetic.waits import InputWait, ReductionWait, observe
 from ctl.replica.step import flops
-from ctl.replica.step.engine import engine_of
+from ctl.replica.step.inner_loop import loop_of
 from tests.support import child, reference_model
 
 STEPS = 4
@@ -151,10 +151,10 @@ def count_clocks(trainer):
 def test_step_has_no_clock_until_the_measurement_is_enabled():
     trainer = reference_model.make_trainer(testing.make_strategy(1), 8)
     assert count_clocks(trainer) == 0
-    engine_of(trainer).step.results.measure_waiting()
+    loop_of(trainer).step.results.measure_waiting()
     assert count_clocks(trainer) == 2  # at the input, and not at the reductions of one process
     loop = trainer._train_loop_fn
-    engine_of(trainer).step.results.measure_waiting()  # as a second controller does
+    loop_of(trainer).step.results.measure_waiting()  # as a second controller does
     trainer.train(tf.constant(1))
     assert trainer._train_loop_fn is loop  # it is not traced again
 
@@ -172,7 +172,7 @@ class OwnStep(reference_model.ReferenceTrainer):
 )
 def test_compiled_loop_measures_its_chunks_and_an_own_step_nothing(options, measured):
     trainer = reference_model.make_trainer(testing.make_strategy(1), 8, **options)
-    results = engine_of(trainer).step.results
+    results = loop_of(trainer).step.results
     results.measure_waiting()
     trainer.train(tf.constant(3))
     wait = results.input_wait.read()
@@ -261,7 +261,7 @@ def test_reductions_outside_of_the_block_and_eager_ones_are_not_measured():
 def test_measurement_changes_no_bit_of_the_update_of_uneven_batches():
     plain = reference_model.make_trainer(testing.make_strategy(2), 7)
     measured = reference_model.make_trainer(plain.strategy, 7)
-    results = engine_of(measured).step.results
+    results = loop_of(measured).step.results
     results.reduction_wait = make_wait(plain.strategy)
     results.measure_waiting()
     # Two readings at the input, and two on each of two replicas, at the sum of the gradients and not at

@@ -15,7 +15,7 @@ import ctl
 from ctl import testing
 from ctl.replica.layers import attention, keras_attention
 from ctl.replica.step import flops
-from ctl.replica.step.engine import engine_of
+from ctl.replica.step.inner_loop import loop_of
 
 LENGTH, WIDTH = 512, 16
 CONFIG = "cudnn_fmha_backend_config"
@@ -208,12 +208,12 @@ def program(make, *, length=LENGTH, **options):
         optimizer=lambda: tf_keras.optimizers.SGD(0.1),
         options=ctl.TrainerOptions(**{"precision": "bfloat16", "xla": "loop", **options}),
     )
-    engine = engine_of(trainer)
-    engine.prepare_loop(2)
-    with engine.step.trace_scope():
+    inner_loop = loop_of(trainer)
+    inner_loop.prepare(2)
+    with inner_loop.step.trace_scope():
         trainer.train_loop_begin()
         arguments = next(iter(trainer.train_dataset)), tf.constant(0)
-        loop = engine.compiled_loop.usual_program()
+        loop = inner_loop.compiled_loop.usual_program()
         return loop.experimental_get_compiler_ir(*arguments)(stage="hlo")
 
 

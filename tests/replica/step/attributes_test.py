@@ -6,7 +6,7 @@ import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.replica.step.engine import engine_of
+from ctl.replica.step.inner_loop import loop_of
 from tests.support import reference_model
 
 # Names that ctl once used on the trainer, the present private one without its prefix, and names that a
@@ -67,4 +67,4 @@ def test_parameters_of_all_models_are_counted_once():
 
     trainer = reference_model.make_trainer(testing.make_strategy(2), 8, cls=Two)
     own = trainer.first.count_params()
-    assert engine_of(trainer).step.attributes.parameter_count() == own + (3 + 1) * 2 + (5 + 1) * 4
+    assert loop_of(trainer).step.attributes.parameter_count() == own + (3 + 1) * 2 + (5 + 1) * 4

@@ -11,7 +11,7 @@ import ctl
 from ctl import testing
 from ctl.data.layout import Layout
 from ctl.hardware import strategies
-from ctl.replica.step.engine import engine_of
+from ctl.replica.step.inner_loop import loop_of
 from tests.support import reference_model
 
 
@@ -24,7 +24,7 @@ def make_plan(replicas=1, batch=8, *, cls=reference_model.ReferenceTrainer, **op
     trainer = reference_model.make_trainer(
         testing.make_strategy(replicas), batch, cls=cls, **options
     )
-    return engine_of(trainer).plan
+    return loop_of(trainer).plan
 
 
 # The options of a plan on one replica, or on two, and what follows from them.

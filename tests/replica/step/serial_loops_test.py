@@ -10,7 +10,7 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.modes import profile_input
-from ctl.replica.step.engine import engine_of
+from ctl.replica.step.inner_loop import loop_of
 from experiments.trainers.char_lm import CharLmTrainer
 from experiments.trainers.two_tower import TwoTowerTrainer
 from tests.support import reference_model
@@ -40,7 +40,7 @@ def lines(cls, optimizer, batch=80, **options):
         options=ctl.TrainerOptions(xla="loop", **options),
     )
     trainer.train(tf.constant(1))
-    assert np.isfinite(engine_of(trainer).step.results.read()["loss"].numpy())
+    assert np.isfinite(loop_of(trainer).step.results.read()["loss"].numpy())
     return list(profile_input.describe_serial_loops(trainer))
 
 

@@ -7,7 +7,7 @@ import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.replica.step.engine import engine_of
+from ctl.replica.step.inner_loop import loop_of
 from tests.support import faulty_trainers, reference_model
 
 MOMENTUM = {"optimizer": lambda: tf_keras.optimizers.SGD(1e-2, momentum=0.9)}
@@ -38,9 +38,9 @@ def dense_model():
 )
 def test_one_replica_with_its_own_variables_computes_all_gradients_before_an_update(make, count):
     trainer = reference_model.make_trainer(make(), 8)
-    engine = engine_of(trainer)
-    batch, mask = engine.first_batch()
-    step = tf.function(lambda: trainer.strategy.run(engine.step.run, args=(batch, mask)))
+    inner_loop = loop_of(trainer)
+    batch, mask = inner_loop.first_batch()
+    step = tf.function(lambda: trainer.strategy.run(inner_loop.step.run, args=(batch, mask)))
     operations = step.get_concrete_function().graph.get_operations()
     joins = [op for op in operations if op.type == "IdentityN"]
     assert [len(op.inputs) for op in joins] == count
@@ -82,7 +82,7 @@ def test_overflow_anywhere_skips_the_step_everywhere(what, replicas, options):
         assert np.isfinite(copies[0]).all()
         assert all(np.array_equal(copies[0], copy) for copy in copies)
     if "xla" in options:
-        loop = engine_of(trainer).compiled_loop
+        loop = loop_of(trainer).compiled_loop
         arguments = (loop._chunk, tf.constant(0), tf.constant(2))
         compiled = loop._program.experimental_get_compiler_ir(*arguments)(stage="hlo")
         assert " while(" in compiled and " conditional(" not in compiled

@@ -13,7 +13,7 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.loop.checkpoints.checkpointer import Checkpointer
-from ctl.replica.step.engine import engine_of
+from ctl.replica.step.inner_loop import loop_of
 from ctl.replica.updates.compression import Compression
 from tests.support import faulty_trainers, reference_model
 
@@ -31,7 +31,7 @@ end = faulty_trainers.state
 
 
 def part_of(trainer):
-    (part,) = engine_of(trainer).step.parts
+    (part,) = loop_of(trainer).step.parts
     return part
 
 
@@ -158,10 +158,10 @@ def test_sparse_gradients_are_reported_and_sent_as_they_are(caplog):
 )
 def test_bytes_and_what_an_update_depends_on_are_described(replicas, how):
     trainer = make(replicas)
-    models = engine_of(trainer).step.attributes.models()
+    models = loop_of(trainer).step.attributes.models()
     assert part_of(trainer).count_bytes(models) == (4 * 65, 2 * 65)
     split = ", and on how it is split" * (replicas > 1)
-    assert engine_of(trainer).step.describe()["reduction"] == (
+    assert loop_of(trainer).step.describe()["reduction"] == (
         f"Gradients are compressed {how}. An update is no longer a function of the global batch alone: "
         f"it also depends on what earlier steps held back{split}."
     )

@@ -10,7 +10,7 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.loop.checkpoints.checkpointer import Checkpointer
-from ctl.replica.step.engine import engine_of
+from ctl.replica.step.inner_loop import loop_of
 from ctl.testing import tiny
 from tests.support import faulty_trainers
 
@@ -45,7 +45,7 @@ def weights(trainer):
 
 
 def averages_of(trainer):
-    (average,) = engine_of(trainer).step.parts
+    (average,) = loop_of(trainer).step.parts
     return average.averages
 
 

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import ctl
 from ctl.configs.options import TrainerOptions
-from ctl.replica.step.engine import engine_of
+from ctl.replica.step.inner_loop import loop_of
 from ctl.testing import make_strategy, tiny_trainer
 from ctl.testing.diagnosis.update_rules import solve
 from ctl.testing.splits import Split
@@ -32,7 +32,7 @@ def test_trainer_reads_the_examples_in_order(factory):
     trainer = make_subject(factory).build(split)
     evaluated = ctl.StandardEvaluator(trainer).evaluate(tf.constant(-1))
     assert int(evaluated["examples"]) == 2 * split.batch - 1
-    batch = next(iter(engine_of(trainer).pipeline.training_dataset(split.batch, start=0)))[0]
+    batch = next(iter(loop_of(trainer).pipeline.training_dataset(split.batch, start=0)))[0]
     labels = np.concatenate(trainer.strategy.experimental_local_results(batch["label"]))
     np.testing.assert_array_equal(labels[:5], gallery.examples()["label"][:5])
 

@@ -1,4 +1,4 @@
-"""The internal state of a `StandardTrainer`: its plan, data, step, inner loop and error reports."""
+"""The inner loop of a `StandardTrainer`: its step, its data, its compiled form and its error reports."""
 
 from collections.abc import Iterator
 import contextlib
@@ -17,8 +17,8 @@ from ctl.replica.step.microbatches import first_rows, unpack
 _RESERVED = "self.{name} belongs to orbit.StandardTrainer: give your attribute another name."
 
 
-class Engine:
-    """Runs a trainer's loops. It is a single attribute of the trainer, apart from the user's own.
+class InnerLoop:
+    """Runs the steps between two returns of `train`; the only attribute of ctl in a trainer.
 
     Create it in the trainer's `build_scope`, once its model is built.
 
@@ -52,7 +52,7 @@ class Engine:
                 input_wait=self.step.results.input_wait,
             )
 
-    def prepare_loop(self, steps: int) -> None:
+    def prepare(self, steps: int) -> None:
         """Moves the data to `global_step`, and prepares models and optimizers that were added since.
 
         Args:
@@ -69,7 +69,7 @@ class Engine:
                     f"self.{name} was assigned to the trainer, which has no effect: define {name} "
                     "in its class."
                 )
-        # A subclass creates further models after this engine, or between two loops.
+        # A subclass creates further models after this object, or between two loops.
         self.step.prepare()
         step = int(self._trainer.global_step.numpy())
         has_other_chunks = self.compiled_loop is not None and self.compiled_loop.fit(steps)
@@ -145,6 +145,6 @@ class Engine:
         )
 
 
-def engine_of(trainer: Any) -> Engine:
-    """Returns the engine of a `StandardTrainer`, for the other packages of ctl."""
-    return trainer._ctl_engine
+def loop_of(trainer: Any) -> InnerLoop:
+    """Returns the inner loop of a `StandardTrainer`, for the other packages of ctl."""
+    return trainer._ctl_loop

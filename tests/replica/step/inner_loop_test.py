@@ -1,4 +1,4 @@
-"""The engine of a trainer: attributes that Orbit keeps on the same object, and errors of one line."""
+"""The inner loop of a trainer: attributes of Orbit on the same object, and errors of one line."""
 
 import gc
 
