@@ -374,8 +374,8 @@ class Step:
         outputs = None
         if self._returns_outputs:
             outputs = concatenate(
-                [part.outputs for part in result.micro_batches],
-                [row_count(part.batch) for part in result.micro_batches],
+                [each.outputs for each in result.micro_batches],
+                [row_count(each.batch) for each in result.micro_batches],
                 "The model" if self._is_default else name_function(self.forward),
             )
         return StepResult(result.loss, tf.convert_to_tensor(result.applied), outputs)

@@ -173,7 +173,7 @@ def _estimate(arguments: Arguments, ram: int | None) -> _Start:
 
     built = build(size)
     check_examples(built.trainer)
-    unit = replicas * loop_of(built.trainer).plan.parts_per_replica
+    unit = replicas * loop_of(built.trainer).plan.micro_batches
     most = built.examples_per_epoch or _ENDLESS
     if most < unit:
         raise UsageError(

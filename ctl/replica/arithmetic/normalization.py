@@ -48,7 +48,7 @@ def normalize(
         UsageError: the statistics cannot be those of the global batch.
     """
     rows = row_mask.current()
-    if rows is not None and not rows.normalizes_parts:
+    if rows is not None and not rows.normalizes_micro_batches:
         row_mask.require_all(f"Layer {name}")
     existing, included = _masks(x, mask, axis, name)
     axes = [each for each in range(x.shape.rank) if each not in axis]

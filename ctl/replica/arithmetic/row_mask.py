@@ -19,7 +19,7 @@ from ctl.replica.arithmetic.trace import Trace
 _THREAD = threading.local()
 # The fields of `Rows` that hold for all micro-batches of a step.
 _OF_THE_STEP = (
-    "seed", "allow_unkeyed", "single", "trace", "compiled", "kernels", "normalizes_parts"
+    "seed", "allow_unkeyed", "single", "trace", "compiled", "kernels", "normalizes_micro_batches"
 )  # fmt: skip
 
 
@@ -40,11 +40,11 @@ class Rows:
         earlier: in an evaluation, returns the number of rows in the earlier global batches; None in
             training.
         graph: the graph that the rows are computed in; None in eager execution.
-        parts: the number of micro-batches that these rows are computed in.
+        micro_batches: the number of micro-batches that these rows are computed in.
         single: whether the static shapes of a micro-batch of the replica tell that it has one row.
         compiled: whether XLA compiles the computation of the rows.
         kernels: whether layers may use a kernel of the device that rounds in another way.
-        normalizes_parts: whether synchronized batch normalizations may use the rows of a micro-batch.
+        normalizes_micro_batches: whether batch normalization may use the rows of one micro-batch.
         trace: what layers, losses and updates report while the step is traced.
     """
 
@@ -58,11 +58,11 @@ class Rows:
     allow_unkeyed: bool = False
     earlier: Callable[[], tf.Tensor] | None = None
     graph: Any = None
-    parts: int = 1
+    micro_batches: int = 1
     single: bool = False
     compiled: bool = False
     kernels: bool = True
-    normalizes_parts: bool = False
+    normalizes_micro_batches: bool = False
     trace: Trace = dataclasses.field(default_factory=Trace)
 
 
@@ -85,7 +85,7 @@ def examples(row_mask: tf.Tensor | None = None, **fields: Any) -> Iterator[Rows]
         fields = {name: getattr(outer, name) for name in _OF_THE_STEP} | fields
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     rows = Rows(row_mask, **fields, graph=graph)
-    is_single = isinstance(rows.count, int) and rows.count // rows.parts < 2
+    is_single = isinstance(rows.count, int) and rows.count // rows.micro_batches < 2
     with _set(dataclasses.replace(rows, single=rows.single or is_single)) as rows:
         yield rows
 

@@ -86,7 +86,7 @@ class _Search:
     """
 
     def __init__(self, rows: Rows):
-        self.flow = _Dataflow(symbolic(rows.trace.inputs), rows.count, rows.parts)
+        self.flow = _Dataflow(symbolic(rows.trace.inputs), rows.count, rows.micro_batches)
         self._rows = rows
         # Function -> whether ctl draws in it.
         self._functions: dict[str, bool] = {}
@@ -205,19 +205,21 @@ class _Dataflow:
     Args:
         inputs: the tensors of the batch.
         count: the number of rows; an int if it is static.
-        parts: the number of micro-batches that the rows are computed in.
+        micro_batches: the number of micro-batches that the rows are computed in.
 
     Attributes:
         counts: the numbers of rows of the batch and of its micro-batches; empty if they are known only
             when the step runs.
     """
 
-    def __init__(self, inputs: Sequence[tf.Tensor], count: int | tf.Tensor | None, parts: int = 1):
+    def __init__(
+        self, inputs: Sequence[tf.Tensor], count: int | tf.Tensor | None, micro_batches: int = 1
+    ):
         self._batch = {id(tensor.op) for tensor in inputs}
         self._keep = list(inputs)  # ids are unique only while the tensors exist
         self.counts: set[int] = set()
         if isinstance(count, int):
-            ends = [count * i // parts for i in range(parts + 1)]
+            ends = [count * i // micro_batches for i in range(micro_batches + 1)]
             self.counts = {count, *(b - a for a, b in itertools.pairwise(ends))} - {0}
 
     def differs_between_splits(self, op: Any) -> bool:

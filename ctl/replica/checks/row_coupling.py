@@ -67,7 +67,7 @@ class RowCoupling(Observer):
                 count = row_count(batch) if mask is None else int(tf.math.count_nonzero(mask))
                 losses, fewer = trace_again(count), trace_again(count - 1)
         if losses:
-            split = plan.layout.replicas * plan.parts > 1
+            split = plan.layout.replicas * plan.micro_batches > 1
             check_count(losses, step.first_batch, name=name, split=split, fewer=fewer)
 
 
@@ -99,14 +99,14 @@ def search(rows: Rows, replicas: int, read_batch: ReadBatch, compute: Compute) -
     numbers = symbolic([rows.first_row, rows.step])
     first = {id(x): np.zeros([], x.dtype.as_numpy_dtype) for x in numbers}
     try:
-        _Search(trace, replicas, rows.parts, read_batch, first).run()
+        _Search(trace, replicas, rows.micro_batches, read_batch, first).run()
     except ProbeError as unknown:
         try:
             with tf.init_scope(), futures.ThreadPoolExecutor(1) as thread:  # in no strategy
                 thread.submit(_check_again, rows, replicas, read_batch, compute).result()
         except ProbeError as error:
             op = error.op or unknown.op
-            if op is not None and replicas * rows.parts > 1:
+            if op is not None and replicas * rows.micro_batches > 1:
                 _LOG.warning(
                     "%s may combine rows of the same replica or micro-batch (%s), which is not known: "
                     "%s. If it does, the update depends on how the batch is split, which `ctl check` "
@@ -117,7 +117,7 @@ def search(rows: Rows, replicas: int, read_batch: ReadBatch, compute: Compute) -
 
 def _check_again(rows: Rows, replicas: int, read_batch: ReadBatch, compute: Compute) -> None:
     """Checks the losses of a step that is traced again, with several rows in each micro-batch."""
-    count = _ROWS * rows.parts
+    count = _ROWS * rows.micro_batches
     batch = tf.nest.map_structure(lambda x: x[:count], read_existing(read_batch, count))
     traces: list[Trace] = []
 
@@ -138,7 +138,7 @@ def _check_again(rows: Rows, replicas: int, read_batch: ReadBatch, compute: Comp
         if len(updates) < len(rows.trace.updates):
             reason = f"the step cannot be traced with {_ROWS} rows ({type(error).__name__})"
             raise ProbeError(reason) from error
-    _Search(traces[0], replicas, rows.parts, lambda: (batch, None)).run()
+    _Search(traces[0], replicas, rows.micro_batches, lambda: (batch, None)).run()
 
 
 def check_count(
@@ -217,14 +217,14 @@ class _Search:
     Attributes:
         trace: the trace of a replica.
         replicas: the number of replicas that compute the global batch.
-        parts: the number of micro-batches.
+        micro_batches: the number of micro-batches.
         read_batch: returns a batch like the tensors of the trace, and its mask.
         first: the id of a tensor of the trace -> its value in the first step.
     """
 
     trace: Trace
     replicas: int
-    parts: int
+    micro_batches: int
     read_batch: ReadBatch
     first: Mapping[int, Any] = dataclasses.field(default_factory=dict)
 
@@ -244,7 +244,7 @@ class _Search:
 
         # The undivided batch, up to what `preprocess` and `sample_weight` returned.
         prepared = RowFlow(batch, count=count, clean=clean)
-        self._check(update, prepared, update.inputs, count, parts=1)
+        self._check(update, prepared, update.inputs, count, micro_batches=1)
 
         part = update.micro_batches[0]
         leading = {id(x): Place(0) for x in part.rows if x.shape.rank}
@@ -255,7 +255,7 @@ class _Search:
             return outer_tensor(tensor) if alias is None else alias
 
         losses = RowFlow({**batch, **leading}, count=rows, clean=clean, resolve=resolve)
-        self._check(update, losses, part.losses, rows, parts=self.parts)
+        self._check(update, losses, part.losses, rows, micro_batches=self.micro_batches)
 
     def _check(
         self,
@@ -264,7 +264,7 @@ class _Search:
         values: Sequence[tf.Tensor],
         count: int | None,
         *,
-        parts: int,
+        micro_batches: int,
     ) -> None:
         """Raises a UsageError, or warns if the batch is not split, if the rows affect each other."""
         states = [(value, flow.state(value)) for value in values]
@@ -274,7 +274,10 @@ class _Search:
 
         def dependent(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
             probe = Probe(values, self.trace, self.first, update.aliases, flow.statistics)
-            return [values[i] for i in sorted(find_dependent(probe, self.read_batch, count, parts))]
+            return [
+                values[i]
+                for i in sorted(find_dependent(probe, self.read_batch, count, micro_batches))
+            ]
 
         op = suspects[0][1]
         try:
@@ -293,7 +296,7 @@ class _Search:
             f"({_describe_op(self.trace, flow, op)}), so the loss of a row depends on how the batch is "
             f"split: {_FIX}, {_ACCEPT}."
         )
-        if self.replicas * parts > 1:
+        if self.replicas * micro_batches > 1:
             raise UsageError(line)
         # All rows are those of one replica: the update is right, until the config splits the batch.
         _warn(line)

@@ -247,28 +247,28 @@ def _differs(one: np.ndarray, two: np.ndarray, rows: np.ndarray) -> bool:
 
 
 def find_dependent(
-    probe: Probe, read_batch: ReadBatch, count: int | None, parts: int = 1,
+    probe: Probe, read_batch: ReadBatch, count: int | None, micro_batches: int = 1,
     *, dropped: Probe | None = None,
 ) -> set[int]:  # fmt: skip
     """Returns which values of a probe depend on other rows, as computed for the first batch.
 
     Args:
-        probe: values of the first of `parts` parts of the batch.
+        probe: values of the first of some micro-batches of the batch.
         read_batch: returns a batch like the tensors of the trace, possibly with more rows, and its mask.
         count: the number of rows of the values; None if the trace accepts any number.
-        parts: see `probe`.
+        micro_batches: their number.
         dropped: see `Probe.depends_on_other_rows`.
     """
     with tf.init_scope():
         tensors = symbolic(probe.trace.inputs)
         size = tensors[0].shape[0] if count else None
-        values = tf.nest.flatten(read_existing(read_batch, size or 2 * parts))
+        values = tf.nest.flatten(read_existing(read_batch, size or 2 * micro_batches))
         # The row mask, or weights that the step has added.
         values += [tf.ones(values[0].shape[:1])] * (len(values) + 1 == len(tensors))
         if len(values) != len(tensors):
             raise ProbeError("the batches of the data are others")
         values = [tf.cast(v[:size], x.dtype) for v, x in zip(values, tensors, strict=True)]
-        rows = count or values[0].shape[0] // parts
+        rows = count or values[0].shape[0] // micro_batches
         if rows < 2:
             raise ProbeError("a micro-batch has one row")
         return probe.depends_on_other_rows(values, rows, dropped=dropped)

@@ -131,8 +131,8 @@ class BuiltStep:
                 earlier=earlier,
                 compiled=self.plan.compiles_update,
                 kernels=options.fused_attention == "auto",
-                parts=1 if earlier else self.plan.parts_per_replica,
-                normalizes_parts=self.plan.per_micro_batch,
+                micro_batches=1 if earlier else self.plan.micro_batches,
+                normalizes_micro_batches=self.plan.per_micro_batch,
                 trace=Trace((batch, mask)),
             ) as rows,
             observers.observe(self, rows),
@@ -156,8 +156,8 @@ class BuiltStep:
         if not equal:
             batch, mask = hide_rows((batch, mask))
         existing = row_count(batch)
-        if self.plan.layout.replicas * self.plan.parts > 1:
-            batch, mask = pad_rows(batch, mask, existing, least=self.plan.parts_per_replica)
+        if self.plan.layout.replicas * self.plan.micro_batches > 1:
+            batch, mask = pad_rows(batch, mask, existing, least=self.plan.micro_batches)
         with self.rows(batch, mask, existing=existing) as rows:
             # The forward pass runs before anything is known of the gradients, so its assignments can
             # only be undone.

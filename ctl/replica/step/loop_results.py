@@ -77,12 +77,12 @@ class LoopResults:
         """
         rows = row_mask.current() or row_mask.Rows()
         first_row = tf.cast(rows.first_row, tf.int64)
-        for part in micro_batches:
-            metrics.attach_masks(part.outputs, part.keras_masks)
-            count = row_count(part.batch)
+        for each in micro_batches:
+            metrics.attach_masks(each.outputs, each.keras_masks)
+            count = row_count(each.batch)
             # The rows of the micro-batch, because its mask distinguishes padding from sample weights.
             with row_mask.examples(
-                part.row_mask,
+                each.row_mask,
                 first_row=first_row,
                 step=rows.step,
                 # A copy, so that every micro-batch draws the numbers of the undivided batch.
@@ -90,7 +90,7 @@ class LoopResults:
                 count=count,
                 isolated=self._plan.isolation if len(micro_batches) > 1 else "",
             ):
-                convert(update)(self._attributes.metrics, part.batch, part.outputs, part.row_mask)
+                convert(update)(self._attributes.metrics, each.batch, each.outputs, each.row_mask)
             first_row += tf.cast(count, tf.int64)
 
     def reset(self) -> None:

@@ -105,11 +105,11 @@ def estimate(trainer: Any) -> MemoryEstimate:
     updates = [update for update in traces[0].updates if update.gradients]
     if not updates:
         raise UsageError("the step does not call minimize")
-    parts = inner_loop.plan.parts_per_replica
-    steps = [_measure(update, parts) for update in updates]
+    count = inner_loop.plan.micro_batches
+    steps = [_measure(update, count) for update in updates]
     step = max(steps, key=lambda step: step["step"])
     # The gradients of a shard are kept by themselves until all are reduced.
-    sums = parts - 1 if inner_loop.plan.options.logical_shards else min(parts - 1, 1)
+    sums = count - 1 if inner_loop.plan.options.logical_shards else min(count - 1, 1)
     loop = inner_loop.compiled_loop
     batches = loop.size if loop else 1  # a chunk
     prefetch = inner_loop.plan.options.prefetch
@@ -127,7 +127,7 @@ def estimate(trainer: Any) -> MemoryEstimate:
         input=batches * batch,
         # tf.data prepares at least one batch while another one is used.
         prefetched=batches * batch * (prefetch if prefetch >= 0 else 1),
-        micro_batches=parts,
+        micro_batches=count,
         **step,
     )
 
@@ -158,7 +158,7 @@ def _trace(trainer: Any) -> tuple[Any, list[Trace], int]:
             allow_unkeyed=True,
             compiled=plan.compiles_update,
             kernels=plan.options.fused_attention == "auto",
-            parts=plan.parts_per_replica,
+            micro_batches=plan.micro_batches,
             trace=trace,
         ):
             return convert(trainer.replica_step)(preprocess(trainer, batch))
@@ -172,7 +172,7 @@ def _trace(trainer: Any) -> tuple[Any, list[Trace], int]:
     return function, traces, sum(bytes_of(x) or 0 for x in tf.nest.flatten(spec))
 
 
-def _measure(update: UpdateTrace, parts: int) -> dict[str, Any]:
+def _measure(update: UpdateTrace, micro_batches: int) -> dict[str, Any]:
     """Returns attributes of `MemoryEstimate` of an update, by the first of its micro-batches."""
     flat = tf.nest.flatten(update.gradients[0], expand_composites=True)
     gradients = [x for x in flat if tf.is_symbolic_tensor(x)]
@@ -180,16 +180,16 @@ def _measure(update: UpdateTrace, parts: int) -> dict[str, Any]:
     places = {op.name: i for i, op in enumerate(timeline.operations)}
     end = max(places.get(x.op.name, 0) for x in gradients) + 1
     rows = [places[x.op.name] for x in update.micro_batches[0].rows if x.op.name in places]
-    start = min(rows, default=0) if parts > 1 else max(rows, default=-1) + 1
+    start = min(rows, default=0) if micro_batches > 1 else max(rows, default=-1) + 1
     excluded = {id(x) for x in gradients}
     # The tensors that metrics read, such as outputs, exist until the end of the step.
     outputs = timeline.alive(range(start, end), end, excluded)
-    others = (parts - 1) * outputs
+    others = (micro_batches - 1) * outputs
     return {
         "gradients": sum(bytes_of(x) or 0 for x in gradients),
         "step": max(timeline.live(set())[:end], default=0) + others,
         "activations": max(timeline.live(excluded)[:end], default=0) + others,
-        "fixed": timeline.alive(range(start), start, excluded) + parts * outputs,
+        "fixed": timeline.alive(range(start), start, excluded) + micro_batches * outputs,
         "incomplete": any(i < end for i in timeline.unknown),
     }
 

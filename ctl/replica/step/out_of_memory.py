@@ -111,9 +111,9 @@ def advice(plan: Plan, measured: Measurement | None = None) -> str:
         measured: the memory; without it the line proposes to halve the largest part.
     """
     rows, count = plan.layout.rows_per_replica, plan.options.micro_batches
-    parts = f" in {count} micro-batches" if count > 1 else ""
-    problem = f"The step ran out of memory with {rows} rows per replica{parts}"
-    present = plan.parts_per_replica  # micro-batches or logical shards
+    division = f" in {count} micro-batches" if count > 1 else ""
+    problem = f"The step ran out of memory with {rows} rows per replica{division}"
+    present = plan.micro_batches
     if measured and measured.fits(plan, present):
         measured = None  # the estimate omits something
     if measured:
@@ -142,7 +142,7 @@ def _proposals(plan: Plan, measured: Measurement | None) -> list[str]:
         proposals.append(f"set {key}={best} (about {_gib(measured.needs(plan, best))})")
     if not measured.slots_to_split or not _is_allowed(plan, count, shard_state=True):
         return proposals
-    present = plan.parts_per_replica
+    present = plan.micro_batches
     both = next((n for n in (present, *numbers) if measured.fits(plan, n, shard_state=True)), None)
     if both == present or (both and not best):
         size = _gib(measured.needs(plan, both, shard_state=True))

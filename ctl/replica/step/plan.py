@@ -65,13 +65,8 @@ class Plan:
         return tf.as_dtype(self.options.all_reduce_dtype) if self.options.all_reduce_dtype else None
 
     @property
-    def parts(self) -> int:
-        """The number of parts that a global batch is computed in, besides the split over replicas."""
-        return self.options.logical_shards or self.options.micro_batches
-
-    @property
-    def parts_per_replica(self) -> int:
-        """The number of micro-batches, or logical shards, that one replica computes."""
+    def micro_batches(self) -> int:
+        """The number of micro-batches that one replica computes; a logical shard is one, too."""
         shards = self.options.logical_shards
         if shards:
             return shards // self.layout.replicas
@@ -86,7 +81,7 @@ class Plan:
         options = self.options
         if options.logical_shards > 1:
             return "but runtime.logical_shards computes one shard at a time: set it to 0."
-        if self.parts > 1:
+        if self.micro_batches > 1:
             return (
                 "but a micro-batch is computed without the others: set optimizer.micro_batches=1."
             )
@@ -223,8 +218,8 @@ def make_plan(
     # Validated after "auto" is resolved, so the rules see the mode that is used.
     keys.check_rules(plan.values)
     _check_overrides(plan, data)
-    even = layout.even and plan.full_batches and layout.rows_per_replica % plan.parts == 0
-    _check_layers(model, layout, parts=plan.parts, even=even)
+    even = layout.even and plan.full_batches and layout.rows_per_replica % plan.micro_batches == 0
+    _check_layers(model, layout, micro_batches=plan.micro_batches, even=even)
     # Only for a valid plan, because it changes the complete process.
     if mode == "autocluster":
         xla.enable_autoclustering(gpu=gpu)
@@ -270,17 +265,17 @@ def _has_sync_batch_norm(model: tf_keras.Model) -> bool:
     return any(getattr(layer, "synchronized", False) for layer in model._flatten_layers())
 
 
-def _check_layers(model: tf_keras.Model, layout: Layout, *, parts: int, even: bool) -> None:
+def _check_layers(model: tf_keras.Model, layout: Layout, *, micro_batches: int, even: bool) -> None:
     """Rejects, or warns of, layers that make the update depend on how the batch is split.
 
     Args:
         model: the built model.
         layout: which replica holds which rows.
-        parts: the micro-batches or shards of a batch.
-        even: whether all parts of all replicas have the same number of rows, without padding. Only
-            then is the mean over the parts the mean over the batch.
+        micro_batches: those of a replica.
+        even: whether all micro-batches have the same number of rows, without padding. Only then is
+            the mean over them the mean over the batch.
     """
-    split = layout.replicas > 1 or parts > 1 or not even
+    split = layout.replicas > 1 or micro_batches > 1 or not even
     plain = []
     for layer in model._flatten_layers():
         # tf_keras divides the penalty by the rows of the part, so it has no global denominator.

@@ -138,11 +138,11 @@ class Update:
         loss_scale = self._loss_scale(optimizer)
 
         # The denominator is that of the global batch, known before the first backward pass. A mean per
-        # replica or per micro-batch would weight a row by the size of its part.
+        # replica or per micro-batch would weight a row by the size of its micro-batch.
         weights = loss.weights_by_name(sample_weight, self._factors, rows.row_mask, plan.dtype)
         denominators = self._denominators(weights, row_count(batch))
         compute = MicroBatches(
-            count=plan.parts_per_replica,
+            count=plan.micro_batches,
             loss_fn=loss_fn,
             forward=forward,
             regularization=regularization,
@@ -162,7 +162,7 @@ class Update:
         snapshot = Snapshot([])
         if plan.xla == "gradients":
             # A micro-batch cannot read the other rows, with or without XLA.
-            may_retry = plan.options.xla == "auto" and plan.parts == 1
+            may_retry = plan.options.xla == "auto" and plan.micro_batches == 1
             contributions = compute_by_xla(compute, inputs, rows, may_retry=may_retry)
         else:
             contributions = compute(inputs)
@@ -225,8 +225,8 @@ class Update:
         shards = self._plan.options.logical_shards
         if shards and weights is not None:
             # Summed like the gradients, so that its bits do not depend on the replicas either.
-            parts = tf.split(weights, self._plan.parts_per_replica)
-            return reduction.sum_in_order([[tf.reduce_sum(part)] for part in parts], shards)[0]
+            shares = tf.split(weights, self._plan.micro_batches)
+            return reduction.sum_in_order([[tf.reduce_sum(share)] for share in shares], shards)[0]
         batch_size = self._plan.layout.global_batch_size
         return loss.global_weight(weights, count, batch_size, self._plan.dtype)
 

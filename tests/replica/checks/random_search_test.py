@@ -24,11 +24,13 @@ layers = tf_keras.layers
 ROWS, FEATURES = 4, 8
 
 
-def trace(function, *, allow=False, jit=False, parts=1):
+def trace(function, *, allow=False, jit=False, micro_batches=1):
     """Traces a function of a batch as a step, and searches it."""
 
     def step(x):
-        fields = dict(count=ROWS, step=1, allow_unkeyed=allow, parts=parts, trace=Trace(x))
+        fields = dict(
+            count=ROWS, step=1, allow_unkeyed=allow, micro_batches=micro_batches, trace=Trace(x)
+        )
         with keep_caching_device(), row_mask.examples(**fields) as rows:
             result = function(x)
             RandomOps(None).search(rows.graph.get_operations(), rows)
@@ -292,8 +294,8 @@ def test_one_entry_per_row_of_a_micro_batch_is_rejected_and_a_projection_is_not(
         return half @ constant(FEATURES, columns) + half[:, :1] * constant(columns)
 
     for columns in (1, ROWS // 2, ROWS):
-        trace(functools.partial(step, columns=columns), parts=2)
-    message = rejected(lambda x: x[: ROWS // 2] * constant(ROWS // 2, 1), parts=2)
+        trace(functools.partial(step, columns=columns), micro_batches=2)
+    message = rejected(lambda x: x[: ROWS // 2] * constant(ROWS // 2, 1), micro_batches=2)
     assert "depend on how the batch is split" in message
 
 
