@@ -37,6 +37,8 @@ class Key:
         harmless: whether a run that is resumed may change the key, or the keys of the section, without
             --allow_config_change. These are keys of the hardware, of the number of micro-batches, of
             what only observes, and of when a run stops or skips.
+        evaluated: whether an evaluation depends on the key, although others of its section only change
+            trainings.
         free: whether the experiment chooses the keys of the section: those of its own model, arguments
             of functions, and names of its models.
         grouped: whether the optimizer of a group of `optimizer.groups` may have the key.
@@ -57,6 +59,7 @@ class Key:
     time: bool = False
     option: str = ""
     harmless: bool = False
+    evaluated: bool = False
     free: bool = False
     grouped: bool = False
     optional: bool = False

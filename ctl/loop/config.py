@@ -160,7 +160,7 @@ KEYS = (
         text="Steps between evaluations; 0: evaluate only at the end."),
     Key("eval.global_batch_size", 0, least=0,
         text="Examples per batch; 0: the global batch size of training."),
-    Key("eval.splits", ["eval"], validate=_check_splits,
+    Key("eval.splits", ["eval"], validate=_check_splits, evaluated=True,
         text="The splits that build_dataset is asked for; [] for an experiment without evaluation "
              "data. The metrics of several splits have names such as eval/test/accuracy. ctl.data.idx "
              'has only the splits "train" and "eval".'),

@@ -11,7 +11,6 @@ from ctl.hardware.strategies import STRATEGIES
 from ctl.optimizers import schedules
 
 INPUTS = "inputs."  # the section of config.json with the data of each split and the files of `init`
-_AVERAGE = "optimizer.ema_decay"
 _GROUPS = "optimizer.groups"
 _BATCH_SIZES = ("data.global_batch_size", "data.per_replica_batch_size")
 _ONLY_TRAINING = ("optimizer.", "init.", "train.", INPUTS, *_BATCH_SIZES)
@@ -49,14 +48,14 @@ class ConfigChanges:
         changed = [key for key in sorted({*old, *new}) if _differs(key, old, new)]
         self.lines = {key: f"{key}: {_show(old, key)} -> {_show(new, key)}" for key in changed}
         self.harmful = [key for key in changed if not _is_harmless(key, old, new)]
-        # An evaluation uses no optimizer, except its average of the weights, and may use other data.
+        # An evaluation uses no optimizer, except what its parts do with the weights, and may use other
+        # data.
         self.evaluation = [
             key
             for key in changed
-            if key == "eval.splits"
+            if (key in keys.BY_NAME and keys.BY_NAME[key].evaluated)
             or (key.startswith(INPUTS) and key.split(".")[1] in new["eval.splits"])
             or (key in self.harmful and not _starts_with(key, _ONLY_TRAINING))
-            or key == _AVERAGE
         ]
         self.harmful_to_evaluation = [
             key for key in self.evaluation if not _starts_with(key, ("data.", "eval.", INPUTS))

@@ -100,7 +100,8 @@ def export_checkpoint(
     trainer = inference.restore_trainer(
         trainer_class, options, path, global_batch_size=global_batch_size
     )
-    weights = "average" if options.ema_decay else "plain"
+    parts = loop_of(trainer).step.parts
+    weights = next((part.evaluated for part in parts if part.evaluated), "plain")
     notes = {"checkpoint": path, "weights": weights}
     with report_write_errors(str(folder), pathlib.Path(path).parent):
         folder.mkdir(parents=True, exist_ok=True)

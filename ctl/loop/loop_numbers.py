@@ -89,7 +89,7 @@ def learning_rates(trainer: StandardTrainer) -> dict[str, float]:
     """
     rates: dict[str, float] = {}
     for name, value in vars(trainer).items():
-        optimizer = value.inner_optimizer if precision.has_loss_scale(value) else value
+        optimizer = precision.inner(value)
         if isinstance(optimizer, tf_keras.optimizers.Optimizer):
             rate = read_rate(optimizer)
             is_own = name.lstrip("_") == "optimizer"

@@ -12,6 +12,7 @@ from ctl.errors import UsageError
 
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 CLIPPING = ("clipnorm", "clipvalue", "global_clipnorm")  # bounds of tf_keras' optimizers
+WHOLE = (*CLIPPING, "use_ema")  # arguments that require complete variables
 # Arguments of tf_keras' optimizers that ctl sets itself, or replaces by an option of its own.
 REPLACED = {
     "clipnorm": "set optimizer.clip.norm, which bounds the gradient of the global batch",

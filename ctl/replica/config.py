@@ -62,6 +62,7 @@ KEYS = (
              "reported as NAME_loss."),
     Key("optimizer.ema_decay", 0.0, least=0,
         bound=(lambda decay: decay < 1, "less than 1, such as 0.999"), option="ema_decay",
+        evaluated=True,
         text="Evaluate and export the exponential moving average of the weights, with this decay, "
              "such as 0.999, after a warm-up; 0: off. See docs/optimizers.md."),
     Key("optimizer.shard_state", False, option="shard_state", harmless=True,

@@ -79,7 +79,7 @@ class LearningRate(Action):
     @property
     def _optimizer(self) -> Any:
         optimizer = self.controller.trainer.optimizer
-        return optimizer.inner_optimizer if precision.has_loss_scale(optimizer) else optimizer
+        return precision.inner(optimizer)
 
 
 def _constant_rates(trainer: Any) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from ctl.loop.checkpoints import matching
 from ctl.loop.checkpoints.files import find_files
 from ctl.loop.checkpoints.weight_files import WeightFile
 from ctl.replica.step.inner_loop import loop_of
+from ctl.replica.updates.part import AVERAGES
 from ctl.trainer import StandardTrainer
 
 _Pairs = list[tuple[matching.Variable, matching.Variable]]
@@ -370,20 +371,20 @@ def _replace_by_averages(
     content: matching.CheckpointContent, pairs: _Pairs, request: _Request
 ) -> _Pairs:
     """Replaces the weights of a checkpoint by their averages; other variables have none."""
-    averages = content.variables_of("ema")
+    averages = content.variables_of(AVERAGES)
     # The names of the other run: `pairs` may have the names of this one.
     names = {v.node: v.name for v in content.variables_of("model")}
     result = []
     for variable, saved in pairs:
         name = names[saved.node]
-        matches = [v for v in averages if v.name == f"ema/{name}" and v.matches(saved)]
+        matches = [v for v in averages if v.name == f"{AVERAGES}/{name}" and v.matches(saved)]
         if saved.dtype.is_floating and len(matches) != 1:
             shown = (
                 f"{len(matches)} averages of {name}" if averages else "no averages of the weights"
             )
             raise UsageError(
-                f"init.averages is set, but {request.key} is {request.source}, which has {shown} "
-                "(optimizer.ema_decay): set init.averages=False, or name another run."
+                f"init.averages is set, but {request.key} is {request.source}, which has {shown}: "
+                "set init.averages=False, or name another run."
             )
         result.append((variable, matches[0] if saved.dtype.is_floating else saved))
     return result

@@ -36,7 +36,7 @@ class Program:
 def export_train_step(trainer: StandardTrainer) -> Program:
     """Exports one training step, traced from the trainer's own `train_step`.
 
-    If `frozen_until` unfreezes layers, it is a step that trains them all, which needs the most memory.
+    If the step changes during the training, it is the last one, which needs the most memory.
 
     Args:
         trainer: a trainer made under a `SliceStrategy`.
@@ -51,7 +51,7 @@ def export_train_step(trainer: StandardTrainer) -> Program:
     program = _export("train step", trainer.strategy, trainer.train_step, data.element_spec)
     if not last:
         return program
-    note = f"optimizer.groups unfreezes layers: the train step is that of the steps from step {last} on"
+    note = f"the train step changes during the training: this is the one from step {last} on"
     return dataclasses.replace(program, warnings=[*program.warnings, Problem(note, fatal=False)])
 
 

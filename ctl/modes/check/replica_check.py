@@ -9,12 +9,13 @@ import numpy as np
 import tensorflow as tf
 
 from ctl import optimizers
-from ctl.configs import loading
+from ctl.configs import keys, loading
 from ctl.configs.error_location import error_location
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError
 from ctl.modes.check.outcome import FAIL, PASS, WARNING, Outcome
 from ctl.modes.check.trainer_factory import Rows, TrainerFactory
+from ctl.replica.updates.part import DEPENDS_ON_SPLIT
 from ctl.testing import check_replica_equivalence, multiprocess, split_cpu
 from ctl.testing.equivalence_report import NotComparable, Report
 from ctl.trainer import StandardTrainer
@@ -44,8 +45,9 @@ def start(factory: TrainerFactory, *, quick: bool = False) -> Callable[[], Outco
     future = pool.submit(multiprocess.call, compare_splits, arguments, timeout=_limit(factory))
     pool.shutdown(wait=False)
     notes = config.runtime.precision == "float16"
-    is_compressed = bool(config.runtime.all_reduce.compression)
-    return lambda: _judge(future, notes=notes, is_compressed=is_compressed)
+    values = keys.flatten(config)
+    left_out = [key for option in DEPENDS_ON_SPLIT if values[key := keys.OPTION_KEYS[option]]]
+    return lambda: _judge(future, notes=notes, left_out=left_out)
 
 
 def _limit(factory: TrainerFactory) -> float:
@@ -57,7 +59,7 @@ def _limit(factory: TrainerFactory) -> float:
 
 
 def _judge(
-    future: "concurrent.futures.Future[list[Any]]", *, notes: bool, is_compressed: bool
+    future: "concurrent.futures.Future[list[Any]]", *, notes: bool, left_out: Sequence[str]
 ) -> Outcome:
     try:
         result: Report | str = future.result()[0]
@@ -69,16 +71,18 @@ def _judge(
         return Outcome(FAIL, f"not compared: {' '.join(str(error).split())[:1000]}")
     if isinstance(result, str):
         return Outcome(FAIL, result)
-    return describe_report(result, notes=notes, is_compressed=is_compressed)
+    return describe_report(result, notes=notes, left_out=left_out)
 
 
-def describe_report(report: Report, *, notes: bool = False, is_compressed: bool = False) -> Outcome:
+def describe_report(
+    report: Report, *, notes: bool = False, left_out: Sequence[str] = ()
+) -> Outcome:
     """Returns the outcome of a comparison: the first difference with its cause, or what was equal.
 
     Args:
         report: the comparison.
         notes: whether to add the notes, which are about float16.
-        is_compressed: whether the experiment compresses gradients, which the comparison does not.
+        left_out: the keys of the experiment that the comparison does not use.
     """
     if not report.equivalent:
         first, fix = report.headline
@@ -97,7 +101,7 @@ def describe_report(report: Report, *, notes: bool = False, is_compressed: bool 
         PASS,
         f"{ways}{accumulation}, in {precision}, {gives}"
         + "".join(f"; {note}" for note in report.notes * notes)
-        + "; runtime.all_reduce.compression is not part of this comparison" * is_compressed,
+        + "".join(f"; {key} is not part of this comparison" for key in left_out),
     )
 
 

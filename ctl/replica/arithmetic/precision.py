@@ -163,6 +163,11 @@ def has_loss_scale(optimizer: Any) -> bool:
     return isinstance(optimizer, tf_keras.mixed_precision.LossScaleOptimizer)
 
 
+def inner(optimizer: Any) -> Any:
+    """Returns the optimizer inside of a LossScaleOptimizer; another optimizer is returned itself."""
+    return optimizer.inner_optimizer if has_loss_scale(optimizer) else optimizer
+
+
 def update_loss_scale(optimizer: Any, finite: tf.Tensor) -> None:
     """Updates a dynamic loss scale, as tf_keras does; call it in the cross-replica context.
 

@@ -354,13 +354,13 @@ def check_model(model: Any) -> tf_keras.Model:
 
 def check_optimizer(optimizer: Any) -> Any:
     """Returns an optimizer, or raises a UsageError if it cannot compute the update of a step."""
-    inner = optimizer.inner_optimizer if precision.has_loss_scale(optimizer) else optimizer
+    inner = precision.inner(optimizer)
     models.check(inner, "The optimizer is")
     if isinstance(inner, tf_keras.optimizers.legacy.Optimizer):
         name = type(inner).__name__
         fix = f"tf_keras.optimizers.{name}"
         if not hasattr(tf_keras.optimizers, name):  # such as those of Model Garden
-            fix = "optimizer.name=adamw, lamb or lars, optimizer.ema_decay, or another optimizer"
+            fix = "optimizer.name=adamw, lamb or lars, another key of the section, or another optimizer"
         raise UsageError(
             f"The optimizer is {type_name(inner)}, a tf_keras.optimizers.legacy.Optimizer: use {fix}."
         )

@@ -205,7 +205,7 @@ class BuiltStep:
             part.begin(step)
 
     def split(self, count: int) -> Iterator[int]:
-        """Splits the next steps where the step becomes another one, such as where layers are unfrozen.
+        """Splits the next steps where the step becomes another one by a part.
 
         Args:
             count: the number of steps.

@@ -38,7 +38,7 @@ class MemoryEstimate:
 
     Attributes:
         weights: the variables of all models.
-        slots: the variables of all optimizers; with shard_state, this replica's slices.
+        slots: the variables of all optimizers that one replica holds.
         parts: the variables of the step's parts, such as the averages of the weights, by a word.
         gradients: the gradients of a micro-batch.
         gradient_sum: their sum over the earlier micro-batches; 0 for a single micro-batch.
@@ -200,7 +200,7 @@ def _unique_bytes(variables: Iterable[Any]) -> int:
 
 def _optimizer_variables(trainer: Any) -> Iterator[Any]:
     for value in trainer.checkpoint_items().values():
-        inner = value.inner_optimizer if precision.has_loss_scale(value) else value
+        inner = precision.inner(value)
         if hasattr(inner, "apply_gradients"):
             yield from sharded_optimizer.held_variables(inner)
 

@@ -1,6 +1,6 @@
 """Proposes changes to the options if a training step does not fit into memory."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import logging
 import re
@@ -11,11 +11,10 @@ import tensorflow as tf
 from ctl.configs import keys
 from ctl.errors import UsageError
 from ctl.hardware import device_memory, devices
-from ctl.replica.arithmetic import precision
 from ctl.replica.step import memory_estimate
 from ctl.replica.step.memory_estimate import MemoryEstimate
 from ctl.replica.step.plan import Plan
-from ctl.replica.updates import sharded_optimizer
+from ctl.replica.updates import part
 
 # "Too many open files" raises the same exception.
 _MEMORY = re.compile(r"\bOOM\b|memory|allocat", re.IGNORECASE)
@@ -37,32 +36,29 @@ class Measurement:
         estimate: the step's memory, by part.
         limit: the bytes that TensorFlow may allocate.
         current: the bytes that are allocated between two steps, such as the variables.
-        slots_to_split: the bytes of slots that `optimizer.shard_state` could split over the replicas;
-            0 if it is on already or does not support the optimizer.
+        savings: option -> the bytes that its part would save; without options that are on already.
     """
 
     estimate: MemoryEstimate
     limit: int
     current: int
-    slots_to_split: int = 0
+    savings: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
-    def needs(self, plan: Plan, micro_batches: int, *, shard_state: bool = False) -> int:
+    def needs(self, plan: Plan, micro_batches: int, option: str = "") -> int:
         """Returns the bytes that a step needs with other options.
 
         Args:
             plan: the trainer's resolved options.
             micro_batches: the number of micro-batches.
-            shard_state: whether slots are split in addition.
+            option: an option that is set to true in addition, of `savings`.
         """
         # The estimate of the variables alone would omit the other memory of the program.
         size = max(self.current, self.estimate.persistent) + self.estimate.step_bytes(micro_batches)
-        if shard_state:
-            size -= self.slots_to_split - self.slots_to_split // plan.layout.replicas
-        return size
+        return size - self.savings.get(option, 0)
 
-    def fits(self, plan: Plan, micro_batches: int, *, shard_state: bool = False) -> bool:
+    def fits(self, plan: Plan, micro_batches: int, option: str = "") -> bool:
         """Returns whether a step with these options fits."""
-        return self.needs(plan, micro_batches, shard_state=shard_state) <= USABLE * self.limit
+        return self.needs(plan, micro_batches, option) <= USABLE * self.limit
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
@@ -97,7 +93,7 @@ def measure(trainer: Any) -> Measurement | None:
     try:
         current = tf.config.experimental.get_memory_info(device)["current"]
         estimate = memory_estimate.estimate(trainer)
-        return Measurement(estimate, limit, current, _slots_to_split(trainer, estimate))
+        return Measurement(estimate, limit, current, _savings(trainer, estimate))
     except Exception as error:  # the message about the memory must not be lost
         _LOG.debug("The memory of the step is not estimated: %s", error)
         return None
@@ -128,7 +124,7 @@ def advice(plan: Plan, measured: Measurement | None = None) -> str:
 def _proposals(plan: Plan, measured: Measurement | None) -> list[str]:
     """Returns the changes that fit, as imperatives; without a measurement, those likely to fit."""
     rows, count = plan.layout.rows_per_replica, plan.options.micro_batches
-    key, shard = "optimizer.micro_batches", "optimizer.shard_state=true"
+    key, present = "optimizer.micro_batches", plan.micro_batches
     if measured is None:
         # Activations, the largest part, are proportional to the rows of a micro-batch.
         doubled = min(2 * count, rows)
@@ -140,33 +136,29 @@ def _proposals(plan: Plan, measured: Measurement | None) -> list[str]:
     best = next((n for n in numbers if measured.fits(plan, n)), None)
     if best:
         proposals.append(f"set {key}={best} (about {_gib(measured.needs(plan, best))})")
-    if not measured.slots_to_split or not _is_allowed(plan, count, shard_state=True):
-        return proposals
-    present = plan.micro_batches
-    both = next((n for n in (present, *numbers) if measured.fits(plan, n, shard_state=True)), None)
-    if both == present or (both and not best):
-        size = _gib(measured.needs(plan, both, shard_state=True))
-        more = f" and {key}={both}" if both != present else ""
-        proposals.append(f"set {shard}{more} (about {size})")
+    for option in measured.savings:
+        if not _is_allowed(plan, count, option):
+            continue
+        both = next((n for n in (present, *numbers) if measured.fits(plan, n, option)), None)
+        if both == present or (both and not best):
+            size = _gib(measured.needs(plan, both, option))
+            more = f" and {key}={both}" if both != present else ""
+            proposals.append(f"set {keys.OPTION_KEYS[option]}=true{more} (about {size})")
     return proposals
 
 
-def _slots_to_split(trainer: Any, estimate: MemoryEstimate) -> int:
-    optimizer = trainer.optimizer
-    inner = optimizer.inner_optimizer if precision.has_loss_scale(optimizer) else optimizer
-    if trainer.options.shard_state or trainer.strategy.num_replicas_in_sync == 1:
-        return 0
-    try:
-        sharded_optimizer.check_elementwise(inner)
-    except UsageError:
-        return 0
-    return estimate.slots
+def _savings(trainer: Any, estimate: MemoryEstimate) -> dict[str, int]:
+    replicas, saved = trainer.strategy.num_replicas_in_sync, {}
+    for option, name in part.PARTS.items():
+        if not getattr(trainer.options, option):
+            saved[option] = part.load(name).saved_bytes(trainer.optimizer, estimate.slots, replicas)
+    return {option: size for option, size in saved.items() if size}
 
 
-def _is_allowed(plan: Plan, micro_batches: int, *, shard_state: bool = False) -> bool:
+def _is_allowed(plan: Plan, micro_batches: int, option: str = "") -> bool:
     """Returns whether these options are valid, so that the advice does not lead to a rejection."""
-    shard_state |= plan.options.shard_state
-    changes = {"optimizer.micro_batches": micro_batches, "optimizer.shard_state": shard_state}
+    changes: dict[str, Any] = {"optimizer.micro_batches": micro_batches}
+    changes |= {keys.OPTION_KEYS[option]: True} if option else {}
     try:
         keys.check_rules({**plan.values, **changes})
     except UsageError:

@@ -297,7 +297,7 @@ class Update:
             decision.should_apply,
             # The LossScaleOptimizer's own apply_gradients would count a skipped step in `iterations`,
             # and so advance schedules and Adam's bias correction.
-            optimizer.inner_optimizer if has_scale else optimizer,
+            precision.inner(optimizer),
             clipped,
             variables,
             on_skip=on_skip,

@@ -1,1 +1,1 @@
-"""Parts of the step, each opened by its row in `part.PARTS`: EMA, groups, sharded slots, norms, ..."""
+"""Parts of the step, each opened by its row in `part.PARTS`."""

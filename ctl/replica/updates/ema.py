@@ -15,7 +15,7 @@ import tf_keras
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError
 from ctl.replica.arithmetic.variables import variables_of
-from ctl.replica.updates.part import Part
+from ctl.replica.updates.part import AVERAGES, Part
 
 
 class ExponentialMovingAverage(Part):
@@ -32,6 +32,8 @@ class ExponentialMovingAverage(Part):
     Attributes:
         is_swapped: whether the model has the averages at the moment.
     """
+
+    evaluated = "average"
 
     def __init__(self, options: TrainerOptions):
         super().__init__(options)
@@ -154,7 +156,7 @@ class ExponentialMovingAverage(Part):
 
     def state(self) -> dict[str, Any]:
         """Returns the averages."""
-        return {"ema": self._state}
+        return {AVERAGES: self._state}
 
     def variables(self) -> dict[str, list[Any]]:
         """Returns the averages."""
@@ -173,7 +175,7 @@ class ExponentialMovingAverage(Part):
             return tf.Variable(
                 tf.convert_to_tensor(variable),
                 trainable=False,
-                name=f"ema/{variable.name.partition(':')[0]}",
+                name=f"{AVERAGES}/{variable.name.partition(':')[0]}",
                 synchronization=variable.synchronization,
                 aggregation=variable.aggregation,
             )

@@ -12,7 +12,7 @@ step. A sparse gradient is a `tf.IndexedSlices`, whose rows may repeat.
 from collections.abc import Callable, Collection, Mapping, Sequence
 import contextlib
 import dataclasses
-import importlib
+import pkgutil
 from typing import Any
 
 import tensorflow as tf
@@ -34,8 +34,13 @@ PARTS = {
     "weight_decay_exclude": "parameter_groups:ParameterGroups",
 }
 LAYERS = "layers"  # the name, among the results of a loop, of what there is for each variable
+AVERAGES = "ema"  # the name, in a checkpoint, of averaged weights, and the scope of their variables
 # The options whose parts only trainings need.
 ONLY_TRAINING = tuple(option for option in PARTS if option != "ema_decay")
+# The options whose updates depend on the split, so that comparisons of splits leave them out.
+DEPENDS_ON_SPLIT = ("compression",)
+# The options with which an update has the same bits as without them.
+SAME_UPDATE = ("shard_state",)
 
 
 @dataclasses.dataclass
@@ -64,9 +69,11 @@ class Part:
     Attributes:
         reduce: sums the gradients in place of the all-reduce of the step. It gets this replica's
             gradients and its share of the loss, the variables, and the scale of the gradients or None.
+        evaluated: the word for the weights that `evaluating` sets, if it sets any.
     """
 
     reduce: Callable[..., GlobalUpdate] | None = None
+    evaluated: str = ""
 
     def __init__(self, options: TrainerOptions):
         self.options = options
@@ -203,6 +210,17 @@ class Part:
         """Returns the variables that one replica holds, by a word for a table of the memory."""
         return {}
 
+    @classmethod
+    def saved_bytes(cls, optimizer: Any, slots: int, replicas: int) -> int:
+        """Returns the memory that the part would save on each replica if its option were true.
+
+        Args:
+            optimizer: the optimizer of the first model.
+            slots: the bytes of the slot variables of all optimizers.
+            replicas: the number of replicas.
+        """
+        return 0
+
     def describe(self, models: Collection[tf_keras.Model], replicas: int) -> dict[str, str]:
         """Returns what a user must know of the updates: name of a row of `ctl explain` -> its text."""
         return {}
@@ -211,10 +229,10 @@ class Part:
 def open_parts(options: TrainerOptions) -> list[Part]:
     """Returns the parts that options ask for, in the order of `PARTS`."""
     names = dict.fromkeys(name for option, name in PARTS.items() if getattr(options, option))
-    parts = []
-    for name in names:
-        module, cls = name.split(":")
-        parts.append(
-            getattr(importlib.import_module(f"ctl.replica.updates.{module}"), cls)(options)
-        )
-    return parts
+    return [load(name)(options) for name in names]
+
+
+def load(name: str) -> type[Part]:
+    """Imports the part of a row of `PARTS`."""
+    cls: type[Part] = pkgutil.resolve_name(f"ctl.replica.updates.{name}")
+    return cls

@@ -31,6 +31,15 @@ class ShardedSlots(Part):
         """Prepares an optimizer before it creates its slot variables."""
         shard(optimizer, strategy)
 
+    @classmethod
+    def saved_bytes(cls, optimizer: Any, slots: int, replicas: int) -> int:
+        """Returns the bytes of the slots of the other replicas' slices."""
+        try:
+            check_elementwise(precision.inner(optimizer))
+        except UsageError:
+            return 0
+        return slots - slots // replicas
+
 
 def shard(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
     """Makes an optimizer keep the slots of a slice of each variable on each replica.
@@ -44,7 +53,7 @@ def shard(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
     Raises:
         UsageError: the update of an element depends on other elements, or may depend on them.
     """
-    inner = optimizer.inner_optimizer if precision.has_loss_scale(optimizer) else optimizer
+    inner = precision.inner(optimizer)
     cls: Any = type(inner)
     check_elementwise(inner)
     if strategy.num_replicas_in_sync > 1:
@@ -67,7 +76,7 @@ def check_elementwise(inner: Any) -> None:
             "optimizer.shard_state=false, or choose "
             f"{', '.join(each.__name__ for each in _ELEMENTWISE)} of tf_keras."
         )
-    for argument in (*arguments.CLIPPING, "use_ema"):
+    for argument in arguments.WHOLE:
         if getattr(inner, argument, None):
             raise UsageError(
                 f"optimizer.shard_state updates slices of variables, and {argument} of the optimizer "

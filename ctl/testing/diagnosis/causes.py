@@ -138,7 +138,7 @@ RECOMPUTED = (
     "The second pass of ctl.recompute differs from the first, such as by another dropout mask, or moves "
     "statistics again: draw by tf_keras layers or ctl.random, and change no state in the code."
 )
-SHARDED = (
-    "With optimizer.shard_state the update differs from that of complete slot variables: the slices of "
-    "gradients, weights and slots are not those of the same replica and the same step."
+CHANGED_BY_PART = (
+    "With slot variables that are split over the replicas the update differs from that of complete "
+    "ones: the slices of gradients, weights and slots are not of the same replica and step."
 )

@@ -267,8 +267,11 @@ class Subject(abc.ABC):
         """
         return None
 
-    def without_sharding(self: S) -> tuple[S, S] | None:
-        """Returns the same with and without sharded slots; None if it has none."""
+    def without_parts(self: S) -> tuple[S, S] | None:
+        """Returns the same with and without the parts of the step that must not change an update.
+
+        None if it has no such part.
+        """
         return None
 
 

@@ -19,6 +19,7 @@ from ctl.replica.step.build import seed_and_precision
 from ctl.replica.step.inner_loop import loop_of
 from ctl.replica.step.microbatches import unpack
 from ctl.replica.step.preprocessing import call_sample_weight
+from ctl.replica.updates.part import DEPENDS_ON_SPLIT, SAME_UPDATE
 from ctl.testing.comparison import tolerance_of
 from ctl.testing.contents import Contents, Names, contents_of, named_leaves
 from ctl.testing.logical_devices import make_strategy
@@ -37,9 +38,10 @@ from ctl.trainer import StandardTrainer
 
 # Options that the splits or the comparison determine.
 _FIXED: dict[str, Any] = dict(
-    xla="off", placement="stream", logical_shards=0, all_reduce_dtype="", compression="",
+    xla="off", placement="stream", logical_shards=0, all_reduce_dtype="",
     loss_scale=0.0, norms="",
     histogram_interval=0, prefetch=1,
+    **{option: getattr(TrainerOptions, option) for option in DEPENDS_ON_SPLIT},
 )  # fmt: skip
 _REPORTED_ONLY = ("loss_scale", "skipped_steps")  # outputs that need not be equal
 
@@ -130,16 +132,20 @@ class TrainerSubject(Subject):
         plain, other = (each.record(steps=1) for each in runs)
         return plain, other, 4 * tolerance_of("float16")
 
-    def without_sharding(self) -> "tuple[TrainerSubject, TrainerSubject] | None":
-        """Returns the trainer with and without sharded slots, under an optimizer that has slots."""
-        if not self.options.shard_state:
+    def without_parts(self) -> "tuple[TrainerSubject, TrainerSubject] | None":
+        """Returns the trainer with and without some parts, under an optimizer that has slots."""
+        changes: dict[str, Any] = {
+            option: False for option in SAME_UPDATE if getattr(self.options, option)
+        }
+        if not changes:
             return None
         # Wrong slots show from the second step on.
-        sharded = dataclasses.replace(
+        changed = dataclasses.replace(
             self, optimizer=self.optimizer or _make_momentum, plain=False, steps=3
         )
-        options = dataclasses.replace(self.options, shard_state=False)
-        return sharded, dataclasses.replace(sharded, options=options)
+        return changed, dataclasses.replace(
+            changed, options=dataclasses.replace(self.options, **changes)
+        )
 
     def build(self, split: Split, **changes: Any) -> StandardTrainer:
         """Builds the trainer of a split, which reads the examples in their order."""

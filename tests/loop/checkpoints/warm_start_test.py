@@ -262,7 +262,7 @@ def test_averages_that_another_run_does_not_have_are_reported(other_run):
         warm_start.check(make_trainer(), init(folder, averages=True))
     assert str(error.value) == (
         f"init.averages is set, but init.checkpoint is {folder}, which has no averages of the weights "
-        "(optimizer.ema_decay): set init.averages=False, or name another run."
+        "set init.averages=False, or name another run."
     )
 
 

@@ -35,7 +35,7 @@ def check():
     """The cause that the check finds by itself."""
     records = {Split(4, 2): None}
     calibration = Calibration(tolerance_of("float64"))
-    return differences.check_sharding(Evidence(make_subject(), None, calibration, records, {}))[1]
+    return differences.check_parts(Evidence(make_subject(), None, calibration, records, {}))[1]
 
 
 @pytest.mark.slow
@@ -65,7 +65,7 @@ def test_a_slice_updated_by_its_neighbours_slots_is_named(monkeypatch):
     monkeypatch.setattr(sharded_optimizer._Sharded, "apply_gradients", apply_shifted)
     monkeypatch.setattr(SliceLayout, "cut", cut_shifted)
     monkeypatch.setattr(SliceLayout, "join", join_shifted)
-    assert check() == causes.SHARDED
+    assert check() == causes.CHANGED_BY_PART
 
 
 def replica_number():
