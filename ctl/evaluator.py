@@ -24,7 +24,6 @@ from ctl.replica.step import metrics
 from ctl.replica.step.evaluation import Evaluation, check_splits
 from ctl.replica.step.inner_loop import loop_of
 from ctl.replica.step.microbatches import unpack
-from ctl.replica.step.preprocessing import call_sample_weight, preprocess
 from ctl.step import Step
 from ctl.trainer import StandardTrainer
 
@@ -92,11 +91,6 @@ class StandardEvaluator(orbit.StandardEvaluator):
                 inner_loop.step,
                 self.metrics,
                 global_batch_size=self.global_batch_size,
-                preprocess=functools.partial(preprocess, trainer),
-                forward=lambda batch: convert(trainer.forward)(batch, training=False),
-                loss_fn=trainer.per_example_loss if inner_loop.plan.has_loss else None,
-                sample_weight=functools.partial(call_sample_weight, trainer, training=False),
-                update_metrics=trainer.update_metrics,
                 collect=trainer.collect_outputs if self._collects else None,
             )
 

@@ -28,12 +28,11 @@ from ctl.replica.measure.outputs import concatenate
 from ctl.replica.step import build, preprocessing, xla
 from ctl.replica.step import metrics as metric_results
 from ctl.replica.step.attributes import check_scope
-from ctl.replica.step.built_step import BuiltStep
+from ctl.replica.step.built_step import BuiltStep, Hooks
 from ctl.replica.step.evaluation import Evaluation
 from ctl.replica.step.explanations import explained
 from ctl.replica.step.microbatches import first_rows, row_count, unpack
 from ctl.replica.step.traced_function import TracedFunction
-from ctl.replica.step.update import UpdateResult
 
 _LOG = logging.getLogger("ctl")
 # Options that only a trainer's data, model and inner loop read.
@@ -261,11 +260,6 @@ class Step:
                     step,
                     metric_results.prepare(metrics),
                     global_batch_size=self.global_batch_size,
-                    preprocess=lambda batch: batch,
-                    forward=functools.partial(self._forward, training=False),
-                    loss_fn=self.loss_fn,
-                    sample_weight=lambda batch: convert(self.sample_weight)(batch, False),
-                    update_metrics=metric_results.update_by_name,
                 )
 
             def run(batch: Any) -> None:
@@ -296,11 +290,14 @@ class Step:
                 data=TrainingData(
                     spec, full_batches=full, has_one_shape=True, supports_chunks=False
                 ),
-                preprocess=lambda batch: batch,
-                forward=functools.partial(self._forward, training=False),
-                loss_fn=self.loss_fn,
-                update_metrics=metric_results.update_by_name,
-                function=self._update,
+                hooks=Hooks(
+                    lambda batch: batch,
+                    self._forward,
+                    self.loss_fn,
+                    self._sample_weight,
+                    lambda: self.model.losses,
+                    metric_results.update_by_name,
+                ),
                 # Once the code is checked there is no batch: () raises a ValueError, like data that
                 # ended.
                 first_batch=lambda: self._example,
@@ -319,23 +316,11 @@ class Step:
             )
         return self._built
 
-    def _update(self, batch: Batch) -> UpdateResult:
-        """Updates one replica by its rows."""
-        step = self.built()
-        result = step.update(
-            batch,
-            self.loss_fn,
-            forward=functools.partial(self._forward, training=True),
-            sample_weight=convert(self.sample_weight)(batch, True),
-            variables=self.model.trainable_variables,
-            optimizer=self.optimizer,
-            regularization=lambda: self.model.losses,
-        )
-        step.results.update_metrics(result.micro_batches, metric_results.update_by_name)
-        return result
-
     def _forward(self, batch: Batch, training: bool) -> Any:
         return convert(self.forward)(batch, training)
+
+    def _sample_weight(self, batch: Batch, training: bool) -> tf.Tensor | None:
+        return convert(self.sample_weight)(batch, training)
 
     def _run(self, batch: Any) -> StepResult:
         """Runs a step on every replica; call it while tracing, in a cross-replica context."""
@@ -370,7 +355,7 @@ class Step:
         return result
 
     def _compute(self, batch: Batch, row_mask: tf.Tensor | None, *, equal: bool) -> StepResult:
-        result = self.built().run(batch, row_mask, equal=equal)
+        result = self.built().run(batch, row_mask, equal=equal, details=True)
         outputs = None
         if self._returns_outputs:
             outputs = concatenate(

@@ -285,18 +285,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         Returns:
             The loss of the global batch, a scalar, the same on every replica.
         """
-        step = self._ctl_loop.step
-        result = step.update(
-            batch,
-            self.per_example_loss,
-            forward=functools.partial(self.forward, training=True),
-            sample_weight=call_sample_weight(self, batch, training=True),
-            variables=self.model.trainable_variables,
-            optimizer=self.optimizer,
-            regularization=self.regularization_losses,
-        )
-        step.results.update_metrics(result.micro_batches, self.update_metrics)
-        return result.loss
+        return self._ctl_loop.step.update_model(batch).loss
 
     # What a subclass seldom overrides.
 

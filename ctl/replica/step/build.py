@@ -28,12 +28,12 @@ from ctl.replica.graphs import custom_gradients
 from ctl.replica.measure.non_finite import counter
 from ctl.replica.step import metrics, observers, preparations
 from ctl.replica.step.attributes import STATELESS, Attributes, check_scope, check_stateless
-from ctl.replica.step.built_step import BuiltStep
+from ctl.replica.step.built_step import BuiltStep, Hooks
 from ctl.replica.step.explanations import explained
 from ctl.replica.step.inner_loop import InnerLoop
-from ctl.replica.step.microbatches import LossFn, row_count
+from ctl.replica.step.microbatches import row_count
 from ctl.replica.step.plan import make_plan
-from ctl.replica.step.preprocessing import default_sample_weight, preprocess
+from ctl.replica.step.preprocessing import call_sample_weight, default_sample_weight, preprocess
 from ctl.replica.updates.part import Part, open_parts
 
 # Parts of tf_keras' messages about the inputs of a model.
@@ -86,22 +86,27 @@ def build_trainer(trainer: Any, optimizer: Any, base: Any) -> InnerLoop:
             batch=trainer.global_batch_size,
             examples_per_epoch=pipeline.examples_per_epoch(),
         )
+        own_replica_step = type(trainer).replica_step is not base.replica_step
         step, check_losses = build_step(
             trainer,
             dataclasses.replace(options, optimizer_groups=groups),
             layout=layout,
             data=pipeline.training_data(trainer.global_batch_size),
-            preprocess=functools.partial(preprocess, trainer),
-            forward=lambda batch: convert(trainer.forward)(batch, training=False),
-            loss_fn=trainer.per_example_loss,
-            update_metrics=trainer.update_metrics,
-            function=trainer.replica_step,
+            hooks=Hooks(
+                functools.partial(preprocess, trainer),
+                trainer.forward,
+                trainer.per_example_loss,
+                functools.partial(call_sample_weight, trainer),
+                trainer.regularization_losses,
+                trainer.update_metrics,
+            ),
+            function=trainer.replica_step if own_replica_step else None,
             first_batch=lambda: inner_loop.first_batch(),
             is_default=type(trainer).forward is base.forward,
             # The constructor of a subclass may still create the models that a pattern matches.
             complete=type(trainer).__init__ is base.__init__,
             source=optimizer,
-            own_replica_step=type(trainer).replica_step is not base.replica_step,
+            own_replica_step=own_replica_step,
             own_train_step=type(trainer).train_step is not base.train_step,
             has_loss=type(trainer).per_example_loss is not base.per_example_loss,
         )
@@ -117,11 +122,8 @@ def build_step(
     *,
     layout: Layout,
     data: TrainingData,
-    preprocess: Callable[[Batch], Batch],
-    forward: Callable[[Batch], Any],
-    loss_fn: LossFn,
-    update_metrics: Callable[..., None],
-    function: Callable[[Batch], Any],
+    hooks: Hooks,
+    function: Callable[[Batch], Any] | None = None,
     first_batch: Callable[[], Any],
     is_default: bool,
     complete: bool = True,
@@ -136,13 +138,10 @@ def build_step(
         options: its options, with every duration as a number of steps.
         layout: which replica holds which rows.
         data: what is known of the training batches.
-        preprocess: as for `BuiltStep`.
-        forward: prepared batch -> the outputs of an evaluation.
-        loss_fn: (prepared batch, outputs) -> losses, not reduced.
-        update_metrics: updates the metrics, as `StandardTrainer.update_metrics`.
+        hooks: the user's functions.
         function: as for `BuiltStep`.
         first_batch: as for `BuiltStep`.
-        is_default: whether `forward` is ctl's own.
+        is_default: whether `hooks.forward` is ctl's own.
         complete: whether the owner will have no further models.
         source: makes the optimizers of the config's groups, if it is a `FromConfig`.
         **overrides: which methods of the trainer are overridden, as for `make_plan`.
@@ -163,16 +162,16 @@ def build_step(
             allow_unkeyed=options.allow_unkeyed_random,
             trace=Trace(batch),
         ) as rows:
-            prepared = preprocess(batch)
-            outputs = precision.cast_to_float32(forward(prepared))
+            prepared = hooks.preprocess(batch)
+            outputs = precision.cast_to_float32(convert(hooks.forward)(prepared, training=False))
             if updates_metrics:
-                convert(update_metrics)(owner.metrics, prepared, outputs, None)
+                convert(hooks.update_metrics)(owner.metrics, prepared, outputs, None)
                 return
             # The step reports the errors. The function may read attributes that do not exist yet, or
             # need a static number of rows.
             with contextlib.suppress(Exception):
                 losses = loss.compute(
-                    loss_fn, prepared, outputs, options.loss_weights or loss.SINGLE
+                    hooks.loss_fn, prepared, outputs, options.loss_weights or loss.SINGLE
                 )
                 traces[:] = [
                     observers.Losses(list(losses.values()), rows.trace)
@@ -189,7 +188,7 @@ def build_step(
         return traces[0]
 
     def check_losses() -> None:
-        losses, name = (traces[0] if traces else None), name_function(loss_fn)
+        losses, name = (traces[0] if traces else None), name_function(hooks.loss_fn)
         for observer in observers.load():
             observer.check_losses(step, losses, trace_again, name)
 
@@ -216,7 +215,7 @@ def build_step(
     step = BuiltStep(
         plan,
         Attributes(owner),
-        preprocess=preprocess,
+        hooks,
         function=function,
         global_step=owner.global_step,
         first_batch=first_batch,

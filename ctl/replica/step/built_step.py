@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import contextlib
+import functools
 import logging
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from ctl.data.autograph import convert
 from ctl.replica.arithmetic import precision, row_mask
+from ctl.replica.arithmetic.loss import SampleWeight
 from ctl.replica.arithmetic.snapshot import Snapshot
 from ctl.replica.arithmetic.trace import Trace
 from ctl.replica.step import observers, preparations
@@ -16,7 +18,7 @@ from ctl.replica.step.attributes import Attributes, freezing
 from ctl.replica.step.empty_batches import pad_rows
 from ctl.replica.step.explanations import explained
 from ctl.replica.step.loop_results import LoopResults
-from ctl.replica.step.microbatches import Batch, hide_rows, row_count
+from ctl.replica.step.microbatches import Batch, LossFn, hide_rows, row_count
 from ctl.replica.step.plan import Plan
 from ctl.replica.step.update import Update, UpdateResult
 from ctl.replica.updates.part import Part
@@ -29,13 +31,33 @@ _UNSAVED = (
 )
 
 
+class Hooks(NamedTuple):
+    """The functions of a user that compute a step and an evaluation, as the methods of StandardTrainer.
+
+    Attributes:
+        preprocess: batch -> batch; keeps the number of rows.
+        forward: (batch, training) -> outputs.
+        loss_fn: (batch, outputs) -> losses, not reduced, or a dict of them.
+        sample_weight: (batch, training) -> weights of the losses, or None; or a dict of them.
+        regularization: () -> scalars that are added to the loss once.
+        update_metrics: (metrics, batch, outputs, weights) -> None.
+    """
+
+    preprocess: Callable[[Batch], Batch]
+    forward: Callable[..., Any]
+    loss_fn: LossFn
+    sample_weight: Callable[..., SampleWeight]
+    regularization: Callable[[], Sequence[tf.Tensor]]
+    update_metrics: Callable[..., None]
+
+
 class BuiltStep:
     """Runs the user's code of a step on one replica, with everything that it needs around it.
 
     It knows the rows of a batch, models, optimizers and the plan, and neither data nor a loop. Create it
     in the strategy's scope, once the model is built. A loop traces `run`:
 
-        step = BuiltStep(plan, attributes, preprocess=..., function=..., ...)
+        step = BuiltStep(plan, attributes, hooks, ...)
         step.prepare()
         for count in step.split(100):
             if step.must_trace():
@@ -46,14 +68,15 @@ class BuiltStep:
     Args:
         plan: the resolved options.
         attributes: the models, optimizers, metrics and variables that the code of a step uses.
-        preprocess: prepares one replica's batch, and keeps its number of rows.
-        function: the user's function, which computes and applies the updates of one replica's prepared
-            batch by `update`, and returns the loss of the global batch, a scalar, or an `UpdateResult`.
+        hooks: the user's functions.
+        function: computes and applies the updates of one replica's prepared batch by `update`, and
+            returns the loss of the global batch, a scalar; `update_model` by default.
         global_step: scalar int64, the number of consumed batches.
         first_batch: returns the first batch of a replica and its row mask, for the checks of the code.
         parts: what the options add to the step.
 
     Attributes:
+        hooks: as the argument.
         first_batch: as the argument.
         update: computes and applies one update.
         results: the mean loss of an inner loop, and its other results.
@@ -66,20 +89,20 @@ class BuiltStep:
         self,
         plan: Plan,
         attributes: Attributes,
+        hooks: Hooks,
         *,
-        preprocess: Callable[[Batch], Batch],
-        function: Callable[[Batch], tf.Tensor],
+        function: Callable[[Batch], tf.Tensor] | None,
         global_step: tf.Variable,
         first_batch: Callable[[], Any],
         parts: Sequence[Part] = (),
     ):
         self.plan = plan
         self.attributes = attributes
+        self.hooks = hooks
         self.parts = parts
         self.update = Update(plan, global_step, attributes.assignable, parts)
         self.results = LoopResults(plan, self.update, attributes)
-        self._preprocess = preprocess
-        self._function = function
+        self._function = function or self.update_model
         self._global_step = global_step
         self.first_batch = first_batch
         self.checks_copies = plan.layout.replicas > 1
@@ -139,7 +162,9 @@ class BuiltStep:
         ):
             yield rows
 
-    def run(self, batch: Batch, mask: tf.Tensor | None, *, equal: bool = True) -> Any:
+    def run(
+        self, batch: Batch, mask: tf.Tensor | None, *, equal: bool = True, details: bool = False
+    ) -> Any:
         """Runs one replica's step; call it in a replica context.
 
         A skipped step leaves no trace in the loss, metrics, and variables that the user's code assigns.
@@ -149,9 +174,10 @@ class BuiltStep:
             mask: [rows] mask of the rows that exist; None if all exist.
             equal: whether all replicas are known to have the same number of rows. Otherwise their
                 static numbers are not used: each replica would compute its own positions from them.
+            details: whether to return the `UpdateResult` of `update_model`.
 
         Returns:
-            The result of `function`.
+            The loss of the global batch, or the `UpdateResult`.
         """
         if not equal:
             batch, mask = hide_rows((batch, mask))
@@ -164,7 +190,7 @@ class BuiltStep:
             once, summed, _ = self.attributes.assignable()
             snapshot = Snapshot([*once, *summed] if self.results.may_skip() else [])
             # As `compute`, whose frame would be one more between the loop and the user's code.
-            result = convert(self._function)(self._preprocess(batch))
+            result = convert(self._function)(self.hooks.preprocess(batch))
             loss = result.loss if isinstance(result, UpdateResult) else result
             # Decided while tracing: a step that can never be skipped has no ops for it.
             applied: tf.Tensor | bool = True
@@ -178,11 +204,26 @@ class BuiltStep:
             optimizer = own if id(own) in used else next(iter(used.values()), own)
             for part in self.parts:
                 part.end_step(optimizer, applied)
-        return result
+        return result if details else loss
 
     def compute(self, batch: Batch) -> Any:
         """Runs the user's code of a step on the rows of a replica."""
-        return convert(self._function)(self._preprocess(batch))
+        return convert(self._function)(self.hooks.preprocess(batch))
+
+    def update_model(self, batch: Batch) -> UpdateResult:
+        """Computes and applies the update of the first model, and updates its metrics."""
+        hooks, attributes = self.hooks, self.attributes
+        result = self.update(
+            batch,
+            hooks.loss_fn,
+            forward=functools.partial(hooks.forward, training=True),
+            sample_weight=hooks.sample_weight(batch, training=True),
+            variables=attributes.model.trainable_variables,
+            optimizer=attributes.optimizer,
+            regularization=hooks.regularization,
+        )
+        self.results.update_metrics(result.micro_batches, hooks.update_metrics)
+        return result
 
     # Around the steps of a loop.
 

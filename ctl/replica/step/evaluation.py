@@ -36,20 +36,15 @@ _RESTORED = (
 class Evaluation:
     """Adds the rows of one replica to the sums of an evaluation; create it in the strategy's scope.
 
-        evaluation = Evaluation(step, metrics, global_batch_size=64, forward=forward, ...)
+        evaluation = Evaluation(step, metrics, global_batch_size=64)
         evaluation.reset()
         strategy.run(evaluation.run, args=(batch, row_mask))
         evaluation.results()                        # {"loss": ..., "accuracy": ..., "examples": 64}
 
     Args:
-        step: the training step, with the rows, the precision and the seed.
+        step: the training step, with the user's functions, the rows, the precision and the seed.
         metrics: name -> metric.
         global_batch_size: examples per step, over all replicas.
-        preprocess: prepares a batch.
-        forward: batch -> outputs.
-        loss_fn: (batch, outputs) -> losses, not reduced, or a dict of them; None for no loss.
-        sample_weight: batch -> weights of the losses, or None; or a dict of them.
-        update_metrics: updates the metrics, as `StandardTrainer.update_metrics`.
         collect: (batch, outputs) -> values to collect; None to collect nothing.
 
     Attributes:
@@ -63,11 +58,6 @@ class Evaluation:
         metrics: dict[str, tf_keras.metrics.Metric],
         *,
         global_batch_size: int,
-        preprocess: Callable[[Batch], Batch],
-        forward: Callable[[Batch], Any],
-        loss_fn: LossFn | None,
-        sample_weight: Callable[[Batch], loss.SampleWeight],
-        update_metrics: Callable[..., None],
         collect: Callable[[Batch, Any], Mapping[str, tf.Tensor]] | None = None,
     ):
         check_names(metrics, step.plan)
@@ -79,11 +69,6 @@ class Evaluation:
         self._batches = counter("batches")
         self._step = step
         self._global_batch_size = global_batch_size
-        self._preprocess = preprocess
-        self._forward = forward
-        self._loss_fn = loss_fn
-        self._sample_weight = sample_weight
-        self._update_metrics = update_metrics
         self._collect = collect
         # Whether the evaluation draws random numbers: without them, batches need not be counted.
         self._draws = False
@@ -115,7 +100,7 @@ class Evaluation:
             The values that `collect` returned for the rows of the global batch; else None.
         """
         batch, row_mask = (batch, row_mask) if equal else hide_rows((batch, row_mask))
-        existing = row_count(batch)
+        existing, hooks = row_count(batch), self._step.hooks
         if self._step.plan.layout.replicas > 1:
             batch, row_mask = pad_rows(batch, row_mask, existing, least=1)
         with self._step.rows(
@@ -123,14 +108,14 @@ class Evaluation:
         ) as rows:
             state = Snapshot(self._state())
             row_mask = rows.row_mask  # of floats, whereas a user's own mask may be of bools
-            batch = self._preprocess(batch)
-            outputs = precision.cast_to_float32(self._forward(batch))
+            batch = hooks.preprocess(batch)
+            outputs = precision.cast_to_float32(convert(hooks.forward)(batch, training=False))
             outputs = zero_outputs(outputs, row_mask, row_count(batch))
-            if self._loss_fn:
-                self._add_loss(self._loss_fn, batch, outputs, row_mask)
+            if self._step.plan.has_loss:
+                self._add_loss(batch, outputs, row_mask)
             self._check_assignments(state)
             earlier = state.assigned()
-            convert(self._update_metrics)(self.metrics, batch, outputs, row_mask)
+            convert(hooks.update_metrics)(self.metrics, batch, outputs, row_mask)
             collected = None
             if self._collect:
                 values = check_values(convert(self._collect)(batch, outputs), row_count(batch))
@@ -161,7 +146,7 @@ class Evaluation:
         of_layers = self._step.attributes.layer_metrics(self.metrics)
         results = metrics.results(self.metrics) | metrics.results(of_layers)
         self._restore_layer_metrics()
-        if self._loss_fn:
+        if self._step.plan.has_loss:
             means = {
                 name: tf.math.divide_no_nan(total, self._weight_sums[name].read_value())
                 for name, total in self._loss_sums.items()
@@ -170,11 +155,9 @@ class Evaluation:
             results = {"loss": loss.weighted_sum(means, self._factors), **named, **results}
         return {**results, "examples": self.examples.read_value()}
 
-    def _add_loss(
-        self, loss_fn: LossFn, batch: Batch, outputs: Any, row_mask: tf.Tensor | None
-    ) -> None:
-        losses = loss.compute(loss_fn, batch, outputs, self._factors)
-        sample_weight = self._sample_weight(batch)
+    def _add_loss(self, batch: Batch, outputs: Any, row_mask: tf.Tensor | None) -> None:
+        losses = loss.compute(self._step.hooks.loss_fn, batch, outputs, self._factors)
+        sample_weight = self._step.hooks.sample_weight(batch, training=False)
         weights = loss.weights_by_name(sample_weight, losses, row_mask, tf.float64)
         rows, one = row_count(batch), tf.ones([], tf.float64)
         for name, own in weights.items():
