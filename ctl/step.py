@@ -28,7 +28,7 @@ from ctl.replica.measure.outputs import concatenate
 from ctl.replica.step import build, preprocessing, xla
 from ctl.replica.step import metrics as metric_results
 from ctl.replica.step.attributes import check_scope
-from ctl.replica.step.built_step import BuiltStep, Hooks
+from ctl.replica.step.built_step import BuiltStep
 from ctl.replica.step.evaluation import Evaluation
 from ctl.replica.step.explanations import explained
 from ctl.replica.step.microbatches import first_rows, row_count, unpack
@@ -290,14 +290,7 @@ class Step:
                 data=TrainingData(
                     spec, full_batches=full, has_one_shape=True, supports_chunks=False
                 ),
-                hooks=Hooks(
-                    lambda batch: batch,
-                    self._forward,
-                    self.loss_fn,
-                    self._sample_weight,
-                    lambda: self.model.losses,
-                    metric_results.update_by_name,
-                ),
+                hooks=_Hooks(self),
                 # Once the code is checked there is no batch: () raises a ValueError, like data that
                 # ended.
                 first_batch=lambda: self._example,
@@ -315,12 +308,6 @@ class Step:
                 "The step is not built: call step.build(batch) or a first step before."
             )
         return self._built
-
-    def _forward(self, batch: Batch, training: bool) -> Any:
-        return convert(self.forward)(batch, training)
-
-    def _sample_weight(self, batch: Batch, training: bool) -> tf.Tensor | None:
-        return convert(self.sample_weight)(batch, training)
 
     def _run(self, batch: Any) -> StepResult:
         """Runs a step on every replica; call it while tracing, in a cross-replica context."""
@@ -403,6 +390,27 @@ class Step:
                 "optimizer_groups with frozen_until changes the step at a step that your tf.function "
                 "does not know: call the step outside of a tf.function."
             )
+
+
+class _Hooks:
+    """The functions of a step by the names of a trainer's methods."""
+
+    def __init__(self, step: Step):
+        self._step = step
+        self.per_example_loss = step.loss_fn
+        self.update_metrics = metric_results.update_by_name
+
+    def preprocess(self, batch: Batch) -> Batch:
+        return batch
+
+    def forward(self, batch: Batch, training: bool) -> Any:
+        return convert(self._step.forward)(batch, training)
+
+    def sample_weight(self, batch: Batch, training: bool) -> tf.Tensor | None:
+        return convert(self._step.sample_weight)(batch, training)
+
+    def regularization_losses(self) -> Sequence[tf.Tensor]:
+        return self._step.model.losses
 
 
 @contextlib.contextmanager

@@ -28,12 +28,12 @@ from ctl.replica.graphs import custom_gradients
 from ctl.replica.measure.non_finite import counter
 from ctl.replica.step import metrics, observers, preparations
 from ctl.replica.step.attributes import STATELESS, Attributes, check_scope, check_stateless
-from ctl.replica.step.built_step import BuiltStep, Hooks
+from ctl.replica.step.built_step import BuiltStep
 from ctl.replica.step.explanations import explained
 from ctl.replica.step.inner_loop import InnerLoop
 from ctl.replica.step.microbatches import row_count
 from ctl.replica.step.plan import make_plan
-from ctl.replica.step.preprocessing import call_sample_weight, default_sample_weight, preprocess
+from ctl.replica.step.preprocessing import default_sample_weight, preprocess
 from ctl.replica.updates.part import Part, open_parts
 
 # Parts of tf_keras' messages about the inputs of a model.
@@ -92,14 +92,7 @@ def build_trainer(trainer: Any, optimizer: Any, base: Any) -> InnerLoop:
             dataclasses.replace(options, optimizer_groups=groups),
             layout=layout,
             data=pipeline.training_data(trainer.global_batch_size),
-            hooks=Hooks(
-                functools.partial(preprocess, trainer),
-                trainer.forward,
-                trainer.per_example_loss,
-                functools.partial(call_sample_weight, trainer),
-                trainer.regularization_losses,
-                trainer.update_metrics,
-            ),
+            hooks=trainer,
             function=trainer.replica_step if own_replica_step else None,
             first_batch=lambda: inner_loop.first_batch(),
             is_default=type(trainer).forward is base.forward,
@@ -122,7 +115,7 @@ def build_step(
     *,
     layout: Layout,
     data: TrainingData,
-    hooks: Hooks,
+    hooks: Any,
     function: Callable[[Batch], Any] | None = None,
     first_batch: Callable[[], Any],
     is_default: bool,
@@ -138,7 +131,7 @@ def build_step(
         options: its options, with every duration as a number of steps.
         layout: which replica holds which rows.
         data: what is known of the training batches.
-        hooks: the user's functions.
+        hooks: as for `BuiltStep`.
         function: as for `BuiltStep`.
         first_batch: as for `BuiltStep`.
         is_default: whether `hooks.forward` is ctl's own.
@@ -162,7 +155,7 @@ def build_step(
             allow_unkeyed=options.allow_unkeyed_random,
             trace=Trace(batch),
         ) as rows:
-            prepared = hooks.preprocess(batch)
+            prepared = preprocess(hooks, batch)
             outputs = precision.cast_to_float32(convert(hooks.forward)(prepared, training=False))
             if updates_metrics:
                 convert(hooks.update_metrics)(owner.metrics, prepared, outputs, None)
@@ -171,7 +164,7 @@ def build_step(
             # need a static number of rows.
             with contextlib.suppress(Exception):
                 losses = loss.compute(
-                    hooks.loss_fn, prepared, outputs, options.loss_weights or loss.SINGLE
+                    hooks.per_example_loss, prepared, outputs, options.loss_weights or loss.SINGLE
                 )
                 traces[:] = [
                     observers.Losses(list(losses.values()), rows.trace)
@@ -188,7 +181,7 @@ def build_step(
         return traces[0]
 
     def check_losses() -> None:
-        losses, name = (traces[0] if traces else None), name_function(hooks.loss_fn)
+        losses, name = (traces[0] if traces else None), name_function(hooks.per_example_loss)
         for observer in observers.load():
             observer.check_losses(step, losses, trace_again, name)
 

@@ -4,13 +4,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import contextlib
 import functools
 import logging
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
 from ctl.data.autograph import convert
 from ctl.replica.arithmetic import precision, row_mask
-from ctl.replica.arithmetic.loss import SampleWeight
 from ctl.replica.arithmetic.snapshot import Snapshot
 from ctl.replica.arithmetic.trace import Trace
 from ctl.replica.step import observers, preparations
@@ -18,8 +17,9 @@ from ctl.replica.step.attributes import Attributes, freezing
 from ctl.replica.step.empty_batches import pad_rows
 from ctl.replica.step.explanations import explained
 from ctl.replica.step.loop_results import LoopResults
-from ctl.replica.step.microbatches import Batch, LossFn, hide_rows, row_count
+from ctl.replica.step.microbatches import Batch, hide_rows, row_count
 from ctl.replica.step.plan import Plan
+from ctl.replica.step.preprocessing import call_sample_weight, preprocess
 from ctl.replica.step.update import Update, UpdateResult
 from ctl.replica.updates.part import Part
 
@@ -29,26 +29,6 @@ _UNSAVED = (
     "skipped step does not restore it. Make it an attribute of the trainer or step, of a layer or of a "
     "tf.Module that it holds."
 )
-
-
-class Hooks(NamedTuple):
-    """The functions of a user that compute a step and an evaluation, as the methods of StandardTrainer.
-
-    Attributes:
-        preprocess: batch -> batch; keeps the number of rows.
-        forward: (batch, training) -> outputs.
-        loss_fn: (batch, outputs) -> losses, not reduced, or a dict of them.
-        sample_weight: (batch, training) -> weights of the losses, or None; or a dict of them.
-        regularization: () -> scalars that are added to the loss once.
-        update_metrics: (metrics, batch, outputs, weights) -> None.
-    """
-
-    preprocess: Callable[[Batch], Batch]
-    forward: Callable[..., Any]
-    loss_fn: LossFn
-    sample_weight: Callable[..., SampleWeight]
-    regularization: Callable[[], Sequence[tf.Tensor]]
-    update_metrics: Callable[..., None]
 
 
 class BuiltStep:
@@ -68,7 +48,8 @@ class BuiltStep:
     Args:
         plan: the resolved options.
         attributes: the models, optimizers, metrics and variables that the code of a step uses.
-        hooks: the user's functions.
+        hooks: the user's functions, as methods of the names that a `StandardTrainer` has: `preprocess`,
+            `forward`, `per_example_loss`, `sample_weight`, `regularization_losses`, `update_metrics`.
         function: computes and applies the updates of one replica's prepared batch by `update`, and
             returns the loss of the global batch, a scalar; `update_model` by default.
         global_step: scalar int64, the number of consumed batches.
@@ -89,7 +70,7 @@ class BuiltStep:
         self,
         plan: Plan,
         attributes: Attributes,
-        hooks: Hooks,
+        hooks: Any,
         *,
         function: Callable[[Batch], tf.Tensor] | None,
         global_step: tf.Variable,
@@ -190,7 +171,7 @@ class BuiltStep:
             once, summed, _ = self.attributes.assignable()
             snapshot = Snapshot([*once, *summed] if self.results.may_skip() else [])
             # As `compute`, whose frame would be one more between the loop and the user's code.
-            result = convert(self._function)(self.hooks.preprocess(batch))
+            result = convert(self._function)(preprocess(self.hooks, batch))
             loss = result.loss if isinstance(result, UpdateResult) else result
             # Decided while tracing: a step that can never be skipped has no ops for it.
             applied: tf.Tensor | bool = True
@@ -208,19 +189,19 @@ class BuiltStep:
 
     def compute(self, batch: Batch) -> Any:
         """Runs the user's code of a step on the rows of a replica."""
-        return convert(self._function)(self.hooks.preprocess(batch))
+        return convert(self._function)(preprocess(self.hooks, batch))
 
     def update_model(self, batch: Batch) -> UpdateResult:
         """Computes and applies the update of the first model, and updates its metrics."""
         hooks, attributes = self.hooks, self.attributes
         result = self.update(
             batch,
-            hooks.loss_fn,
+            hooks.per_example_loss,
             forward=functools.partial(hooks.forward, training=True),
-            sample_weight=hooks.sample_weight(batch, training=True),
+            sample_weight=call_sample_weight(hooks, batch, training=True),
             variables=attributes.model.trainable_variables,
             optimizer=attributes.optimizer,
-            regularization=hooks.regularization,
+            regularization=hooks.regularization_losses,
         )
         self.results.update_metrics(result.micro_batches, hooks.update_metrics)
         return result

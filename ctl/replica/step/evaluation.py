@@ -24,6 +24,7 @@ from ctl.replica.step.built_step import BuiltStep
 from ctl.replica.step.empty_batches import pad_rows, zero_outputs, zero_without_rows
 from ctl.replica.step.metrics import check_names
 from ctl.replica.step.microbatches import hide_rows, row_count
+from ctl.replica.step.preprocessing import call_sample_weight, preprocess
 
 LossFn = Callable[[Batch, Any], tf.Tensor]
 _LOG = logging.getLogger("ctl")
@@ -108,7 +109,7 @@ class Evaluation:
         ) as rows:
             state = Snapshot(self._state())
             row_mask = rows.row_mask  # of floats, whereas a user's own mask may be of bools
-            batch = hooks.preprocess(batch)
+            batch = preprocess(hooks, batch)
             outputs = precision.cast_to_float32(convert(hooks.forward)(batch, training=False))
             outputs = zero_outputs(outputs, row_mask, row_count(batch))
             if self._step.plan.has_loss:
@@ -156,8 +157,8 @@ class Evaluation:
         return {**results, "examples": self.examples.read_value()}
 
     def _add_loss(self, batch: Batch, outputs: Any, row_mask: tf.Tensor | None) -> None:
-        losses = loss.compute(self._step.hooks.loss_fn, batch, outputs, self._factors)
-        sample_weight = self._step.hooks.sample_weight(batch, training=False)
+        losses = loss.compute(self._step.hooks.per_example_loss, batch, outputs, self._factors)
+        sample_weight = call_sample_weight(self._step.hooks, batch, training=False)
         weights = loss.weights_by_name(sample_weight, losses, row_mask, tf.float64)
         rows, one = row_count(batch), tf.ones([], tf.float64)
         for name, own in weights.items():
