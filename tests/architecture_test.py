@@ -32,7 +32,7 @@ REPLICA_LAYERS = (
     ("arithmetic",),
     ("random",),
     ("keras3",),
-    ("layers", "updates", "measure"),
+    ("layers", "parts", "measure"),
     ("step",),
     ("checks",),
 )
@@ -223,8 +223,8 @@ LEAVES = (
     "loop/exports.py", "loop/profiler.py", "loop/watchdog.py", "modes/sweep", "replica/checks",
     "replica/keras3", "replica/layers", "replica/random", "replica/step/flops.py",
     "replica/step/loop_errors.py", "replica/step/memory_estimate.py", "replica/step/out_of_memory.py",
-    "replica/updates/compression.py", "replica/updates/ema.py", "replica/updates/norms.py",
-    "replica/updates/parameter_groups.py", "replica/updates/sharded_optimizer.py",
+    "replica/parts/compression.py", "replica/parts/ema.py", "replica/parts/norms.py",
+    "replica/parts/parameter_groups.py", "replica/parts/sharded_optimizer.py",
 )  # fmt: skip
 
 

@@ -22,9 +22,9 @@ from ctl.replica.arithmetic import precision, row_mask
 from ctl.replica.arithmetic.snapshot import Snapshot
 from ctl.replica.graphs.assignments import find_assignments
 from ctl.replica.graphs.dataflow import depends_on
+from ctl.replica.parts.part import ONLY_TRAINING
 from ctl.replica.step.inner_loop import loop_of
 from ctl.replica.step.microbatches import row_count
-from ctl.replica.updates.part import ONLY_TRAINING
 from ctl.trainer import StandardTrainer
 
 # The options of the updates and of the hardware, which inference leaves at their defaults.

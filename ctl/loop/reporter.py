@@ -15,7 +15,7 @@ from ctl.loop.progress import Progress
 from ctl.loop.timing import Every, Throughput, WallClock
 from ctl.loop.workdir import Workdir
 from ctl.replica.measure.non_finite import NonFiniteReport
-from ctl.replica.updates.part import LAYERS
+from ctl.replica.parts.part import LAYERS
 from ctl.trainer import StandardTrainer
 
 

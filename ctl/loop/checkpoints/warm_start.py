@@ -21,8 +21,8 @@ from ctl.loop import store
 from ctl.loop.checkpoints import matching
 from ctl.loop.checkpoints.files import find_files
 from ctl.loop.checkpoints.weight_files import WeightFile
+from ctl.replica.parts.part import AVERAGES
 from ctl.replica.step.inner_loop import loop_of
-from ctl.replica.updates.part import AVERAGES
 from ctl.trainer import StandardTrainer
 
 _Pairs = list[tuple[matching.Variable, matching.Variable]]

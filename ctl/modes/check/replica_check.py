@@ -15,7 +15,7 @@ from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError
 from ctl.modes.check.outcome import FAIL, PASS, WARNING, Outcome
 from ctl.modes.check.trainer_factory import Rows, TrainerFactory
-from ctl.replica.updates.part import DEPENDS_ON_SPLIT
+from ctl.replica.parts.part import DEPENDS_ON_SPLIT
 from ctl.testing import check_replica_equivalence, multiprocess, split_cpu
 from ctl.testing.equivalence_report import NotComparable, Report
 from ctl.trainer import StandardTrainer

@@ -26,6 +26,7 @@ from ctl.replica.arithmetic import loss, models, precision, row_mask
 from ctl.replica.arithmetic.trace import Trace
 from ctl.replica.graphs import custom_gradients
 from ctl.replica.measure.non_finite import counter
+from ctl.replica.parts.part import Part, open_parts
 from ctl.replica.step import metrics, observers, preparations
 from ctl.replica.step.attributes import STATELESS, Attributes, check_scope, check_stateless
 from ctl.replica.step.built_step import BuiltStep
@@ -34,7 +35,6 @@ from ctl.replica.step.inner_loop import InnerLoop
 from ctl.replica.step.microbatches import row_count
 from ctl.replica.step.plan import make_plan
 from ctl.replica.step.preprocessing import default_sample_weight, preprocess
-from ctl.replica.updates.part import Part, open_parts
 
 # Parts of tf_keras' messages about the inputs of a model.
 _INPUT_CHECKS = (

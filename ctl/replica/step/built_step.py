@@ -12,6 +12,7 @@ from ctl.data.autograph import convert
 from ctl.replica.arithmetic import precision, row_mask
 from ctl.replica.arithmetic.snapshot import Snapshot
 from ctl.replica.arithmetic.trace import Trace
+from ctl.replica.parts.part import Part
 from ctl.replica.step import observers, preparations
 from ctl.replica.step.attributes import Attributes, freezing
 from ctl.replica.step.empty_batches import pad_rows
@@ -21,7 +22,6 @@ from ctl.replica.step.microbatches import Batch, hide_rows, row_count
 from ctl.replica.step.plan import Plan
 from ctl.replica.step.preprocessing import call_sample_weight, preprocess
 from ctl.replica.step.update import Update, UpdateResult
-from ctl.replica.updates.part import Part
 
 _LOG = logging.getLogger("ctl")
 _UNSAVED = (

@@ -18,8 +18,8 @@ from ctl.replica.arithmetic import precision, row_mask
 from ctl.replica.arithmetic.trace import Trace, UpdateTrace
 from ctl.replica.arithmetic.variables import variables_of
 from ctl.replica.graphs import ops
+from ctl.replica.parts import sharded_optimizer
 from ctl.replica.step.preprocessing import preprocess
-from ctl.replica.updates import sharded_optimizer
 
 # Ops whose output is the memory of their input.
 _ALIASES = (

@@ -11,10 +11,10 @@ import tensorflow as tf
 from ctl.configs import keys
 from ctl.errors import UsageError
 from ctl.hardware import device_memory, devices
+from ctl.replica.parts import part
 from ctl.replica.step import memory_estimate
 from ctl.replica.step.memory_estimate import MemoryEstimate
 from ctl.replica.step.plan import Plan
-from ctl.replica.updates import part
 
 # "Too many open files" raises the same exception.
 _MEMORY = re.compile(r"\bOOM\b|memory|allocat", re.IGNORECASE)

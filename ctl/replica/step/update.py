@@ -27,6 +27,7 @@ from ctl.replica.measure.non_finite import (
     NonFiniteRecorder,
     counter,
 )
+from ctl.replica.parts.part import GlobalUpdate, Part
 from ctl.replica.step.microbatches import (
     Batch,
     Contributions,
@@ -38,7 +39,6 @@ from ctl.replica.step.microbatches import (
     row_count,
 )
 from ctl.replica.step.plan import Plan
-from ctl.replica.updates.part import GlobalUpdate, Part
 
 _LOG = logging.getLogger("ctl")
 

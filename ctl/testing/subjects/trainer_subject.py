@@ -15,11 +15,11 @@ from ctl.data.autograph import convert, traced
 from ctl.data.input_pipeline import InputPipeline
 from ctl.evaluator import StandardEvaluator
 from ctl.replica.arithmetic import models
+from ctl.replica.parts.part import DEPENDS_ON_SPLIT, SAME_UPDATE
 from ctl.replica.step.build import seed_and_precision
 from ctl.replica.step.inner_loop import loop_of
 from ctl.replica.step.microbatches import unpack
 from ctl.replica.step.preprocessing import call_sample_weight
-from ctl.replica.updates.part import DEPENDS_ON_SPLIT, SAME_UPDATE
 from ctl.testing.comparison import tolerance_of
 from ctl.testing.contents import Contents, Names, contents_of, named_leaves
 from ctl.testing.logical_devices import make_strategy

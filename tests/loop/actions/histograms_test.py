@@ -9,8 +9,8 @@ import ctl
 from ctl.loop.actions.histograms import GraphSummary, WeightHistograms
 from ctl.loop.controller import Controller
 from ctl.loop.metric_log import MetricLog
+from ctl.replica.parts.histograms import find_obstacle
 from ctl.replica.step.inner_loop import loop_of
-from ctl.replica.updates.histograms import find_obstacle
 from tests.loop.shared import Recording, count_operations, make_reference, read_summaries
 from tests.support import reference_model
 

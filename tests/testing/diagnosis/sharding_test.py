@@ -5,8 +5,8 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.configs.options import TrainerOptions
-from ctl.replica.updates import sharded_optimizer
-from ctl.replica.updates.replica_values import SliceLayout
+from ctl.replica.parts import sharded_optimizer
+from ctl.replica.parts.replica_values import SliceLayout
 from ctl.testing import equivalence
 from ctl.testing.comparison import tolerance_of
 from ctl.testing.diagnosis import causes, differences

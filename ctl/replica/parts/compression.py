@@ -15,8 +15,8 @@ from ctl.replica.arithmetic import gradients as gradients_module
 from ctl.replica.arithmetic import reduction, waits
 from ctl.replica.arithmetic.gradients import Gradient
 from ctl.replica.arithmetic.variables import variables_of
-from ctl.replica.updates.part import GlobalUpdate, Part
-from ctl.replica.updates.replica_values import ReplicaValues
+from ctl.replica.parts.part import GlobalUpdate, Part
+from ctl.replica.parts.replica_values import ReplicaValues
 
 _LOG = logging.getLogger("ctl")
 # The largest absolute value of a sum over all replicas. It is a power of two, so that the bound of each

@@ -15,7 +15,7 @@ import tf_keras
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError
 from ctl.replica.arithmetic.variables import variables_of
-from ctl.replica.updates.part import AVERAGES, Part
+from ctl.replica.parts.part import AVERAGES, Part
 
 
 class ExponentialMovingAverage(Part):

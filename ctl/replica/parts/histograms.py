@@ -9,7 +9,7 @@ from ctl.configs.options import TrainerOptions
 from ctl.hardware import strategies
 from ctl.replica.arithmetic import row_mask
 from ctl.replica.arithmetic.gradients import elements, modulus
-from ctl.replica.updates.part import GlobalUpdate, Part
+from ctl.replica.parts.part import GlobalUpdate, Part
 
 
 class GradientHistograms(Part):

@@ -234,5 +234,5 @@ def open_parts(options: TrainerOptions) -> list[Part]:
 
 def load(name: str) -> type[Part]:
     """Imports the part of a row of `PARTS`."""
-    cls: type[Part] = pkgutil.resolve_name(f"ctl.replica.updates.{name}")
+    cls: type[Part] = pkgutil.resolve_name(f"ctl.replica.parts.{name}")
     return cls

@@ -18,8 +18,8 @@ from ctl.optimizers import FromConfig
 from ctl.replica.arithmetic import precision
 from ctl.replica.arithmetic.gradients import optimizers_of
 from ctl.replica.arithmetic.variables import variables_of
-from ctl.replica.updates import grouped_optimizer
-from ctl.replica.updates.part import Part
+from ctl.replica.parts import grouped_optimizer
+from ctl.replica.parts.part import Part
 
 Models = Mapping[str, tf_keras.Model]
 _Names = list[tuple[tf.Variable, tuple[str, ...]]]

@@ -10,7 +10,7 @@ import tf_keras
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError
 from ctl.replica.arithmetic.gradients import Gradient, elements, global_norm, modulus
-from ctl.replica.updates.part import LAYERS, GlobalUpdate, Part
+from ctl.replica.parts.part import LAYERS, GlobalUpdate, Part
 
 _QUANTITIES = ("gradient_norm", "parameter_norm", "update_norm")
 _SHARES = ("gradient_zero_share", "gradient_non_finite_share")

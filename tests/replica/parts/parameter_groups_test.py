@@ -9,7 +9,7 @@ import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.replica.updates import parameter_groups
+from ctl.replica.parts import parameter_groups
 from ctl.testing import tiny
 
 

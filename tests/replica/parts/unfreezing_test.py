@@ -11,8 +11,8 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.loop.checkpoints.checkpointer import Checkpointer
+from ctl.replica.parts.parameter_groups import ParameterGroups
 from ctl.replica.step.built_step import BuiltStep
-from ctl.replica.updates.parameter_groups import ParameterGroups
 from tests.support import reference_model
 
 strategy = functools.cache(testing.make_strategy)

@@ -16,8 +16,8 @@ from ctl.errors import UsageError, type_name
 from ctl.optimizers import CLASSES, ELEMENTWISE, arguments
 from ctl.replica.arithmetic import gradients, precision
 from ctl.replica.arithmetic.gradients import Gradient
-from ctl.replica.updates.part import Part
-from ctl.replica.updates.replica_values import SlicedSlot, SliceLayout, make_gather
+from ctl.replica.parts.part import Part
+from ctl.replica.parts.replica_values import SlicedSlot, SliceLayout, make_gather
 
 # The optimizers that update each element from that element's gradient and slots alone.
 _ELEMENTWISE = tuple(arguments.load("optimizer.name", CLASSES[name]) for name in ELEMENTWISE)

@@ -13,8 +13,8 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.loop.checkpoints.checkpointer import Checkpointer
+from ctl.replica.parts.compression import Compression
 from ctl.replica.step.inner_loop import loop_of
-from ctl.replica.updates.compression import Compression
 from tests.support import faulty_trainers, reference_model
 
 FLOAT16 = {"compression": "float16", "precision": "float32"}

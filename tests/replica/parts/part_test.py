@@ -8,8 +8,8 @@ from ctl import testing
 from ctl.configs.options import Clip
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.replica.arithmetic.gradients import map_values
+from ctl.replica.parts import part
 from ctl.replica.step import build
-from ctl.replica.updates import part
 from tests.support import reference_model
 
 
