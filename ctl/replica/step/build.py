@@ -163,21 +163,14 @@ def build_step(
             # The step reports the errors. The function may read attributes that do not exist yet, or
             # need a static number of rows.
             with contextlib.suppress(Exception):
-                losses = loss.compute(
-                    hooks.per_example_loss, prepared, outputs, options.loss_weights or loss.SINGLE
-                )
-                traces[:] = [
-                    observers.Losses(list(losses.values()), rows.trace)
-                ]  # of the last trace
+                factors = options.loss_weights or loss.SINGLE
+                losses = loss.compute(hooks.per_example_loss, prepared, outputs, factors)
+                traces[:] = [observers.Losses([*losses.values()], rows.trace)]  # of the last trace
 
     def trace_again(count: int) -> observers.Losses:
         traces.clear()
-        create_variables(
-            trace,
-            tf.nest.map_structure(
-                lambda v: tf.TensorSpec([count, *v.shape[1:]], v.dtype), data.spec
-            ),
-        )
+        with_rows = lambda v: tf.TensorSpec([count, *v.shape[1:]], v.dtype)  # noqa: E731
+        create_variables(trace, tf.nest.map_structure(with_rows, data.spec))
         return traces[0]
 
     def check_losses() -> None:
