@@ -160,9 +160,9 @@ def build_step(
             if updates_metrics:
                 convert(hooks.update_metrics)(owner.metrics, prepared, outputs, None)
                 return
-            # The step reports the errors. The function may read attributes that do not exist yet, or
-            # need a static number of rows.
-            with contextlib.suppress(Exception):
+            # The step of a trainer reports the errors: its loss may read attributes that do not exist
+            # yet, or need a static number of rows.
+            with contextlib.suppress(Exception) if hooks is owner else contextlib.nullcontext():
                 factors = options.loss_weights or loss.SINGLE
                 losses = loss.compute(hooks.per_example_loss, prepared, outputs, factors)
                 traces[:] = [observers.Losses([*losses.values()], rows.trace)]  # of the last trace
