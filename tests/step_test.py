@@ -257,22 +257,6 @@ def test_update_that_is_not_finite_is_skipped_on_every_replica():
     np.testing.assert_array_equal(weights(step), before)
 
 
-def test_skipped_first_step_leaves_no_trace_in_a_metric_that_creates_its_variables_late():
-    labels = (LABELS[:4] > 0).astype("f")
-
-    def train(*features):
-        step = ctl.Step(
-            lambda: tf_keras.Sequential([tf_keras.layers.Dense(2)]), tf_keras.optimizers.SGD,
-            squared_error, global_batch_size=4,
-            metrics={"f1": tf_keras.metrics.F1Score("micro", threshold=0.5)},
-        )  # fmt: skip
-        for each in features:
-            step({"x": each.astype("f"), "label": labels})
-        return float(step.results()["f1"])
-
-    assert train(np.nan * FEATURES[:4], FEATURES[:4]) == train(FEATURES[:4])
-
-
 def test_layer_that_is_frozen_between_two_calls_stays_unchanged():
     """The batch is the same, so the trace of the last call would be reused."""
     step = make_step(1, 4)
