@@ -64,18 +64,18 @@ class FromConfig:
         return self._make(config, type(config)(config.optimizer.groups[index]["optimizer"]))
 
     def _make(self, config: Any, section: Any) -> "tf_keras.optimizers.Optimizer":
-        return factory(
+        return make(
             section,
             global_batch_size=config.data.global_batch_size,
             steps=config.train.steps,
             jit=config.runtime.xla != "off",
-        )()
+        )
 
 
-def factory(
+def make(
     config: Any, *, global_batch_size: int, steps: int, jit: bool = True
-) -> "Callable[[], tf_keras.optimizers.Optimizer]":
-    """Returns a function that makes a new optimizer; call it under the strategy's scope.
+) -> "tf_keras.optimizers.Optimizer":
+    """Makes a new optimizer; call it under the strategy's scope.
 
     Args:
         config: the section `optimizer` of a checked config.
@@ -83,8 +83,7 @@ def factory(
         steps: the total number of updates, for a decay without `decay_steps`.
         jit: whether tf_keras may compile the update with XLA, as it does on GPUs by default.
     """
-    rate = learning_rate(config, global_batch_size)
-    values = {"weight_decay": config.weight_decay or None, "jit_compile": jit}
+    values: dict[str, Any] = {"weight_decay": config.weight_decay or None, "jit_compile": jit}
     if config.name == "adamw":  # unlike the others, it does not accept None
         values["weight_decay"] = config.weight_decay
     if config.name in MOMENTUM:
@@ -92,17 +91,13 @@ def factory(
     if config.name not in CLASSES:  # it need not have arguments that the config does not set
         keys = ("momentum", "weight_decay")
         values = {key: config[key] for key in keys if config[key]}
-
-    def make() -> "tf_keras.optimizers.Optimizer":
-        function = arguments.load("optimizer.name", CLASSES.get(config.name, config.name))
-        given = config.arguments.to_dict()
-        names = {**{name: f"optimizer.{name}" for name in values}, "learning_rate": ""}
-        arguments.check(function, given, reserved=names, key="optimizer.arguments")
-        schedule = schedules.make(config, rate, steps)
-        optimizer = arguments.call("optimizer", function, learning_rate=schedule, **values, **given)
-        return _check_type(config.name, optimizer)
-
-    return make
+    function = arguments.load("optimizer.name", CLASSES.get(config.name, config.name))
+    given = config.arguments.to_dict()
+    names = {**{name: f"optimizer.{name}" for name in values}, "learning_rate": ""}
+    arguments.check(function, given, reserved=names, key="optimizer.arguments")
+    schedule = schedules.make(config, learning_rate(config, global_batch_size), steps)
+    optimizer = arguments.call("optimizer", function, learning_rate=schedule, **values, **given)
+    return _check_type(config.name, optimizer)
 
 
 def learning_rate(config: Any, global_batch_size: int) -> float:

@@ -39,7 +39,7 @@ Experiment: TypeAlias = str | os.PathLike[str] | config_dict.ConfigDict | Standa
 
 
 @dataclasses.dataclass(frozen=True)
-class Point:
+class Step:
     """The values that one step computed; the lists have one item for each tensor of the curve.
 
     Attributes:
@@ -65,7 +65,7 @@ class Curve:
 
     environment: Mapping[str, str]
     tensors: Mapping[str, list[int]]
-    steps: list[Point]
+    steps: list[Step]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,7 +195,7 @@ def compare(
 
 
 def _find_differences(
-    step: Point, expected: Point, names: list[str], rtol: float
+    step: Step, expected: Step, names: list[str], rtol: float
 ) -> Iterator[tuple[str, str]]:
     """Yields each value that differs, and a sentence; an rtol of 0 requires the same bits."""
     total = float(np.linalg.norm(expected.update))
@@ -218,7 +218,7 @@ def read(path: pathlib.Path) -> Curve:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content.pop("format") != _FORMAT:
             raise ValueError("it was written by another version of ctl")
-        return Curve(steps=[Point(**step) for step in content.pop("steps")], **content)
+        return Curve(steps=[Step(**step) for step in content.pop("steps")], **content)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise UsageError(
             f"{path} cannot be read as a golden curve ({error}): restore it, or {_RECORD}."
@@ -263,14 +263,14 @@ def record(trainer: StandardTrainer, steps: int) -> Curve:
 
 def describe_step(
     loss: float, values: Mapping[Name, np.ndarray], before: Mapping[Name, np.ndarray]
-) -> Point:
+) -> Step:
     """Returns what a curve has of a step, from all variables after it and before it."""
     tensors = _select_tensors(values)
     changes = [value.astype(np.float64) - before[name] for name, value in tensors.items()]
     digest = hashlib.blake2b(digest_size=8)
     for value in values.values():
         digest.update(np.ascontiguousarray(value).tobytes())
-    return Point(
+    return Step(
         loss=loss,
         update=[float(np.linalg.norm(change.ravel())) for change in changes],
         bits=digest.hexdigest(),

@@ -46,7 +46,7 @@ class Embedded(ctl.StandardTrainer):
 def make(name):
     changes = {"learning_rate": 0.05, **CHANGES.get(name, {})}
     section = ctl.config(optimizer=dict(name=name, **changes)).optimizer
-    return optimizers.factory(section, global_batch_size=BATCH, steps=STEPS)
+    return functools.partial(optimizers.make, section, global_batch_size=BATCH, steps=STEPS)
 
 
 def make_trainer(name, replicas, **options):

@@ -19,9 +19,7 @@ def section(**changes):
 
 def build(steps=1000, global_batch_size=64, **changes):
     """Makes the optimizer that a section defines."""
-    return optimizers.factory(
-        section(**changes), global_batch_size=global_batch_size, steps=steps
-    )()
+    return optimizers.make(section(**changes), global_batch_size=global_batch_size, steps=steps)
 
 
 def rates(optimizer, *steps):
@@ -108,11 +106,6 @@ def test_schedule_advances_with_each_update():
         optimizer.apply_gradients([(tf.constant([1.0]), variable)])
         seen.append(float(variable[0]))
     assert seen == pytest.approx([-1.0, -1.5, -1.5], abs=1e-6)
-
-
-def test_each_call_makes_a_new_optimizer():
-    make = optimizers.factory(section(), global_batch_size=4, steps=5)
-    assert make() is not make()
 
 
 def test_arguments_of_the_class_come_from_the_config():

@@ -22,7 +22,7 @@ Rows = dict[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
-class FirstSteps:
+class Trial:
     """A trainer after two steps on the first batch.
 
     Attributes:
@@ -52,7 +52,7 @@ class TrainerFactory:
     config_path: str
 
     @functools.cached_property
-    def first_steps(self) -> FirstSteps:
+    def first_steps(self) -> Trial:
         """A trainer that has made two steps on the first batch; made once."""
         batch = self.read_batches(1)[0]
         start = time.monotonic()
@@ -60,7 +60,7 @@ class TrainerFactory:
         outputs = [trainer.train(tf.constant(1)) or {} for _ in range(2)]
         seconds = time.monotonic() - start
         losses = tuple(float(each["loss"]) for each in outputs if "loss" in each)
-        return FirstSteps(trainer, losses, seconds)
+        return Trial(trainer, losses, seconds)
 
     def make_trainer(
         self,

@@ -4,7 +4,7 @@ import pytest
 
 from ctl.modes.check import replica_check
 from ctl.modes.check.outcome import FAIL
-from ctl.modes.check.trainer_factory import FirstSteps
+from ctl.modes.check.trainer_factory import Trial
 
 MEAN_OVER_THE_LOCAL_BATCH = """
     def per_example_loss(self, batch, outputs):
@@ -19,7 +19,7 @@ def test_a_large_model_is_compared_for_longer(correct_factory, monkeypatch, seco
     monkeypatch.setattr(
         replica_check.multiprocess, "call", lambda *_, timeout: limits.append(timeout)
     )
-    first = FirstSteps(None, (), seconds)
+    first = Trial(None, (), seconds)
     monkeypatch.setitem(vars(correct_factory), "first_steps", first)
     replica_check.start(correct_factory)
     assert limits == [limit]
