@@ -261,7 +261,7 @@ def test_averages_that_another_run_does_not_have_are_reported(other_run):
     with pytest.raises(ctl.UsageError) as error:
         warm_start.check(make_trainer(), init(folder, averages=True))
     assert str(error.value) == (
-        f"init.averages is set, but init.checkpoint is {folder}, which has no averages of the weights "
+        f"init.averages is set, but init.checkpoint is {folder}, which has no averages of the weights: "
         "set init.averages=False, or name another run."
     )
 
