@@ -58,8 +58,7 @@ MISTAKES = """
 --worker=2 -- --config=a.py
     The command line cannot be read: unrecognized arguments: --worker=2; see --help.
 --workers=4 --min-workers=2 -- --config=a.py
-    --min_workers was removed: rerun the command with other --workers, or let Ray, Slurm, Kubernetes or
-    torchrun start the processes (docs/clusters.md).
+    The command line cannot be read: unrecognized arguments: --min_workers=2; see --help.
 """
 
 
@@ -72,17 +71,10 @@ def test_user_error_is_one_line_and_exit_code_2(launchers, capfd, arguments, lin
     assert not launchers
 
 
-@pytest.fixture
-def signals(monkeypatch):
-    """Removes the launcher's signal handlers; finds no GPU, so that the driver is not queried."""
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch):
+    """Finds no GPU, so that the driver is not queried."""
     monkeypatch.setattr(gpu, "list_uuids", lambda: [])
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-
-
-pytestmark = pytest.mark.usefixtures("signals")
 
 
 def test_workers_are_at_most_the_gpus(capfd, monkeypatch):
@@ -124,47 +116,6 @@ def test_first_failure_is_reported_and_stops_the_others(capfd):
         "ctl.launch: worker 1 failed first (exit code 3); see its last lines above. Stopping the "
         "other processes.\n"
     )
-
-
-def test_error_that_several_processes_report_is_printed_once(capfd):
-    text = (
-        "print('ctl: There is no config key x.', file=sys.stderr)\n"
-        "print('ctl: Only here:', task['index'])\n"
-        "print('not an error')\n"
-    )
-    assert Launcher(lambda task: script(text), workers=2).run() == 0
-    lines = sorted(line.partition("] ")[2] for line in capfd.readouterr().out.splitlines())
-    assert lines == [
-        "ctl: Only here: 0", "ctl: Only here: 1", "ctl: There is no config key x.", "not an error",
-        "not an error",
-    ]  # fmt: skip
-
-
-def test_process_that_printed_the_error_is_named(tmp_path, capfd, monkeypatch):
-    # The launcher reads it from worker 1 first, and worker 0 is the only one that exits by itself.
-    text = (
-        "while task['index'] == 0 and not pathlib.Path(sys.argv[1]).exists():\n"
-        "    time.sleep(0.01)\n"
-        "print('ctl: There is no config key x.', flush=True)\n"
-        "sys.exit(2) if task['index'] == 0 else signal.pause()\n"
-    )
-
-    def print_and_go_on(*arguments, **options):
-        print(*arguments, **options)
-        (tmp_path / "printed").touch()
-
-    monkeypatch.setattr(launch, "print", print_and_go_on, raising=False)
-    command = [*script(text), str(tmp_path / "printed")]
-    assert Launcher(lambda task: command, workers=2).run() == 2
-    out, err = capfd.readouterr()
-    assert out == "[worker 1] ctl: There is no config key x.\n"
-    assert err.startswith("ctl.launch: worker 1 failed first (exit code 2);")
-
-
-def test_error_is_printed_again_after_a_restart(capfd):
-    text = "print('ctl: failed.', flush=True); sys.exit(1)"
-    assert Launcher(lambda task: script(text), workers=1, max_restarts=1).run() == 1
-    assert capfd.readouterr().out == "[worker 0] ctl: failed.\n" * 2
 
 
 def test_code_of_a_signal_is_as_in_shells(capfd):
