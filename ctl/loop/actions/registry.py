@@ -35,7 +35,6 @@ WATCHING = (
     "ctl.loop.actions.utilization:Utilization",
     "ctl.loop.stragglers:Stragglers",
     "ctl.loop.profiler:Profiler",
-    "ctl.loop.preemption:GceNotice",
     "ctl.loop.watchdog:Watchdog",
 )
 _OPTIONS = ("at", "everywhere")  # of `as_action`; all others are arguments of the class
