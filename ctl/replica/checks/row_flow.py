@@ -139,12 +139,17 @@ class RowFlow:
         return outputs
 
     def _call(self, op: Any, states: Sequence[State]) -> Sequence[State]:
-        """Returns the states of the outputs of a function that an op calls."""
+        """Returns the states of the outputs of functions that an op calls."""
         graphs = [graph for _, graph in ops.called_graphs(op)]
-        # The probe computes conditionals and loops. A function of a SavedModel has no graph.
-        if op.type not in ops.CALLS or not graphs:
+        # The probe computes loops. A function that was loaded from a SavedModel has no graph.
+        if not graphs or op.type.endswith("While"):
             return [Mixed(op)] * len(op.outputs)
-        return self._run(graphs[0], states)
+        if op.type in ops.CALLS:
+            return self._run(graphs[0], states)
+        results = [self._run(graph, states[1:]) for graph in graphs]
+        joined = [_join(op, column) for column in zip(*results, strict=True)]
+        mixed = states[0] if isinstance(states[0], Mixed) else Mixed(op)
+        return joined if states[0] is None else [mixed] * len(joined)
 
     def _run(self, graph: Any, states: Sequence[State]) -> list[State]:
         sources = {id(x): state for x, state in zip(graph.inputs, states, strict=True)}
@@ -155,3 +160,12 @@ class RowFlow:
 def _is_statistics(op: Any) -> bool:
     """Returns whether an op belongs to a batch normalization, of ctl or (with a warning) Keras."""
     return any(frame.filename.endswith(_NORMALIZATIONS) for frame in op.traceback)
+
+
+def _join(op: Any, states: Sequence[State]) -> State:
+    """Returns the state of a value that has one of several states."""
+    distinct = {state for state in states if state is not None}
+    mixed = next((state for state in distinct if isinstance(state, Mixed)), None)
+    if mixed is not None or not distinct:
+        return mixed
+    return distinct.pop() if len(distinct) == 1 else Mixed(op)
