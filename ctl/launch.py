@@ -13,7 +13,6 @@ other numbers of workers: see docs/clusters.md.
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
-import shlex
 import signal
 import sys
 import tempfile
@@ -53,9 +52,9 @@ def main(argv: Sequence[str]) -> int:
         The exit code: 0 done, 2 user error, else the code of the process that failed first.
     """
     try:
-        flags, arguments = _parse(list(argv[1:]))
-        command = [sys.executable, "-m", "ctl.main", *arguments]
-        return Launcher(lambda task: command, **vars(flags)).run()
+        flags = vars(_parse(argv[1:]))
+        command = [sys.executable, "-m", "ctl.main", *flags.pop("arguments")]
+        return Launcher(lambda task: command, **flags).run()
     except UsageError as error:
         _print(" ".join(str(error).split()))
         return USER_ERROR
@@ -266,37 +265,28 @@ def _rank_cause(process: Process) -> int:
     return 0 if code > 128 else 1
 
 
-def _parse(command_line: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Returns the launcher's flags and the arguments of ctl.main."""
-    dashes = command_line.index("--") if "--" in command_line else len(command_line)
-    own, arguments = command_line[:dashes], command_line[dashes + 1 :]
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Returns the launcher's flags; `arguments` are those of ctl.main."""
     parser = _Parser(prog="ctl launch", description=__doc__, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     for name, (least, text) in _FLAGS.items():
         parser.add_argument(f"--{name}", type=int, default=least, help=f"{text}; default {least}")
-    flags, unknown = parser.parse_known_args(list(map(use_underscores, own)))
-    if unknown and not arguments:
-        known = [each for each in own if use_underscores(each) not in unknown]
-        example = shlex.join(["ctl", "launch", *known, "--", *unknown])
-        raise UsageError(f"Write two dashes before the arguments of ctl.main: {example}")
-    if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    if not arguments:
-        raise UsageError(
-            "There is nothing to run: add `-- --config=FILE`, the arguments of ctl.main after two "
-            "dashes."
-        )
+    parser.add_argument("arguments", nargs="+", metavar="ARGUMENT", help="those of ctl.main")
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    flags = parser.parse_args([*map(use_underscores, arguments[:end]), *arguments[end:]])
     for name, (least, _) in _FLAGS.items():
         if getattr(flags, name) < least:
             raise UsageError(f"--{name} is {getattr(flags, name)}, but must be at least {least}.")
-    return flags, arguments
+    return flags
 
 
 class _Parser(argparse.ArgumentParser):
     """A parser that raises a UsageError instead of printing its usage and exiting."""
 
     def error(self, message: str) -> None:  # type: ignore[override]
-        raise UsageError(f"The command line cannot be read: {message}; see --help.")
+        raise UsageError(
+            f"{message}: write ctl launch --workers=2 -- CONFIG ARGUMENTS; see --help."
+        )
 
 
 def _print(text: str) -> None:

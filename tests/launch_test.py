@@ -47,18 +47,18 @@ def test_default_is_one_worker_without_servers_and_restarts(launchers):
 # The arguments, and the message.
 MISTAKES = """
 --workers=2 --
-    There is nothing to run: add `-- --config=FILE`, the arguments of ctl.main after two dashes.
+    the following arguments are required: ARGUMENT: write ctl launch --workers=2 -- CONFIG ARGUMENTS; see
+    --help.
 --workers=2 a.py --config.train.steps=5
-    Write two dashes before the arguments of ctl.main: ctl launch --workers=2 -- a.py
-    --config.train.steps=5
+    unrecognized arguments: --config.train.steps=5: write ctl launch --workers=2 -- CONFIG ARGUMENTS; see
+    --help.
 --workers=0 -- --config=a.py
     --workers is 0, but must be at least 1.
 --ps=-1 -- --config=a.py
     --ps is -1, but must be at least 0.
---worker=2 -- --config=a.py
-    The command line cannot be read: unrecognized arguments: --worker=2; see --help.
---workers=4 --min-workers=2 -- --config=a.py
-    The command line cannot be read: unrecognized arguments: --min_workers=2; see --help.
+--min-workers=2 -- --config=a.py
+    unrecognized arguments: --min_workers=2: write ctl launch --workers=2 -- CONFIG ARGUMENTS; see
+    --help.
 """
 
 
