@@ -28,6 +28,7 @@ def attach(
         return getattr(importlib.import_module(f"{package}.{places[name]}"), name)
 
     def list_names() -> list[str]:
-        return sorted([*vars(sys.modules[package]), *places])
+        names = vars(sys.modules[package])
+        return sorted({*names, *names["__all__"]})
 
     return find, list_names, sorted(places)
