@@ -206,7 +206,7 @@ def _check(name: str) -> None:
 def _compare_weights(a: str, b: str) -> Section:
     pairs = _pair_checkpoints(a, b)
     if not pairs:
-        listed = [_list_steps(name) for name in (a, b)]
+        listed = [", ".join(map(str, find_files(n).steps())) or "none" for n in (a, b)]
         steps = ", ".join(f"{name}: {text}" for name, text in zip((a, b), listed, strict=True))
         summary = f"not compared, since no step has two checkpoints ({steps})"
         return Section("weights", summary, differs=listed != ["none", "none"])
@@ -224,10 +224,6 @@ def _compare_weights(a: str, b: str) -> Section:
             return Section("weights", f"{before}{differing}", shown, differs=True, compared=True)
         same.append(label)
     return Section("weights", f"the same bits {', '.join(same)}", compared=True)
-
-
-def _list_steps(name: str) -> str:
-    return ", ".join(map(str, find_files(name).steps())) or "none"
 
 
 def _pair_checkpoints(a: str, b: str) -> list[tuple[str, str, str]]:

@@ -197,7 +197,8 @@ def wait_for_others(cluster: Cluster, *, timeout: float, serving: bool = False) 
     missing = cluster.others()
     clock = _Waiting(cluster.name, timeout)
     is_ready = _is_serving if serving else is_listening
-    with _listen(cluster) as listener:
+    port = _split(cluster.address)[1]
+    with _listen_at(port, cluster.name, cluster.address, "TF_CONFIG") as listener:
         while missing:
             missing = {n: a for n, a in missing.items() if not is_ready(a)}
             _close_pending(listener)
@@ -244,11 +245,6 @@ def _is_serving(address: str) -> bool:
             return bool(peer.recv(1))
     except OSError:
         return False
-
-
-def _listen(cluster: Cluster) -> socket.socket:
-    port = _split(cluster.address)[1]
-    return _listen_at(port, cluster.name, cluster.address, "TF_CONFIG")
 
 
 def _listen_at(port: int, name: str, address: str, place: str) -> socket.socket:
