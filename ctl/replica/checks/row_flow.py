@@ -26,6 +26,7 @@ _COLLECTIVES = (
     "CollectiveAllToAllV2", "CollectiveGather", "CollectiveGatherV2", "CollectiveReduce",
     "CollectiveReduceV2", "CollectiveReduceV3", "CrossReplicaSum", "NcclAllReduce", "XlaAllReduce",
 )  # fmt: skip
+_MAX_ITERATIONS = 4  # of a loop's body, until the axes of its variables are known
 
 
 class Mixed(NamedTuple):
@@ -141,15 +142,27 @@ class RowFlow:
     def _call(self, op: Any, states: Sequence[State]) -> Sequence[State]:
         """Returns the states of the outputs of functions that an op calls."""
         graphs = [graph for _, graph in ops.called_graphs(op)]
-        # The probe computes loops. A function that was loaded from a SavedModel has no graph.
-        if not graphs or op.type.endswith("While"):
+        if not graphs:  # a function that was loaded from a SavedModel has no graph
             return [Mixed(op)] * len(op.outputs)
         if op.type in ops.CALLS:
             return self._run(graphs[0], states)
+        if op.type.endswith("While"):
+            return self._loop(op, graphs[0], graphs[1], states)
         results = [self._run(graph, states[1:]) for graph in graphs]
         joined = [_join(op, column) for column in zip(*results, strict=True)]
-        mixed = states[0] if isinstance(states[0], Mixed) else Mixed(op)
-        return joined if states[0] is None else [mixed] * len(joined)
+        return joined if states[0] is None else [_as_mixed(op, states[0])] * len(joined)
+
+    def _loop(self, op: Any, condition: Any, body: Any, states: Sequence[State]) -> Sequence[State]:
+        for _ in range(_MAX_ITERATIONS):
+            before, results = states, self._run(body, states)
+            states = [_join(op, pair) for pair in zip(states, results, strict=True)]
+            if list(states) == list(before):
+                break
+        else:
+            return [Mixed(op)] * len(op.outputs)
+        # How often the body runs must not depend on the rows either.
+        (stops,) = self._run(condition, states)
+        return states if stops is None else [_as_mixed(op, stops)] * len(op.outputs)
 
     def _run(self, graph: Any, states: Sequence[State]) -> list[State]:
         sources = {id(x): state for x, state in zip(graph.inputs, states, strict=True)}
@@ -169,3 +182,7 @@ def _join(op: Any, states: Sequence[State]) -> State:
     if mixed is not None or not distinct:
         return mixed
     return distinct.pop() if len(distinct) == 1 else Mixed(op)
+
+
+def _as_mixed(op: Any, state: State) -> Mixed:
+    return state if isinstance(state, Mixed) else Mixed(op)
