@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from ctl.testing.equivalence import check_loop_equivalence as check_loop_equivalence
     from ctl.testing.equivalence import check_replica_equivalence as check_replica_equivalence
     from ctl.testing.equivalence_report import Report as Report
-    from ctl.testing.golden import CurveReport as CurveReport
     from ctl.testing.golden import assert_curve as assert_curve
     from ctl.testing.logical_devices import copies as copies
     from ctl.testing.logical_devices import make_strategy as make_strategy
@@ -27,7 +26,7 @@ __getattr__, __dir__, __all__ = lazy.attach(
         "equivalence": "assert_loop_equivalent assert_replica_equivalent check_loop_equivalence "
         "check_replica_equivalence",
         "equivalence_report": "Report",
-        "golden": "CurveReport assert_curve",
+        "golden": "assert_curve",
         "logical_devices": "copies make_strategy split_cpu",
         "multiprocess": "run_workers",
         "non_finite": "plant",
