@@ -9,21 +9,30 @@ import pathlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from ctl import lazy
+
 if TYPE_CHECKING:
-    from ctl import data, random, replica, testing
-    from ctl.configs.options import Clip, TrainerOptions
-    from ctl.configs.overrides import config
-    from ctl.errors import UsageError
-    from ctl.evaluator import StandardEvaluator, evaluate
-    from ctl.loop.actions.action import Action, as_action
-    from ctl.loop.checkpoints.checkpointer import Checkpointer
-    from ctl.modes.export import load
-    from ctl.modes.notebook import Run
-    from ctl.replica.layers.attention import dot_product_attention
-    from ctl.replica.layers.batch_norm import SyncBatchNormalization, convert_sync_batch_norm
-    from ctl.replica.layers.recompute import recompute
-    from ctl.step import Step
-    from ctl.trainer import StandardTrainer
+    from ctl import data as data
+    from ctl import random as random
+    from ctl import replica as replica
+    from ctl import testing as testing
+    from ctl.configs.options import Clip as Clip
+    from ctl.configs.options import TrainerOptions as TrainerOptions
+    from ctl.configs.overrides import config as config
+    from ctl.errors import UsageError as UsageError
+    from ctl.evaluator import StandardEvaluator as StandardEvaluator
+    from ctl.evaluator import evaluate as evaluate
+    from ctl.loop.actions.action import Action as Action
+    from ctl.loop.actions.action import as_action as as_action
+    from ctl.loop.checkpoints.checkpointer import Checkpointer as Checkpointer
+    from ctl.modes.export import load as load
+    from ctl.modes.notebook import Run as Run
+    from ctl.replica.layers.attention import dot_product_attention as dot_product_attention
+    from ctl.replica.layers.batch_norm import SyncBatchNormalization as SyncBatchNormalization
+    from ctl.replica.layers.batch_norm import convert_sync_batch_norm as convert_sync_batch_norm
+    from ctl.replica.layers.recompute import recompute as recompute
+    from ctl.step import Step as Step
+    from ctl.trainer import StandardTrainer as StandardTrainer
 
     __version__: str
 
@@ -37,49 +46,24 @@ def _add_copies(folder: pathlib.Path) -> None:
 
 _add_copies(pathlib.Path(__file__).parent / "_vendored")
 
-_MODULES = {
-    "Action": "ctl.loop.actions.action",
-    "SyncBatchNormalization": "ctl.replica.layers.batch_norm",
-    "convert_sync_batch_norm": "ctl.replica.layers.batch_norm",
-    "Checkpointer": "ctl.loop.checkpoints.checkpointer",
-    "Clip": "ctl.configs.options",
-    "Run": "ctl.modes.notebook",
-    "StandardEvaluator": "ctl.evaluator",
-    "StandardTrainer": "ctl.trainer",
-    "Step": "ctl.step",
-    "TrainerOptions": "ctl.configs.options",
-    "UsageError": "ctl.errors",
-    "as_action": "ctl.loop.actions.action",
-    "evaluate": "ctl.evaluator",
-    "config": "ctl.configs.overrides",
-    "dot_product_attention": "ctl.replica.layers.attention",
-    "load": "ctl.modes.export",
-    "recompute": "ctl.replica.layers.recompute",
-}
 _PACKAGES = ("data", "hardware", "loop", "random", "ray", "replica", "testing")
-__all__ = [
-    "Action",
-    "Checkpointer",
-    "Clip",
-    "Run",
-    "StandardEvaluator",
-    "StandardTrainer",
-    "Step",
-    "SyncBatchNormalization",
-    "TrainerOptions",
-    "UsageError",
-    "as_action",
-    "config",
-    "convert_sync_batch_norm",
-    "data",
-    "dot_product_attention",
-    "evaluate",
-    "load",
-    "random",
-    "recompute",
-    "replica",
-    "testing",
-]
+_MODULES = {
+    "configs.options": "Clip TrainerOptions",
+    "configs.overrides": "config",
+    "errors": "UsageError",
+    "evaluator": "StandardEvaluator evaluate",
+    "loop.actions.action": "Action as_action",
+    "loop.checkpoints.checkpointer": "Checkpointer",
+    "modes.export": "load",
+    "modes.notebook": "Run",
+    "replica.layers.attention": "dot_product_attention",
+    "replica.layers.batch_norm": "SyncBatchNormalization convert_sync_batch_norm",
+    "replica.layers.recompute": "recompute",
+    "step": "Step",
+    "trainer": "StandardTrainer",
+}
+_find, __dir__, __all__ = lazy.attach(__name__, _MODULES)
+__all__ += ["data", "random", "replica", "testing"]
 
 
 def __getattr__(name: str) -> Any:
@@ -89,10 +73,4 @@ def __getattr__(name: str) -> Any:
         return find_version()
     if name in _PACKAGES:
         return importlib.import_module(f"ctl.{name}")
-    if name in _MODULES:
-        return getattr(importlib.import_module(_MODULES[name]), name)
-    raise AttributeError(f"module 'ctl' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_MODULES, *_PACKAGES])
+    return _find(name)

@@ -13,7 +13,6 @@ other numbers of workers: see docs/clusters.md.
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
-import shlex
 import signal
 import sys
 import tempfile
@@ -22,7 +21,7 @@ import time
 from ctl.configs.flags import use_underscores
 from ctl.errors import UsageError
 from ctl.hardware import cluster, gpu, rendezvous
-from ctl.hardware.child_process import TRACEBACK_FOLDER, ChildProcess
+from ctl.hardware.child_process import TRACEBACK_FOLDER, ChildProcess, receive_signals
 from ctl.hardware.cluster import Cluster
 
 USER_ERROR = 2  # exit code: a restart would fail in the same way
@@ -35,7 +34,12 @@ CONSEQUENCES = (128 + signal.SIGABRT, STOPPED)
 _STOP_TIMEOUT = 45.0
 _CAUSE_TIMEOUT = 3.0  # seconds that a process may take to exit after others noticed its failure
 _POLL = 0.1  # seconds
-_REMOVED = ("--min_workers", "--rejoin_seconds", "--wait_seconds")
+# Flag -> its least value, which is its default, and what it is.
+_FLAGS = {
+    "workers": (1, "worker processes"),
+    "ps": (0, "parameter servers"),
+    "max_restarts": (0, "restarts of all processes after failures"),
+}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -48,9 +52,9 @@ def main(argv: Sequence[str]) -> int:
         The exit code: 0 done, 2 user error, else the code of the process that failed first.
     """
     try:
-        flags, arguments = _parse(list(argv[1:]))
-        command = [sys.executable, "-m", "ctl.main", *arguments]
-        return Launcher(lambda task: command, **vars(flags)).run()
+        flags = vars(_parse(argv[1:]))
+        command = [sys.executable, "-m", "ctl.main", *flags.pop("arguments")]
+        return Launcher(lambda task: command, **flags).run()
     except UsageError as error:
         _print(" ".join(str(error).split()))
         return USER_ERROR
@@ -63,35 +67,18 @@ class Process(ChildProcess):
         task: the cluster, as this process sees it.
         command: the program and its arguments.
         environment: variables to set in addition to those of the current process.
-        errors: error line -> name of the task that printed it first; shared by the processes that are
-            started together.
 
     Attributes:
-        reporter: the name of the task that printed the error of this process: another task if that
-            one printed the same line before, else this task.
         ends_by_itself: False for the workers and servers of a chief, which serve it until they are
             stopped.
     """
 
-    def __init__(
-        self,
-        task: Cluster,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        errors: dict[str, str],
-    ):
-        self.task, self.reporter = task, task.name
+    def __init__(self, task: Cluster, command: Sequence[str], environment: Mapping[str, str]):
+        self.task = task
         self.ends_by_itself = not task.has_servers or task.role == "chief"
-
-        def print_line(line: str) -> None:
-            # All processes report an error of the config; it is the same for all of them.
-            if line.startswith("ctl: "):
-                self.reporter = errors.setdefault(line, task.name)
-                if self.reporter != task.name:
-                    return
-            print(f"[{task.name}] {line}", end="", flush=True)
-
-        super().__init__(command, environment, print_line)
+        super().__init__(
+            command, environment, lambda line: print(f"[{task.name}] {line}", end="", flush=True)
+        )
 
     @property
     def exit_code(self) -> int | None:
@@ -128,7 +115,7 @@ class Launcher:
         self._restarts = max_restarts
         self._signals: list[int] = []  # that this process has received
         self._processes: list[Process] = []
-        self._lost: list[Process] = []
+        self._lost: set[str] = set()  # the names of workers without which a chief continues
         self._is_stopping = False
 
     def run(self) -> int:
@@ -140,12 +127,11 @@ class Launcher:
         Raises:
             UsageError: this machine has fewer GPUs than workers.
         """
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda number, frame: self._signals.append(number))
-        while failed := self._run_once():
-            if not self._restarts_after(failed):
-                return failed.exit_code or 0
-            self._restarts -= 1
+        with receive_signals() as self._signals:
+            while failed := self._run_once():
+                if not self._restarts_after(failed):
+                    return failed.exit_code or 0
+                self._restarts -= 1
         return 0
 
     def _run_once(self) -> Process | None:
@@ -181,7 +167,6 @@ class Launcher:
         tasks = cluster.make_local_clusters(
             workers=self._workers, servers=self._servers, ports=ports
         )
-        errors: dict[str, str] = {}
         for task, share in zip(tasks, gpu.divide_among_processes(tasks, gpus), strict=True):
             environment = {
                 "TF_CONFIG": task.tf_config(),
@@ -190,7 +175,7 @@ class Launcher:
                 rendezvous.PORTS_BY_LAUNCHER: "1",
                 **share,
             }
-            self._processes.append(Process(task, self._command(task), environment, errors))
+            self._processes.append(Process(task, self._command(task), environment))
 
     def _wait(self) -> Process | None:
         """Returns the process that failed first, or None once the run is complete."""
@@ -217,10 +202,10 @@ class Launcher:
         workers = [p for p in self._processes if p.task.has_servers and p.task.role == "worker"]
         if failed not in workers or all(p.exit_code for p in workers):
             return False
-        if failed not in self._lost:
-            self._lost.append(failed)
-            lost = f"{failed.task.name} is lost ({failed.outcome})"
-            _print(f"{lost}; the chief continues with the others.")
+        name = failed.task.name
+        if name not in self._lost:
+            self._lost.add(name)
+            _print(f"{name} is lost ({failed.outcome}); the chief continues with the others.")
         return True
 
     def _restarts_after(self, failed: Process) -> bool:
@@ -234,7 +219,7 @@ class Launcher:
         if self._restarts_after(failed):
             left = self._restarts - 1
             what = f"Restarting all processes; {left} more restart{'s' * (left != 1)}."
-        reason = f"{failed.reporter} failed first ({failed.outcome}); see its last lines above"
+        reason = f"{failed.task.name} failed first ({failed.outcome}); see its last lines above"
         _print(f"{reason}. {what}")
 
     def _stop(self) -> None:
@@ -280,45 +265,28 @@ def _rank_cause(process: Process) -> int:
     return 0 if code > 128 else 1
 
 
-def _parse(command_line: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Returns the launcher's flags and the arguments of ctl.main."""
-    dashes = command_line.index("--") if "--" in command_line else len(command_line)
-    own, arguments = command_line[:dashes], command_line[dashes + 1 :]
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Returns the launcher's flags; `arguments` are those of ctl.main."""
     parser = _Parser(prog="ctl launch", description=__doc__, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    help_text = "restarts of all processes after failures; default 0"
-    parser.add_argument("--workers", type=int, default=1, help="worker processes; default 1")
-    parser.add_argument("--ps", type=int, default=0, help="parameter servers; default none")
-    parser.add_argument("--max_restarts", type=int, default=0, help=help_text)
-    flags, unknown = parser.parse_known_args(list(map(use_underscores, own)))
-    removed = next((name for name in _REMOVED if any(u.startswith(name) for u in unknown)), None)
-    if removed:
-        raise UsageError(
-            f"{removed} was removed: rerun the command with other --workers, or let Ray, Slurm, "
-            "Kubernetes or torchrun start the processes (docs/clusters.md)."
-        )
-    if unknown and not arguments:
-        known = [each for each in own if use_underscores(each) not in unknown]
-        example = shlex.join(["ctl", "launch", *known, "--", *unknown])
-        raise UsageError(f"Write two dashes before the arguments of ctl.main: {example}")
-    if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    if not arguments:
-        raise UsageError(
-            "There is nothing to run: add `-- --config=FILE`, the arguments of ctl.main after two "
-            "dashes."
-        )
-    for name, least in {"workers": 1, "ps": 0, "max_restarts": 0}.items():
+    for name, (least, text) in _FLAGS.items():
+        parser.add_argument(f"--{name}", type=int, default=least, help=f"{text}; default {least}")
+    parser.add_argument("arguments", nargs="+", metavar="ARGUMENT", help="those of ctl.main")
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    flags = parser.parse_args([*map(use_underscores, arguments[:end]), *arguments[end:]])
+    for name, (least, _) in _FLAGS.items():
         if getattr(flags, name) < least:
             raise UsageError(f"--{name} is {getattr(flags, name)}, but must be at least {least}.")
-    return flags, arguments
+    return flags
 
 
 class _Parser(argparse.ArgumentParser):
     """A parser that raises a UsageError instead of printing its usage and exiting."""
 
     def error(self, message: str) -> None:  # type: ignore[override]
-        raise UsageError(f"The command line cannot be read: {message}; see --help.")
+        raise UsageError(
+            f"{message}: write ctl launch --workers=2 -- CONFIG ARGUMENTS; see --help."
+        )
 
 
 def _print(text: str) -> None:

@@ -23,9 +23,6 @@ from ctl.loop.store import fetch
 
 _AXES = ("time", "split", "step")
 _MAX_METRICS = 8
-# The keys of the config that determine which examples each step uses, in addition to the data itself.
-_ORDER = ("seed", "trainer", "data.")
-_NOT_ORDER = ("data.prefetch", "data.cache", "data.placement")
 
 Record = Mapping[str, Any]
 
@@ -50,17 +47,12 @@ class Section:
 
 
 def compare_runs(a: RunFiles, b: RunFiles) -> list[Section]:
-    """Compares the configs, versions, hardware, data orders and metrics of two runs."""
+    """Compares the configs, skipped batches, versions, hardware and metrics of two runs."""
     return [
-        _compare_values("config", a.config, b.config, "key"),
+        _compare_values("config", {**a.config, **a.skipped}, {**b.config, **b.skipped}, "key"),
         *_compare_results(a, b),
-        _compare_order(a, b),
         _compare_metrics(a, b),
     ]
-
-
-def _differences(a: Record, b: Record) -> list[str]:
-    return [f"{key}: {_show(a, key)} -> {_show(b, key)}" for key in _differing(a, b)]
 
 
 def _differing(a: Record, b: Record) -> list[str]:
@@ -84,7 +76,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _compare_values(name: str, a: Record, b: Record, noun: str) -> Section:
-    lines = tuple(_differences(a, b))
+    lines = tuple(f"{key}: {_show(a, key)} -> {_show(b, key)}" for key in _differing(a, b))
     if not lines:
         return Section(name, "the same")
     summary = f"{len(lines)} {noun}{'s' * (len(lines) > 1)} differ{'s' * (len(lines) == 1)}"
@@ -107,29 +99,6 @@ def _compare_results(a: RunFiles, b: RunFiles) -> Iterator[Section]:
 def _hardware(result: Record) -> Record:
     own = {key: result.get(key) for key in ("strategy", "replicas")}
     return own | dict(result.get("host") or {})
-
-
-def _compare_order(a: RunFiles, b: RunFiles) -> Section:
-    """Compares what determines the examples of each step: config keys, data lengths, rollbacks."""
-    first, second = ({k: v for k, v in run.config.items() if _is_order(k)} for run in (a, b))
-    lines = _differences(first, second)
-    epochs = [{_key(r): r["epoch"] for r in run.metrics if "epoch" in r} for run in (a, b)]
-    for split, step in sorted({*epochs[0]} & {*epochs[1]}, key=lambda key: key[1]):
-        values = [each[split, step] for each in epochs]
-        if values[0] != values[1]:
-            epoch = " -> ".join(f"{value:.6g}" for value in values)
-            lines.append(f"the data has another length: step {step} is at epoch {epoch}")
-            break
-    lines += _differences(a.skipped, b.skipped)
-    if lines:
-        return Section("data order", "differs", tuple(lines), differs=True)
-    return Section(
-        "data order", "the same, as far as the config and the number of examples determine it"
-    )
-
-
-def _is_order(key: str) -> bool:
-    return key.startswith(_ORDER) and not key.startswith(_NOT_ORDER)
 
 
 def _compare_metrics(a: RunFiles, b: RunFiles) -> Section:
@@ -237,7 +206,7 @@ def _check(name: str) -> None:
 def _compare_weights(a: str, b: str) -> Section:
     pairs = _pair_checkpoints(a, b)
     if not pairs:
-        listed = [_list_steps(name) for name in (a, b)]
+        listed = [", ".join(map(str, find_files(n).steps())) or "none" for n in (a, b)]
         steps = ", ".join(f"{name}: {text}" for name, text in zip((a, b), listed, strict=True))
         summary = f"not compared, since no step has two checkpoints ({steps})"
         return Section("weights", summary, differs=listed != ["none", "none"])
@@ -255,10 +224,6 @@ def _compare_weights(a: str, b: str) -> Section:
             return Section("weights", f"{before}{differing}", shown, differs=True, compared=True)
         same.append(label)
     return Section("weights", f"the same bits {', '.join(same)}", compared=True)
-
-
-def _list_steps(name: str) -> str:
-    return ", ".join(map(str, find_files(name).steps())) or "none"
 
 
 def _pair_checkpoints(a: str, b: str) -> list[tuple[str, str, str]]:

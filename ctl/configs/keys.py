@@ -31,6 +31,7 @@ RENAMED = {"optimizer.gradient_accumulation_steps": "optimizer.micro_batches"}
 # value was 0, false or empty.
 REMOVED = {
     "data.overfit_batches": "run ctl check CONFIG --checks=overfit",
+    "train.preemption_notice": "the SIGTERM of the machine's shutdown saves and stops the run",
     "runtime.all_reduce.rank": "set runtime.all_reduce.compression=float16 in place of PowerSGD",
     "runtime.all_reduce.compression_start": "compression is on from the first step, or off",
 }

@@ -12,7 +12,10 @@ from ctl.configs import flags, keys
 from ctl.configs.modes import MODES
 
 # Former flag -> what to do instead.
-_REMOVED = {"overfit": "run ctl check CONFIG --checks=overfit"}
+_REMOVED = {
+    "overfit": "run ctl check CONFIG --checks=overfit",
+    "find_batch": "on a GPU or a CPU, run ctl find_batch CONFIG",
+}
 
 
 def describe_key(path: str, key: Any, section: Any, is_new: bool = False) -> str:

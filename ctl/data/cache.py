@@ -1,9 +1,9 @@
 """Caches parsed examples in memory or in a folder, so that they are read and parsed only once.
 
-Examples of one shape are arrays in memory. In a folder, and if their shapes differ, each example is a
-record: the serialized tensors of its features. The records of a source are an ArrayRecord file, named by
-a digest of the source's files and version. It is written under another name and renamed when it is
-complete, so that the incomplete file of a killed process is never read.
+In memory, examples are arrays of one shape. In a folder, each example is a record, the serialized
+tensors of its features, in an ArrayRecord file that is named by a digest of the source's files and
+version. It is written under another name and renamed when it is complete, so that the incomplete file of
+a killed process is never read.
 """
 
 from collections.abc import Callable, Iterator
@@ -56,37 +56,14 @@ class CachedArrays(_Copy, Arrays):
 
 
 class CachedRecords(_Copy, Records):
-    """Examples as records, in memory or in a file."""
+    """Examples as records in a file."""
 
     def without_python(self) -> Source:
-        """Raises UsageError: the records are in this process, or on this host."""
+        """Raises UsageError: the records are on this host."""
         raise UsageError(
             "data.cache requires input pipelines in this process, but those of this strategy run on "
             "other hosts: set data.cache=''."
         )
-
-
-class _RecordsInMemory:
-    """Reads records that are in memory, as the readers of record files do.
-
-    Args:
-        records: [examples] bytes objects.
-    """
-
-    paths: tuple[str, ...] = ()
-    offsets = None
-    skip_damaged = False
-
-    def __init__(self, records: np.ndarray):
-        self._records = records
-        self.row_bytes = sum(map(len, records)) / len(records)
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def read_by_python(self, indexes: np.ndarray) -> np.ndarray:
-        """Reads records: [rows] int64 -> [rows] bytes objects."""
-        return self._records[indexes]
 
 
 def cached(source: Source, place: str) -> Source:
@@ -101,9 +78,9 @@ def cached(source: Source, place: str) -> Source:
         source: the examples, dense tensors of known rank. Sources in memory (`ctl.data.arrays` and
             `ctl.data.sequences`) are returned unchanged. `ctl.data.mixture`, `ctl.data.bucketed`
             and, in a folder, `ctl.data.packed` are not supported: wrap each of their sources.
-        place: "memory"; a folder on a local disk, which several processes and runs may share; or "",
-            which returns the source itself. A folder requires the package array-record, and a source
-            with `files` and a `version`.
+        place: "memory", for examples of one shape; a folder on a local disk, which several processes
+            and runs may share; or "", which returns the source itself. A folder requires the package
+            array-record, and a source with `files` and a `version`.
 
     Raises:
         UsageError: the examples cannot be kept, or the folder cannot be written.
@@ -118,14 +95,10 @@ def cached(source: Source, place: str) -> Source:
         )
     examples = batching.all_examples(source)
     spec = examples.element_spec
-    _check_spec(spec)
+    _check_spec(spec, place)
     copy: Source
     if place != MEMORY:
         copy = CachedRecords(_load_or_fill(source, examples, place), _parser(spec))
-    elif any(None in feature.shape for feature in tf.nest.flatten(spec)):
-        records = [*_read(source, examples, _records(examples))]
-        reader = _RecordsInMemory(np.concatenate(records))
-        copy = CachedRecords(reader, _parser(spec))
     else:
         batches = _read(source, examples, examples.batch(_ROWS))
         copy = CachedArrays(tf.nest.map_structure(lambda *v: np.concatenate(v), *batches))
@@ -149,7 +122,7 @@ def cache_data(data: Kind, place: str) -> Kind:
     return dataclasses.replace(data, source=cached(data.source, place))
 
 
-def _check_spec(spec: Any) -> None:
+def _check_spec(spec: Any, place: str) -> None:
     for name, feature in flatten_features(spec).items():
         is_dense = isinstance(feature, tf.TensorSpec) and feature.shape.rank is not None
         if not is_dense or 0 in feature.shape.as_list():
@@ -157,6 +130,11 @@ def _check_spec(spec: Any) -> None:
                 f"data.cache requires dense tensors of known rank with values, but {name!r} is "
                 f"{feature}: convert it in the parse function (tf.sparse.to_dense, tf.ensure_shape), or "
                 "set data.cache=''."
+            )
+        if place == MEMORY and None in feature.shape:
+            raise UsageError(
+                f"data.cache=memory holds examples of one shape, but {name!r} is {feature}: resize or "
+                "pad it in the parse function, or set data.cache to a folder."
             )
 
 
@@ -207,17 +185,12 @@ def _read(source: Source, examples: tf.data.Dataset, batches: tf.data.Dataset) -
 
 
 def _load_or_fill(source: Source, examples: tf.data.Dataset, folder: str) -> ArrayRecordReader:
-    kind = type(source).__name__
-    if not source.files:
+    if not source.files or source.version is None:
         raise UsageError(
-            f"data.cache={folder} requires a source that names its files, but {kind} has no attribute "
-            "`files`: set it, or set data.cache=memory."
-        )
-    if source.version is None:
-        raise UsageError(
-            f"data.cache={folder} keeps what the functions of {kind} return: name their version, such "
-            'as ctl.data.records(files, parse, version="1") or the attribute `version` of a source, '
-            "and another one after each change; or set data.cache=memory."
+            f"data.cache={folder} requires the files that the examples come from, and a version of the "
+            f"functions that read them, but {type(source).__name__} lacks `files` or `version`: set "
+            'both (ctl.data.records(files, parse, version="1")), and another version after each change, '
+            "or set data.cache=memory."
         )
     import_package()
     path = os.path.join(folder, f"{_digest(source, examples.element_spec)}.array_record")

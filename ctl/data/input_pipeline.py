@@ -68,7 +68,6 @@ class InputPipeline:
         build_scope: makes the context manager in which `build_dataset` is called.
 
     Attributes:
-        data_types: split -> class name of what `build_dataset` returned, for the splits read so far.
         descriptions: split -> what `description.describe` returns for it, for the same splits.
     """
 
@@ -91,7 +90,6 @@ class InputPipeline:
         # By split. Only sources, augmented or not, because a dataset must be built each time.
         self._sources: dict[str, Kind] = {}
         self._specs: dict[str, dict[str, tf.TensorSpec]] = {}
-        self.data_types: dict[str, str] = {}
         self.descriptions: dict[str, dict[str, Any]] = {}
 
     def layout(self, global_batch_size: int) -> Layout:
@@ -297,7 +295,6 @@ class InputPipeline:
     def _build(self, split: str, context: tf.distribute.InputContext) -> Kind:
         with self._build_scope(), host_random.checked_maps():
             returned = self._build_dataset(split, context)
-            self.data_types[split] = type(returned).__name__
             data = kind_of(returned, split)
             return _open("cache")(data, self._cache) if self._cache else data
 

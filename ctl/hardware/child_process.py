@@ -1,6 +1,6 @@
 """Child processes, which stop when the process that started them ends."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import functools
 import os
@@ -72,6 +72,19 @@ class ChildProcess:
         assert self._popen.stdout is not None
         for line in self._popen.stdout:
             self._on_line(line)
+
+
+@contextlib.contextmanager
+def receive_signals() -> Iterator[list[int]]:
+    """Collects the SIGINT and SIGTERM that arrive in the `with` block, to pass them on to children."""
+    received: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {n: signal.signal(n, lambda number, frame: received.append(number)) for n in numbers}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def stop_with_parent() -> None:

@@ -10,7 +10,6 @@ import dataclasses
 import logging
 import os
 import pathlib
-import re
 import sys
 from typing import Any, TypeVar
 
@@ -30,13 +29,11 @@ class DriverGpu:
         name: name of the product, such as "NVIDIA H200".
         memory_mib: total memory in MiB; None if the driver does not report it.
         driver: version of the driver.
-        capability: the compute capability, such as (12, 0); None if the driver does not report it.
     """
 
     name: str
     memory_mib: int | None
     driver: str
-    capability: tuple[int, int] | None = None
 
 
 def visible_gpus() -> list[str] | None:
@@ -196,13 +193,8 @@ def _describe(nvml: Any, handle: Any) -> DriverGpu:
         memory_mib = nvml.nvmlDeviceGetMemoryInfo(handle).total // _MIB
     except nvml.NVMLError:  # GPUs that share the memory of the host do not report it
         memory_mib = None
-    try:
-        capability = tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle))
-    except nvml.NVMLError:
-        capability = None
-    return DriverGpu(
-        nvml.nvmlDeviceGetName(handle), memory_mib, nvml.nvmlSystemGetDriverVersion(), capability
-    )
+    name, driver = nvml.nvmlDeviceGetName(handle), nvml.nvmlSystemGetDriverVersion()
+    return DriverGpu(name, memory_mib, driver)
 
 
 def find_missing_libraries(build: Mapping[str, Any]) -> list[str]:
@@ -219,20 +211,6 @@ def find_missing_libraries(build: Mapping[str, Any]) -> list[str]:
     return [
         name for key, version in versions.items() if not _loads(name := f"lib{key}.so.{version}")
     ]
-
-
-def lacks_capability(build: Mapping[str, Any], capability: tuple[int, int] | None) -> bool:
-    """Returns whether a build of TensorFlow has no code, also no PTX, that a GPU can run."""
-    codes = [str(code) for code in build.get("cuda_compute_capabilities", ())]
-    found = [re.fullmatch(r"(sm|compute)_(\d+)(\d)", code) for code in codes]
-    if capability is None or not codes:
-        return False
-    return not any(
-        match
-        and (int(match[2]), int(match[3])) <= capability
-        and (match[1] == "compute" or int(match[2]) == capability[0])
-        for match in found
-    )
 
 
 def _loads(library: str) -> bool:

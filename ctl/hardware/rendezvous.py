@@ -1,6 +1,6 @@
 """Waits for the other processes of a run to start, and exchanges addresses with them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 import contextlib
 import json
 import os
@@ -19,7 +19,7 @@ _REPORT_SECONDS = 5.0  # between two lines that name the missing processes
 _LINGER_POLLS = 10  # polls for which this process still listens after it has reached all others
 # What a client of HTTP/2 sends first (RFC 9113, section 3.4). The server answers with its own settings.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
-_MAX_LINE = 2**24  # bytes of a message between processes that meet
+_MAX_LINE = 2**24  # characters of a message between processes that meet
 _LINE_SECONDS = 5.0  # for a process that has connected to send its line
 
 
@@ -84,8 +84,10 @@ def _collect(cluster: Cluster, line: dict[str, Any], clock: _Waiting) -> list[st
         peers: dict[str, socket.socket] = {}
 
         def is_missing(name: str) -> bool:
-            # A process that was killed while it waited has closed its connection, and is started again.
-            return name in names and (name not in found or _has_closed(peers.get(name)))
+            # A process that was killed while it waited has closed its connection, and is started
+            # again. One that waits sends nothing more.
+            closed = name in peers and _is_readable(peers[name], seconds=0)
+            return name in names and (name not in found or closed)
 
         while missing := [name for name in names if is_missing(name)]:
             clock.check(f"{', '.join(missing)} at {cluster.meeting}")
@@ -95,7 +97,7 @@ def _collect(cluster: Cluster, line: dict[str, Any], clock: _Waiting) -> list[st
                 time.sleep(_POLL_SECONDS)
                 continue
             stack.enter_context(peer)
-            message = _receive(peer, None)
+            message = _receive(peer)
             if not message:  # another program, or a process that has ended or is very slow
                 peer.close()  # a slow process connects again
                 continue
@@ -122,7 +124,9 @@ def _join(cluster: Cluster, line: dict[str, Any], clock: _Waiting) -> list[str]:
         try:
             with socket.create_connection(_split(cluster.meeting), timeout=1.0) as peer:
                 _send(peer, line)
-                answer = _receive(peer, lambda: clock.check(f"the others, with {missing}"))
+                while not _is_readable(peer, seconds=1.0):
+                    clock.check(f"the others, with {missing}")
+                answer = _receive(peer)
         except OSError:
             answer = None
         if answer and "addresses" in answer:
@@ -135,43 +139,22 @@ def _join(cluster: Cluster, line: dict[str, Any], clock: _Waiting) -> list[str]:
         time.sleep(_POLL_SECONDS)
 
 
-def _has_closed(peer: socket.socket | None) -> bool:
-    """Returns whether a process that sends nothing more has closed its connection, if it has one."""
-    if peer is None:
-        return False
+def _is_readable(peer: socket.socket, *, seconds: float) -> bool:
+    """Returns whether the other process has sent something, or has closed the connection."""
     poll = select.poll()
     poll.register(peer, select.POLLIN)
-    return bool(poll.poll(0))
+    return bool(poll.poll(1000 * seconds))
 
 
 def _send(peer: socket.socket, message: dict[str, Any]) -> None:
     peer.sendall(json.dumps(message).encode() + b"\n")
 
 
-def _receive(peer: socket.socket, wait: Callable[[], None] | None) -> dict[str, Any] | None:
-    """Returns the line that the other process sends, or None if it sends none.
-
-    Args:
-        peer: the connection.
-        wait: called each second until the line arrives; None gives up after a few seconds.
-    """
-    peer.settimeout(1.0 if wait else _LINE_SECONDS)
-    data = b""
-    while not data.endswith(b"\n") and len(data) < _MAX_LINE:
-        try:
-            part = peer.recv(2**16)
-        except TimeoutError:
-            if wait is None:
-                return None
-            wait()
-            continue
-        except OSError:
-            return None
-        if not part:
-            return None
-        data += part
-    with contextlib.suppress(ValueError):
-        message = json.loads(data)
+def _receive(peer: socket.socket) -> dict[str, Any] | None:
+    """Returns the line that the other process sends, or None if it sends none."""
+    peer.settimeout(_LINE_SECONDS)
+    with contextlib.suppress(OSError, ValueError), peer.makefile() as stream:
+        message = json.loads(stream.readline(_MAX_LINE))
         return message if isinstance(message, dict) else None
     return None
 
@@ -197,7 +180,8 @@ def wait_for_others(cluster: Cluster, *, timeout: float, serving: bool = False) 
     missing = cluster.others()
     clock = _Waiting(cluster.name, timeout)
     is_ready = _is_serving if serving else is_listening
-    with _listen(cluster) as listener:
+    port = _split(cluster.address)[1]
+    with _listen_at(port, cluster.name, cluster.address, "TF_CONFIG") as listener:
         while missing:
             missing = {n: a for n, a in missing.items() if not is_ready(a)}
             _close_pending(listener)
@@ -244,11 +228,6 @@ def _is_serving(address: str) -> bool:
             return bool(peer.recv(1))
     except OSError:
         return False
-
-
-def _listen(cluster: Cluster) -> socket.socket:
-    port = _split(cluster.address)[1]
-    return _listen_at(port, cluster.name, cluster.address, "TF_CONFIG")
 
 
 def _listen_at(port: int, name: str, address: str, place: str) -> socket.socket:

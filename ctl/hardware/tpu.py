@@ -9,8 +9,7 @@ import importlib.metadata
 import pathlib
 import re
 import socket
-from typing import TYPE_CHECKING, Any
-import weakref
+from typing import TYPE_CHECKING
 
 from ctl.errors import UsageError
 from ctl.hardware.strategies import StrategyOptions
@@ -30,8 +29,6 @@ _GENERATIONS = {  # PCI device id -> generation
 }
 _NEWEST_LIBTPU = "0.0.30"  # with a newer one, `import tensorflow` aborts the process
 _CONNECT_TIMEOUT = 5.0  # seconds; TensorFlow would try for minutes
-# TPUStrategy does not expose the topology that it was built from.
-_topologies: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
 
 
 def list_chips() -> list[str]:
@@ -109,8 +106,8 @@ def build(devices: list[str], options: StrategyOptions) -> "tf.distribute.TPUStr
             tpu=short, zone=zone, project=project
         )
         tf.config.experimental_connect_to_cluster(resolver)
-        topology = tf.tpu.experimental.initialize_tpu_system(resolver)
-        strategy = tf.distribute.TPUStrategy(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+        return tf.distribute.TPUStrategy(resolver)
     except Exception as error:
         # TensorFlow, gRPC, urllib and Google's client raise errors without a common base class.
         first_sentence = " ".join(str(error).partition(". ")[0].split())[:200]
@@ -118,31 +115,15 @@ def build(devices: list[str], options: StrategyOptions) -> "tf.distribute.TPUStr
             f"The TPU {name or 'of this machine'} cannot be initialized "
             f"({type(error).__name__}: {first_sentence}). {_alternative(name)}"
         ) from error
-    _topologies[strategy] = topology
-    return strategy
 
 
 def describe_topology(strategy: "tf.distribute.TPUStrategy") -> str:
-    """Describes a TPU as far as its properties are known, such as "v5e 2x2, 4 cores, 1 host".
-
-    Args:
-        strategy: a strategy of `build`, or any other TPUStrategy, whose mesh is unknown.
-    """
+    """Describes a TPU as far as its properties are known, such as "v5e, 4 cores, 1 host"."""
     is_local = not strategy.cluster_resolver.master()
     generation = " ".join(sorted(set(list_chips()))) if is_local else ""
-    topology = _topologies.get(strategy)
-    mesh = _format_mesh(topology.mesh_shape) if topology else ""
-    slice_ = " ".join(word for word in (generation, mesh) if word)
     cores = _count(strategy.num_replicas_in_sync, "core")
     hosts = _count(strategy.extended.num_hosts, "host")
-    return ", ".join(part for part in (slice_, cores, hosts) if part)
-
-
-def _format_mesh(shape: Any) -> str:
-    """Formats a mesh shape [x, y, z, cores per chip] as "XxYxZ", without z if it is 1."""
-    x, y, *rest = (int(size) for size in shape)
-    depth = rest[:1] if rest and rest[0] > 1 else []
-    return "x".join(str(size) for size in (x, y, *depth))
+    return ", ".join(part for part in (generation, cores, hosts) if part)
 
 
 def _count(number: int, noun: str) -> str:

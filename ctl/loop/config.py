@@ -142,9 +142,6 @@ KEYS = (
     Key("train.upload_grace", 600.0, least=0,
         text="With such a --workdir: seconds that the end of a run, also after SIGTERM, waits until "
              "everything is in the bucket."),
-    Key("train.preemption_notice", "none", choices=("none", "gce"),
-        text="gce: also ask Google Cloud whether this machine will be preempted; none: only react to "
-             "SIGTERM."),
     Key("summaries", {}, harmless=True, text="See docs/observing.md."),
     Key("summaries.writers", ["tensorboard", "jsonl"], validate=_check_writers,
         text="Where the logged values go: tensorboard, jsonl (metrics.jsonl), mlflow, wandb, or "

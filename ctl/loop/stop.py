@@ -19,7 +19,7 @@ class StopRequest:
     """A request to save and stop, which the controller checks at the end of each inner loop.
 
         stop = StopRequest()
-        stop.request(notice="the machine is about to be preempted")
+        stop.request(signal="SIGTERM")
         stop.requested                                  # True
 
     Attributes:

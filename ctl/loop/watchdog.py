@@ -1,39 +1,25 @@
 """Reports a run in which no step ends, with the stacks of all threads.
 
 `faulthandler.dump_traceback_later` alone is not enough: it cannot distinguish a loop that hangs from a
-long one whose steps end, and neither prints nor records what the run waits for.
+long one whose steps end, and records nothing in events.jsonl.
 """
 
 from collections.abc import Iterator
 import contextlib
 import dataclasses
 import faulthandler
-import pathlib
-import sys
 import threading
 import time
-import traceback
-from types import FrameType
 from typing import Any
 
 from ctl import errors
 from ctl.loop.actions.action import Action
 from ctl.loop.progress import format_duration
-from ctl.replica.step.inner_loop import loop_of
 
 STALL_SECONDS = 300.0  # seconds that a step may take before it is reported
 FIRST = 10.0  # the first loop traces and compiles, so it may take this many times as long
 _READ_SECONDS = 5.0  # how long to wait for the global step
 _STACKS = 2  # the file descriptor for the threads' stacks: standard error
-_PACKAGE = pathlib.Path(__file__).parent.parent
-_COMPILED_LOOP = str(_PACKAGE / "replica" / "step" / "compiled_loop.py")
-# A thread that waits for data has one of these files in its stack.
-_DATA_FILES = (
-    "from_generator_op.py",
-    "iterator_ops.py",
-    "distribute/input_lib.py",
-    str(_PACKAGE / "data"),
-)
 
 
 @dataclasses.dataclass
@@ -139,34 +125,15 @@ class Watchdog(Action):
 
     def _report(self, loop: _Loop) -> None:
         seconds = time.monotonic() - loop.since
-        waits_for = self._find_cause()
         errors.print_line(
-            f"No step has ended for {format_duration(seconds)}: after step {loop.step} the run waits "
-            f"for {waits_for}. It keeps waiting; the stacks of all threads:"
+            f"No step has ended for {format_duration(seconds)}, after step {loop.step}. The run keeps "
+            "waiting; the stacks of all threads show for what:"
         )
         # Writes to the descriptor directly: a thread that hangs may hold the lock of sys.stderr.
         faulthandler.dump_traceback(_STACKS, all_threads=True)
         with contextlib.suppress(Exception):  # a full disk is for the main thread to report
-            self.controller.reporter.record(
-                "stall", loop.step, seconds=seconds, waits_for=waits_for
-            )
+            self.controller.reporter.record("stall", loop.step, seconds=seconds)
 
     def _report_end(self, loop: _Loop) -> None:
         duration = format_duration(time.monotonic() - loop.since)
         errors.print_line(f"Going on, after {duration} at step {loop.step}.")
-
-    def _find_cause(self) -> str:
-        """Returns what the run waits for, by the files in its threads' stacks."""
-        types = loop_of(self.controller.trainer).pipeline.data_types
-        data = f'build_dataset("train") ({types["train"]})'
-        stacks = [_list_files(frame) for frame in sys._current_frames().values()]
-        if any(part in file for part in _DATA_FILES for stack in stacks for file in stack):
-            return f"the trainer's {data}"
-        if any(_COMPILED_LOOP in stack for stack in stacks):  # it reads its data from Python
-            return "the step itself"
-        return f"the step itself, or the trainer's {data}"
-
-
-def _list_files(frame: FrameType) -> list[str]:
-    """Returns the files of a thread's stack."""
-    return [each.f_code.co_filename for each, _ in traceback.walk_stack(frame)]

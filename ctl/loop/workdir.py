@@ -46,6 +46,12 @@ class Workdir:
         writes: whether this process writes there; only the chief does.
         store: the store of the run, of which the folder is a copy, if --workdir is a URL.
 
+    Attributes:
+        name: the path or the URL that the user knows.
+        checkpoints: the folder of checkpoints.
+        best: the folder of the best checkpoints.
+        exports: the folder of the exported models.
+
     Raises:
         UsageError: the path is a URL or a file, or cannot be written.
     """
@@ -59,30 +65,13 @@ class Workdir:
     ):
         check_local("The workdir", path)
         self.path = pathlib.Path(path)
+        self.checkpoints, self.best = self.path / "checkpoints", self.path / "best"
+        self.exports = self.path / "export"
         self.writes = writes
         self.store = store
+        self.name = store.url if store else str(self.path)
         if writes:
             self._check_writable()
-
-    @property
-    def name(self) -> str:
-        """The path or the URL that the user knows."""
-        return self.store.url if self.store else str(self.path)
-
-    @property
-    def checkpoints(self) -> pathlib.Path:
-        """The folder of checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def best(self) -> pathlib.Path:
-        """The folder of the best checkpoints."""
-        return self.path / "best"
-
-    @property
-    def exports(self) -> pathlib.Path:
-        """The folder of the exported models."""
-        return self.path / "export"
 
     def sync(self) -> None:
         """Makes a copy of a store up to date, for a process that only evaluates."""

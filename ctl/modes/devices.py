@@ -86,21 +86,17 @@ def describe_gpus(
     if not driver_gpus:
         return [("GPUs", "none")]
     names = ", ".join(f"{each.name} (driver {each.driver})" for each in driver_gpus)
-    reason = _find_reason(driver_gpus, build)
+    reason = _find_reason(build)
     return [("GPUs", f"TensorFlow detects none, but the driver reports {names}: {reason}")]
 
 
-def _find_reason(driver_gpus: Sequence[DriverGpu], build: Mapping[str, Any]) -> str:
+def _find_reason(build: Mapping[str, Any]) -> str:
     """Says why TensorFlow does not detect the GPUs of the driver, and the command that helps."""
     if not build.get("is_cuda_build"):
         return f"this build does not support GPUs: {_INSTALL_GPU}"
     missing = gpu.find_missing_libraries(build)
     if missing:
         return f"it cannot load {', '.join(missing)}: {_INSTALL_GPU}"
-    for each in driver_gpus:
-        if gpu.lacks_capability(build, each.capability):
-            name = "sm_" + "".join(map(str, each.capability or ()))
-            return f"this build has no code for {each.name} ({name}): install a newer TensorFlow"
     return "TF_CPP_MIN_LOG_LEVEL=0 prints the reason"
 
 

@@ -23,7 +23,6 @@ from ctl.replica.layers import attention
 from ctl.replica.step import memory_estimate
 from ctl.replica.step.inner_loop import loop_of
 
-_MAX_REPLICAS = 8  # replicas whose rows are listed
 # Arguments of every optimizer that are shown elsewhere or that ctl replaces.
 _NOT_SHOWN = {"name", "learning_rate", "is_legacy_optimizer", *REPLACED}
 
@@ -52,6 +51,8 @@ def _describe(experiment: Experiment, actions: Sequence[Action]) -> str:
     hardware, trainer = experiment.hardware, experiment.trainer
     inner_loop = loop_of(trainer)
     layout, parameters = inner_loop.plan.layout, inner_loop.step.attributes.parameter_count()
+    parts = trainer.options.micro_batches
+    micro_batches = f", each in {parts} micro-batches" if parts > 1 else ""
     with attention.observe() as observed:
         memory = _describe_memory(experiment)
     rows = {
@@ -61,8 +62,7 @@ def _describe(experiment: Experiment, actions: Sequence[Action]) -> str:
         "xla": f"{inner_loop.plan.xla} ({inner_loop.plan.xla_reason})",
         **_describe_attention(experiment, observed()),
         "data": messages.entries(trainer),
-        "global batch": f"{layout.global_batch_size} examples",
-        "rows": _describe_rows(experiment),
+        "global batch": f"{messages.shares(layout)} rows{micro_batches}",
         "denominator": f"{layout.global_batch_size}, a constant, unless the batch has weights"
         if layout.even
         else "the total weight of the rows that exist, first summed over the replicas",
@@ -79,19 +79,6 @@ def _describe(experiment: Experiment, actions: Sequence[Action]) -> str:
     weights = warm_start.describe(trainer, experiment.config.init)
     lines += ["", "weights:", *(f"  {line}" for line in weights)] * bool(weights)
     return "\n".join(lines)
-
-
-def _describe_rows(experiment: Experiment) -> str:
-    """Lists the rows of the global batch that each replica computes."""
-    layout, parts = loop_of(experiment.trainer).plan.layout, []
-    for replica, count in enumerate(layout.row_counts()[:_MAX_REPLICAS]):
-        first, padding = replica * layout.rows_per_replica, layout.rows_per_replica - count
-        text = f"{first}..{first + count - 1}" if count else "none"
-        text += f" and {padding} of padding, masked" * (padding > 0)
-        parts.append(f"replica {replica}: {text}")
-    micro_batches = experiment.trainer.options.micro_batches
-    split = f", in {micro_batches} micro-batches" * (micro_batches > 1)
-    return "; ".join(parts) + "; ..." * (layout.replicas > _MAX_REPLICAS) + split
 
 
 def _describe_reduction(experiment: Experiment) -> str:

@@ -81,13 +81,12 @@ def find_batch(arguments: Arguments) -> int:
     key, value = "global_batch_size", batch
     if config.data.per_replica_batch_size:
         key, value = "per_replica_batch_size", batch // start.replicas
-    print_line(f"{describe(batch)} Set --config.data.{key}={value}.")
+    fits = f"The largest global batch that fits is {batch:,}, to within 1/{_PRECISION}."
+    print_line(f"{fits} Set --config.data.{key}={value}.")
     return DONE
 
 
-def find_largest(
-    measure: Callable[[int], int | None], guess: int, *, unit: int, most: int, name: str = ""
-) -> int:
+def find_largest(measure: Callable[[int], int | None], guess: int, *, unit: int, most: int) -> int:
     """Finds the largest batch that fits, to within a sixteenth, and prints each try.
 
     Args:
@@ -95,7 +94,6 @@ def find_largest(
         guess: the first batch to try.
         unit: the batches are multiples of it.
         most: the largest batch to try.
-        name: what has the memory, if there are several.
 
     Returns:
         The largest batch that was tried and fits; 0 if not even `unit` fits.
@@ -105,7 +103,7 @@ def find_largest(
     while high - low > max(1, low // _PRECISION):
         peak = measure(tried * unit)
         result = "does not fit" if peak is None else f"fits ({peak / 2**30:.2f} GiB)"
-        print_line(f"{name and f'{name}: '}a batch of {tried * unit:,} {result}")
+        print_line(f"a batch of {tried * unit:,} {result}")
         low, high = (low, tried) if peak is None else (tried, high)
         if not low:
             tried = max(1, int(high / factor))
@@ -115,11 +113,6 @@ def find_largest(
             tried = max(low + 1, math.isqrt(low * high))
         factor = min(factor**2, _MAX_GROWTH)
     return low * unit
-
-
-def describe(batch: int) -> str:
-    """Returns the result of `find_largest` as a sentence."""
-    return f"The largest global batch that fits is {batch:,}, to within 1/{_PRECISION}."
 
 
 def with_batch(config: config_dict.ConfigDict, batch: int) -> config_dict.ConfigDict:
@@ -154,8 +147,8 @@ def _estimate(arguments: Arguments, ram: int | None) -> _Start:
     limit = ram or device_memory.gpu_memory_limit(device)
     if limit is None:
         raise UsageError(
-            f"The memory of {device} is not known, so find_batch cannot search; for a TPU, use "
-            "--mode=aot_compile --find_batch."
+            f"The memory of {device} is not known, so find_batch cannot search; for a TPU, try "
+            "several batches with --mode=aot_compile."
         )
     _limit(ram)
     usable = out_of_memory.USABLE * limit - (host.peak_memory() if ram else 0)

@@ -5,6 +5,7 @@ import types
 from typing import Any
 
 from ctl.data.features import RESERVED, flatten_features
+from ctl.data.layout import Layout
 from ctl.errors import list_some
 from ctl.hardware import strategies
 from ctl.loop.progress import format_numbers
@@ -51,12 +52,16 @@ def start(hardware: Any, trainer: Any) -> str:
             "Updates are asynchronous: each worker computes its gradients from its own batch and "
             "from weights that others may have changed since, so the result depends on timing."
         )
-    shares = "+".join(str(share) for share in layout.row_counts()[:8])
-    more = "+..." if layout.replicas > 8 else ""
     return (
         f"{hardware.name} ({hardware.reason}): {_count(layout.replicas, 'replica')}; "
-        f"global batch {layout.global_batch_size} = {shares}{more} rows; {what}"
+        f"global batch {shares(layout)} rows; {what}"
     )
+
+
+def shares(layout: Layout) -> str:
+    """Describes how the rows of the global batch are split over the replicas, such as "7 = 4+3"."""
+    counts = "+".join(str(count) for count in layout.row_counts()[:8])
+    return f"{layout.global_batch_size} = {counts}" + "+..." * (layout.replicas > 8)
 
 
 def entries(trainer: StandardTrainer) -> str:

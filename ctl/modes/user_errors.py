@@ -45,12 +45,8 @@ def report_user_errors(workdir: Workdir | None) -> Iterator[None]:
         raise (Failure if _may_succeed_later(error) else UsageError)(line) from error
 
 
-def _is_graph_error(error: Exception) -> bool:
-    return hasattr(error, "error_code") and hasattr(error, "node_def")
-
-
 def _may_succeed_later(error: Any) -> bool:
-    if _is_graph_error(error):
+    if hasattr(error, "error_code") and hasattr(error, "node_def"):  # of a running graph
         return error.error_code not in _PERMANENT_CODES
     if isinstance(error, OSError):
         return not isinstance(error, _PERMANENT_OS_ERRORS)

@@ -1,64 +1,36 @@
-"""Tests for a user's own trainer.
+"""Tests for a user's own trainer; pytest imports this module at its start."""
 
-Each name is imported when it is first used (PEP 562), because pytest imports this module at its start.
-"""
+from typing import TYPE_CHECKING
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from ctl import lazy
 
 if TYPE_CHECKING:
-    from ctl.testing.equivalence import (
-        assert_loop_equivalent,
-        assert_replica_equivalent,
-        check_loop_equivalence,
-        check_replica_equivalence,
-    )
-    from ctl.testing.equivalence_report import Report
-    from ctl.testing.golden import CurveReport, assert_curve
-    from ctl.testing.logical_devices import copies, make_strategy, split_cpu
-    from ctl.testing.multiprocess import run_workers
-    from ctl.testing.non_finite import plant
-    from ctl.testing.subjects.loop import Loop
-    from ctl.testing.tiny import TinyTrainer, tiny_trainer
+    from ctl.testing.equivalence import assert_loop_equivalent as assert_loop_equivalent
+    from ctl.testing.equivalence import assert_replica_equivalent as assert_replica_equivalent
+    from ctl.testing.equivalence import check_loop_equivalence as check_loop_equivalence
+    from ctl.testing.equivalence import check_replica_equivalence as check_replica_equivalence
+    from ctl.testing.equivalence_report import Report as Report
+    from ctl.testing.golden import assert_curve as assert_curve
+    from ctl.testing.logical_devices import copies as copies
+    from ctl.testing.logical_devices import make_strategy as make_strategy
+    from ctl.testing.logical_devices import split_cpu as split_cpu
+    from ctl.testing.multiprocess import run_workers as run_workers
+    from ctl.testing.non_finite import plant as plant
+    from ctl.testing.subjects.loop import Loop as Loop
+    from ctl.testing.tiny import TinyTrainer as TinyTrainer
+    from ctl.testing.tiny import tiny_trainer as tiny_trainer
 
-_NAMES = {
-    "logical_devices": ("copies", "make_strategy", "split_cpu"),
-    "equivalence": (
-        *("assert_loop_equivalent", "assert_replica_equivalent"),
-        *("check_loop_equivalence", "check_replica_equivalence"),
-    ),
-    "golden": ("CurveReport", "assert_curve"),
-    "multiprocess": ("run_workers",),
-    "non_finite": ("plant",),
-    "equivalence_report": ("Report",),
-    "subjects.loop": ("Loop",),
-    "tiny": ("TinyTrainer", "tiny_trainer"),
-}
-__all__ = [
-    "CurveReport",
-    "Loop",
-    "Report",
-    "TinyTrainer",
-    "assert_curve",
-    "assert_loop_equivalent",
-    "assert_replica_equivalent",
-    "check_loop_equivalence",
-    "check_replica_equivalence",
-    "copies",
-    "make_strategy",
-    "plant",
-    "run_workers",
-    "split_cpu",
-    "tiny_trainer",
-]
-
-
-def __getattr__(name: str) -> Any:
-    for module, names in _NAMES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__, __all__ = lazy.attach(
+    __name__,
+    {
+        "equivalence": "assert_loop_equivalent assert_replica_equivalent check_loop_equivalence "
+        "check_replica_equivalence",
+        "equivalence_report": "Report",
+        "golden": "assert_curve",
+        "logical_devices": "copies make_strategy split_cpu",
+        "multiprocess": "run_workers",
+        "non_finite": "plant",
+        "subjects.loop": "Loop",
+        "tiny": "TinyTrainer tiny_trainer",
+    },
+)

@@ -4,7 +4,7 @@ On the same machine, with the same versions and options, the bits must be equal.
 another order and other rounding errors, and one relative tolerance holds.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 import dataclasses
 import hashlib
 import itertools
@@ -68,42 +68,6 @@ class Curve:
     steps: list[Step]
 
 
-@dataclasses.dataclass(frozen=True)
-class CurveReport:
-    """The comparison of a run with a golden curve.
-
-    Attributes:
-        changes: why bits are not compared, one line per difference, such as
-            "tensorflow: 2.19.0 -> 2.20.0"; empty if bits are compared.
-        step: the first step that differs, from 1; 0 if none does.
-        tensor: the first tensor that differs in that step, or "loss"; "" if none does.
-        difference: one sentence about the difference.
-    """
-
-    changes: tuple[str, ...]
-    step: int = 0
-    tensor: str = ""
-    difference: str = ""
-
-    @property
-    def equal(self) -> bool:
-        """Whether all steps agree with the recording."""
-        return not self.step
-
-    @property
-    def compares_bits(self) -> bool:
-        """Whether the curves were compared bit for bit."""
-        return not self.changes
-
-    def failure(self) -> str:
-        """Returns the error message."""
-        how = "the same bits are required, since nothing that determines them has changed"
-        if self.changes:
-            how = f"the relative tolerance rtol holds, since {list_some(self.changes)}"
-        first = f"Step {self.step}: {self.difference}."
-        return f"{first}\n  How: {how}.\n  If the change is intended, {_RECORD}."
-
-
 def assert_curve(
     path: str | os.PathLike[str],
     experiment: Experiment,
@@ -111,7 +75,7 @@ def assert_curve(
     steps: int = 20,
     rtol: float = RTOL,
     bits: bool = True,
-) -> CurveReport:
+) -> tuple[str, ...]:
     """Asserts that the first steps of training compute the values that a golden file has recorded.
 
         def test_training_is_unchanged():
@@ -136,7 +100,8 @@ def assert_curve(
         bits: False if two runs on one machine compute different bits, as some kernels of GPUs do.
 
     Returns:
-        The comparison.
+        Why bits were not compared, one text per difference, such as "tensorflow: 2.19.0 -> 2.20.0";
+        empty if they were.
 
     Raises:
         AssertionError: a step differs; the message names the first one, the first tensor in it, and
@@ -148,17 +113,22 @@ def assert_curve(
         curve = _record(experiment, steps)
         write(file, curve)
         print_line(f"{file}: recorded {steps} steps of {len(curve.tensors)} tensors")
-        return CurveReport(())
+        return ()
     if not file.exists():
         raise UsageError(
             f"{file} does not exist: record it by pytest --update_golden, or with {UPDATE}=1 in the "
             "environment, and commit it."
         )
-    recorded = read(file)
-    report = compare(_record(experiment, steps), recorded, rtol=rtol, bits=bits)
-    if not report.equal:
-        raise AssertionError(f"{file}: {report.failure()}")
-    return report
+    recorded, actual = read(file), _record(experiment, steps)
+    changes = find_changes(actual, recorded, bits=bits)
+    if difference := find_difference(actual, recorded, rtol if changes else 0.0):
+        how = "the same bits are required, since nothing that determines them has changed"
+        if changes:
+            how = f"the relative tolerance rtol holds, since {list_some(changes)}"
+        raise AssertionError(
+            f"{file}: {difference}.\n  How: {how}.\n  If the change is intended, {_RECORD}."
+        )
+    return tuple(changes)
 
 
 def is_updating() -> bool:
@@ -166,50 +136,52 @@ def is_updating() -> bool:
     return os.environ.get(UPDATE, "0") not in ("", "0")
 
 
-def compare(
-    actual: Curve, recorded: Curve, *, rtol: float = RTOL, bits: bool = True
-) -> CurveReport:
-    """Compares the steps of a run, which may be fewer, with a recorded curve."""
-    if len(actual.steps) > len(recorded.steps):
-        raise UsageError(
-            f"The golden curve has {len(recorded.steps)} steps, but {len(actual.steps)} are required: "
-            f"{_RECORD}."
-        )
+def find_changes(actual: Curve, recorded: Curve, *, bits: bool = True) -> list[str]:
+    """Returns why the bits of two curves may differ."""
     changes = [] if bits else ["bits=False"]
     for key in dict.fromkeys([*recorded.environment, *actual.environment]):
         old, new = (curve.environment.get(key, "not set") for curve in (recorded, actual))
         if old != new and key != "ctl":  # another version of it is no reason for other bits
             changes.append(f"{key}: {old:.60} -> {new:.60}")
-    report = CurveReport(tuple(changes))
+    return changes
+
+
+def find_difference(actual: Curve, recorded: Curve, rtol: float) -> str:
+    """Compares the steps of a run, which may be fewer, with a recorded curve.
+
+    Args:
+        actual: the curve of the run.
+        recorded: the recorded curve.
+        rtol: the relative tolerance; 0 requires the same bits.
+
+    Returns:
+        The first difference, or "".
+    """
+    if len(actual.steps) > len(recorded.steps):
+        raise UsageError(
+            f"The golden curve has {len(recorded.steps)} steps, but {len(actual.steps)} are required: "
+            f"{_RECORD}."
+        )
     pairs = itertools.zip_longest(actual.tensors.items(), recorded.tensors.items())
     for here, there in pairs:  # the names are not compared: Keras numbers the layers of a process
         if not (here and there and here[1] == there[1]):
             texts = [" ".join(map(str, each or ["no variable"])) for each in (here, there)]
-            what = f"the trainer has {texts[0]}, where {texts[1]} was recorded"
-            return dataclasses.replace(report, step=1, tensor=(here or there)[0], difference=what)
-    tolerance = rtol if changes else 0.0
+            return f"The trainer has {texts[0]}, where {texts[1]} was recorded"
+    labels = ["loss", *(f"norm of the update of {name}" for name in recorded.tensors)]
     for number, (step, old_step) in enumerate(zip(actual.steps, recorded.steps, strict=False), 1):
-        for name, what in _find_differences(step, old_step, list(recorded.tensors), tolerance):
-            return dataclasses.replace(report, step=number, tensor=name, difference=what)
-    return report
-
-
-def _find_differences(
-    step: Step, expected: Step, names: list[str], rtol: float
-) -> Iterator[tuple[str, str]]:
-    """Yields each value that differs, and a sentence; an rtol of 0 requires the same bits."""
-    total = float(np.linalg.norm(expected.update))
-    values = [("loss", "loss", step.loss, expected.loss, abs(expected.loss))]
-    for name, new, old in zip(names, step.update, expected.update, strict=True):
-        values.append((name, f"norm of the update of {name}", new, old, total))
-    for name, label, new, old, size in values:
-        distance = 0.0 if new == old or (new != new and old != old) else abs(new - old)
-        if distance and not distance <= rtol * size:  # also if it is NaN
-            limit = f"; the tolerance is {rtol * size:.2g}" if rtol else ""
-            numbers = f"{new:.9g} instead of {old:.9g} (difference {distance:.2g}{limit})"
-            yield name, f"the {label} is {numbers}"
-    if not rtol and step.bits != expected.bits:
-        yield "bits", "variables have other bits, with the same loss and norms of the updates"
+        size = float(np.linalg.norm(old_step.update))
+        limits = [rtol * abs(old_step.loss), *(rtol * size for _ in old_step.update)]
+        values, expected = ([each.loss, *each.update] for each in (step, old_step))
+        for label, new, old, limit in zip(labels, values, expected, limits, strict=True):
+            distance = 0.0 if new == old or (new != new and old != old) else abs(new - old)
+            if distance and not distance <= limit:  # also if it is NaN
+                tolerance = f"; the tolerance is {limit:.2g}" if rtol else ""
+                numbers = f"{new:.9g} instead of {old:.9g} (difference {distance:.2g}{tolerance})"
+                return f"Step {number}: the {label} is {numbers}"
+        if not rtol and step.bits != old_step.bits:
+            same = "with the same loss and norms of the updates"
+            return f"Step {number}: variables have other bits, {same}"
+    return ""
 
 
 def read(path: pathlib.Path) -> Curve:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 import glob
 import pathlib
-import time
 from typing import Any
 
 import pytest
@@ -98,36 +97,3 @@ def ctl_workdir(tmp_path: pathlib.Path) -> Any:
     from ctl.loop.workdir import Workdir
 
     return Workdir(tmp_path / "run")
-
-
-class FrozenTime:
-    """A clock that only the test moves.
-
-        def test_it(ctl_frozen_time):
-            ctl_frozen_time.advance(60)
-            time.sleep(5)      # returns immediately, and advances the clock by five seconds
-
-    Args:
-        now: the time at the start, in seconds.
-    """
-
-    def __init__(self, now: float):
-        self.now = now
-
-    def advance(self, seconds: float) -> None:
-        """Advances the clock; replaces `time.sleep`."""
-        self.now += seconds
-
-    def __call__(self) -> float:
-        """Returns the clock's seconds; replaces `time.time`, `monotonic` and `perf_counter`."""
-        return self.now
-
-
-@pytest.fixture
-def ctl_frozen_time(monkeypatch: pytest.MonkeyPatch) -> FrozenTime:
-    """Freezes `time.time`, `time.monotonic`, `time.perf_counter` and `time.sleep`."""
-    frozen = FrozenTime(time.time())
-    for name in ("time", "monotonic", "perf_counter"):
-        monkeypatch.setattr(time, name, frozen)
-    monkeypatch.setattr(time, "sleep", frozen.advance)
-    return frozen

@@ -10,6 +10,7 @@ public names and their docstrings without importing ctl.
 
 from collections.abc import Iterator, Mapping
 import functools
+import importlib
 import pathlib
 import re
 import sys
@@ -149,10 +150,17 @@ def _render_index() -> str:
     return "\n".join(lines[1:])
 
 
+def _exports(module: str) -> list[str]:
+    """Returns the `__all__` of a package, which imports nothing by itself; [] for another module."""
+    path = _package().modules_collection[module].filepath
+    is_package = isinstance(path, pathlib.Path) and path.name == "__init__.py"
+    return list(importlib.import_module(module).__all__) if is_package else []
+
+
 def _public_names(module: str) -> list[str]:
     """Returns the full names of the public classes and functions of a module, without submodules."""
     members = _package().modules_collection[module].members
-    names = _package().modules_collection[module].exports or [
+    names = _exports(module) or [
         name
         for name, member in members.items()
         if not name.startswith("_") and not member.is_alias and member.is_function
@@ -176,7 +184,7 @@ def _heading(name: str) -> str:
 
 def _render_module(module: str) -> str:
     lines: list[str] = []
-    if not _package().modules_collection[module].exports:  # its docstring describes all functions
+    if not _exports(module):  # its docstring describes all functions
         lines += _describe(_resolve(module))
     for name in _public_names(module):
         item = _resolve(name)

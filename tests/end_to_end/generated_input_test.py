@@ -186,7 +186,7 @@ def accepts_config_file(case):
 
 FLAGS = (
     "config workdir mode fresh allow_config_change help flagfile allow_partial_restore undefok "
-    "helpfull helpshort nofresh nohelp noconfig no topology find_batch - é"
+    "helpfull helpshort nofresh nohelp noconfig no topology - é"
 )
 RIGHT_FLAGS = [
     "--workdir=run",

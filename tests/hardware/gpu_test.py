@@ -98,9 +98,9 @@ def test_gpus_that_the_driver_does_not_report_keep_their_names(install):
     assert gpu.list_uuids() == ["0", "1"]
 
 
-H200 = DriverGpu("NVIDIA H200", 143771, "550.54.15", (9, 0))
-WITHOUT_MEMORY = DriverGpu("NVIDIA GB10", None, "550.54.15", (9, 0))
-MIG = DriverGpu("NVIDIA H200 MIG 1g.18gb", 16384, "550.54.15", (9, 0))
+H200 = DriverGpu("NVIDIA H200", 143771, "550.54.15")
+WITHOUT_MEMORY = DriverGpu("NVIDIA GB10", None, "550.54.15")
+MIG = DriverGpu("NVIDIA H200 MIG 1g.18gb", 16384, "550.54.15")
 
 
 @pytest.mark.parametrize(

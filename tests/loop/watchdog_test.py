@@ -18,8 +18,6 @@ class FakeController:
 
     def __init__(self, run):
         self._run = self.reporter = run
-        pipeline = types.SimpleNamespace(data_types={"train": "Arrays"})
-        self.trainer = types.SimpleNamespace(_ctl_loop=types.SimpleNamespace(pipeline=pipeline))
 
     @property
     def step(self):
@@ -85,13 +83,12 @@ def test_stall_is_reported_once_with_the_stacks_and_its_end_is_reported_too(run,
         run.check_after(STALL_SECONDS)
     assert "most recent call first" in (tmp_path / "stacks").read_text()
     assert run.lines == [
-        "No step has ended for 5 min 01 s: after step 6 the run waits for the step itself, or the "
-        'trainer\'s build_dataset("train") (Arrays). It keeps waiting; the stacks of all threads:',
+        "No step has ended for 5 min 01 s, after step 6. The run keeps waiting; the stacks of all "
+        "threads show for what:",
         "Going on, after 15 min 01 s at step 6.",
     ]
     assert [(name, step) for name, step, _ in run.events] == [("stall", 6)]
     assert run.events[0][2]["seconds"] == STALL_SECONDS + 1
-    assert run.events[0][2]["waits_for"] in run.lines[0]
 
 
 def test_long_loop_whose_steps_end_is_no_stall(run):
@@ -246,7 +243,7 @@ def get_config():
 
 
 @pytest.mark.slow
-def test_generator_that_hangs_is_named_and_is_in_the_stacks(tmp_path, monkeypatch, capfd):
+def test_generator_that_hangs_is_in_the_stacks(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(watchdog, "STALL_SECONDS", 1.0)
     # Its time passes only while the generator waits.
@@ -259,7 +256,6 @@ def test_generator_that_hangs_is_named_and_is_in_the_stacks(tmp_path, monkeypatc
     events = [json.loads(line)["event"] for line in lines]
     lines = [line for line in out.splitlines() if line.startswith(("No step", "Going on"))]
     assert len(lines) == 2
-    assert 'waits for the trainer\'s build_dataset("train") (_FlatMapDataset). It' in lines[0]
     assert lines[1].startswith("Going on, after ")
     assert 'slow.py", line' in err and "in slow_examples" in err
     assert events.count("stall") == 1 and events[-1] == "end"

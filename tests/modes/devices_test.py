@@ -54,18 +54,13 @@ def test_gpu_is_described_by_tensorflow_and_the_driver(monkeypatch):
     [
         ({"is_cuda_build": False}, [], f"this build does not support GPUs: {INSTALL}"),
         (CUDA, ["libcudnn.so.9"], f"it cannot load libcudnn.so.9: {INSTALL}"),
-        (CUDA, [], "this build has no code for NVIDIA B200 (sm_120): install a newer TensorFlow"),
-        (
-            CUDA | {"cuda_compute_capabilities": ["compute_90"]},
-            [],
-            "TF_CPP_MIN_LOG_LEVEL=0 prints the reason",
-        ),
+        (CUDA, [], "TF_CPP_MIN_LOG_LEVEL=0 prints the reason"),
     ],
 )
 def test_gpu_that_only_the_driver_reports_is_described(build, missing, reason, monkeypatch):
     monkeypatch.setattr(gpu, "find_missing_libraries", lambda _: missing)
     line = f"TensorFlow detects none, but the driver reports NVIDIA B200 (driver 570.1): {reason}"
-    b200 = DriverGpu("NVIDIA B200", 183359, "570.1", (12, 0))
+    b200 = DriverGpu("NVIDIA B200", 183359, "570.1")
     assert devices.describe_gpus([], [b200], build) == [("GPUs", line)]
 
 

@@ -36,8 +36,7 @@ def test_the_rows_describe_an_uneven_step_with_micro_batches(explain):
     assert rows["strategy"].startswith("mirrored (")
     assert rows["replicas"] == "2"
     assert rows["data"] == "features: x; label: label; weight: none"
-    assert "replica 0: 0..3; replica 1: 4..6 and 1 of padding, masked" in rows["rows"]
-    assert rows["rows"].endswith("in 2 micro-batches")
+    assert rows["global batch"] == "7 = 4+3 rows, each in 2 micro-batches"
     assert rows["denominator"].startswith("the total weight of the rows that exist")
     assert rows["reduction"].startswith("one SUM all-reduce, ")
     assert "by global norm 1.5, after the reduction" in rows["clip"]
@@ -46,7 +45,7 @@ def test_the_rows_describe_an_uneven_step_with_micro_batches(explain):
 
 def test_the_rows_describe_one_replica(explain):
     rows, _ = explain("data.global_batch_size=8")
-    assert rows["rows"] == "replica 0: 0..7"
+    assert rows["global batch"] == "8 = 8 rows"
     assert rows["denominator"] == "8, a constant, unless the batch has weights"
     assert rows["reduction"] == "none: one replica"
     expected = "Adam(weight_decay=None, beta_1=0.9, beta_2=0.999, epsilon=1e-07, amsgrad=False)"

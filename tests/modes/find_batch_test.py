@@ -36,10 +36,10 @@ def test_search_tries_larger_or_smaller_batches_and_then_halves_the_interval(
     capsys, guess, unit, most, tried
 ):
     largest = find_batch.find_largest(
-        lambda batch: batch * GIB if batch <= 100 else None, guess, unit=unit, most=most, name="v5e"
+        lambda batch: batch * GIB if batch <= 100 else None, guess, unit=unit, most=most
     )
     fits = {batch: f"fits ({batch}.00 GiB)" if batch <= 100 else "does not fit" for batch in tried}
-    lines = [f"v5e: a batch of {batch} {result}" for batch, result in fits.items()]
+    lines = [f"a batch of {batch} {result}" for batch, result in fits.items()]
     assert capsys.readouterr().out.splitlines() == lines
     assert largest == max((batch for batch in tried if batch <= 100), default=0)
 

@@ -18,7 +18,6 @@ class FakeGpu:
     name: str = "NVIDIA H200"
     uuid: str = ""
     is_lost: bool = False
-    capability: tuple[int, int] = (9, 0)
 
 
 class FakeNvml:
@@ -57,9 +56,6 @@ class FakeNvml:
             if gpu.uuid == uuid:
                 return self.nvmlDeviceGetHandleByIndex(index)
         raise NVMLError("Not Found")
-
-    def nvmlDeviceGetCudaComputeCapability(self, gpu):
-        return list(gpu.capability)
 
     def nvmlDeviceGetIndex(self, gpu):
         return next(index for index, each in enumerate(self.gpus) if each is gpu)

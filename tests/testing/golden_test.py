@@ -13,7 +13,7 @@ import ctl
 from ctl import testing
 from ctl.errors import UsageError
 from ctl.testing import golden, tiny
-from ctl.testing.golden import Curve, Step, compare
+from ctl.testing.golden import RTOL, Curve, Step, find_changes, find_difference
 from tests.support import child, experiments
 
 EXAMPLES = {k: v.astype(np.float32) if k == "x" else v for k, v in tiny.examples(40).items()}
@@ -82,8 +82,7 @@ def test_public_names_of_the_kit_exist():
 
 def test_an_unchanged_trainer_passes_and_writes_nothing(file):
     before = file.stat().st_mtime_ns
-    report = testing.assert_curve(file, make(), steps=STEPS)
-    assert report.equal and report.compares_bits
+    assert testing.assert_curve(file, make(), steps=STEPS) == ()  # bits are compared
     assert file.stat().st_mtime_ns == before and os.listdir(file.parent) == [file.name]
 
 
@@ -125,45 +124,52 @@ def test_a_trained_trainer_and_no_steps_are_rejected():
 @pytest.mark.parametrize(("replicas", "micro_batches", "batch"), [(2, 1, 8), (4, 2, 8), (4, 1, 5)])
 def test_other_replicas_and_micro_batches_are_within_the_tolerance(replicas, micro_batches, batch):
     actual = curve(replicas=replicas, micro_batches=micro_batches, batch=batch)
-    report = compare(actual, curve(batch=batch), rtol=1e-4)
-    assert report.equal, report.failure()
-    assert f"replicas: 1 -> {replicas}" in report.changes
+    assert find_difference(actual, curve(batch=batch), 1e-4) == ""
+    assert f"replicas: 1 -> {replicas}" in find_changes(actual, curve(batch=batch))
     # It is not the same by chance.
     assert [s.bits for s in actual.steps] != [s.bits for s in curve(batch=batch).steps]
 
 
 @pytest.mark.slow
 def test_logical_shards_require_the_same_bits_on_other_replicas():
-    report = compare(curve(replicas=2, logical_shards=2), curve(logical_shards=2))
-    assert report.equal and report.compares_bits
+    curves = curve(replicas=2, logical_shards=2), curve(logical_shards=2)
+    assert not find_changes(*curves) and not find_difference(*curves, 0.0)
 
 
 @pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_another_seed_is_detected(replicas):
-    report = compare(curve(seed=1, replicas=replicas), curve())
-    assert (report.step, report.tensor) == (1, "loss")
-    assert "seed: 0 -> 1" in report.changes
-    assert "the relative tolerance rtol holds, since " in report.failure()
+    curves = curve(seed=1, replicas=replicas), curve()
+    assert find_difference(*curves, RTOL).startswith("Step 1: the loss is ")
+    assert "seed: 0 -> 1" in find_changes(*curves)
+
+
+def test_a_failure_names_what_may_change_the_bits(file):
+    with pytest.raises(
+        AssertionError, match=r"the relative tolerance rtol holds, since seed: 0 -> 1"
+    ):
+        testing.assert_curve(file, make(seed=1), steps=2)
 
 
 def test_another_order_of_reduction_is_detected_by_its_bits():
-    report = compare(curve(ReversedRows), curve())
-    assert not report.equal and report.compares_bits
+    actual = curve(ReversedRows)
+    assert not find_changes(actual, curve()) and find_difference(actual, curve(), 0.0)
     # On another CPU it is accepted, since its bits have no meaning there.
-    other = compare(curve(ReversedRows), change_environment(curve(), CPU="another"))
-    assert other.equal and other.changes[0].startswith("CPU: another -> ")
-    assert compare(curve(ReversedRows), curve(), bits=False).changes == ("bits=False",)
+    (change,) = find_changes(actual, change_environment(curve(), CPU="another"))
+    assert change.startswith("CPU: another -> ") and not find_difference(actual, curve(), RTOL)
+    assert find_changes(actual, curve(), bits=False) == ["bits=False"]
 
 
 def test_another_version_of_ctl_requires_the_same_bits():
-    assert compare(curve(), change_environment(curve(), ctl="0.0.1")).compares_bits
+    assert not find_changes(curve(), change_environment(curve(), ctl="0.0.1"))
 
 
 @pytest.mark.slow
 def test_another_optimizer_is_named_and_detected():
-    report = compare(curve(replicas=2, optimizer=larger_rate), curve())
-    assert any(change.startswith("optimizer learning_rate: ") for change in report.changes)
-    assert (report.step, report.tensor) == (1, "dense/kernel:0")
+    curves = curve(replicas=2, optimizer=larger_rate), curve()
+    changes = find_changes(*curves)
+    assert any(change.startswith("optimizer learning_rate: ") for change in changes)
+    expected = "Step 1: the norm of the update of dense/kernel:0 is "
+    assert find_difference(*curves, RTOL).startswith(expected)
 
 
 def larger_rate():
@@ -171,39 +177,38 @@ def larger_rate():
 
 
 def test_another_model_is_detected():
-    report = compare(curve(Wider), curve())
-    assert (report.step, report.tensor) == (1, "dense/kernel:0")
-    assert report.difference == (
-        "the trainer has dense/kernel:0 [4, 7], where dense/kernel:0 [4, 5] was recorded"
+    assert find_difference(curve(Wider), curve(), RTOL) == (
+        "The trainer has dense/kernel:0 [4, 7], where dense/kernel:0 [4, 5] was recorded"
     )
 
 
 def test_a_file_of_fewer_steps_is_rejected():
     short = dataclasses.replace(curve(), steps=curve().steps[:2])
     with pytest.raises(UsageError, match="has 2 steps, but 6 are required"):
-        compare(curve(), short)
-    assert compare(short, curve()).equal  # fewer steps may be compared
+        find_difference(curve(), short, 0.0)
+    assert not find_difference(short, curve(), 0.0)  # fewer steps may be compared
 
 
-def make_curve(loss=1.0, update=(3.0, 4.0), bits="a", cpu="a"):
-    return Curve({"CPU": cpu}, {"v": [2], "w": [2]}, [Step(loss, list(update), bits)])
+def make_curve(loss=1.0, update=(3.0, 4.0), bits="a"):
+    return Curve({}, {"v": [2], "w": [2]}, [Step(loss, list(update), bits)])
 
 
 def test_loss_and_updates_may_differ_by_the_tolerance_and_no_more():
-    recorded = make_curve(cpu="b")
     for factor, equal in ((0.999, True), (1.001, False)):
         loss = make_curve(loss=1 + 1e-3 * factor)
         # Relative to the norm of both updates, which is 5.
         update = make_curve(update=(3.0, 4 + 5e-3 * factor))
-        assert compare(loss, recorded).equal == compare(update, recorded).equal == equal
-    assert compare(update, recorded).tensor == "w"
-    assert compare(update, recorded, rtol=0.1).equal
+        for actual in (loss, update):
+            assert (find_difference(actual, make_curve(), 1e-3) == "") == equal
+    assert "the norm of the update of w is " in find_difference(update, make_curve(), 1e-3)
+    assert not find_difference(update, make_curve(), 0.1)
 
 
-def test_nan_equals_nan_only():
-    nan, on_another = (make_curve(loss=float("nan"), cpu=cpu) for cpu in "ab")
-    assert compare(nan, nan).equal and compare(nan, on_another).equal
-    assert "the loss is 1 instead of nan" in compare(make_curve(), on_another).difference
+@pytest.mark.parametrize("rtol", [0.0, RTOL])
+def test_nan_equals_nan_only(rtol):
+    nan = make_curve(loss=float("nan"))
+    assert not find_difference(nan, nan, rtol)
+    assert "the loss is 1 instead of nan" in find_difference(make_curve(), nan, rtol)
 
 
 def test_bits_are_those_of_all_variables():
@@ -213,8 +218,8 @@ def test_bits_are_those_of_all_variables():
     assert (step.loss, step.update) == (0.5, [3.0])
     other = golden.describe_step(0.5, {**values, ("state", "n"): np.array(8)}, before)
     assert other.update == step.update and other.bits != step.bits
-    report = compare(make_curve(bits="b"), make_curve())
-    assert (report.step, report.tensor) == (1, "bits")
+    difference = find_difference(make_curve(bits="b"), make_curve(), 0.0)
+    assert difference.startswith("Step 1: variables have other bits")
 
 
 def test_what_determines_the_bits_is_recorded(monkeypatch):
@@ -247,7 +252,7 @@ def config():
 @pytest.mark.slow
 def test_a_config_has_the_curve_of_its_trainer(file, monkeypatch):
     monkeypatch.chdir(child.ROOT)
-    assert testing.assert_curve(file, config(), steps=STEPS).equal
+    testing.assert_curve(file, config(), steps=STEPS)
 
 
 @pytest.mark.slow
@@ -258,8 +263,7 @@ def test_a_config_file_is_recorded(tmp_path, monkeypatch, capsys):
     testing.assert_curve("golden.json", "experiment.py", steps=3)
     assert "golden.json: recorded 3 steps of " in capsys.readouterr().out
     monkeypatch.delenv(golden.UPDATE)
-    report = testing.assert_curve("golden.json", "experiment.py", steps=3)
-    assert report.equal and report.compares_bits
+    assert testing.assert_curve("golden.json", "experiment.py", steps=3) == ()
     assert {*os.listdir(tmp_path)} - {"__pycache__"} == {"experiment.py", "golden.json"}
 
 

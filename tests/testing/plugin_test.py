@@ -10,7 +10,6 @@ from ctl.testing import plugin
 from tests.support import child
 
 USER_TESTS = """
-import time
 
 import numpy as np
 import pytest
@@ -51,20 +50,6 @@ def test_each_strategy_trains_to_the_same_weights(ctl_strategy, ctl_tiny_trainer
 
 def test_workdir_is_empty(ctl_workdir):
     assert not ctl_workdir.has_run() and ctl_workdir.result() == {}
-
-
-def test_time_is_frozen(ctl_frozen_time):
-    start = time.monotonic()
-    time.sleep(100)
-    ctl_frozen_time.advance(20)
-    assert time.monotonic() - start == 120
-    assert time.time() == time.perf_counter() == ctl_frozen_time.now
-
-
-def test_time_continues_after_a_test_that_froze_it():
-    start = time.monotonic()
-    time.sleep(0.01)
-    assert 0 < time.monotonic() - start < 50
 
 
 @pytest.mark.parametrize("replica", [0, 1])

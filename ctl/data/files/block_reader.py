@@ -34,22 +34,19 @@ class BlockReader(RecordReader):
 
     Attributes:
         rows: the number of records in a block.
+        window: the number of records that are shuffled together.
     """
 
     def __init__(self, files: list[FileIndex], *, skip_damaged: bool):
         super().__init__(files, skip_damaged=skip_damaged)
         self.rows = max(1, round(BLOCK_BYTES / self.row_bytes))
+        self.window = WINDOW_BLOCKS * self.rows
         self._file_system, _ = open_url(self.paths[0])
         self._pool = concurrent.futures.ThreadPoolExecutor(_REQUESTS, "ctl-records")
         self._block = functools.lru_cache(_KEPT_BLOCKS)(self._start_block)
         # Where each record begins in the bytes of all of them, and where the last one ends.
         lengths = [np.diff(file.offsets) for file in files]
         self._places = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
-
-    @property
-    def window(self) -> int:
-        """The number of records that are shuffled together."""
-        return WINDOW_BLOCKS * self.rows
 
     def read_ahead(self, indexes: np.ndarray) -> np.int64:
         """Starts to read the blocks of records, and does not wait for them."""

@@ -48,8 +48,8 @@ class Action:
     _reads_missing_state = False
 
     @classmethod
-    def from_config(cls, config: Any, workdir: Any) -> "Action | None":
-        """Makes an action that registry.py lists; None if the config does not require it.
+    def from_config(cls, config: Any, workdir: Any) -> "Action":
+        """Makes an action that registry.py lists.
 
         Args:
             config: a validated config.

@@ -114,7 +114,7 @@ class Retraces(Action):
             if count == before:
                 continue
             self._counts[name] = count
-            signatures = _list_signatures(function)
+            signatures = str(function.pretty_printed_concrete_signatures()).split("\n\n")
             old, self._signatures[name] = self._signatures.get(name, []), signatures
             # The first loop or evaluation that calls a function may trace it more than once.
             if before and count >= self._limits.get(name, 0):
@@ -159,10 +159,6 @@ def _list_names(value: Any) -> list[str]:
 
 def _is_function(value: Any) -> bool:
     return isinstance(value, tf.types.experimental.PolymorphicFunction)
-
-
-def _list_signatures(function: Any) -> list[str]:
-    return str(function.pretty_printed_concrete_signatures()).split("\n\n")
 
 
 def _describe_change(old: list[str], new: list[str]) -> str:

@@ -21,6 +21,9 @@ class MonitoredMetric:
             such as of the split "a" if several are evaluated.
         mode: "max" if higher values are better, "min" if lower ones are.
 
+    Attributes:
+        sign: 1 if higher values are better, -1 if lower ones are.
+
     Raises:
         UsageError: an argument has a value that is not allowed.
     """
@@ -34,6 +37,7 @@ class MonitoredMetric:
             )
         self.name = name
         self.mode = mode
+        self.sign = 1 if mode == "max" else -1
 
     def check(self, evaluator: Any) -> None:
         """Raises UsageError if an evaluator is known not to have the metric."""
@@ -79,11 +83,6 @@ class MonitoredMetric:
         if than is None or math.isnan(than):
             return True
         return self.sign * value > self.sign * than + min_delta
-
-    @property
-    def sign(self) -> int:
-        """1 if higher values are better, -1 if lower ones are."""
-        return 1 if self.mode == "max" else -1
 
     def _check_name(self, part: str, names: Mapping[str, Any]) -> None:
         if part not in names:

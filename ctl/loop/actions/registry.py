@@ -35,7 +35,6 @@ WATCHING = (
     "ctl.loop.actions.utilization:Utilization",
     "ctl.loop.stragglers:Stragglers",
     "ctl.loop.profiler:Profiler",
-    "ctl.loop.preemption:GceNotice",
     "ctl.loop.watchdog:Watchdog",
 )
 _OPTIONS = ("at", "everywhere")  # of `as_action`; all others are arguments of the class
@@ -67,9 +66,8 @@ def make_actions(
 
 
 def make_watching(config: Any, workdir: Workdir) -> list[Action]:
-    """Makes the actions that watch every run that trains; `from_config` returns None for none."""
-    actions = [loading.load(row).from_config(config, workdir) for row in WATCHING]
-    return [action for action in actions if action]
+    """Makes the actions that watch every run that trains."""
+    return [loading.load(row).from_config(config, workdir) for row in WATCHING]
 
 
 def _make_listed(entries: Sequence[Any], config_path: str) -> list[Action]:

@@ -76,7 +76,7 @@ class CheckpointFiles:
     def notes(self, step: int) -> dict[str, Any]:
         """Returns the notes that `commit` recorded for a checkpoint; {} if there are none."""
         try:
-            return dict(self._read_marker(step)["notes"])
+            return dict(json.loads(pathlib.Path(self.path(step) + MARKER).read_text())["notes"])
         except (OSError, ValueError, TypeError, KeyError):
             return {}
 
@@ -122,9 +122,6 @@ class CheckpointFiles:
         """
         for step in old_steps(self.steps(), self.faults(), keep, keep_every, rank):
             self.remove(step)
-
-    def _read_marker(self, step: int) -> Any:
-        return json.loads(pathlib.Path(self.path(step) + MARKER).read_text())
 
     def _files(self) -> dict[int, list[pathlib.Path]]:
         """Returns the files of each checkpoint, by step."""

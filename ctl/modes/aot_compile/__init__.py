@@ -20,12 +20,7 @@ def aot_compile(arguments: Arguments) -> int:
     # Imported after the checks: they import private parts of TensorFlow.
     from ctl.modes.aot_compile import survey
 
-    results = survey.compile_for_slices(
-        arguments.config,
-        arguments.config_path,
-        requested,
-        find_batch=arguments.flags["find_batch"],
-    )
+    results = survey.compile_for_slices(arguments.config, arguments.config_path, requested)
     print_line(survey.format_table(results))
     path = survey.write_json(results, arguments.workdir.path)
     print_line(f"{survey.DISCLAIMER} All figures: {path}")

@@ -2,17 +2,13 @@
 
 from collections.abc import Iterator
 import dataclasses
-import os
-import pathlib
 import re
-import sysconfig
-import traceback
 
 import tensorflow as tf
 
+from ctl.configs.error_location import describe, user_frame, user_line
 from ctl.replica.graphs import ops
 from ctl.replica.step import loop_errors
-from ctl.version import FOLDER
 
 _CALLBACK = "calls back into Python on the host"
 _STRING = "makes a string"
@@ -42,9 +38,6 @@ _NOT_CONSTANT = re.compile(
     r"Input (\d+) to node `([^`]+)` with op (\w+) must be a compile-time constant"
 )
 _NODE = re.compile(r"\{\{node ([^}]+)\}\}")
-_LIBRARIES = (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["stdlib"])
-_CTL = f"{FOLDER}{os.sep}"
-_THIS_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,15 +86,10 @@ def check_shapes(specs: dict[str, tf.TensorSpec]) -> list[Problem]:
 
 def explain_tracing_error(error: Exception) -> Problem:
     """Explains why TensorFlow could not trace the step."""
-    where = _user_line([(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)])
-    text = str(error)
-    # AutoGraph replaces the exception, and keeps the original lines in the text of the new one.
-    lines = re.findall(r'File "([^"]+)", line (\d+)', text)
-    where = _user_line([(file, int(line)) for file, line in lines]) or where
+    where, text = user_line(error) or "", str(error)
     if "singleton tf.Variable" in text or "creating_tfvariables" in text:
         return Problem("makes a variable in every step: make it once, in build_model.", where)
-    last = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
-    return Problem(f"the step cannot be traced ({_shorten(last or type(error).__name__)}).", where)
+    return Problem(f"the step cannot be traced ({describe(error)}).", where)
 
 
 def explain_export_error(error: Exception, graph: tf.Graph) -> list[Problem]:
@@ -147,7 +135,7 @@ def find_in_graph(graph: tf.Graph) -> list[Problem]:
 
 
 def _check_operation(op: tf.Operation) -> Problem | None:
-    where = _user_line([(f.filename, f.lineno) for f in op.traceback])
+    where = _place(op)
     if op.type in _HOST_ONLY:
         return Problem(_describe_unsupported(op.type), where)
     if op.type in _DATA_DEPENDENT_SIZE and where:
@@ -191,25 +179,15 @@ def list_operations(graph: tf.Graph, seen: set[str] | None = None) -> Iterator[t
 def _line_of_node(graph: tf.Graph, node: str) -> str:
     """Returns the user's line that made a node, or ""."""
     for op in list_operations(graph):
-        if op.name == node or op.name.endswith(f"/{node}") or node.endswith(f"/{op.name}"):
-            where = _user_line([(frame.filename, frame.lineno) for frame in op.traceback])
-            if where:
-                return where
+        is_named = op.name == node or op.name.endswith(f"/{node}") or node.endswith(f"/{op.name}")
+        if is_named and (where := _place(op)):
+            return where
     return ""
 
 
-def _user_line(frames: list[tuple[str, int | None]]) -> str:
-    """Returns the innermost line of the step that belongs neither to a library nor to ctl, or ""."""
-    for file, line in reversed(frames):
-        path = os.path.abspath(file)
-        if path.startswith(_THIS_PACKAGE):
-            break  # the frames further out called the export; they are not the step
-        is_generated = "__autograph_generated_file" in path
-        is_library = path.startswith((*_LIBRARIES, _CTL))
-        if not is_library and not is_generated and pathlib.Path(path).exists():
-            relative = os.path.relpath(path)
-            return f"{path if relative.startswith('..') else relative}:{line}"
-    return ""
+def _place(op: tf.Operation) -> str:
+    """Returns the user's line that made an operation, or ""."""
+    return user_frame([(frame.filename, frame.lineno) for frame in op.traceback]) or ""
 
 
 def _shorten(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Compiles an experiment for several slices, searches for the largest batch, and prints a table."""
+"""Compiles an experiment for several slices, and prints a table."""
 
 from collections.abc import Sequence
 import contextlib
@@ -20,13 +20,11 @@ from ctl.modes.aot_compile.problems import NotExportable, Problem
 from ctl.modes.aot_compile.programs import Program, export_eval_step, export_train_step
 from ctl.modes.aot_compile.slices import GIB, Slice
 from ctl.modes.aot_compile.strategy import SliceStrategy
-from ctl.modes.find_batch import check_examples, describe, find_largest, with_batch
 
 DISCLAIMER = (
     "A step that compiles and fits need not be fast, and no figure was compared with a physical TPU "
     "(docs/aot.md)."
 )
-_MAX_ROWS = 2**20  # per core; a larger result would be an error of the search
 _HEADER = ("slice", "cores", "HBM per core", "result", "peak", "of HBM", "arguments", "temporaries")
 _COSTS = ("Gflop", "GiB moved", "flop/byte", "all-reduces", "compile")
 _FIGURES = ("argument_bytes", "flops", "bytes", "all_reduces", "all_reduce_bytes")
@@ -43,7 +41,6 @@ class SliceResult:
         global_batch_size: the global batch size of training.
         programs: "train step" and "eval step" -> the compiler's result.
         problems: what keeps the experiment from running on the slice, and what may be slow.
-        largest_batch: the largest global batch that fits; 0 if not searched for, or if none fits.
         seconds: time for building, exporting and compiling. Slices with as many cores as an earlier
             one use its programs.
     """
@@ -52,7 +49,6 @@ class SliceResult:
     global_batch_size: int
     programs: dict[str, Compiled]
     problems: list[Problem]
-    largest_batch: int = 0
     seconds: float = 0.0
 
     @property
@@ -61,16 +57,13 @@ class SliceResult:
         return not any(problem.fatal for problem in self.problems)
 
 
-def compile_for_slices(
-    config: Any, config_path: str, slices: Sequence[Slice], *, find_batch: bool
-) -> list[SliceResult]:
+def compile_for_slices(config: Any, config_path: str, slices: Sequence[Slice]) -> list[SliceResult]:
     """Compiles an experiment's train step and eval step for each slice.
 
     Args:
         config: a validated config.
         config_path: the config file.
         slices: the slices.
-        find_batch: whether to search for the largest batch that fits.
 
     Raises:
         UsageError: the config does not work on such a slice, or this machine has no compiler.
@@ -88,40 +81,24 @@ def compile_for_slices(
         result = dataclasses.replace(result, seconds=round(time.monotonic() - start, 1))
         state = "compiles" if result.compiled else "would not run"
         print_line(f"{slice_.name}: {state} ({result.seconds:g} s)")
-        if find_batch:
-            largest = _find_largest_batch(result, config, config_path)
-            result = dataclasses.replace(result, largest_batch=largest)
         results.append(result)
     return results
 
 
-def export_experiment(
-    config: Any,
-    config_path: str,
-    cores: int,
-    *,
-    global_batch_size: int = 0,
-    evaluates: bool = True,
-) -> Exported:
+def export_experiment(config: Any, config_path: str, cores: int) -> Exported:
     """Builds and exports an experiment.
 
     Args:
         config: a validated config.
         config_path: the config file.
         cores: the number of replicas.
-        global_batch_size: the global batch size; the config's if 0.
-        evaluates: whether to export the eval step too.
     """
     hardware = selection.Hardware(SliceStrategy(cores), "tpu", "compiled ahead of time")
-    if global_batch_size:
-        config = with_batch(config, global_batch_size)
     programs: list[Program] = []
     size = 0
     try:
-        built = experiment.build(config, config_path, evaluates=evaluates, hardware=hardware)
+        built = experiment.build(config, config_path, hardware=hardware)
         size = built.trainer.global_batch_size
-        if global_batch_size:
-            check_examples(built.trainer)
         programs.append(export_train_step(built.trainer))
         if built.evaluator is not None:
             programs.append(export_eval_step(built.evaluator))
@@ -148,43 +125,20 @@ def _describe_error(name: str, compiled: Compiled, slice_: Slice) -> Problem:
     needs = f"{compiled.peak_bytes / GIB:.2f} GiB" if compiled.peak_bytes else "more"
     return Problem(
         f"the {name} does not fit: it needs {needs} of HBM, but a core of {slice_.name} has "
-        f"{slice_.hbm_bytes / GIB:.2f} GiB. Use a smaller batch (--find_batch finds the largest), "
+        f"{slice_.hbm_bytes / GIB:.2f} GiB. Use a smaller batch, "
         "more optimizer.micro_batches, or a larger slice."
     )
 
 
-def _find_largest_batch(result: SliceResult, config: Any, config_path: str) -> int:
-    """Returns the largest global batch that fits; 0 after an error other than memory."""
-    train = result.programs.get("train step")
-    if train is None or (train.error and not train.out_of_memory):
-        return 0
-    cores, slice_ = result.slice.cores, result.slice
-
-    def measure(batch: int) -> int | None:
-        _, programs, problems = export_experiment(
-            config, config_path, cores, global_batch_size=batch, evaluates=False
-        )
-        if problems:
-            return None
-        compiled = compiler_process.compile_program(programs[0].hlo, slice_)
-        return None if compiled.error else compiled.peak_bytes
-
-    size = result.global_batch_size
-    # Weights need the same memory with each batch, so more may fit.
-    guess = size * slice_.hbm_bytes // train.peak_bytes if train.peak_bytes else size
-    return find_largest(measure, guess, unit=cores, most=_MAX_ROWS * cores, name=slice_.name)
-
-
 def format_table(results: Sequence[SliceResult]) -> str:
-    """Formats one row per slice and program, then the largest batches and the problems."""
+    """Formats one row per slice and program, and then the problems."""
     rows: list[tuple[str, ...]] = [(*_HEADER, *_COSTS)]
     for result in results:
         programs: dict[str, Compiled | None] = {**result.programs} or {"": None}
         rows += [_format_row(result.slice, name, compiled) for name, compiled in programs.items()]
-    lines = [f"{r.slice.name}: {describe(r.largest_batch)}" for r in results if r.largest_batch]
     # A problem of several slices is listed once.
     problems = dict.fromkeys(problem for result in results for problem in result.problems)
-    lines += [f"{'error' if p.fatal else 'warning'}: {p}" for p in problems]
+    lines = [f"{'error' if p.fatal else 'warning'}: {p}" for p in problems]
     return "\n".join([*align(rows), *lines])
 
 
@@ -235,7 +189,6 @@ def _make_entry(result: SliceResult) -> dict[str, Any]:
         "seconds": result.seconds,
         "error": "; ".join(fatal) or None,
         "warnings": [str(problem) for problem in result.problems if not problem.fatal],
-        "largest_global_batch_size": result.largest_batch or None,
         "eval": _make_figures(result, "eval step"),
     }
 

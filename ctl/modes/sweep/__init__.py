@@ -41,9 +41,8 @@ def run(values: flags.FlagValues, changes: Changes) -> int:
     if values.dry_run:
         raise UsageError("--dry_run tries one run: remove --sweep, or --dry_run.")
     devices = _divide_devices(values.sweep_parallel or "1")
-    config = command_line.load_config(
-        values.config, changes
-    )  # reports mistakes outside of the sweep
+    # Before the folder is created: it reports mistakes outside of the sweep.
+    config = command_line.load_config(values.config, changes)
     folder = pathlib.Path(values.workdir or f"runs/{name_experiment(values.config)}.sweep")
     names = os.listdir(folder) if folder.is_dir() else []
     if set(names) - {"run.lock"} and "sweep.json" not in names:

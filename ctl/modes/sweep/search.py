@@ -7,7 +7,6 @@ The config file defines what it chooses from:
 """
 
 from collections.abc import Iterator, Mapping
-import math
 import pathlib
 import re
 from typing import Any
@@ -74,7 +73,11 @@ def choose_runs(
     for trial in started:
         yield make_run(trial.number, trial.user_attrs["values"])
     for _ in range(len(started), int(count)):
-        _report(study, entries, table.name_metric(config))
+        for name, entry in entries.items():
+            value = table.result(entry, table.name_metric(config))
+            if value is not None:
+                trial = int(name.partition(",")[0].removeprefix("trial="))
+                study.tell(trial, value, skip_if_finished=True)
         number = len(study.trials)
         # A sampler per run: its draws do not depend on how often the sweep was resumed.
         study.sampler = optuna.samplers.RandomSampler(seed=number)
@@ -91,12 +94,3 @@ def choose_runs(
         run = make_run(number, texts)
         new.set_user_attr("values", texts)
         yield run
-
-
-def _report(study: Any, entries: Mapping[str, Mapping[str, Any]], metric: str) -> None:
-    """Tells a study the results of the runs that are done; it ignores those that it knows."""
-    for name, entry in entries.items():
-        value = table.columns(entry).get(metric)
-        if entry["status"] == "done" and isinstance(value, int | float) and math.isfinite(value):
-            number = int(name.partition(",")[0].removeprefix("trial="))
-            study.tell(number, value, skip_if_finished=True)

@@ -22,12 +22,14 @@ def summarize(entries: Sequence[_Entry], config: Any, folder: pathlib.Path) -> l
     rows = [columns(entry) for entry in entries]
     names = [*dict.fromkeys(name for row in rows for name in row)]
     lines = align([names, *([_show(row.get(name)) for name in names] for row in rows)])
-    lines += [
-        f"{entry['name']}: {entry['line']}"
-        for entry in entries
-        if entry["status"] in ("failed", "stopped")
-    ]
-    lines += _name_best(entries, config)
+    failed = [entry for entry in entries if entry["status"] in ("failed", "stopped")]
+    lines += [f"{entry['name']}: {entry['line']}" for entry in failed]
+    metric, choose = name_metric(config), max if config.train.best.mode == "max" else min
+    results = [(value, e) for e in entries if (value := result(e, metric)) is not None]
+    if len(results) > 1:
+        value, best = choose(results, key=lambda pair: pair[0])
+        seconds = f", {format_duration(best['seconds'])}" if best.get("seconds") else ""
+        lines.append(f"Best {metric}: {_show(value)} of {best['name']}{seconds}.")
     return [*lines, f"Sweep: {folder / 'sweep.json'}; ctl report {folder}"]
 
 
@@ -50,6 +52,13 @@ def name_metric(config: Any) -> str:
     return name
 
 
+def result(entry: _Entry, metric: str) -> float | None:
+    """Returns the metric of a run that is done, if it is a finite number."""
+    value = columns(entry).get(metric)
+    is_number = isinstance(value, int | float) and math.isfinite(value)
+    return value if is_number and entry["status"] == "done" else None
+
+
 def flatten(name: str, values: Any) -> dict[str, Any]:
     """Returns the numbers of a result by their names, such as "eval/loss"."""
     if isinstance(values, Mapping):
@@ -62,14 +71,3 @@ def _show(value: Any) -> str:
     if isinstance(value, float):
         return format_numbers({"": value}).strip()
     return "" if value is None else str(value)
-
-
-def _name_best(entries: Sequence[_Entry], config: Any) -> list[str]:
-    name, choose = name_metric(config), max if config.train.best.mode == "max" else min
-    values = [(columns(e).get(name), e) for e in entries if e["status"] == "done"]
-    numbers = [(v, e) for v, e in values if isinstance(v, int | float) and math.isfinite(v)]
-    if len(numbers) < 2:
-        return []
-    value, entry = choose(numbers, key=lambda pair: pair[0])
-    seconds = f", {format_duration(entry['seconds'])}" if entry.get("seconds") else ""
-    return [f"Best {name}: {_show(value)} of {entry['name']}{seconds}."]

@@ -251,10 +251,3 @@ def test_skipping_requires_reading_by_python(pattern):
     gather = source.without_python().gather
     message = one_line(gather, tf.constant([0], tf.int64))
     assert "skip_damaged=True requires an input pipeline that does not run on a remote" in message
-
-
-def test_name_of_the_function_that_was_removed_says_what_replaces_it():
-    with pytest.raises(
-        AttributeError, match=r"tfrecords does not exist any more: use ctl\.data\.rec"
-    ):
-        _ = ctl.data.tfrecords

@@ -62,7 +62,7 @@ def test_every_row_makes_its_action(make, tmp_path):
         summaries={"histogram_interval": 10},
         train={
             "best": {"metric": "eval/loss", "mode": "min", "patience": 2},
-            "max_duration": "1 hour", "export": "best", "preemption_notice": "gce",
+            "max_duration": "1 hour", "export": "best",
         },
     )  # fmt: skip
     workdir = Workdir(tmp_path, writes=False)

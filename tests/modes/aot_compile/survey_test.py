@@ -103,43 +103,10 @@ def test_a_problem_in_the_step_is_exit_code_1_and_names_the_line(run, fake_compi
     assert read_entries(tmp_path)[0]["error"].startswith(f"exp.py:{line}: ")
 
 
-def test_find_batch_finds_the_largest_batch(run, monkeypatch, fake_compiler, tmp_path):
-    fake_compiler(lambda hlo: GIB)
-
-    def export_experiment(config, path, cores, *, global_batch_size=16, evaluates=True):
-        program = survey.Program("train step", str(global_batch_size).encode(), [])
-        return global_batch_size, [program], []
-
-    monkeypatch.setattr(survey, "export_experiment", export_experiment)
-    fake_compiler(lambda hlo: int(hlo) * GIB // 100)  # 1,575 rows are 15.75 GiB
-    code, printed = run("--mode=aot_compile", "--find_batch")
-    largest = read_entries(tmp_path)[0]["largest_global_batch_size"]
-    assert code == 0
-    assert 1575 * 15 / 16 - 4 <= largest <= 1575
-    assert largest % 4 == 0
-    assert f"v5e:2x2: a batch of {largest:,} fits" in printed.out
-
-
-@pytest.mark.slow
-def test_find_batch_requires_examples_instead_of_batches(run, fake_compiler, tmp_path, capsys):
-    fake_compiler(lambda hlo: GIB)
-    batches = (
-        "ctl.data.GlobalBatches(tf.data.Dataset.from_tensor_slices("
-        '{"x": rows, "label": np.zeros(16, np.int32)}).batch(16, drop_remainder=True))'
-    )
-    run("--mode=aot_compile")
-    text = (tmp_path / "exp.py").read_text()
-    examples = 'ctl.data.arrays({"x": rows, "label": np.zeros(16, np.int32)})'
-    (tmp_path / "exp.py").write_text(text.replace(examples, batches))
-    assert main.run(["ctl", "--config=exp.py", "--mode=aot_compile", "--find_batch"]) == 2
-    assert "find_batch cannot change the size of the batches" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--topology=v5e:2x2"], "--topology has no effect without --mode=aot_compile"),
-        (["--find_batch"], "--find_batch has no effect without --mode=aot_compile"),
         (["--mode=aot_compile", "--topology=v5e:3x3"], "There is no v5e slice of 3x3 chips"),
         (["--mode=aot_compile", "--topology"], "--topology has no value"),
         (["--mode=aot_compile", "--fresh"], "--fresh has no effect with --mode=aot_compile"),
@@ -214,7 +181,6 @@ TOO_LARGE = SliceResult(
     512,
     {"train step": Compiled(error="no", out_of_memory=True, peak_bytes=20 * GIB)},
     [Problem("it does not fit"), Problem("slow", "experiment.py:3", fatal=False)],
-    largest_batch=128,
 )
 
 
@@ -226,8 +192,7 @@ def test_the_table_has_one_row_per_program():
     assert header.index("peak") == first.index("3.00 GiB")
     assert "eval step compiles" in second
     assert "train step: out of HBM" in third
-    assert any("v4:2x2x1: The largest global batch that fits is 128" in line for line in rest)
-    assert rest[-2:] == ["error: it does not fit", "warning: experiment.py:3: slow"]
+    assert rest == ["error: it does not fit", "warning: experiment.py:3: slow"]
 
 
 def test_a_problem_of_several_slices_is_listed_once():
@@ -254,5 +219,4 @@ def test_the_file_holds_the_figures_of_every_slice(tmp_path):
     assert second["compiled"] is False
     assert second["error"] == "it does not fit"
     assert second["warnings"] == ["experiment.py:3: slow"]
-    assert second["largest_global_batch_size"] == 128
     assert [p.name for p in path.parent.iterdir()] == ["aot_compile.json"]
