@@ -88,8 +88,13 @@ def pages() -> Iterator[tuple[pathlib.Path, str]]:
     for path in sorted(ROOT.glob("docs/**/*.md")):
         text = path.read_text()
         if _MARK.search(text):
-            last = {mark[1]: mark.start() for mark in _MARK.finditer(text)}
-            yield path, _MARK.sub(lambda mark: _section(mark, mark.start() in last.values()), text)
+            yield path, _fill(text)
+
+
+def _fill(text: str) -> str:
+    """Returns the text of a page with the tables of the files."""
+    last = {mark[1]: mark.start() for mark in _MARK.finditer(text)}
+    return _MARK.sub(lambda mark: _section(mark, mark.start() in last.values()), text)
 
 
 def _section(mark: re.Match, is_last: bool) -> str:
