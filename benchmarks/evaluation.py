@@ -13,6 +13,7 @@ import argparse
 from collections.abc import Callable
 import functools
 import os
+import pathlib
 import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -21,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
-from benchmarks import models, report, windows
+from benchmarks import models, report, results, windows
 import ctl
 from ctl import testing
 
@@ -43,7 +44,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--processes", type=int, default=3)
     parser.add_argument("--windows", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=1.0, help="of a window, at least")
+    parser.add_argument(
+        "--result", type=pathlib.Path, metavar="FILE", help="write what the pages show"
+    )
     flags = parser.parse_args(arguments)
+    to_ctl = []
     for rows in flags.rows:
         for replicas in flags.replicas:
             title = f"{rows:,} images, {replicas} replica{'s' * (replicas > 1)}"
@@ -63,6 +68,15 @@ def main(arguments: list[str] | None = None) -> None:
             print(
                 f"\n{report.table(report.make_rows(title, BATCH, rates, peaks, FORWARD), FORWARD)}"
             )
+            to_ctl += report.make_rows(title, BATCH, rates, peaks, CTL)
+    if flags.result:
+        results.save(
+            flags.result,
+            report.result_tables(to_ctl, CTL, {name: name for name in PROGRAMS}),
+            samples=f"medians of {flags.processes * flags.windows} windows in {flags.processes} starts, "
+            "95 % intervals",
+            packages=["tensorflow-cpu", "tf-keras"],
+        )
 
 
 class Trainer(ctl.StandardTrainer):

@@ -13,14 +13,18 @@ and summaries; it has no second trainer.
 import argparse
 import json
 import os
+import pathlib
 import random
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+from benchmarks import results
 
 PLAIN, KERAS_3, COMMAND = "hand-written", "ctl, Keras 3", "ctl experiments/mnist.py"
 ROWS = 16  # of a global batch
@@ -35,7 +39,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--replicas", nargs="+", type=int, default=[1, 8])
     parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--result", type=pathlib.Path, metavar="FILE", help="write what the pages show"
+    )
     flags = parser.parse_args(arguments)
+    tables = {}
     for model in flags.models:
         for replicas in flags.replicas:
             programs = [
@@ -45,6 +53,15 @@ def main(arguments: list[str] | None = None) -> None:
             ]
             rounds = [measure_round(model, replicas, programs, seed=n) for n in range(flags.rounds)]
             print(f"\n{table(model, replicas, rounds)}", flush=True)
+            if flags.result:
+                tables[f"{model}_{replicas}"] = result_table(rounds)
+    if flags.result:
+        results.save(
+            flags.result,
+            tables,
+            samples=f"medians of {flags.rounds} rounds",
+            packages=["tensorflow-cpu", "tf-keras"],
+        )
 
 
 def measure_round(
@@ -90,6 +107,24 @@ def table(model: str, replicas: int, rounds: list[dict[str, tuple[float, float |
             cells.append(f"{statistics.median(ratios):.2f}" if ratios else "")
         rows.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(rows)
+
+
+def result_table(rounds: list[dict[str, tuple[float, float | None]]]) -> results.Table:
+    """Returns the medians, and the ratio of each program to ctl."""
+    rows: list[list[Any]] = []
+    for name in (name for name in PROGRAMS if name in rounds[0]):
+        row: list[Any] = [name]
+        for place in (0, 1):
+            times = [each[name][place] for each in rounds]
+            ratios = [
+                time and time / each["ctl"][place] for time, each in zip(times, rounds, strict=True)
+            ]
+            for values in (times, [] if name == "ctl" else ratios):
+                row.append(None if None in values or not values else statistics.median(values))
+        rows.append(row)
+    ratio = "ctl is N times as fast"
+    columns = [("program", None), ("first step of a process, s", 2), (ratio, 2)]
+    return results.Table([*columns, ("second trainer, s", 2), (ratio, 2)], rows)
 
 
 MODELS = ("mnist", "transformer", "resnet50")

@@ -11,8 +11,10 @@ is the slope of the least-squares line through the logarithms of sizes and times
 """
 
 import argparse
+import dataclasses
 import json
 import os
+import pathlib
 import random
 import statistics
 import subprocess
@@ -21,6 +23,8 @@ import sys
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
+
+from benchmarks import results
 
 SIZES = {
     "replicas": [1, 2, 4, 8, 16],
@@ -53,15 +57,26 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--parts", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--sizes", nargs="+", type=int, help="sizes of a part; its own by default")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--result", type=pathlib.Path, metavar="FILE", help="write what the pages show"
+    )
     flags = parser.parse_args(arguments)
+    tables = {}
     for part in flags.parts:
         sizes = flags.sizes or SIZES[part]
-        points = [(program, size) for program in PROGRAMS for size in sizes]
-        results: dict = {point: [] for point in points}
+        points: dict = {(program, size): [] for program in PROGRAMS for size in sizes}
         for number in range(flags.rounds):
-            for program, size in random.Random(number).sample(points, len(points)):
-                results[program, size].append(measure(part, program, size))
-        print(f"\n{table(part, sizes, results)}", flush=True)
+            for program, size in random.Random(number).sample([*points], len(points)):
+                points[program, size].append(measure(part, program, size))
+        print(f"\n{table(part, sizes, points)}", flush=True)
+        tables[part] = result_table(part, sizes, points)
+    if flags.result:
+        results.save(
+            flags.result,
+            tables,
+            samples=f"processor time, medians of {flags.rounds} starts",
+            packages=["tensorflow-cpu", "tf-keras"],
+        )
 
 
 def measure(part: str, program: str, size: int) -> dict[str, float]:
@@ -71,24 +86,25 @@ def measure(part: str, program: str, size: int) -> dict[str, float]:
     return json.loads(output.splitlines()[-1])
 
 
-def table(part: str, sizes: list[int], results: dict) -> str:
+def table(part: str, sizes: list[int], points: dict) -> str:
     """Formats the medians of a part, and the exponents of their growth."""
-    columns = [(p, key) for key in COLUMNS[part] for p in PROGRAMS]
-    names = [f"{COLUMNS[part][key]}, {program}" for program, key in columns]
-    lines = [f"| {' | '.join([UNITS[part], *names])} |", "|---:" * (len(names) + 1) + "|"]
-    medians = {
-        (size, program, key): statistics.median(r[key] for r in results[program, size])
-        for size in sizes
-        for program, key in columns
-    }
-    for size in sizes:
-        cells = [f"{medians[size, program, key]:.3g}" for program, key in columns]
-        lines.append(f"| {' | '.join([f'{size:,}', *cells])} |")
+    medians = result_table(part, sizes, points)
+    lines = [results.format_table(dataclasses.asdict(medians))]
     exponents = [
-        f"{exponent(sizes, [medians[size, program, key] for size in sizes]):.2f}"
-        for program, key in columns
+        f"{exponent(sizes, [*values]):.2f}" for values in list(zip(*medians.rows, strict=True))[1:]
     ]
     return "\n".join([*lines, f"| {' | '.join(['exponent', *exponents])} |"])
+
+
+def result_table(part: str, sizes: list[int], points: dict) -> results.Table:
+    """Returns the medians of a part."""
+    columns = [(program, key) for key in COLUMNS[part] for program in PROGRAMS]
+    names = [(f"{COLUMNS[part][key]}, {program}", 2) for program, key in columns]
+    rows = [
+        [size, *(statistics.median(r[key] for r in points[p, size]) for p, key in columns)]
+        for size in sizes
+    ]
+    return results.Table([(UNITS[part], 0), *names], rows)
 
 
 def exponent(sizes: list[int], values: list[float]) -> float:

@@ -25,11 +25,20 @@ os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # the processes shar
 import numpy as np
 import tensorflow as tf
 
-from benchmarks import models, report, same, variants, windows
+from benchmarks import models, report, results, same, variants, windows
 from ctl.configs import keys, overrides
 from ctl.errors import UsageError
 from ctl.replica.config import XLA_MODES
 
+DEFAULT = f"{variants.CTL}off"  # the program that the pages call ctl
+LABELS = {
+    DEFAULT: "ctl",
+    variants.LOOP: "a hand-written `tf.range` loop",
+    variants.TUTORIAL: "the tutorials' loop, one call per step",
+    variants.OWN_LOOP: "`ctl.Step` in a `tf.range` loop of your own",
+    variants.OWN_CALLS: "`ctl.Step`, one call per step",
+    "tf_keras fit": "tf_keras `model.fit`",
+}
 MAX_MEMORY_RATIO = 1.1  # of ctl's peak memory to that of the best hand-written loop
 
 
@@ -39,7 +48,7 @@ def main(arguments: list[str] | None = None) -> None:
     start = time.monotonic()
     subprocess.run([sys.executable, "-m", same.__spec__.name], check=True)
     names = flags.variants or default_variants(xla=models.GPU or flags.all)
-    all_rows, too_much = [], []
+    all_rows, too_much, to_ctl = [], [], []
     for model in flags.models:
         rates, peaks = measure(model, names, flags)
         reference = best_loop(rates)
@@ -51,12 +60,22 @@ def main(arguments: list[str] | None = None) -> None:
             if name.startswith(variants.CTL) and peak > MAX_MEMORY_RATIO * peaks[reference]
         ]
         all_rows += rows
+        if flags.result:
+            to_ctl += report.make_rows(model, models.MODELS[model].batch, rates, peaks, DEFAULT)
     print(
         f"\n{describe_hardware()}, {flags.processes} processes of {flags.windows} windows per variant."
     )
     windows.print_progress(f"{time.monotonic() - start:.0f} s in total.")
     if flags.json:
         report.write_json(flags.json, all_rows)
+    if flags.result:
+        results.save(
+            flags.result,
+            report.result_tables(to_ctl, DEFAULT, {name: LABELS.get(name, name) for name in names}),
+            samples=f"medians of {flags.processes * flags.windows} windows in {flags.processes} starts, "
+            "95 % intervals",
+            packages=["tensorflow-cpu", "tf-keras"],
+        )
     if flags.chart:
         print(report.write_chart(flags.chart, all_rows))
     if too_much:
@@ -82,6 +101,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--json", type=pathlib.Path, metavar="FILE", help="write one JSON line per variant"
     )
     parser.add_argument(
+        "--result", type=pathlib.Path, metavar="FILE", help="write what the pages show"
+    )
+    parser.add_argument(
         "--chart", type=pathlib.Path, metavar="FILE", help="write a PNG (requires matplotlib)"
     )
     flags = parser.parse_args(arguments)
@@ -91,6 +113,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
             setattr(flags, name, value)
     resnet = ["resnet50"] if flags.resnet else []
     flags.models = flags.models or ["empty", "mnist64", "mnist256", *resnet]
+    if flags.result and flags.variants and DEFAULT not in flags.variants:
+        parser.error(f"--variants must include {DEFAULT!r} with --result")
     if flags.variants and not set(flags.variants) & set(variants.REFERENCES):
         parser.error(f"--variants must include {' or '.join(map(repr, variants.REFERENCES))}")
     return flags

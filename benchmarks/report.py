@@ -1,11 +1,14 @@
 """Statistics of the measured windows, as a table, JSON lines or a chart."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import json
 import pathlib
+from typing import Any
 
 import numpy as np
+
+from benchmarks.results import Table
 
 RESAMPLES = 10_000
 
@@ -114,6 +117,40 @@ def table(rows: Sequence[Row], reference: str) -> str:
             f"| {row.peak_mib:,.0f} |"
         )
     return "\n".join(parts)
+
+
+def result_tables(
+    rows: Sequence[Row], reference: str, labels: Mapping[str, str]
+) -> dict[str, Table]:
+    """Returns the tables `speed`, of all variants, and `ratio`, of the reference to each other one.
+
+    Args:
+        rows: the rows of all models, whose ratios are to the reference.
+        reference: the variant that the pages call ctl.
+        labels: variant -> its name on the pages, in the order of the rows.
+    """
+    models = list(dict.fromkeys(f"{row.model}, batch {row.batch}" for row in rows))
+    cells = {(row.variant, f"{row.model}, batch {row.batch}"): row for row in rows}
+
+    def table(title: str, digits: int, value: Callable[[Row], Any], names: Iterable[str]) -> Table:
+        found = [[cells.get((name, model)) for model in models] for name in names]
+        return Table(
+            [(title, None), *((model, digits) for model in models)],
+            [
+                [labels[name], *(row and value(row) for row in line)]
+                for name, line in zip(names, found, strict=True)
+                if any(line)
+            ],
+        )
+
+    def times_as_fast(row: Row) -> list[float]:
+        return [round(1 / each, 3) for each in (row.ratio, row.ratio_high, row.ratio_low)]
+
+    others = [name for name in labels if name != reference]
+    return {
+        "speed": table("per second", 0, lambda row: round(row.examples_per_second), list(labels)),
+        "ratio": table("ctl is N times as fast as", 2, times_as_fast, others),
+    }
 
 
 def write_json(path: pathlib.Path, rows: Sequence[Row]) -> None:

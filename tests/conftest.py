@@ -7,6 +7,7 @@ devices runs a child process (tests/support/child.py).
 import gc
 import os
 import random
+import signal
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -25,6 +26,9 @@ import tf_keras
 from ctl import testing
 from ctl.data import distribution
 from ctl.replica.graphs import custom_gradients
+
+# A shell lets its background jobs ignore SIGINT, which tests send, and their child processes, too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 devices = testing.split_cpu(4)
 assert len(tf.config.list_logical_devices("CPU")) == len(devices)  # initializes the devices

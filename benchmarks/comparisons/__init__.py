@@ -1,4 +1,4 @@
-"""What other loops compute, next to the exact number: the cases behind docs/features.md.
+"""What other loops compute, next to the exact number: the cases behind docs/compared.md.
 
 orbit_and_keras.py   python -m benchmarks.comparisons.orbit_and_keras
 tutorials.py         python -m benchmarks.comparisons.tutorials

@@ -7,7 +7,7 @@ It installs the frameworks into environments in FOLDER (4 GB), on the first run.
 programs first train from the same weights on the same batch, and must have the same losses. Then, in
 each of `--rounds` rounds, all programs start, and take turns to train for a window of `--seconds`, in
 a different order each time. The table has the median ratio to ctl's speed in the same turn, and its 95 %
-interval. Tables go to stdout and, with `--page`, into a page; progress goes to stderr.
+interval. Tables go to stdout, progress goes to stderr.
 """
 
 import argparse
@@ -22,12 +22,11 @@ import tempfile
 
 import numpy as np
 
-from benchmarks import report, windows
+from benchmarks import report, results, windows
 from benchmarks.peers import environments, workloads
 
 TOLERANCE = 0.01  # of a mean loss, relative to the first one
 REFERENCE = "ctl"
-BEGIN, END = "<!-- benchmarks.peers: begin -->", "<!-- benchmarks.peers: end -->"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,8 +106,16 @@ def main(arguments: list[str] | None = None) -> None:
     print(text, flush=True)
     if flags.json:
         report.write_json(flags.json, rows)
-    if flags.page:
-        write_page(flags.page, text)
+    if flags.result:
+        results.save(
+            flags.result,
+            report.result_tables(
+                rows, REFERENCE, {name: framework.label for name, framework in FRAMEWORKS.items()}
+            ),
+            samples=f"medians of {flags.rounds * flags.windows} windows in {flags.rounds} starts, 95 % "
+            "intervals",
+            versions=versions(pythons),
+        )
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -131,7 +138,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--json", type=pathlib.Path, metavar="FILE", help="write one JSON line per row"
     )
     parser.add_argument(
-        "--page", type=pathlib.Path, metavar="FILE", help="replace the table in a page"
+        "--result", type=pathlib.Path, metavar="FILE", help="write what the pages show"
     )
     flags = parser.parse_args(arguments)
     if REFERENCE not in flags.frameworks:
@@ -231,25 +238,23 @@ def table(rows: list[report.Row], names: list[str]) -> str:
     return "\n".join(lines)
 
 
-def describe(pythons: dict[str, str], flags: argparse.Namespace, rows: list[report.Row]) -> str:
-    """Returns the conditions and the versions of a measurement."""
+def versions(pythons: dict[str, str]) -> dict[str, str]:
+    """Returns the versions of the packages of all frameworks."""
     found: dict[str, str] = {}
     for name, python in pythons.items():
         found |= environments.versions(python, FRAMEWORKS[name].packages)
-    versions = ", ".join(f"{name} {version}" for name, version in sorted(found.items()))
+    return dict(sorted(found.items()))
+
+
+def describe(pythons: dict[str, str], flags: argparse.Namespace, rows: list[report.Row]) -> str:
+    """Returns the conditions and the versions of a measurement."""
+    texts = ", ".join(f"{name} {version}" for name, version in versions(pythons).items())
     text = (
         f"{datetime.date.today():%B %Y}, {len(os.sched_getaffinity(0))} CPU cores, medians of "
         f"{flags.rounds * flags.windows} windows in {flags.rounds} starts, 95 % intervals. "
-        f"{versions}. {flags.note}"
+        f"{texts}. {flags.note}"
     )
     return text.strip()
-
-
-def write_page(path: pathlib.Path, text: str) -> None:
-    """Replaces what is between the two marks of a page."""
-    before, _, rest = path.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    path.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
 
 
 if __name__ == "__main__":

@@ -281,6 +281,8 @@ def augmented(data: Source | tf.data.Dataset, augment: Augment) -> Augmented:
 class GlobalBatches:
     """A dataset whose elements are complete global batches.
 
+        return ctl.data.GlobalBatches(tf.data.Dataset.from_tensor_slices(examples).batch(64).repeat())
+
     `strategy.experimental_distribute_dataset` splits each batch over the replicas.
 
     Attributes:
@@ -293,6 +295,9 @@ class GlobalBatches:
 @dataclasses.dataclass(frozen=True)
 class PerReplica:
     """A dataset whose elements are per-replica batches.
+
+        size = input_context.get_per_replica_batch_size(64)
+        return ctl.data.PerReplica(make_dataset(input_context).batch(size))
 
     Consecutive elements go to consecutive replicas of this input pipeline. It is up to the author of
     the dataset that the global batches are the same on any number of replicas.

@@ -32,3 +32,9 @@ def test_command_is_measured_for_its_own_model_and_has_no_second_trainer(monkeyp
     assert [line for line in lines if first_step.COMMAND in line] == [
         f"| {first_step.COMMAND} | 3.00 s | 1.50 |  |  |"
     ]
+
+
+def test_pages_show_how_many_times_as_fast_ctl_is():
+    rounds = [{"ctl": (2, 1), "orbit": (5, None)}, {"ctl": (4, 3), "orbit": (6, None)}]
+    table = first_step.result_table(rounds)
+    assert table.rows == [["ctl", 3, None, 2, None], ["orbit", 5.5, 2.0, None, None]]

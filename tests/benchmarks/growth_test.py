@@ -23,7 +23,7 @@ def test_exponent_is_the_slope_of_the_logarithms_of_the_medians(monkeypatch, cap
     growth.main(["--parts", "checkpoint", "--sizes", "1", "10", "100"])
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == "| exponent | 1.00 | 2.00 |"
-    assert "| 10 | 30 | 200 |" in lines
+    assert "| 10 | 30.00 | 200.00 |" in lines
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The numbers of docs/features.md about Orbit and tf_keras."""
+"""The numbers of docs/compared.md about Orbit and tf_keras."""
 
 from benchmarks.comparisons import orbit_and_keras
 

@@ -79,13 +79,6 @@ def test_table_has_a_row_per_framework_and_no_cell_for_a_failure():
     ]
 
 
-def test_table_replaces_the_one_between_the_marks_of_a_page(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text(f"before\n{peers.BEGIN}\nold\n{peers.END}\nafter\n")
-    peers.write_page(page, "new")
-    assert page.read_text() == f"before\n{peers.BEGIN}\nnew\n{peers.END}\nafter\n"
-
-
 def test_ratios_need_ctl(capsys):
     with pytest.raises(SystemExit):
         peers.parse(["--cache", "unused", "--frameworks", "torch"])

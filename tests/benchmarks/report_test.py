@@ -33,3 +33,11 @@ def test_rows_are_written_as_json_lines(tmp_path):
     report.write_json(path, report.make_rows("m", 4, {"one": [[2.0]]}, {"one": 1.0}, "one"))
     (row,) = map(json.loads, path.read_text().splitlines())
     assert row["model"] == "m" and row["examples_per_second"] == 8
+
+
+def test_pages_show_how_many_times_as_fast_the_reference_is():
+    rates = {"ctl": [[2.0, 6.0, 8.0]], "jax": [[4.0, 8.0, 4.0]]}
+    rows = report.make_rows("m", 4, rates, dict.fromkeys(rates, 1.0), "ctl")
+    tables = report.result_tables(rows, "ctl", {"ctl": "ctl", "jax": "JAX", "torch": "PyTorch"})
+    assert tables["speed"].rows == [["ctl", 24], ["JAX", 16]]
+    assert tables["ratio"].rows == [["JAX", [0.75, 0.5, 2.0]]]

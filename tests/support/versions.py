@@ -4,8 +4,8 @@
     .uv/bin/uv run python -m tests.support.versions 2.21.0 --python=3.11 --tests=slow
 
 Each version has an environment of its own in a temporary folder, with the built wheel, and tf_keras and
-Orbit in the versions that the wheel contains. docs/versions.json keeps the results; without a version
-the page is written from it.
+Orbit in the versions that the wheel contains. benchmarks/results/versions.json keeps the results, and
+`python -m benchmarks.results` writes them into the page.
 """
 
 import argparse
@@ -18,11 +18,10 @@ import shutil
 import subprocess
 import tempfile
 
+from benchmarks import results
 from tests.support import child
 
-RESULTS = child.ROOT / "docs/versions.json"
-PAGE = child.ROOT / "docs/versions.md"
-BEGIN, END = "<!-- results -->\n", "<!-- end of results -->"
+RESULT = "versions"
 # Each version of TensorFlow has its own bounds of these packages, directly or by protobuf.
 FREE = (
     "gast", "google-api-core", "google-cloud-storage-control", "googleapis-common-protos",
@@ -30,7 +29,7 @@ FREE = (
     "proto-plus", "protobuf", "setuptools", "tensorboard", "tensorboard-data-server", "tensorflow",
     "tensorflow-cpu", "tensorflow-tpu", "tf-keras",
 )  # fmt: skip
-COLUMNS = ("tensorflow", "python", "tests", "keras", "numpy", "date", "passed", "failed")
+COLUMNS = ("TensorFlow", "Python", "tests", "Keras", "numpy", "date", "passed", "failed")
 # The expression for `pytest -m`. The long tests are for releases.
 MARKS = {"default": "not slow and not long", "slow": "slow and not long"}
 
@@ -43,21 +42,21 @@ def main() -> None:
     arguments = parser.parse_args()
     for version in arguments.tensorflow:
         with tempfile.TemporaryDirectory() as folder:
-            result = test(version, arguments.python, arguments.tests, pathlib.Path(folder))
-        rows = [row for row in read() if key(row) != key(result)]
-        RESULTS.write_text(json.dumps(sorted([*rows, result], key=key), indent=2) + "\n")
-    PAGE.write_text(page())
+            row = test(version, arguments.python, arguments.tests, pathlib.Path(folder))
+        kept = [each for each in rows() if each[:3] != row[:3]]
+        columns = [(name, 0 if name == "passed" else None) for name in COLUMNS]
+        results.save(
+            results.FOLDER / f"{RESULT}.json",
+            {"tests": results.Table(columns, sorted([*kept, row]))},
+            samples='`default` is `pytest`, `slow` is `pytest -m "slow and not long"`',
+        )
 
 
-def key(row: dict) -> tuple[str, str, str]:
-    return row["tensorflow"], row["python"], row["tests"]
+def rows() -> list[list]:
+    return results.load(RESULT)["tables"]["tests"]["rows"]
 
 
-def read() -> list[dict]:
-    return json.loads(RESULTS.read_text())
-
-
-def test(version: str, python: str, tests: str, folder: pathlib.Path) -> dict:
+def test(version: str, python: str, tests: str, folder: pathlib.Path) -> list:
     """Installs ctl and a version of TensorFlow in a folder, and runs tests with them."""
     uv = shutil.which("uv") or str(child.ROOT / ".uv/bin/uv")
     subprocess.run([uv, "venv", "--no-config", f"--python={python}", folder / "env"], check=True)
@@ -85,17 +84,18 @@ def test(version: str, python: str, tests: str, folder: pathlib.Path) -> dict:
     )  # fmt: skip
     print(run.stdout[-20_000:], run.stderr[-2_000:])
     passed = re.search(r"(\d+) passed", run.stdout)
-    return {
-        "tensorflow": version,
-        "python": re.search(r"version_info = (\d+\.\d+)", settings)[1],
-        "tests": tests,
+    failed = [f"`{name}`" for name in re.findall(r"(?m)^(?:FAILED|ERROR) (\S+)", run.stdout)]
+    return [
+        version,
+        re.search(r"version_info = (\d+\.\d+)", settings)[1],
+        tests,
         # A release candidate may require a nightly version.
-        "keras": packages.get("keras") or packages["keras-nightly"],
-        "numpy": packages["numpy"],
-        "date": datetime.date.today().isoformat(),
-        "passed": int(passed[1]) if passed else 0,
-        "failed": re.findall(r"(?m)^(?:FAILED|ERROR) (\S+)", run.stdout),
-    }
+        packages.get("keras") or packages["keras-nightly"],
+        packages["numpy"],
+        datetime.date.today().isoformat(),
+        int(passed[1]) if passed else 0,
+        "<br>".join(failed) or "none",
+    ]
 
 
 def pins() -> list[str]:
@@ -106,16 +106,6 @@ def pins() -> list[str]:
     settings = tomllib.loads((child.ROOT / "pyproject.toml").read_text())["tool"]["uv"]
     pinned = settings["constraint-dependencies"]
     return [each for each in pinned if re.split("[=<>; ]", each)[0] not in FREE]
-
-
-def page() -> str:
-    """Returns docs/versions.md with the table of the results."""
-    lines = ["| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
-    for row in read():
-        cells = {**row, "failed": "<br>".join(f"`{name}`" for name in row["failed"]) or "none"}
-        lines.append("| " + " | ".join(str(cells[name]) for name in COLUMNS) + " |")
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    return before + BEGIN + "\n".join(lines) + "\n" + END + rest.partition(END)[2]
 
 
 if __name__ == "__main__":

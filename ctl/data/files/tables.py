@@ -111,6 +111,8 @@ def _to_array(value: Any, number: int) -> np.ndarray:
 def csv(files: str | Sequence[str], *, columns: Columns | None = None) -> Arrays:
     """Reads CSV files with a header line into memory, by the package pyarrow.
 
+        return ctl.data.csv("data/part-*.csv", columns={"x": "height", "label": "class"})
+
     Args:
         files: paths or patterns of paths.
         columns: the columns that become features, or a dict of feature -> column; None: all. Whether a
@@ -127,6 +129,8 @@ def csv(files: str | Sequence[str], *, columns: Columns | None = None) -> Arrays
 
 def parquet(files: str | Sequence[str], *, columns: Columns | None = None) -> Arrays:
     """Reads Parquet files into memory, by the package pyarrow.
+
+        return ctl.data.parquet("data/*.parquet", columns=["height", "label"])
 
     Args:
         files: paths or patterns of paths.

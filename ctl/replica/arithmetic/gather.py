@@ -61,6 +61,9 @@ def all_gather(values: Any) -> Any:
 def positions(rows: Any) -> tf.Tensor:
     """Returns the positions of this replica's rows among the rows that `all_gather` returns.
 
+        scores = queries @ tf.transpose(ctl.replica.all_gather(items))    # [rows, all rows]
+        labels = ctl.replica.positions(queries)                           # the item of each query
+
     Args:
         rows: any tensor of shape [rows, ...] with one entry per row of this replica's batch.
 

@@ -147,7 +147,11 @@ def enclosing_graphs() -> Iterator[Any]:
 
 
 def current_mask() -> tf.Tensor | None:
-    """Returns the [rows] mask of the rows that exist; None if all exist, and outside of a step."""
+    """Returns the [rows] mask of the rows that exist; None if all exist, and outside of a step.
+
+    mask = ctl.replica.present()
+    count = len(x) if mask is None else tf.reduce_sum(mask)    # rows that are no padding
+    """
     rows = current()
     return None if rows is None else rows.row_mask
 

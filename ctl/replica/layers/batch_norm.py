@@ -13,6 +13,8 @@ from ctl.replica.arithmetic import models, normalization
 class SyncBatchNormalization(tf_keras.layers.BatchNormalization):
     """`tf_keras.layers.BatchNormalization` trained by the statistics of the global batch.
 
+        x = ctl.SyncBatchNormalization(momentum=0.9)(x)
+
     The arguments, weights, checkpoint names and inference are those of the base class, except that
     `synchronized=False` and `fused=True` are rejected. Inputs have any rank, with the rows of the batch
     on axis 0. The differences, in training only:
@@ -107,6 +109,9 @@ class SyncBatchNormalization(tf_keras.layers.BatchNormalization):
 
 def convert_sync_batch_norm(model: tf_keras.layers.Layer) -> list[str]:
     """Changes the plain batch normalizations of a model to `SyncBatchNormalization`, in place.
+
+        model = tf_keras.applications.ResNet50(weights=None)
+        ctl.convert_sync_batch_norm(model)
 
     Only the class of the layer objects changes: weights, names, checkpoints, inference and the graph of
     a functional model stay. Convert before tracing, because a `tf.function` keeps what it traced.

@@ -137,6 +137,9 @@ def update(
 ) -> None:
     """Updates a metric with the rows of one replica, as tf_keras' `compile` does.
 
+        def update_metrics(self, metrics, batch, outputs, weights):
+            ctl.replica.update_metric(metrics["accuracy"], batch["label"], outputs, weights)
+
     Labels [rows] get the rank of outputs [rows, 1], and a mask of the model's layers, for example of
     Embedding(mask_zero=True), is the sample weight.
 
