@@ -59,7 +59,7 @@ MISTAKES = """
     The command line cannot be read: unrecognized arguments: --worker=2; see --help.
 --workers=4 --min-workers=2 -- --config=a.py
     --min_workers was removed: rerun the command with other --workers, or let Ray, Slurm, Kubernetes or
-    torchrun start the processes (docs/clusters.md).
+    torchrun start the processes.
 """
 
 

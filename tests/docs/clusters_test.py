@@ -31,7 +31,7 @@ def test_shell_commands_run_the_program_with_valid_configs(line):
     if words[0] == "sbatch" and "--wrap" not in line:
         assert (child.ROOT / words[-1]).exists()
         return
-    (command,) = re.findall(r"\bctl ((?:experiments/|--)[^']*)", line)
+    (command,) = re.findall(r"\bctl (?:launch .* -- )?((?:experiments/|--)[^']*)", line)
     values, changes = flags.parse(
         ["ctl", *shlex.split(command.replace("$SLURM_ARRAY_TASK_ID", "1"))]
     )

@@ -23,8 +23,8 @@ from ctl.modes.aot_compile.strategy import SliceStrategy
 from ctl.modes.find_batch import check_examples, describe, find_largest, with_batch
 
 DISCLAIMER = (
-    "A step that compiles and fits need not be fast, and no figure was compared with a physical TPU "
-    "(docs/aot.md)."
+    "A step that compiles and fits need not be fast, and no figure was compared with a physical "
+    "TPU."
 )
 _MAX_ROWS = 2**20  # per core; a larger result would be an error of the search
 _HEADER = ("slice", "cores", "HBM per core", "result", "peak", "of HBM", "arguments", "temporaries")
