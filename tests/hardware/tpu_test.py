@@ -112,8 +112,8 @@ def test_message_names_the_obstacle_and_the_alternatives(bus, install, address, 
         tpu.check(StrategyOptions(tpu=address))
     assert str(error.value) == (
         "No TPU can be used: tensorflow-tpu is not installed (it is part of ctl's extra `tpu`). To run "
-        f"without a TPU: --config.runtime.strategy=auto{keys}. To check whether the experiment would run "
-        "on a TPU: --mode=aot_compile."
+        f"without a TPU: --config.runtime.strategy=auto{keys}. To check whether the experiment would "
+        "run on a TPU: --mode=aot_compile."
     )
 
 
