@@ -80,8 +80,7 @@ def _key_row(key: keys.Key) -> str:
 
 
 def _escape_key(text: str) -> str:
-    text = re.sub(r"([*\[\]|<])", r"\\\1", text)
-    return re.sub(r"docs/([\w-]+)\.md", r"[\1.md](../\1.md)", text)
+    return re.sub(r"([*\[\]|<])", r"\\\1", text)
 
 
 def _render_modes() -> str:
