@@ -8,7 +8,7 @@ first, stops the others and exits with that process's code; with --max_restarts 
 processes first. It passes Ctrl-C and SIGTERM on to the processes, which save and exit with code 75.
 
 Slurm, MPI, Ray, Kubernetes and torchrun start processes on several machines, and restart them with
-other numbers of workers: see docs/clusters.md.
+other numbers of workers: the documentation page "A cluster" has the command for each.
 """
 
 import argparse

@@ -30,7 +30,8 @@ The default `dtype` of the functions that draw floats is float32 under every pol
 `tf.random`. TensorFlow does not add float32 and float64 numbers, so code that also runs in float64, as
 under `--mode=check`, passes the dtype of the tensor that it adds the numbers to: `dtype=x.dtype`.
 
-docs/step.md, section 10, defines the bits. Floats have 23 random bits (float16: 10; bfloat16: 7).
+The specification of the step, section 10, defines the bits. Floats have 23 random bits (float16: 10;
+bfloat16: 7).
 """
 
 from collections.abc import Callable

@@ -6,7 +6,7 @@ It shows the memory and cost of a real model on a TPU. Its images are synthetic,
 be downloaded. The schedule is that of Goyal et al. 2017: a learning rate of 0.1 per 256 examples of the
 batch, five epochs of linear warm-up, and 90 epochs in total: in epochs, so that the batch, which grows
 with the number of cores, does not change the length. It has not been trained to the end.
-`--config.model.recompute=blocks` keeps the inputs of the residual blocks only (docs/memory.md).
+`--config.model.recompute=blocks` keeps the inputs of the residual blocks only (docs/precision.md).
 """
 
 import ctl

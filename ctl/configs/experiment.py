@@ -18,32 +18,34 @@ def _check_trainer(key: str, trainer: str) -> None:
 # fmt: off
 KEYS = (
     Key("trainer", "", validate=_check_trainer,
-        text="The class to train, a subclass of ctl.StandardTrainer: path/to/file.py:Class (relative "
-             "to the folder of the config file, or else to the current folder) or "
+        text="Names the class to train, a subclass of ctl.StandardTrainer, as path/to/file.py:Class "
+             "(relative to the folder of the config file, or else to the current folder) or as "
              "package.module:Class."),
     Key("seed", 0, least=0, most=2**32 - 1, option="seed",
         text="Determines the initial weights, the order of the data and the random layers."),
     Key("data", {}),
     Key("data.dir", "",
-        text="The folder of the dataset, which build_dataset reads as self.options.data.dir. A "
-             "relative path is searched in the current folder, then in that of the config file."),
+        text="Names the folder of the dataset, which build_dataset reads as self.options.data.dir. "
+             "A relative path is searched in the current folder, then in that of the config file."),
     Key("data.global_batch_size", 0, also=("batch_size",), least=0,
-        text="The number of examples per update. Set either this key or data.per_replica_batch_size."),
+        text="Sets the number of examples per update, over all replicas. Set either this key or "
+             "data.per_replica_batch_size."),
     Key("data.per_replica_batch_size", 0, least=0,
-        text="The number of examples per update and replica."),
+        text="Sets the number of examples per update on each replica, so that the batch grows with "
+             "the number of replicas. Set either this key or data.global_batch_size."),
     Key("data.placement", "stream", choices=("stream", "device"), option="placement", harmless=True,
-        text="stream, or device: hold the arrays in device memory and transfer only indices "
-             "(xla=loop)."),
+        text="With stream, the host sends every batch to the device. With device, the arrays are "
+             "held in device memory and only indices are sent, which requires runtime.xla=loop."),
     Key("data.prefetch", -1, least=-1, option="prefetch", harmless=True,
-        text="Batches that the input pipeline prepares ahead; -1: tf.data chooses."),
+        text="Sets how many batches the input pipeline prepares ahead. With -1, tf.data chooses."),
     Key("data.cache", "",
         bound=(lambda place: place.lower() not in ("none", "off", "false", "true", "disk"),
                "memory, a folder, or '' for no cache"),
         option="cache", harmless=True, validate=check_local,
-        text="Keep parsed examples, before the augmentation: memory, or a folder, which several runs "
-             'may share; "": parse them again in each epoch. See docs/data.md.'),
+        text="Keep parsed examples, before the augmentation: in memory, or in a folder, which "
+             'several runs may share. With "", they are parsed again in each epoch.'),
     Key("model", {}, free=True,
-        text="The experiment's own keys, which build_model reads as self.options.model."),
+        text="Holds the experiment's own keys, which build_model reads as self.options.model."),
 )
 # fmt: on
 

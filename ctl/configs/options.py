@@ -161,7 +161,7 @@ class TrainerOptions:
         all_reduce_dtype: "bfloat16" to halve the bytes of the all-reduce; "" to keep the dtype of the
             gradients.
         compression: "float16" or "bfloat16" to send the gradients in 16 bits, and to add the rounding
-            errors to the next gradients; "" for their own dtype. See docs/step.md, section 16.
+            errors to the next gradients; "" for their own dtype.
         micro_batches: the number of micro-batches that a per-replica batch is divided into.
         shard_state: split the optimizer's slot variables over the replicas.
         clip: how the reduced gradients are clipped.

@@ -34,33 +34,38 @@ KEYS = (
     Key("runtime", {}),
     Key("runtime.strategy", "auto", also=("ddp", "gpus", "distributed"), meant={"ddp": "mirrored"},
         choices=strategies.NAMES, harmless=True,
-        text=f"{', '.join(strategies.NAMES)}; see docs/hardware.md."),
+        text=f"Selects where a step runs: {', '.join(strategies.NAMES)}"
+             ". The command ctl devices prints what auto chooses on this machine."),
     Key("runtime.devices", [], also=("gpus",), validate=_check_devices, harmless=True,
-        text='The devices to use, such as ["GPU:0", "GPU:2"]; empty: all (one_device: the first).'),
+        text='Names the devices to use, such as ["GPU:0", "GPU:2"]. If empty, all are used, or the '
+             "first one by one_device."),
     Key("runtime.logical_devices", 0, least=0, harmless=True,
-        text="Split the first GPU, or the CPU if there is no GPU, into this many devices; 0: do not "
-             "split."),
+        text="Split the first GPU, or the CPU if there is no GPU, into this many devices. With 0, "
+             "nothing is split."),
     Key("runtime.tpu", "", validate=_check_tpu, harmless=True,
-        text="With the strategy tpu or auto: the name of a Google Cloud TPU in the project and zone "
-             "of this machine, projects/PROJECT/locations/ZONE/nodes/NAME, or the address of a worker "
-             'of the TPU, grpc://HOST:PORT; "": the TPU of this machine.'),
+        text="With the strategy tpu or auto, names a Google Cloud TPU in the project and zone of "
+             "this machine, projects/PROJECT/locations/ZONE/nodes/NAME, or the address of a worker "
+             'of the TPU, grpc://HOST:PORT. With "", the TPU of this machine is used.'),
     Key("runtime.all_reduce", {}),
     Key("runtime.all_reduce.algorithm", "auto", choices=strategies.ALGORITHMS, harmless=True,
-        text="auto, nccl (GPUs), hierarchical_copy (GPUs of one machine), one_device, ring (several "
-             "processes)."),
+        text="Selects how the gradients of the replicas are summed: by nccl (GPUs), "
+             "hierarchical_copy (GPUs of one machine), one_device, ring (several processes), or "
+             "auto, which chooses one of them."),
     Key("runtime.all_reduce.timeout", 0.0, least=0, harmless=True,
-        text="Seconds that a process waits for the others in one; 0: no limit."),
-    Key("runtime.cluster", {}, harmless=True, text="Of several processes (TF_CONFIG)."),
+        text="Sets the seconds that a process waits for the others in one all-reduce. With 0, there "
+             "is no limit."),
+    Key("runtime.cluster", {}, harmless=True, text="These keys apply to runs of several processes."),
     Key("runtime.cluster.start_timeout", 600.0, least=0,
-        text="Seconds to wait until all processes have started."),
+        text="Sets the seconds to wait at the start until all processes of the run have started."),
     Key("runtime.cluster.heartbeat_timeout", 30.0, least=0,
         bound=(lambda seconds: seconds >= 1, "at least 1"),
-        text="Seconds until an unreachable process counts as lost."),
+        text="Sets the seconds after which a process that cannot be reached counts as lost."),
     Key("runtime.cluster.shard_mib", 0.0, least=0,
-        text="Split variables into shards of at least this many MiB, at most one per parameter "
-             "server; 0: do not split."),
+        text="Split variables over the parameter servers into shards of at least this many MiB, at "
+             "most one per server. With 0, they are not split."),
     Key("runtime.deterministic", False, harmless=True,
-        text="TensorFlow's op determinism: the same bits in every run on GPUs too, but slower."),
+        text="Use TensorFlow's deterministic operations, so that every run has the same bits on "
+             "GPUs too. They are slower."),
 )
 # fmt: on
 

@@ -57,7 +57,7 @@ def find_obstacle(address: str = "") -> str | None:
         address: name or address of a TPU; "" for a TPU of this machine.
     """
     if _installed_version("tensorflow-tpu") is None:
-        return "tensorflow-tpu is not installed (see BUILD.md)"
+        return "tensorflow-tpu is not installed (it is part of ctl's extra `tpu`)"
     libtpu = _installed_version("libtpu")
     if libtpu is None:
         return "libtpu is not installed (it is part of ctl's extra `tpu`)"

@@ -78,89 +78,102 @@ def _check_splits(key: str, splits: Any) -> None:
 KEYS = (
     Key("init", {}),
     Key("init.checkpoint", "",
-        text="Start from the weights of another run: its workdir, its folder of checkpoints (the "
-             "newest is used), or one checkpoint, such as runs/a/checkpoints/ckpt-500; or a file of "
-             "weights of another library: .safetensors, .h5, .keras or .npz. Each may be a URL. "
-             '"": random initial weights.'),
+        text="Start from the weights of another run, named by its workdir, its folder of "
+             "checkpoints (the newest is used) or one checkpoint, such as "
+             "runs/a/checkpoints/ckpt-500, or from a file of weights of another library: "
+             '.safetensors, .h5, .keras or .npz. Each may be a URL. With "", the initial weights '
+             "are random."),
     Key("init.variables", [], validate=_check_variables,
-        text='The variables to restore, as patterns of names such as ["conv*/*", "dense/kernel"]; '
-             'empty: all. A pattern such as "!head/*" leaves variables out.'),
+        text="Names the variables to restore from init.checkpoint, as patterns of names such as "
+             '["conv*/*", "dense/kernel"]. If empty, all are restored. A pattern such as "!head/*" '
+             "leaves variables out."),
     Key("init.names", {}, free=True,
-        text="With a file of weights: the names in it, by patterns of the model's names, such as "
-             '{"*/kernel": "*.weight"}; the texts that each * stands for are inserted. By default the '
-             "names are those of the model. --mode=explain lists them."),
+        text="For a file of weights, holds the names in it, by patterns of the model's names, such "
+             'as {"*/kernel": "*.weight"}. The texts that each * stands for are inserted. By '
+             "default the names are those of the model. The command ctl explain lists them."),
     Key("init.layout", "", choices=("", "torch"),
-        text="With a file of weights: torch if its kernels are [outputs, inputs, ...]."),
+        text="For a file of weights, set torch if its kernels are [outputs, inputs, ...]."),
     Key("init.averages", False,
-        text="Load the averages of the weights of these runs (optimizer.ema_decay) instead of the "
-             "weights."),
+        text="Load the averages of the weights (optimizer.ema_decay) from the runs that init names, "
+             "instead of the weights."),
     Key("init.models", {}, free=True,
-        text="The same for further models of the trainer, by attribute: "
+        text="Start further models of the trainer from the weights of other runs, by attribute: "
              'init=dict(models=dict(teacher="runs/a")) starts self.teacher from the weights of that '
              "run's model."),
     Key("train", {}, harmless=True),
     Key("train.steps", 1000, also=("epochs", "max_steps", "max_epochs", "num_epochs"),
         least=1, duration=True,
-        text='The total number of steps (global batches), or a duration: "90 epochs", "5000000 '
-             'examples". The other keys that accept a duration are listed in docs/running.md; '
-             'checkpoint_interval, summary_interval and eval.interval also accept a time, such as "30 '
-             'minutes".'),
+        text='Sets the total number of steps (global batches), or a length such as "90 epochs" or '
+             '"5000000 examples". All keys of the type duration accept such texts.'),
     Key("train.max_duration", "", validate=_check_max_duration,
-        text='End training earlier, after a time such as "8 hours"; "": no limit.'),
+        text='End training earlier, after a time such as "8 hours". With "", there is no limit.'),
     Key("train.steps_per_loop", 100, least=1, duration=True,
-        text="Steps of an inner loop, after which the host logs and may save."),
+        text="Sets the number of steps of an inner loop, after which the host logs and may save."),
     Key("train.best", {},
         text="Keep the checkpoints of the best evaluations in best/, apart from the others."),
-    Key("train.best.metric", "", validate=_check_metric, text='Such as eval/accuracy; "": off.'),
+    Key("train.best.metric", "", validate=_check_metric,
+        text="Keep the checkpoints with the best values of this metric in best/, such as "
+             'eval/accuracy. With "", this is off.'),
     Key("train.best.mode", "", choices=("", "max", "min"),
-        text="max if higher values of the metric are better, min if lower ones are."),
-    Key("train.best.keep", 1, least=1, text="The number of checkpoints."),
+        text="Set max if higher values of train.best.metric are better, and min if lower ones are."),
+    Key("train.best.keep", 1, least=1, text="Sets the number of best checkpoints that are kept."),
     Key("train.best.patience", 0, least=0,
         text="End training after this many evaluations in a row that were not better than the best "
-             "one; 0: do not end it early."),
-    Key("train.best.restore", False, text="The run's result is the best checkpoint, not the last step."),
+             "one. With 0, it does not end early."),
+    Key("train.best.restore", False,
+        text="Restore the best checkpoint at the end, so that it is the run's result instead of the "
+             "last step."),
     Key("train.export", "", choices=("", "best", "last"),
         text='Export the "best" or the "last" checkpoint to export/ at the end, with the averaged '
-             'weights if optimizer.ema_decay is set; "": do not.'),
+             'weights if optimizer.ema_decay is set. With "", nothing is exported.'),
     Key("train.profile", "", validate=_check_profile,
-        text='The steps to profile, as FIRST:END without END, such as "200:210"; "": none. A SIGUSR1 '
-             "profiles the next inner loop."),
+        text='Profile these steps, written as FIRST:END without END, such as "200:210". With "", no '
+             "step is profiled. The signal SIGUSR1 profiles the next inner loop."),
     Key("train.summary_interval", 0, least=0, duration=True, time=True,
-        text="Steps between two writes of the trainer's own tf.summary calls in a step; 0: "
-             "steps_per_loop."),
+        text="Sets the steps between two writes of the trainer's own tf.summary calls in a step, or "
+             'a time such as "30 minutes". With 0, they are written at multiples of '
+             "train.steps_per_loop."),
     Key("train.checkpoint_interval", 1000, least=0, duration=True, time=True,
-        text="Steps between two checkpoints; 0: save only at the end."),
-    Key("train.checkpoints_to_keep", 3, least=1, text="The newest ones."),
+        text='Sets the steps between two checkpoints, or a time such as "30 minutes". With 0, the '
+             "run saves only at the end."),
+    Key("train.checkpoints_to_keep", 3, least=1,
+        text="Sets how many of the newest checkpoints are kept."),
     Key("train.checkpoint_keep_every", 0, least=0, duration=True,
-        text="Also keep those of its multiples; 0: none."),
+        text="Also keep the checkpoints at multiples of this many steps. With 0, only the newest "
+             "ones are kept."),
     Key("train.checkpoint_writing", "auto", choices=("auto", "background", "blocking"),
-        text="background: copy the values and continue while a thread writes them (one process only); "
-             "blocking: wait until they are written; auto: background if possible."),
+        text="With background, copy the values and continue while a thread writes them (one process "
+             "only). With blocking, wait until they are written. With auto, write in the background "
+             "if possible."),
     Key("train.local_dir", "", validate=check_local,
-        text="With a --workdir such as gs://bucket/run: the local folder that the run works in; \"\": a "
-             "folder in the user's cache. See docs/storage.md."),
+        text="With a --workdir such as gs://bucket/run, names the local folder that the run works "
+             "in. With \"\", it is a folder in the user's cache."),
     Key("train.upload_grace", 600.0, least=0,
-        text="With such a --workdir: seconds that the end of a run, also after SIGTERM, waits until "
-             "everything is in the bucket."),
-    Key("summaries", {}, harmless=True, text="See docs/observing.md."),
+        text="With a --workdir such as gs://bucket/run, sets the seconds that the end of a run, "
+             "also after SIGTERM, waits until everything is in the bucket."),
+    Key("summaries", {}, harmless=True,
+        text="These keys choose where the values of a run are logged, and how often."),
     Key("summaries.writers", ["tensorboard", "jsonl"], validate=_check_writers,
-        text="Where the logged values go: tensorboard, jsonl (metrics.jsonl), mlflow, wandb, or "
-             "path/to/file.py:Class or package.module:Class."),
+        text="Names where the logged values go: tensorboard, jsonl (metrics.jsonl), mlflow, wandb, "
+             "or a class of yours as path/to/file.py:Class or package.module:Class."),
     Key("summaries.histogram_interval", 0, least=0, option="histogram_interval",
-        text="Steps between two histograms of the weights and of the gradients in TensorBoard; 0: "
-             "none."),
+        text="Sets the steps between two histograms of the weights and of the gradients in "
+             "TensorBoard. With 0, there are none."),
     Key("actions", [], also=("callbacks", "hooks"), validate=_check_actions, harmless=True,
-        text="Actions at the end of inner loops and evaluations, each a name or a dict(name=..., "
-             "**arguments): path/to/file.py:Class or package.module:Class; see docs/actions.md."),
+        text="Names the actions (callbacks) that are called at the end of inner loops and "
+             "evaluations, each by a name or a dict(name=..., **arguments). A name is "
+             "path/to/file.py:Class or package.module:Class."),
     Key("eval", {}, harmless=True),
     Key("eval.interval", 0, least=0, duration=True, time=True,
-        text="Steps between evaluations; 0: evaluate only at the end."),
+        text='Sets the steps between evaluations, or a time such as "30 minutes". With 0, the run '
+             "evaluates only at the end."),
     Key("eval.global_batch_size", 0, least=0,
-        text="Examples per batch; 0: the global batch size of training."),
+        text="Sets the number of examples per batch of an evaluation. With 0, it is the global "
+             "batch size of training."),
     Key("eval.splits", ["eval"], validate=_check_splits, evaluated=True,
-        text="The splits that build_dataset is asked for; [] for an experiment without evaluation "
-             "data. The metrics of several splits have names such as eval/test/accuracy. ctl.data.idx "
-             'has only the splits "train" and "eval".'),
+        text="Names the splits that build_dataset is asked for. With [], the experiment has no "
+             "evaluation data. The metrics of several splits have names such as eval/test/accuracy. "
+             'The source ctl.data.idx has only the splits "train" and "eval".'),
     Key("eval.before_training", False, text="Also evaluate at step 0."),
 )
 # fmt: on

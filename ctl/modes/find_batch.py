@@ -28,6 +28,7 @@ from ctl.modes import DONE, Arguments
 
 _GROWTH, _MAX_GROWTH = 1.25, 16.0  # factors between two batches, while only one limit is known
 _PRECISION = 16  # the result is exact to one part in this number
+_ADVICE = 'the documentation page "Precision and memory" lists what needs less memory'
 _ENDLESS = 2**31  # examples, of data whose length is not known
 
 
@@ -68,7 +69,7 @@ def find_batch(arguments: Arguments) -> int:
         arguments = dataclasses.replace(arguments, config=config, workdir=Workdir(f"{folder}/run"))
         start = _run(folder, _estimate, arguments, host.memory_limit())
         if start is None:
-            raise UsageError("The model does not fit into memory: see docs/memory.md.")
+            raise UsageError(f"The model does not fit into memory: {_ADVICE}.")
         print_line(start.text)
         batch = find_largest(
             lambda batch: _run(folder, _train, arguments, batch, start.ram),
@@ -77,7 +78,7 @@ def find_batch(arguments: Arguments) -> int:
             most=start.most,
         )
     if not batch:
-        raise UsageError(f"Not even a batch of {start.unit} fits into memory: see docs/memory.md.")
+        raise UsageError(f"Not even a batch of {start.unit} fits into memory: {_ADVICE}.")
     key, value = "global_batch_size", batch
     if config.data.per_replica_batch_size:
         key, value = "per_replica_batch_size", batch // start.replicas

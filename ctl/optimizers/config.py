@@ -100,37 +100,43 @@ def _check_pattern(name: str, pattern: Any) -> None:
 KEYS = (
     Key("optimizer", {}),
     Key("optimizer.name", "adam", validate=_check_name, grouped=True,
-        text=f"{', '.join(optimizers.CLASSES)}, or package.module:function; see docs/optimizers.md."),
+        text=f"Selects the optimizer: {', '.join(optimizers.CLASSES)}"
+             ", or a class or function of yours as package.module:function."),
     Key("optimizer.arguments", {}, grouped=True, free=True,
-        text="Further arguments of the optimizer's class, such as beta_2 or epsilon."),
+        text="Holds further arguments of the optimizer's class, such as beta_2 or epsilon."),
     Key("optimizer.learning_rate", 0.001, also=("lr",), grouped=True, least=0,
         bound=(lambda rate: rate > 0, "greater than 0"),
-        text="The highest rate, which the schedule multiplies."),
+        text="Sets the highest learning rate, which the schedule multiplies by its factor."),
     Key("optimizer.learning_rate_batch_size", 0, grouped=True, least=0,
-        text="If not 0, learning_rate is for this global batch size and is scaled linearly with the "
-             'actual one (Goyal et al. 2017, "Accurate, large minibatch SGD").'),
+        text="If not 0, optimizer.learning_rate is for this global batch size and is scaled "
+             'linearly with the actual one (Goyal et al. 2017, "Accurate, large minibatch SGD").'),
     Key("optimizer.schedule", "constant", also=("lr scheduler",), grouped=True,
-        text=f"{', '.join(schedules.KINDS)}, or package.module:function."),
+        text=f"Selects how the learning rate changes: {', '.join(schedules.KINDS)}"
+             ", or a function of yours as package.module:function."),
     Key("optimizer.schedule_arguments", {}, grouped=True, free=True,
-        text="Arguments of the schedule, such as end_factor: the last rate as a fraction of "
-             "learning_rate."),
+        text="Holds arguments of the schedule, such as end_factor, which is the last rate as a "
+             "fraction of optimizer.learning_rate."),
     Key("optimizer.warmup_steps", 0, also=("lr warmup",), grouped=True, least=0, duration=True,
-        text="Updates of linear warm-up from 0 before the schedule."),
+        text="Sets the number of updates in which the learning rate rises linearly from 0 before "
+             "the schedule."),
     Key("optimizer.decay_steps", 0, grouped=True, least=0, duration=True,
-        text="Updates of the decay after the warm-up; 0: up to train.steps."),
+        text="Sets the number of updates of the decay after the warm-up. With 0, it ends at "
+             "train.steps."),
     Key("optimizer.momentum", 0.0, grouped=True, least=0,
         bound=(lambda momentum: momentum < 1, "less than 1, such as 0.9"),
-        text=f"The momentum of {', '.join(optimizers.MOMENTUM)}."),
+        text=f"Sets the momentum of {', '.join(optimizers.MOMENTUM)}."),
     Key("optimizer.weight_decay", 0.0, grouped=True, least=0,
-        text="decoupled, as the argument of tf_keras optimizers."),
+        text="Sets the decoupled weight decay, as the argument weight_decay of tf_keras optimizers "
+             "does."),
     Key("optimizer.weight_decay_exclude", [], validate=_check_patterns, option="weight_decay_exclude",
-        text='Variables without weight decay, as patterns of names such as ["*/bias", "*/gamma", '
-             '"*/beta"].'),
+        text='Names the variables without weight decay, as patterns of names such as ["*/bias", '
+             '"*/gamma", "*/beta"].'),
     Key("optimizer.groups", [], validate=_check_groups, option="optimizer_groups",
-        text="Layers with another learning rate or optimizer, or without updates until a step or at "
-             'all, the first match counts: [dict(variables="backbone/*", learning_rate_scale=0.1, '
-             'frozen_until="1 epoch"), dict(variables="stem/*", frozen=True), dict(variables="head/*", '
-             'optimizer=dict(name="adam", learning_rate=1e-3))].'),
+        text="Gives layers another learning rate or optimizer, or no updates until a step or at "
+             'all. The first group that matches a variable counts: [dict(variables="backbone/*", '
+             'learning_rate_scale=0.1, frozen_until="1 epoch"), dict(variables="stem/*", '
+             'frozen=True), dict(variables="head/*", optimizer=dict(name="adam", '
+             "learning_rate=1e-3))]."),
 )
 # fmt: on
 

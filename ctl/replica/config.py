@@ -12,86 +12,95 @@ _SINGLE_REPLICA_XLA = ("loop", "step")
 # fmt: off
 KEYS = (
     Key("model.sync_batch_norm", False, optional=True, also=("batch norm", "bn"),
-        text="Normalize by the statistics of the global batch: true, false, or per_micro_batch for "
-             "those of a micro-batch. See docs/step.md."),
+        text="Normalize by the statistics of the global batch (true), or by those of each "
+             "micro-batch of all replicas (per_micro_batch). With false, each replica uses its own "
+             "rows."),
     Key("model.recompute", "", optional=True, also=("gradient checkpointing", "remat"),
-        text="blocks: where the code of the model reads it, compute activations again in the backward "
-             "pass, to save memory. See docs/memory.md."),
+        text="With blocks, compute activations again in the backward pass, to save memory, where "
+             "the code of the model reads this key and calls ctl.recompute."),
     Key("runtime.precision", "float32", also=("fp16", "bf16", "amp", "dtype"),
         meant={"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"},
         choices=PRECISIONS, option="precision",
-        text="float32, float64, or mixed precision with bfloat16 or float16 layers and float32 "
-             "variables."),
+        text="Selects the dtype in which layers compute. With bfloat16 and float16, the variables "
+             "stay in float32. With float64, they are in float64, too."),
     Key("runtime.loss_scale", 0.0, least=0, option="loss_scale",
-        text="With float16: a fixed loss scale; 0: a dynamic one."),
+        text="With float16, fixes the loss scale at this value. With 0, it is dynamic."),
     Key("runtime.xla", "auto", choices=XLA_MODES, option="xla", harmless=True,
-        text="What XLA compiles: off, loop (many complete steps; one replica), step (one complete "
-             "step; one replica), gradients (the forward and backward pass), autocluster (the parts "
-             "that TensorFlow selects), auto (on GPUs the fastest of these that the strategy and the "
-             "model support; on CPUs off: ctl profile_input compares the modes)."),
+        text="Selects what XLA compiles: off, loop (many complete steps, on one replica), step (one "
+             "complete step, on one replica), gradients (the forward and backward pass), "
+             "autocluster (the parts that TensorFlow selects), or auto, which chooses on GPUs the "
+             "fastest of these that the strategy and the model support, and on CPUs off. The "
+             "command ctl profile_input compares the modes."),
     Key("runtime.fused_attention", "auto", choices=("auto", "off"), option="fused_attention",
         harmless=True,
-        text="auto: where XLA compiles the step for a GPU, attention in 16 bits is one kernel that "
-             "stores no matrix of length x length (ctl explain shows which layers have it); off: "
-             "the formula."),
+        text="With auto, where XLA compiles the step for a GPU, attention in 16 bits is one kernel "
+             "that stores no matrix of length x length. The command ctl explain shows which layers "
+             "have it. With off, the formula is computed."),
     Key("runtime.logical_shards", 0, least=0, option="logical_shards",
-        text="Compute the gradient as the sum of this many shards in a fixed order: the same bits on "
-             "any number of replicas that divides it. The all-reduce transfers this many times the "
-             "bytes. 0: off."),
+        text="Compute the gradient as the sum of this many shards in a fixed order, which has the "
+             "same bits on any number of replicas that divides it. The all-reduce then sends this "
+             "many times the bytes. With 0, this is off."),
     Key("runtime.all_reduce.dtype", "", choices=("", "bfloat16"), option="all_reduce_dtype",
-        text="bfloat16 halves the bytes of the all-reduce; \"\": the gradients' dtype."),
+        text='With bfloat16, the gradients are rounded and sent in half the bytes. With "", they '
+             "are sent in their own dtype."),
     Key("runtime.all_reduce.compression", "", choices=("", "float16", "bfloat16"),
         option="compression",
-        text="float16 or bfloat16: send the gradients in 16 bits, and add the rounding errors to the "
-             'next ones; "": off. Updates are then no longer a function of the global batch alone. '
-             "See docs/step.md."),
+        text="With float16 or bfloat16, the gradients are sent in 16 bits, and the rounding errors "
+             "are added to the next ones. Updates are then no longer a function of the global batch "
+             'alone. With "", this is off.'),
     Key("runtime.all_reduce.bucket_mib", 0.0, least=0, harmless=True,
-        text="With several processes: reduce the gradients in groups of about this many MiB, each as "
-             "soon as the backward pass has computed it; 0: one group after the backward pass. See "
-             "docs/hardware.md."),
+        text="With several processes, reduce the gradients in groups of about this many MiB, each "
+             "as soon as the backward pass has computed it. With 0, all are reduced at once after "
+             "the backward pass."),
     Key("runtime.allow_unkeyed_random", False, option="allow_unkeyed_random", harmless=True,
-        text="Accept random operations that ctl cannot key by row, such as tf.random.uniform in a "
-             "layer: the update then depends on how the batch is split, and on how often the run was "
-             "resumed."),
+        text="Accept random operations that ctl cannot make a function of the seed, the step and "
+             "the row, such as tf.random.uniform in a layer. The update then depends on how the "
+             "batch is split, and on how often the run was resumed."),
     Key("runtime.allow_row_coupling", False, option="allow_row_coupling", harmless=True,
-        text="Accept losses in which a row depends on other rows of its replica or micro-batch, such "
-             "as local negatives: the update then depends on how the batch is split."),
+        text="Accept losses in which a row depends on other rows of its replica or micro-batch, "
+             "such as local negatives. The update then depends on how the batch is split."),
     Key("loss_weights", {}, free=True,
-        text="The factors of the losses that per_example_loss returns as a dict, by name, such as "
-             "dict(digit=1.0, parity=0.3); the sum of the products is minimized. Each loss is also "
-             "reported as NAME_loss."),
+        text="Holds the factors of the losses that per_example_loss returns as a dict, by name, "
+             "such as dict(digit=1.0, parity=0.3). The sum of the products is minimized, and each "
+             "loss is also reported as NAME_loss."),
     Key("optimizer.ema_decay", 0.0, least=0,
         bound=(lambda decay: decay < 1, "less than 1, such as 0.999"), option="ema_decay",
         evaluated=True,
         text="Evaluate and export the exponential moving average of the weights, with this decay, "
-             "such as 0.999, after a warm-up; 0: off. See docs/optimizers.md."),
+             "such as 0.999, after a warm-up. With 0, this is off."),
     Key("optimizer.shard_state", False, option="shard_state", harmless=True,
-        text="Split the optimizer's slot variables over the replicas, with the same bits; see "
-             "docs/memory.md."),
+        text="Split the optimizer's slot variables, which it keeps for each weight, over the "
+             "replicas, to save memory. The updates have the same bits."),
     Key("optimizer.micro_batches", 1, least=1,
         also=("gradient accumulation", "accumulate_grad_batches", "accumulation"),
         option="micro_batches", harmless=True,
-        text="The number of micro-batches that a per-replica batch is divided into, to save memory; the "
-             "update does not depend on it."),
-    Key("optimizer.clip", {}, text="Of the reduced gradients; set at most one."),
+        text="Divide the batch of each replica into this many micro-batches, to save memory. The "
+             "update does not depend on their number."),
+    Key("optimizer.clip", {},
+        text="These keys bound the gradient of the global batch. Set at most one of them."),
     Key("optimizer.clip.global_norm", 0.0, least=0,
-        text="Scale all gradients to at most this joint norm."),
-    Key("optimizer.clip.norm", 0.0, least=0, text="Scale each gradient to at most this norm."),
-    Key("optimizer.clip.value", 0.0, least=0, text="Clip each element to [-value, value]."),
+        text="Scale all gradients of the global batch to at most this joint norm. With 0, this is "
+             "off."),
+    Key("optimizer.clip.norm", 0.0, least=0,
+        text="Scale each gradient of the global batch to at most this norm. With 0, this is off."),
+    Key("optimizer.clip.value", 0.0, least=0,
+        text="Clip each element of the gradients of the global batch to [-value, value]. With 0, "
+             "this is off."),
     Key("train.on_non_finite", "stop", choices=ON_NON_FINITE, option="on_non_finite",
-        text="After a step whose loss or gradients are not finite: stop (the run ends after the inner "
-             "loop without saving), skip (the update is not applied), rollback (the run restores its "
-             "last checkpoint and continues without that batch, at most 10 times), ignore (no "
-             "check)."),
+        text="Selects what happens after a step whose loss or gradients are not finite: stop (the "
+             "run ends after the inner loop without saving), skip (the update is not applied), "
+             "rollback (the run restores its last checkpoint and continues without that batch, at "
+             "most 10 times), or ignore (nothing is checked)."),
     Key("train.loss_spike", 0.0, least=0,
         option="loss_spike", bound=(lambda factor: factor == 0 or factor > 1,
                                     "greater than 1, such as 3.0, or 0 for no limit"),
-        text="Treat a loss of more than this many times the median of the last 101 losses in the same "
-             "way; 0: do not check."),
+        text="Treat a step like one that is not finite (train.on_non_finite) if its loss is more "
+             "than this many times the median of the last 101 losses. With 0, this is not checked."),
     Key("train.norms", "", choices=("", "global", "layers"), option="norms",
-        text="global: log the global norms of the gradients (before clipping), the parameters and the "
-             "updates, and the shares of zero and non-finite elements of the gradients; layers: also "
-             'write (but do not print) the norms of each variable; "": off.'),
+        text="With global, log the global norms of the gradients (before clipping), the parameters "
+             "and the updates, and the shares of zero and non-finite elements of the gradients. "
+             'With layers, also write (but do not print) the norms of each variable. With "", none '
+             "of them is logged."),
 )
 # fmt: on
 _CLIP = ("optimizer.clip.global_norm", "optimizer.clip.norm", "optimizer.clip.value")

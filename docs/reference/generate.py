@@ -1,4 +1,4 @@
-"""Writes the generated parts of docs/reference and docs/matrix.md.
+"""Writes the generated parts of docs/reference.
 
 They are the config keys, the command line, the Python API and the rules about combinations of options.
 
@@ -25,7 +25,7 @@ from ctl.configs import flags, keys  # noqa: E402
 from ctl.configs.modes import MODES  # noqa: E402
 from tests.replica.step import combinations  # noqa: E402
 
-PAGES = [ROOT / "docs/matrix.md", *sorted(ROOT.glob("docs/reference/**/*.md"))]
+PAGES = sorted(ROOT.glob("docs/reference/**/*.md"))
 _MODULES = ("ctl", "ctl.data", "ctl.random", "ctl.ray", "ctl.replica", "ctl.testing")
 _GENERATED = re.compile(r"(<!-- generated: ([\w. ]+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
 _NOT_IN_ANCHORS = str.maketrans("", "", "`.")
@@ -81,8 +81,7 @@ def _key_row(key: keys.Key) -> str:
 
 
 def _escape_key(text: str) -> str:
-    text = re.sub(r"([*\[\]|<])", r"\\\1", text)
-    return re.sub(r"docs/([\w-]+)\.md", r"[\1.md](../\1.md)", text)
+    return re.sub(r"([*\[\]|<])", r"\\\1", text)
 
 
 def _render_modes() -> str:

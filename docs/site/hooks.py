@@ -56,5 +56,5 @@ def _site_link(link: re.Match[str], source: str, page: str) -> str:
         return link[0]
     name = pages.get(path, path.removeprefix("docs/"))
     if text.endswith(".md"):  # the name of a file is the title of a page here
-        text = (_ROOT / path).read_text().partition("\n")[0].lstrip("# ")
+        text = re.search("^# (.*)$", (_ROOT / path).read_text(), re.MULTILINE)[1]
     return f"[{text}]({posixpath.relpath(name, posixpath.dirname(page) or '.')}{anchor})"

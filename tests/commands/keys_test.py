@@ -12,7 +12,7 @@ def test_search_prints_the_keys_that_contain_a_text(capsys):
     assert main.run(["ctl", "keys", "optimizer.CLIP"]) == 0
     assert capsys.readouterr().out.splitlines()[:2] == [
         "optimizer.clip.global_norm = 0.0  (number)",
-        "    Scale all gradients to at most this joint norm.",
+        "    Scale all gradients of the global batch to at most this joint norm. With 0,",
     ]
     assert main.run(["ctl", "keys", "goyal"]) == 0  # in the description
     assert capsys.readouterr().out.startswith("optimizer.learning_rate_batch_size = 0  (integer)")
@@ -26,7 +26,7 @@ def test_search_prints_the_sections_whose_keys_the_experiment_chooses(capsys):
     assert main.run(["ctl", "keys", "optimizer.arg"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "optimizer.arguments  (free section: its keys are the experiment's)",
-        "    Further arguments of the optimizer's class, such as beta_2 or epsilon.",
+        "    Holds further arguments of the optimizer's class, such as beta_2 or epsilon.",
     ]
     assert main.run(["ctl", "keys"]) == 0
     printed = capsys.readouterr().out.splitlines()

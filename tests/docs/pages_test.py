@@ -1,5 +1,6 @@
 """Every file, module, test, flag and config key that the documentation names exists."""
 
+import ast
 import re
 
 import pytest
@@ -99,3 +100,36 @@ def is_public(name):
         return first in {*ctl.__all__, "launch", "main"}  # these two are programs
     parent = getattr(ctl, first)
     return others[0] in getattr(parent, "__all__", dir(parent))
+
+
+def test_messages_name_no_page_that_an_installed_package_lacks():
+    named = set()
+    for path in child.ROOT.glob("ctl/**/*.py"):
+        tree = ast.parse(path.read_text())
+        scopes = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        docs = {id(n.body[0].value) for n in ast.walk(tree) if isinstance(n, scopes) and is_doc(n)}
+        # `ctl launch --help` and the help of the commands print the docstrings of their modules.
+        if path.name == "launch.py" or path.parent.name == "commands":
+            docs.discard(id(tree.body[0].value))
+        texts = [n for n in ast.walk(tree) if isinstance(n, ast.Constant) and id(n) not in docs]
+        named |= {
+            str(t.value) for t in texts if re.search(r"docs/[\w-]+\.md|BUILD\.md", str(t.value))
+        }
+    assert named == set()
+
+
+def is_doc(scope):
+    """Whether a module, class or function begins with a docstring."""
+    return ast.get_docstring(scope, clean=False) is not None
+
+
+def test_texts_of_keys_are_sentences_that_stand_alone():
+    for key in keys.KEYS:
+        if key.text:
+            assert re.match(r"[A-Z]", key.text) and key.text.endswith("."), key.name
+            # A value with a colon, such as "0: off", is no sentence.
+            assert not re.search(r'(^|[.;] )("[^"]*"|[\w-]+): ', key.text), key.name
+            first = key.text.partition(" ")[0]
+            assert first not in {"The", "Such", "Seconds", "Steps", "Updates", "Of", "See"}, (
+                key.name
+            )

@@ -33,9 +33,9 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def train(page, steps=2, workdir=None):
-    """Trains the experiment of a page, whose file is my_model.py; returns the run and its results."""
-    pathlib.Path("my_model.py").write_text("\n\n".join(blocks(f"recipes/{page}")))
+def train(page, steps=2, workdir=None, block=slice(None)):
+    """Trains the experiment in blocks of a page, my_model.py; returns the run and its results."""
+    pathlib.Path("my_model.py").write_text("\n\n".join(blocks(f"recipes/{page}")[block]))
     with ctl.Run("my_model.py", workdir, print_lines=False) as run:
         return run, run.train(steps=steps), run.evaluate()
 
@@ -90,9 +90,9 @@ def test_imbalanced_classes(folder):
 
 
 def test_tflite(folder):
-    run, _, evaluated = train("tflite", workdir=folder / "w")
+    run, _, evaluated = train("serving", workdir=folder / "w", block=slice(2, 3))
     names = {"tf": tf}
-    exec(blocks("recipes/tflite")[1], names)
+    exec(blocks("recipes/serving")[3], names)
     split = run.trainer.build_dataset("eval", None)._features
     outputs = names["predict"](str(folder / "w/export/2/model.tflite"), split["image"].numpy())
     right = outputs.argmax(axis=1) == split["label"].numpy()
@@ -100,11 +100,11 @@ def test_tflite(folder):
 
 
 def test_tf_serving(folder):
-    run, _, _ = train("tf-serving", workdir=folder / "w")
+    run, _, _ = train("serving", workdir=folder / "w", block=slice(1))
     names = {}
-    exec("\n".join(blocks("recipes/tf-serving")[1:]), names)
+    exec(blocks("recipes/serving")[1], names)
     # TensorFlow Serving makes a tensor of each name of the instances, and calls the signature.
-    (request,) = re.findall(r"-d '(.*?)'", "".join(blocks("recipes/tf-serving", "sh")))
+    (request,) = re.findall(r"-d '(.*?)'", "".join(blocks("recipes/serving", "sh")))
     instances = json.loads(request)["instances"]
     features = {"x": tf.constant([each["x"] for each in instances])}
     serve = tf.saved_model.load(str(folder / "w/export/2")).signatures["serving_default"]
@@ -176,10 +176,10 @@ def test_curriculum(folder):
 
 
 def test_learning_rate_after_a_resume(folder):
-    pathlib.Path("my_model.py").write_text("\n\n".join(blocks("recipes/tf-serving")[:1]))
+    pathlib.Path("my_model.py").write_text("\n\n".join(blocks("recipes/serving")[:1]))
     text = pathlib.Path("my_model.py").read_text().replace('steps=2, export="last"', "steps=20")
     pathlib.Path("my_model.py").write_text(text)
-    (code,) = blocks("recipes/learning-rate")
+    code = blocks("recipes/learning-rate")[0]
     exec(code, {})
     with ctl.Run("my_model.py", workdir="runs/mine", print_lines=False) as run:
         run.train(steps=1)
@@ -187,7 +187,7 @@ def test_learning_rate_after_a_resume(folder):
 
 
 def test_logging(folder):
-    run, _, evaluated = train("logging", workdir=folder / "w")
+    run, _, evaluated = train("logging", workdir=folder / "w", block=slice(1))
     assert run.trainer.counts.sum() == 64 and 0 <= evaluated["balanced_accuracy"] <= 1
     files = (folder / "w/summaries").glob("**/events*")
     events = itertools.chain(*(tf.compat.v1.train.summary_iterator(str(f)) for f in files))
@@ -208,30 +208,30 @@ class Wandb(Writer):
 
 
 @pytest.mark.parametrize(
-    ("page", "replicas"), [("clipping", 1), ("wandb-mlflow", None), ("eight-gpus", 2)]
+    ("page", "replicas"), [("recipes/learning-rate", 1), ("recipes/logging", None), ("hardware", 2)]
 )
 def test_configs_of_the_first_run(page, replicas, tmp_path, monkeypatch):
     monkeypatch.chdir(child.ROOT)  # it reads experiments/data/mnist
-    (config,) = blocks(f"recipes/{page}")
+    config = blocks(page)[-1]
     path = tmp_path / "my_model.py"
     path.write_text("\n\n".join([*blocks("start")[:1], config]))
     path.write_text(path.read_text().replace('"wandb"', f'"{__name__}:Wandb"'))
     with ctl.Run(str(path), tmp_path / "w", print_lines=False) as run:
         assert run.train(steps=1)["loss"] > 0
         assert run.trainer.strategy.num_replicas_in_sync == replicas or not replicas
-    assert page != "wandb-mlflow" or Wandb.steps == [1]
+    assert page != "recipes/logging" or Wandb.steps == [1]
 
 
 def test_notebook(folder):
     names = {}
-    exec("\n".join(blocks("recipes/notebook")), names)
+    exec(blocks("recipes/notebook")[0], names)
     assert names["results"]["examples"] == 64 and names["history"]["step"] == [10]
 
 
 def test_nan(folder, capsys):
-    program, search = blocks("recipes/nan")
+    program, search, *several_gpus = blocks("recipes/nan")
     pathlib.Path("my_model.py").write_text(program)
-    (line,) = blocks("recipes/nan", "text")
+    line = blocks("recipes/nan", "text")[0]
     message = line.removeprefix("ctl: ").removesuffix(" ...\n")
     with (
         ctl.Run("my_model.py", print_lines=False) as run,
@@ -241,6 +241,7 @@ def test_nan(folder, capsys):
     names = {}
     exec(search, names)
     assert names["found"].tolist() == [17] and "[17]" in capsys.readouterr().out
+    exec("\n\n".join(several_gpus), {})
 
 
 def test_datasets(folder, monkeypatch):

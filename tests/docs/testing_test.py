@@ -10,8 +10,8 @@ TEXT = (child.ROOT / "docs/testing.md").read_text()
 EXAMPLES = blocks(TEXT)
 
 
-def test_the_page_ends_with_the_table_of_mistakes():
-    assert TEXT.endswith(mistakes.make_table())
+def test_the_page_has_the_table_of_mistakes():
+    assert mistakes.make_table() in TEXT
     assert len(mistakes.MISTAKES) >= 15
 
 

@@ -182,8 +182,8 @@ COMMAND_LINES = r"""
 --config.runtime.loss_scale=8
     runtime.loss_scale has no effect without runtime.precision=float16: set runtime.loss_scale=0.
 --config.runtime.strategy=tpu
-    No TPU can be used: tensorflow-tpu is not installed (see BUILD.md). To run without a TPU:
-    --config.runtime.strategy=auto. To check whether the experiment would run on a TPU:
+    No TPU can be used: tensorflow-tpu is not installed (it is part of ctl's extra `tpu`). To run
+    without a TPU: --config.runtime.strategy=auto. To check whether the experiment would run on a TPU:
     --mode=aot_compile.
 --config.runtime.strategy=multi_worker_mirrored
     runtime.strategy=multi_worker_mirrored requires several processes, but TF_CONFIG is not set:

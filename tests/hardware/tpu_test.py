@@ -79,8 +79,8 @@ def test_machine_without_a_pci_bus_has_no_chips(tmp_path, monkeypatch):
         (GOOD, [NETWORK_CARD], "", "this machine has no TPU chip on its PCI bus"),
         (GOOD, [], "grpc://10.0.0.2:8470", None),
         (GOOD, [], "pod", None),
-        ({}, [V5E], "", "tensorflow-tpu is not installed (see BUILD.md)"),
-        ({}, [], "pod", "tensorflow-tpu is not installed (see BUILD.md)"),
+        ({}, [V5E], "", "tensorflow-tpu is not installed (it is part of ctl's extra `tpu`)"),
+        ({}, [], "pod", "tensorflow-tpu is not installed (it is part of ctl's extra `tpu`)"),
         (
             {"tensorflow-tpu": "2.20.0"}, [V5E], "",
             "libtpu is not installed (it is part of ctl's extra `tpu`)",
@@ -111,9 +111,9 @@ def test_message_names_the_obstacle_and_the_alternatives(bus, install, address, 
     with pytest.raises(UsageError) as error:
         tpu.check(StrategyOptions(tpu=address))
     assert str(error.value) == (
-        "No TPU can be used: tensorflow-tpu is not installed (see BUILD.md). To run without a TPU: "
-        f"--config.runtime.strategy=auto{keys}. To check whether the experiment would run on a TPU: "
-        "--mode=aot_compile."
+        "No TPU can be used: tensorflow-tpu is not installed (it is part of ctl's extra `tpu`). To run "
+        f"without a TPU: --config.runtime.strategy=auto{keys}. To check whether the experiment would "
+        "run on a TPU: --mode=aot_compile."
     )
 
 

@@ -102,9 +102,9 @@ SHARDS = "off (auto: XLA fuses across logical shards)"
         ({"xla": "step"}, "one_device (auto: no GPU), 1 replica", "step (as configured)"),
         (
             {"tpu": "pod"},
-            "auto is not available: No TPU can be used: tensorflow-tpu is not installed (see "
-            "BUILD.md). To run without a TPU: --config.runtime.strategy=auto and no runtime.tpu. To "
-            "check whether the experiment would run on a TPU: --mode=aot_compile.", None,
+            "auto is not available: No TPU can be used: tensorflow-tpu is not installed (it is "
+            "part of ctl's extra `tpu`). To run without a TPU: --config.runtime.strategy=auto and no "
+            "runtime.tpu. To check whether the experiment would run on a TPU: --mode=aot_compile.", None,
         ),
     ],
 )  # fmt: skip

@@ -22,8 +22,8 @@ from ctl.modes.aot_compile.slices import GIB, Slice
 from ctl.modes.aot_compile.strategy import SliceStrategy
 
 DISCLAIMER = (
-    "A step that compiles and fits need not be fast, and no figure was compared with a physical TPU "
-    "(docs/aot.md)."
+    "A step that compiles and fits need not be fast, and no figure was compared with a physical "
+    "TPU."
 )
 _HEADER = ("slice", "cores", "HBM per core", "result", "peak", "of HBM", "arguments", "temporaries")
 _COSTS = ("Gflop", "GiB moved", "flop/byte", "all-reduces", "compile")

@@ -1,4 +1,4 @@
-"""The combinations of options that combinations_test.py runs, and docs/matrix.md counts."""
+"""The combinations of options that combinations_test.py runs, and docs/reference/config.md counts."""
 
 import dataclasses
 import itertools
