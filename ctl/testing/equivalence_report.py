@@ -42,15 +42,22 @@ class Difference:
         """Returns a line such as `update of w:0 on 2 replicas (...), step 0: 2 times the value ...`."""
         labels = {"update": "update of ", "copy": "copies of ", "state": "variable ", "loss": ""}
         label = f"{labels.get(self.kind, self.kind + ' ')}{self.name}"
-        if self.kind == "copy":
-            how = f"the replicas' copies differ by up to {self.distance:.3g}"
-        elif self.factor is None or abs(self.factor - 1) < 1e-3:
-            how = f"differs from the value on one replica by up to {self.distance:.3g}"
-        else:
-            how = f"{as_fraction(self.factor)} times the value on one replica"
+        how = self._describe("the value on one replica")
         if self.kind == "evaluation":  # an evaluation neither accumulates nor trains
             return f"{label} on {self.split.replica_rows}: {how}"
         return f"{label} on {self.split}, step {self.step}: {how}"
+
+    def brief(self) -> str:
+        """Returns a short line such as `w:0 on 2 + 2 rows: 2 times that of one replica`."""
+        rows = " + ".join(map(str, self.split.row_counts))
+        return f"{self.name} on {rows} rows: {self._describe('that of one replica')}"
+
+    def _describe(self, reference: str) -> str:
+        if self.kind == "copy":
+            return f"the replicas' copies differ by up to {self.distance:.3g}"
+        if self.factor is None or abs(self.factor - 1) < 1e-3:
+            return f"differs from {reference} by up to {self.distance:.3g}"
+        return f"{as_fraction(self.factor)} times {reference}"
 
 
 @dataclasses.dataclass(frozen=True)

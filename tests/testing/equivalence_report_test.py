@@ -39,6 +39,10 @@ def test_difference_is_one_line(arguments, line):
     assert str(difference(**arguments)) == line.format("2 replicas (3 + 2 rows)")
 
 
+def test_brief_line_is_that_of_a_check():
+    assert difference().brief() == "w:0 on 3 + 2 rows: 2 times that of one replica"
+
+
 def test_failure_starts_with_the_difference_and_its_cause():
     others = [difference(name=f"v{i}:0") for i in range(14)]
     report = Report(

@@ -86,9 +86,10 @@ def describe_report(
     """
     if not report.equivalent:
         first, fix = report.headline
+        if report.differences:
+            first = report.differences[0].brief()
         others = len(report.differences) + len(report.errors) - 1
-        more = f" (and {others} other difference{'s' * (others > 1)})" if others else ""
-        return Outcome(FAIL, first + more, fix)
+        return Outcome(FAIL, first + f" ({others} more)" * bool(others), fix)
     precision = report.precision
     if report.why:
         precision += f" with the tolerance of float32 ({report.why})"
