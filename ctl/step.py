@@ -185,8 +185,9 @@ class Step:
             self._check_constant()
             return self._run(batch)
         step = self.built()
-        step.check_ready()
-        list(step.split(1))
+        if step.parts:  # each call of a function counts in the time of a small step
+            step.check_ready()
+            list(step.split(1))
         with explained():
             if step.must_trace():
                 self._function = TracedFunction(self._run)

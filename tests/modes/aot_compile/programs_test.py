@@ -45,7 +45,7 @@ def test_train_step_is_the_one_that_trains_the_layers_of_frozen_until(
     frozen = make_trainer(4, optimizer_groups=[dict(variables="dense/*", frozen_until=4)])
     assert len(all_reduce_shapes(frozen)) == len(all_reduce_shapes(make_trainer(4)))
     [warning] = programs.export_train_step(frozen).warnings
-    assert "the train step is that of the steps from step 4 on" in str(warning)
+    assert "this is the one from step 4 on" in str(warning)
 
 
 def test_gradients_loss_metrics_and_sync_bn_are_all_reduced(make_trainer, all_reduce_shapes):
