@@ -65,7 +65,7 @@ def check_first_loss(factory: TrainerFactory) -> Outcome:
 
 def _judge_loss_of_own_step(factory: TrainerFactory) -> Outcome:
     """Returns the outcome for a trainer that overrides the step and defines no other loss."""
-    losses = factory.first_steps.losses
+    _, losses = factory.first_steps
     if not losses:
         return Outcome(WARNING, "not run: the outputs of the trainer's loop have no loss")
     if not math.isfinite(losses[0]):
@@ -134,8 +134,8 @@ def check_overfitting(factory: TrainerFactory) -> Outcome:
     variables must stay finite.
     """
     try:
-        start = factory.first_steps
-        trainer, losses = start.trainer, list(start.losses)
+        trainer, first_losses = factory.first_steps
+        losses = list(first_losses)
         while losses and trainer.global_step < 1 + _STEPS * _LOOPS:
             if losses[-1] < _MEMORIZED * losses[0]:
                 break

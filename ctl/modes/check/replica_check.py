@@ -24,9 +24,7 @@ REPLICAS = (1, 2, 4)
 _QUICK_REPLICAS, _QUICK_ROWS = (1, 2), (4, 5)  # an even and an uneven split
 _EXAMPLES = 8  # of the smallest batches; more are read in case that the step requires them
 _MAX_ROWS = 32  # of the larger batches
-# The comparison is stopped after this many seconds, or after this many times the seconds to build and
-# trace one trainer, if that is longer: each replica of a large model takes minutes to trace.
-_TIMEOUT, _TIMES_TRACED = 600.0, 50
+_TIMEOUT = 3600.0  # seconds of the comparison: each replica of a large model takes minutes to trace
 
 
 def start(factory: TrainerFactory, *, quick: bool = False) -> Callable[[], Outcome]:
@@ -42,20 +40,12 @@ def start(factory: TrainerFactory, *, quick: bool = False) -> Callable[[], Outco
     config = factory.experiment.config
     arguments = [config.to_dict(), factory.config_path, rows, factory.global_batch_size, quick]
     pool = concurrent.futures.ThreadPoolExecutor(1)
-    future = pool.submit(multiprocess.call, compare_splits, arguments, timeout=_limit(factory))
+    future = pool.submit(multiprocess.call, compare_splits, arguments, timeout=_TIMEOUT)
     pool.shutdown(wait=False)
     notes = config.runtime.precision == "float16"
     values = keys.flatten(config)
     left_out = [key for option in DEPENDS_ON_SPLIT if values[key := keys.OPTION_KEYS[option]]]
     return lambda: _judge(future, notes=notes, left_out=left_out)
-
-
-def _limit(factory: TrainerFactory) -> float:
-    """Returns the seconds that the comparison may take."""
-    try:
-        return max(_TIMEOUT, _TIMES_TRACED * factory.first_steps.seconds)
-    except Exception:  # another check reports it
-        return _TIMEOUT
 
 
 def _judge(

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 import dataclasses
 import functools
-import time
 from typing import Any
 
 import numpy as np
@@ -22,21 +21,6 @@ Rows = dict[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
-class Trial:
-    """A trainer after two steps on the first batch.
-
-    Attributes:
-        trainer: the trainer, which reads that batch in every step.
-        losses: the loss of each step; empty if the outputs of the trainer's loop have none.
-        seconds: the time to build the trainer and to trace its step.
-    """
-
-    trainer: StandardTrainer
-    losses: tuple[float, ...]
-    seconds: float
-
-
-@dataclasses.dataclass(frozen=True)
 class TrainerFactory:
     """Makes untrained trainers of an experiment, and reads its training data.
 
@@ -52,15 +36,11 @@ class TrainerFactory:
     config_path: str
 
     @functools.cached_property
-    def first_steps(self) -> Trial:
-        """A trainer that has made two steps on the first batch; made once."""
-        batch = self.read_batches(1)[0]
-        start = time.monotonic()
-        trainer = self.make_trainer(rows=batch)
+    def first_steps(self) -> tuple[StandardTrainer, tuple[float, ...]]:
+        """A trainer that has made two steps on the first batch, and their losses, if it has any."""
+        trainer = self.make_trainer(rows=self.read_batches(1)[0])
         outputs = [trainer.train(tf.constant(1)) or {} for _ in range(2)]
-        seconds = time.monotonic() - start
-        losses = tuple(float(each["loss"]) for each in outputs if "loss" in each)
-        return Trial(trainer, losses, seconds)
+        return trainer, tuple(float(each["loss"]) for each in outputs if "loss" in each)
 
     def make_trainer(
         self,

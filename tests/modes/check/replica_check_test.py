@@ -1,28 +1,13 @@
 """An update that depends on the split of the batch is detected in a process of its own."""
 
-import pytest
-
 from ctl.modes.check import replica_check
 from ctl.modes.check.outcome import FAIL
-from ctl.modes.check.trainer_factory import Trial
 
 MEAN_OVER_THE_LOCAL_BATCH = """
     def per_example_loss(self, batch, outputs):
         losses = super().per_example_loss(batch, outputs)
         return tf.fill(tf.shape(losses), tf.reduce_mean(losses))
     """
-
-
-@pytest.mark.parametrize(("seconds", "limit"), [(1.0, 600), (100.0, 5000)])
-def test_a_large_model_is_compared_for_longer(correct_factory, monkeypatch, seconds, limit):
-    limits = []
-    monkeypatch.setattr(
-        replica_check.multiprocess, "call", lambda *_, timeout: limits.append(timeout)
-    )
-    first = Trial(None, (), seconds)
-    monkeypatch.setitem(vars(correct_factory), "first_steps", first)
-    replica_check.start(correct_factory)
-    assert limits == [limit]
 
 
 def test_a_mean_over_the_local_batch_fails(make_factory, monkeypatch):
