@@ -13,7 +13,6 @@ import tf_keras
 
 from ctl.configs.options import TrainerOptions
 from ctl.data.autograph import convert
-from ctl.data.features import RESERVED
 from ctl.data.source import Batch, Data
 from ctl.errors import UsageError
 from ctl.hardware import coordinator, garbage, strategies
@@ -25,7 +24,7 @@ from ctl.replica.step.attributes import check_known
 from ctl.replica.step.build import build_scope, build_trainer, check_optimizer
 from ctl.replica.step.metrics import update_by_name
 from ctl.replica.step.microbatches import unpack
-from ctl.replica.step.preprocessing import call_model, call_sample_weight
+from ctl.replica.step.preprocessing import call_model, call_sample_weight, uint8_images
 
 
 class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
@@ -145,11 +144,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         By default, uint8 features with three or more axes are images and are scaled to [0, 1]. Labels
         and weights are unchanged.
         """
-        images = [
-            name
-            for name, value in batch.items()
-            if name not in RESERVED and value.dtype == tf.uint8 and value.shape.rank > 2
-        ]
+        images = uint8_images(batch)
         return {**batch, **{k: tf.cast(batch[k], self.compute_dtype) / 255 for k in images}}
 
     def forward(self, batch: Batch, training: bool) -> Any:

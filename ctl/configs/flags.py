@@ -74,7 +74,8 @@ def parse(argv: Sequence[str], commands: Iterable[str] = ()) -> tuple[flags.Flag
     except UsageError:
         raise
     except flags.UnrecognizedFlagError as error:
-        raise UsageError(loading.load(f"{_NAMES}:describe_flag")(error.flagname)) from None
+        describe = loading.load(f"{_NAMES}:describe_flag")
+        raise UsageError(describe(error.flagname, error.flagvalue)) from None
     except (flags.Error, ValueError) as error:  # raised by absl, such as for a missing --flagfile
         message = str(error).removeprefix("ERROR:: ")
         raise UsageError(f"The command line cannot be read: {message}") from None

@@ -56,24 +56,33 @@ def _full_names() -> dict[str, str]:
             full_names.setdefault(parts[end - 1], {})[".".join(parts[:end])] = None
     for each in keys.KEYS:
         for other in each.also:
-            full_names.setdefault(other.replace(" ", "_"), {})[each.name] = None
+            shown = f'{each.name} in epochs, such as "90 epochs"' if "epoch" in other else each.name
+            full_names.setdefault(other.replace(" ", "_"), {})[shown] = None
     return {last: " or ".join(names) for last, names in full_names.items()}
 
 
-def describe_flag(name: str) -> str:
-    """Describes a flag that does not exist."""
+def describe_flag(name: str, argument: str = "") -> str:
+    """Describes a flag that does not exist; the argument may be "--NAME=VALUE"."""
     if name in _REMOVED:
         return f"There is no flag --{name} any more: {_REMOVED[name]}."
-    return f"There is no flag --{name}{_suggest(name)}"
+    return f"There is no flag --{name}{_suggest(name, number=argument.partition('=')[2])}"
 
 
-def _suggest(name: str, value: str = "") -> str:
-    """Returns the end of a message about an unknown name of a flag or a key."""
+def _suggest(name: str, value: str = "", number: str = "") -> str:
+    """Returns the end of a message about an unknown name of a flag or a key.
+
+    Args:
+        name: the unknown name.
+        value: "=VALUE", which the suggested key gets.
+        number: VALUE, which only a suggested number of epochs gets.
+    """
     known = {} if value else {flag: f"--{flag}" for flag in (*flags.VALUES, *flags.SWITCHES)}
     names = keys.flatten(keys.defaults())
     full_names = {key: f"--config.{key}{value}" for key in names}
     last_parts = {key.rpartition(".")[-1]: f"--config.{key}{value}" for key in reversed(names)}
-    others = {n: f"--config.{k.name}{value}" for k in reversed(keys.KEYS) for n in k.also}
+    epochs = f'="{number or value[1:] or 90} epochs"'
+    others = {n: f"--config.{k.name}" for k in reversed(keys.KEYS) for n in k.also}
+    others = {n: key + (epochs if "epoch" in n else value) for n, key in others.items()}
     return errors.did_you_mean(name, known, full_names, last_parts, others)
 
 
@@ -92,6 +101,8 @@ def describe_argument(argument: str, commands: Iterable[str]) -> str:
     if argument in commands:
         return f"The command {argument} must be the first argument: ctl {argument} ..."
     path = pathlib.Path(argument)
+    if path.is_dir():
+        return f"{argument!r} is a folder: name the config file, and --workdir={argument}."
     names = {name: name for name in (*MODES, *commands)}
     files = {each.stem: str(each) for each in sorted(path.parent.glob("*.py"))}
     similar = errors.closest(path.name, files | names)

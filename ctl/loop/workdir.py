@@ -159,9 +159,7 @@ class Workdir:
     def check_run(self) -> None:
         """Raises UsageError if there is no run in the folder."""
         if not self.has_run():
-            raise UsageError(
-                f"{self.path} has no run to evaluate: train first, or name its --workdir."
-            )
+            raise UsageError(f"{self.path} holds no run: train first, or name its --workdir.")
 
     def check_movable(self) -> None:
         """Raises UsageError if `move_aside` must not move the folder."""

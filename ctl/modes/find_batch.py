@@ -36,7 +36,7 @@ class _Start(NamedTuple):
     """Where the search starts.
 
     Attributes:
-        guess: the global batch that fits by the estimate.
+        guess: the global batch that fits by the estimate; that of the config without one.
         replicas: the number of replicas.
         unit: the batch with one row per replica and micro-batch; the search tries its multiples.
         most: the number of training examples.
@@ -79,6 +79,10 @@ def find_batch(arguments: Arguments) -> int:
         )
     if not batch:
         raise UsageError(f"Not even a batch of {start.unit} fits into memory: {_ADVICE}.")
+    if batch == start.most // start.unit * start.unit:
+        more = f"; memory would allow about {start.guess:,}" * (start.guess > batch)
+        print_line(f"All {start.most:,} examples fit in one batch{more}.")
+        return DONE
     key, value = "global_batch_size", batch
     if config.data.per_replica_batch_size:
         key, value = "per_replica_batch_size", batch // start.replicas

@@ -10,17 +10,27 @@ from ctl.errors import list_some
 from ctl.hardware import strategies
 from ctl.loop.progress import format_numbers
 from ctl.optimizers import schedules
+from ctl.replica.step import preprocessing
 from ctl.replica.step.inner_loop import loop_of
 from ctl.trainer import StandardTrainer
 
 
-def complete(step: int, result: Mapping[str, Any], config: Any) -> str:
-    """Describes a run that is complete, and how to train longer."""
+def complete(step: int, result: Mapping[str, Any], config: Any, changes: Sequence[str] = ()) -> str:
+    """Describes a run that is complete, and how to train longer.
+
+    Args:
+        step: its last step.
+        result: the content of its result.json.
+        config: its config.
+        changes: one line for each change of the config, "key: old -> new".
+    """
     evaluation, stopped = result.get("eval") or {}, result.get("stopped")
+    changed = "; ".join(changes)
+    again = f"To train again with {changed}, name another --workdir. " * bool(changed)
     if stopped:
         return (
-            f"This run is complete: it ended at step {step}, because {stopped['reason']}. To train "
-            "longer, change what ended it, such as train.best.patience or "
+            f"This run is complete: it ended at step {step}, because {stopped['reason']}. {again}To "
+            "train longer, change what ended it, such as train.best.patience or "
             "train.max_duration; to start from scratch, add --fresh."
         )
     numbers = f", {format_numbers(evaluation)}" if evaluation else ""
@@ -29,8 +39,8 @@ def complete(step: int, result: Mapping[str, Any], config: Any) -> str:
     if schedules.ends_at_last_step(name, config.optimizer.decay_steps):
         flags += f" --allow_config_change, which stretches the {name} schedule"
     return (
-        f"This run is complete: {step} steps{numbers}. To train longer, increase train.steps "
-        f"({flags}); to start from scratch, add --fresh."
+        f"This run is complete: {step} steps{numbers}. {again}To train longer, increase "
+        f"train.steps ({flags}); to start from scratch, add --fresh."
     )
 
 
@@ -73,6 +83,20 @@ def entries(trainer: StandardTrainer) -> str:
     if type(trainer).sample_weight is not StandardTrainer.sample_weight:
         groups["weight"] = ["what sample_weight returns"]
     return "; ".join(f"{kind}: {', '.join(names) or 'none'}" for kind, names in groups.items())
+
+
+def images(trainer: StandardTrainer) -> list[str]:
+    """Names the images that the default `preprocess` scales; warns of a layer that scales them, too."""
+    engine = loop_of(trainer)
+    if type(trainer).preprocess is not StandardTrainer.preprocess:
+        return []
+    scaled = ", ".join(preprocessing.uint8_images(engine.pipeline.element_spec()))
+    layer = preprocessing.find_second_scaling(engine.step.attributes.layers())
+    warning = (
+        f"The layer {layer!r} seems to expect images of 0 to 255, but preprocess has scaled them to "
+        "[0, 1]: remove the layer, or let preprocess return the batch as it is."
+    )
+    return [f"{scaled}: uint8, scaled to [0, 1]", *[warning] * bool(layer)] if scaled else []
 
 
 def _names_in_code(cls: type) -> set[str]:

@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
+import functools
 import math
 import numbers
 import operator
 import os
 import pathlib
+import sys
 import tempfile
-from typing import Any
+from typing import Any, TypeVar
 
 from ml_collections import config_dict
 
@@ -16,16 +18,34 @@ from ctl import optimizers
 from ctl.configs import durations, overrides, validation
 from ctl.configs import flags as command_line
 from ctl.configs.keys import OPTION_KEYS
-from ctl.errors import UsageError
+from ctl.errors import Failure, UsageError, print_line
 from ctl.evaluator import StandardEvaluator
 from ctl.hardware import engines, selection, strategies
 from ctl.loop.actions.action import as_action
 from ctl.loop.lock import RunLock
 from ctl.loop.workdir import Workdir
 from ctl.loop.writers.writer import Record
-from ctl.modes import Arguments, results, run
+from ctl.modes import Arguments, results, run, user_errors
 from ctl.modes.experiment import Experiment
 from ctl.trainer import StandardTrainer
+
+T = TypeVar("T")
+
+
+def _in_one_line(method: Callable[..., T]) -> Callable[..., T]:
+    """Lets IPython show the errors of a method in one line, as the program does."""
+
+    @functools.wraps(method)
+    def call(run: "Run", *args: Any, **arguments: Any) -> T:
+        shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+        if shell is None:
+            return method(run, *args, **arguments)
+        show: Any = lambda shell, kind, error, *_, **__: print_line(f"ctl: {error}")  # noqa: E731
+        shell.set_custom_exc((UsageError, Failure), show)
+        with user_errors.report_user_errors(getattr(run, "_workdir", None)):
+            return method(run, *args, **arguments)
+
+    return call
 
 
 class Run:
@@ -60,6 +80,7 @@ class Run:
         UsageError: the config is wrong, or the workdir holds another run.
     """
 
+    @_in_one_line
     def __init__(
         self,
         experiment: str | os.PathLike[str] | config_dict.ConfigDict | StandardTrainer,
@@ -103,6 +124,12 @@ class Run:
         self._controller = self._run.controller
         self._rate: Any = self._controller.actions["LearningRate"]
 
+    def __repr__(self) -> str:
+        loss = self._controller.outputs.get("loss")
+        shown = f", loss {loss:.4g}" if isinstance(loss, float) else ""
+        shown = f"step {self.step} of {self.config.train.steps}{shown}"
+        return f"<ctl.Run: {shown}, in {self._workdir.path}>"
+
     @property
     def step(self) -> int:
         """The number of consumed global batches; at the best checkpoint, if it is restored."""
@@ -129,6 +156,7 @@ class Run:
         return self._rate.value
 
     @learning_rate.setter
+    @_in_one_line
     def learning_rate(self, value: float) -> None:
         number = isinstance(value, numbers.Real) and not isinstance(value, bool)  # also of numpy
         if not number or not 0 < value < math.inf:
@@ -143,6 +171,7 @@ class Run:
                 notes = self._controller.actions.get_notes()
                 self._run.checkpoints.files.commit(self.step, notes)
 
+    @_in_one_line
     def train(self, steps: int | str | None = None) -> dict[str, Any]:
         """Trains; with an evaluation interval, also evaluates at its multiples and at the end.
 
@@ -161,11 +190,16 @@ class Run:
             is_unended = self._run.must_end(first) and not self._run.has_ended
             if is_unended or (first < end and not self._controller.actions.stop_reason):
                 self._leave_best()
+                if end > (last := self.config.train.steps):
+                    self._run.progress.print_line(
+                        f"Trains to step {end}, beyond train.steps={last}."
+                    )
                 self._controller.begin_training()
                 evaluates = bool(self.evaluator and self.config.eval.interval)
                 self._run.train(end, evaluates=evaluates)
         return dict(self._controller.outputs)
 
+    @_in_one_line
     def evaluate(self) -> dict[str, Any]:
         """Evaluates the current weights; returns the loss and the metrics."""
         if self.evaluator is None:

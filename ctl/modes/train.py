@@ -62,14 +62,15 @@ def _train(arguments: Arguments, *, evaluates: bool) -> int:
                 workdir, latest, steps=config.train.steps, evaluates=evaluates, changes=changes
             )
         ):
-            progress.print_line(messages.complete(latest, workdir.result(), config))
+            progress.print_line(messages.complete(latest, workdir.result(), config, changes))
             return DONE
 
         with run.stop, progress:
             run.all_begin(actions, changes)
             with run.watching():
                 progress.print_line(messages.start(run.experiment.hardware, run.trainer))
-                for line in loop_of(run.trainer).step.describe().values():
+                described = loop_of(run.trainer).step.describe().values()
+                for line in (*messages.images(run.trainer), *described):
                     progress.print_line(line)
                 run.print_start()
                 run.record_start()

@@ -262,7 +262,13 @@ tinny
 strategy=ddp
     'strategy=ddp' is not a flag: did you mean --config.runtime.strategy=ddp?
 --epochs=3
-    There is no flag --epochs: did you mean --config.train.steps?
+    There is no flag --epochs: did you mean --config.train.steps="3 epochs"?
+--config.epochs=3
+    There is no config key epochs: did you mean train.steps in epochs, such as "90 epochs"?
+epochs=3
+    'epochs=3' is not a flag: did you mean --config.train.steps="3 epochs"?
+export
+    runs/exp holds no run: train first, or name its --workdir.
 --config.runtime.precision=fp16
     runtime.precision is 'fp16': did you mean float16?
 --fresh=maybe
@@ -412,6 +418,11 @@ OTHERS = {
     "config file that is a folder": Mistake(
         "--config=sub", "--config=sub is a folder: name a file in it.", {"sub/exp.py": CONFIG}
     ),
+    "folder of a run in place of the config file": Mistake(
+        "export runs/a",
+        "'runs/a' is a folder: name the config file, and --workdir=runs/a.",
+        {"runs/a/config.json": "{}"},
+    ),
     "config file that is not Python": Mistake(
         "--config=exp.yaml",
         "--config=exp.yaml is not a Python file: a config is a .py file with a get_config().",
@@ -470,7 +481,7 @@ OTHERS = {
         **{"config.json": '{"trainer": "tiny.py:Tiny", "seed": 7}'},
     ),
     "nothing to evaluate continuously": in_workdir(
-        "old has no run to evaluate: train first, or name its --workdir.", "--mode=continuous_eval"
+        "old holds no run: train first, or name its --workdir.", "--mode=continuous_eval"
     ),
 }
 

@@ -86,7 +86,7 @@ def test_eval_without_a_checkpoint_is_rejected(arguments):
 
 def test_eval_without_a_run_is_rejected(make_arguments):
     for mode in (evaluate.evaluate, evaluate.continuous_eval):
-        with pytest.raises(UsageError, match="run has no run to evaluate"):
+        with pytest.raises(UsageError, match="run holds no run: train first"):
             mode(make_arguments())
     assert not pathlib.Path("run").exists()
 

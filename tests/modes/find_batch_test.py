@@ -97,6 +97,13 @@ def test_result_is_a_multiple_of_replicas_and_micro_batches_in_the_key_of_the_co
     )
 
 
+def test_size_of_the_data_is_not_recommended(run):
+    _, printed = run(measure=lambda batch: GIB)
+    first, _, last = printed.out.splitlines()
+    estimated = re.search("a batch of ([0-9,]+) fits", first)[1]
+    assert last == f"All 8 examples fit in one batch; memory would allow about {estimated}."
+
+
 @pytest.mark.parametrize("device", ["CPU:0", "GPU:0"])
 def test_first_try_needs_nine_tenths_of_the_memory_by_the_estimate(run, monkeypatch, device):
     monkeypatch.setattr(devices, "replica_devices", lambda strategy: [device])

@@ -1,8 +1,11 @@
 """The lines that a run prints when it starts and ends."""
 
+import re
 import types
 
+import numpy as np
 import pytest
+import tf_keras
 
 import ctl
 from ctl.modes import messages
@@ -17,6 +20,14 @@ def test_complete_run_names_the_flag_that_trains_longer():
     assert messages.complete(30, {"eval": {"loss": 0.5}}, make_config()) == (
         "This run is complete: 30 steps, loss 0.5000. To train longer, increase train.steps "
         "(--config.train.steps=60); to start from scratch, add --fresh."
+    )
+
+
+def test_complete_run_with_a_change_names_another_workdir():
+    line = messages.complete(30, {}, make_config(), ["runtime.logical_devices: 0 -> 2"])
+    assert line.startswith(
+        "This run is complete: 30 steps. To train again with runtime.logical_devices: 0 -> 2, name "
+        "another --workdir. To train longer, increase"
     )
 
 
@@ -107,6 +118,36 @@ def test_start_says_on_what_and_how_the_batch_is_split(row_counts, words):
     assert messages.start(hardware, trainer) == (
         f"mirrored (2 GPUs): {words}; float32; 1,234 parameters"
     )
+
+
+class Scaled(ctl.StandardTrainer):
+    def build_model(self):
+        layers = tf_keras.layers
+        return tf_keras.Sequential([layers.Rescaling(1 / 255), layers.Flatten(), layers.Dense(2)])
+
+    def build_dataset(self, split, input_context):
+        images = np.zeros((8, 4, 4, 3), np.uint8)
+        return ctl.data.arrays({"image": images, "map": images[..., 0], "x": images[:, 0, 0]})
+
+    def forward(self, batch, training):
+        return self.model(batch["image"], training=training)
+
+    def per_example_loss(self, batch, outputs):
+        return outputs[:, 0]
+
+
+class Unscaled(Scaled):
+    def preprocess(self, batch):
+        return batch
+
+
+def test_scaled_images_are_named_with_the_layer_that_scales_them_again():
+    scaled, unscaled = (
+        messages.images(cls(global_batch_size=4, optimizer=lambda: tf_keras.optimizers.SGD(0.1)))
+        for cls in (Scaled, Unscaled)
+    )
+    assert scaled[0] == "image, map: uint8, scaled to [0, 1]" and unscaled == []
+    assert re.match(r"The layer 'rescaling\w*' seems to expect images of 0 to 255, but", scaled[1])
 
 
 def test_start_with_parameter_servers_warns_of_asynchronous_updates():

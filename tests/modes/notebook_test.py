@@ -3,6 +3,9 @@
 import json
 import math
 import pathlib
+import re
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -120,6 +123,35 @@ def test_learning_rate_of_a_changed_config_replaces_the_one_that_was_set(make, m
     assert train.train(arguments) == DONE
     notes = json.loads(pathlib.Path("run/checkpoints/ckpt-10.whole").read_text()).get("notes", {})
     assert "learning_rate" not in notes["actions"]["LearningRate"]
+
+
+def test_run_shows_its_state_and_training_beyond_its_steps(make, capsys):
+    run = ctl.Run("experiment.py", workdir="run")
+    assert repr(run) == "<ctl.Run: step 0 of 30, in run>"
+    run.train(steps=30)
+    assert "beyond" not in capsys.readouterr().out
+    run.train(steps=5)
+    assert "Trains to step 35, beyond train.steps=30.\n" in capsys.readouterr().out
+    assert re.fullmatch(r"<ctl\.Run: step 35 of 30, loss \d\.\d+, in run>", repr(run))
+
+
+def test_ipython_shows_one_line(make, monkeypatch, capsys):
+    shown = []
+    shell = types.SimpleNamespace(set_custom_exc=lambda *handler: shown.append(handler))
+    run = make()
+    monkeypatch.setattr("ctl.trainer.StandardTrainer.train_loop_begin", lambda trainer: 1 / 0)
+    with pytest.raises(ZeroDivisionError):  # outside of IPython
+        run.train(steps=1)
+    assert not shown
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+    with pytest.raises(
+        ctl.UsageError, match=r"notebook_test.py:\d+: ZeroDivisionError: .*traceback:"
+    ) as e:
+        run.train(steps=1)
+    ((kinds, handle),) = shown
+    assert isinstance(e.value, kinds)
+    handle(shell, type(e.value), e.value, None, tb_offset=1)
+    assert capsys.readouterr().out == f"ctl: {e.value}\n"
 
 
 def test_learning_rate_must_be_a_positive_number_and_steps_a_length(make):

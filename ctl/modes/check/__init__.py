@@ -38,6 +38,8 @@ def check(arguments: Arguments) -> int:
         built = dataclasses.replace(built, config=config)
     factory = TrainerFactory(built, arguments.config_path)
     print_line(f"Checking {built.config.trainer} ({messages.entries(built.trainer)}).")
+    for line in messages.images(built.trainer):
+        print_line(line)
     return run_checks(factory, names, quick=quick)
 
 

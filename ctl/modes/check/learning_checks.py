@@ -9,6 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.errors import NonFiniteStep, list_some
+from ctl.modes import messages
 from ctl.modes.check.outcome import FAIL, PASS, WARNING, Outcome
 from ctl.modes.check.trainer_factory import TrainerFactory
 from ctl.replica.checks import onednn
@@ -166,7 +167,8 @@ def check_overfitting(factory: TrainerFactory) -> Outcome:
     return Outcome(
         WARNING,
         observation,
-        "raise optimizer.learning_rate or shorten its warm-up; check the labels, dropout and "
+        "; ".join(messages.images(factory.experiment.trainer)[1:])
+        or "raise optimizer.learning_rate or shorten its warm-up; check the labels, dropout and "
         "weight decay",
     )
 

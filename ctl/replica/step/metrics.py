@@ -39,6 +39,8 @@ def prepare(metrics: Any) -> dict[str, tf_keras.metrics.Metric]:
         )
     metrics = {name: models.convert(metric) for name, metric in metrics.items()}
     for name, metric in metrics.items():
+        if isinstance(metric, type):
+            raise UsageError(f"Metric {name!r} is a class: call it, {metric.__name__}().")
         models.check(metric, f"Metric {name!r} is")
         if not isinstance(metric, tf_keras.metrics.Metric):
             shown = repr(metric) if isinstance(metric, str) else type_name(metric)
@@ -155,7 +157,7 @@ def update(
     Raises:
         UsageError: the metric does not accept these labels and outputs, or compares rows.
     """
-    name = name or metric.name
+    name = name or getattr(metric, "_ctl_name", metric.name)
     takes_weights = _takes_weights(metric, name)
     built_in = type(metric).__module__.startswith("tf_keras.")
     mask = losses_utils.get_mask(outputs)
@@ -240,7 +242,8 @@ def _takes_weights(metric: tf_keras.metrics.Metric, name: str) -> bool:
     except TypeError:
         raise UsageError(
             f"Metric {name!r} is {type_name(metric)}, whose update_state does not take labels and "
-            "outputs: override update_metrics, and call its update_state with what it averages."
+            f"outputs: override update_metrics, and call metrics[{name!r}].update_state(values, "
+            "weights) with what it averages."
         ) from None
     return takes_weights
 
@@ -287,7 +290,7 @@ def _wrap_update(metric: Any, name: str) -> None:
 
     It also explains the error of a metric whose variables would get the shape of an unknown batch.
     """
-    update_state = metric.update_state
+    update_state, metric._ctl_name = metric.update_state, name
 
     # Without `__module__`, by which AutoGraph decides what to convert.
     @functools.wraps(update_state, assigned=("__name__", "__doc__"))

@@ -1,21 +1,53 @@
 """Calls the hooks that take a batch, such as `preprocess`, which must keep the number of rows."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import inspect
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from ctl.data.autograph import convert
-from ctl.data.features import select_features
+from ctl.data.features import RESERVED, select_features
 from ctl.data.source import Batch
 from ctl.errors import UsageError, type_name
+from ctl.replica.arithmetic import models
 from ctl.replica.arithmetic.assertions import require_equal
 from ctl.replica.arithmetic.loss import SampleWeight
 from ctl.replica.step.microbatches import row_count
 
+_KERAS = ("keras.", "tf_keras.")
+_FACTOR = 16  # scales of images differ by 255, and by 127.5 around 0
 _ADVICE = "return one entry per row (stack several views of a row on axis 1)."
 _PROBLEM = f"preprocess returned another number of rows than the batch has: {_ADVICE}"
+
+
+def uint8_images(batch: Mapping[str, Any]) -> list[str]:
+    """Returns the names of the uint8 features with three or more axes, which are images."""
+    values = {k: v for k, v in batch.items() if k not in RESERVED and v.dtype == tf.uint8}
+    return [name for name, value in values.items() if value.shape.rank > 2]
+
+
+def find_second_scaling(layers: Iterable[Any]) -> str:
+    """Returns the name of a layer that seems to expect images of 0 to 255; "" if there is none.
+
+    These are a Rescaling by a small factor, and a Normalization that has seen a mean above 1. A model
+    that multiplies its images by 255 itself has none.
+    """
+    second = ""
+    for layer in map(models.inner, layers):
+        kinds = {c.__name__ for c in type(layer).__mro__ if c.__module__.startswith(_KERAS)}
+        if "Rescaling" in kinds:
+            scale = np.max(np.abs(layer.scale))
+            if scale > _FACTOR:
+                return ""
+            second = second or layer.name * bool(scale < 1 / _FACTOR)
+        elif "Normalization" in kinds and getattr(layer, "mean", None) is not None:
+            mean = tf.get_static_value(layer.mean)
+            # Two axes are those of rows of numbers, which are no image.
+            if mean is not None and np.ndim(mean) != 2 and np.max(np.abs(mean)) > 1:
+                second = second or layer.name
+    return second
 
 
 def call_sample_weight(trainer: Any, batch: Batch, *, training: bool) -> SampleWeight:

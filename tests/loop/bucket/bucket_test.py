@@ -238,7 +238,7 @@ def test_other_modes_and_commands_read_a_url_and_send_their_results(
         (["--mode=aot_compile"], "The --workdir of --mode=aot_compile is URL, but"),
         (["--sweep=seed=1,2"], "The --workdir of a sweep or a dry run is URL, but"),
         (["--dry_run"], "The --workdir of a sweep or a dry run is URL, but ctl"),
-        (["--mode=eval"], "has no run to evaluate"),
+        (["--mode=eval"], "holds no run: train first"),
         (["--config.train.local_dir=gs://x"], "train.local_dir is gs://x, but ctl does not"),
         (["--config.init.checkpoint=memory://none"], "memory://none has no run"),
         (

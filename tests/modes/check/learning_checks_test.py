@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from ctl.modes import messages
 from ctl.modes.check import learning_checks
 from ctl.modes.check.outcome import FAIL, PASS, WARNING
 from tests.modes.check import planted
@@ -82,6 +83,20 @@ def test_a_layer_without_a_gradient_is_a_warning(assert_detects):
 def test_a_loss_without_any_gradient_fails(assert_detects):
     observation = "4 of 4 trainable variables do not change"
     assert_detects(planted.NO_GRADIENT, learning_checks.check_gradients, FAIL, observation)
+
+
+def test_a_layer_that_scales_images_again_is_named_instead_of_the_learning_rate(
+    make_factory, monkeypatch
+):
+    monkeypatch.setattr(learning_checks, "_STEPS", 1)
+    monkeypatch.setattr(learning_checks, "_LOOPS", 1)
+    fixes = []
+    for lines in ([], ["image: uint8, scaled to [0, 1]", "The layer 'rescaling' seems"]):
+        monkeypatch.setattr(messages, "images", lambda trainer, lines=lines: lines)
+        factory = make_factory(**{"optimizer.learning_rate": 1e-9})
+        fixes.append(learning_checks.check_overfitting(factory).fix)
+    assert fixes[0].startswith("raise optimizer.learning_rate")
+    assert fixes[1] == "The layer 'rescaling' seems"
 
 
 @pytest.mark.slow

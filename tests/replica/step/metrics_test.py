@@ -413,6 +413,7 @@ class Reset(Matrix):
         (lambda: {"m": Matrix()}, r"Metric 'm' has a variable of shape \(2, 2\).*reset_state"),
         (lambda: None, "build_metrics returned None, but must return a dict of name -> metric"),
         (lambda: [KERAS.Mean()], "build_metrics returned a list, but must return a dict"),
+        (lambda: {"m": KERAS.Mean}, r"Metric 'm' is a class: call it, Mean\(\)\."),
         (lambda: {"m": "accuracy"}, "Metric 'm' is 'accuracy', but must be a metric of tf_keras"),
         (lambda: {"m": KERAS.mean_squared_error}, "Metric 'm' is a function, but must be"),
         (lambda: {"m": PythonState()}, "Metric 'm' is a PyMetric, whose state in Python is not"),
@@ -443,7 +444,8 @@ def test_metric_that_takes_its_shape_from_an_unknown_number_of_rows_is_rejected(
     [
         (
             lambda: {"m": KERAS.Mean()},
-            "Metric 'm' is a Mean, whose update_state does not take labels",
+            r"Metric 'm' is a Mean, .*: override update_metrics, and call "
+            r"metrics\['m'\]\.update_state\(values, weights\) with what it averages",
         ),
         (
             lambda: {"m": KERAS.F1Score(dtype="float32")},
@@ -455,6 +457,17 @@ def test_metric_that_takes_its_shape_from_an_unknown_number_of_rows_is_rejected(
 def test_metric_that_does_not_fit_the_outputs_is_rejected_by_the_first_step(metrics, message):
     with pytest.raises(ctl.UsageError, match=message):
         regression(metrics).train(tf.constant(1))
+
+
+def test_mean_that_an_override_gives_labels_is_called_by_its_name_in_build_metrics():
+    class Own(Regression):
+        metric_factory = staticmethod(lambda: {"i_loss": KERAS.Mean()})
+
+        def update_metrics(self, metrics, batch, outputs, weights):
+            ctl.replica.update_metric(metrics["i_loss"], batch["label"], outputs, weights)
+
+    with pytest.raises(ctl.UsageError, match=r"call metrics\['i_loss'\]\.update_state"):
+        make(Own, 1, ROWS).train(tf.constant(1))
 
 
 def test_several_outputs_require_an_override():

@@ -1,13 +1,21 @@
 """A preprocess that changes the number of rows is rejected, also if shapes are not static."""
 
+import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
 
 import ctl
 from ctl import testing
+from ctl.replica.arithmetic import models
 from ctl.replica.step.explanations import explained
-from ctl.replica.step.preprocessing import default_sample_weight, preprocess, select_inputs
+from ctl.replica.step.preprocessing import (
+    default_sample_weight,
+    find_second_scaling,
+    preprocess,
+    select_inputs,
+)
 from ctl.testing import tiny
 from tests.support import reference_model
 
@@ -107,3 +115,35 @@ def test_weight_without_a_label_may_be_a_feature_unless_a_hook_tells():
     Made(**arguments)
     for made_by in ("label", "segment_ids"):  # ctl.data.packed makes segment_ids and the weight
         assert default_sample_weight({"weight": 2, made_by: 3}) == 2
+
+
+def normalization(package, mean, shape=(8, 8, 3)):
+    layer = package.layers.Normalization()
+    layer.adapt(np.random.default_rng(0).normal(mean, 0.1, (4, *shape)).astype("float32"))
+    return layer
+
+
+def nested(package, *layers):
+    inputs = package.Input((8, 8, 3))
+    inner = package.Sequential([*layers, package.layers.Flatten()])
+    return package.Model(inputs, package.layers.Dense(2)(inner(inputs)))
+
+
+@pytest.mark.parametrize("package", [tf_keras, keras], ids=["tf_keras", "keras"])
+def test_layer_that_scales_images_again_is_named(package):
+    layers = package.layers
+    rescaling = layers.Rescaling(1 / 127.5, offset=-1)
+    cases = [
+        (nested(package, normalization(package, 120.0)), "normalization"),
+        (package.Sequential([layers.Rescaling(1 / 255), layers.Flatten()]), "rescaling"),
+        (nested(package, rescaling), "rescaling"),
+        (nested(package, layers.Rescaling(255.0), rescaling), ""),
+        (nested(package, layers.Rescaling(2.0, offset=-1)), ""),
+        (nested(package, normalization(package, 0.5)), ""),
+        (nested(package, layers.Normalization()), ""),
+        (package.Sequential([normalization(package, 40.0, (3,))]), ""),  # not of images
+        (nested(package), ""),
+    ]
+    for model, expected in cases:
+        found = find_second_scaling(models.adapt(model)._flatten_layers())
+        assert found.rstrip("_0123456789") == expected, (model.layers, found)
