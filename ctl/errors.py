@@ -8,12 +8,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import contextlib
 import difflib
 import functools
+import inspect
 import os
 import re
 import sys
 from typing import Any
 
 _MAX_LISTED = 8  # names in one line; the rest is only counted
+_NAMED: dict[str, Callable[[Any], bool]] = {
+    "function": inspect.isroutine, "class": inspect.isclass, "module": inspect.ismodule
+}  # fmt: skip
 
 
 class UsageError(ValueError):
@@ -172,11 +176,15 @@ def type_name(value: Any) -> str:
 
 
 def show_value(value: Any) -> str:
-    """Returns the repr of a value, or its type if the repr fails."""
+    """Returns the repr of a value; the name or the type of a value whose repr has an address."""
+    for kind, is_kind in _NAMED.items():
+        if is_kind(value):
+            return f"the {kind} {value.__name__}"
     try:
-        return repr(value)
+        shown = repr(value)
     except Exception:  # an integer of thousands of digits, or a user's class with a broken __repr__
         return type_name(value)
+    return type_name(value) if re.search(r" at 0x[0-9a-f]+>", shown) else shown
 
 
 def align(rows: Iterable[Sequence[str]]) -> list[str]:

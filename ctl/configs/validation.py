@@ -99,7 +99,7 @@ def _check_model(value: Any, name: str, *, sections: Any, depth: int = 0) -> Non
             _check_model(element, f"{name}[{index}]", sections=(dict,), depth=depth + 1)
     elif not isinstance(value, bool | int | float | str | None):
         raise UsageError(
-            f"{name} is {errors.type_name(value)}, but the workdir can store only numbers, strings, "
+            f"{name} is {errors.show_value(value)}, but the workdir can store only numbers, strings, "
             "booleans, None, and lists and sections of these."
         )
 
