@@ -2,10 +2,41 @@
 
 from collections.abc import Iterator
 import contextlib
+import ctypes
+import importlib.util
 import logging
+import mmap
 import os
+import pathlib
+import re
 import sys
 import tempfile
+
+# The functions of the copy of absl in TensorFlow's library, whose namespace names its version.
+_LIBRARY = "libtensorflow_framework.so.2"
+_SET_LEVEL = rb"_ZN4absl\d+lts_\d+14SetMinLogLevelENS0_18LogSeverityAtLeastE"
+_SET_INITIALIZED = rb"_ZN4absl\d+lts_\d+12log_internal14SetInitializedEv"
+
+
+def hide_absl_messages() -> None:
+    """Applies TF_CPP_MIN_LOG_LEVEL to what C++ code logs by absl, such as "Compiled cluster using XLA!".
+
+    TensorFlow itself does not. Call it before TensorFlow is imported, which logs as well. Where the
+    functions do not exist, as in another build of TensorFlow, nothing changes.
+    """
+    level = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "0")
+    spec = importlib.util.find_spec("tensorflow")
+    folders = spec.submodule_search_locations if spec else None
+    if level not in ("1", "2", "3") or not folders:
+        return
+    path = pathlib.Path(folders[0], _LIBRARY)
+    with contextlib.suppress(OSError, AttributeError):
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
+            matches = [re.search(name, content) for name in (_SET_LEVEL, _SET_INITIALIZED)]
+            names = [match[0].decode() if match else "" for match in matches]
+        library = ctypes.CDLL(str(path))
+        library[names[0]](int(level))
+        library[names[1]]()  # otherwise a first error is preceded by a warning about the others
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from ctl import main
 from ctl.commands import checkpoint_comparison, diff
 from ctl.configs import overrides
 from ctl.errors import UsageError
+from ctl.loop.checkpoints.files import find_files
 from tests.support import experiments
 
 BFLOAT16 = tf.bfloat16.as_numpy_dtype
@@ -145,6 +146,22 @@ def test_elements_are_compared_by_bits_and_their_distance_is_exact(old, new, lin
     assert line in text
 
 
+def test_one_line_names_all_variables_of_other_shapes_and_the_reason_of_the_step(tmp_path, capsys):
+    for name, width, steps in (("a", 3, (64, 96)), ("b", 4, (64,))):
+        values = {"kernel": tf.Variable(tf.zeros([2, width])), "bias": tf.Variable(tf.zeros(width))}
+        for step in steps:
+            files = find_files(str(tmp_path / name / "checkpoints"))
+            tf.train.Checkpoint(**values).write(files.path(step))
+            files.commit(step)
+    assert diff.main([str(tmp_path / name) for name in ("a", "b")]) == 1
+    head, *lines = capsys.readouterr().out.splitlines()
+    only = "at step 64, the only step of which both have a checkpoint"
+    assert head == f"weights     2 of 2 variables differ {only}"
+    assert len(lines) == 1
+    assert lines[0].startswith("  2 variables have another shape or dtype, such as ")
+    assert lines[0].endswith("[3] float32 -> [4] float32")
+
+
 def test_equal_strings_are_no_difference():
     one, other = (np.array(["".join(parts)], object) for parts in (("a", "bc"), ("ab", "c")))
     assert one[0] is not other[0] and checkpoint_comparison._compare("v", one, other) is None
@@ -199,7 +216,8 @@ def test_runs_with_checkpoints_are_compared_by_variable(tmp_path, monkeypatch, c
     parts = sections(capsys.readouterr().out)
     assert parts["config"] == ["1 key differs", "seed: 0 -> 1"]
     assert parts["metrics"][0] == "first difference at step 5 (train)"
-    assert re.fullmatch(r"\d+ of \d+ variables differ at step 10", parts["weights"][0])
+    why = r", the first difference \(both have checkpoints of the steps 10, 20, 30\)"
+    assert re.fullmatch(rf"\d+ of \d+ variables differ at step 10{why}", parts["weights"][0])
     line = r"dense(_\d+)?/\w+: largest difference \S+ \(\S+ times the largest value .* differ"
     assert re.fullmatch(line, parts["weights"][1])
 
