@@ -80,7 +80,7 @@ def test_update_of_the_users_own_is_named_in_the_first_line(cls, own):
     assert ("and only `ctl check` tests that update" in messages.start(hardware, trainer)) == own
 
 
-def make_trainer(replicas, row_counts, own=False):
+def make_trainer(replicas, row_counts, own=False, examples=None):
     layout = types.SimpleNamespace(
         replicas=replicas, global_batch_size=sum(row_counts), row_counts=lambda: row_counts
     )
@@ -88,6 +88,7 @@ def make_trainer(replicas, row_counts, own=False):
     return types.SimpleNamespace(
         _ctl_engine=types.SimpleNamespace(
             plan=plan,
+            pipeline=types.SimpleNamespace(examples_per_epoch=lambda: examples),
             step=types.SimpleNamespace(
                 attributes=types.SimpleNamespace(parameter_count=lambda: 1234)
             ),
@@ -107,6 +108,15 @@ def test_start_says_on_what_and_how_the_batch_is_split(row_counts, words):
     assert messages.start(hardware, trainer) == (
         f"mirrored (2 GPUs): {words}; float32; 1,234 parameters"
     )
+
+
+def test_start_names_a_batch_that_is_larger_than_the_data():
+    hardware = types.SimpleNamespace(name="one_device", reason="no GPU")
+    lines = [messages.start(hardware, make_trainer(1, [8], examples=n)) for n in (7, 8)]
+    assert lines[0].endswith(
+        "; the data has 7 examples, so a batch has some of them more than once"
+    )
+    assert "the data has" not in lines[1]
 
 
 def test_start_with_parameter_servers_warns_of_asynchronous_updates():
