@@ -151,7 +151,8 @@ def _compare_metrics(a: RunFiles, b: RunFiles) -> Section:
     lines += _unmatched(a, b, first, second)
     counted = f"{len(common)} records of both runs"
     if where:
-        summary = f"{where}" + (f"; the same up to step {last_same}" if last_same else "")
+        first_common = ", the first step of which both have records"
+        summary = where + (f"; the same up to step {last_same}" if last_same else first_common)
     elif common:
         summary = f"the same in {counted}, up to step {common[-1][1]}"
     else:

@@ -17,6 +17,7 @@ from ctl.loop.checkpoints.files import find_files
 from tests.support import experiments
 
 BFLOAT16 = tf.bfloat16.as_numpy_dtype
+FIRST = ", the first step of which both have records"
 
 
 def write_run(
@@ -82,7 +83,7 @@ def test_equal_runs_have_exit_code_0(tmp_path, capsys):
         (dict(losses=(1.0, 0.5)), "metrics",
          ["the same in 2 records of both runs, up to step 20", "only in a: 1 record of step 30"]),
         (dict(extra={"gradient_norm": 2.0}), "metrics",
-         ["first difference at step 10 (train)", "gradient_norm: not set -> 2.0"]),
+         [f"first difference at step 10 (train){FIRST}", "gradient_norm: not set -> 2.0"]),
     ],
 )  # fmt: skip
 def test_each_difference_is_listed_and_the_exit_code_is_1(tmp_path, capsys, changes, part, lines):
@@ -107,7 +108,7 @@ def test_metrics_are_compared_by_bits(tmp_path, capsys):
     ]
     assert diff.main(runs) == 1
     metrics = sections(capsys.readouterr().out)["metrics"]
-    assert metrics == ["first difference at step 10 (train)", "signed: 0.0 -> -0.0"]
+    assert metrics == [f"first difference at step 10 (train){FIRST}", "signed: 0.0 -> -0.0"]
 
 
 @pytest.mark.parametrize("changes", [dict(first=15), dict(losses=())])
@@ -215,7 +216,7 @@ def test_runs_with_checkpoints_are_compared_by_variable(tmp_path, monkeypatch, c
     assert main.run(["ctl", "diff", "a", "b"]) == 1
     parts = sections(capsys.readouterr().out)
     assert parts["config"] == ["1 key differs", "seed: 0 -> 1"]
-    assert parts["metrics"][0] == "first difference at step 5 (train)"
+    assert parts["metrics"][0] == f"first difference at step 5 (train){FIRST}"
     why = r", the first difference \(both have checkpoints of the steps 10, 20, 30\)"
     assert re.fullmatch(rf"\d+ of \d+ variables differ at step 10{why}", parts["weights"][0])
     line = r"dense(_\d+)?/\w+: largest difference \S+ \(\S+ times the largest value .* differ"
