@@ -15,9 +15,6 @@ import sys
 from typing import Any
 
 _MAX_LISTED = 8  # names in one line; the rest is only counted
-_NAMED: dict[str, Callable[[Any], bool]] = {
-    "function": inspect.isroutine, "class": inspect.isclass, "module": inspect.ismodule
-}  # fmt: skip
 
 
 class UsageError(ValueError):
@@ -177,9 +174,15 @@ def type_name(value: Any) -> str:
 
 def show_value(value: Any) -> str:
     """Returns the repr of a value; the name or the type of a value whose repr has an address."""
-    for kind, is_kind in _NAMED.items():
-        if is_kind(value):
-            return f"the {kind} {value.__name__}"
+    if isinstance(getattr(value, "__name__", None), str):
+        kind = (
+            "class"
+            if inspect.isclass(value)
+            else "module"
+            if inspect.ismodule(value)
+            else "function"
+        )
+        return f"the {kind} {value.__name__}"
     try:
         shown = repr(value)
     except Exception:  # an integer of thousands of digits, or a user's class with a broken __repr__

@@ -6,7 +6,6 @@ import ctypes
 import functools
 import importlib.util
 import logging
-import mmap
 import os
 import pathlib
 import re
@@ -14,7 +13,6 @@ import sys
 import tempfile
 
 # The functions of the copy of absl in TensorFlow's library, whose namespace names its version.
-_LIBRARY = "libtensorflow_framework.so.2"
 _SET_LEVEL = rb"_ZN4absl\d+lts_\d+14SetMinLogLevelENS0_18LogSeverityAtLeastE"
 _SET_INITIALIZED = rb"_ZN4absl\d+lts_\d+12log_internal14SetInitializedEv"
 
@@ -28,17 +26,16 @@ def hide_absl_messages() -> None:
     """
     level = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "0")
     spec = importlib.util.find_spec("tensorflow")
-    folders = spec.submodule_search_locations if spec else None
-    if level not in ("1", "2", "3") or not folders:
+    if level not in ("1", "2", "3") or not (spec and spec.submodule_search_locations):
         return
-    path = pathlib.Path(folders[0], _LIBRARY)
+    path = pathlib.Path(spec.submodule_search_locations[0], "libtensorflow_framework.so.2")
     with contextlib.suppress(OSError, AttributeError):
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
-            matches = [re.search(name, content) for name in (_SET_LEVEL, _SET_INITIALIZED)]
-            names = [match[0].decode() if match else "" for match in matches]
-        library = ctypes.CDLL(str(path))
-        library[names[0]](int(level))
-        library[names[1]]()  # otherwise a first error is preceded by a warning about the others
+        content, library = path.read_bytes(), ctypes.CDLL(str(path))
+        # If absl counts as initialized, a first error is not preceded by a warning about the others.
+        for function, *arguments in ((_SET_LEVEL, int(level)), (_SET_INITIALIZED,)):
+            match = re.search(function, content)
+            if match:
+                library[match[0].decode()](*arguments)
 
 
 @contextlib.contextmanager
