@@ -83,11 +83,10 @@ class TensorBoardWriter(Writer):
 
 def _split_by_dataset(record: Record, folder: str = "") -> dict[str, dict[str, int | float]]:
     """Returns the numbers of an evaluation by the folder of their dataset, which is a nested mapping."""
-    nested = {name: value for name, value in record.values.items() if isinstance(value, Mapping)}
-    others = {name: value for name, value in record.values.items() if name not in nested}
+    others = {name: v for name, v in record.values.items() if not isinstance(v, Mapping)}
     result = {folder: dataclasses.replace(record, values=others).numbers()}
-    for name, values in nested.items():
-        inner = dataclasses.replace(record, values=values)
+    for name in record.values.keys() - others.keys():
+        inner = dataclasses.replace(record, values=record.values[name])
         result |= _split_by_dataset(inner, os.path.join(folder, name))
     return result
 
