@@ -41,11 +41,8 @@ class Trainer(ctl.StandardTrainer):
         return tf.where(counts, tf.gather(WEIGHTS, tf.where(counts, batch["label"], 0)), 0.0)
 
     def build_metrics(self):
-        metrics = tf_keras.metrics
-        return {
-            "accuracy": metrics.SparseCategoricalAccuracy(),
-            "iou": metrics.MeanIoU(CLASSES, ignore_class=VOID, sparse_y_pred=False),
-        }
+        # Metrics do not read sample_weight, which belongs to the loss.
+        return {"iou": tf_keras.metrics.MeanIoU(CLASSES, ignore_class=VOID, sparse_y_pred=False)}
 
 
 def convolve(inputs, width):
