@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import contextlib
 import difflib
 import functools
+import inspect
 import os
 import re
 import sys
@@ -173,11 +174,21 @@ def type_name(value: Any) -> str:
 
 
 def show_value(value: Any) -> str:
-    """Returns the repr of a value, or its type if the repr fails."""
+    """Returns the repr of a value; the name or the type of a value whose repr has an address."""
+    if isinstance(getattr(value, "__name__", None), str):
+        kind = (
+            "class"
+            if inspect.isclass(value)
+            else "module"
+            if inspect.ismodule(value)
+            else "function"
+        )
+        return f"the {kind} {value.__name__}"
     try:
-        return repr(value)
+        shown = repr(value)
     except Exception:  # an integer of thousands of digits, or a user's class with a broken __repr__
         return type_name(value)
+    return type_name(value) if re.search(r" at 0x[0-9a-f]+>", shown) else shown
 
 
 def align(rows: Iterable[Sequence[str]]) -> list[str]:

@@ -132,6 +132,8 @@ class Launcher:
                 if not self._restarts_after(failed):
                     return failed.exit_code or 0
                 self._restarts -= 1
+                left = f"{self._restarts} more restart{'s' * (self._restarts != 1)}"
+                _print(f"All processes have stopped. Restarting them; {left}.")
         return 0
 
     def _run_once(self) -> Process | None:
@@ -215,12 +217,8 @@ class Launcher:
         """Names the process that failed first, before the others print that they stop."""
         if self._signals:
             return
-        what = "Stopping the other processes."
-        if self._restarts_after(failed):
-            left = self._restarts - 1
-            what = f"Restarting all processes; {left} more restart{'s' * (left != 1)}."
         reason = f"{failed.task.name} failed first ({failed.outcome}); see its last lines above"
-        _print(f"{reason}. {what}")
+        _print(f"{reason}. Stopping the other processes.")
 
     def _stop(self) -> None:
         """Asks the processes to stop and waits; `_run_once` kills those that still run then."""

@@ -111,7 +111,7 @@ def execute(argv: Sequence[str], *, actions: Sequence[Action] = ()) -> int:
         print_line(loading.load("ctl.configs.help:format_version")())
         return 0
     installation.check()
-    installation.set_variables(os.environ)  # a config file may import TensorFlow
+    installation.prepare_import()  # a config file may import TensorFlow
     if values.sweep is not None:
         return SWEEP.load()(values, changes)
     config = command_line.load_config(values.config, changes)

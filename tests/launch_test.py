@@ -223,8 +223,9 @@ def test_failure_restarts_all_processes_with_a_new_command(tmp_path, capfd):
     assert Launcher(command, workers=2, max_restarts=2).run() == 0
     assert commands == ["worker 0", "worker 1"] * 2
     assert capfd.readouterr().err == (
-        "ctl.launch: worker 1 failed first (exit code 1); see its last lines above. Restarting all "
-        "processes; 1 more restart.\n"
+        "ctl.launch: worker 1 failed first (exit code 1); see its last lines above. Stopping the "
+        "other processes.\n"
+        "ctl.launch: All processes have stopped. Restarting them; 1 more restart.\n"
     )
 
 

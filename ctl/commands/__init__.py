@@ -13,7 +13,7 @@ from ctl.errors import UsageError
 # Name -> what the command does. The module of that name has a function main(arguments), which returns
 # the exit code.
 COMMANDS = {
-    "new": "create a project of images, text, tables or a GAN, with tests and CI",
+    "new": "create a project of images, segmentation, text, tables or a GAN, with tests and CI",
     "diff": "list what differs between two runs, or between two checkpoints",
     "report": "write an HTML page about one run, or a comparison of several",
     "keys": "list or search the config keys",

@@ -9,11 +9,12 @@ from ctl.errors import UsageError
 from ctl.loop.checkpoints.matching import CheckpointContent, Variable
 
 
-def compare_checkpoints(a: str, b: str) -> tuple[int, list[str]]:
+def compare_checkpoints(a: str, b: str) -> tuple[int, int, list[str]]:
     """Compares two checkpoints, given by the prefixes of their files.
 
     Returns:
-        The number of variables, and one line for each that differs, slot variables last. Lines are
+        The number of variables, the number of those that differ, and lines about them: one about all
+        whose shapes or dtypes differ, then one for each of the others, slot variables last. Lines are
         sorted by the largest difference of an element, relative to the variable's largest value.
 
     Raises:
@@ -21,6 +22,7 @@ def compare_checkpoints(a: str, b: str) -> tuple[int, list[str]]:
     """
     first, second = _read(a), _read(b)
     lines: list[tuple[bool, float, str]] = []
+    changes: list[str] = []
     for key in dict.fromkeys([*first, *second]):
         if key not in first or key not in second:
             variable = (first.get(key) or second[key])[0]
@@ -28,11 +30,20 @@ def compare_checkpoints(a: str, b: str) -> tuple[int, list[str]]:
             lines.append((variable.slot, np.inf, only))
             continue
         (variable, old), (_, new) = first[key], second[key]
+        old, new = np.asarray(old), np.asarray(new)
+        if old.shape != new.shape or old.dtype != new.dtype:
+            change = f"{list(old.shape)} {old.dtype} -> {list(new.shape)} {new.dtype}"
+            changes.append(f"{variable.name}: {change}")
+            continue
         difference = _compare(variable.name, old, new)
         if difference:
             lines.append((variable.slot, *difference))
     lines.sort(key=lambda line: (line[0], -line[1]))
-    return len({*first, *second}), [text for *_, text in lines]
+    texts = [text for *_, text in lines]
+    if changes:
+        more = f"{len(changes)} variables have another shape or dtype, such as "
+        texts.insert(0, more * (len(changes) > 1) + changes[0])
+    return len({*first, *second}), len(lines) + len(changes), texts
 
 
 def _read(path: str) -> dict[str, tuple[Variable, Any]]:
@@ -48,9 +59,6 @@ def _read(path: str) -> dict[str, tuple[Variable, Any]]:
 
 def _compare(name: str, old: Any, new: Any) -> tuple[float, str] | None:
     old, new = np.asarray(old), np.asarray(new)
-    if old.shape != new.shape or old.dtype != new.dtype:
-        change = f"{list(old.shape)} {old.dtype} -> {list(new.shape)} {new.dtype}"
-        return np.inf, f"{name}: {change}"
     if old.dtype.kind in "OSU":  # the bytes of an array of strings are addresses
         return None if np.array_equal(old, new) else (np.inf, f"{name}: another value")
     if old.tobytes() == new.tobytes():

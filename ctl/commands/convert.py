@@ -9,7 +9,6 @@ ArrayRecord files become TFRecord files.
 """
 
 from collections.abc import Sequence
-import os
 
 from ctl.commands import Parser
 from ctl.errors import print_line
@@ -29,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--output", required=True, help="the folder of the new files")
     parser.add_argument("--format", choices=("tfrecord", "array_record"), default="tfrecord")
     flags = parser.parse_args(list(arguments))
-    installation.set_variables(os.environ)
+    installation.prepare_import()
     # Imported once the arguments are checked: TensorFlow takes seconds.
     from ctl.data.files import convert, record_index
 

@@ -18,6 +18,7 @@ from typing import Any
 from ctl.commands import Parser, run_files
 from ctl.commands.run_files import SPEED, RunFiles
 from ctl.errors import UsageError, print_line, show_value
+from ctl.hardware import installation
 from ctl.loop.checkpoints.files import find_files
 from ctl.loop.store import fetch
 
@@ -119,7 +120,8 @@ def _compare_metrics(a: RunFiles, b: RunFiles) -> Section:
     lines += _unmatched(a, b, first, second)
     counted = f"{len(common)} records of both runs"
     if where:
-        summary = f"{where}" + (f"; the same up to step {last_same}" if last_same else "")
+        first_common = ", the first step of which both have records"
+        summary = where + (f"; the same up to step {last_same}" if last_same else first_common)
     elif common:
         summary = f"the same in {counted}, up to step {common[-1][1]}"
     else:
@@ -210,15 +212,20 @@ def _compare_weights(a: str, b: str) -> Section:
         steps = ", ".join(f"{name}: {text}" for name, text in zip((a, b), listed, strict=True))
         summary = f"not compared, since no step has two checkpoints ({steps})"
         return Section("weights", summary, differs=listed != ["none", "none"])
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    installation.prepare_import()
     from ctl.commands import checkpoint_comparison
 
     same: list[str] = []
+    steps = ", ".join(label.rpartition(" ")[2] for label, *_ in pairs)
+    why = f", the first difference (both have checkpoints of the steps {steps})"
+    if len(pairs) == 1:
+        why = ", the only step of which both have a checkpoint"
     for label, first, second in pairs:
-        variables, lines = checkpoint_comparison.compare_checkpoints(first, second)
+        variables, count, lines = checkpoint_comparison.compare_checkpoints(first, second)
         if lines:
             before = f"the same {same[-1]}; " if same else ""
-            differing = f"{len(lines)} of {variables} variables differ {label}"
+            differing = f"{count} of {variables} variables differ {label}"
+            differing += why * label.startswith("at step")
             more = [f"and {len(lines) - _MAX_LINES} more"] * (len(lines) > _MAX_LINES)
             shown = (*lines[:_MAX_LINES], *more)
             return Section("weights", f"{before}{differing}", shown, differs=True, compared=True)

@@ -20,7 +20,7 @@ from ctl.errors import UsageError, print_line
 from ctl.version import DISTRIBUTION, FOLDER
 
 TEMPLATE = pathlib.Path(__file__).parent / "project_template"
-KINDS = ("images", "text", "tabular", "gan")
+KINDS = ("images", "segmentation", "text", "tabular", "gan")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 

@@ -98,8 +98,9 @@ def _check_model(value: Any, name: str, *, sections: Any, depth: int = 0) -> Non
             # ConfigDict.to_dict() does not convert a ConfigDict in a list.
             _check_model(element, f"{name}[{index}]", sections=(dict,), depth=depth + 1)
     elif not isinstance(value, bool | int | float | str | None):
+        shown = errors.show_value(value) if callable(value) else errors.type_name(value)
         raise UsageError(
-            f"{name} is {errors.type_name(value)}, but the workdir can store only numbers, strings, "
+            f"{name} is {shown}, but the workdir can store only numbers, strings, "
             "booleans, None, and lists and sections of these."
         )
 

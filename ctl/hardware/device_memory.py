@@ -17,8 +17,14 @@ _TOO_LATE_FIX = (
 )
 
 
-def split(device: Any, count: int) -> None:
-    """Splits a physical device into logical devices, which share its memory equally."""
+def split(device: Any, count: int, reason: str) -> None:
+    """Splits a physical device into logical devices, which share its memory equally.
+
+    Args:
+        device: the physical device.
+        count: the number of logical devices.
+        reason: the setting that requires them, for the message if it is too late.
+    """
     # The user, or an earlier strategy, may have split the CPU into more: those parts stay.
     is_cpu = device.device_type == "CPU"
     if is_cpu and len(tf.config.get_logical_device_configuration(device) or []) >= count:
@@ -32,8 +38,8 @@ def split(device: Any, count: int) -> None:
         existing = len(tf.config.list_logical_devices(device.device_type))
         if existing < count:
             raise UsageError(
-                f"runtime.logical_devices is {count}, but TensorFlow has already initialized its "
-                f"devices with {existing} logical {device.device_type}{'s' * (existing != 1)}: "
+                f"{reason}, but TensorFlow has already initialized its devices with {existing} "
+                f"{'logical ' * (existing > 1)}{device.device_type}{'s' * (existing != 1)}: "
                 f"{_TOO_LATE_FIX}"
             ) from None
 

@@ -3,9 +3,10 @@
 from collections.abc import MutableMapping
 import importlib.metadata
 import importlib.util
+import os
 
 from ctl.errors import UsageError
-from ctl.hardware import engines, load
+from ctl.hardware import engines, load, quiet
 
 DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu", "tf-nightly")
 FIRST, END = (2, 18), (2, 23)
@@ -39,6 +40,12 @@ def check() -> None:
     ):
         if importlib.util.find_spec(package) is None:
             raise UsageError(f"The package {package} is not installed: {command}")
+
+
+def prepare_import() -> None:
+    """Hides the messages that TensorFlow logs; call it before TensorFlow is imported."""
+    set_variables(os.environ)
+    quiet.hide_absl_messages()
 
 
 def set_variables(environment: MutableMapping[str, str]) -> None:

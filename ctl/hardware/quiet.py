@@ -2,10 +2,40 @@
 
 from collections.abc import Iterator
 import contextlib
+import ctypes
+import functools
+import importlib.util
 import logging
 import os
+import pathlib
+import re
 import sys
 import tempfile
+
+# The functions of the copy of absl in TensorFlow's library, whose namespace names its version.
+_SET_LEVEL = rb"_ZN4absl\d+lts_\d+14SetMinLogLevelENS0_18LogSeverityAtLeastE"
+_SET_INITIALIZED = rb"_ZN4absl\d+lts_\d+12log_internal14SetInitializedEv"
+
+
+@functools.cache  # reading the names takes 0.05 s
+def hide_absl_messages() -> None:
+    """Applies TF_CPP_MIN_LOG_LEVEL to what C++ code logs by absl, such as "Compiled cluster using XLA!".
+
+    TensorFlow itself does not. Call it before TensorFlow is imported, which logs as well. Where the
+    functions do not exist, as in another build of TensorFlow, nothing changes.
+    """
+    level = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "0")
+    spec = importlib.util.find_spec("tensorflow")
+    if level not in ("1", "2", "3") or not (spec and spec.submodule_search_locations):
+        return
+    path = pathlib.Path(spec.submodule_search_locations[0], "libtensorflow_framework.so.2")
+    with contextlib.suppress(OSError, AttributeError):
+        content, library = path.read_bytes(), ctypes.CDLL(str(path))
+        # If absl counts as initialized, a first error is not preceded by a warning about the others.
+        for function, *arguments in ((_SET_LEVEL, int(level)), (_SET_INITIALIZED,)):
+            match = re.search(function, content)
+            if match:
+                library[match[0].decode()](*arguments)
 
 
 @contextlib.contextmanager

@@ -107,12 +107,14 @@ def select_devices(requested: Sequence[str], *, split: int, strategy: str) -> tu
     gpus = tf.config.list_physical_devices("GPU")
     reason = f"{len(gpus)} GPU{'s' * (len(gpus) != 1)}" if gpus else "no GPU"
     device_type = requested[0].partition(":")[0] if requested else "GPU" if gpus else "CPU"
+    setting = f"runtime.logical_devices is {split}"
     if strategy in ("mirrored", "central_storage") and device_type == "CPU" and not split:
         # TensorFlow treats all cores as one device. Two logical devices let these strategies run with
         # more than one replica on a machine without GPUs.
         split = 1 + max((int(name.partition(":")[2]) for name in requested), default=1)
+        setting = f"runtime.strategy={strategy} splits the CPU into {split} devices"
     if split:
-        load("device_memory:split")(tf.config.list_physical_devices(device_type)[0], split)
+        load("device_memory:split")(tf.config.list_physical_devices(device_type)[0], split, setting)
     if split > 1:
         reason += f", {'first GPU' if gpus else 'CPU'} split into {split}"
     # This call initializes TensorFlow's devices: they cannot be split or limited afterwards.

@@ -1,25 +1,31 @@
 """Prints the progress of a run."""
 
 from collections.abc import Callable, Mapping
-import time
+import math
 from typing import Any
 
 from ctl.errors import print_line
 
-EVERY = 5.0  # seconds between two lines of training
+EVERY = 1000  # steps between two lines of training, at most
+_EPOCHS = 100  # lines of epochs, about, of a run that has more
+_ROUNDING = 1e-6  # of multiples of an epoch
 _SPEED_TOLERANCE = 0.2  # a larger relative difference from the mean is shown
 _INPUT_TOLERANCE = 0.05  # a larger share of the time is shown
 
 
 class Progress:
-    """Prints one line every few seconds of training, and one per evaluation.
+    """Prints a line of training and a line of the results for each evaluation.
 
         with Progress(total=1000) as progress:
             progress.trained(100, {"loss": 0.3}, examples_per_second=9000.0, seconds_left=12.0)
 
+    If a run does not evaluate while it trains, it prints lines for its first loop and for each epoch. No
+    more than `EVERY` steps have one line, and the last step always has one.
+
     Args:
         total: the step at which training ends.
         steps_per_epoch: steps in which every training example is read once; None if not known.
+        evaluates: whether the run evaluates while it trains.
         write: writes one line; by default to standard output.
 
     Attributes:
@@ -32,12 +38,17 @@ class Progress:
         *,
         total: int,
         steps_per_epoch: float | None = None,
+        evaluates: bool = False,
         write: Callable[[str], None] = print_line,
     ):
         self._total = total
         self._steps_per_epoch = steps_per_epoch
         self._write = write
-        self._last: float | None = None
+        self._every, self._next = float(EVERY), math.inf if evaluates else 0.0
+        if steps_per_epoch and not evaluates:
+            epochs = max(1, math.ceil(total / steps_per_epoch / _EPOCHS))
+            self._every = min(self._every, epochs * steps_per_epoch)
+        self._held_back = ""  # the line of the last loop, if it was not printed
         self.durable: int | None = None
 
     def __enter__(self) -> "Progress":
@@ -59,10 +70,9 @@ class Progress:
         seconds_left: float | None,
         last_examples_per_second: float | None = None,
         input_wait: float | None = None,
+        is_last: bool = False,
     ) -> None:
         """Reports that a loop has ended.
-
-        Prints a line for the first loop, the last, and one every few seconds.
 
         Args:
             step: the step at which it ended.
@@ -71,13 +81,9 @@ class Progress:
             seconds_left: the time to the last step; None if it is not known yet.
             last_examples_per_second: the speed of this loop, shown if it differs from the mean.
             input_wait: the share of this loop's time in which it waited for input, shown if large.
+            is_last: whether the training ends here.
         """
-        # Loops may be short: a line for each would cost more time than the loop.
-        now = time.monotonic()
-        if self._last is not None and now - self._last < EVERY and step < self._total:
-            return
-        self._last = now
-        parts = [f"train {step:>7}/{self._total}"]
+        parts = [f"train {self._position(step)}"]
         if self._steps_per_epoch:
             parts.append(f"epoch {step / self._steps_per_epoch:.2f}")
         parts.append(format_numbers(outputs))
@@ -93,11 +99,25 @@ class Progress:
             parts.append(f"durable {self.durable}")
         if seconds_left and step < self._total:
             parts.append(f"{format_duration(seconds_left)} left")
-        self._write(" | ".join(parts))
+        self._held_back = " | ".join(parts)
+        # Boundaries are multiples, so that a resumed run has lines at the same steps.
+        if step >= min(self._next, self._total) or is_last:
+            self._print_training()
+        self._next = math.ceil(((step + _ROUNDING) // self._every + 1) * self._every - _ROUNDING)
 
     def evaluated(self, step: int, outputs: Mapping[str, Any]) -> None:
         """Reports that an evaluation has ended."""
-        self._write(f"eval  {step:>7}/{self._total} | {format_numbers(outputs)}")
+        self._print_training()
+        self._write(f"eval  {self._position(step)} | {format_numbers(outputs)}")
+
+    def _print_training(self) -> None:
+        if self._held_back:
+            self._write(self._held_back)
+        self._held_back = ""
+
+    def _position(self, step: int) -> str:
+        """Returns the step, and the last one of the run unless it has trained beyond it."""
+        return f"{step:>7}" + f"/{self._total}" * (step <= self._total)
 
 
 def format_numbers(outputs: Mapping[str, Any]) -> str:

@@ -41,7 +41,7 @@ class ProgressBar(Progress):
             self._bar.stop()
 
     def trained(self, step: int, outputs: Mapping[str, Any], **speed: Any) -> None:
-        """Moves the bar, and prints a line when `Progress` would."""
+        """Moves the bar, and prints a line where `Progress` would."""
         rate, left = speed["examples_per_second"], speed["seconds_left"]
         shown = [f"step {step:,}/{self._total:,}"]
         shown += [format_numbers(dict(list(outputs.items())[:_MOST_NUMBERS]))]

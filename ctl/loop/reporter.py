@@ -108,6 +108,7 @@ class Reporter:
             last_examples_per_second=self.throughput.last_examples_per_second,
             input_wait=self.throughput.input_wait,
             seconds_left=self.throughput.seconds_for(last_step - step),
+            is_last=step >= last_step,
         )
 
     def measured_processes(self, seconds: Sequence[Sequence[float]]) -> None:

@@ -50,6 +50,9 @@ def start(hardware: Any, trainer: Any) -> str:
     layout = plan.layout
     parameters = loop_of(trainer).step.attributes.parameter_count()
     what = f"{trainer.options.precision}; {parameters:,} parameters"
+    examples = engine_of(trainer).pipeline.examples_per_epoch()
+    if examples and examples < layout.global_batch_size:
+        what += f"; the data has {examples} examples, so a batch has some of them more than once"
     names = _names_in_code(type(trainer))  # super().replica_step calls minimize, too
     own = plan.own_replica_step or plan.own_train_step
     if own and "apply_gradients" in names and not names & {"minimize", "replica_step"}:

@@ -339,15 +339,16 @@ class Run:
         )
 
     def _make_progress(self, prints: bool) -> Progress:
-        total, steps_per_epoch = self.config.train.steps, self.experiment.steps_per_epoch
+        options: dict[str, Any] = dict(
+            total=self.config.train.steps,
+            steps_per_epoch=self.experiment.steps_per_epoch,
+            evaluates=bool(self.experiment.evaluator and self.config.eval.interval),
+        )
         prints = prints and self.is_chief
         if prints and sys.stdout.isatty():
-            bar: Progress = loading.load(_PROGRESS_BAR)(
-                total=total, steps_per_epoch=steps_per_epoch
-            )
+            bar: Progress = loading.load(_PROGRESS_BAR)(**options)
             return bar
-        write = print_line if prints else lambda line: None
-        return Progress(total=total, steps_per_epoch=steps_per_epoch, write=write)
+        return Progress(**options, write=print_line if prints else lambda line: None)
 
     def _check_store(self, reads_only: bool) -> None:
         """Rejects keys of runs in an object store, if the workdir is a folder."""

@@ -8,6 +8,7 @@ from ctl.loop.lock import RunLock
 from ctl.modes import DONE, STOPPED, Arguments, messages, results
 from ctl.modes.run import Run
 from ctl.replica.step.inner_loop import loop_of
+from ctl.modes.user_errors import TRACEBACK
 
 _DRY_RUN = "ctl.modes.dry_run:dry_run"
 
@@ -87,6 +88,9 @@ def _train(arguments: Arguments, *, evaluates: bool) -> int:
         processes.barrier()  # no process exits while another one still writes
 
     if not arguments.dry_run:
+        if run.is_chief and not run.controller.stopped:
+            with contextlib.suppress(OSError):  # there is none
+                (workdir.path / TRACEBACK).unlink()  # of an earlier failure
         stopped = messages.stopped(run.controller.step, workdir.name)
         done = messages.done(workdir.name, config.summaries.writers)
         progress.print_line(stopped if run.controller.stopped else done)

@@ -18,6 +18,7 @@ from ctl.loop.workdir import Workdir
 # Codes of TensorFlow's errors that would recur after a restart: INVALID_ARGUMENT, NOT_FOUND,
 # UNIMPLEMENTED.
 _PERMANENT_CODES = (3, 5, 12)
+TRACEBACK = "traceback.txt"  # in the folder of the run
 _PERMANENT_OS_ERRORS = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 
@@ -56,7 +57,7 @@ def _may_succeed_later(error: Any) -> bool:
 def _save_traceback(error: Exception, workdir: Workdir | None) -> pathlib.Path:
     text = "".join(traceback.format_exception(error))
     if workdir and workdir.writes and (workdir.path / "config.json").exists():
-        path = workdir.path / "traceback.txt"
+        path = workdir.path / TRACEBACK
         with contextlib.suppress(OSError):  # such as a full disk
             path.write_text(text)
             return path

@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 from ctl.errors import UsageError
-from ctl.hardware import cluster, rendezvous
+from ctl.hardware import cluster, quiet, rendezvous
 from ctl.hardware.child_process import KERAS
 
 _OUTPUT_LINES = 30  # lines of each process in an error message
@@ -170,6 +170,7 @@ def _describe_failure(
 
 def _run_task(folder: pathlib.Path) -> None:
     """Runs the task of a folder in this process; writes its result, or its `UsageError`."""
+    quiet.hide_absl_messages()
     with (folder / "task").open("rb") as file:
         sys.path[:] = pickle.load(file)
         function, arguments = pickle.load(file)

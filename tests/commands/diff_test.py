@@ -13,9 +13,11 @@ from ctl import main
 from ctl.commands import checkpoint_comparison, diff
 from ctl.configs import overrides
 from ctl.errors import UsageError
+from ctl.loop.checkpoints.files import find_files
 from tests.support import experiments
 
 BFLOAT16 = tf.bfloat16.as_numpy_dtype
+FIRST = ", the first step of which both have records"
 
 
 def write_run(
@@ -78,7 +80,7 @@ def test_equal_runs_have_exit_code_0(tmp_path, capsys):
         (dict(losses=(1.0, 0.5)), "metrics",
          ["the same in 2 records of both runs, up to step 20", "only in a: 1 record of step 30"]),
         (dict(extra={"gradient_norm": 2.0}), "metrics",
-         ["first difference at step 10 (train)", "gradient_norm: not set -> 2.0"]),
+         [f"first difference at step 10 (train){FIRST}", "gradient_norm: not set -> 2.0"]),
     ],
 )  # fmt: skip
 def test_each_difference_is_listed_and_the_exit_code_is_1(tmp_path, capsys, changes, part, lines):
@@ -103,7 +105,7 @@ def test_metrics_are_compared_by_bits(tmp_path, capsys):
     ]
     assert diff.main(runs) == 1
     metrics = sections(capsys.readouterr().out)["metrics"]
-    assert metrics == ["first difference at step 10 (train)", "signed: 0.0 -> -0.0"]
+    assert metrics == [f"first difference at step 10 (train){FIRST}", "signed: 0.0 -> -0.0"]
 
 
 @pytest.mark.parametrize("changes", [dict(first=15), dict(losses=())])
@@ -140,6 +142,22 @@ def test_runs_without_a_common_step_have_exit_code_2(tmp_path, capsys, changes):
 def test_elements_are_compared_by_bits_and_their_distance_is_exact(old, new, line):
     _, text = checkpoint_comparison._compare("v", old, new)
     assert line in text
+
+
+def test_one_line_names_all_variables_of_other_shapes_and_the_reason_of_the_step(tmp_path, capsys):
+    for name, width, steps in (("a", 3, (64, 96)), ("b", 4, (64,))):
+        values = {"kernel": tf.Variable(tf.zeros([2, width])), "bias": tf.Variable(tf.zeros(width))}
+        for step in steps:
+            files = find_files(str(tmp_path / name / "checkpoints"))
+            tf.train.Checkpoint(**values).write(files.path(step))
+            files.commit(step)
+    assert diff.main([str(tmp_path / name) for name in ("a", "b")]) == 1
+    head, *lines = capsys.readouterr().out.splitlines()
+    only = "at step 64, the only step of which both have a checkpoint"
+    assert head == f"weights     2 of 2 variables differ {only}"
+    assert len(lines) == 1
+    assert lines[0].startswith("  2 variables have another shape or dtype, such as ")
+    assert lines[0].endswith("[3] float32 -> [4] float32")
 
 
 def test_equal_strings_are_no_difference():
@@ -195,8 +213,9 @@ def test_runs_with_checkpoints_are_compared_by_variable(tmp_path, monkeypatch, c
     assert main.run(["ctl", "diff", "a", "b"]) == 1
     parts = sections(capsys.readouterr().out)
     assert parts["config"] == ["1 key differs", "seed: 0 -> 1"]
-    assert parts["metrics"][0] == "first difference at step 5 (train)"
-    assert re.fullmatch(r"\d+ of \d+ variables differ at step 10", parts["weights"][0])
+    assert parts["metrics"][0] == f"first difference at step 5 (train){FIRST}"
+    why = r", the first difference \(both have checkpoints of the steps 10, 20, 30\)"
+    assert re.fullmatch(rf"\d+ of \d+ variables differ at step 10{why}", parts["weights"][0])
     line = r"dense(_\d+)?/\w+: largest difference \S+ \(\S+ times the largest value .* differ"
     assert re.fullmatch(line, parts["weights"][1])
 

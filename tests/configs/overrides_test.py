@@ -7,6 +7,7 @@ import ctl
 from ctl import errors
 from ctl.configs import keys, overrides
 from ctl.errors import UsageError
+from tests.support import child
 
 KEYS = overrides.flatten(keys.defaults())
 
@@ -168,3 +169,11 @@ def test_value_that_cannot_be_printed_is_shown_as_its_type():
     assert errors.show_value("a") == "'a'"
     with pytest.raises(UsageError, match=r"train\.steps is a Broken, but must be an integer"):
         ctl.config(train=dict(steps=Broken()))
+
+
+def test_values_whose_repr_has_an_address_are_shown_by_their_name_or_type():
+    values = [print, child.run, dict, errors, object()]
+    shown = "the function print, the function run, the class dict, the module ctl.errors, an object"
+    assert ", ".join(map(errors.show_value, values)) == shown
+    with pytest.raises(UsageError, match=r"^model is the function print, but must be a section"):
+        ctl.config(model=print)

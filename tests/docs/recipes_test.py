@@ -134,8 +134,21 @@ def test_tf_serving(folder):
 
 
 def test_segmentation(folder):
-    _, _, evaluated = train("segmentation")
+    run, _, evaluated = train("segmentation")
     assert 0 < evaluated["iou"] < 1 and evaluated["loss"] > 0
+    page = sys.modules[type(run.trainer).__module__]
+    # The mask follows its image: here every channel is the mask, also where both are moved and flipped.
+    mask = np.random.default_rng(0).integers(0, 2, (page.SIZE, page.SIZE))
+    example = {"image": np.stack([mask] * 3, axis=-1).astype("u1"), "label": mask.astype("i4")}
+    for seed in range(4):
+        result = page.augment(example, tf.constant([seed, 1], tf.int64))
+        image, label = result["image"].numpy()[..., 0], result["label"].numpy()
+        counts = label != page.VOID
+        assert (image[counts] == label[counts]).all() and (label != mask).any()
+        assert counts.sum() >= (page.SIZE - 2) ** 2
+    labels = {"label": tf.constant([[0, 1, page.VOID]])}
+    for training, expected in ((True, [[1, 4, 0]]), (False, [[1, 1, 0]])):
+        assert run.trainer.sample_weight(labels, training).numpy().tolist() == expected
 
 
 def test_text_classification(folder):

@@ -87,7 +87,7 @@ def test_a_killed_worker_is_reported_and_the_restarted_run_ends_with_the_same_we
         out, err = launcher.communicate(timeout=240)
     assert launcher.returncode == 0, out + err
     assert f"worker {index} failed first (killed by SIGKILL)" in err
-    assert "Restarting all processes; 0 more restarts." in err
+    assert "Restarting them; 0 more restarts." in err
     assert "Resumed from" in out
     check_same(folder, name, one_replica, 24, same_loops=False)
 

@@ -334,8 +334,8 @@ model='big'
 train=dict(steps=dict(a=1))
     bad.py:4: train.steps is a section, but must be an integer.
 model=dict(layers=[dict(activation=print)])
-    model.layers[0].activation is a builtin_function_or_method, but the workdir can store only
-    numbers, strings, booleans, None, and lists and sections of these.
+    model.layers[0].activation is the function print, but the workdir can store only numbers, strings,
+    booleans, None, and lists and sections of these.
 actions=['early_stoping']
     actions[0] is 'early_stoping', but must be path/to/file.py:Class or package.module:Class.
 actions=[dict(every=5)]
@@ -613,7 +613,7 @@ WITH_TENSORFLOW = {
     "too late to split devices": command_line(
         "--config.runtime.strategy=mirrored --config.runtime.logical_devices=8",
         "runtime.logical_devices is 8, but TensorFlow has already initialized its devices with 1 "
-        "logical CPU: create no tensor before the strategy is built, for example while the "
+        "CPU: create no tensor before the strategy is built, for example while the "
         "trainer's file is imported.",
     ),
 }

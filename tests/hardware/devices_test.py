@@ -91,7 +91,7 @@ def install_gpus(monkeypatch, gpus, details, **options):
 def test_splitting_a_gpu_of_unknown_memory_is_rejected(monkeypatch, gpus, driver):
     install_gpus(monkeypatch, gpus, ["A"], driver=driver)
     with pytest.raises(UsageError, match=r"does not report: set runtime\.logical_devices to 0"):
-        device_memory.split(physical_gpu(0), 2)
+        device_memory.split(physical_gpu(0), 2, "runtime.logical_devices is 2")
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_parts_of_a_gpu_share_nine_tenths_of_its_memory(monkeypatch, visible, pr
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     split = {}
     monkeypatch.setattr(tf.config, "set_logical_device_configuration", split.__setitem__)
-    device_memory.split(physical_gpu(0), 2)
+    device_memory.split(physical_gpu(0), 2, "runtime.logical_devices is 2")
     assert [part.memory_limit for part in split[physical_gpu(0)]] == [limit] * 2
 
 

@@ -5,6 +5,7 @@ import os
 import pytest
 
 from ctl.hardware.quiet import hold_back_stderr
+from tests.support import child
 
 
 def write(text):
@@ -38,3 +39,18 @@ def test_the_lowest_log_level_prints_everything(monkeypatch, capfd):
     with hold_back_stderr():
         write("inside\n")
         assert capfd.readouterr().err == "inside\n"
+
+
+COMPILE = """
+import os
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+from ctl.hardware import quiet
+quiet.hide_absl_messages()
+import tensorflow as tf
+print(tf.function(lambda x: x + 1, jit_compile=True)(1).numpy())
+"""
+
+
+def test_messages_that_tensorflow_logs_by_absl_are_hidden():
+    done = child.run(["-c", COMPILE], CUDA_VISIBLE_DEVICES="-1")
+    assert (done.stdout, done.stderr) == ("2\n", "")

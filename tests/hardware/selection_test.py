@@ -173,11 +173,18 @@ def test_options_are_also_checked_for_the_strategy_that_auto_chooses():
 
 
 @on_cpu
-def test_splitting_after_tensorflow_has_started_is_rejected():
+@pytest.mark.parametrize(
+    ("options", "setting"),
+    [
+        ({"logical_devices": 8}, "runtime.logical_devices is 8"),
+        ({"devices": ("CPU:7",)}, "runtime.strategy=mirrored splits the CPU into 8 devices"),
+    ],
+)
+def test_splitting_after_tensorflow_has_started_is_rejected(options, setting):
     with pytest.raises(UsageError) as error:
-        selection.build("mirrored", StrategyOptions(logical_devices=8))
+        selection.build("mirrored", StrategyOptions(**options))
     assert str(error.value) == (
-        "runtime.logical_devices is 8, but TensorFlow has already initialized its devices with 4 "
+        f"{setting}, but TensorFlow has already initialized its devices with 4 "
         "logical CPUs: create no tensor before the strategy is built, for example while the "
         "trainer's file is imported."
     )

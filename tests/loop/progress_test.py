@@ -1,4 +1,4 @@
-"""The lines of a run, by a clock that the test sets, and the bar of a terminal."""
+"""The lines of a run, and the bar of a terminal."""
 
 import errno
 import io
@@ -12,25 +12,12 @@ from ctl.loop import progress, progress_bar
 from tests.support import child
 
 
-class Screen:
-    """A progress with a clock that the test sets, and the lines that it printed."""
-
-    def __init__(self, clock, **options):
-        self.lines, self._clock = [], clock
-        self.progress = progress.Progress(total=1000, write=self.lines.append, **options)
-
-    def trained(self, step, at=0.0, speed=9000.0, left=75.0, **options):
-        """A loop ends at a step and a time; returns the lines that it prints."""
-        self._clock.now, before = at, len(self.lines)
-        self.progress.trained(
-            step, {"loss": 0.25}, examples_per_second=speed, seconds_left=left, **options
-        )
-        return self.lines[before:]
-
-
-@pytest.fixture
-def screen(clock):
-    return Screen(clock)
+def trained(step, *, speed=9000.0, left=75.0, steps_per_epoch=None, **options):
+    """The lines that the first loop of a run prints."""
+    lines = []
+    shown = progress.Progress(total=1000, steps_per_epoch=steps_per_epoch, write=lines.append)
+    shown.trained(step, {"loss": 0.25}, examples_per_second=speed, seconds_left=left, **options)
+    return lines
 
 
 TRAINED = "train     100/1000 | loss 0.2500"
@@ -54,28 +41,53 @@ LAST = "train    1000/1000 | loss 0.2500 | 9,000 examples/s"
           for share, percent in ((0.051, 5), (0.5, 50), (1.0, 100))),
     ],
 )  # fmt: skip
-def test_training_line(screen, step, options, line):
-    assert screen.trained(step, **options) == [line]
+def test_training_line(step, options, line):
+    assert trained(step, **options) == [line]
 
 
-def test_line_has_the_epoch_if_the_data_has_a_length(clock):
-    screen = Screen(clock, steps_per_epoch=937.5)
-    lines = screen.trained(100, speed=None, left=None)
+def test_line_has_the_epoch_if_the_data_has_a_length():
+    lines = trained(100, speed=None, left=None, steps_per_epoch=937.5)
     assert lines == ["train     100/1000 | epoch 0.11 | loss 0.2500"]
 
 
-def test_a_line_is_printed_every_few_seconds_and_at_the_last_step(screen):
-    times = [(1, 100), (2, 101), (3, 104.9), (4, 105), (5, 109.9), (6, 110), (1000, 111)]
-    printed = [bool(screen.trained(step, at)) for step, at in times]
-    assert printed == [True, False, False, True, False, True, True]
+@pytest.mark.parametrize(
+    ("options", "steps", "printed"),
+    [
+        # 18 epochs of 32 steps have a line each, and one for a first loop that is no epoch.
+        ({"total": 576, "steps_per_epoch": 32}, [*range(10, 576, 10), 576], 19),
+        ({"total": 576, "steps_per_epoch": 32}, range(32, 577, 32), 18),
+        ({"total": 576, "steps_per_epoch": 32, "evaluates": True}, range(32, 577, 32), 1),
+        ({"total": 10_000, "steps_per_epoch": 1}, range(1, 10_001), 101),
+        ({"total": 10_000, "steps_per_epoch": 5000}, range(100, 10_001, 100), 11),
+        ({"total": 10_000}, range(100, 10_001, 100), 11),
+        ({"total": 10_000, "evaluates": True}, range(100, 10_001, 100), 10),
+        # 125 steps are 12 epochs of 1000 / 96 steps, which is 125.00000000000001 as a float.
+        ({"total": 125, "steps_per_epoch": 1000 / 96}, range(5, 126, 5), 13),
+    ],
+)
+def test_lines_of_training_depend_on_the_steps_alone(options, steps, printed):
+    lines = []
+    shown = progress.Progress(write=lines.append, **options)
+    for step in steps:
+        shown.trained(step, {}, examples_per_second=None, seconds_left=None)
+    assert len(lines) == printed
+    assert lines[-1].startswith(f"train {steps[-1]:>7}/{options['total']}")
 
 
-def test_every_evaluation_has_a_line_and_delays_no_line_of_training(screen):
-    screen.trained(1, at=100)
-    screen.progress.evaluated(1, {"loss": 0.5, "examples": 10000})
-    screen.progress.evaluated(1, {"loss": 0.5, "examples": 10000})
-    assert screen.lines[1:] == ["eval        1/1000 | loss 0.5000 | examples 10,000"] * 2
-    assert screen.trained(2, at=105)
+def test_each_evaluation_has_a_line_after_the_last_loop_before_it():
+    lines = []
+    shown = progress.Progress(total=9, evaluates=True, write=lines.append)
+    for step in (3, 6):
+        shown.trained(step - 1, {}, examples_per_second=None, seconds_left=None)
+        shown.trained(step, {}, examples_per_second=None, seconds_left=None)
+        shown.evaluated(step, {"examples": 10_000})
+    shown.evaluated(6, {"examples": 10_000})
+    shown.evaluated(12, {"loss": 0.5})  # a checkpoint of a longer run
+    assert [line.partition(" |")[0].split() for line in lines] == [
+        ["train", "3/9"], ["eval", "3/9"], ["train", "6/9"], ["eval", "6/9"], ["eval", "6/9"],
+        ["eval", "12"],
+    ]  # fmt: skip
+    assert lines[1] == "eval        3/9 | examples 10,000"
 
 
 def test_lines_go_to_standard_output(capsys):
@@ -161,7 +173,6 @@ def test_bar_follows_each_loop_and_lines_have_their_own_rule(monkeypatch):
     console = rich.console.Console(file=output, force_terminal=True, width=120)
     monkeypatch.setattr(rich.console, "Console", lambda: console)
     bar = progress_bar.ProgressBar(total=1000)
-    monkeypatch.setattr(progress, "EVERY", 3600.0)
     with bar:
         for step in (100, 200):
             bar.trained(step, {"loss": 0.25}, examples_per_second=9000.0, seconds_left=75.0)

@@ -13,7 +13,7 @@ from ctl import testing
 from ctl.hardware import engines, selection
 from ctl.hardware.collectives import ProcessGroup
 from ctl.hardware.strategies import StrategyOptions
-from ctl.loop import progress, reporter
+from ctl.loop import reporter
 from ctl.loop.controller import Controller
 from ctl.loop.loop_numbers import LoopNumbers
 from ctl.loop.metric_log import MetricLog
@@ -27,8 +27,18 @@ def make_trainer():
     return make_reference(batch=7)
 
 
+def read_descriptions(folder):
+    """Tag -> description of the summaries in a folder."""
+    events = [
+        event
+        for path in folder.glob("events*")
+        for event in tf.compat.v1.train.summary_iterator(str(path))
+    ]
+    values = [value for event in events for value in event.summary.value]
+    return {value.tag: value.metadata.summary_description for value in values}
+
+
 def test_summaries_and_lines_are_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(progress, "EVERY", 0.0)
     trainer = make_trainer()
     controller = Controller(
         trainer=trainer,
@@ -44,8 +54,17 @@ def test_summaries_and_lines_are_written(tmp_path, monkeypatch):
         "eval       10/10",
     ]
     train, evaluation = (read_summaries(tmp_path / split).keys() for split in ("train", "eval"))
-    assert {"loss", "accuracy", "examples_per_second", "input_wait"} <= train
-    assert {"loss", "accuracy", "examples"} <= evaluation
+    assert {"loss", "accuracy", "speed/examples_per_second", "speed/input_wait"} <= train
+    assert {"loss", "accuracy", "sources/examples"} <= evaluation
+    # Only the learning rate stands between the metrics, the loss and the other charts.
+    assert sorted(tag for tag in {*train, *evaluation} if "/" not in tag) == [
+        "accuracy", "learning_rate", "loss",
+    ]  # fmt: skip
+    descriptions = read_descriptions(tmp_path / "train")
+    assert descriptions["speed/input_wait"].startswith(
+        "The share of the time in which steps waited"
+    )
+    assert descriptions["accuracy"] == ""
     assert controller.reporter.events == [("eval", 10, controller.evaluation)]
 
 
@@ -70,11 +89,10 @@ def set_clocks(patch, wait):
 
 def test_slow_input_is_in_the_line_the_summaries_and_the_events(tmp_path, monkeypatch):
     set_clocks(monkeypatch, wait=0.6)
-    monkeypatch.setattr(progress, "EVERY", 0.0)
     make_trainer.cache_clear()  # its graph reads another clock
     controller, reporter = run(tmp_path, steps=10)
     assert reporter.lines[1].endswith(" | waited 75% for input")
-    assert "input_wait" in read_summaries(tmp_path / "train")
+    assert "speed/input_wait" in read_summaries(tmp_path / "train")
     reporter.record("checkpoint", 10)
     assert reporter.events[-1][2]["seconds"]["input"] == pytest.approx(6.0)
     assert "input_wait" not in controller.outputs  # which are in result.json
@@ -105,9 +123,8 @@ def test_gpu_usage_is_printed_and_summarized_next_to_the_outputs(tmp_path, monke
     monkeypatch.setattr(reporter, "_on_gpu", lambda strategy: True)
     controller, recorded = run(tmp_path, steps=5)
     assert "| gpu_memory_gib 5.0000 | gpu_utilization 0.9000" in recorded.lines[0]
-    assert {"loss", "gpu_memory_gib", "gpu_utilization"} <= read_summaries(
-        tmp_path / "train"
-    ).keys()
+    tags = read_summaries(tmp_path / "train").keys()
+    assert {"loss", "speed/gpu_memory_gib", "speed/gpu_utilization"} <= tags
     assert set(controller.outputs) == {"loss", "accuracy"}
 
 

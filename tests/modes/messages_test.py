@@ -91,7 +91,7 @@ def test_update_of_the_users_own_is_named_in_the_first_line(cls, own):
     assert ("and only `ctl check` tests that update" in messages.start(hardware, trainer)) == own
 
 
-def make_trainer(replicas, row_counts, own=False):
+def make_trainer(replicas, row_counts, own=False, examples=None):
     layout = types.SimpleNamespace(
         replicas=replicas, global_batch_size=sum(row_counts), row_counts=lambda: row_counts
     )
@@ -99,6 +99,7 @@ def make_trainer(replicas, row_counts, own=False):
     return types.SimpleNamespace(
         _ctl_loop=types.SimpleNamespace(
             plan=plan,
+            pipeline=types.SimpleNamespace(examples_per_epoch=lambda: examples),
             step=types.SimpleNamespace(
                 attributes=types.SimpleNamespace(parameter_count=lambda: 1234)
             ),
@@ -148,6 +149,15 @@ def test_scaled_images_are_named_with_the_layer_that_scales_them_again():
     )
     assert scaled[0] == "image, map: uint8, scaled to [0, 1]" and unscaled == []
     assert re.match(r"The layer 'rescaling\w*' seems to expect images of 0 to 255, but", scaled[1])
+
+
+def test_start_names_a_batch_that_is_larger_than_the_data():
+    hardware = types.SimpleNamespace(name="one_device", reason="no GPU")
+    lines = [messages.start(hardware, make_trainer(1, [8], examples=n)) for n in (7, 8)]
+    assert lines[0].endswith(
+        "; the data has 7 examples, so a batch has some of them more than once"
+    )
+    assert "the data has" not in lines[1]
 
 
 def test_start_with_parameter_servers_warns_of_asynchronous_updates():

@@ -33,6 +33,14 @@ def test_run_killed_before_its_last_evaluation_only_evaluates(make_arguments, ma
     assert again["examples_per_second"] == result["examples_per_second"]
 
 
+def test_traceback_of_an_earlier_failure_goes_when_the_run_succeeds(make_arguments, make_complete):
+    arguments = make_complete(train.train)
+    pathlib.Path("run/traceback.txt").write_text("Traceback")
+    arguments.config.train.steps = 15
+    assert train.train(arguments) == DONE
+    assert not pathlib.Path("run/traceback.txt").exists()
+
+
 def test_complete_run_changes_nothing(make_arguments, make_complete, capsys):
     make_complete(train.train)
     before = {p: p.stat().st_mtime_ns for p in pathlib.Path("run").rglob("*") if p.is_file()}

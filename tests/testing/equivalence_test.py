@@ -1,6 +1,7 @@
 """assert_replica_equivalent passes right trainers; diagnosis/rules_test.py has those with mistakes."""
 
 import resource
+import types
 
 import numpy as np
 import pytest
@@ -38,6 +39,22 @@ def test_right_trainers_pass(cls):
     )
     assert report.precision == "float64"
     assert {(s.replicas, s.micro_batches) for s in report.compared} >= {(2, 1)}
+
+
+def test_graphs_of_a_comparison_are_not_optimized_and_later_ones_are():
+    is_disabled = []
+
+    def start(split):
+        options = tf.config.optimizer.get_experimental_options()
+        is_disabled.append(options["disable_meta_optimizer"])
+        raise UsageError("rejected")
+
+    subject = types.SimpleNamespace(steps=1, start=start, attempts=(("float64", True),))
+    subject.cast = lambda precision, examples: subject
+    with pytest.raises(UsageError, match="rejected"):
+        equivalence.run(subject, [Split(2, 2)])
+    assert is_disabled == [True]
+    assert not tf.config.optimizer.get_experimental_options()["disable_meta_optimizer"]
 
 
 @pytest.mark.slow

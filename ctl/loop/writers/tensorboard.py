@@ -1,6 +1,8 @@
 """TensorBoardWriter: writes logged values as scalars for TensorBoard."""
 
 from collections.abc import Mapping
+import dataclasses
+import os
 import pathlib
 from typing import Any
 
@@ -10,9 +12,32 @@ from ctl import errors
 from ctl.configs import overrides
 from ctl.loop.writers.writer import TRAIN, Record, Writer
 
+_SPEED = "speed/"
+_SOURCES = "sources/"
+# The first part of a name -> the prefix of its tag, and what it is. TensorBoard sorts charts by prefix
+# and tag, so that these come after the loss and most metrics, whose tags have no prefix.
+_TAGS = {
+    "loss": ("", "The mean of the last inner loop, or of the evaluation"),
+    "learning_rate": ("", "The learning rate of the next update"),
+    "epoch": (_SPEED, "How often the training data has been read"),
+    "examples_per_second": (_SPEED, "The mean speed, without the first loop"),
+    "examples_per_second_last_loop": (_SPEED, "The speed of the last loop"),
+    "milliseconds_per_step": (_SPEED, "The time of a step in the last loop"),
+    "input_wait": (_SPEED, "The share of the time in which steps waited for batches, from 0 to 1"),
+    "peak_memory_gib": (_SPEED, "The largest memory of the process so far, in GiB"),
+    "gpu_peak_memory_gib": (_SPEED, "The largest memory of TensorFlow on a GPU so far, in GiB"),
+    "gpu_memory_gib": (_SPEED, "The memory in use on the GPUs, in GiB"),
+    "gpu_utilization": (_SPEED, "The share of the time in which the GPUs computed, from 0 to 1"),
+    "workers": (_SPEED, "The seconds of the last loop in each worker"),
+    "examples": (_SOURCES, "The examples that were evaluated, or that a source of the data gave"),
+    "epochs": (_SOURCES, "How often the examples of a source of the data were read"),
+}
+
 
 class TensorBoardWriter(Writer):
     """Writes each split to its own folder, under the same tags, so that they share charts.
+
+    The tags of the loss and the metrics are their names; `_TAGS` has the others.
 
     Args:
         controller: the `Controller`, with Orbit's managers of summaries.
@@ -44,22 +69,26 @@ class TensorBoardWriter(Writer):
 
     def write(self, record: Record) -> None:
         """Writes the numbers of a record; a dataset of an evaluation gets a subfolder, as in Orbit."""
-        summaries = self._training if record.split == TRAIN else self._evaluation
         is_training = record.split == TRAIN
-        summaries.write_summaries(record.numbers() if is_training else _as_scalars(record))
+        summaries = self._training if is_training else self._evaluation
+        folders = {"": record.numbers()} if is_training else _split_by_dataset(record)
+        for folder, numbers in folders.items():
+            with summaries.summary_writer(folder).as_default():
+                for name, value in numbers.items():
+                    prefix, description = _TAGS.get(name.partition("/")[0], ("", None))
+                    tf.summary.scalar(prefix + name, value, record.step, description)
         # Otherwise the destructor of the writer would meet a full disk, and it cannot report it.
         summaries.flush()
 
 
-def _as_scalars(record: Record) -> dict[str, Any]:
-    """Returns the values, with nested mappings and a separate name for each list element."""
-    scalars: dict[str, Any] = {}
-    for name, value in record.values.items():
-        nested = Record(
-            record.split, record.step, value if isinstance(value, Mapping) else {name: value}
-        )
-        scalars |= {name: _as_scalars(nested)} if isinstance(value, Mapping) else nested.numbers()
-    return scalars
+def _split_by_dataset(record: Record, folder: str = "") -> dict[str, dict[str, int | float]]:
+    """Returns the numbers of an evaluation by the folder of their dataset, which is a nested mapping."""
+    others = {name: v for name, v in record.values.items() if not isinstance(v, Mapping)}
+    result = {folder: dataclasses.replace(record, values=others).numbers()}
+    for name in record.values.keys() - others.keys():
+        inner = dataclasses.replace(record, values=record.values[name])
+        result |= _split_by_dataset(inner, os.path.join(folder, name))
+    return result
 
 
 def _as_hparam(value: Any) -> bool | int | float | str:

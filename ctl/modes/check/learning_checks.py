@@ -50,7 +50,8 @@ def check_first_loss(factory: TrainerFactory) -> Outcome:
             "let per_example_loss return the mean over the tokens of a row, or the loss of each token "
             "with a weight for each token",
         )
-    loss, classes = float(losses.mean()), _count_classes(trainer, batch, outputs)
+    loss = float(losses.mean())
+    classes = _count_classes(trainer, batch, outputs, losses, weights)
     if classes is None:
         return Outcome(PASS, f"{loss:.4g}; not a classifier, so the chance level is unknown")
     chance = math.log(classes)  # the cross entropy of a uniform distribution
@@ -218,18 +219,30 @@ def _counts_twice(losses: np.ndarray, weights: np.ndarray) -> bool:
     return bool(steady and correlation > 0.9 and abs(slope - 1) < 0.2)
 
 
-def _count_classes(trainer: StandardTrainer, batch: dict[str, Any], outputs: Any) -> int | None:
-    """Returns the number of classes, if integer labels [rows] have one output [rows, classes]."""
+def _count_classes(
+    trainer: StandardTrainer,
+    batch: dict[str, Any],
+    outputs: Any,
+    losses: np.ndarray | None = None,
+    weights: np.ndarray | None = None,
+) -> int | None:
+    """Returns the number of classes, if integer labels [rows] have one output [rows, classes].
+
+    With the losses of pixels or tokens, [rows, ...], labels and outputs may have these dimensions, too.
+    Labels without a weight, such as those of pixels to ignore, need not be a class.
+    """
     label = batch.get("label")
     if (
         label is None
         or trainer.options.loss_weights  # not one loss of a classifier
         or isinstance(label, dict)
         or not np.issubdtype(label.dtype, np.integer)
-        or label.ndim > 1
+        or (label.ndim > 1 and (losses is None or losses.shape != label.shape))
     ):
         return None
-    if not tf.is_tensor(outputs) or outputs.shape.rank != 2:
+    if not tf.is_tensor(outputs) or outputs.shape.rank != label.ndim + 1:
         return None
-    count = int(outputs.shape[1])
-    return count if count > 1 and label.max() < count else None
+    if weights is not None and weights.shape == label.shape:
+        label = label[weights > 0]
+    count = int(outputs.shape[-1])
+    return count if count > 1 and label.max(initial=-1) < count else None

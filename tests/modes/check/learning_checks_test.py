@@ -69,6 +69,30 @@ def test_a_logarithm_of_zero_fails(assert_detects):
     assert_detects(LOGARITHM_OF_ZERO, learning_checks.check_first_loss, FAIL, observation)
 
 
+PIXELS = """
+    def build_model(self):
+        layers = tf_keras.layers
+        return tf_keras.Sequential([layers.Dense(6), layers.Reshape([2, 3])])
+
+    def build_dataset(self, split, input_context):
+        return ctl.data.arrays({"x": X, "label": np.stack([LABEL, 255 - 0 * LABEL], axis=1)})
+
+    def sample_weight(self, batch):
+        return tf.cast(batch["label"] != 255, tf.float32)
+
+    def per_example_loss(self, batch, outputs):
+        label = tf.where(batch["label"] == 255, 0, batch["label"])
+        return tf_keras.losses.sparse_categorical_crossentropy(label, SCALE * outputs, from_logits=True)
+    """
+
+
+@pytest.mark.parametrize(("scale", "verdict"), [("0.1", PASS), ("100", WARNING)])
+def test_the_losses_of_pixels_have_the_chance_level_of_their_classes(make_factory, scale, verdict):
+    outcome = learning_checks.check_first_loss(make_factory(PIXELS.replace("SCALE", scale)))
+    assert outcome.verdict == verdict
+    assert outcome.observation.endswith("; a uniform guess among 3 classes has 1.099")
+
+
 def test_a_regression_has_no_chance_level(make_factory):
     outcome = learning_checks.check_first_loss(make_factory(REGRESSION))
     assert outcome.verdict == PASS and "the chance level is unknown" in outcome.observation
