@@ -158,6 +158,7 @@ def test_language_model(folder):
     assert 4 < trained["loss"] < 7  # about log 257 at first
 
 
+@pytest.mark.slow
 def test_transformer(folder, capsys):
     _, trained, evaluated = train("transformer")
     assert 4 < trained["loss"] < 7 and evaluated["loss"] > 0  # about log 256 at first
