@@ -37,12 +37,21 @@ def squared_error(batch, outputs):
     return tf.reduce_mean((tf.cast(batch["label"], outputs.dtype) - outputs) ** 2, axis=-1)
 
 
-def make_step(replicas, batch, **options):
+def build_small():
+    """For tests of which the model is not the subject; it takes a third of the time to trace."""
+    return tf_keras.Sequential([tf_keras.layers.Dense(3), tf_keras.layers.Dense(2)])
+
+
+def make_step(replicas, batch, model=build_model, **options):
     options = {"precision": "float64", "clip": ctl.Clip(global_norm=0.5)} | options
     return ctl.Step(
-        build_model, lambda: tf_keras.optimizers.Adam(1e-2), squared_error,
+        model, lambda: tf_keras.optimizers.Adam(1e-2), squared_error,
         global_batch_size=batch, strategy=testing.make_strategy(replicas), **options,
     )  # fmt: skip
+
+
+def make_small_step(replicas, batch, **options):
+    return make_step(replicas, batch, build_small, **options)
 
 
 def weights(step):
@@ -95,7 +104,7 @@ def one_device(batch, **options):
 
 @pytest.mark.parametrize(
     ("replicas", "batch", "run"),
-    [(2, 9, run_eagerly), (4, 5, run_in_function), (2, 5, run_in_replicas)],
+    [(2, 5, run_eagerly), (4, 5, run_in_function), (2, 5, run_in_replicas)],
 )
 def test_loops_of_ones_own_compute_the_update_of_one_device(replicas, batch, run):
     step = make_step(replicas, batch)
@@ -176,8 +185,7 @@ class HeightAndWeight(tf_keras.Model):
         return self.dense(tf.stack([inputs["height"], inputs["weight"]], axis=-1))
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_feature_called_weight_of_a_tuple_is_a_feature(replicas):
+def test_feature_called_weight_of_a_tuple_is_a_feature():
     """Also in a dataset of the user's own, and with weights as the third entry."""
     features, label, sample = FEATURES[:6, :2], LABELS[:6, 0], np.arange(1.0, 7.0)
     named = {"height": features[:, 0], "weight": features[:, 1]}
@@ -186,7 +194,7 @@ def test_feature_called_weight_of_a_tuple_is_a_feature(replicas):
         step = ctl.Step(
             HeightAndWeight, lambda: tf_keras.optimizers.SGD(0.1),
             lambda batch, outputs: (batch["label"] - outputs[:, 0]) ** 2,
-            global_batch_size=6, strategy=testing.make_strategy(replicas), precision="float64",
+            global_batch_size=6, strategy=testing.make_strategy(2), precision="float64",
         )  # fmt: skip
         dataset = tf.data.Dataset.from_tensor_slices((named, *targets))
         if own:
@@ -206,7 +214,7 @@ def test_feature_called_weight_of_a_tuple_is_a_feature(replicas):
 
 def test_step_does_not_resume_with_other_data_unless_that_is_allowed(tmp_path):
     def start(count, seed=0, **options):
-        step = make_step(2, 6)
+        step = make_small_step(1, 6)
         rows = ctl.data.arrays({"x": FEATURES[:count], "label": LABELS[:count]})
         step.build(next(iter(ctl.data.distribute(rows, 6, step.strategy, seed=seed))))
         return step, ctl.Checkpointer(tmp_path, step, **options)
@@ -231,13 +239,13 @@ def test_step_does_not_resume_with_other_data_unless_that_is_allowed(tmp_path):
 
 
 def test_step_that_trains_on_two_sources_resumes_with_either(tmp_path):
-    step = make_step(1, 6)
+    step = make_small_step(1, 6)
     sources = source(), ctl.data.arrays({"x": FEATURES[:30], "label": LABELS[:30]})
     for data in sources:
         step(next(iter(ctl.data.distribute(data, 6, step.strategy))))
     path = ctl.Checkpointer(tmp_path, step).save({"mine": 1})
     for data in sources:
-        resumed = make_step(1, 6)
+        resumed = make_small_step(1, 6)
         resumed.build(next(iter(ctl.data.distribute(data, 6, resumed.strategy))))
         checkpoints = ctl.Checkpointer(tmp_path, resumed)
         assert checkpoints.all_restore_latest() == path
@@ -246,7 +254,7 @@ def test_step_that_trains_on_two_sources_resumes_with_either(tmp_path):
 
 
 def test_update_that_is_not_finite_is_skipped_on_every_replica():
-    step = make_step(2, 4)
+    step = make_small_step(2, 4)
     step.build(next(iter(distribute(step, 4))))
     before = weights(step)
     rows = np.where(np.arange(4)[:, None] == 3, np.nan, FEATURES[:4])  # on the second replica alone
@@ -259,7 +267,7 @@ def test_update_that_is_not_finite_is_skipped_on_every_replica():
 
 def test_layer_that_is_frozen_between_two_calls_stays_unchanged():
     """The batch is the same, so the trace of the last call would be reused."""
-    step = make_step(1, 4)
+    step = make_small_step(1, 4)
     batch = (tf.constant(FEATURES[:4]), tf.constant(LABELS[:4]))
     first, *_, last = step.model.layers
     for frozen in (None, first, last):
@@ -276,7 +284,7 @@ def test_layer_that_is_frozen_between_two_calls_stays_unchanged():
 
 
 def test_optimizer_that_is_replaced_between_two_calls_is_used():
-    step = make_step(1, 4, precision="float32")
+    step = make_small_step(1, 4, precision="float32")
     batch = (tf.constant(FEATURES[:4]), tf.constant(LABELS[:4]))
     step(batch)
     before = step.model.get_weights()[0]
@@ -320,12 +328,12 @@ def test_data_that_tensorflow_divides_among_workers_is_named(monkeypatch, caplog
         (next(iter(ctl.data.distribute(source(), 4))), False),
         ((FEATURES[:4], LABELS[:4]), True),
     ):
-        make_step(1, 4).build(batch)
+        make_small_step(1, 4).build(batch)
         assert ("depend on their number" in caplog.text) is named
 
 
 def test_outputs_of_each_replica_are_returned():
-    step = make_step(2, 5, outputs=True)
+    step = make_small_step(2, 5, outputs=True)
     outputs = step(next(iter(distribute(step, 5)))).outputs
     assert [part.shape for part in step.strategy.experimental_local_results(outputs)] == [
         (3, 2),
@@ -480,7 +488,7 @@ def with_loss(loss_fn):
 
 
 def test_evaluation_has_the_names_of_each_call_and_metrics_of_several_values():
-    step = make_step(1, 4)
+    step = make_small_step(1, 4)
     step.build(next(iter(distribute(step, 4))))
     metric = tf_keras.metrics.R2Score(class_aggregation=None, dtype="float64")
     one, two = (ctl.evaluate(step, source(), {name: metric}) for name in ("one", "two"))
@@ -491,7 +499,7 @@ def test_evaluation_has_the_names_of_each_call_and_metrics_of_several_values():
 
 
 def test_mistakes_of_an_evaluation_are_one_line():
-    step = make_step(2, 4)
+    step = make_small_step(2, 4)
     step.build(next(iter(distribute(step, 4))))
     for data, metrics, message in (
         ({"x": FEATURES}, {}, "data is a dict, .* such as ctl.data.arrays"),
@@ -502,13 +510,13 @@ def test_mistakes_of_an_evaluation_are_one_line():
         with pytest.raises(ctl.UsageError, match=message):
             ctl.evaluate(step, data, metrics)
     with pytest.raises(ctl.UsageError, match="distributed by another strategy"):
-        make_step(1, 4)(next(iter(distribute(step, 4))))
+        make_small_step(1, 4)(next(iter(distribute(step, 4))))
 
 
 def test_numbers_of_the_host_in_the_loss_function_are_rejected():
     generator = np.random.default_rng(0)
     step = ctl.Step(
-        build_model, tf_keras.optimizers.SGD, global_batch_size=4,
+        build_small, tf_keras.optimizers.SGD, global_batch_size=4,
         loss_fn=lambda batch, outputs: squared_error(batch, outputs) * generator.uniform(),
     )  # fmt: skip
     with pytest.raises(ctl.UsageError, match="draws from generator"):
@@ -527,7 +535,7 @@ def test_model_of_another_scope_or_precision_is_rejected():
         )
         with pytest.raises(ctl.UsageError, match=message):
             step(next(iter(distribute(step, 4))))
-    step = make_step(2, 4, models=[model])
+    step = make_small_step(2, 4, models=[model])
     with pytest.raises(ctl.UsageError, match="created outside the strategy's scope"):
         step(next(iter(distribute(step, 4))))
 
@@ -546,28 +554,22 @@ def divide_by_own_rows(batch, outputs):
     return losses / tf.cast(tf.shape(losses)[0], losses.dtype)
 
 
-def divide_by_sum_of_ones(batch, outputs):
-    losses = squared_error(batch, outputs)
-    return losses / tf.reduce_sum(tf.ones_like(losses))
-
-
 def divide_by_gathered_rows(batch, outputs):
     losses = squared_error(batch, outputs)
     return losses / tf.cast(tf.size(ctl.replica.all_gather(losses)), losses.dtype)
 
 
-@pytest.mark.parametrize("loss_fn", [divide_by_own_rows, divide_by_sum_of_ones])
-def test_loss_that_depends_on_the_number_of_rows_is_rejected(loss_fn):
+def test_loss_that_depends_on_the_number_of_rows_is_rejected():
     """Also with `ctl.data.distribute`, whose shares have one static shape."""
     step = ctl.Step(
-        build_model, tf_keras.optimizers.SGD, loss_fn, global_batch_size=4,
+        build_small, tf_keras.optimizers.SGD, divide_by_own_rows, global_batch_size=4,
         strategy=testing.make_strategy(2), precision="float64",
     )  # fmt: skip
     for batch in (
         next(iter(distribute(step, 4))),
         next(iter(ctl.data.distribute(source(), 4, step.strategy))),
     ):
-        with pytest.raises(ctl.UsageError, match=rf"{loss_fn.__name__} \(.*the number of rows"):
+        with pytest.raises(ctl.UsageError, match=r"divide_by_own_rows \(.*the number of rows"):
             step(batch)
 
 

@@ -50,7 +50,7 @@ def start(hardware: Any, trainer: Any) -> str:
     layout = plan.layout
     parameters = loop_of(trainer).step.attributes.parameter_count()
     what = f"{trainer.options.precision}; {parameters:,} parameters"
-    examples = engine_of(trainer).pipeline.examples_per_epoch()
+    examples = loop_of(trainer).pipeline.examples_per_epoch()
     if examples and examples < layout.global_batch_size:
         what += f"; the data has {examples} examples, so a batch has some of them more than once"
     names = _names_in_code(type(trainer))  # super().replica_step calls minimize, too

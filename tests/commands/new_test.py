@@ -130,10 +130,7 @@ def test_every_file_of_the_template_is_package_data():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
-    [
-        pytest.param(k, marks=[pytest.mark.long] * (k in ("segmentation", "tabular", "gan")))
-        for k in new.KINDS
-    ],
+    [pytest.param(k, marks=[pytest.mark.long] * (k != "images")) for k in new.KINDS],
 )
 def test_tests_of_a_new_project_pass_and_it_trains(tmp_path, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)

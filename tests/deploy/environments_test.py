@@ -119,7 +119,8 @@ def folder(tmp_path_factory):
     return folder
 
 
-LONG = ("Indexed Job", "dynamic TFJob", "SageMaker", "SkyPilot")  # the others cover what they use
+# The others cover what these use.
+LONG = ("Indexed Job", "dynamic TFJob", "TFJob", "SageMaker", "SkyPilot")
 
 
 @pytest.mark.parametrize(

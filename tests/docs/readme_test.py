@@ -207,6 +207,7 @@ def test_two_replicas_train(folder, command, strategy):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_check_prints_the_lines_shown(folder, tmp_path):
     # The page shows the numbers of the complete data.
     shutil.copy(folder / "my_model.py", tmp_path)
@@ -230,6 +231,7 @@ def test_the_test_of_the_new_model_passes(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_table_of_three_examples_is_what_the_benchmark_prints():
     measured = child.run(["-m", "benchmarks.uneven_split"])
     assert measured.returncode == 0, measured.stderr

@@ -69,6 +69,7 @@ def test_fine_tuning_and_its_listing(folder):
     assert listing.split() == ["weights:", *" ".join(lines).split()]
 
 
+@pytest.mark.slow
 def test_own_images(folder):
     for split, kind in itertools.product(("train", "eval"), ("cat", "dog")):
         path = folder / "photos" / split / kind
@@ -79,11 +80,13 @@ def test_own_images(folder):
     assert train("your-images")[2]["examples"] == 8
 
 
+@pytest.mark.slow
 def test_mixup_cutmix(folder):
     _, trained, evaluated = train("mixup-cutmix")
     assert trained["loss"] > 0 and 0 <= evaluated["accuracy"] <= 1
 
 
+@pytest.mark.slow
 def test_imbalanced_classes(folder):
     _, _, evaluated = train("imbalanced-classes")
     assert {"auc", "pr_auc", "recall"} <= evaluated.keys()
@@ -133,6 +136,7 @@ def test_tf_serving(folder):
     np.testing.assert_allclose(predictions, run.trainer.model(features["x"]), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_segmentation(folder):
     run, _, evaluated = train("segmentation")
     assert 0 < evaluated["iou"] < 1 and evaluated["loss"] > 0
@@ -151,6 +155,7 @@ def test_segmentation(folder):
         assert run.trainer.sample_weight(labels, training).numpy().tolist() == expected
 
 
+@pytest.mark.slow
 def test_text_classification(folder):
     assert train("text-classification")[2]["examples"] == 32
     path = pathlib.Path("my_model.py")
@@ -161,6 +166,7 @@ def test_text_classification(folder):
         assert run.trainer.serve({"text": texts}).shape == (2, 1)
 
 
+@pytest.mark.slow
 def test_language_model(folder):
     (folder / "corpus").mkdir()
     for i in range(6):
@@ -171,6 +177,7 @@ def test_language_model(folder):
     assert 4 < trained["loss"] < 7  # about log 257 at first
 
 
+@pytest.mark.slow
 def test_transformer(folder, capsys):
     _, trained, evaluated = train("transformer")
     assert 4 < trained["loss"] < 7 and evaluated["loss"] > 0  # about log 256 at first

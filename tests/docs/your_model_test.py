@@ -19,7 +19,7 @@ for page in PAGES:
             SECTIONS[f"{page}: {title}"] = blocks(f"{body}\n")
 EXAMPLE = "your-model: The example"
 TITLES = [title for title in SECTIONS if title != EXAMPLE]
-# The sections that run only on two replicas, among the slow tests.
+# The sections that run only on two replicas, among the slow tests; the long tests run all of them so.
 LONGER = {
     "loss: A language model's loss",
     "loss: A loss over pairs of the global batch",
@@ -38,7 +38,10 @@ SLOW = pytest.mark.slow
     ("title", "most"),
     [
         *[(title, 1) for title in TITLES if title not in LONGER],
-        *[pytest.param(title, 2, marks=SLOW) for title in TITLES],
+        *[
+            pytest.param(t, 2, marks=[SLOW, *[pytest.mark.long] * (t not in LONGER)])
+            for t in TITLES
+        ],
     ],
 )
 def test_section_runs(title, most, monkeypatch):

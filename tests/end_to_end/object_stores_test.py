@@ -123,6 +123,7 @@ EVERY = 100  # steps from one checkpoint to the next
 
 
 @pytest.mark.timeout(1800)
+@ONE_KIND
 @pytest.mark.parametrize("kills", [6, pytest.param(20, marks=pytest.mark.long)])
 def test_kills_with_the_local_folder_deleted_leave_the_bits_of_an_undisturbed_run(
     proxy, start, kills, tmp_path
@@ -178,7 +179,7 @@ def test_sigterm_saves_and_uploads_before_exit_code_75(proxy, start):
     assert "stop" in events and events[-1] == "durable"
 
 
-@pytest.mark.parametrize("fault", [429, 503, 401, "cut"])
+@pytest.mark.parametrize("fault", [pytest.param(429, marks=pytest.mark.long), 503, 401, "cut"])
 def test_failures_of_the_store_delay_the_upload_and_not_the_training(proxy, start, fault):
     url = f"{proxy.url}/fault-{fault}"
     draw = random.Random(fault)
@@ -317,6 +318,7 @@ def test_credentials_that_expire_are_read_again_while_training_goes_on(proxy, st
     assert events.durable[-1] == events.saved[-1]
 
 
+@ONE_KIND
 def test_store_that_is_gone_at_the_end_is_exit_code_1_and_the_same_command_uploads_the_rest(
     proxy, start, tmp_path
 ):

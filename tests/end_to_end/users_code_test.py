@@ -37,7 +37,9 @@ WITH_ACCUMULATION = (
 
 LONG = (pytest.mark.slow, pytest.mark.long)
 # A second or more each; the default run has others of their kinds.
-SLOW_CASES = ("masked language model", "actor critic", "recurrent dropout of Keras")
+SLOW_CASES = (
+    "masked language model", "actor critic", "recurrent dropout of Keras", "sampled softmax"
+)  # fmt: skip
 
 
 def cases(rows, *, every):

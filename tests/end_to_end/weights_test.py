@@ -101,6 +101,7 @@ def test_nothing_is_written_or_moved_if_the_weights_do_not_exist(run, arguments)
     assert not list(pathlib.Path("new").glob("*"))
 
 
+@pytest.mark.slow
 def test_checkpoint_that_matches_in_part_is_restored_if_allowed(run):
     changed = WIDER, STEPS(20), "--allow_config_change"
     code, _, err = run("old", *changed)

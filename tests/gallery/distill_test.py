@@ -35,6 +35,7 @@ def test_the_curve_is_that_of_one_device():
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.slow
 def test_the_teacher_never_changes_and_the_first_layer_is_trained_from_its_step_on():
     trainer = make(1)
     teacher, stem = trainer.teacher.get_weights(), trainer.model.get_layer("conv2d")

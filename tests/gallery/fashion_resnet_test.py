@@ -36,6 +36,7 @@ def test_the_curve_is_that_of_one_device():
     assert losses[3] < losses[0]
 
 
+@pytest.mark.slow
 def test_the_statistics_are_those_of_the_global_batch():
     normalizations = [v for v in make(1).model.layers if "batch_norm" in v.name]
     assert len(normalizations) == 3

@@ -40,6 +40,7 @@ def test_the_curve_is_that_of_one_device(negatives, micro_batches):
     assert losses[-1] < losses[0] and one[1][-1]["examples"] == 13
 
 
+@pytest.mark.slow
 def test_rows_of_items_that_are_not_read_keep_their_values():
     trainer = make(2, 0)
     before = [testing.copies(trainer.strategy, v) for v in trainer.model.trainable_variables]
@@ -91,6 +92,7 @@ def test_users_take_items_with_higher_products_of_the_hidden_factors():
     assert counts.std() < 2 * counts.mean() ** 0.5  # all items are about equally frequent
 
 
+@pytest.mark.slow
 def test_the_experiment_trains_and_reports_the_best_possible_metrics(tmp_path):
     keys = {
         "train.steps": 40, "model.user_count": 20, "model.item_count": 300, "eval.interval": 40,

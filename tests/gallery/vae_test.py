@@ -30,6 +30,7 @@ def test_the_curve_is_that_of_one_device():
     assert losses[3] < losses[0]
 
 
+@pytest.mark.slow
 def test_loss_is_the_negative_evidence_lower_bound():
     trainer = make(1)
     logits = np.full((2, 28, 28), np.log(3))  # probability 3/4

@@ -130,6 +130,7 @@ def test_the_fix_depends_on_what_takes_the_time(examples, cache, fix):
     assert not dataclasses.replace(profile, pipeline=0.01).is_input_bound  # only the hand-over
 
 
+@pytest.mark.slow
 def test_the_mode_prints_a_report_and_writes_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(profile_input, "SECONDS", 0.01)

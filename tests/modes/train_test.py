@@ -93,8 +93,6 @@ def test_run_does_not_resume_with_other_data_or_weights_unless_that_is_allowed(
     assert "Changed since the run was started: inputs.train.examples: 50 -> 48" in (
         capsys.readouterr().out
     )
-    assert run(11) == DONE  # the new data is recorded
-
     config = json.loads(pathlib.Path("run/config.json").read_text())
     assert config.pop("inputs")["train"] == {"examples": 48}
     pathlib.Path("run/config.json").write_text(json.dumps(config))

@@ -73,7 +73,21 @@ MISTAKES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("old", "new", "line", "code"), MISTAKES.values(), ids=MISTAKES)
+# They differ from others in the type of the exception alone.
+SLOW = (
+    "an own type of exception",
+    "an assertion of TensorFlow fails",
+    "a KeyError of another dict",
+)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "code"),
+    [
+        pytest.param(*values, marks=[pytest.mark.slow] * (name in SLOW), id=name)
+        for name, values in MISTAKES.items()
+    ],
+)
 def test_exception_of_the_users_code_is_reported_in_one_line(
     old, new, line, code, tmp_path, monkeypatch, capfd
 ):

@@ -75,11 +75,13 @@ def library(name):
     return model.get_weights()
 
 
+@pytest.mark.slow  # many other tests compare replicas under the common ones
 @pytest.mark.parametrize(
     "name",
-    # Many other tests compare replicas under the common ones; others have tests of their own.
     [
-        name if name == "adafactor" else pytest.param(name, marks=pytest.mark.slow)
+        pytest.param(
+            name, marks=[pytest.mark.long] * (name in ("adam", "adamw", "adagrad", "adamax"))
+        )
         for name in optimizers.CLASSES
     ],
 )

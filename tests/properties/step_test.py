@@ -24,7 +24,7 @@ from ctl.replica.step.update import Update
 from tests.properties.case import Case, cases
 from tests.properties.case_trainer import compare, find_differences, train
 
-SLOW, MISTAKE, LONG = 4, 10, 1000  # cases; one takes about 4 s of processor time
+FIXED, MISTAKE, LONG = 4, 10, 1000  # cases; one takes about 4 s of processor time
 
 
 def explore(count: int, **settings) -> None:
@@ -52,9 +52,10 @@ def explore(count: int, **settings) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(4 * 3600)
 def test_random_updates_are_those_of_one_replica():
-    explore(SLOW if hypothesis.settings.default.derandomize else LONG)
+    explore(FIXED if hypothesis.settings.default.derandomize else LONG)
 
 
 def reduce_means(values, loss, *, dtype=None):
@@ -109,12 +110,12 @@ def train_reference(case):
     return train(case.reference)
 
 
-BY_DEFAULT = ("mean of gradients", "padding counts")  # tests of tests/replica find the others, too
-LONGER = [pytest.mark.slow, pytest.mark.long]
+SLOW = ("mean of gradients", "padding counts")  # tests of tests/replica detect all of them, too
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "mistake", [pytest.param(m, marks=() if m in BY_DEFAULT else LONGER) for m in MISTAKES]
+    "mistake", [pytest.param(m, marks=() if m in SLOW else pytest.mark.long) for m in MISTAKES]
 )
 def test_planted_mistake_is_found_in_its_simplest_case(mistake):
     place, name, replacement, case = MISTAKES[mistake]

@@ -23,16 +23,8 @@ class ReducedTwice(mistakes.ReducedTwice, gallery.ByHand):
     pass
 
 
-def right_trainers():
-    """All right trainers; the slow tests have those that the default tests do not."""
-    default = (gallery.Dropping,)  # Right is compared below
-    return [
-        pytest.param(cls, marks=[] if cls in default else [pytest.mark.slow], id=cls.__name__)
-        for cls in gallery.RIGHT
-    ]
-
-
-@pytest.mark.parametrize("cls", right_trainers())
+@pytest.mark.slow
+@pytest.mark.parametrize("cls", gallery.RIGHT)
 def test_right_trainers_pass(cls):
     report = assert_replica_equivalent(
         cls, gallery.examples(), replicas=(1, 2), batch_sizes=(5,), in_process=True

@@ -100,6 +100,7 @@ class MeanOfMeans(mistakes.MeanOfMeans, loop_gallery.Plain):
     pass
 
 
+@pytest.mark.slow
 def test_uneven_splits_of_a_loop_for_full_batches_are_listed():
     report = check(MeanOfMeans, 4, 5, full_batches=True)
     assert report.verdict == "equivalent"
@@ -169,6 +170,7 @@ class InvalidForFive(loop_gallery.Plain):
         return loss * np.nan if self.global_batch_size == 5 else loss
 
 
+@pytest.mark.slow
 def test_loss_that_is_not_finite_on_a_later_batch_size_is_an_error():
     with pytest.raises(NotComparable, match=r"The loss is not finite on 1 replica \(5 rows\)"):
         check(InvalidForFive, 4, 5, steps=1)

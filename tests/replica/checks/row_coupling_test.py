@@ -248,7 +248,10 @@ def test_losses_of_independent_rows_are_accepted_without_computing_them(name):
     assert FakeStep(SEARCHED[name]()).trace() == 0
 
 
-@pytest.mark.parametrize("name", COMPUTED)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n == "LSTM and mask")) for n in COMPUTED],
+)
 def test_losses_are_computed_where_the_ops_do_not_show_that_rows_are_independent(name):
     assert FakeStep(COMPUTED[name]()).trace() == 1
 
@@ -479,8 +482,11 @@ def masked_sum_of(batch):
     return tf.math.unsorted_segment_sum(tf.cast(values, tf.float32), rows, len(batch["x"]))
 
 
-@pytest.mark.parametrize("static", [True, False])
-@pytest.mark.parametrize("name", ONE_ROW)
+@pytest.mark.parametrize(
+    ("name", "static"),
+    [*((name, True) for name in ONE_ROW if name != "vectorized map"), ("map", False)]
+    + [pytest.param("vectorized map", static, marks=pytest.mark.slow) for static in (True, False)],
+)
 def test_losses_of_the_only_row_of_a_replica_are_accepted(name, static, caplog):
     FakeStep(ONE_ROW[name], rows=1).trace(static=static)
     assert "may combine rows" not in caplog.text
@@ -499,8 +505,8 @@ class Coupled(MapOverRows):
         return super().per_example_loss(batch, outputs - tf.reduce_mean(outputs, axis=0))
 
 
-LONG = [pytest.param(split, marks=pytest.mark.slow) for split in (Split(4, 4), Split(2, 4, 2))]
-ONE_ROW_SPLITS = [Split(2, 2), Split(1, 3, 2), *LONG]
+SLOW_SPLITS = (Split(1, 3, 2), Split(4, 4), Split(2, 4, 2))
+ONE_ROW_SPLITS = [Split(2, 2), *(pytest.param(s, marks=pytest.mark.slow) for s in SLOW_SPLITS)]
 
 
 @pytest.mark.parametrize("split", ONE_ROW_SPLITS, ids=str)
@@ -520,7 +526,7 @@ def test_losses_of_the_users_own_dataset_are_computed_too():
         trainer.train(tf.constant(1))
 
 
-@pytest.mark.parametrize("case", [MapOverRows, Coupled])
+@pytest.mark.parametrize("case", [pytest.param(MapOverRows, marks=pytest.mark.slow), Coupled])
 def test_step_of_one_row_per_replica_is_searched_with_the_rows_of_all(case):
     strategy = running.strategy(4)
     data = ctl.data.arrays({name: EXAMPLES[name] for name in ("x", "label")})

@@ -188,6 +188,7 @@ def test_penalty_of_a_variable_that_two_layers_hold_counts_once():
     assert len(Attributes(owner).penalties(model.trainable_variables)) == 1
 
 
+@pytest.mark.slow
 def test_run_resumes_with_equal_bits_from_a_checkpoint_written_in_the_background(tmp_path):
     make = lambda replicas: make_trainer(replicas=replicas, model=SYNC, seed=3)  # noqa: E731
     trainer = make(2)

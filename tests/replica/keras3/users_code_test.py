@@ -7,8 +7,15 @@ from tests.users_code.keras3 import ROWS
 from tests.users_code.running import QUICK, assert_right, train
 
 
+# tests/end_to_end/users_code_test.py has the same forms with layers of tf_keras.
 @pytest.mark.slow
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, marks=pytest.mark.long if i % 3 else [], id=row.name)
+        for i, row in enumerate(ROWS)
+    ],
+)
 def test_case_is_right_or_rejected_in_one_line(row):
     if row.message is None:
         assert_right(row, row.original, QUICK)

@@ -94,12 +94,12 @@ def test_wrong_shapes_are_one_line():
 
 
 class Model(tf_keras.Model):
-    """Two layers of attention, made by a subclass of the test."""
+    """Layers of attention, made by a subclass of the test."""
 
-    def __init__(self, make):
+    def __init__(self, make, count=2):
         super().__init__()
         self.embed = tf_keras.layers.Dense(WIDTH)
-        self.parts = [make() for _ in range(2)]
+        self.parts = [make() for _ in range(count)]
 
     def call(self, x, training=None):
         x = self.embed(x)
@@ -228,7 +228,7 @@ def count(text):
 @pytest.mark.parametrize(
     ("make", "calls"),
     [
-        (from_parts(lambda: Part(causal)), 2),
+        pytest.param(from_parts(lambda: Part(causal)), 2, marks=pytest.mark.slow),
         (from_parts(lambda: Own(is_causal=True, key_value_seq_lengths=[9, 9, 9, 9])), 2),
         (from_keras3(lambda: keras.layers.MultiHeadAttention(2, 8)), 2),
         pytest.param(
@@ -261,10 +261,14 @@ def test_micro_batches_and_float16_use_the_kernel_and_a_mask_is_a_bias(gpu):
     ("make", "options"),
     [
         (from_parts(lambda: Part(causal)), {"precision": "float32"}),
-        (from_parts(lambda: Part(causal)), {"fused_attention": "off"}),
+        pytest.param(
+            from_parts(lambda: Part(causal)), {"fused_attention": "off"}, marks=pytest.mark.slow
+        ),
         (from_parts(lambda: Part(causal, dropout=0.1)), {}),
         (from_parts(lambda: Part(with_scores)), {}),
-        (from_parts(lambda: Part(padded)), {"length": LENGTH + 1}),
+        pytest.param(
+            from_parts(lambda: Part(padded)), {"length": LENGTH + 1}, marks=pytest.mark.slow
+        ),
         (from_parts(lambda: Part(causal)), {"length": LENGTH // 2}),
     ],
 )
@@ -362,7 +366,7 @@ class Lengths(Trainer):
     rows = 10
 
     def build_model(self):
-        return Model(lambda: Own(is_causal=True))
+        return Model(lambda: Own(is_causal=True), 1)
 
     def build_dataset(self, split, input_context):
         x = draw(0, [self.rows, 6, 3])

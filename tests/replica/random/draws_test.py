@@ -118,7 +118,7 @@ def run(function, start, end, *, jit=False, static=True):
 
 
 # Other cases of cells and of loops run by default.
-SLOW = ("LSTM", "scan")
+SLOW = ("LSTM", "RNN cell", "scan")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Every combination of options that the rules allow computes the update of the global batch.
 
-The default run tests a subset that contains every value of an option on one and on two replicas. The
-slow tests contain every allowed pair of values, and a sample of the remaining combinations. The file is
+The default run tests a subset that contains every value that an option may have on two replicas. The
+slow tests contain every allowed pair of values, and the long tests all combinations. The file is
 named after what it tests, not after a module: it runs the whole of ctl/replica against the rules of
 ctl/replica/config.py.
 """
@@ -32,39 +32,24 @@ BATCH = 8
 CHOICES = [c for c in combinations.all_choices() if not c.broken() and c.xla != "autocluster"]
 
 
-def pairs(choice):
-    values = dataclasses.asdict(choice)
-    return {
-        frozenset([(a, values[a]), (b, values[b])])
-        for a, b in itertools.combinations(combinations.AXES, 2)
-    }
-
-
-def covering(choices, excluded=()):
-    """A small subset of `choices` that contains every pair of values on one and two replicas.
-
-    Args:
-        excluded: the pairs of axes whose pairs of values it need not contain.
-    """
-    pairs_of = {
-        choice: {pair for pair in pairs(choice) if {axis for axis, _ in pair} not in excluded}
+def covering(choices, size):
+    """A small subset of `choices` that contains every set of `size` values on one and two replicas."""
+    sets_of = {
+        choice: {*itertools.combinations(dataclasses.asdict(choice).items(), size)}
         for choice in choices
         if choice.replicas <= 2
     }
-    remaining = set().union(*pairs_of.values())
+    remaining = set().union(*sets_of.values())
     subset = []
     while remaining:
-        best = max(pairs_of, key=lambda choice: len(pairs_of[choice] & remaining))
-        remaining -= pairs_of[best]
+        best = max(sets_of, key=lambda choice: len(sets_of[choice] & remaining))
+        remaining -= sets_of[best]
         subset.append(best)
     return subset
 
 
-COVERING = covering(CHOICES)
-BY_DEFAULT = covering(
-    COVERING,
-    [set(pair) for pair in itertools.combinations(combinations.AXES, 2) if "replicas" not in pair],
-)
+COVERING = covering(CHOICES, 2)
+BY_DEFAULT = covering([c for c in COVERING if c.replicas == 2], 1)
 
 
 class Normalized(reference_model.ReferenceTrainer):
@@ -126,14 +111,9 @@ def test_every_pair_of_options_computes_the_exact_update(choice):
     check(choice)
 
 
-OTHERS = [
-    pytest.param(choice, marks=[pytest.mark.long] if i % 16 else [])
-    for i, choice in enumerate(c for c in CHOICES if c not in COVERING)
-]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("choice", OTHERS, ids=name)
+@pytest.mark.long
+@pytest.mark.parametrize("choice", [c for c in CHOICES if c not in COVERING], ids=name)
 def test_every_combination_computes_the_exact_update(choice):
     check(choice)
 

@@ -39,12 +39,10 @@ class FromDataset(reference_model.ReferenceTrainer):
 
 
 # The dropout masks are those of the step and row.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cls", "placement"),
-    [
-        (FromDataset, "stream"),
-        pytest.param(reference_model.ReferenceTrainer, "device", marks=pytest.mark.slow),
-    ],
+    [(FromDataset, "stream"), (reference_model.ReferenceTrainer, "device")],
 )
 def test_loops_that_do_not_fill_chunks_compute_the_same_steps(monkeypatch, cls, placement):
     monkeypatch.setattr(compiled_loop, "MAX_STEPS", 4)

@@ -100,6 +100,7 @@ def evaluate(replicas):
     return {name: float(value) for name, value in results.items()}
 
 
+@pytest.mark.slow
 def test_evaluation_of_a_partial_batch_of_images_is_that_of_one_replica():
     expected = evaluate(1)
     assert (expected["examples"], expected["rows"]) == (6, 6)

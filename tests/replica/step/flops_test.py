@@ -55,7 +55,13 @@ def make_trainer(cls, *, replicas=1, steps=2, **options):
     return trainer
 
 
-@pytest.mark.parametrize("options", [{"replicas": 2, "micro_batches": 2}, {"xla": "loop"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"replicas": 2, "micro_batches": 2},
+        pytest.param({"xla": "loop"}, marks=pytest.mark.slow),
+    ],
+)
 def test_dense_layers_on_any_split(options):
     trainer = make_trainer(Trainer, **options)
     assert count_flops(trainer) == 8 * (DENSE + DENSE_BACKWARD)

@@ -36,7 +36,7 @@ def test_step_that_is_assigned_to_a_trainer_is_rejected(name):
 
 
 def test_optimizer_that_is_replaced_between_two_loops_is_used():
-    trainer = tiny.tiny_trainer(testing.make_strategy(2))
+    trainer = tiny.tiny_trainer(testing.make_strategy(1))
     for rate in (0.1, 0.0):
         with trainer.build_scope():
             trainer.optimizer = tf_keras.optimizers.SGD(rate)
@@ -97,7 +97,7 @@ def test_other_errors_are_not_changed():
         trainer.train(tf.constant(1))
 
 
-@pytest.mark.parametrize("xla", ["loop", "gradients"])
+@pytest.mark.parametrize("xla", ["loop", pytest.param("gradients", marks=pytest.mark.slow)])
 def test_gradient_of_a_loop_without_a_bound_is_rejected_under_xla(xla):
     class Loops(reference_model.ReferenceTrainer):
         def per_example_loss(self, batch, outputs):

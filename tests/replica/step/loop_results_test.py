@@ -47,12 +47,10 @@ def check_report(trainer, path, *, first, skipped, steps=4):
         assert float(outputs[name]) == pytest.approx(expected, rel=1e-5), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "replicas", "replica", "options"),
-    [
-        ("gradient", 2, 1, {"micro_batches": 2}),
-        pytest.param("loss", 1, 0, {"xla": "step"}, marks=pytest.mark.slow),
-    ],
+    [("gradient", 2, 1, {"micro_batches": 2}), ("loss", 1, 0, {"xla": "step"})],
 )
 def test_step_that_overflows_is_not_reported(what, replicas, replica, options, tmp_path):
     """The gradient overflows with a finite loss, or the loss is infinite."""

@@ -44,24 +44,13 @@ def lines(cls, optimizer, batch=80, **options):
     return list(profile_input.describe_serial_loops(trainer))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cls", "optimizer", "options"),
     [
-        pytest.param(
-            *(TwoTowerTrainer, tf_keras.optimizers.Adagrad(0.1), {"model": TWO_TOWER}),
-            marks=pytest.mark.slow,
-        ),
-        (
-            TwoTowerTrainer,
-            tf_keras.optimizers.Adam(0.1),
-            {"model": TWO_TOWER},
-        ),
-        pytest.param(
-            CharLmTrainer,
-            tf_keras.optimizers.AdamW(1e-3),
-            {"model": CHAR_LM, "data": {"dir": ""}},
-            marks=pytest.mark.slow,
-        ),
+        (TwoTowerTrainer, tf_keras.optimizers.Adagrad(0.1), {"model": TWO_TOWER}),
+        (TwoTowerTrainer, tf_keras.optimizers.Adam(0.1), {"model": TWO_TOWER}),
+        (CharLmTrainer, tf_keras.optimizers.AdamW(1e-3), {"model": CHAR_LM, "data": {"dir": ""}}),
     ],
 )
 def test_the_step_of_a_model_with_embeddings_has_no_serial_loop(cls, optimizer, options):

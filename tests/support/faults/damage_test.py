@@ -3,6 +3,7 @@
 import shutil
 
 import numpy as np
+import pytest
 
 from ctl import main
 from tests.support.experiments import read_weights
@@ -17,6 +18,7 @@ def continue_run(capsys, workdir):
     return out, read_weights(workdir, 35)
 
 
+@pytest.mark.slow
 def test_damaged_checkpoints_are_skipped_and_reported(undisturbed, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(undisturbed)
     for name in ("whole", "damaged"):

@@ -25,6 +25,7 @@ def state(trainer):
     return [v.numpy() for v in (*trainer.model.variables, *trainer.optimizer.variables)]
 
 
+@pytest.mark.slow
 def test_kill_at_a_step_arrives_when_the_step_is_finished(observe_signal):
     trainer, undisturbed = make_trainer(), make_trainer()
     steps = observe_signal(lambda: int(trainer.global_step.numpy()))
@@ -37,6 +38,7 @@ def test_kill_at_a_step_arrives_when_the_step_is_finished(observe_signal):
         np.testing.assert_array_equal(value, expected)
 
 
+@pytest.mark.slow
 def test_kill_in_a_save_arrives_between_the_files_and_the_marker(observe_signal, tmp_path):
     trainer, files = make_trainer(), CheckpointFiles(tmp_path)
     seen = observe_signal(lambda: (files.steps(), files.faults(), sorted(tmp_path.glob("ckpt-2*"))))
@@ -59,6 +61,7 @@ def test_kill_in_an_evaluation_arrives_when_it_begins(observe_signal):
     assert seen == [1]
 
 
+@pytest.mark.slow
 def test_no_signal_splits_the_loop_in_the_same_way(monkeypatch):
     trainer, calls = make_trainer(), []
     train = ctl.StandardTrainer.train

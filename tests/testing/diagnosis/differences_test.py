@@ -44,6 +44,7 @@ def test_exact_variances_pass(layer):
     assert differences.check_normalization(make_evidence(Trainer)) == differences.NOTHING
 
 
+@pytest.mark.slow
 def test_loss_scale_that_is_not_removed_is_found():
     (difference,), cause = differences.check_loss_scale(make_evidence(NotUnscaled))
     assert cause == causes.LOSS_SCALE

@@ -42,6 +42,7 @@ def check():
     return differences.check_recomputation(evidence)
 
 
+@pytest.mark.slow
 def test_right_recomputation_passes():
     assert check()[0] == []
 

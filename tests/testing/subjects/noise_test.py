@@ -23,6 +23,7 @@ class Mixed(loop_gallery.Plain):
         return super().per_example_loss(batch, tf.cast(outputs, tf.float32))
 
 
+@pytest.mark.slow
 def test_mixed_precision_cannot_be_compared():
     report = check(Mixed, 8)
     assert report.verdict == "cannot tell"

@@ -73,12 +73,9 @@ class PaddingCounted(mistakes.PaddingCounted, gallery.ByHand):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("cls", "rows"),
-    [
-        pytest.param(gallery.Right, [1, 1, 1, 1, 1], marks=pytest.mark.slow),
-        (PaddingCounted, [1, 1, 1, 1, 2]),
-    ],
+    ("cls", "rows"), [(gallery.Right, [1, 1, 1, 1, 1]), (PaddingCounted, [1, 1, 1, 1, 2])]
 )
 def test_coefficients_are_how_much_each_row_counts(cls, rows):
     subject = make_subject(cls)
