@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ctl.evaluator import evaluate as evaluate
     from ctl.loop.actions.action import Action as Action
     from ctl.loop.actions.action import as_action as as_action
+    from ctl.loop.actions.keras_callback import KerasCallback as KerasCallback
     from ctl.loop.checkpoints.checkpointer import Checkpointer as Checkpointer
     from ctl.modes.export import load as load
     from ctl.modes.notebook import Run as Run
@@ -53,6 +54,7 @@ _MODULES = {
     "errors": "UsageError",
     "evaluator": "StandardEvaluator evaluate",
     "loop.actions.action": "Action as_action",
+    "loop.actions.keras_callback": "KerasCallback",
     "loop.checkpoints.checkpointer": "Checkpointer",
     "modes.export": "load",
     "modes.notebook": "Run",
