@@ -42,7 +42,8 @@ def train(page, steps=2, workdir=None, block=slice(None)):
 
 def test_every_recipe_is_in_the_index_and_has_a_test():
     index = (child.ROOT / "docs/recipes/index.md").read_text()
-    tests = (child.ROOT / "tests/docs/recipes_test.py").read_text()
+    files = ("recipes", "libraries")
+    tests = "".join((child.ROOT / f"tests/docs/{each}_test.py").read_text() for each in files)
     assert {page for page in PAGES if f"({page}.md)" not in index} == set()
     assert {page for page in PAGES if f'{page}"' not in tests} == set()
 

@@ -1,0 +1,373 @@
+"""The snippets of docs/with-your-libraries.md train the same on 1 and on 4 replicas, and resume.
+
+python -m tests.docs.libraries_test Spektral         # prints what it measured, as JSON
+
+The libraries are in the group `libraries` (BUILD.md). Each runs in a process of its own.
+"""
+
+from collections.abc import Callable
+import contextlib
+import dataclasses
+import functools
+import importlib.metadata
+import importlib.util
+import json
+import math
+import pathlib
+import re
+import runpy
+import sys
+import tempfile
+import time
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl.replica.arithmetic import models
+from tests.docs.pages import blocks
+from tests.support import child
+
+TEXT = (child.ROOT / "docs/with-your-libraries.md").read_text()
+REPLICAS = 4
+BATCH = 5  # 2 + 2 + 1 + 0 rows
+STEPS = 4
+EXAMPLES = 20
+RATE = 2**-5  # exact in float32
+RANDOM = np.random.default_rng(0)
+CLASSES = RANDOM.integers(0, 3, EXAMPLES)
+TARGETS = RANDOM.normal(size=(EXAMPLES, 1))
+TOKENS = RANDOM.integers(1, 100, (EXAMPLES, 8))
+IN_TEXT = (np.arange(8) < RANDOM.integers(3, 9, (EXAMPLES, 1))).astype(np.int64)
+NODES = RANDOM.normal(size=(EXAMPLES, 6, 4))
+EDGES = RANDOM.integers(0, 2, (EXAMPLES, 6, 6)) / 3
+SECONDS = 1_800  # of the longest
+
+
+@dataclasses.dataclass(frozen=True)
+class Library:
+    """One section of the page.
+
+    Attributes:
+        package: the distribution on the package index.
+        module: its module.
+        features: the examples for a snippet without `build_dataset`.
+        prepare: writes the files that the snippet reads into the current folder.
+        data: replaces the data of the library while the snippet is used.
+        options: the trainer's options that the page names.
+        recipe: the page of docs/recipes whose program is run, instead of a section of the page.
+        score: the loss of a snippet that trains by `ctl.Run`, by the names of the snippet.
+    """
+
+    package: str
+    module: str
+    features: dict[str, np.ndarray] | None = None
+    prepare: Callable[[], Any] = lambda: None
+    data: Callable[[], Any] = contextlib.nullcontext
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    recipe: str | None = None
+    score: Callable[[dict[str, Any]], float] | None = None
+
+
+def write_graphs():
+    """Writes the schema of the graphs, rings of 3 to 5 atoms."""
+    feature = 'features { key: "x" value { dtype: DT_FLOAT shape { dim { size: 4 } } } }'
+    bonds = '{ key: "bonds" value { source: "atoms" target: "atoms" } }'
+    schema = f'node_sets {{ key: "atoms" value {{ {feature} }} }} edge_sets {bonds}'
+    pathlib.Path("graph.pbtxt").write_text(schema)
+
+
+def graph(atoms: np.ndarray) -> bytes:
+    """A ring of atoms, as TF-GNN writes it: a serialized tf.train.Example."""
+
+    def integers(values):
+        return tf.train.Feature(int64_list=tf.train.Int64List(value=values))
+
+    ring = range(len(atoms))
+    values = tf.train.FloatList(value=atoms.reshape(-1))
+    features = {
+        "nodes/atoms.#size": integers([len(atoms)]),
+        "nodes/atoms.x": tf.train.Feature(float_list=values),
+        "edges/bonds.#size": integers([len(atoms)]),
+        "edges/bonds.#source": integers(ring),
+        "edges/bonds.#target": integers([(i + 1) % len(atoms) for i in ring]),
+    }
+    example = tf.train.Example(features=tf.train.Features(feature=features))
+    return example.SerializeToString()
+
+
+def write_trainer():
+    """Writes the user's trainer that a snippet names."""
+    pathlib.Path("my_model.py").write_text(MY_MODEL)
+
+
+MY_MODEL = """
+import numpy as np
+import ctl
+import tf_keras
+
+X = np.random.default_rng(0).normal(size=(20, 4)).astype("f4")
+
+
+class MyTrainer(ctl.StandardTrainer):
+    def build_model(self):
+        return tf_keras.Sequential([tf_keras.layers.Dense(1)])
+
+    def build_dataset(self, split, input_context):
+        return ctl.data.arrays({"x": X, "label": X.sum(axis=1, keepdims=True)})
+
+    def per_example_loss(self, batch, outputs):
+        return tf_keras.losses.mse(batch["label"], outputs)
+"""
+
+
+def mock_datasets():
+    """Replaces the data sources of TensorFlow Datasets by random images: nothing is downloaded."""
+    import tensorflow_datasets
+
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (EXAMPLES, 8, 8, 1), np.uint8)
+    rows = [{"image": image, "label": i % 10} for i, image in enumerate(images)]
+    return tensorflow_datasets.testing.mock_data(as_data_source_fn=lambda *_, **__: rows)
+
+
+def train_in_two_runs(names: dict[str, Any]) -> float:
+    """Trains in two runs of one workdir, which are one run of W&B; returns the loss."""
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(2):
+            with ctl.Run(names["get_config"](), folder, print_lines=False) as run:
+                run.train(steps=STEPS // 2)
+                loss = run.evaluate()["loss"]
+        files = {path.name for path in pathlib.Path(folder).rglob("*.wandb")}
+    assert len(files) == 1, files  # run-ID.wandb, in the folder of each part
+    return loss
+
+
+LIBRARIES = {
+    "KerasHub": Library(
+        "keras-hub",
+        "keras_hub",
+        {"token_ids": TOKENS, "segment_ids": 0 * TOKENS, "padding_mask": IN_TEXT, "label": CLASSES},
+    ),
+    "TensorFlow Probability": Library(
+        "tensorflow-probability", "tensorflow_probability", {"x": NODES[:, 0]}
+    ),
+    "TensorFlow Recommenders": Library(
+        "tensorflow-recommenders",
+        "tensorflow_recommenders",
+        {"item": CLASSES, "user": TOKENS[:, 0] % 20, "label": CLASSES[:, None] % 2},
+    ),
+    "Two towers": Library(
+        "tensorflow-recommenders", "tensorflow_recommenders", recipe="two-towers"
+    ),
+    "TensorFlow Ranking": Library(
+        "tensorflow-ranking",
+        "tensorflow_ranking",
+        {"x": NODES, "label": TOKENS[:, :6] % 3.0},
+        options={"allow_unkeyed_random": True},
+    ),
+    "Model Garden": Library(
+        "tf-models-official",
+        "official",
+        {
+            **{"input_word_ids": TOKENS, "input_mask": IN_TEXT, "input_type_ids": 0 * TOKENS},
+            "label": CLASSES,
+        },
+    ),
+    "Spektral": Library("spektral", "spektral", {"x": NODES, "a": EDGES, "label": TARGETS}),
+    "TF-GNN": Library(
+        "tensorflow-gnn",
+        "tensorflow_gnn",
+        {
+            "graph": np.array([graph(each[: 3 + i % 3]) for i, each in enumerate(NODES)], object),
+            "label": TARGETS,
+        },
+        prepare=write_graphs,
+    ),
+    "Transformers 4": Library(
+        "transformers",
+        "transformers",
+        {"input_ids": TOKENS, "attention_mask": IN_TEXT, "label": CLASSES},
+    ),
+    "kapre": Library(
+        "kapre", "kapre", {"x": RANDOM.normal(size=(EXAMPLES, 400, 1)), "label": CLASSES}
+    ),
+    "Grain": Library("grain", "grain"),
+    "TensorFlow Datasets": Library(
+        "tensorflow-datasets", "tensorflow_datasets", data=mock_datasets
+    ),
+    "Optuna": Library(
+        "optuna", "optuna", prepare=write_trainer, score=lambda names: names["study"].best_value
+    ),
+    "KerasTuner": Library(
+        "keras-tuner",
+        "keras_tuner",
+        prepare=write_trainer,
+        score=lambda names: names["tuner"].oracle.get_best_trials()[0].score,
+    ),
+    "Weights & Biases": Library("wandb", "wandb", prepare=write_trainer, score=train_in_two_runs),
+}
+
+
+def sections() -> dict[str, str]:
+    """The code of each section of the page; that of KerasHub is the example of the page."""
+    parts = re.split(r"^#+ (.*)\n", TEXT, flags=re.MULTILINE)[1:]
+    bodies = dict(zip(parts[::2], parts[1::2], strict=True))
+    bodies["KerasHub"] = bodies.pop("With your libraries")
+    del bodies["Limits"]
+    return {name: blocks(body + "\n")[0] for name, body in bodies.items()}
+
+
+def stated() -> dict[str, tuple[str, float]]:
+    """What the table of the page states: the precision, and a bound of the difference."""
+    rows = re.findall(r"^\| ([^|]+) \| [^|]+ \| (float\d\d), ([\d.e-]+) \|", TEXT, re.MULTILINE)
+    return {re.sub(r"\[(.*?)\].*", r"\1", row[0]): (row[1], float(row[2])) for row in rows}
+
+
+def test_page_has_a_row_and_a_short_snippet_of_each_library():
+    code = sections()
+    assert {*code} == {name for name, library in LIBRARIES.items() if not library.recipe}
+    assert {*stated()} == {*LIBRARIES}
+    for snippet in code.values():
+        assert len(re.findall(r"^(?!import |from )\S|^ +\S", snippet, re.MULTILINE)) <= 15, snippet
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_library_trains_the_same_on_four_replicas_and_resumes(name, tmp_path):
+    package = LIBRARIES[name].package
+    if importlib.util.find_spec(LIBRARIES[name].module) is None:
+        pytest.skip(f"{package} is not installed: uv run --no-group cpu --group libraries")
+    arguments = ["-m", "tests.docs.libraries_test", name]
+    process = child.run(
+        arguments,
+        cwd=tmp_path,
+        timeout=SECONDS,
+        TF_USE_LEGACY_KERAS="1",
+        TF_CPP_MIN_LOG_LEVEL="3",
+        WANDB_MODE="offline",
+    )
+    assert process.returncode == 0, process.stderr[-5_000:]
+    measured = json.loads(process.stdout.splitlines()[-1])
+    assert math.isfinite(measured["loss"])
+    assert measured["difference"] <= stated()[name][1], measured
+    assert measured["moved"] > 1e-4
+    assert measured["resumed"] == 0.0
+
+
+def measure(name: str) -> dict[str, Any]:
+    """Runs the snippet of a library on 1 and on 4 replicas, and once more in two parts."""
+    library, (precision, _) = LIBRARIES[name], stated()[name]
+    start = time.monotonic()
+    if library.score:
+        measured = measure_runs(name)
+    else:
+        library.prepare()
+        with library.data():
+            (cls,) = {value for value in run_snippet(name).values() if _is_trainer(value)}
+            measured = measure_trainer(cls, library, precision)
+    seconds = round(time.monotonic() - start)
+    return {
+        "library": name,
+        "version": importlib.metadata.version(library.package),
+        **measured,
+        "seconds": seconds,
+    }
+
+
+def _is_trainer(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, ctl.StandardTrainer)
+
+
+def run_snippet(name: str) -> dict[str, Any]:
+    """Runs a snippet as a module, because AutoGraph reads the source of its functions."""
+    recipe = LIBRARIES[name].recipe
+    (code,) = blocks(f"recipes/{recipe}") if recipe else [sections()[name]]
+    pathlib.Path("snippet.py").write_text(code)
+    return runpy.run_path("snippet.py", run_name="snippet")
+
+
+def measure_trainer(cls: type, library: Library, precision: str) -> dict[str, float]:
+    """Trains on 1 and on 4 replicas, and in two parts; returns the largest differences."""
+
+    features = library.features
+
+    class Trainer(cls):
+        if features is not None:
+
+            def build_dataset(self, split, input_context):
+                floats = {k: v for k, v in features.items() if v.dtype.kind == "f"}
+                floats = {key: value.astype(precision) for key, value in floats.items()}
+                return ctl.data.arrays({**features, **floats})
+
+    def make(replicas):
+        models.reset_names()
+        return Trainer(
+            global_batch_size=BATCH,
+            strategy=ctl.testing.make_strategy(replicas),
+            optimizer=functools.partial(tf_keras.optimizers.SGD, RATE, momentum=0.5),
+            options=ctl.TrainerOptions(precision=precision, **library.options),
+        )
+
+    def weights(trainer):
+        return [np.array(each) for each in trainer.model.variables]
+
+    one, four, stopped, resumed = make(1), make(REPLICAS), make(REPLICAS), make(REPLICAS)
+    initial = weights(one)
+    loss = float(one.train(tf.constant(STEPS))["loss"])
+    four.train(tf.constant(STEPS))
+    with tempfile.TemporaryDirectory() as folder:
+        stopped.train(tf.constant(STEPS // 2))
+        checkpoints = ctl.Checkpointer(folder, stopped)
+        checkpoints.save()
+        checkpoints.wait()
+        ctl.Checkpointer(folder, resumed).all_restore_latest()
+        resumed.train(tf.constant(STEPS - STEPS // 2))
+    return {
+        "loss": loss,
+        "moved": difference(initial, weights(one)),
+        "difference": difference(weights(one), weights(four)),
+        "resumed": difference(weights(four), weights(resumed)),
+    }
+
+
+def difference(first: list[np.ndarray], second: list[np.ndarray]) -> float:
+    """The largest difference of two lists of arrays."""
+    assert first
+    pairs = zip(first, second, strict=True)
+    return max(float(np.max(np.abs(a - b), initial=0)) for a, b in pairs)
+
+
+def measure_runs(name: str) -> dict[str, float]:
+    """Runs a snippet that trains by `ctl.Run`, on 1 and on 4 replicas; compares the losses."""
+    library, config, losses = LIBRARIES[name], ctl.config, []
+    runtimes = ({"strategy": "one_device"}, {"strategy": "mirrored", "logical_devices": REPLICAS})
+    for runtime in (*runtimes, runtimes[1]):
+        changed = functools.partial(config, runtime={**runtime, "precision": "float64"})
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            contextlib.chdir(folder),
+            mock.patch.object(ctl, "config", changed),
+        ):
+            library.prepare()
+            losses.append(library.score(run_snippet(name)))
+    return {
+        "loss": losses[0],
+        "moved": losses[0],  # a loss of 0 would compare nothing
+        "difference": abs(losses[0] - losses[1]),
+        "resumed": abs(losses[1] - losses[2]),
+    }
+
+
+def main():
+    ctl.testing.split_cpu(REPLICAS)
+    print(json.dumps(measure(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()
