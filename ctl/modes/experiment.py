@@ -93,6 +93,10 @@ def build(
         optimizer=optimizer,
         options=options,
     )
+    if not hasattr(trainer, "options"):
+        raise UsageError(
+            f"__init__ of {config.trainer} does not call super().__init__(**arguments)."
+        )
     _check_optimizer_is_used(optimizer, config)
     engine_of(trainer).step.add_models()
     config = resolve_durations(config, optimizer.examples_per_epoch)
@@ -174,6 +178,18 @@ def _check_class(trainer_class: type, name: str) -> None:
             "accept **arguments only, pass them to super().__init__, and read further values from "
             "self.options.model."
         ) from None
+    for method, base in inspect.getmembers(StandardTrainer, inspect.isfunction):
+        own = inspect.getattr_static(trainer_class, method)
+        if method[0] == "_" or own is base or not inspect.isfunction(own):
+            continue
+        parameters = inspect.signature(base).parameters.values()
+        names = [p.name for p in parameters if p.default is p.empty and p.kind < p.VAR_POSITIONAL]
+        named = {"training": None} if "training" in names else {}
+        try:
+            inspect.signature(own).bind(*names[: len(names) - len(named)], **named)
+        except TypeError as error:
+            given = ", ".join(names[1:])
+            raise UsageError(f"{name}.{method} cannot be called with ({given}): {error}.") from None
 
 
 def _check_spelling(trainer_class: type, name: str, missing: Sequence[str]) -> None:

@@ -86,6 +86,36 @@ def test_misspelt_method_is_named_with_the_right_name(load, tmp_path, old, new, 
         build(load(), evaluates=False)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ("split, input_context", "split",
+         "tiny.py:Tiny.build_dataset cannot be called with (split, input_context): too many"),
+        ("batch, outputs", "batch, outputs, weight",
+         "tiny.py:Tiny.per_example_loss cannot be called with (batch, outputs): missing a"),
+        ("def per_ex", "def forward(self, batch): pass\n    def per_ex",
+         "tiny.py:Tiny.forward cannot be called with (batch, training): got an unexpected"),
+        ("def build_m", "def __init__(self, **arguments): pass\n    def build_m",
+         "__init__ of tiny.py:Tiny does not call super().__init__(**arguments)."),
+    ],
+)  # fmt: skip
+def test_method_with_other_arguments_is_rejected(load, tmp_path, old, new, line):
+    text = experiments.TRAINER.replace(old, new)
+    experiments.write(tmp_path, {"experiment.py": experiments.CONFIG, "tiny.py": text})
+    with pytest.raises(ctl.UsageError, match=re.escape(line)):
+        build(load(), evaluates=False)
+
+
+def test_methods_with_arguments_of_other_names_are_accepted(load, tmp_path):
+    text = experiments.TRAINER.replace("split, input_context", "*arguments")
+    own = "def forward(self, b, *, training=False, extra=0): return self.model(b['x'])\n"
+    own += "    @staticmethod\n    def build_metrics(): return {}\n"
+    own += "    def sample_weight(self, b): return None\n    def per_ex"
+    text = text.replace("def per_ex", own)
+    experiments.write(tmp_path, {"experiment.py": experiments.CONFIG, "tiny.py": text})
+    assert build(load(), evaluates=False).trainer.global_batch_size == 4
+
+
 # The right method exists in the class of the user that Tiny is derived from.
 DERIVED = experiments.TRAINER.replace("class Tiny", "class Base").replace(
     "def Function", "class Tiny(Base):\n    def NAME(self, *args): pass\n\ndef Function"
