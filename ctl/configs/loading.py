@@ -250,15 +250,23 @@ def importable(folder: pathlib.Path) -> Iterator[None]:
             sys.path.remove(entry)
 
 
-def read_trainer_source(cls: type) -> str:
-    """Returns the source of the user's modules that define a trainer class and its bases."""
+def read_trainer_source(cls: type, *, folders: bool = False) -> str:
+    """Returns the source of the user's modules that define a trainer class and its bases.
+
+    Args:
+        cls: the trainer class.
+        folders: whether to add the other Python files in the folders of these modules.
+    """
     modules = {base.__module__ for base in cls.__mro__}
     sources = []
     for name in sorted(modules):
         if name.split(".")[0] in ("ctl", "orbit", "tensorflow", "builtins"):
             continue
         with contextlib.suppress(OSError, TypeError, KeyError):  # from a notebook, or in C
-            sources.append(inspect.getsource(sys.modules[name]))
+            module = sys.modules[name]
+            sources.append(inspect.getsource(module))
+            others = pathlib.Path(module.__file__ or "").parent.glob("*.py") if folders else ()
+            sources += [file.read_text(errors="replace") for file in others]
     return "\n".join(sources)
 
 

@@ -21,6 +21,13 @@ from ctl.hardware.strategies import StrategyOptions
 from ctl.replica.step.inner_loop import loop_of
 from ctl.trainer import StandardTrainer
 
+# Names of methods that other frameworks call -> what ctl has for them.
+_OTHER_NAMES = {
+    r"on_\w+_(begin|start|end)": "build_actions",
+    r"train_loop_start": "train_loop_begin",
+    r"(eval|validation|test)_step|eval_(begin|end|reduce)": "update_metrics or compute_metrics",
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
@@ -86,6 +93,10 @@ def build(
         optimizer=optimizer,
         options=options,
     )
+    if not hasattr(trainer, "options"):
+        raise UsageError(
+            f"__init__ of {config.trainer} does not call super().__init__(**arguments)."
+        )
     _check_optimizer_is_used(optimizer, config)
     loop_of(trainer).step.add_models()
     config = resolve_durations(config, optimizer.examples_per_epoch)
@@ -167,28 +178,57 @@ def _check_class(trainer_class: type, name: str) -> None:
             "accept **arguments only, pass them to super().__init__, and read further values from "
             "self.options.model."
         ) from None
+    for method, base in inspect.getmembers(StandardTrainer, inspect.isfunction):
+        own = inspect.getattr_static(trainer_class, method)
+        if method[0] == "_" or own is base or not inspect.isfunction(own):
+            continue
+        parameters = inspect.signature(base).parameters.values()
+        names = [p.name for p in parameters if p.default is p.empty and p.kind < p.VAR_POSITIONAL]
+        named = {"training": None} if "training" in names else {}
+        try:
+            inspect.signature(own).bind(*names[: len(names) - len(named)], **named)
+        except TypeError as error:
+            given = ", ".join(names[1:])
+            raise UsageError(f"{name}.{method} cannot be called with ({given}): {error}.") from None
 
 
 def _check_spelling(trainer_class: type, name: str, missing: Sequence[str]) -> None:
-    """Rejects a method whose name is almost that of a method of ctl, and which nothing calls.
+    """Rejects a method named almost like one of ctl, or like one that other frameworks call.
+
+    Such a method is accepted if a Python file of the trainer's folders mentions its name, if it
+    overrides a method, and if the class that defines it also defines the method of ctl. In a notebook,
+    whose cells are not known, only a missing method is looked for.
 
     Args:
         trainer_class: the class.
         name: the name of the class in messages.
         missing: the methods that it must define and does not.
     """
-    source = loading.read_trainer_source(trainer_class)
-    unused = [
-        own
-        for own, value in vars(trainer_class).items()
-        if callable(value) and own[0] != "_" and not hasattr(StandardTrainer, own)
-        if not re.search(rf"\.{own}\b", source)
-    ]
-    inherited = [k for k, v in vars(StandardTrainer).items() if getattr(trainer_class, k) is v]
-    for method in (*missing, *inherited):
-        similar = errors.closest(method, unused, similarity=0.6 if method in missing else 0.9)
-        if similar:
-            raise UsageError(f"{name} defines {similar}: did you mean {method}?")
+    hooks = [hook for hook, value in vars(StandardTrainer).items() if callable(value)]
+    for index, cls in enumerate(trainer_class.__mro__, 1):
+        if issubclass(StandardTrainer, cls) or cls.__module__.split(".")[0] in ("ctl", "orbit"):
+            continue
+        inherited = {method for base in trainer_class.__mro__[index:] for method in vars(base)}
+        for own, value in vars(cls).items():
+            if not callable(value) or own[0] == "_" or own in inherited | {*hooks}:
+                continue
+            meant = errors.closest(own, missing) or next(
+                (meant for pattern, meant in _OTHER_NAMES.items() if re.fullmatch(pattern, own)),
+                next((h for h in hooks if h not in vars(cls) and _is_typo(own, h)), ""),
+            )
+            source = loading.read_trainer_source(trainer_class, folders=True) if meant else ""
+            known = source or meant in missing
+            if meant and known and not re.search(rf"(?<!def )\b{own}\b", source):
+                raise UsageError(
+                    f"{name} defines {own}: did you mean {meant}? If not, name it _{own}."
+                )
+
+
+def _is_typo(name: str, hook: str) -> bool:
+    """Returns whether a name is a misspelt one, and not a variant such as build_model2."""
+    if name.rstrip("0123456789_") == hook:
+        return False
+    return sorted(name) == sorted(hook) or bool(errors.closest(name, [hook], similarity=0.9))
 
 
 def _check_unread_keys(

@@ -9,7 +9,7 @@ from typing import Any
 
 from ctl.configs import loading
 from ctl.configs.keys import BY_NAME
-from ctl.errors import UsageError, print_line
+from ctl.errors import UsageError, print_line, type_name
 from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.actions import registry
 from ctl.loop.actions.action import Action, check_action
@@ -190,9 +190,12 @@ class Run:
         configured = registry.make_actions(
             self.config, self._config_path, workdir=self.workdir, trains=trains
         )
+        own = self.trainer.build_actions()
+        if not isinstance(own, Sequence):
+            raise UsageError(f"build_actions returned {type_name(own)}, but must return a list.")
         actions = [
             check_action(action, self.experiment.evaluator)
-            for action in (*configured, *self.trainer.build_actions(), *self._actions)
+            for action in (*configured, *own, *self._actions)
         ]
         if trains:
             return [*actions, *registry.make_watching(self.config, self.workdir)]

@@ -76,7 +76,7 @@ def test_a_model_key_that_the_trainer_never_reads_is_rejected(load, tmp_path):
         ("def build_model", "def network", "does not define build_model: define it."),
         # A hook that need not be defined would never be called.
         ("def per_ex", "def sample_weights(self, batch): pass\n    def per_ex",
-         "defines sample_weights: did you mean sample_weight?"),
+         "defines sample_weights: did you mean sample_weight? If not, name it _sample_weights."),
     ],
 )  # fmt: skip
 def test_misspelt_method_is_named_with_the_right_name(load, tmp_path, old, new, line):
@@ -84,6 +84,84 @@ def test_misspelt_method_is_named_with_the_right_name(load, tmp_path, old, new, 
     experiments.write(tmp_path, {"experiment.py": experiments.CONFIG, "tiny.py": text})
     with pytest.raises(ctl.UsageError, match=re.escape(f"tiny.py:Tiny {line}")):
         build(load(), evaluates=False)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ("split, input_context", "split",
+         "tiny.py:Tiny.build_dataset cannot be called with (split, input_context): too many"),
+        ("batch, outputs", "batch, outputs, weight",
+         "tiny.py:Tiny.per_example_loss cannot be called with (batch, outputs): missing a"),
+        ("def per_ex", "def forward(self, batch): pass\n    def per_ex",
+         "tiny.py:Tiny.forward cannot be called with (batch, training): got an unexpected"),
+        ("def build_m", "def __init__(self, **arguments): pass\n    def build_m",
+         "__init__ of tiny.py:Tiny does not call super().__init__(**arguments)."),
+    ],
+)  # fmt: skip
+def test_method_with_other_arguments_is_rejected(load, tmp_path, old, new, line):
+    text = experiments.TRAINER.replace(old, new)
+    experiments.write(tmp_path, {"experiment.py": experiments.CONFIG, "tiny.py": text})
+    with pytest.raises(ctl.UsageError, match=re.escape(line)):
+        build(load(), evaluates=False)
+
+
+def test_methods_with_arguments_of_other_names_are_accepted(load, tmp_path):
+    text = experiments.TRAINER.replace("split, input_context", "*arguments")
+    own = "def forward(self, b, *, training=False, extra=0): return self.model(b['x'])\n"
+    own += "    @staticmethod\n    def build_metrics(): return {}\n"
+    own += "    def sample_weight(self, b): return None\n    def per_ex"
+    text = text.replace("def per_ex", own)
+    experiments.write(tmp_path, {"experiment.py": experiments.CONFIG, "tiny.py": text})
+    assert build(load(), evaluates=False).trainer.global_batch_size == 4
+
+
+# The right method exists in the class of the user that Tiny is derived from.
+DERIVED = experiments.TRAINER.replace("class Tiny", "class Base").replace(
+    "def Function", "class Tiny(Base):\n    def NAME(self, *args): pass\n\ndef Function"
+)
+
+
+@pytest.mark.parametrize(
+    ("method", "meant"),
+    [
+        ("per_exmaple_loss", "per_example_loss"),
+        ("forwrad", "forward"),
+        ("buildMetrics", "build_metrics"),
+        ("on_epoch_end", "build_actions"),
+        ("eval_step", "update_metrics or compute_metrics"),
+        ("train_loop_start", "train_loop_begin"),
+    ],
+)
+def test_misspelt_method_is_named_where_the_right_one_exists(load, tmp_path, method, meant):
+    text = DERIVED.replace("NAME", method)
+    experiments.write(tmp_path, {"experiment.py": experiments.CONFIG, "tiny.py": text})
+    line = f"tiny.py:Tiny defines {method}: did you mean {meant}? If not, name it _{method}."
+    with pytest.raises(ctl.UsageError, match=re.escape(line)):
+        build(load(), evaluates=False)
+
+
+@pytest.mark.parametrize(
+    ("method", "others"),
+    [
+        ("build_model2", {}),
+        ("predict", {}),
+        ("_eval_step", {}),
+        ("build_datasets", {}),  # a variant of a method of the same class
+        ("on_epoch_end", {"actions.py": "def log(trainer):\n    trainer.on_epoch_end()\n"}),
+        (
+            "eval_step",
+            {"tiny.py": "import orbit\nclass Tiny(Tiny, orbit.StandardEvaluator): pass\n"},
+        ),
+    ],
+)
+def test_method_of_the_users_own_is_accepted(tmp_path, method, others):
+    text = experiments.TRAINER.replace("\ndef F", f"    def {method}(self): pass\n\ndef F")
+    files = {"tiny.py": text, **{k: v for k, v in others.items() if k != "tiny.py"}}
+    files["tiny.py"] += others.get("tiny.py", "")
+    experiments.write(tmp_path, files)
+    cls = loading.load_trainer_class("tiny.py:Tiny", f"{tmp_path}/exp.py", ctl.StandardTrainer)
+    experiment._check_spelling(cls, "tiny.py:Tiny", [])
 
 
 def test_recomputation_that_the_trainer_never_reads_is_rejected(load, tmp_path):

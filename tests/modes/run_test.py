@@ -22,6 +22,15 @@ def test_training_alone_needs_no_evaluator(make_arguments):
     assert Run(make_arguments(), evaluates=False).experiment.evaluator is None
 
 
+def test_actions_of_the_trainer_must_be_a_list(make_arguments, monkeypatch):
+    run = Run(make_arguments(), evaluates=False)
+    monkeypatch.setattr(type(run.trainer), "build_actions", lambda trainer: print)
+    with pytest.raises(
+        UsageError, match=r"build_actions returned a builtin_function.*, but must return a"
+    ):
+        run.make_actions()
+
+
 @pytest.mark.parametrize(
     ("writing", "processes", "background"),
     [("auto", 1, True), ("background", 1, True), ("blocking", 1, False), ("auto", 2, False)],
