@@ -6,7 +6,6 @@ all of ctl's code, in every trace and on every replica, which takes most of the 
 
 from collections.abc import Callable
 import functools
-import logging
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -20,11 +19,6 @@ T = TypeVar("T", bound=Callable)
 autograph_config.CONVERSION_RULES = (
     autograph_config.DoNotConvert("ctl"),
     *autograph_config.CONVERSION_RULES,
-)
-
-# A function that was typed at a prompt runs as it is: there is nothing that the user could change.
-logging.getLogger("tensorflow").addFilter(
-    lambda record: "Unable to locate the source code" not in record.getMessage()
 )
 
 

@@ -1,7 +1,5 @@
 """AutoGraph converts the functions of users, and none of ctl's."""
 
-import logging
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -10,7 +8,6 @@ import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.data.autograph import convert, traced
 from ctl.loop import inference
 
 
@@ -157,17 +154,3 @@ def test_user_can_exclude_a_hook_from_conversion():
 
     with pytest.raises(Exception, match="AutoGraph"):
         make(Excluded, 1).train(tf.constant(1))
-
-
-def test_functions_that_were_typed_at_a_prompt_run_without_a_warning(monkeypatch):
-    lines, names = [], {}
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())
-    logger = logging.getLogger("tensorflow")
-    monkeypatch.setattr(logger, "handlers", [handler])
-    monkeypatch.setattr(logger, "level", logging.WARNING)
-    exec("def typed(x):\n    return 2 * x\n", names)  # its source is in no file
-    assert traced(lambda x: convert(names["typed"])(x))(tf.constant(3)) == 6
-    assert not [line for line in lines if "AutoGraph could not transform" in line]
-    logger.warning("Another warning")
-    assert lines[-1:] == ["Another warning"]
