@@ -25,6 +25,18 @@ def examples(count=EXAMPLES, seed=0):
     }
 
 
+def as_dataset(split):
+    return tf.data.Dataset.from_tensor_slices(examples())
+
+
+def of_unknown_size(split):
+    return as_dataset(split).filter(lambda rows: rows["label"] >= 0)
+
+
+def as_global_batches(split):
+    return ctl.data.GlobalBatches(as_dataset(split).batch(8))
+
+
 class ReferenceTrainer(ctl.StandardTrainer):
     """The model as a trainer; `data_factory(split)` makes its data."""
 

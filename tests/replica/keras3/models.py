@@ -28,8 +28,7 @@ def recurrent(k, rate):
         [
             k.Input((5, 6)),
             k.layers.SpatialDropout1D(rate),
-            k.layers.GRU(4, dropout=rate, recurrent_dropout=rate, return_sequences=True),
-            k.layers.LSTM(4, dropout=rate),
+            k.layers.GRU(4, dropout=rate, recurrent_dropout=rate),
             k.layers.GaussianNoise(rate),
             k.layers.Dense(4),
         ]

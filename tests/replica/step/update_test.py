@@ -222,7 +222,7 @@ def test_update_without_a_loss_scale_is_kept_if_that_of_another_optimizer_overfl
             return super().replica_step(batch)
 
     trainers = [
-        reference_model.make_trainer(testing.make_strategy(2), 8, cls=cls, on_non_finite="ignore")
+        reference_model.make_trainer(testing.make_strategy(1), 8, cls=cls, on_non_finite="ignore")
         for cls in (reference_model.ReferenceTrainer, Second)
     ]
     expected, found = map(train_moves, trainers)
