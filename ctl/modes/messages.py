@@ -90,11 +90,11 @@ def entries(trainer: StandardTrainer) -> str:
 
 def images(trainer: StandardTrainer) -> list[str]:
     """Names the images that the default `preprocess` scales; warns of a layer that scales them, too."""
-    engine = loop_of(trainer)
+    inner_loop = loop_of(trainer)
     if type(trainer).preprocess is not StandardTrainer.preprocess:
         return []
-    scaled = ", ".join(preprocessing.uint8_images(engine.pipeline.element_spec()))
-    layer = preprocessing.find_second_scaling(engine.step.attributes.layers())
+    scaled = ", ".join(preprocessing.uint8_images(inner_loop.pipeline.element_spec()))
+    layer = preprocessing.find_second_scaling(inner_loop.step.attributes.layers())
     warning = (
         f"The layer {layer!r} seems to expect images of 0 to 255, but preprocess has scaled them to "
         "[0, 1]: remove the layer, or let preprocess return the batch as it is."
