@@ -182,14 +182,26 @@ def _check_class(trainer_class: type, name: str) -> None:
         own = inspect.getattr_static(trainer_class, method)
         if method[0] == "_" or own is base or not inspect.isfunction(own):
             continue
-        parameters = inspect.signature(base).parameters.values()
-        names = [p.name for p in parameters if p.default is p.empty and p.kind < p.VAR_POSITIONAL]
-        named = {"training": None} if "training" in names else {}
+        positional = [
+            p for p in inspect.signature(base).parameters.values() if p.kind < p.VAR_POSITIONAL
+        ]
+        required = [p.name for p in positional if p.default is p.empty]
         try:
-            inspect.signature(own).bind(*names[: len(names) - len(named)], **named)
-        except TypeError as error:
-            given = ", ".join(names[1:])
-            raise UsageError(f"{name}.{method} cannot be called with ({given}): {error}.") from None
+            _bind(own, [p.name for p in positional])
+        except TypeError:
+            try:  # an override may leave out what has a default
+                _bind(own, required)
+            except TypeError as error:
+                given = ", ".join(required[1:])
+                raise UsageError(
+                    f"{name}.{method} cannot be called with ({given}): {error}."
+                ) from None
+
+
+def _bind(function: Any, names: Sequence[str]) -> None:
+    """Raises TypeError if a method cannot be called with arguments of these names."""
+    named = {name: None for name in names if name == "training"}
+    inspect.signature(function).bind(*(name for name in names if name not in named), **named)
 
 
 def _check_spelling(trainer_class: type, name: str, missing: Sequence[str]) -> None:
