@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ctl.errors import UsageError
     from ctl.evaluator import StandardEvaluator, evaluate
     from ctl.loop.actions.action import Action, as_action
+    from ctl.loop.actions.keras_callback import KerasCallback
     from ctl.loop.checkpoints.checkpointer import Checkpointer
     from ctl.modes.export import load
     from ctl.modes.notebook import Run
@@ -43,6 +44,7 @@ _MODULES = {
     "convert_sync_batch_norm": "ctl.replica.layers.batch_norm",
     "Checkpointer": "ctl.loop.checkpoints.checkpointer",
     "Clip": "ctl.configs.options",
+    "KerasCallback": "ctl.loop.actions.keras_callback",
     "Run": "ctl.modes.notebook",
     "StandardEvaluator": "ctl.evaluator",
     "StandardTrainer": "ctl.trainer",
@@ -61,6 +63,7 @@ __all__ = [
     "Action",
     "Checkpointer",
     "Clip",
+    "KerasCallback",
     "Run",
     "StandardEvaluator",
     "StandardTrainer",

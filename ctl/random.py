@@ -33,7 +33,8 @@ under `--mode=check`, passes the dtype of the tensor that it adds the numbers to
 docs/step.md, section 10, defines the bits. Floats have 23 random bits (float16: 10; bfloat16: 7).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+import contextlib
 import math
 from typing import Any, TypedDict
 
@@ -237,6 +238,27 @@ def permutation_of_batch(*, name: str = "", seed: int = 0) -> tf.Tensor:
             "ctl.random.permutation_of_batch permutes the rows of a step: call it in one."
         )
     return draws.permutation(rows, _stream("permutation_of_batch", name, seed))
+
+
+@contextlib.contextmanager
+def unkeyed() -> Iterator[None]:
+    """Accepts numbers in the code inside the `with` block that ctl cannot key by row.
+
+        with ctl.random.unkeyed():
+            weights = library_layer(x)      # draws by tf.random.normal
+
+    The update of a step then depends on how the batch is split, and on how often the run was resumed, as
+    far as it depends on these numbers. It also decorates a function, so one layer of a model is
+    accepted by `layer.call = ctl.random.unkeyed()(layer.call)`.
+    """
+    if tf.executing_eagerly():
+        yield
+        return
+    graph: Any = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    yield
+    # The search of the first replica sees the ops of all, which are in one graph.
+    graph._ctl_accepted = {*getattr(graph, "_ctl_accepted", ()), *graph.get_operations()[before:]}
 
 
 def mixup(

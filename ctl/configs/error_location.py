@@ -106,8 +106,22 @@ def describe(error: BaseException) -> str:
             text = ""
     message = _main_line(text)
     if re.match(r"\w+(Error|Exception): ", message):  # tf_keras repeats the type in its message
-        return message
-    return f"{name}: {message}" if message else name
+        return message + _hint(message)
+    return f"{name}: {message}{_hint(message)}" if message else name
+
+
+# How TensorFlow names both precisions.
+_PRECISIONS = (("float32", "float64"), ("float tensor", "double tensor"))
+
+
+def _hint(message: str) -> str:
+    """Returns what to do if an op got numbers of two precisions; "" for another message."""
+    if not any(one in message and two in message for one, two in _PRECISIONS):
+        return ""
+    return (
+        " (if a feature is float64, as numbers of numpy are, store it as float32, or cast it with "
+        "tf.cast(x, outputs.dtype))"
+    )
 
 
 def _describe_missing_feature(error: BaseException) -> str | None:

@@ -9,14 +9,13 @@ It builds what it needs (most modes a `run.Run`), prints what users see, and ret
 for anything else that ends the run; `ctl.main` prints either in one line.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import time
 from typing import Any
 
 from ml_collections import config_dict
 
-from ctl.loop.actions.action import Action
 from ctl.loop.workdir import Workdir
 
 DONE, FAILED, STOPPED = 0, 1, 75  # exit codes
@@ -50,6 +49,6 @@ class Arguments:
     allow_partial_restore: bool = False
     checkpoint: str = ""
     flags: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    actions: Sequence[Action] = ()
+    actions: Sequence[Callable[[Any], Any]] = ()
     started: float = dataclasses.field(default_factory=time.monotonic)
     dry_run: bool = False

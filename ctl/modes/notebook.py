@@ -49,6 +49,7 @@ class Run:
     Args:
         experiment: a config file, the result of `ctl.config(...)`, or a trainer.
         workdir: the folder to save and resume in; by default a temporary one.
+        actions: `ctl.Action`s, or callables of the outputs, besides those of the config and the trainer.
         print_lines: whether to print the lines that the program prints.
 
     Attributes:
@@ -65,6 +66,7 @@ class Run:
         experiment: str | os.PathLike[str] | config_dict.ConfigDict | StandardTrainer,
         workdir: str | os.PathLike[str] | None = None,
         *,
+        actions: Sequence[Callable[[Any], Any]] = (),
         print_lines: bool = True,
     ):
         # Checked before a strategy is built, which would wait for the other processes.
@@ -89,7 +91,7 @@ class Run:
             path = str(experiment)
             config = command_line.load_config(path, [])
         self._run = run.Run(
-            Arguments(config, path.partition(":")[0], self._workdir),
+            Arguments(config, path.partition(":")[0], self._workdir, actions=actions),
             evaluates=bool(config.eval.splits),
             built=built,
             prints=print_lines,

@@ -3,7 +3,9 @@
 import json
 import pathlib
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from ctl.configs.error_location import describe, error_location
 from ctl.errors import UsageError
@@ -32,6 +34,13 @@ def test_without_a_line_the_file_is_named():
 
 def test_error_without_a_message_is_its_type():
     assert error_location(ValueError()) == "ValueError"
+
+
+def test_numbers_of_two_precisions_are_to_be_cast():
+    with pytest.raises(Exception) as caught:
+        tf.constant(1.0) - np.float64(1)[None] * tf.ones([1], tf.float64)
+    line = error_location(caught.value)
+    assert "Sub" in line and line.endswith("or cast it with tf.cast(x, outputs.dtype))")
 
 
 def test_message_of_a_user_error_has_no_type_before_it():

@@ -53,7 +53,8 @@ def test_blocks_run(page, tmp_path, monkeypatch):
 
 def test_blocks_of_actions():
     config = ctl.config(trainer="my_model.py:Line")
-    names = run("actions", ctl=ctl, tf=tf, orbit=orbit, config=config)
+    names = run("actions", ctl=ctl, tf=tf, orbit=orbit, tf_keras=tf_keras, config=config)
+    ctl.KerasCallback(names["Print"]())
     stop, best = names["Digits"].build_actions(None)
     assert isinstance(stop, names["StopWhenGood"]) and best.at == "eval"
     assert len(config.actions) == 2

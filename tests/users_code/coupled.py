@@ -16,6 +16,14 @@ COUPLED = (
     gathers("advantages normalized over the batch", "PPO", pairs, "NormalizedAdvantage", GATHER),
     gathers("mixup with the reversed batch", "notebooks", mixing, "ReversedMixUp", GATHER),
     Row(
+        "candidates of all replicas for local queries",
+        "TensorFlow Recommenders: Retrieval",
+        gathered.LocalPlaces,
+        ("ctl.replica.positions",),
+        gathered.RolledCandidates,
+        gathered.LocalPlaces,
+    ),
+    Row(
         "ghost batch normalization",
         "Hoffer et al.",
         normalization.GhostBatchNormalizationCase,

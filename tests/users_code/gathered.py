@@ -25,6 +25,24 @@ class ContrastiveLoss(pairs.ContrastiveLoss):
         return sum(cross_entropy(labels, values) for values in logits) / 2
 
 
+class LocalPlaces(pairs.Embedding):
+    """Takes candidate i of the global batch for the positive of this replica's query i."""
+
+    def per_example_loss(self, batch, outputs):
+        return self.losses(outputs[0], ctl.replica.all_gather(outputs[1]))
+
+    def losses(self, queries, candidates):
+        scores = tf.matmul(queries, candidates, transpose_b=True)
+        labels = tf.eye(tf.shape(scores)[0], tf.shape(scores)[1], dtype=scores.dtype)
+        return tf.nn.softmax_cross_entropy_with_logits(labels, scores)
+
+
+class RolledCandidates(LocalPlaces):
+    def losses(self, queries, candidates):
+        first = ctl.replica.positions(queries)[0]
+        return super().losses(queries, tf.roll(candidates, -first, axis=0))
+
+
 class BatchDice(pairs.BatchDice):
     def per_example_loss(self, batch, outputs):
         target, outputs = ctl.replica.all_gather((batch["segmentation"], outputs))

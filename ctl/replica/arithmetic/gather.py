@@ -11,6 +11,7 @@ import tensorflow as tf
 from ctl.errors import UsageError
 from ctl.replica.arithmetic import reduction, row_mask
 from ctl.replica.arithmetic.moments import replica_context
+from ctl.replica.arithmetic.trace import symbolic
 
 # The dtype in which rows, and gradients of rows, are summed over the replicas. 16-bit floats would round
 # the sums of gradients; collectives support few integers, and MirroredStrategy no two int32 at a time.
@@ -72,13 +73,16 @@ def positions(rows: Any) -> tf.Tensor:
     first, _ = row_mask.row_range(count)
     places = first + tf.range(count)
     mask = row_mask.current_mask()
-    if mask is None:
-        return places
-    (mask,) = _concatenate([mask])
-    exists = tf.cast(mask > 0, tf.int32)
-    last = tf.maximum(tf.reduce_sum(exists) - 1, 0)
-    # Padding at the end of the batch repeats its last row, and gets the position of that row.
-    return tf.gather(tf.minimum(tf.cumsum(exists, exclusive=True), last), places)
+    if mask is not None:
+        (mask,) = _concatenate([mask])
+        exists = tf.cast(mask > 0, tf.int32)
+        last = tf.maximum(tf.reduce_sum(exists) - 1, 0)
+        # Padding at the end of the batch repeats its last row, and gets the position of that row.
+        places = tf.gather(tf.minimum(tf.cumsum(exists, exclusive=True), last), places)
+    rows = row_mask.current()
+    if rows is not None:
+        rows.trace.positions.extend(symbolic(places))
+    return places
 
 
 def _concatenate(tensors: list[tf.Tensor]) -> list[tf.Tensor]:

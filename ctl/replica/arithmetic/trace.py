@@ -65,18 +65,22 @@ class Trace:
         inputs: the batch of the replica before `preprocess`, or the batch and its row mask.
         updates: one for each call of `minimize`.
         global_values: values of the global batch, such as sums over the replicas.
+        positions: positions of rows in the global batch: of the first row, or of each row.
         applied: one scalar bool for each update that this step may skip: whether it was applied.
         refused: the functions that could not read other rows because of `Rows.isolated`.
         folded: the draws for tensors with several entries per row on axis 0.
+        results: what the step returns; None if that is not known.
         losses_only: whether the step ends its updates once the losses are recorded.
     """
 
     inputs: Any = None
     updates: list[UpdateTrace] = dataclasses.field(default_factory=list)
     global_values: list[GlobalValue] = dataclasses.field(default_factory=list)
+    positions: list[tf.Tensor] = dataclasses.field(default_factory=list)
     applied: list[tf.Tensor] = dataclasses.field(default_factory=list)
     refused: list[str] = dataclasses.field(default_factory=list)
     folded: list[Any] = dataclasses.field(default_factory=list)
+    results: Any = None
     losses_only: bool = False
 
     def begin_update(self, inputs: Any) -> None:

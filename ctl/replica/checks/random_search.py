@@ -6,7 +6,7 @@ nothing is added to the graph. What ctl drew itself is recognized by its name (`
 graph.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 import contextlib
 import itertools
 import random
@@ -30,7 +30,10 @@ from ctl.replica.random import philox
 from ctl.replica.random.draws import Folded
 from ctl.replica.step.observers import Observer
 
-_ACCEPT = "or accept it with allow_unkeyed_random=True (runtime.allow_unkeyed_random)"
+_ACCEPT = (
+    "or accept it by `with ctl.random.unkeyed():` around it, or everything of this kind with "
+    "allow_unkeyed_random=True (runtime.allow_unkeyed_random)"
+)
 _INITIALIZER = re.compile(r"(^|/)Initializer(_\d+)?/")
 _REPLICA = re.compile(r"^replica_\d+(/|$)")
 _MAX_CONSUMERS = 1_000
@@ -90,11 +93,13 @@ class _Search:
         self._rows = rows
         # Function -> whether ctl draws in it.
         self._functions: dict[str, bool] = {}
+        self._operations: Sequence[Any] = ()
         # The ops that assign each variable.
         self._assignments: dict[int, list[Any]] = {}
 
     def run(self, operations: Sequence[Any]) -> None:
         """Raises a UsageError if an op, or an op of a called function, is not allowed."""
+        self._operations = operations
         self._contains_keyed(operations)
         self._check_recomputation()
         for draw in self._rows.trace.folded:
@@ -107,6 +112,8 @@ class _Search:
         calls: set[str] = set()
         for op in operations:
             kind = op.type
+            if op in getattr(op.graph, "_ctl_accepted", ()):
+                continue
             if kind in ops.RANDOM:
                 keyed |= self._check_draw(op)
             elif kind in ops.PYTHON:
@@ -132,6 +139,21 @@ class _Search:
                         calls.add(name)
         return keyed
 
+    def _used(self) -> Collection[Any]:
+        """Returns the ops that the results of the step, its losses or its variables depend on."""
+        trace = self._rows.trace
+        if trace.results is None:
+            return self._operations
+        updates = [
+            [[part.losses for part in update.micro_batches], update.gradients]
+            for update in trace.updates
+        ]
+        effects = [
+            x for op in self._operations for x in op.inputs
+            if op.op_def.is_stateful and op.type not in ops.RANDOM
+        ]  # fmt: skip
+        return {x.op for x in ancestors(*effects, *symbolic([trace.results, updates]))}
+
     def _check_recomputation(self) -> None:
         """Rejects tf.recompute_grad of a layer that assigns, such as moving statistics, a second time.
 
@@ -153,6 +175,8 @@ class _Search:
         if _INITIALIZER.search(op.name):  # a variable's initializer, which runs once
             return False
         if op.type in ops.STATELESS and not self.flow.differs_between_splits(op):
+            return False
+        if op.graph is self._rows.graph and op not in self._used():
             return False
         raise UsageError(
             f"{place(op)} draws random numbers ({op.type}) that depend on how the batch is split: use "

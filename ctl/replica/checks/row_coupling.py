@@ -2,8 +2,9 @@
 
 The ops from the batch to the losses are searched while the step is traced; nothing is added to the
 graph. An op that may combine rows is a suspect. The losses are then computed for the first batch with
-other rows exchanged, once, before the first step: if the loss of a row changes, it is rejected. A
-trace with one row cannot show that, so the step is then traced again with several.
+other rows exchanged, once, before the first step: if the loss of a row changes, it is rejected. It
+must not change either if the replica begins one row later, as it does on another split. A trace with
+one row cannot show that, so the step is then traced again with several.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +37,10 @@ _ACCEPT = "or accept it with allow_row_coupling=True (runtime.allow_row_coupling
 _FIX = (
     "use ctl.replica.all_gather(x), the rows of the global batch, from which ctl.replica.positions(x) "
     "or ctl.random.permutation_of_batch() select, or ctl.SyncBatchNormalization for statistics"
+)
+_PLACE_FIX = (
+    "use ctl.replica.positions(x), the places of these rows among the rows of the global batch, which "
+    "ctl.replica.all_gather(x) returns"
 )
 # Ops that turn an integer into a number of a loss, or into a condition.
 _NUMBERS = ("Cast", "Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual")
@@ -98,8 +103,9 @@ def search(rows: Rows, replicas: int, read_batch: ReadBatch, compute: Compute) -
     # On several replicas the first position is computed from the rows of all.
     numbers = symbolic([rows.first_row, rows.step])
     first = {id(x): np.zeros([], x.dtype.as_numpy_dtype) for x in numbers}
+    trace.positions.extend(symbolic([rows.first_row]))
     try:
-        _Search(trace, replicas, rows.parts, read_batch, first).run()
+        _Search(trace, replicas, rows.parts, read_batch, rows.allow_unkeyed, first).run()
     except ProbeError as unknown:
         try:
             with tf.init_scope(), futures.ThreadPoolExecutor(1) as thread:  # in no strategy
@@ -124,9 +130,10 @@ def _check_again(rows: Rows, replicas: int, read_batch: ReadBatch, compute: Comp
     def step(batch: Any) -> None:
         traces.append(trace := Trace(batch, losses_only=True))
         again = dataclasses.replace(
-            rows, row_mask=None, first_row=0, step=0, count=count,
+            rows, row_mask=None, first_row=tf.zeros([], tf.int64), step=0, count=count,
             graph=tf.compat.v1.get_default_graph(), single=False, trace=trace,
         )  # fmt: skip
+        trace.positions.append(again.first_row)
         with row_mask.replay(again, {}), trace.record_collectives():
             compute(batch)
 
@@ -138,7 +145,7 @@ def _check_again(rows: Rows, replicas: int, read_batch: ReadBatch, compute: Comp
         if len(updates) < len(rows.trace.updates):
             reason = f"the step cannot be traced with {_ROWS} rows ({type(error).__name__})"
             raise ProbeError(reason) from error
-    _Search(traces[0], replicas, rows.parts, lambda: (batch, None)).run()
+    _Search(traces[0], replicas, rows.parts, lambda: (batch, None), rows.allow_unkeyed).run()
 
 
 def check_count(
@@ -220,12 +227,14 @@ class _Search:
         parts: the number of micro-batches.
         read_batch: returns a batch like the tensors of the trace, and its mask.
         first: the id of a tensor of the trace -> its value in the first step.
+        allow_unkeyed: whether numbers may be drawn for the place of a row in its replica.
     """
 
     trace: Trace
     replicas: int
     parts: int
     read_batch: ReadBatch
+    allow_unkeyed: bool
     first: Mapping[int, Any] = dataclasses.field(default_factory=dict)
 
     def run(self) -> None:
@@ -238,7 +247,8 @@ class _Search:
 
     def _check_update(self, update: UpdateTrace) -> None:
         tensors = symbolic(self.trace.inputs)
-        batch = {id(x): Place(0) for x in tensors}
+        positions = [x for x in self.trace.positions if x.shape.rank]
+        batch = {id(x): Place(0) for x in (*tensors, *positions)}
         clean = [id(value.output) for value in self.trace.global_values]
         count = tensors[0].shape[0] if tensors[0].shape.rank else None
 
@@ -269,12 +279,21 @@ class _Search:
         """Raises a UsageError, or warns if the batch is not split, if the rows affect each other."""
         states = [(value, flow.state(value)) for value in values]
         suspects = [(value, state.op) for value, state in states if isinstance(state, Mixed)]
+        suspects += [(x, x.op) for x, state in states if state is None and flow.uses_places(x)]
         if not suspects:
+            if count == 1 and self.trace.global_values:
+                raise ProbeError("a micro-batch has one row")
             return
+        by_place: set[int] = set()
+        positions = None if self.allow_unkeyed else self.trace.positions
 
         def dependent(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-            probe = Probe(values, self.trace, self.first, update.aliases, flow.statistics)
-            return [values[i] for i in sorted(find_dependent(probe, self.read_batch, count, parts))]
+            probe = Probe(
+                values, self.trace, self.first, update.aliases, flow.statistics, positions
+            )
+            others = find_dependent(probe, self.read_batch, count, parts)
+            by_place.update(id(values[i]) for i in probe.by_place - others)
+            return [values[i] for i in sorted(others | probe.by_place)]
 
         op = suspects[0][1]
         try:
@@ -288,10 +307,17 @@ class _Search:
         with contextlib.suppress(ProbeError):
             flow = flow.without_suspects(dependent)
             op = getattr(flow.state(losses[0]), "op", op)
+        if id(losses[0]) in by_place:
+            use, fix = (
+                f"uses the place of a row among the rows of its replica ({op.type})",
+                _PLACE_FIX,
+            )
+        else:
+            described = _describe_op(self.trace, flow, op)
+            use, fix = f"combines rows of the same replica or micro-batch ({described})", _FIX
         line = (
-            f"{random_search.place(op)} combines rows of the same replica or micro-batch "
-            f"({_describe_op(self.trace, flow, op)}), so the loss of a row depends on how the batch is "
-            f"split: {_FIX}, {_ACCEPT}."
+            f"{random_search.place(op)} {use}, so the loss of a row depends on how the batch is "
+            f"split: {fix}, {_ACCEPT}."
         )
         if self.replicas * parts > 1:
             raise UsageError(line)

@@ -14,7 +14,8 @@ import tensorflow as tf
 from ctl.replica.checks import row_rules
 from ctl.replica.checks.row_rules import Place
 from ctl.replica.graphs import ops
-from ctl.replica.graphs.dataflow import outer_tensor
+from ctl.replica.graphs.dataflow import ancestors, outer_tensor
+from ctl.replica.random import philox
 
 _NORMALIZATIONS = (
     # The end of the paths of both packages, keras and tf_keras.
@@ -25,6 +26,16 @@ _NORMALIZATIONS = (
 _COLLECTIVES = (
     "CollectiveAllToAllV2", "CollectiveGather", "CollectiveGatherV2", "CollectiveReduce",
     "CollectiveReduceV2", "CollectiveReduceV3", "CrossReplicaSum", "NcclAllReduce", "XlaAllReduce",
+)  # fmt: skip
+# Ops that combine the entries of their inputs that have the same place on the axis of the rows.
+_PAIRING = ops.ELEMENTWISE | {
+    "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "ConcatV2", "Einsum", "Pack", "Select",
+    "SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits",
+}  # fmt: skip
+# Ops that count the places of an axis, or select by them.
+_PLACES = (
+    "Cumsum", "MatrixBandPart", "MatrixDiag", "MatrixDiagV2", "MatrixDiagV3", "MatrixSetDiag",
+    "MatrixSetDiagV2", "MatrixSetDiagV3", "Range", "Where",
 )  # fmt: skip
 _MAX_ITERATIONS = 4  # of a loop's body, until the axes of its variables are known
 
@@ -128,8 +139,42 @@ class RowFlow:
         places = [state if isinstance(state, Place) else None for state in states]
         rows = row_rules.apply(op, places, self._count)
         if rows is not None:
-            return rows
+            return [Mixed(op)] * outputs if self._pairs_places(op, places) else rows
         return self._statistics(op, states) if _is_statistics(op) else [Mixed(op)] * outputs
+
+    def uses_places(self, tensor: tf.Tensor) -> bool:
+        """Returns whether a value is perhaps one for each place in the replica, whatever row is there.
+
+        Args:
+            tensor: a tensor that does not depend on the batch, except by values of the global batch.
+        """
+        sources = list(ancestors(tensor))
+        if any(philox.OP_NAME in x.op.name for x in sources):  # keyed by the position of a row
+            return False
+        return any(id(x) in self._clean or self._differ(x.op) for x in sources)
+
+    def _differ(self, op: Any) -> bool:
+        """Returns whether an op makes other entries for each place of an axis."""
+        if op.type != "Const":
+            return op.type in _PLACES
+        value = tf.make_ndarray(op.get_attr("value"))
+        return value.ndim > 0 and len(value) == self._count and bool((value != value[:1]).any())
+
+    def _pairs_places(self, op: Any, places: row_rules.States) -> bool:
+        """Returns whether an op perhaps combines each row with a value for its place in the replica."""
+        rank = op.outputs[0].shape.rank
+        if op.type not in _PAIRING or rank is None:
+            return False
+        size = {self._count and self._count * (place.inner if place else 1) for place in places}
+        axes = {
+            place.axis - (x.shape.rank if op.type in ops.ELEMENTWISE else 0)
+            for x, place in zip(op.inputs, places, strict=True) if place
+        }  # fmt: skip
+        return any(
+            place is None and x.shape.rank and -x.shape.rank <= axis < x.shape.rank
+            and x.shape[axis] in (size - {1} | {None}) and self.uses_places(x)
+            for x, place in zip(op.inputs, places, strict=True) for axis in axes
+        )  # fmt: skip
 
     def _statistics(self, op: Any, states: Sequence[State]) -> Sequence[State]:
         """Returns the outputs of an op of a batch normalization that combines rows."""

@@ -44,6 +44,10 @@ class Probe:
         first: the id of a tensor of the trace -> its value in the first step.
         aliases: the id of a tensor -> the tensor that it stands for.
         statistics: the ops of batch normalizations that combine rows.
+        positions: positions of rows in the global batch; None if the places of rows do not matter.
+
+    Attributes:
+        by_place: the positions of the values that depend on the place of a row in its replica.
     """
 
     def __init__(
@@ -53,8 +57,12 @@ class Probe:
         first: Mapping[int, Any] = types.MappingProxyType({}),
         aliases: Mapping[int, tf.Tensor] = types.MappingProxyType({}),
         statistics: Sequence[Any] = (),
+        positions: Sequence[tf.Tensor] | None = None,
     ):
         self.trace = trace
+        self.by_place: set[int] = set()
+        self._moves = positions is not None
+        self._positions = {id(x): x for x in positions or ()}
         self._values, self._first, self._aliases = values, first, aliases
         self._global = {id(value.output): value for value in trace.global_values}
         self._statistics = {id(output): op for op in statistics for output in op.outputs}
@@ -78,39 +86,56 @@ class Probe:
         try:
             observe = tf.function(self._observe, autograph=False)
             compute = tf.function(self._compute, autograph=False)
-            fixed = observe(batch)
-            reference = compute(batch, fixed)
+            first = tf.zeros([], tf.int64)
+            fixed = observe(batch, first)
+            reference = compute(batch, fixed, first)
             everything = np.arange(rows)
-            if _differ(reference, compute(batch, fixed), everything):
+            if _differ(reference, compute(batch, fixed, first), everything):
                 raise ProbeError("its numbers are not the same each time")
             if dropped:
                 compute = tf.function(dropped._compute, autograph=False)
-                fewer = compute([values[: rows - 1] for values in batch], fixed)
+                fewer = compute([values[: rows - 1] for values in batch], fixed, first)
                 return _differ([x[: rows - 1] for x in reference], fewer, everything[:-1])
             for kept in _kept_rows(rows, reference):
-                changed = compute(_replace_others(batch, kept), fixed)
+                changed = compute(_replace_others(batch, kept), fixed, first)
                 changing |= _differ(reference, changed, kept)
                 if len(changing) == len(reference):
                     break
+            if self._moves:
+                # The replica begins one row later: the loss of each row is now in the place before.
+                moved = compute(
+                    [_move(values) for values in batch], self._move_fixed(fixed), first + 1
+                )
+                before, after = [x[1:rows] for x in reference], [x[: rows - 1] for x in moved]
+                self.by_place = _differ(before, after, everything[:-1])
         except _FAILURES as error:
             raise ProbeError(type(error).__name__) from error
         return changing
 
-    def _observe(self, batch: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def _observe(self, batch: Sequence[tf.Tensor], first: tf.Tensor) -> list[tf.Tensor]:
         """Computes the values that stay constant for the other batches."""
-        copy = _Copy(self, self._known(batch))
+        copy = _Copy(self, self._known(batch, first))
         for value in self._values:
             copy.tensor(value)
         self._fixed = copy.reached
         return [copy.tensor(tensor) for tensor in self._fixed]
 
-    def _compute(self, batch: Sequence[tf.Tensor], fixed: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        known = self._known(batch) | dict(zip(map(id, self._fixed), fixed, strict=True))
+    def _compute(
+        self, batch: Sequence[tf.Tensor], fixed: Sequence[tf.Tensor], first: tf.Tensor
+    ) -> list[tf.Tensor]:
+        known = self._known(batch, first) | dict(zip(map(id, self._fixed), fixed, strict=True))
         copy = _Copy(self, known, fixed=True)
         return [copy.tensor(value) for value in self._values]
 
-    def _known(self, batch: Sequence[tf.Tensor]) -> dict[int, Any]:
+    def _move_fixed(self, fixed: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        pairs = zip(self._fixed, fixed, strict=True)
+        return [_move(value) if id(x) in self._positions else value for x, value in pairs]
+
+    def _known(self, batch: Sequence[tf.Tensor], first: tf.Tensor) -> dict[int, Any]:
         numbers = {key: tf.convert_to_tensor(value) for key, value in self._first.items()}
+        numbers |= {
+            id(x): tf.cast(first, x.dtype) for x in self._positions.values() if not x.shape.rank
+        }
         return numbers | dict(zip(map(id, symbolic(self.trace.inputs)), batch, strict=True))
 
 
@@ -196,6 +221,8 @@ class _Copy:
         )
         for old, new in zip(op.outputs, copied.outputs, strict=True):
             self._copies.setdefault(id(old), new)
+        if id(tensor) in probe._positions:
+            self.reached.append(tensor)
 
 
 def _kept_rows(count: int, values: Sequence[Any]) -> Iterator[np.ndarray]:
@@ -226,6 +253,11 @@ def _replace_others(batch: Sequence[Any], kept: np.ndarray) -> list[Any]:
         source[others] = kept[np.arange(len(others)) % len(kept)]
         result.append(tf.gather(values, source))
     return result
+
+
+def _move(values: tf.Tensor) -> tf.Tensor:
+    """Moves each row to the place before; the first one becomes the last."""
+    return tf.gather(values, np.roll(np.arange(values.shape[0]), -1))
 
 
 def _differ(one: Sequence[Any], two: Sequence[Any], rows: np.ndarray) -> set[int]:

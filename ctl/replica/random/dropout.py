@@ -153,6 +153,24 @@ def _key_method(name: str) -> None:
     setattr(backend.RandomGenerator, name, draw)
 
 
+def _reset_masks(cls: Any) -> None:
+    """Makes a recurrent layer draw new masks in each call, as tf_keras' other recurrent layers do.
+
+    Its cell keeps the masks of a graph, which would be those of another replica or micro-batch.
+    """
+    original = cls.call
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self.cell.reset_dropout_mask()
+        self.cell.reset_recurrent_dropout_mask()
+        return original(self, *args, **kwargs)
+
+    cls.call = call
+
+
 if not hasattr(backend.RandomGenerator.dropout, "__wrapped__"):
     for _name in _KEYED:
         _key_method(_name)
+    # The base class of the convolutional recurrent layers.
+    _reset_masks(next(cls for cls in tf_keras.layers.ConvLSTM2D.__mro__[1:] if "call" in vars(cls)))

@@ -135,6 +135,7 @@ class Evaluation:
             if self._collect:
                 values = check_values(convert(self._collect)(batch, outputs), row_count(batch))
                 collected = all_gather(precision.cast_to_float32(values))
+            rows.trace.results = [collected]
             for key in state.assigned().keys() - earlier.keys() - self._warned:
                 self._warned.add(key)
                 _LOG.warning(_RESTORED, state.assigned()[key])

@@ -151,6 +151,7 @@ class ReplicaStep:
                 applied = tf.reduce_all(rows.trace.applied)
                 snapshot.restore_unless(applied)
             self.results.update(loss, applied)
+            rows.trace.results = [result]
             own, used = self.attributes.optimizer, self.update.optimizers
             # The user's code may leave the trainer's optimizer unused, so that it counts nothing.
             optimizer = own if id(own) in used else next(iter(used.values()), own)

@@ -31,6 +31,7 @@ def trace(function, *, allow=False, jit=False, parts=1):
         fields = dict(count=ROWS, step=1, allow_unkeyed=allow, parts=parts, trace=Trace(x))
         with keep_caching_device(), row_mask.examples(**fields) as rows:
             result = function(x)
+            rows.trace.results = [result]
             RandomOps(None).search(rows.graph.get_operations(), rows)
             return result
 
@@ -115,6 +116,34 @@ def test_random_op_is_rejected_with_the_line_of_code_and_what_to_write(name):
 def test_random_ops_are_accepted_by_an_option():
     for name in ("uniform", "generator", "in a loop"):
         trace(UNKEYED[name][0], allow=True)
+
+
+def test_draw_that_nothing_depends_on_is_accepted():
+    def sampled(x, use=lambda sample: None):  # as an output that is a distribution
+        use(x + tf.random.normal(tf.shape(x)))
+        return 2 * x
+
+    trace(sampled)
+    variable = tf.Variable(tf.zeros(SHAPE))
+    for use in (
+        variable.assign,
+        tf.print,
+        lambda sample: tf.py_function(abs, [sample], tf.float32),
+    ):
+        assert "random" in rejected(functools.partial(sampled, use=use))
+
+
+def test_draws_of_one_line_or_layer_are_accepted():
+    def accepted(x):
+        with ctl.random.unkeyed():
+            x += tf.map_fn(lambda row: row + tf.random.uniform([]), x)
+        return x * tf.random.stateless_uniform([FEATURES], [1, 2])
+
+    layer = layers.Lambda(lambda x: x + tf.random.normal(tf.shape(x)))
+    trace(accepted)
+    layer.call = ctl.random.unkeyed()(layer.call)
+    trace(lambda x: layer(accepted(x)))
+    assert "RandomUniform" in rejected(lambda x: accepted(x) + tf.random.uniform([]))
 
 
 def test_rejection_names_the_layer():

@@ -64,7 +64,9 @@ class FakeStep:
         def step(batch):
             mask = tf.ones([self.rows]) if self.padded else None
             trace = Trace((batch, mask))
-            with row_mask.examples(count=batch["x"].shape[0], step=1, trace=trace) as rows:
+            first = tf.zeros([], tf.int64)
+            fields = dict(count=batch["x"].shape[0], first_row=first, step=1, trace=trace)
+            with row_mask.examples(**fields) as rows:
                 with trace.record_collectives():
                     losses = self.compute(batch)
                 RowCoupling(self).search((), rows)
@@ -183,7 +185,9 @@ SEARCHED = {
     "class weights": lambda: lambda b: (
         tf.gather(tf.constant([1.0, 2.0, 3.0]), b["label"]) * b["x"][:, 0]
     ),
-    "positions of rows": lambda: lambda b: by_row(b["x"]) + tf.cast(tf.range(ROWS), tf.float32),
+    "positions of rows": lambda: lambda b: by_row(b["x"]) + tf.cast(
+        ctl.replica.positions(b["x"]), tf.float32
+    ),
     "sort of each row": lambda: lambda b: tf.sort(b["x"], axis=1)[:, 0],
     "time first": lambda: lambda b: by_row(tf.transpose(
         tf.math.cumsum(tf.transpose(b["series"], [1, 0, 2]), axis=0), [1, 0, 2]
@@ -251,6 +255,106 @@ def test_losses_of_independent_rows_are_accepted_without_computing_them(name):
 @pytest.mark.parametrize("name", COMPUTED)
 def test_losses_are_computed_where_the_ops_do_not_show_that_rows_are_independent(name):
     assert FakeStep(COMPUTED[name]()).trace() == 1
+
+
+def retrieval(labels):
+    """The cross-entropy of the similarities of each row with the rows of the global batch."""
+
+    def loss(batch):
+        rows = ctl.replica.all_gather(batch["x"][:, 1:])
+        scores = tf.matmul(batch["x"][:, :-1], rows, transpose_b=True)
+        return labels(scores)
+
+    return loss
+
+
+def cross_entropy(scores):
+    eye = tf.eye(tf.shape(scores)[0], tf.shape(scores)[1])
+    return tf.nn.softmax_cross_entropy_with_logits(eye, scores)
+
+
+def rolled(batch, noise=0.0):
+    """As for a library that takes candidate i for the positive of query i."""
+    first = ctl.replica.positions(batch["x"])[0]
+    rows = tf.roll(ctl.replica.all_gather(batch["x"][:, 1:]), -first, axis=0)
+    return cross_entropy(tf.matmul(batch["x"][:, :-1] + noise, rows, transpose_b=True))
+
+
+def of_all_rows(batch, select):
+    rows = ctl.replica.all_gather(batch["x"])
+    scores = tf.matmul(rows, rows, transpose_b=True)
+    return select(tf.nn.sparse_softmax_cross_entropy_with_logits(tf.range(ROWS), scores))
+
+
+PLACES = {
+    "eye": retrieval(cross_entropy),
+    "range": retrieval(
+        lambda scores: tf.nn.sparse_softmax_cross_entropy_with_logits(
+            tf.range(tf.shape(scores)[0]), scores
+        )
+    ),
+    "one hot": retrieval(
+        lambda scores: (
+            -tf.reduce_sum(
+                tf.one_hot(tf.range(tf.shape(scores)[0]), tf.shape(scores)[1])
+                * tf.nn.log_softmax(scores),
+                axis=1,
+            )
+        )
+    ),
+    "diagonal": retrieval(lambda scores: -tf.linalg.diag_part(scores)),
+    "slice": lambda b: by_row(b["x"] - ctl.replica.all_gather(b["x"])[: tf.shape(b["x"])[0]] ** 2),
+    "slice of losses": lambda b: of_all_rows(b, lambda losses: losses[: tf.shape(b["x"])[0]]),
+    "every second row": lambda b: (
+        by_row(b["x"]) * tf.cast(tf.range(tf.shape(b["x"])[0]) % 2, tf.float32)
+    ),
+    "constant": lambda b: by_row(b["x"]) * np.arange(ROWS, dtype=np.float32),
+}
+OWN_PLACES = {
+    "positions": retrieval(
+        lambda scores: tf.nn.sparse_softmax_cross_entropy_with_logits(
+            ctl.replica.positions(scores), scores
+        )
+    ),
+    "rolled": rolled,
+    "rolled, with keyed noise": lambda b: rolled(b, ctl.random.normal([None, FEATURES - 1])),
+    "losses of all rows": lambda b: of_all_rows(
+        b, lambda losses: tf.gather(losses, ctl.replica.positions(b["x"]))
+    ),
+    "one loss of all rows": lambda b: of_all_rows(
+        b, lambda losses: by_row(b["x"]) + tf.fill(tf.shape(b["x"])[:1], tf.reduce_mean(losses))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_loss_by_the_place_of_a_row_in_its_replica_is_rejected(name, caplog):
+    with pytest.raises(
+        ctl.UsageError, match=r"_test\.py:\d+.* uses the place of a row .*"
+    ) as caught:
+        FakeStep(PLACES[name]).trace()
+    assert "ctl.replica.positions" in str(caught.value) and "\n" not in str(caught.value)
+    FakeStep(PLACES[name], replicas=1).trace()
+    assert "uses the place of a row" in caplog.text  # all rows are those of one replica
+
+
+@pytest.mark.parametrize("name", [n for n in PLACES if n not in ("constant", "slice of losses")])
+def test_place_of_a_row_is_noticed_if_the_number_of_rows_is_not_known(name):
+    with pytest.raises(ctl.UsageError, match="uses the place of a row"):
+        FakeStep(PLACES[name]).trace(static=False)
+
+
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize("name", OWN_PLACES)
+def test_loss_by_the_place_of_a_row_in_the_global_batch_is_accepted(name, static, caplog):
+    if static or ("all rows" not in name and "noise" not in name):
+        FakeStep(OWN_PLACES[name]).trace(static=static)
+    assert not caplog.text
+
+
+def test_place_is_noticed_in_a_step_with_one_row_per_replica():
+    with pytest.raises(ctl.UsageError, match="uses the place of a row"):
+        FakeStep(PLACES["eye"], rows=1).trace()
 
 
 def ghost_batch_normalization(batch):

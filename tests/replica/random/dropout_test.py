@@ -29,6 +29,24 @@ EXISTING = [
 ]
 
 
+def test_convolutional_recurrence_draws_its_own_masks_in_each_micro_batch():
+    layer = tf_keras.layers.ConvLSTM1D(2, 2, dropout=0.4, recurrent_dropout=0.3)
+    model = tf_keras.Sequential([tf_keras.layers.InputLayer([3, 4, 1]), layer])
+    key_random_layers(model, 0)
+
+    @tf.function
+    def outputs(x):
+        results = []
+        for first in [0, 2, 0]:
+            with examples(count=2, first_row=first, step=1):
+                results.append(model(x, training=True))
+        return results
+
+    first, other, again = outputs(tf.ones([2, 3, 4, 1]))
+    np.testing.assert_array_equal(first, again)
+    assert np.any(first != other)
+
+
 @functools.cache
 def model_of(make, seed=0):
     tf_keras.utils.set_random_seed(0)
