@@ -58,7 +58,6 @@ class Library:
         features: the examples for a snippet without `build_dataset`.
         prepare: writes the files that the snippet reads into the current folder.
         data: replaces the data of the library while the snippet is used.
-        options: the trainer's options that the page names.
         recipe: the page of docs/recipes whose program is run, instead of a section of the page.
         score: the loss of a snippet that trains by `ctl.Run`, by the names of the snippet.
     """
@@ -68,7 +67,6 @@ class Library:
     features: dict[str, np.ndarray] | None = None
     prepare: Callable[[], Any] = lambda: None
     data: Callable[[], Any] = contextlib.nullcontext
-    options: dict[str, Any] = dataclasses.field(default_factory=dict)
     recipe: str | None = None
     score: Callable[[dict[str, Any]], float] | None = None
 
@@ -168,7 +166,6 @@ LIBRARIES = {
         "tensorflow-ranking",
         "tensorflow_ranking",
         {"x": NODES, "label": TOKENS[:, :6] % 3.0},
-        options={"allow_unkeyed_random": True},
     ),
     "Model Garden": Library(
         "tf-models-official",
@@ -270,7 +267,7 @@ def measure(name: str) -> dict[str, Any]:
         library.prepare()
         with library.data():
             (cls,) = {value for value in run_snippet(name).values() if _is_trainer(value)}
-            measured = measure_trainer(cls, library, precision)
+            measured = measure_trainer(cls, library.features, precision)
     seconds = round(time.monotonic() - start)
     return {
         "library": name,
@@ -292,10 +289,8 @@ def run_snippet(name: str) -> dict[str, Any]:
     return runpy.run_path("snippet.py", run_name="snippet")
 
 
-def measure_trainer(cls: type, library: Library, precision: str) -> dict[str, float]:
+def measure_trainer(cls: type, features: Any, precision: str) -> dict[str, float]:
     """Trains on 1 and on 4 replicas, and in two parts; returns the largest differences."""
-
-    features = library.features
 
     class Trainer(cls):
         if features is not None:
@@ -311,7 +306,7 @@ def measure_trainer(cls: type, library: Library, precision: str) -> dict[str, fl
             global_batch_size=BATCH,
             strategy=ctl.testing.make_strategy(replicas),
             optimizer=functools.partial(tf_keras.optimizers.SGD, RATE, momentum=0.5),
-            options=ctl.TrainerOptions(precision=precision, **library.options),
+            options=ctl.TrainerOptions(precision=precision),
         )
 
     def weights(trainer):
