@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 import tensorflow as tf
+import tf_keras
 
 import ctl
 from ctl import main
@@ -91,6 +92,37 @@ def test_mixup_cutmix(folder):
 def test_imbalanced_classes(folder):
     _, _, evaluated = train("imbalanced-classes")
     assert {"auc", "pr_auc", "recall"} <= evaluated.keys()
+
+
+def test_dice_and_focal_loss(folder):
+    run, trained, evaluated = train("dice-focal")
+    assert trained["loss"] > 0 and 0 <= evaluated["iou"] <= 1
+    names = type(run.trainer).per_example_loss.__globals__
+    label = np.zeros((2, 4, 4), np.float32)
+    label[0, :2] = 1
+    np.testing.assert_allclose(names["dice"](label, label, smooth=0.5), [0, 0])
+    np.testing.assert_allclose(names["dice"](label, 1 - label, smooth=0.5)[0], 1 - 0.5 / 16.5)
+    logits = np.random.default_rng(0).normal(size=label.shape).astype(np.float32)
+    keras_loss = tf_keras.losses.BinaryFocalCrossentropy(
+        apply_class_balancing=True, from_logits=True, reduction="none"
+    )
+    expected = keras_loss(label[..., None], logits[..., None])
+    np.testing.assert_allclose(names["focal"](label, logits), expected, rtol=1e-4)
+
+
+def test_weight_averaging(folder):
+    pathlib.Path("my_model.py").write_text("\n\n".join(blocks("recipes/weight-averaging")))
+    weights, averages = {}, {}
+    for last in (22, 31):  # it continues in a resumed run
+        with ctl.Run("my_model.py", "run", print_lines=False) as run:
+            while run.step < last:
+                run.train(steps=1)
+                weights[run.step] = run.trainer.model.get_weights()
+                averages[run.step] = run.trainer.average.get_weights()
+    for step, used in ((19, [19]), (22, [20]), (25, [20, 25]), (31, [20, 25, 30])):
+        expected = [np.mean(values, axis=0) for values in zip(*map(weights.get, used), strict=True)]
+        for value, average in zip(expected, averages[step], strict=True):
+            np.testing.assert_allclose(average, value, atol=1e-6)
 
 
 def test_tflite(folder):

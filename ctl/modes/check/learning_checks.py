@@ -21,6 +21,9 @@ from ctl.trainer import StandardTrainer
 
 _MEMORIZED = 0.1  # of the first loss: a model that has memorized one batch is far below
 _STEPS, _LOOPS = 20, 5  # steps per inner loop, and loops, when one batch is overfitted
+_CHANGE = (
+    0.01  # the norm of the change by each of the further steps, if the gradient stays as it is
+)
 _MORE_STEPS = 9  # for models that are not updated in the first step
 _LOWER_RATE = "check the labels, and lower optimizer.learning_rate"
 # Relative to the first loss: below _LEARNED the batch was learned. The minimum of other losses than a
@@ -83,13 +86,20 @@ def check_gradients(factory: TrainerFactory) -> Outcome:
     """Checks that one step of plain SGD changes each trainable variable of every model.
 
     An optimizer that the trainer makes itself is not replaced. If a variable does not change, a few
-    more steps are made: some models are updated only every few steps.
+    more steps are made from the first weights: some models are updated only every few steps, and layers
+    before one of zeros change in the second step. Their rate is small, because SGD would diverge.
     """
     # Small gradients vanish in float16, which would be reported as variables without a gradient.
     is_float16 = factory.experiment.config.runtime.precision == "float16"
+    made: list[Any] = []
+
+    def make_optimizer() -> Any:
+        made.append(tf_keras.optimizers.SGD(1.0))
+        return made[-1]
+
     trainer = factory.make_trainer(
         rows=factory.read_batches(1)[0],
-        optimizer=lambda: tf_keras.optimizers.SGD(1.0),
+        optimizer=make_optimizer,
         **({"precision": "float32"} if is_float16 else {}),
     )
     named, before = contents_of(trainer).name_variables(), values_of(trainer)
@@ -104,6 +114,11 @@ def check_gradients(factory: TrainerFactory) -> Outcome:
         # The only model is updated in every step.
         if not unchanged or len(name_models(trainer)) < 2:
             break
+        changes = [np.ravel(after["update", n] - before["update", n]) for n in variables]
+        for name, variable in variables.items():
+            variable.assign(before["update", name])
+        for sgd in made:
+            sgd.learning_rate = _CHANGE / max(1.0, float(np.linalg.norm(np.concatenate(changes))))
     if unchanged:
         return Outcome(
             FAIL if len(unchanged) == len(variables) else WARNING,

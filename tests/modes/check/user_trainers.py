@@ -95,6 +95,42 @@ class GanWithLocalMean(Gan):
         return self.minimize(batch, self.generator_loss)
 
 
+class Vae(Classifier):
+    """Two models, of which the first layers change in the second step: the last kernel is zero."""
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        with self.build_scope():
+            self.decoder = tf_keras.Sequential(
+                [
+                    layers.Dense(8, activation="relu", input_shape=(2,)),
+                    layers.Dense(6, kernel_initializer="zeros"),
+                ]
+            )
+            self.decoder_optimizer = tf_keras.optimizers.Adam(3e-3)
+
+    def build_model(self):
+        return tf_keras.Sequential(
+            [layers.Dense(8, activation="relu", input_shape=(6,)), layers.Dense(4)]
+        )
+
+    def negative_elbo(self, batch):
+        mean, log_variance = tf.split(self.model(batch["x"], training=True), 2, axis=1)
+        noise = ctl.random.normal(tf.shape(mean), dtype=mean.dtype)
+        outputs = self.decoder(mean + tf.exp(log_variance / 2) * noise, training=True)
+        divergence = 0.5 * tf.reduce_sum(mean**2 + tf.exp(log_variance) - log_variance - 1, axis=1)
+        return 100 * (tf.reduce_sum((outputs - batch["x"]) ** 2, axis=1) + divergence)
+
+    def replica_step(self, batch):
+        self.minimize(
+            batch,
+            self.negative_elbo,
+            variables=self.decoder.trainable_variables,
+            optimizer=self.decoder_optimizer,
+        )
+        return self.minimize(batch, self.negative_elbo)
+
+
 class GanWithoutDiscriminatorGradient(Gan):
     """The discriminator never learns."""
 

@@ -54,6 +54,12 @@ def test_gradients_of_every_model_are_checked(make_user_factory):
     assert outcome.observation == "all 8 trainable variables of 2 models change"
 
 
+def test_steps_after_the_first_do_not_diverge(make_user_factory):
+    outcome = learning_checks.check_gradients(make_user_factory("Vae"))
+    assert outcome.verdict == PASS, outcome
+    assert outcome.observation == "all 8 trainable variables of 2 models change"
+
+
 def test_second_model_without_gradient_is_a_warning_that_names_it(make_user_factory):
     outcome = learning_checks.check_gradients(make_user_factory("GanWithoutDiscriminatorGradient"))
     assert outcome.verdict == WARNING, outcome
