@@ -69,7 +69,9 @@ def lines(output: str) -> list[Text]:
         Text.from_ansi(re.sub(r"\x1b\[\d*[AK]|\x1b\[\?25.", "", each))
         for each in re.split(r"[\r\n]+", output)
     ]
-    stay = [frame for frame in frames if re.match(r"one_device|image: |train |eval |Done", frame.plain)]
+    stay = [
+        frame for frame in frames if re.match(r"one_device|image: |train |eval |Done", frame.plain)
+    ]
     bars = [frame for frame in frames if "s left" in frame.plain]
     return [*stay[:-3], *bars[-1:], *stay[-3:]]
 
