@@ -6,6 +6,7 @@ import functools
 import inspect
 import os
 import re
+from typing import Any
 
 from ml_collections import config_dict
 import tensorflow as tf

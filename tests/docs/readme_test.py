@@ -36,7 +36,7 @@ def commands(text):
 
 def arguments(text, pattern):
     """The arguments of Python in the one command of a page that matches a regular expression."""
-    (command,) = (line for line in commands(text) if re.search(pattern, line))
+    (command,) = {line for line in commands(text) if re.search(pattern, line)}
     program, *rest = shlex.split(command)
     assert program in ("ctl", "python")
     return ["-m", "ctl.main", *rest] if program == "ctl" else rest
