@@ -44,6 +44,15 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return _LINK.sub(lambda match: _site_link(match, source, page.file.src_uri), markdown)
 
 
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Lists methods without their class in the right column of the API, which has little room."""
+    if page.file.src_uri.startswith("reference/api/"):
+        names = [name for heading in page.toc for name in heading.children]
+        for method in (method for name in names for method in name.children):
+            method.title = method.title.rpartition(".")[2]
+    return html
+
+
 def _site_link(link: re.Match[str], source: str, page: str) -> str:
     """Returns a link of a page of the site for a link between files of the repository."""
     text, target, anchor = link[1], link[2], link[3] or ""
