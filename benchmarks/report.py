@@ -133,12 +133,12 @@ def result_tables(
     cells = {(row.variant, f"{row.model}, batch {row.batch}"): row for row in rows}
 
     def table(title: str, digits: int, value: Callable[[Row], Any], names: Iterable[str]) -> Table:
-        found = [[cells.get((name, model)) for model in models] for name in names]
+        lines = [[cells.get((name, model)) for model in models] for name in names]
         return Table(
             [(title, None), *((model, digits) for model in models)],
             [
                 [labels[name], *(row and value(row) for row in line)]
-                for name, line in zip(names, found, strict=True)
+                for name, line in zip(names, lines, strict=True)
                 if any(line)
             ],
         )

@@ -240,10 +240,10 @@ def table(rows: list[report.Row], names: list[str]) -> str:
 
 def versions(pythons: dict[str, str]) -> dict[str, str]:
     """Returns the versions of the packages of all frameworks."""
-    found: dict[str, str] = {}
+    installed: dict[str, str] = {}
     for name, python in pythons.items():
-        found |= environments.versions(python, FRAMEWORKS[name].packages)
-    return dict(sorted(found.items()))
+        installed |= environments.versions(python, FRAMEWORKS[name].packages)
+    return dict(sorted(installed.items()))
 
 
 def describe(pythons: dict[str, str], flags: argparse.Namespace, rows: list[report.Row]) -> str:

@@ -18,7 +18,6 @@ import re
 import runpy
 import sys
 import tempfile
-import time
 from typing import Any
 from unittest import mock
 
@@ -260,7 +259,6 @@ def test_library_trains_the_same_on_four_replicas_and_resumes(name, tmp_path):
 def measure(name: str) -> dict[str, Any]:
     """Runs the snippet of a library on 1 and on 4 replicas, and once more in two parts."""
     library, (precision, _) = LIBRARIES[name], stated()[name]
-    start = time.monotonic()
     if library.score:
         measured = measure_runs(name)
     else:
@@ -268,12 +266,10 @@ def measure(name: str) -> dict[str, Any]:
         with library.data():
             (cls,) = {value for value in run_snippet(name).values() if _is_trainer(value)}
             measured = measure_trainer(cls, library.features, precision)
-    seconds = round(time.monotonic() - start)
     return {
         "library": name,
         "version": importlib.metadata.version(library.package),
         **measured,
-        "seconds": seconds,
     }
 
 

@@ -145,5 +145,5 @@ def test_layer_that_scales_images_again_is_named(package):
         (nested(package), ""),
     ]
     for model, expected in cases:
-        found = find_second_scaling(models.adapt(model)._flatten_layers())
-        assert found.rstrip("_0123456789") == expected, (model.layers, found)
+        layer = find_second_scaling(models.adapt(model)._flatten_layers())
+        assert layer.rstrip("_0123456789") == expected, (model.layers, layer)
