@@ -13,7 +13,6 @@ import argparse
 from collections.abc import Callable
 import functools
 import os
-import pathlib
 import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -44,9 +43,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--processes", type=int, default=3)
     parser.add_argument("--windows", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=1.0, help="of a window, at least")
-    parser.add_argument(
-        "--result", type=pathlib.Path, metavar="FILE", help="write what the pages show"
-    )
+    results.add_flag(parser)
     flags = parser.parse_args(arguments)
     to_ctl = []
     for rows in flags.rows:

@@ -13,7 +13,6 @@ and summaries; it has no second trainer.
 import argparse
 import json
 import os
-import pathlib
 import random
 import statistics
 import subprocess
@@ -39,9 +38,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--replicas", nargs="+", type=int, default=[1, 8])
     parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument(
-        "--result", type=pathlib.Path, metavar="FILE", help="write what the pages show"
-    )
+    results.add_flag(parser)
     flags = parser.parse_args(arguments)
     tables = {}
     for model in flags.models:

@@ -14,7 +14,6 @@ import argparse
 import dataclasses
 import json
 import os
-import pathlib
 import random
 import statistics
 import subprocess
@@ -57,9 +56,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--parts", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--sizes", nargs="+", type=int, help="sizes of a part; its own by default")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--result", type=pathlib.Path, metavar="FILE", help="write what the pages show"
-    )
+    results.add_flag(parser)
     flags = parser.parse_args(arguments)
     tables = {}
     for part in flags.parts:

@@ -100,9 +100,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--json", type=pathlib.Path, metavar="FILE", help="write one JSON line per variant"
     )
-    parser.add_argument(
-        "--result", type=pathlib.Path, metavar="FILE", help="write what the pages show"
-    )
+    results.add_flag(parser)
     parser.add_argument(
         "--chart", type=pathlib.Path, metavar="FILE", help="write a PNG (requires matplotlib)"
     )

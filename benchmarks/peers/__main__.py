@@ -137,9 +137,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--json", type=pathlib.Path, metavar="FILE", help="write one JSON line per row"
     )
-    parser.add_argument(
-        "--result", type=pathlib.Path, metavar="FILE", help="write what the pages show"
-    )
+    results.add_flag(parser)
     flags = parser.parse_args(arguments)
     if REFERENCE not in flags.frameworks:
         parser.error(f"--frameworks must include '{REFERENCE}', to which the ratios are")

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import importlib.util
 import logging
+import mmap
 import os
 import pathlib
 import re
@@ -29,8 +30,12 @@ def hide_absl_messages() -> None:
     if level not in ("1", "2", "3") or not (spec and spec.submodule_search_locations):
         return
     path = pathlib.Path(spec.submodule_search_locations[0], "libtensorflow_framework.so.2")
-    with contextlib.suppress(OSError, AttributeError):
-        content, library = path.read_bytes(), ctypes.CDLL(str(path))
+    with (
+        contextlib.suppress(OSError, AttributeError),
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+    ):
+        library = ctypes.CDLL(str(path))
         # If absl counts as initialized, a first error is not preceded by a warning about the others.
         for function, *arguments in ((_SET_LEVEL, int(level)), (_SET_INITIALIZED,)):
             match = re.search(function, content)

@@ -72,23 +72,12 @@ def test_a_model_key_that_the_trainer_never_reads_is_rejected(load, tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "line"),
     [
-        ("build_dataset", "build_datset", "defines build_datset: did you mean build_dataset?"),
-        ("def build_model", "def network", "does not define build_model: define it."),
+        ("build_dataset", "build_datset",
+         "tiny.py:Tiny defines build_datset: did you mean build_dataset?"),
+        ("def build_model", "def network", "tiny.py:Tiny does not define build_model: define it."),
         # A hook that need not be defined would never be called.
         ("def per_ex", "def sample_weights(self, batch): pass\n    def per_ex",
-         "defines sample_weights: did you mean sample_weight? If not, name it _sample_weights."),
-    ],
-)  # fmt: skip
-def test_misspelt_method_is_named_with_the_right_name(load, tmp_path, old, new, line):
-    text = experiments.TRAINER.replace(old, new)
-    experiments.write(tmp_path, {"experiment.py": experiments.CONFIG, "tiny.py": text})
-    with pytest.raises(ctl.UsageError, match=re.escape(f"tiny.py:Tiny {line}")):
-        build(load(), evaluates=False)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "line"),
-    [
+         "Tiny defines sample_weights: did you mean sample_weight? If not, name it _sample_weights."),
         ("split, input_context", "split",
          "tiny.py:Tiny.build_dataset cannot be called with (split, input_context): too many"),
         ("batch, outputs", "batch, outputs, weight",
@@ -99,7 +88,7 @@ def test_misspelt_method_is_named_with_the_right_name(load, tmp_path, old, new, 
          "__init__ of tiny.py:Tiny does not call super().__init__(**arguments)."),
     ],
 )  # fmt: skip
-def test_method_with_other_arguments_is_rejected(load, tmp_path, old, new, line):
+def test_mistake_in_the_methods_of_a_trainer_is_named(load, tmp_path, old, new, line):
     text = experiments.TRAINER.replace(old, new)
     experiments.write(tmp_path, {"experiment.py": experiments.CONFIG, "tiny.py": text})
     with pytest.raises(ctl.UsageError, match=re.escape(line)):
