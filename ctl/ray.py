@@ -34,8 +34,7 @@ from ctl.loop import json_files
 from ctl.loop.actions.action import Action
 from ctl.loop.workdir import name_experiment, name_values
 from ctl.modes import DONE
-from ctl.modes.sweep import settings
-from ctl.modes.sweep.table import flatten
+from ctl.modes import sweep as sweeps
 
 _RUN = "run"  # the parameter of a trial that holds the values of one run of `get_sweep`
 
@@ -101,8 +100,8 @@ def tuner(
     """
     space: dict[str, Any]
     if sweep is None:
-        runs = settings.make_runs(config, [], [settings.FROM_FILE])
-        space = {_RUN: ray.tune.grid_search([run.values for run in runs])}
+        runs = sweeps.list_runs(config, [], [sweeps.FROM_FILE])
+        space = {_RUN: ray.tune.grid_search([*runs.values()])}
     else:
         space = {k: ray.tune.grid_search(v) if isinstance(v, list) else v for k, v in sweep.items()}
     folder = workdir or f"runs/{name_experiment(config)}.ray"
@@ -184,9 +183,9 @@ class _Report(Action):
 
     def __call__(self, outputs: Mapping[str, Any]) -> None:
         controller = self.controller
-        metrics = {"step": controller.step, **flatten("train", controller.outputs)}
+        metrics = {"step": controller.step, **sweeps.flatten("train", controller.outputs)}
         if self.at == "eval":
-            metrics |= flatten("eval", outputs)
+            metrics |= sweeps.flatten("eval", outputs)
         controller.checkpoints.wait()
         step = controller.checkpoints.latest_step() or 0
         if step == self._reported or not controller.is_chief:

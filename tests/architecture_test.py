@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 LAYERS = (
     ("errors", "lazy", "optimizers", "private", "version"),
     ("hardware",),
-    ("configs", "launch"),
+    ("configs",),
     ("data",),
     ("replica",),
     ("random",),
@@ -23,7 +23,7 @@ LAYERS = (
     ("evaluator",),
     ("loop",),
     ("testing",),
-    ("modes", "commands"),
+    ("modes", "commands", "launch"),
     ("main",),
     ("ray",),
 )
@@ -222,7 +222,7 @@ def test_tensorflow_is_imported_only_where_it_is_required(tmp_path):
 LEAVES = (
     "data/cache.py", "data/files", "data/mixing.py", "data/packing.py", "data/ragged.py",
     "hardware/rendezvous.py", "hardware/tpu.py", "loop/actions/best_checkpoint.py", "loop/bucket",
-    "loop/exports.py", "loop/profiler.py", "loop/watchdog.py", "modes/sweep", "replica/checks",
+    "loop/exports.py", "loop/profiler.py", "loop/watchdog.py", "modes/sweep.py", "replica/checks",
     "replica/keras3", "replica/layers", "replica/random", "replica/step/flops.py",
     "replica/step/loop_errors.py", "replica/step/memory_estimate.py", "replica/step/out_of_memory.py",
     "replica/parts/compression.py", "replica/parts/ema.py", "replica/parts/norms.py",

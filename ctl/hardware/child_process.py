@@ -1,6 +1,6 @@
 """Child processes, which stop when the process that started them ends."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import contextlib
 import functools
 import os
@@ -8,30 +8,33 @@ import signal
 import subprocess
 import threading
 
+from ctl.errors import print_line
+
 # Environment variables that decide what a user's code imports.
 KERAS = ("TF_USE_LEGACY_KERAS", "KERAS_BACKEND")
 # An environment variable: the folder into which a process writes tracebacks.
 TRACEBACK_FOLDER = "CTL_TRACEBACK_FOLDER"
 # A variable with a file descriptor. The process removes it, so that its children do not inherit it.
 PIPE = "CTL_PARENT_PIPE"
+# In one call for a line and its end, since several threads print.
+_print = functools.partial(print, end="", flush=True)
 
 
 class ChildProcess:
-    """Starts a process in a process group of its own, and passes on its output line by line.
+    """Starts a process in a process group of its own, and prints its output line by line.
 
     Args:
+        name: the name that each line begins with.
         command: the program and its arguments.
         environment: variables to set in addition to those of the current process.
-        on_line: called from a thread with each line of output, which ends with a newline.
+
+    Attributes:
+        line: the last line of its output that is not empty.
     """
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        on_line: Callable[[str], None],
-    ):
-        self._on_line = on_line
+    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]):
+        self.name, self.line = name, ""
+        self._is_stopping = False
         self._popen = subprocess.Popen(
             command,
             env={**os.environ, **environment, PIPE: str(_open_pipe())},
@@ -43,40 +46,40 @@ class ChildProcess:
             # In the process group of this process, Ctrl-C would reach it a second time.
             start_new_session=True,
         )
-        self._reader = threading.Thread(target=self._read_output, daemon=True)
+        self._reader = threading.Thread(target=self._print_output, daemon=True)
         self._reader.start()
 
-    def poll(self) -> int | None:
-        """Returns the exit code, -N after signal N; None while the process runs."""
-        return self._popen.poll()
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code, 128 + N after signal N as in shells; None while the process runs."""
+        code = self._popen.poll()
+        return code if code is None or code >= 0 else 128 - code
 
-    def send_signal(self, number: int) -> None:
-        """Sends a signal to the process if it still runs."""
-        if self._popen.poll() is None:
-            self._popen.send_signal(number)
+    def stop(self) -> None:
+        """Sends SIGTERM, but only once: a second one would end a process that saves."""
+        if not self._is_stopping:
+            self._is_stopping = True
+            self._popen.terminate()
 
     def kill(self) -> None:
-        """Kills the process and all processes that it started."""
+        """Kills the process and all processes that it started, and prints the rest of the output."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._popen.pid, signal.SIGKILL)
         self._popen.wait()
-
-    def drain(self) -> None:
-        """Waits until the rest of the output is passed on."""
         # A process of another group may keep the pipe open. Many short waits, since one of five seconds
         # ends without a line if this process itself is paused for so long.
         for _ in range(50):
             self._reader.join(timeout=0.1)
 
-    def _read_output(self) -> None:
-        assert self._popen.stdout is not None
-        for line in self._popen.stdout:
-            self._on_line(line)
+    def _print_output(self) -> None:
+        for line in self._popen.stdout or ():
+            print_line(f"[{self.name}] {line}", _print)
+            self.line = line.strip() or self.line
 
 
 @contextlib.contextmanager
 def receive_signals() -> Iterator[list[int]]:
-    """Collects the SIGINT and SIGTERM that arrive in the `with` block, to pass them on to children."""
+    """Collects the SIGINT and SIGTERM that arrive in the `with` block, for `pass_on`."""
     received: list[int] = []
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = {n: signal.signal(n, lambda number, frame: received.append(number)) for n in numbers}
@@ -85,6 +88,12 @@ def receive_signals() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def pass_on(signals: Sequence[int], children: Iterable[ChildProcess]) -> None:
+    """Stops the children after a first signal, so that they save; kills them after a second one."""
+    for child in children if signals else ():
+        child.stop() if len(signals) == 1 else child.kill()
 
 
 def stop_with_parent() -> None:

@@ -105,7 +105,6 @@ def test_parameter_servers_continue_without_a_killed_worker(folder):
         send_signal(folder / "ps-killed", ("worker", 1), signal.SIGKILL)
         out, err = launcher.communicate(timeout=240)
     assert launcher.returncode == 0, out + err
-    assert "worker 1 is lost (killed by SIGKILL); the chief continues with the others." in err
     assert "Updates are asynchronous" in out
     result = read_result(folder / "ps-killed")
     assert 300 <= result["step"] <= 310

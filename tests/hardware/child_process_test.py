@@ -32,7 +32,7 @@ time.sleep(60)
 PARENT = """
 import sys, time
 from ctl.hardware.child_process import ChildProcess
-ChildProcess([sys.executable, "child.py"], {}, print)  # with a thread that reads the output
+ChildProcess("child", [sys.executable, "child.py"], {})  # with a thread that reads the output
 time.sleep(60)
 """
 
@@ -74,12 +74,10 @@ def test_process_that_the_user_has_started_outlives_its_parent(folder):
     wait_for("saved")
 
 
-def test_output_exit_code_and_signals():
-    lines = []
-    process = ChildProcess([sys.executable, "-c", "print('a'); exit(3)"], {}, lines.append)
-    while process.poll() is None:
-        time.sleep(0.01)
-    process.drain()
-    assert (process.poll(), lines) == (3, ["a\n"])
-    process.send_signal(signal.SIGTERM)
+def test_output_exit_code_and_signals(capfd):
+    process = ChildProcess("a run", [sys.executable, "-c", "print('a\\n'); exit(3)"], {})
+    process._popen.wait()
+    process.stop()
     process.kill()
+    assert capfd.readouterr().out == "[a run] a\n[a run] \n"
+    assert (process.exit_code, process.line) == (3, "a")

@@ -1,0 +1,359 @@
+"""--sweep: runs an experiment with several values of its keys, each in a run of its own.
+
+Optuna's journal records the values of the runs, and which of them are done. With tpe:20 and random:20
+Optuna also chooses the values, from what the config file defines:
+
+    def get_sweep(trial):
+        return {"optimizer.learning_rate": trial.suggest_float("rate", 1e-4, 1e-2, log=True)}
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import json
+import math
+import os
+import pathlib
+import re
+import sys
+import time
+from typing import Any
+
+from absl import flags
+
+from ctl.configs import flags as command_line
+from ctl.configs import overrides
+from ctl.configs.error_location import error_location
+from ctl.configs.flags import Changes
+from ctl.configs.loading import import_file
+from ctl.errors import UsageError, align, print_line, type_name
+from ctl.hardware import gpu
+from ctl.hardware.child_process import ChildProcess, pass_on, receive_signals
+from ctl.loop import json_files
+from ctl.loop.lock import RunLock
+from ctl.loop.progress import format_duration, format_numbers
+from ctl.loop.workdir import name_experiment, name_values
+from ctl.modes import DONE, FAILED, STOPPED
+
+FROM_FILE = "get_sweep"  # the value of --sweep that calls the function of this name
+_SEARCH = re.compile(r"(random|tpe):([1-9]\d{0,3})")  # a value of --sweep
+_JOURNAL = "optuna.journal"
+_PROGRAM = (sys.executable, "-m", "ctl.main")
+_POLL = 0.1  # seconds
+
+
+@dataclasses.dataclass
+class SweepRun:
+    """One run of a sweep.
+
+    Attributes:
+        number: the number of its trial in Optuna's journal.
+        name: the name of its folder, which depends on its values only.
+        values: full name of a key -> value, as text for the command line.
+        status: "waiting", "running", "done", "stopped" or "failed".
+        process: its process, once it was started.
+        device: the variables that give the process devices.
+    """
+
+    number: int
+    name: str
+    values: Mapping[str, str]
+    status: str = "waiting"
+    process: Any = None
+    device: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def start(
+        self, command: Sequence[str], folder: pathlib.Path, device: Mapping[str, str]
+    ) -> None:
+        """Starts the process, whose workdir is in the folder of the sweep."""
+        values = [f"--config.{key}={text}" for key, text in self.values.items()]
+        workdir = f"--workdir={folder / self.name}"
+        self.status, self.device = "running", device
+        self.process = ChildProcess(self.name, [*command, *values, workdir], device)
+
+    def end(self, *, was_stopped: bool) -> None:
+        """Sets the status after the end of the process."""
+        self.process.kill()  # prints the rest of its output
+        code = self.process.exit_code
+        # A signal may reach a process before it can handle it.
+        other = "stopped" if was_stopped else "failed"
+        self.status = {DONE: "done", STOPPED: "stopped"}.get(code, other)
+        print_line(f"[{self.name}] {self.status}" + (f" ({code})" if code else ""))
+
+
+def run(values: flags.FlagValues, changes: Changes) -> int:
+    """Runs a sweep.
+
+    A run that is done is not started again. A run that was stopped or killed resumes from its last
+    checkpoint. A run that fails does not stop the others. A first Ctrl-C or SIGTERM stops the runs,
+    which save; a second one kills them.
+
+    Args:
+        values: the flags of the command line.
+        changes: the changes of the config, which all runs have.
+
+    Returns:
+        The exit code: 0 if all runs are done, 1 if one of them failed, 75 if the sweep was stopped.
+
+    Raises:
+        UsageError: a setting is wrong; no run was started then.
+    """
+    if "TF_CONFIG" in os.environ:
+        raise UsageError("--sweep starts its runs on this machine: unset TF_CONFIG.")
+    if values.dry_run:
+        raise UsageError("--dry_run tries one run: remove --sweep, or --dry_run.")
+    free = _divide_devices(values.sweep_parallel or "1")
+    # Before the folder is created: it reports mistakes outside of the sweep.
+    config = command_line.load_config(values.config, changes)
+    search = _SEARCH.fullmatch(" ".join(values.sweep))
+    listed = {} if search else list_runs(values.config, changes, values.sweep)
+    if search and search[1] == "tpe" and (values.mode == "train" or not config.eval.splits):
+        raise UsageError(
+            "--sweep=tpe chooses values by the results of evaluations: use --mode=train_and_eval and "
+            "name a split in eval.splits, or choose --sweep=random."
+        )
+    folder = pathlib.Path(values.workdir or f"runs/{name_experiment(values.config)}.sweep")
+    names = os.listdir(folder) if folder.is_dir() else []
+    if set(names) - {"run.lock"} and _JOURNAL not in names:
+        raise UsageError(
+            f"{folder} has files in it and no {_JOURNAL}, so it is not a sweep's folder: name another "
+            "--workdir."
+        )
+    command = [*_PROGRAM, f"--config={values.config}", f"--mode={values.mode}"]
+    command += [f"--{name}" for name in command_line.SWITCHES if values[name].value]
+    command += [f"--config.{key}" + ("" if text is None else f"={text}") for key, text in changes]
+    metric = config.train.best.metric or "eval/loss"
+    runs: list[SweepRun] = []
+    with RunLock(folder) as lock, receive_signals() as signals:
+        lock.acquire()
+        study = _open_study(folder / _JOURNAL, config, fresh=values.fresh)
+        if search:
+            chosen = _choose(study, values, changes)
+        else:
+            known = _read_journal(study)
+            chosen = (known.get(k) or _record(study.ask(), k, v) for k, v in listed.items())
+        while True:
+            while free and not signals and (new := next(chosen, None)):
+                runs.append(new)
+                if new.status != "done":
+                    new.start(command, folder, free.pop())
+            running = [each for each in runs if each.status == "running"]
+            if not running:
+                break
+            time.sleep(_POLL)
+            pass_on(signals, [each.process for each in running])
+            for each in running:
+                if each.process.exit_code is not None:
+                    each.end(was_stopped=bool(signals))
+                    free.append(each.device)
+                    _tell(study, each, _read_row(each, folder).get(metric))
+    _print_table(runs, folder, metric, largest=config.train.best.mode == "max")
+    states = {each.status for each in runs}
+    if signals or "stopped" in states:
+        print_line(f"The sweep in {folder} was stopped: rerun the same command to resume.")
+        return STOPPED
+    return DONE if states == {"done"} else FAILED
+
+
+def list_runs(config: str, changes: Changes, sweeps: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Returns the runs of a sweep whose values are known, and checks the config of each.
+
+    Args:
+        config: the flag --config.
+        changes: the changes of the config that all runs have.
+        sweeps: the values of --sweep: KEY=VALUE,VALUE,... each, or "get_sweep".
+
+    Returns:
+        The name of each run -> full name of a key -> value, as text for the command line.
+
+    Raises:
+        UsageError: a key or a value is wrong.
+    """
+    values = _call(config) if [*sweeps] == [FROM_FILE] else dict(map(_parse, sweeps))
+    if FROM_FILE not in sweeps and len(values) < len(sweeps):
+        raise UsageError("--sweep names a key twice: give all its values at once, KEY=VALUE,VALUE.")
+    is_product = isinstance(values, Mapping)
+    lists = [*values.values()] if is_product else values
+    expected = list | tuple if is_product else Mapping
+    is_valid = isinstance(lists, list | tuple) and lists
+    if not is_valid or not all(isinstance(each, expected) and each for each in lists):
+        raise UsageError(
+            f"{FROM_FILE}() of {config} returned {type_name(values)}, but must return a dict of "
+            "non-empty lists, whose product is run, or a list of dicts, one per run."
+        )
+    if is_product:
+        lists = [dict(zip(values, each, strict=True)) for each in itertools.product(*lists)]
+    runs = {name_values(each): each for each in map(_as_texts, lists)}
+    for each in runs.values():
+        command_line.load_config(config, [*changes, *each.items()])
+    return runs
+
+
+def _parse(text: str) -> tuple[str, list[str]]:
+    """Splits KEY=VALUE,VALUE at the commas outside of brackets and quotes."""
+    key, equals, rest = text.partition("=")
+    values = re.findall(r"""(?:[^,\[({'"]|\[[^]]*\]|\([^)]*\)|\{[^}]*\}|'[^']*'|"[^"]*")+""", rest)
+    if not equals or not key or not values or ",".join(values) != rest:
+        raise UsageError(
+            f"--sweep is {text!r}, but must be KEY=VALUE,VALUE,..., such as "
+            f"--sweep=optimizer.learning_rate=1e-3,3e-3, or one --sweep={FROM_FILE} or --sweep=tpe:20."
+        )
+    return key, values
+
+
+def _call(config: str, *arguments: Any) -> Any:
+    """Calls `get_sweep` of a config file."""
+    path = pathlib.Path(config.partition(":")[0])
+    function = getattr(import_file(path), FROM_FILE, None)
+    if not callable(function):
+        raise UsageError(
+            f"{path} has no {FROM_FILE}(): define one that returns a dict of lists, such as "
+            '{"optimizer.learning_rate": [1e-3, 3e-3]}.'
+        )
+    try:
+        return function(*arguments)
+    except Exception as error:
+        raise UsageError(f"{FROM_FILE}() fails: {error_location(error, path)}") from error
+
+
+def _as_texts(values: Mapping[str, Any]) -> dict[str, str]:
+    """Returns values as the command line has them."""
+    return {k: str(v).lower() if isinstance(v, bool) else str(v) for k, v in values.items()}
+
+
+def _open_study(path: pathlib.Path, config: Any, *, fresh: bool) -> Any:
+    """Opens Optuna's journal of a sweep."""
+    try:
+        import optuna
+    except ModuleNotFoundError:
+        raise UsageError("--sweep requires Optuna: pip install 'ctl-tensorflow[sweep]'.") from None
+    if fresh:
+        path.unlink(missing_ok=True)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    backend = optuna.storages.journal.JournalFileBackend(str(path))
+    content = json.dumps(overrides.flatten(config), sort_keys=True, default=str)
+    return optuna.create_study(
+        storage=optuna.storages.JournalStorage(backend),
+        # Results of another config are not comparable.
+        study_name=hashlib.sha256(content.encode()).hexdigest(),
+        direction="maximize" if config.train.best.mode == "max" else "minimize",
+        load_if_exists=True,
+    )
+
+
+def _choose(study: Any, values: flags.FlagValues, changes: Changes) -> Iterator[SweepRun]:
+    """Yields the runs of Optuna's journal, then new ones whose values Optuna chooses.
+
+    A trial without a name was asked for when the sweep was killed, or has wrong values.
+    """
+    from optuna import samplers
+
+    kind, count = values.sweep[0].split(":")
+    known = [run for name, run in _read_journal(study).items() if name.startswith("trial=")]
+    yield from known
+    for _ in range(len(known), int(count)):
+        number = len(study.trials)
+        # A sampler per run: its draws do not depend on how often the sweep was resumed.
+        study.sampler = samplers.RandomSampler(seed=number)
+        if kind == "tpe":
+            study.sampler = samplers.TPESampler(seed=number, constant_liar=True)
+        trial = study.ask()
+        chosen = _call(values.config, trial)
+        if not isinstance(chosen, Mapping) or not chosen:
+            raise UsageError(
+                f"{FROM_FILE}(trial) returned {type_name(chosen)}, but must return a dict of keys and "
+                "values."
+            )
+        texts = _as_texts(chosen)
+        command_line.load_config(values.config, [*changes, *texts.items()])
+        yield _record(trial, name_values({"trial": str(number), **texts}), texts)
+
+
+def _read_journal(study: Any) -> dict[str, SweepRun]:
+    """Returns the runs of the journal by their names."""
+    runs = {}
+    for trial in study.trials:
+        if "name" in trial.user_attrs:
+            status = "done" if trial.state.is_finished() else "waiting"
+            run = SweepRun(trial.number, status=status, **trial.user_attrs)
+            runs[run.name] = run
+    return runs
+
+
+def _record(trial: Any, name: str, values: Mapping[str, str]) -> SweepRun:
+    trial.set_user_attr("values", values)
+    trial.set_user_attr("name", name)
+    return SweepRun(trial.number, name, values)
+
+
+def _tell(study: Any, each: SweepRun, value: Any) -> None:
+    """Records that a run is done, with the metric that decides which run is best."""
+    from optuna.trial import TrialState
+
+    if each.status == "done":
+        is_number = isinstance(value, int | float) and math.isfinite(value)
+        state = TrialState.COMPLETE if is_number else TrialState.FAIL
+        study.tell(each.number, value if is_number else None, state)
+
+
+def _print_table(
+    runs: Sequence[SweepRun], folder: pathlib.Path, metric: str, *, largest: bool
+) -> None:
+    rows = [_read_row(each, folder) for each in runs]
+    names = [*dict.fromkeys(name for row in rows for name in row)]
+    lines = align([names, *([_show(row.get(name)) for name in names] for row in rows)])
+    lines += [f"{e.name}: {e.process.line}" for e in runs if e.status in ("failed", "stopped")]
+    done = [
+        (row[metric], each.name, row["seconds"])
+        for each, row in zip(runs, rows, strict=True)
+        if each.status == "done" and math.isfinite(row.get(metric, math.nan))
+    ]
+    if len(done) > 1:
+        value, name, seconds = (max if largest else min)(done)
+        lines.append(f"Best {metric}: {_show(value)} of {name}, {format_duration(seconds)}.")
+    for line in [*lines, f"Sweep: {folder}; ctl report {folder}"]:
+        print_line(line)
+
+
+def _read_row(each: SweepRun, folder: pathlib.Path) -> dict[str, Any]:
+    """Returns one row of the table: the values of the run, its state, and its last numbers."""
+    result: dict[str, Any] = {}
+    with contextlib.suppress(UsageError):  # the run has written none
+        result = json_files.read(folder / each.name / "result.json")
+    numbers = flatten("eval", result.get("eval")) or flatten("train", result.get("train"))
+    numbers.pop("eval/examples", None)
+    head = {**each.values, "status": each.status, "step": result.get("step")}
+    return {**head, **numbers, "seconds": result.get("seconds")}
+
+
+def flatten(name: str, values: Any) -> dict[str, Any]:
+    """Returns the numbers of a result by their names, such as "eval/loss"."""
+    if isinstance(values, Mapping):
+        parts = [flatten(f"{name}/{key}", value) for key, value in values.items()]
+        return {key: value for part in parts for key, value in part.items()}
+    return {name: values} if isinstance(values, int | float) else {}
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, float):
+        return format_numbers({"": value}).strip()
+    return "" if value is None else str(value)
+
+
+def _divide_devices(parallel: str) -> list[dict[str, str]]:
+    """Returns the variables that give each of the parallel runs GPUs of its own."""
+    if not parallel.isdecimal() or not int(parallel):
+        raise UsageError(
+            f"--sweep_parallel is {parallel!r}, but must be a number of runs, at least 1."
+        )
+    count, gpus = int(parallel), gpu.list_gpus()
+    if not gpus or count == 1:
+        return [{}] * count
+    if count > len(gpus):
+        raise UsageError(
+            f"--sweep_parallel is {count}, but this machine has {len(gpus)} GPUs, and each run uses at "
+            "least one: start fewer runs, or set CUDA_VISIBLE_DEVICES=-1 to use the CPU."
+        )
+    return [{"CUDA_VISIBLE_DEVICES": ",".join(gpus[slot::count])} for slot in range(count)]
