@@ -342,7 +342,7 @@ def _show(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def _divide_devices(parallel: str) -> list[dict[str, str]]:
+def _divide_devices(parallel: str) -> list[Mapping[str, str]]:
     """Returns the variables that give each of the parallel runs GPUs of its own."""
     if not parallel.isdecimal() or not int(parallel):
         raise UsageError(

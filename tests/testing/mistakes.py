@@ -430,11 +430,7 @@ TWICE = f"{KERNEL}2 times the value on one replica"
 TWO_PENALTIES, MORE_PENALTIES = (
     causes.WEIGHTS.format(times=times) for times in ("2 times", "more than once")
 )
-LOCAL = "divided by a value of the replica's own rows"
-REDUCED_TWICE = causes.ALL_UPDATES.format(
-    variables="dense/kernel:0, dense/bias:0",
-    how="summed over the replicas 2 times, or are those of a local mean",
-)
+LOCAL = "the denominator of the loss depends on the split"
 NORMALIZED = dict(trainer_base=gallery.Normalized, loop_base=loop_gallery.Normalized)
 ON_STEP_OF_CTL = dict(trainer_base=Right, loop_base=loop_gallery.Plain)
 MISTAKES = [
@@ -587,14 +583,14 @@ MISTAKES = [
     Mistake(
         SecondModelReducedTwice,
         TWICE,
-        REDUCED_TWICE,
+        causes.REDUCED_TWICE,
         trainer_base=gallery.Adversarial,
         loop_base=None,
     ),
     Mistake(
         SecondOfTwoReducedTwice,
         TWICE,
-        REDUCED_TWICE,
+        causes.REDUCED_TWICE,
         trainer_base=None,
         loop_base=loop_gallery.TwoModels,
     ),

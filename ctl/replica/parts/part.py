@@ -39,8 +39,6 @@ AVERAGES = "ema"  # the name, in a checkpoint, of averaged weights, and the scop
 ONLY_TRAINING = tuple(option for option in PARTS if option != "ema_decay")
 # The options whose updates depend on the split, so that comparisons of splits leave them out.
 DEPENDS_ON_SPLIT = ("compression",)
-# The options with which an update has the same bits as without them.
-SAME_UPDATE = ("shard_state",)
 
 
 @dataclasses.dataclass

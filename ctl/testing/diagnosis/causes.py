@@ -34,7 +34,7 @@ MICRO_BATCH = (
 )
 DENOMINATOR = (
     "The rows count {times} times as much as on one replica, so the denominator of the loss depends on "
-    "the split: divide by the number of rows of the global batch."
+    "the split: divide by the rows of the global batch, or first reduce the value that you divide by."
 )
 CLIPPED = (
     "Gradients are clipped before they are summed over the replicas: every update has the norm "
@@ -48,21 +48,9 @@ PART_SUMMED = (
     "One term of the loss counts once per replica, such as a penalty, or a mean over the replica's own "
     "rows: divide penalties by num_replicas_in_sync, and sums by the rows of the global batch."
 )
-LOCAL_VALUE = (
-    "The rows of a replica count {times} times as much as on one replica: they are divided by a value "
-    "of the replica's own rows, such as their maximum or the sum of their weights: reduce it first."
-)
 PER_EXAMPLE = (
     "{hook} returns values that depend on the other rows of the replica: return one value per row, "
     "from that row alone. A loss over pairs compares each row with ctl.replica.all_gather(values)."
-)
-FORWARD = (
-    "The model's outputs for a row depend on the other rows of the replica: do not reduce over the "
-    "rows in forward or preprocess."
-)
-ALL_UPDATES = (
-    "Every update of {variables} has this factor, so its gradients are {how}: sum the replicas' "
-    "gradients once, of a loss that is divided by the rows of the global batch, as minimize does."
 )
 LOSS = (
     "The updates are right, but the step returns one replica's share of the loss, or a mean of them: "
@@ -137,8 +125,4 @@ ADDED_BY_EACH = (
 RECOMPUTED = (
     "The second pass of ctl.recompute differs from the first, such as by another dropout mask, or moves "
     "statistics again: draw by tf_keras layers or ctl.random, and change no state in the code."
-)
-CHANGED_BY_PART = (
-    "With slot variables that are split over the replicas the update differs from that of complete "
-    "ones: the slices of gradients, weights and slots are not of the same replica and step."
 )

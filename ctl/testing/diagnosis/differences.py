@@ -30,7 +30,6 @@ _NOT_COMPARED = "The optimizer was not compared: it may amplify the rounding err
 def run_checks(evidence: Evidence) -> Found:
     """Returns the differences that the first check finds, and their cause."""
     checks: list[Check] = [
-        check_parts,  # first, because the same mistake has many effects between the splits
         check_splits,
         check_normalization,
         check_loss_scale,
@@ -52,18 +51,6 @@ def check_splits(evidence: Evidence) -> Found:
     if not differences:
         return NOTHING
     return rules.explain(dataclasses.replace(evidence, differences=differences))
-
-
-def check_parts(evidence: Evidence) -> Found:
-    """Compares a split with the same split without parts that must not change the update."""
-    split = next((split for split in evidence.records if split.replicas > 1), None)
-    subjects = evidence.subject.without_parts() if split else None
-    if split is None or subjects is None:
-        return NOTHING
-    changed, plain = subjects
-    expected = plain.start(split).record()
-    record = changed.start(split).record(expected.names)
-    return _compare(evidence, record, expected), causes.CHANGED_BY_PART
 
 
 def check_recomputation(evidence: Evidence) -> Found:

@@ -1,6 +1,6 @@
 """The data by which the checks and rules find a mistake and its cause."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 
 from ctl.testing.equivalence_report import Difference
@@ -42,14 +42,3 @@ class Evidence:
             differences,
             key=lambda d: (d.step, d.split.micro_batches, d.split.replicas, kinds.index(d.kind)),
         )
-
-    def on_several_replicas(self) -> list[Difference]:
-        """Returns the differences of updates and losses on more than one replica."""
-        differences = [*self.of_kind("update"), *self.of_kind("loss")]
-        return [d for d in differences if d.split.replicas > 1]
-
-    def others(self, first: Difference) -> Iterator[Difference]:
-        """Yields the differences other than the first one, those on the same split first."""
-        ordered = self.of_kind(*dict.fromkeys(d.kind for d in self.differences))
-        ordered.sort(key=lambda d: d.split != first.split)
-        return (d for d in ordered if d is not first)

@@ -13,8 +13,85 @@ from ctl.testing.splits import Split
 from ctl.testing.subjects import noise
 from ctl.testing.subjects.base import RowValues, Subject, attempt
 
+Differences = Sequence[Difference]
+Rule = Callable[[Evidence, Differences], Finding | None]
+_BATCHES = 4  # tried to distinguish mistakes of a metric
+_CLOSE = 1e-4  # relative
+_ROUNDING = 0.1  # relative; larger than the rounding errors of a loop that computes in 16 bits
 
-def draws_differ(evidence: Evidence, split: Split, *, training: bool = True) -> bool:
+
+def explain(evidence: Evidence) -> tuple[list[Difference], str]:
+    """Returns the differences, the one that shows the cause first; and the cause.
+
+    Args:
+        evidence: the evidence, with at least one difference.
+    """
+    kinds = ("update", "loss", "metric", "evaluation", "statistic", "state", "copy")
+    first, cause = evidence.of_kind(*kinds)[0], causes.UNKNOWN
+    for explained, absent, rule in _RULES:
+        differences = evidence.of_kind(*explained)
+        if differences and not evidence.of_kind(*absent):
+            finding = rule(evidence, differences)
+            if finding:
+                first, cause = finding
+                break
+    # Those on the same split follow.
+    others = sorted(evidence.of_kind(*kinds, "probe"), key=lambda d: d.split != first.split)
+    return [first, *(d for d in others if d is not first)], cause
+
+
+def _explain_statistics(evidence: Evidence, differences: Differences) -> Finding | None:
+    first = differences[0]
+    if _draws_differ(evidence, first.split):
+        return None
+    if all(not d.split.even for d in differences) and any(s.even for s in evidence.records):
+        return first, causes.UNEVEN_STATISTICS
+    part = "replica" if first.split.replicas > 1 else "micro-batch"
+    return first, causes.OWN_STATISTICS.format(part=part)
+
+
+def _explain_copies(evidence: Evidence, differences: Differences) -> Finding | None:
+    """Recognizes variables whose copies on the replicas differ."""
+    first = differences[0]
+    mismatches = [m for m in evidence.records[first.split].mismatches if m.name[1] == first.name]
+    if any(mismatch.name[0] == "update" for mismatch in mismatches):
+        return first, causes.NOT_REDUCED
+    changed = mismatches[0].changed
+    if len(changed) < mismatches[0].replicas:
+        return first, causes.SOME_REPLICAS.format(which=" and ".join(map(str, changed)))
+    return first, causes.OWN_UPDATE
+
+
+def _explain_rows(evidence: Evidence, differences: Differences) -> Finding | None:
+    """Recognizes rows that differ before anything is summed over them."""
+    several = [d for d in differences if d.split.replicas > 1]
+    return _find_differing_rows(evidence, several[0], causes.RANDOM) if several else None
+
+
+def _explain_evaluation(evidence: Evidence, differences: Differences) -> Finding | None:
+    """Recognizes an evaluation whose outputs or losses differ before anything is summed."""
+    return _find_differing_rows(evidence, differences[0], causes.EVALUATION_NOISE)
+
+
+def _find_differing_rows(evidence: Evidence, first: Difference, random: str) -> Finding | None:
+    """Returns why the values of a row depend on the split, with the cause if they are random."""
+    training = first.kind != "evaluation"
+    if _draws_differ(evidence, first.split, training=training):
+        return first, random
+    rows = _rows(evidence.subject, first.split, training)
+    if rows is None:
+        return None
+    reference, values = rows
+    hooks = {
+        "forward": _all_close(reference.outputs, values.outputs),
+        "per_example_loss": _close(reference.losses, values.losses),
+        "sample_weight": _close(reference.weights, values.weights),
+    }
+    hook = next((name for name, is_close in hooks.items() if not is_close), None)
+    return (first, causes.PER_EXAMPLE.format(hook=hook)) if hook else None
+
+
+def _draws_differ(evidence: Evidence, split: Split, *, training: bool = True) -> bool:
     """Returns whether the random numbers of a row depend on the split.
 
     If all rows are equal, only random numbers can make their outputs different.
@@ -24,22 +101,8 @@ def draws_differ(evidence: Evidence, split: Split, *, training: bool = True) -> 
         return False
     reference, values = rows
     drawn = [*reference.outputs, reference.losses]
-    is_random = not all(close(v, v[:1].repeat(len(v), 0)) for v in drawn)
+    is_random = not all(_close(v, v[:1].repeat(len(v), 0)) for v in drawn)
     return is_random and not _all_close(drawn, [*values.outputs, values.losses])
-
-
-def explain_rows(evidence: Evidence, split: Split, *, training: bool = True) -> str | None:
-    """Returns which method computes a row's values from the other rows of its replica."""
-    rows = _rows(evidence.subject, split, training)
-    if rows is None:
-        return None
-    reference, values = rows
-    if not _all_close(reference.outputs, values.outputs):
-        return causes.FORWARD
-    hooks = {"per_example_loss": (reference.losses, values.losses)}
-    hooks["sample_weight"] = (reference.weights, values.weights)
-    hook = next((name for name, pair in hooks.items() if not close(*pair)), None)
-    return causes.PER_EXAMPLE.format(hook=hook) if hook else None
 
 
 def _rows(subject: Subject, split: Split, training: bool) -> tuple[RowValues, RowValues] | None:
@@ -50,10 +113,10 @@ def _rows(subject: Subject, split: Split, training: bool) -> tuple[RowValues, Ro
 
 
 def _all_close(values: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool:
-    return all(close(a, b) for a, b in zip(values, others, strict=True))
+    return all(_close(a, b) for a, b in zip(values, others, strict=True))
 
 
-def close(values: np.ndarray, others: np.ndarray) -> bool:
+def _close(values: np.ndarray, others: np.ndarray) -> bool:
     """Returns whether two arrays are equal up to rounding errors of float32."""
     if values.shape != others.shape:
         return False
@@ -61,25 +124,8 @@ def close(values: np.ndarray, others: np.ndarray) -> bool:
     return bool(np.allclose(values, others, rtol=0, atol=1e-5 * np.abs(values).max(initial=0.1)))
 
 
-_BATCHES = 4  # tried to distinguish mistakes of a metric
-
-
-def explain_evaluation(evidence: Evidence) -> Finding | None:
-    """Recognizes an evaluation whose outputs or losses differ before anything is summed."""
-    if {difference.kind for difference in evidence.differences} != {"evaluation"}:
-        return None
-    first = evidence.of_kind("evaluation")[0]
-    if draws_differ(evidence, first.split, training=False):
-        return first, causes.EVALUATION_NOISE
-    cause = explain_rows(evidence, first.split, training=False)
-    return (first, cause) if cause else None
-
-
-def explain_growth(evidence: Evidence) -> Finding | None:
+def _explain_growth(evidence: Evidence, differences: Differences) -> Finding | None:
     """Recognizes metrics, such as the loss of Keras' `fit`, that grow with the replicas in each step."""
-    if evidence.of_kind("update", "statistic"):
-        return None
-    differences = evidence.of_kind("metric", "loss")
     growing = next((d for d in differences if _grows(evidence, d)), None)
     return None if growing is None else (growing, causes.METRIC_GROWS)
 
@@ -98,11 +144,13 @@ def _grows(evidence: Evidence, difference: Difference) -> bool:
     return False
 
 
-def explain_metric(evidence: Evidence) -> Finding | None:
+def _explain_loss(evidence: Evidence, differences: Differences) -> Finding | None:
+    """Recognizes that a step returns a wrong loss although its updates are right."""
+    return differences[0], causes.LOSS
+
+
+def _explain_metric(evidence: Evidence, differences: Differences) -> Finding | None:
     """Recognizes metrics that are averaged over the replicas, or count padding."""
-    differences = evidence.of_kind("metric", "evaluation")
-    if not differences or evidence.of_kind("update", "statistic"):
-        return None
     for difference in differences:
         if difference.split.even and difference.has_factor(1 / difference.split.replicas):
             return difference, causes.METRIC_NOT_SUMMED
@@ -135,81 +183,17 @@ def _match_mistakes(evidence: Evidence, difference: Difference) -> set[str]:
         by_replica = [measure(share) for share in split.shares(indexes) if share]
         # The mean may exclude a replica without rows, or include it as zero.
         means = [np.sum(by_replica, axis=0) / n for n in (split.replicas, len(by_replica))]
-        if not any(close(value, mean) for mean in means):
+        if not any(_close(value, mean) for mean in means):
             matches.discard(causes.METRIC_AVERAGED)
-        if not subject.pads_rows or not close(value, measure([*indexes, *padding])):
+        if not subject.pads_rows or not _close(value, measure([*indexes, *padding])):
             matches.discard(causes.METRIC_PADDING)
         if len(matches) < 2:
             break
     return matches
 
 
-_CLOSE = 1e-4  # relative
-
-
-def explain(evidence: Evidence) -> tuple[list[Difference], str]:
-    """Returns the differences, the one that shows the cause first; and the cause.
-
-    Args:
-        evidence: the evidence, with at least one difference.
-    """
-    for rule in _RULES:
-        finding = rule(evidence)
-        if finding is not None:
-            first, cause = finding
-            return [first, *evidence.others(first)], cause
-    kinds = ("update", "loss", "metric", "evaluation", "statistic", "state", "copy")
-    first = evidence.of_kind(*kinds)[0]
-    return [first, *evidence.others(first)], causes.UNKNOWN
-
-
-def _explain_statistics(evidence: Evidence) -> Finding | None:
-    differences = evidence.of_kind("statistic")
-    if not differences or draws_differ(evidence, differences[0].split):
-        return None
-    first = differences[0]
-    if all(not d.split.even for d in differences) and any(s.even for s in evidence.records):
-        return first, causes.UNEVEN_STATISTICS
-    part = "replica" if first.split.replicas > 1 else "micro-batch"
-    return first, causes.OWN_STATISTICS.format(part=part)
-
-
-def _explain_copies(evidence: Evidence) -> Finding | None:
-    """Recognizes variables whose copies on the replicas differ."""
-    differences = evidence.of_kind("copy")
-    if not differences:
-        return None
-    first = differences[0]
-    mismatches = [m for m in evidence.records[first.split].mismatches if m.name[1] == first.name]
-    if any(mismatch.name[0] == "update" for mismatch in mismatches):
-        return first, causes.NOT_REDUCED
-    changed = mismatches[0].changed
-    if len(changed) < mismatches[0].replicas:
-        return first, causes.SOME_REPLICAS.format(which=" and ".join(map(str, changed)))
-    return first, causes.OWN_UPDATE
-
-
-def _explain_values_of_rows(evidence: Evidence) -> Finding | None:
-    """Recognizes rows that differ before anything is summed over them."""
-    for difference in evidence.on_several_replicas()[:1]:
-        if draws_differ(evidence, difference.split):
-            return difference, causes.RANDOM
-        cause = explain_rows(evidence, difference.split)
-        return (difference, cause) if cause else None
-    return None
-
-
-def _explain_loss(evidence: Evidence) -> Finding | None:
-    """Recognizes that a step returns a wrong loss although its updates are right."""
-    differences = evidence.of_kind("loss")
-    return (differences[0], causes.LOSS) if differences and not evidence.of_kind("update") else None
-
-
-def _explain_state(evidence: Evidence) -> Finding | None:
+def _explain_state(evidence: Evidence, differences: Differences) -> Finding | None:
     """Recognizes variables that each replica changes."""
-    differences = evidence.of_kind("state")
-    if not differences or evidence.of_kind("update"):
-        return None
     first = differences[0]
     key, replicas = ("state", first.name), first.split.replicas
     record, reference = evidence.records[first.split], evidence.references[first.split.batch]
@@ -221,20 +205,19 @@ def _explain_state(evidence: Evidence) -> Finding | None:
     return first, causes.ADDED_BY_EACH if added else causes.OWN_UPDATE
 
 
-_RULES: Sequence[Callable[[Evidence], Finding | None]] = (
-    _explain_statistics,
-    _explain_copies,
-    _explain_values_of_rows,
-    explain_update,
-    explain_growth,
-    _explain_loss,
-    explain_evaluation,
-    explain_metric,
-    _explain_state,
+# The kinds of differences that a rule explains, those in whose presence it does not, and the rule.
+_TRAINING = ("update", "statistic")
+_RULES: Sequence[tuple[Sequence[str], Sequence[str], Rule]] = (
+    (("statistic",), (), _explain_statistics),
+    (("copy",), (), _explain_copies),
+    (("update", "loss"), (), _explain_rows),
+    (("update",), (), explain_update),
+    (("metric", "loss"), _TRAINING, _explain_growth),
+    (("loss",), ("update",), _explain_loss),
+    (("evaluation",), (*_TRAINING, "loss", "metric", "state", "copy"), _explain_evaluation),
+    (("metric", "evaluation"), _TRAINING, _explain_metric),
+    (("state",), ("update",), _explain_state),
 )
-
-
-_ROUNDING = 0.1  # relative; larger than the rounding errors of a loop that computes in 16 bits
 
 
 def explain_random(evidence: Evidence) -> Finding | None:

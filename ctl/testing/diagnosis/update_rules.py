@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
 import itertools
+import math
 
 import numpy as np
 
-from ctl.errors import list_some
 from ctl.testing.diagnosis import causes
 from ctl.testing.diagnosis.evidence import Evidence, Finding
 from ctl.testing.equivalence_report import Difference, as_fraction, common_factor
@@ -26,25 +26,20 @@ class Coefficients:
 
     Attributes:
         rows: [batch] the factor of each row.
-        penalty: the factor of the gradient of the regularization losses; 1 if there are none.
-        decay: the factor of the multiple of the weights that is added on one replica; 1 if none is.
-        extra: the largest multiple of the weights of a variable that is added beyond it.
+        penalty: the factor of the gradient of the regularization losses, or of the multiple of the
+            weights that is added on one replica; 1 if there is none, infinity if it is larger than 1 and
+            not known.
     """
 
     rows: np.ndarray
     penalty: float = 1.0
-    decay: float = 1.0
-    extra: float = 0.0
 
 
-def explain_update(evidence: Evidence) -> Finding | None:
+def explain_update(evidence: Evidence, differences: Sequence[Difference]) -> Finding | None:
     """Recognizes how the updates are scaled."""
-    differences = evidence.of_kind("update")
-    if not differences:
-        return None
     first = differences[0]
     clipped = explain_clipping(evidence.records, evidence.references, first.split)
-    cause = clipped or _explain_parts(evidence, first.split)
+    cause = clipped or _explain_parts(evidence, differences)
     if cause and cause != _PART_OF_WEIGHTS:
         return first, cause
     # Before `explain_partial`: one factor of all updates of a model also grows with the replicas.
@@ -53,9 +48,10 @@ def explain_update(evidence: Evidence) -> Finding | None:
     return finding or ((first, cause) if cause else None)
 
 
-def _explain_parts(evidence: Evidence, split: Split) -> str | None:
+def _explain_parts(evidence: Evidence, differences: Sequence[Difference]) -> str | None:
     """Explains the coefficients on the first split and on the first uneven one."""
-    uneven = [d.split for d in evidence.of_kind("update") if not d.split.even]
+    split = differences[0].split
+    uneven = [d.split for d in differences if not d.split.even]
     uneven = [s for s in uneven if s.replicas == split.replicas] or uneven
     coefficients = {}
     for each in dict.fromkeys([split, *uneven[:1]]):
@@ -80,14 +76,14 @@ def solve(terms: Terms, record: Record, reference: Record) -> Coefficients | Non
     if expected is None or actual is None or not expected[:n].all():
         return None
     extra = actual[weights] - expected[weights]
-    penalty = decay = 1.0
-    if terms.penalty.any():
-        penalty = actual[n] / expected[n] if expected[n] else float("inf")
+    penalty = 1.0
     if not terms.penalty.size:  # the weights of each variable by themselves
-        return Coefficients(actual[:n] / expected[:n], extra=float(np.abs(extra).max()))
-    if abs(expected[-1]) > _ROUNDING:
-        decay = 1 + extra[0] / expected[-1]
-    return Coefficients(actual[:n] / expected[:n], penalty, decay)
+        penalty = math.inf if np.abs(extra).max() > _CLOSE else 1.0
+    elif abs(expected[-1]) > _ROUNDING:
+        penalty = 1 + extra[0] / expected[-1]
+    if terms.penalty.any() and abs(penalty - 1) <= _CLOSE:
+        penalty = actual[n] / expected[n] if expected[n] else math.inf
+    return Coefficients(actual[:n] / expected[:n], penalty)
 
 
 def _combine(terms: Terms, record: Record) -> np.ndarray | None:
@@ -120,10 +116,7 @@ def explain_coefficients(coefficients: Mapping[Split, Coefficients], split: Spli
     """
     first = coefficients[split]
     if _all_close(first.rows, 1.0):
-        return _explain_other_terms(first)
-    times = _local_factors(first.rows, split)
-    if times:
-        return causes.LOCAL_VALUE.format(times=times)
+        return _explain_penalty(first.penalty)
     uneven = next((each for each in coefficients if not each.even), None)
     cause = _explain_uneven_rows(coefficients[uneven].rows, uneven) if uneven else None
     if cause and split.micro_batches == 1:
@@ -186,33 +179,18 @@ def _explain_other_model(differences: Sequence[Difference]) -> Finding | None:
     same_split = [d for d in differences if (d.split, d.step) == (first.split, first.step)]
     same_split = [d for d in same_split if d.factor is not None]
     replicas = first.split.replicas
-    for factor, how in (
-        (replicas, f"summed over the replicas {replicas} times, or are those of a local mean"),
-        (1 / replicas, "averaged over the replicas, or divided by their number twice"),
-    ):
+    for factor, cause in ((replicas, causes.REDUCED_TWICE), (1 / replicas, causes.AVERAGED)):
         if same_split and all(d.has_factor(factor) for d in same_split):
-            names = list_some([d.name for d in same_split])
-            return same_split[0], causes.ALL_UPDATES.format(variables=names, how=how)
+            return same_split[0], cause
     return None
 
 
-def _explain_other_terms(coefficients: Coefficients) -> str | None:
+def _explain_penalty(factor: float) -> str | None:
     """Returns the cause if every row counts as it should."""
-    for factor in (coefficients.penalty, coefficients.decay):
-        if abs(factor - 1) > _CLOSE:
-            return causes.WEIGHTS.format(times=f"{as_fraction(factor)} times")
-    return _PART_OF_WEIGHTS if coefficients.extra > _CLOSE else None
-
-
-def _local_factors(rows: np.ndarray, split: Split) -> str:
-    """Returns the factor of each replica's rows if they differ on an even split, or ""."""
-    if not split.even:
-        return ""
-    by_replica = rows.reshape(split.replicas, -1)
-    same = np.abs(by_replica - by_replica[:, :1]).max() < _CLOSE * np.abs(rows).max()
-    if not same or np.ptp(by_replica[:, 0]) < _CLOSE * np.abs(rows).max():
-        return ""
-    return " and ".join(as_fraction(float(factor)) for factor in by_replica[:, 0])
+    if abs(factor - 1) <= _CLOSE:
+        return None
+    times = "more than once" if factor == math.inf else f"{as_fraction(factor)} times"
+    return causes.WEIGHTS.format(times=times)
 
 
 def _explain_uneven_rows(rows: np.ndarray, split: Split) -> str | None:

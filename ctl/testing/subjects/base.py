@@ -267,13 +267,6 @@ class Subject(abc.ABC):
         """
         return None
 
-    def without_parts(self: S) -> tuple[S, S] | None:
-        """Returns the same with and without the parts of the step that must not change an update.
-
-        None if it has no such part.
-        """
-        return None
-
 
 def attempt(probe: Callable[[], T]) -> T | None:
     """Returns the result of a probe, or None if it raises.

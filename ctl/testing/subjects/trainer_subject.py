@@ -15,7 +15,7 @@ from ctl.data.autograph import convert, traced
 from ctl.data.input_pipeline import InputPipeline
 from ctl.evaluator import StandardEvaluator
 from ctl.replica.arithmetic import models
-from ctl.replica.parts.part import DEPENDS_ON_SPLIT, SAME_UPDATE
+from ctl.replica.parts.part import DEPENDS_ON_SPLIT
 from ctl.replica.step.build import seed_and_precision
 from ctl.replica.step.inner_loop import loop_of
 from ctl.replica.step.microbatches import unpack
@@ -132,21 +132,6 @@ class TrainerSubject(Subject):
         plain, other = (each.record(steps=1) for each in runs)
         return plain, other, 4 * tolerance_of("float16")
 
-    def without_parts(self) -> "tuple[TrainerSubject, TrainerSubject] | None":
-        """Returns the trainer with and without some parts, under an optimizer that has slots."""
-        changes: dict[str, Any] = {
-            option: False for option in SAME_UPDATE if getattr(self.options, option)
-        }
-        if not changes:
-            return None
-        # Wrong slots show from the second step on.
-        changed = dataclasses.replace(
-            self, optimizer=self.optimizer or _make_momentum, plain=False, steps=3
-        )
-        return changed, dataclasses.replace(
-            changed, options=dataclasses.replace(self.options, **changes)
-        )
-
     def build(self, split: Split, **changes: Any) -> StandardTrainer:
         """Builds the trainer of a split, which reads the examples in their order."""
         stops = {"on_non_finite": "ignore"} if self.options.on_non_finite == "stop" else {}
@@ -196,10 +181,6 @@ class TrainerSubject(Subject):
 
 def _make_sgd() -> Any:
     return tf_keras.optimizers.SGD(RATE)
-
-
-def _make_momentum() -> Any:
-    return tf_keras.optimizers.SGD(RATE, momentum=0.9)
 
 
 def _replace_own_optimizers(trainer: StandardTrainer) -> None:
