@@ -12,6 +12,7 @@ other numbers of workers: the documentation page "A cluster" has the command for
 """
 
 from collections.abc import Callable, Mapping, Sequence
+import dataclasses
 import math
 import runpy
 import signal
@@ -104,6 +105,7 @@ class Process(ChildProcess):
         return 2 + _CONSEQUENCES.index(code) if code in _CONSEQUENCES else int(code <= 128)
 
 
+@dataclasses.dataclass
 class Launcher:
     """Starts all processes of a run, waits for them, and restarts them after a failure.
 
@@ -114,18 +116,12 @@ class Launcher:
         max_restarts: the number of restarts after failures.
     """
 
-    def __init__(
-        self,
-        command: Callable[[Cluster], Sequence[str]],
-        *,
-        workers: int,
-        ps: int = 0,
-        max_restarts: int = 0,
-    ):
-        self._command, self._workers, self._servers = command, workers, ps
-        self._restarts = max_restarts
-        self._signals: list[int] = []  # that this process has received
-        self._processes: list[Process] = []
+    command: Callable[[Cluster], Sequence[str]]
+    workers: int
+    ps: int = 0
+    max_restarts: int = 0
+    _signals: Sequence[int] = ()  # that this process has received
+    _processes: list[Process] = dataclasses.field(default_factory=list)
 
     def run(self) -> int:
         """Runs all processes to their end.
@@ -138,16 +134,16 @@ class Launcher:
         """
         with receive_signals() as self._signals:
             while failed := self._run_once():
-                if not self._restarts or self._signals or failed.exit_code == USER_ERROR:
+                if not self.max_restarts or self._signals or failed.exit_code == USER_ERROR:
                     return failed.exit_code or 0
-                self._restarts -= 1
-                left = f"{self._restarts} more restart{'s' * (self._restarts != 1)}"
+                self.max_restarts -= 1
+                left = f"{self.max_restarts} more restart{'s' * (self.max_restarts != 1)}"
                 _print(f"All processes have stopped. Restarting them; {left}.")
         return 0
 
     def _run_once(self) -> Process | None:
         """Runs the processes once; returns the one that failed first, or None."""
-        count = self._workers + self._servers + bool(self._servers)
+        count = self.workers + self.ps + bool(self.ps)
         with (
             # Until all processes have ended, so that another program cannot take a port meanwhile.
             rendezvous.reserve_ports(count) as ports,
@@ -167,14 +163,12 @@ class Launcher:
     def _start(self, ports: Sequence[int], folder: str) -> None:
         self._processes = []
         gpus = gpu.list_uuids()  # again at each start, since a GPU may have been lost
-        if gpus and self._workers > len(gpus):
+        if gpus and self.workers > len(gpus):
             raise UsageError(
-                f"--workers is {self._workers}, but this machine has {len(gpus)} GPUs: start at most "
+                f"--workers is {self.workers}, but this machine has {len(gpus)} GPUs: start at most "
                 f"{len(gpus)} workers, or set CUDA_VISIBLE_DEVICES=-1 to train on the CPU."
             )
-        tasks = cluster.make_local_clusters(
-            workers=self._workers, servers=self._servers, ports=ports
-        )
+        tasks = cluster.make_local_clusters(workers=self.workers, servers=self.ps, ports=ports)
         for task, share in zip(tasks, gpu.divide_among_processes(tasks, gpus), strict=True):
             environment = {
                 "TF_CONFIG": task.tf_config(),
@@ -183,7 +177,7 @@ class Launcher:
                 rendezvous.PORTS_BY_LAUNCHER: "1",
                 **share,
             }
-            self._processes.append(Process(task, self._command(task), environment))
+            self._processes.append(Process(task, self.command(task), environment))
 
     def _find_failure(self) -> Process | None:
         """Waits for the end of the run; returns the process that failed first, or None."""
@@ -199,7 +193,7 @@ class Launcher:
         failed = [p for p in self._processes if p.exit_code]
         # The chief of parameter servers continues as long as one worker is left.
         lost = [p for p in failed if p.task.has_servers and p.task.role == "worker"]
-        causes = failed if len(lost) == self._workers else [p for p in failed if p not in lost]
+        causes = failed if len(lost) == self.workers else [p for p in failed if p not in lost]
         return min(causes, key=lambda p: p.rank, default=None)
 
     def _running(self) -> list[Process]:

@@ -10,10 +10,7 @@ from collections.abc import Callable, Iterator
 import contextlib
 import dataclasses
 import hashlib
-import logging
 import os
-import sys
-import time
 from typing import Any
 
 import filelock
@@ -30,13 +27,11 @@ from ctl.data.files.records import RecordFeatures, Records
 from ctl.data.kinds import Kind
 from ctl.data.ragged import Sequences
 from ctl.data.source import Arrays, Batch, Source
-from ctl.errors import Failure, UsageError, check_local
+from ctl.errors import Failure, UsageError, check_local, print_line
 
 MEMORY = "memory"
-_LOG = logging.getLogger("ctl")
 _FORMAT = 4  # of the records
 _ROWS = 256  # examples that are read at a time
-_PROGRESS_SECONDS = 5.0
 
 
 class _Copy(Source):
@@ -100,7 +95,7 @@ def cached(source: Source, place: str) -> Source:
     if place != MEMORY:
         copy = CachedRecords(_load_or_fill(source, examples, place), _parser(spec))
     else:
-        batches = _read(source, examples, examples.batch(_ROWS))
+        batches = _read(source, examples, examples)
         copy = CachedArrays(tf.nest.map_structure(lambda *v: np.concatenate(v), *batches))
     # The order of the copy must not read ahead in the files.
     is_read = isinstance(source, Records | RecordFeatures)
@@ -123,29 +118,22 @@ def cache_data(data: Kind, place: str) -> Kind:
 
 
 def _check_spec(spec: Any, place: str) -> None:
+    shapes = "one shape" if place == MEMORY else "known rank"
     for name, feature in flatten_features(spec).items():
         is_dense = isinstance(feature, tf.TensorSpec) and feature.shape.rank is not None
-        if not is_dense or 0 in feature.shape.as_list():
+        sizes = feature.shape.as_list() if is_dense else [0]
+        if 0 in sizes or (None in sizes and place == MEMORY):
             raise UsageError(
-                f"data.cache requires dense tensors of known rank with values, but {name!r} is "
-                f"{feature}: convert it in the parse function (tf.sparse.to_dense, tf.ensure_shape), or "
-                "set data.cache=''."
-            )
-        if place == MEMORY and None in feature.shape:
-            raise UsageError(
-                f"data.cache=memory holds examples of one shape, but {name!r} is {feature}: resize or "
-                "pad it in the parse function, or set data.cache to a folder."
+                f"data.cache={place} requires dense tensors of {shapes} with values, but {name!r} is "
+                f"{feature}: convert it in the parse function (tf.sparse.to_dense, tf.image.resize), "
+                "set data.cache to a folder, which holds tensors of any known rank, or data.cache=''."
             )
 
 
-def _records(examples: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns batches of records, each of one example."""
-
-    def serialize(example: Batch) -> tf.Tensor:
-        features = [tf.io.serialize_tensor(value) for value in tf.nest.flatten(example)]
-        return tf.io.serialize_tensor(tf.stack(features))
-
-    return examples.map(serialize, **batching.PARALLEL).batch(_ROWS)
+def _serialize(example: Batch) -> tf.Tensor:
+    """Returns the record of an example."""
+    features = [tf.io.serialize_tensor(value) for value in tf.nest.flatten(example)]
+    return tf.io.serialize_tensor(tf.stack(features))
 
 
 def _parser(spec: Any) -> Callable[[tf.Tensor], Batch]:
@@ -164,22 +152,18 @@ def _parser(spec: Any) -> Callable[[tf.Tensor], Batch]:
     return parse
 
 
-def _read(source: Source, examples: tf.data.Dataset, batches: tf.data.Dataset) -> Iterator[Any]:
-    """Yields batches of all examples, as arrays, and prints the progress."""
+def _read(source: Source, examples: tf.data.Dataset, rows: tf.data.Dataset) -> Iterator[Any]:
+    """Yields all rows, which are the examples or their records, in batches of arrays."""
     count, done = len(source), 0
-    begin = shown = time.monotonic()
+    print_line(f"Filling data.cache with {count:,} examples.")
     with report_data_errors(
         "cached",
         lambda: examples.batch(1).element_spec,
         lambda: find_unreadable(source, range(done, done + _ROWS)),
     ):
-        for batch in disable_autotune(batches):
+        for batch in disable_autotune(rows.batch(_ROWS)):
             yield tf.nest.map_structure(lambda value: value.numpy(), batch)
             done += len(tf.nest.flatten(batch)[0])
-            if time.monotonic() - shown > _PROGRESS_SECONDS:
-                shown = time.monotonic()
-                line = f"Filling the cache: {done:,} of {count:,} examples, {shown - begin:.0f} s"
-                print(line, file=sys.stderr, flush=True)
     if done != count:
         raise UsageError(f"The data has {count} examples, but only {done} of them could be read.")
 
@@ -208,7 +192,6 @@ def _load_or_fill(source: Source, examples: tf.data.Dataset, folder: str) -> Arr
             f"data.cache={folder} cannot be written ({problem}): choose a folder on a local disk "
             "with more space, or data.cache=memory."
         ) from None
-    _LOG.info("data.cache: %d examples of version %s in %s.", len(source), source.version, path)
     return ArrayRecordReader([path], skip_damaged=False)
 
 
@@ -218,7 +201,7 @@ def _fill(source: Source, examples: tf.data.Dataset, path: str) -> None:
         # Groups of one record are the fastest to read in random order.
         writer = import_package().ArrayRecordWriter(temporary, "group_size:1,uncompressed")
         with contextlib.closing(writer):
-            for records in _read(source, examples, _records(examples)):
+            for records in _read(source, examples, examples.map(_serialize, **batching.PARALLEL)):
                 for record in records:
                     writer.write(record)
         os.sync()  # so that a power failure cannot leave a renamed but incomplete file
@@ -230,20 +213,9 @@ def _fill(source: Source, examples: tf.data.Dataset, path: str) -> None:
 
 def _digest(source: Source, spec: Any) -> str:
     """Returns a digest of what the examples depend on: files, version and specs."""
-    features = sorted(
-        f"{name} {s.dtype.name} {s.shape}" for name, s in flatten_features(spec).items()
-    )
+    features = [f"{n} {s.dtype.name} {s.shape}" for n, s in flatten_features(spec).items()]
     # A cache in which records were replaced must not hide that a file is damaged.
     kind = [type(source).__name__, getattr(source, "skip_damaged", False), len(source)]
-    files = [(path, *_stat(path)) for path in source.files]
-    content = repr([_FORMAT, source.version, kind, features, files]).encode()
+    files = [(path, *record_index.stat(path)) for path in source.files]
+    content = repr([_FORMAT, source.version, kind, sorted(features), files]).encode()
     return hashlib.blake2b(content, digest_size=16).hexdigest()
-
-
-def _stat(path: str) -> tuple[int, int]:
-    """Returns the size of a file, and a number that differs once it has changed."""
-    try:
-        status = tf.io.gfile.stat(path)
-    except tf.errors.UnimplementedError:  # a URL of a scheme that only fsspec can open
-        return record_index.stat(path)
-    return status.length, status.mtime_nsec

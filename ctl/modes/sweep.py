@@ -246,7 +246,7 @@ def _open_study(path: pathlib.Path, config: Any, *, fresh: bool) -> Any:
 def _choose(study: Any, values: flags.FlagValues, changes: Changes) -> Iterator[SweepRun]:
     """Yields the runs of Optuna's journal, then new ones whose values Optuna chooses.
 
-    A trial without a name was asked for when the sweep was killed, or has wrong values.
+    A trial without a run was asked for when the sweep was killed, or has wrong values.
     """
     from optuna import samplers
 
@@ -275,16 +275,14 @@ def _read_journal(study: Any) -> dict[str, SweepRun]:
     """Returns the runs of the journal by their names."""
     runs = {}
     for trial in study.trials:
-        if "name" in trial.user_attrs:
+        if known := trial.user_attrs.get("run"):
             status = "done" if trial.state.is_finished() else "waiting"
-            run = SweepRun(trial.number, status=status, **trial.user_attrs)
-            runs[run.name] = run
+            runs[known["name"]] = SweepRun(trial.number, status=status, **known)
     return runs
 
 
 def _record(trial: Any, name: str, values: Mapping[str, str]) -> SweepRun:
-    trial.set_user_attr("values", values)
-    trial.set_user_attr("name", name)
+    trial.set_user_attr("run", {"name": name, "values": values})
     return SweepRun(trial.number, name, values)
 
 
@@ -312,7 +310,7 @@ def _print_table(
     ]
     if len(done) > 1:
         value, name, seconds = (max if largest else min)(done)
-        lines.append(f"Best {metric}: {_show(value)} of {name}, {format_duration(seconds)}.")
+        lines.append(f"Best {metric}: {_show(value)} of {name}, {format_duration(seconds or 0)}.")
     for line in [*lines, f"Sweep: {folder}; ctl report {folder}"]:
         print_line(line)
 

@@ -13,7 +13,7 @@ import os
 import pathlib
 import pkgutil
 import platform
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ml_collections import config_dict
 import numpy as np
@@ -39,33 +39,20 @@ Experiment: TypeAlias = str | os.PathLike[str] | config_dict.ConfigDict | Standa
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
-    """The values that one step computed; the lists have one item for each tensor of the curve.
-
-    Attributes:
-        loss: the loss of the global batch; NaN if the trainer's loop reports none.
-        update: the norms of the changes of the tensors.
-        bits: a hash of all variables after the step, also of those of the optimizer.
-    """
-
-    loss: float
-    update: list[float]
-    bits: str
-
-
-@dataclasses.dataclass(frozen=True)
 class Curve:
     """The steps of a training run, and what their bits depend on.
 
     Attributes:
-        environment: versions, CPU, devices, strategy, and the options of the trainer and its optimizer.
+        environment: versions, CPU, devices, strategy, and the options of the trainer.
         tensors: the trainable variables and moving statistics, name -> shape.
-        steps: the steps, from the first.
+        steps: the steps, from the first. Each has the "loss" of the global batch, NaN if the trainer's
+            loop reports none; "update", a list of the norm of the change of each tensor; and "bits", a
+            hash of all variables after the step, also of those of the optimizer.
     """
 
     environment: Mapping[str, str]
     tensors: Mapping[str, list[int]]
-    steps: list[Step]
+    steps: list[dict[str, Any]]
 
 
 def assert_curve(
@@ -168,17 +155,18 @@ def find_difference(actual: Curve, recorded: Curve, rtol: float) -> str:
             texts = [" ".join(map(str, each or ["no variable"])) for each in (here, there)]
             return f"The trainer has {texts[0]}, where {texts[1]} was recorded"
     labels = ["loss", *(f"norm of the update of {name}" for name in recorded.tensors)]
-    for number, (step, old_step) in enumerate(zip(actual.steps, recorded.steps, strict=False), 1):
-        size = float(np.linalg.norm(old_step.update))
-        limits = [rtol * abs(old_step.loss), *(rtol * size for _ in old_step.update)]
-        values, expected = ([each.loss, *each.update] for each in (step, old_step))
-        for label, new, old, limit in zip(labels, values, expected, limits, strict=True):
-            distance = 0.0 if new == old or (new != new and old != old) else abs(new - old)
-            if distance and not distance <= limit:  # also if it is NaN
-                tolerance = f"; the tolerance is {limit:.2g}" if rtol else ""
-                numbers = f"{new:.9g} instead of {old:.9g} (difference {distance:.2g}{tolerance})"
-                return f"Step {number}: the {label} is {numbers}"
-        if not rtol and step.bits != old_step.bits:
+    for number, (step, expected) in enumerate(zip(actual.steps, recorded.steps, strict=False), 1):
+        new, old = (np.array([each["loss"], *each["update"]]) for each in (step, expected))
+        scales = [abs(old[0]), *[np.linalg.norm(old[1:])] * (len(old) - 1)]
+        is_same = (new == old) | (np.isnan(new) & np.isnan(old))
+        is_same |= np.abs(new - old) <= rtol * np.array(scales)  # false if one of them is NaN
+        if not is_same.all():
+            i = int(np.argmin(is_same))
+            numbers = (
+                f"{new[i]:.9g} instead of {old[i]:.9g} (difference {abs(new[i] - old[i]):.2g})"
+            )
+            return f"Step {number}: the {labels[i]} is {numbers}"
+        if not rtol and step["bits"] != expected["bits"]:
             same = "with the same loss and norms of the updates"
             return f"Step {number}: variables have other bits, {same}"
     return ""
@@ -190,7 +178,7 @@ def read(path: pathlib.Path) -> Curve:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content.pop("format") != _FORMAT:
             raise ValueError("it was written by another version of ctl")
-        return Curve(steps=[Step(**step) for step in content.pop("steps")], **content)
+        return Curve(**content)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise UsageError(
             f"{path} cannot be read as a golden curve ({error}): restore it, or {_RECORD}."
@@ -200,7 +188,7 @@ def read(path: pathlib.Path) -> Curve:
 def write(path: pathlib.Path, curve: Curve) -> None:
     """Writes a golden file, completely or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    json_files.replace(path, {"format": _FORMAT, **dataclasses.asdict(curve)})
+    json_files.replace(path, {"format": _FORMAT, **vars(curve)})
 
 
 def _record(experiment: Experiment, steps: int) -> Curve:
@@ -235,18 +223,16 @@ def record(trainer: StandardTrainer, steps: int) -> Curve:
 
 def describe_step(
     loss: float, values: Mapping[Name, np.ndarray], before: Mapping[Name, np.ndarray]
-) -> Step:
+) -> dict[str, Any]:
     """Returns what a curve has of a step, from all variables after it and before it."""
     tensors = _select_tensors(values)
     changes = [value.astype(np.float64) - before[name] for name, value in tensors.items()]
-    digest = hashlib.blake2b(digest_size=8)
-    for value in values.values():
-        digest.update(np.ascontiguousarray(value).tobytes())
-    return Step(
-        loss=loss,
-        update=[float(np.linalg.norm(change.ravel())) for change in changes],
-        bits=digest.hexdigest(),
-    )
+    content = b"".join(np.ascontiguousarray(value).tobytes() for value in values.values())
+    return {
+        "loss": loss,
+        "update": [float(np.linalg.norm(change.ravel())) for change in changes],
+        "bits": hashlib.blake2b(content, digest_size=8).hexdigest(),
+    }
 
 
 def _select_tensors(values: Mapping[Name, np.ndarray]) -> dict[Name, np.ndarray]:
@@ -256,11 +242,10 @@ def _select_tensors(values: Mapping[Name, np.ndarray]) -> dict[Name, np.ndarray]
 def describe_environment(trainer: StandardTrainer) -> dict[str, str]:
     """Returns the versions, the CPU, the devices and the options of a trainer, by name."""
     plan, options = loop_of(trainer).plan, trainer.options
-    names = sorted({name.partition(":")[0] for name in devices.replica_devices(trainer.strategy)})
-    layout = {"strategy": plan.strategy, "replicas": str(plan.layout.replicas)}
     optimizer = getattr(trainer.optimizer, "inner_optimizer", trainer.optimizer)
     config = optimizer.get_config() if hasattr(optimizer, "get_config") else {}
-    return {
+    names = sorted({name.partition(":")[0] for name in devices.replica_devices(trainer.strategy)})
+    described = {
         "ctl": find_version(),
         "tensorflow": tf.__version__,
         "tf_keras": tf_keras.__version__,
@@ -268,10 +253,7 @@ def describe_environment(trainer: StandardTrainer) -> dict[str, str]:
         # Some kernels use its exponential function and logarithm.
         "C library": " ".join(platform.libc_ver()),
         "devices": ", ".join(names),
-        **(_describe_gpus() if "GPU" in names else {}),
         **host.describe_kernels(tf.config.threading.get_intra_op_parallelism_threads()),
-        # With logical shards the order is the same on any number of replicas.
-        **({} if options.logical_shards else layout),
         # The keys of the data may name folders of one machine.
         **{name: str(value) for name, value in vars(options).items() if name != "data"},
         "xla": plan.xla,
@@ -279,12 +261,11 @@ def describe_environment(trainer: StandardTrainer) -> dict[str, str]:
         "optimizer": type(optimizer).__name__,
         **{f"optimizer {key}": str(value) for key, value in config.items() if key != "name"},
     }
-
-
-def _describe_gpus() -> dict[str, str]:
-    """Returns the models of the visible GPUs, and whether they round products to TensorFloat-32."""
-    details = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
-    return {
-        "GPU": "; ".join(sorted({str(each) for each in details})),
-        "TensorFloat-32": str(tf.config.experimental.tensor_float_32_execution_enabled()),
-    }
+    if not options.logical_shards:  # with them, the order is the same on any number of replicas
+        described |= {"strategy": plan.strategy, "replicas": str(plan.layout.replicas)}
+    if "GPU" in names:
+        query = tf.config.experimental
+        gpus = map(query.get_device_details, tf.config.get_visible_devices("GPU"))
+        described["GPU"] = "; ".join(sorted({*map(str, gpus)}))
+        described["TensorFloat-32"] = str(query.tensor_float_32_execution_enabled())
+    return described

@@ -131,11 +131,11 @@ def test_compression_shows_the_bytes_that_are_sent(explain):
         "data.global_batch_size=8",
     )[0]["reduction"]
     assert re.fullmatch(
-        r"Gradients are compressed by float16: \d\.\d\d MiB in place of \d\.\d\d MiB .*",
+        r"Dense gradients are compressed by float16: \d\.\d\d MiB in place of \d\.\d\d MiB .*",
         text,
     )
     assert explain(compression)[0]["reduction"].startswith(
-        "Gradients are compressed as those of several replicas (float16), but one"
+        "Dense gradients are compressed by float16: as those of several replicas, but one"
     )
 
 

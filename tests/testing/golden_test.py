@@ -13,7 +13,7 @@ import ctl
 from ctl import testing
 from ctl.errors import UsageError
 from ctl.testing import golden, tiny
-from ctl.testing.golden import RTOL, Curve, Step, find_changes, find_difference
+from ctl.testing.golden import RTOL, Curve, find_changes, find_difference
 from tests.support import child, experiments
 
 EXAMPLES = {k: v.astype(np.float32) if k == "x" else v for k, v in tiny.examples(40).items()}
@@ -127,7 +127,7 @@ def test_other_replicas_and_micro_batches_are_within_the_tolerance(replicas, mic
     assert find_difference(actual, curve(batch=batch), 1e-4) == ""
     assert f"replicas: 1 -> {replicas}" in find_changes(actual, curve(batch=batch))
     # It is not the same by chance.
-    assert [s.bits for s in actual.steps] != [s.bits for s in curve(batch=batch).steps]
+    assert [s["bits"] for s in actual.steps] != [s["bits"] for s in curve(batch=batch).steps]
 
 
 @pytest.mark.slow
@@ -190,7 +190,7 @@ def test_a_file_of_fewer_steps_is_rejected():
 
 
 def make_curve(loss=1.0, update=(3.0, 4.0), bits="a"):
-    return Curve({}, {"v": [2], "w": [2]}, [Step(loss, list(update), bits)])
+    return Curve({}, {"v": [2], "w": [2]}, [dict(loss=loss, update=update, bits=bits)])
 
 
 def test_loss_and_updates_may_differ_by_the_tolerance_and_no_more():
@@ -215,9 +215,9 @@ def test_bits_are_those_of_all_variables():
     values = {("update", "w"): np.array([[3.0, 4.0]], np.float32), ("state", "n"): np.array(7)}
     before = {("update", "w"): np.array([[3.0, 1.0]], np.float32), ("state", "n"): np.array(6)}
     step = golden.describe_step(0.5, values, before)
-    assert (step.loss, step.update) == (0.5, [3.0])
+    assert (step["loss"], step["update"]) == (0.5, [3.0])
     other = golden.describe_step(0.5, {**values, ("state", "n"): np.array(8)}, before)
-    assert other.update == step.update and other.bits != step.bits
+    assert other["update"] == step["update"] and other["bits"] != step["bits"]
     difference = find_difference(make_curve(bits="b"), make_curve(), 0.0)
     assert difference.startswith("Step 1: variables have other bits")
 

@@ -187,38 +187,27 @@ def _product(sizes: Sequence[int | None]) -> int:
 
 def _strided_slice(op: Any, states: States, count: int | None) -> Place:
     """Slices axes other than the axis of the rows."""
-    state, old, new = _only(states, 0), op.inputs[0].shape, op.outputs[0].shape
+    state, strides = _only(states, 0), _static(op.inputs[3])
     names = ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
     begin, end, ellipsis, inserted, removed = (op.get_attr(f"{name}_mask") for name in names)
-    strides = _static(op.inputs[3])
-    source = target = 0
-    for i, bit in enumerate(1 << i for i in range(len(strides))):
-        if ellipsis & bit:
-            later = sum(not inserted & (2 << j) for j in range(i, len(strides) - 1))
-            skipped = _rank(op.inputs[0]) - source - later
-            if source <= state.axis < source + skipped:
-                break
-            source, target = source + skipped, target + skipped
-        elif inserted & bit:
-            target += 1
-        elif source == state.axis:
-            is_whole = begin & end & bit or (old[source] and old[source] == new[target])
-            _check(bool(is_whole) and not removed & bit and strides[i] == 1)
-            break
-        else:
-            source, target = source + 1, target + (not removed & bit)
-    return state._replace(axis=target + state.axis - source)
+
+    def index(i: int) -> Any:
+        if (ellipsis | inserted | removed) >> i & 1:
+            return ... if ellipsis >> i & 1 else None if inserted >> i & 1 else 0
+        return slice(None, None, strides[i]) if begin & end & 1 << i else slice(0, 1)
+
+    # Two rows, whose other axes have one entry each, are sliced in the same way.
+    rows = np.arange(2).reshape([1 + (i == state.axis) for i in range(_rank(op.inputs[0]))])
+    rows = rows[tuple(map(index, range(len(strides))))]
+    _check(rows.ravel().tolist() == [0, 1])
+    return state._replace(axis=rows.shape.index(2))
 
 
 def _gather(op: Any, states: States, count: int | None) -> Place:
-    """Gathers entries of a table that does not depend on the batch, or of other axes."""
-    (params, indices), rank = states[:2], _rank(op.inputs[1])
-    axis = int(_static(op.inputs[2])) if op.type == "GatherV2" else 0
-    axis += _rank(op.inputs[0]) if axis < 0 else 0
-    _check(not op.get_attr("batch_dims") and (params is None or params.axis != axis))
-    if params:
-        params = params._replace(axis=params.axis + (rank - 1) * (params.axis > axis))
-    return _single((params, indices and indices._replace(axis=indices.axis + axis)))
+    """Gathers rows of a table that does not depend on the batch."""
+    axis = _static(op.inputs[2]) if op.type == "GatherV2" else 0
+    _check(not axis and not op.get_attr("batch_dims"))
+    return _only(states[:2], 1)
 
 
 # The files of functions that fold axes, and how many frames deep their reshapes are.

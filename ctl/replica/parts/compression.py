@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 import functools
-import logging
 import math
 from typing import Any
 
@@ -18,7 +17,6 @@ from ctl.replica.arithmetic.variables import variables_of
 from ctl.replica.parts.part import GlobalUpdate, Part
 from ctl.replica.parts.replica_values import ReplicaValues
 
-_LOG = logging.getLogger("ctl")
 # The largest absolute value of a sum over all replicas. It is a power of two, so that the bound of each
 # replica, this number divided by a power of two, is exact in float16, and a sum of contributions at the
 # bound is not rounded up to infinity.
@@ -47,7 +45,6 @@ class Compression(Part):
         super().__init__(options)
         self._dtype = tf.as_dtype(options.compression)
         self._errors: dict[int, ReplicaValues] = {}  # by the id of the variable
-        self._reported: set[str] = set()
         self._state = tf.Module()
         self._state.errors = []
 
@@ -85,31 +82,18 @@ class Compression(Part):
                 "self.discriminator.build(input_shape)."
             )
 
-    def count_bytes(self, models: Iterable[tf_keras.Model]) -> tuple[int, int]:
-        """Counts the bytes of the gradients of one replica in one step, assuming that none is sparse.
-
-        Args:
-            models: models; those that are not built are skipped.
-
-        Returns:
-            The bytes of the gradients, and the bytes that are sent in their place.
-        """
-        variables = {id(v): v for m in models if m.built for v in m.trainable_variables}.values()
-        counts = [math.prod(v.shape) for v in variables]
-        plain = sum(n * v.dtype.size for n, v in zip(counts, variables, strict=True))
-        return plain, sum(counts) * self._dtype.size
-
     def describe(self, models: Collection[tf_keras.Model], replicas: int) -> dict[str, str]:
         """Describes the bytes that one replica sends in one step, and what an update depends on."""
-        plain, sent = (size / 2**20 for size in self.count_bytes(models))
-        name, split = self.options.compression, ", and on how it is split"
-        how = f"by {name}: {sent:.2f} MiB in place of {plain:.2f} MiB per step and replica"
+        variables = {id(v): v for m in models if m.built for v in m.trainable_variables}.values()
+        plain = sum(math.prod(v.shape) * v.dtype.size for v in variables) / 2**20
+        sent = sum(math.prod(v.shape) * self._dtype.size for v in variables) / 2**20
+        how = f"{sent:.2f} MiB in place of {plain:.2f} MiB per step and replica"
         if replicas == 1:
-            how = f"as those of several replicas ({name}), but one replica sends nothing"
-            split = ""
+            how = "as those of several replicas, but one replica sends nothing"
         text = (
-            f"Gradients are compressed {how}. An update is no longer a function of the global batch "
-            f"alone: it also depends on what earlier steps held back{split}."
+            f"Dense gradients are compressed by {self.options.compression}: {how}. An update is no "
+            "longer a function of the global batch alone: it also depends on what earlier steps held "
+            "back, and on how the batch is split."
         )
         return {"reduction": text}
 
@@ -140,9 +124,7 @@ class Compression(Part):
         sent, changes = list(gradients), []
         for i, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
             error = self._errors.get(id(variable))
-            if isinstance(gradient, tf.IndexedSlices):
-                self._report_sparse(variable)
-            elif gradient is not None and error is not None:
+            if isinstance(gradient, tf.Tensor) and error is not None:
                 value = gradient + error.local
                 sent[i] = self._round(value)
                 changes.append((error.local, value - tf.cast(sent[i], value.dtype)))
@@ -190,14 +172,6 @@ class Compression(Part):
             for v in {id(v): v for v in variables if v.trainable}.values()
             if id(v) not in self._errors and v.dtype.is_floating
         ]
-
-    def _report_sparse(self, variable: tf.Variable) -> None:
-        if variable.name not in self._reported:
-            self._reported.add(variable.name)
-            _LOG.warning(
-                "The gradient of %s is sparse, so runtime.all_reduce.compression does not compress it.",
-                variable.name,
-            )
 
     def _round(self, value: tf.Tensor) -> tf.Tensor:
         replicas = tf.distribute.get_replica_context().num_replicas_in_sync

@@ -24,9 +24,8 @@ OWN_ROWS = (
     "divide by the number of rows of the global batch, and sum over the replicas."
 )
 PADDING = (
-    "Padding rows count in the loss: the last row, which padding repeats, counts {times} times as much "
-    "as the others. Multiply the losses by the mask of rows (ctl.replica.present() in a ctl trainer), "
-    "and divide their sum by the number of rows of the global batch."
+    "Padding rows count in the loss: the last row counts {times} times as much as the others. Multiply "
+    "the losses by the mask of rows, ctl.replica.present(), and divide by the rows of the global batch."
 )
 MICRO_BATCH = (
     "The loss of each micro-batch is divided by the rows of that micro-batch: divide by the number of "
@@ -89,8 +88,7 @@ METRIC_AVERAGED = (
     "counts in variables with aggregation SUM, and divide in result()."
 )
 METRIC_NOT_SUMMED = (
-    "The replicas' sums are averaged over the replicas: create the metric's variables with "
-    "aggregation SUM."
+    "The replicas' sums are averaged: create the metric's variables with aggregation SUM."
 )
 METRIC_PADDING = (
     "The metric counts padding rows: pass the `weights` of update_metrics, or the mask of rows, to "
@@ -112,14 +110,8 @@ SOME_REPLICAS = (
     "The variable is updated on replica {which} only, and the replicas' copies differ: assign the same "
     "value on all replicas."
 )
-OWN_UPDATE = (
-    "Each replica updates the variable with a value from its own rows: reduce the value over the "
-    "replicas first."
-)
-ADDED_BY_EACH = (
-    "Every replica adds to the variable what must be added once: create it with aggregation "
-    "ONLY_FIRST_REPLICA."
-)
+OWN_UPDATE = "Each replica updates the variable from its own rows: reduce over the replicas first."
+ADDED_BY_EACH = "Every replica adds what must be added once: use aggregation ONLY_FIRST_REPLICA."
 
 # What ctl does around the user's code.
 RECOMPUTED = (
