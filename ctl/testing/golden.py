@@ -101,11 +101,6 @@ def assert_curve(
         write(file, curve)
         print_line(f"{file}: recorded {steps} steps of {len(curve.tensors)} tensors")
         return ()
-    if not file.exists():
-        raise UsageError(
-            f"{file} does not exist: record it by pytest --update_golden, or with {UPDATE}=1 in the "
-            "environment, and commit it."
-        )
     recorded, actual = read(file), _record(experiment, steps)
     changes = find_changes(actual, recorded, bits=bits)
     if difference := find_difference(actual, recorded, rtol if changes else 0.0):
@@ -180,8 +175,9 @@ def read(path: pathlib.Path) -> Curve:
             raise ValueError("it was written by another version of ctl")
         return Curve(**content)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise UsageError(
-            f"{path} cannot be read as a golden curve ({error}): restore it, or {_RECORD}."
+            f"{path} cannot be read as a golden curve ({reason}): restore it, or {_RECORD}."
         ) from None
 
 
