@@ -8,11 +8,9 @@ Optuna also chooses the values, from what the config file defines:
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-import contextlib
 import dataclasses
 import hashlib
 import itertools
-import json
 import math
 import os
 import pathlib
@@ -31,10 +29,9 @@ from ctl.configs.loading import import_file
 from ctl.errors import UsageError, align, print_line, type_name
 from ctl.hardware import gpu
 from ctl.hardware.child_process import ChildProcess, pass_on, receive_signals
-from ctl.loop import json_files
 from ctl.loop.lock import RunLock
 from ctl.loop.progress import format_duration, format_numbers
-from ctl.loop.workdir import name_experiment, name_values
+from ctl.loop.workdir import Workdir, name_experiment, name_values
 from ctl.modes import DONE, FAILED, STOPPED
 
 FROM_FILE = "get_sweep"  # the value of --sweep that calls the function of this name
@@ -174,18 +171,15 @@ def list_runs(config: str, changes: Changes, sweeps: Sequence[str]) -> dict[str,
     values = _call(config) if [*sweeps] == [FROM_FILE] else dict(map(_parse, sweeps))
     if FROM_FILE not in sweeps and len(values) < len(sweeps):
         raise UsageError("--sweep names a key twice: give all its values at once, KEY=VALUE,VALUE.")
-    is_product = isinstance(values, Mapping)
-    lists = [*values.values()] if is_product else values
-    expected = list | tuple if is_product else Mapping
-    is_valid = isinstance(lists, list | tuple) and lists
-    if not is_valid or not all(isinstance(each, expected) and each for each in lists):
+    lists = [*values.values()] if isinstance(values, Mapping) else [values]
+    if not lists or not all(isinstance(each, list | tuple) and each for each in lists):
         raise UsageError(
             f"{FROM_FILE}() of {config} returned {type_name(values)}, but must return a dict of "
             "non-empty lists, whose product is run, or a list of dicts, one per run."
         )
-    if is_product:
-        lists = [dict(zip(values, each, strict=True)) for each in itertools.product(*lists)]
-    runs = {name_values(each): each for each in map(_as_texts, lists)}
+    if isinstance(values, Mapping):
+        values = [dict(zip(values, each, strict=True)) for each in itertools.product(*lists)]
+    runs = {name_values(each): each for each in map(_as_texts, values)}
     for each in runs.values():
         command_line.load_config(config, [*changes, *each.items()])
     return runs
@@ -218,8 +212,13 @@ def _call(config: str, *arguments: Any) -> Any:
         raise UsageError(f"{FROM_FILE}() fails: {error_location(error, path)}") from error
 
 
-def _as_texts(values: Mapping[str, Any]) -> dict[str, str]:
-    """Returns values as the command line has them."""
+def _as_texts(values: Any) -> dict[str, str]:
+    """Returns the values of a run as the command line has them."""
+    if not isinstance(values, Mapping) or not values:
+        raise UsageError(
+            f"{FROM_FILE}() returned {type_name(values)} for a run, but must return a dict of keys and "
+            "values that is not empty."
+        )
     return {k: str(v).lower() if isinstance(v, bool) else str(v) for k, v in values.items()}
 
 
@@ -233,7 +232,7 @@ def _open_study(path: pathlib.Path, config: Any, *, fresh: bool) -> Any:
         path.unlink(missing_ok=True)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     backend = optuna.storages.journal.JournalFileBackend(str(path))
-    content = json.dumps(overrides.flatten(config), sort_keys=True, default=str)
+    content = repr(sorted(overrides.flatten(config).items()))
     return optuna.create_study(
         storage=optuna.storages.JournalStorage(backend),
         # Results of another config are not comparable.
@@ -260,13 +259,7 @@ def _choose(study: Any, values: flags.FlagValues, changes: Changes) -> Iterator[
         if kind == "tpe":
             study.sampler = samplers.TPESampler(seed=number, constant_liar=True)
         trial = study.ask()
-        chosen = _call(values.config, trial)
-        if not isinstance(chosen, Mapping) or not chosen:
-            raise UsageError(
-                f"{FROM_FILE}(trial) returned {type_name(chosen)}, but must return a dict of keys and "
-                "values."
-            )
-        texts = _as_texts(chosen)
+        texts = _as_texts(_call(values.config, trial))
         command_line.load_config(values.config, [*changes, *texts.items()])
         yield _record(trial, name_values({"trial": str(number), **texts}), texts)
 
@@ -317,9 +310,7 @@ def _print_table(
 
 def _read_row(each: SweepRun, folder: pathlib.Path) -> dict[str, Any]:
     """Returns one row of the table: the values of the run, its state, and its last numbers."""
-    result: dict[str, Any] = {}
-    with contextlib.suppress(UsageError):  # the run has written none
-        result = json_files.read(folder / each.name / "result.json")
+    result = Workdir(folder / each.name, writes=False).result()
     numbers = flatten("eval", result.get("eval")) or flatten("train", result.get("train"))
     numbers.pop("eval/examples", None)
     head = {**each.values, "status": each.status, "step": result.get("step")}

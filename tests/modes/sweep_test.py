@@ -193,7 +193,7 @@ def test_tpe_prefers_values_with_good_results(search):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("return {}", "get_sweep(trial) returned a dict, but must return a dict of keys"),
+        ("return {}", "get_sweep() returned a dict for a run, but must return a dict of keys"),
         ("return {'sed': 1}", "There is no config key sed: did you mean seed?"),
         ("return 1 / 0", "get_sweep() fails: experiment.py:"),
     ],
