@@ -28,7 +28,7 @@ All functions take these arguments besides their own:
 
 The default `dtype` of the functions that draw floats is float32 under every policy and `floatx`, as in
 `tf.random`. TensorFlow does not add float32 and float64 numbers, so code that also runs in float64, as
-under `--mode=check`, passes the dtype of the tensor that it adds the numbers to: `dtype=x.dtype`.
+under `ctl check`, passes the dtype of the tensor that it adds the numbers to: `dtype=x.dtype`.
 
 The specification of the step, section 10, defines the bits. Floats have 23 random bits (float16: 10;
 bfloat16: 7).

@@ -47,7 +47,6 @@ def _render(name: str) -> str:
         "commands": lambda: _table(
             "command", {f"ctl {k}": v for k, v in commands.COMMANDS.items()}
         ),
-        "api index": _render_index,
         "combinations": _render_combinations,
     }[name]()
 
@@ -134,19 +133,16 @@ def _package() -> griffe.Module:
     return package
 
 
-def _render_index() -> str:
-    """Returns a table of all public names with the first paragraphs of their docstrings."""
-    lines: list[str] = []
-    for module in _MODULES:
-        page = f"{module.rpartition('.')[2]}.md"
-        lines += ["", f"## {module}", "", "| name | purpose |", "|---|---|"]
-        for name in _public_names(module):
-            docstring = _resolve(name).docstring
-            assert docstring, f"{name} has no docstring."
-            summary = " ".join(docstring.value.partition("\n\n")[0].split())
-            anchor = _heading(name).lower().replace(" ", "-").translate(_NOT_IN_ANCHORS)
-            lines.append(f"| [`{name}`]({page}#{anchor}) | {_escape_cell(summary)} |")
-    return "\n".join(lines[1:])
+def _render_index(module: str) -> list[str]:
+    """Returns a table of the names of a module with the first paragraphs of their docstrings."""
+    lines = ["| name | purpose |", "|---|---|"]
+    for name in _public_names(module):
+        docstring = _resolve(name).docstring
+        assert docstring, f"{name} has no docstring."
+        summary = " ".join(docstring.value.partition("\n\n")[0].split())
+        anchor = _heading(name).lower().replace(" ", "-").translate(_NOT_IN_ANCHORS)
+        lines.append(f"| [`{name}`](#{anchor}) | {_escape_cell(summary)} |")
+    return [*lines, ""]
 
 
 def _exports(module: str) -> list[str]:
@@ -185,6 +181,7 @@ def _render_module(module: str) -> str:
     lines: list[str] = []
     if not _exports(module):  # its docstring describes all functions
         lines += _describe(_resolve(module))
+    lines += _render_index(module)
     for name in _public_names(module):
         item = _resolve(name)
         lines += [f"## {_heading(name)}", ""]

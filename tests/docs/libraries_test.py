@@ -57,7 +57,6 @@ class Library:
         features: the examples for a snippet without `build_dataset`.
         prepare: writes the files that the snippet reads into the current folder.
         data: replaces the data of the library while the snippet is used.
-        recipe: the page of docs/recipes whose program is run, instead of a section of the page.
         score: the loss of a snippet that trains by `ctl.Run`, by the names of the snippet.
     """
 
@@ -66,7 +65,6 @@ class Library:
     features: dict[str, np.ndarray] | None = None
     prepare: Callable[[], Any] = lambda: None
     data: Callable[[], Any] = contextlib.nullcontext
-    recipe: str | None = None
     score: Callable[[dict[str, Any]], float] | None = None
 
 
@@ -158,9 +156,7 @@ LIBRARIES = {
         "tensorflow_recommenders",
         {"item": CLASSES, "user": TOKENS[:, 0] % 20, "label": CLASSES[:, None] % 2},
     ),
-    "Two towers": Library(
-        "tensorflow-recommenders", "tensorflow_recommenders", recipe="two-towers"
-    ),
+    "Two towers": Library("tensorflow-recommenders", "tensorflow_recommenders"),
     "TensorFlow Ranking": Library(
         "tensorflow-ranking",
         "tensorflow_ranking",
@@ -226,8 +222,8 @@ def stated() -> dict[str, tuple[str, float]]:
 
 def test_page_has_a_row_and_a_short_snippet_of_each_library():
     code = sections()
-    assert {*code} == {name for name, library in LIBRARIES.items() if not library.recipe}
-    assert {*stated()} == {*LIBRARIES}
+    assert {*code} == {*stated()} == {*LIBRARIES}
+    del code["Two towers"]  # a complete program
     for snippet in code.values():
         assert len(re.findall(r"^(?!import |from )\S|^ +\S", snippet, re.MULTILINE)) <= 15, snippet
 
@@ -279,9 +275,7 @@ def _is_trainer(value: Any) -> bool:
 
 def run_snippet(name: str) -> dict[str, Any]:
     """Runs a snippet as a module, because AutoGraph reads the source of its functions."""
-    recipe = LIBRARIES[name].recipe
-    (code,) = blocks(f"recipes/{recipe}") if recipe else [sections()[name]]
-    pathlib.Path("snippet.py").write_text(code)
+    pathlib.Path("snippet.py").write_text(sections()[name])
     return runpy.run_path("snippet.py", run_name="snippet")
 
 

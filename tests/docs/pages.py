@@ -7,8 +7,11 @@ from tests.support import child
 
 
 def blocks(page, language="python"):
-    """The code blocks of docs/`page`.md, or of a text that has several lines."""
-    text = page if "\n" in page else (child.ROOT / f"docs/{page}.md").read_text()
+    """The code blocks of docs/`page`.md, of its section `page#heading`, or of a longer text."""
+    path, _, heading = page.partition("#")
+    text = page if "\n" in page else (child.ROOT / f"docs/{path}.md").read_text()
+    if "\n" not in page and heading:
+        text = text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     matches = re.findall(rf"^( *)```{language}\n(.*?)^\1```", text, re.MULTILINE | re.DOTALL)
     return [textwrap.dedent(code) for _, code in matches]  # the blocks of a tab are indented
 

@@ -75,7 +75,7 @@ def test_every_command_is_run_by_a_test_or_installs():
     ]
     install = commands((child.ROOT / "docs/install.md").read_text())
     assert install[-2:] == [f"{INSTALL}sync", "source .venv/bin/activate"]
-    assert len(commands(HARDWARE)) == 4  # three are run below, and the last one runs the tests
+    assert len(commands(HARDWARE)) == 5  # the last two compile for a TPU and run the tests
 
 
 def test_first_page_is_short_and_has_each_link_once():
@@ -235,7 +235,7 @@ def test_the_test_of_the_new_model_passes(folder):
 def test_the_table_of_three_examples_is_what_the_benchmark_prints():
     measured = child.run(["-m", "benchmarks.uneven_split"])
     assert measured.returncode == 0, measured.stderr
-    index = (child.ROOT / "docs/coming-from/index.md").read_text()
+    index = (child.ROOT / "docs/compared.md").read_text()
     table = index.split("| program | update of w | error |")[1].split("\n\n")[0]
     rows = [line for line in table.splitlines() if line.startswith("| ")]
     assert len(rows) == 9

@@ -24,7 +24,7 @@ from ctl.loop.writers.writer import Writer
 from tests.docs.pages import blocks
 from tests.support import child
 
-PAGES = {path.stem for path in child.ROOT.glob("docs/recipes/*.md")} - {"index"}
+FILES = [path for path in child.ROOT.glob("docs/recipes/*.md") if path.stem != "index"]
 
 
 @pytest.fixture
@@ -34,23 +34,28 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def train(page, steps=2, workdir=None, block=slice(None)):
-    """Trains the experiment in blocks of a page, my_model.py; returns the run and its results."""
-    pathlib.Path("my_model.py").write_text("\n\n".join(blocks(f"recipes/{page}")[block]))
+def train(page, steps=2, workdir=None):
+    """Trains a program, or that of a page, as my_model.py; returns the run and its results."""
+    program = page if "\n" in page else "\n\n".join(blocks(page))
+    pathlib.Path("my_model.py").write_text(program)
     with ctl.Run("my_model.py", workdir, print_lines=False) as run:
         return run, run.train(steps=steps), run.evaluate()
 
 
 def test_every_recipe_is_in_the_index_and_has_a_test():
     index = (child.ROOT / "docs/recipes/index.md").read_text()
-    files = ("recipes", "libraries")
-    tests = "".join((child.ROOT / f"tests/docs/{each}_test.py").read_text() for each in files)
-    assert {page for page in PAGES if f"({page}.md)" not in index} == set()
-    assert {page for page in PAGES if f'{page}"' not in tests} == set()
+    tests = pathlib.Path(__file__).read_text()
+    for file in FILES:
+        page = f"recipes/{file.stem}"
+        assert f"({file.name}" in index
+        headings = re.findall("^## (.*)$", file.read_text(), re.MULTILINE)
+        sections = {f"{page}#{each}" for each in headings if blocks(f"{page}#{each}")}
+        untested = {each for each in sections if f'"{each}"' not in tests}
+        assert untested == set() or f'"{page}"' in tests
 
 
 def test_several_losses(folder):
-    _, trained, evaluated = train("several-losses")
+    _, trained, evaluated = train("recipes/losses#Several inputs, outputs and losses")
     for results in (trained, evaluated):
         assert {"kind_accuracy", "price_error"} <= results.keys()
         total = results["kind_loss"] + 0.1 * results["price_loss"]
@@ -63,7 +68,7 @@ def test_fine_tuning_and_its_listing(folder):
     save_file(
         {name: value.astype(np.float32) for name, value in state.items()}, "pretrained.safetensors"
     )
-    run, _, _ = train("fine-tuning")
+    run, _, _ = train("recipes/fine-tuning")
     kernel = run.trainer.model.get_layer("stem").kernel.numpy()
     assert np.allclose(kernel, 1.0, atol=1e-2) and len(np.unique(kernel)) > 1
     (listing,) = blocks("recipes/fine-tuning", "text")
@@ -79,23 +84,23 @@ def test_own_images(folder):
         for i in range(4):
             pixels = np.random.default_rng(i).integers(0, 256, (40, 36, 3), np.uint8)
             (path / f"{i}.png").write_bytes(tf.io.encode_png(pixels).numpy())
-    assert train("your-images")[2]["examples"] == 8
+    assert train("recipes/images#Images in folders")[2]["examples"] == 8
 
 
 @pytest.mark.slow
 def test_mixup_cutmix(folder):
-    _, trained, evaluated = train("mixup-cutmix")
+    _, trained, evaluated = train("recipes/images#Mixup and CutMix")
     assert trained["loss"] > 0 and 0 <= evaluated["accuracy"] <= 1
 
 
 @pytest.mark.slow
 def test_imbalanced_classes(folder):
-    _, _, evaluated = train("imbalanced-classes")
+    _, _, evaluated = train("recipes/losses#Imbalanced classes")
     assert {"auc", "pr_auc", "recall"} <= evaluated.keys()
 
 
 def test_dice_and_focal_loss(folder):
-    run, trained, evaluated = train("dice-focal")
+    run, trained, evaluated = train("recipes/images#Dice and focal loss")
     assert trained["loss"] > 0 and 0 <= evaluated["iou"] <= 1
     names = type(run.trainer).per_example_loss.__globals__
     label = np.zeros((2, 4, 4), np.float32)
@@ -111,7 +116,9 @@ def test_dice_and_focal_loss(folder):
 
 
 def test_weight_averaging(folder):
-    pathlib.Path("my_model.py").write_text("\n\n".join(blocks("recipes/weight-averaging")))
+    pathlib.Path("my_model.py").write_text(
+        "\n\n".join(blocks("optimizers#Stochastic weight averaging"))
+    )
     weights, averages = {}, {}
     for last in (22, 31):  # it continues in a resumed run
         with ctl.Run("my_model.py", "run", print_lines=False) as run:
@@ -126,9 +133,10 @@ def test_weight_averaging(folder):
 
 
 def test_tflite(folder):
-    run, _, evaluated = train("serving", workdir=folder / "w", block=slice(2, 3))
+    program, predict = blocks("evaluation#TensorFlow Lite")
+    run, _, evaluated = train(program, workdir=folder / "w")
     names = {"tf": tf}
-    exec(blocks("recipes/serving")[3], names)
+    exec(predict, names)
     split = run.trainer.build_dataset("eval", None)._features
     outputs = names["predict"](str(folder / "w/export/2/model.tflite"), split["image"].numpy())
     right = outputs.argmax(axis=1) == split["label"].numpy()
@@ -136,11 +144,12 @@ def test_tflite(folder):
 
 
 def test_tf_serving(folder):
-    run, _, _ = train("serving", workdir=folder / "w", block=slice(1))
+    program, ask = blocks("evaluation#TensorFlow Serving")
+    run, _, _ = train(program, workdir=folder / "w")
     names = {}
-    exec(blocks("recipes/serving")[1], names)
+    exec(ask, names)
     # TensorFlow Serving makes a tensor of each name of the instances, and calls the signature.
-    (request,) = re.findall(r"-d '(.*?)'", "".join(blocks("recipes/serving", "sh")))
+    (request,) = re.findall(r"-d '(.*?)'", "".join(blocks("evaluation#TensorFlow Serving", "sh")))
     instances = json.loads(request)["instances"]
     features = {"x": tf.constant([each["x"] for each in instances])}
     serve = tf.saved_model.load(str(folder / "w/export/2")).signatures["serving_default"]
@@ -171,7 +180,7 @@ def test_tf_serving(folder):
 
 @pytest.mark.slow
 def test_segmentation(folder):
-    run, _, evaluated = train("segmentation")
+    run, _, evaluated = train("recipes/images#Segmentation")
     assert 0 < evaluated["iou"] < 1 and evaluated["loss"] > 0
     page = sys.modules[type(run.trainer).__module__]
     # The mask follows its image: here every channel is the mask, also where both are moved and flipped.
@@ -190,7 +199,7 @@ def test_segmentation(folder):
 
 @pytest.mark.slow
 def test_text_classification(folder):
-    assert train("text-classification")[2]["examples"] == 32
+    assert train("sequences#Text classification")[2]["examples"] == 32
     path = pathlib.Path("my_model.py")
     path.write_text(path.read_text().replace(":Reviews", ":RawReviews"))
     with ctl.Run("my_model.py", print_lines=False) as run:
@@ -206,21 +215,21 @@ def test_language_model(folder):
         (folder / f"corpus/{i}.txt").write_text(
             "to be or not to be, that is the question " * (i + 1)
         )
-    _, trained, _ = train("language-model")
+    _, trained, _ = train("sequences#Language model")
     assert 4 < trained["loss"] < 7  # about log 257 at first
 
 
 @pytest.mark.slow
 def test_transformer(folder, capsys):
-    _, trained, evaluated = train("transformer")
+    _, trained, evaluated = train("sequences#Transformer")
     assert 4 < trained["loss"] < 7 and evaluated["loss"] > 0  # about log 256 at first
     assert main.run(["ctl", "explain", "my_model.py"]) == 0
-    (rows,) = blocks("recipes/transformer", "text")
+    (rows,) = blocks("sequences#Transformer", "text")
     assert set(rows.splitlines()) <= set(capsys.readouterr().out.splitlines())
 
 
 def test_curriculum(folder):
-    run, _, evaluated = train("curriculum")
+    run, _, evaluated = train("recipes/losses#Curriculum")
     batch = {"difficulty": tf.constant([0.2, 0.5, 0.9])}
     for step, easy in ((0, [1, 0, 0]), (600, [1, 1, 0]), (1000, [1, 1, 1])):
         run.trainer.global_step.assign(step)
@@ -229,10 +238,9 @@ def test_curriculum(folder):
 
 
 def test_learning_rate_after_a_resume(folder):
-    pathlib.Path("my_model.py").write_text("\n\n".join(blocks("recipes/serving")[:1]))
-    text = pathlib.Path("my_model.py").read_text().replace('steps=2, export="last"', "steps=20")
-    pathlib.Path("my_model.py").write_text(text)
-    code = blocks("recipes/learning-rate")[0]
+    program = blocks("evaluation#TensorFlow Serving")[0]
+    pathlib.Path("my_model.py").write_text(program.replace('steps=2, export="last"', "steps=20"))
+    (code,) = blocks("optimizers#Change the learning rate of a run")
     exec(code, {})
     with ctl.Run("my_model.py", workdir="runs/mine", print_lines=False) as run:
         run.train(steps=1)
@@ -240,7 +248,7 @@ def test_learning_rate_after_a_resume(folder):
 
 
 def test_logging(folder):
-    run, _, evaluated = train("logging", workdir=folder / "w", block=slice(1))
+    run, _, evaluated = train("actions#Log images and a confusion matrix", workdir=folder / "w")
     assert run.trainer.counts.sum() == 64 and 0 <= evaluated["balanced_accuracy"] <= 1
     files = (folder / "w/summaries").glob("**/events*")
     events = itertools.chain(*(tf.compat.v1.train.summary_iterator(str(f)) for f in files))
@@ -261,7 +269,12 @@ class Wandb(Writer):
 
 
 @pytest.mark.parametrize(
-    ("page", "replicas"), [("recipes/learning-rate", 1), ("recipes/logging", None), ("hardware", 2)]
+    ("page", "replicas"),
+    [
+        ("optimizers#Clip the gradients", 1),
+        ("observing#Weights & Biases, MLflow", None),
+        ("hardware", 2),
+    ],
 )
 def test_configs_of_the_first_run(page, replicas, tmp_path, monkeypatch):
     monkeypatch.chdir(child.ROOT)  # it reads experiments/data/mnist
@@ -272,12 +285,12 @@ def test_configs_of_the_first_run(page, replicas, tmp_path, monkeypatch):
     with ctl.Run(str(path), tmp_path / "w", print_lines=False) as run:
         assert run.train(steps=1)["loss"] > 0
         assert run.trainer.strategy.num_replicas_in_sync == replicas or not replicas
-    assert page != "recipes/logging" or Wandb.steps == [1]
+    assert "Weights" not in page or Wandb.steps == [1]
 
 
 def test_notebook(folder):
     names = {}
-    exec(blocks("recipes/notebook")[0], names)
+    exec(blocks("running#Notebooks")[0], names)
     assert names["results"]["examples"] == 64 and names["history"]["step"] == [10]
 
 
@@ -307,4 +320,4 @@ def test_datasets(folder, monkeypatch):
         return Rows({"image": image, "label": i % 10} for i, image in enumerate(pixels))
 
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load))
-    assert train("datasets")[2]["examples"] == 32
+    assert train("recipes/images#Hugging Face, TFDS and PyTorch datasets")[2]["examples"] == 32

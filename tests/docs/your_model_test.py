@@ -9,7 +9,7 @@ import ctl
 from tests.docs.pages import blocks
 from tests.support import child
 
-PAGES = ("your-model", "your-step", "loss", "metrics", "random-numbers")
+PAGES = ("your-model", "your-step", "loss")
 SECTIONS = {}
 for page in PAGES:
     text = (child.ROOT / f"docs/{page}.md").read_text()
@@ -23,11 +23,11 @@ TITLES = [title for title in SECTIONS if title != EXAMPLE]
 LONGER = {
     "loss: A language model's loss",
     "loss: A loss over pairs of the global batch",
-    "metrics: Metrics of Keras",
-    "metrics: Other outputs, labels or weights",
-    "metrics: Your own metric",
-    "random-numbers: A layer or a loss with random numbers",
-    "random-numbers: One draw for all rows, and partners of rows",
+    "loss: Metrics",
+    "loss: Other outputs, labels or weights",
+    "loss: Your own metric",
+    "your-step: Random numbers",
+    "your-step: One draw for all rows, and partners of rows",
     "your-step: Several models and optimizers",
 }
 assert set(TITLES) > LONGER
@@ -51,9 +51,6 @@ def test_section_runs(title, most, monkeypatch):
     exec(compile(SECTIONS[EXAMPLE][0], "the example", "exec"), names)
     run = functools.cache(names["run"])
     names["run"] = lambda cls, count, *optimizer: run(cls, min(count, most), *optimizer)
-    page = title.partition(":")[0]  # a section of metrics continues the ones before it
-    earlier = (
-        [other for other in TITLES if other.startswith(page)] if page == "metrics" else [title]
-    )
-    code = [block for other in earlier[: earlier.index(title) + 1] for block in SECTIONS[other]]
+    earlier = ["loss: Metrics"] if title == "loss: Other outputs, labels or weights" else []
+    code = [block for other in [*earlier, title] for block in SECTIONS[other]]
     exec(compile("\n\n".join(code), f"docs, {title}", "exec"), names)

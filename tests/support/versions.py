@@ -1,4 +1,4 @@
-"""Runs the tests with other versions of TensorFlow and Python, for docs/versions.md.
+"""Runs the tests with other versions of TensorFlow and Python, for docs/install.md.
 
     .uv/bin/uv run python -m tests.support.versions 2.21.0 2.22.0rc0 --python=3.11
     .uv/bin/uv run python -m tests.support.versions 2.21.0 --python=3.11 --tests=slow

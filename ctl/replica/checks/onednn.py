@@ -1,7 +1,7 @@
 """Finds convolutions whose gradient oneDNN computes wrong on this CPU.
 
 On a CPU with AVX2 and without AVX-512, the filter gradient of a 1x1 convolution with a stride of 2 or
-more and fewer than 8 input channels is wrong in float32: docs/versions.md says in which versions.
+more and fewer than 8 input channels is wrong in float32: docs/install.md says in which versions.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
