@@ -6,6 +6,7 @@ all of ctl's code, in every trace and on every replica, which takes most of the 
 
 from collections.abc import Callable
 import functools
+import linecache
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -29,11 +30,15 @@ def convert(function: T) -> T:
         function: a hook of a trainer, or another function that a user passed to ctl.
 
     Returns:
-        The converted function; the function itself in eager execution, and in code that the user
-        excluded by `tf.autograph.experimental.do_not_convert`.
+        The converted function; the function itself in eager execution, without source code, and in
+        code that the user excluded by `tf.autograph.experimental.do_not_convert`.
     """
     if tf.executing_eagerly():
         return function
+    code = getattr(function, "__code__", None)
+    if code and not linecache.getlines(code.co_filename, function.__globals__):
+        # Typed at a prompt that keeps no source: AutoGraph would print a warning, and call it as it is.
+        return tf.autograph.experimental.do_not_convert(function)
     autograph = tf.__internal__.autograph
     return autograph.tf_convert(function, autograph.control_status_ctx())
 

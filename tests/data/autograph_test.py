@@ -154,3 +154,35 @@ def test_user_can_exclude_a_hook_from_conversion():
 
     with pytest.raises(Exception, match="AutoGraph"):
         make(Excluded, 1).train(tf.constant(1))
+
+
+TYPED = """
+class Typed(ctl.StandardTrainer):
+    def build_model(self):
+        return tf_keras.Sequential([tf_keras.layers.Dense(1)])
+
+    def build_dataset(self, split, input_context):
+        return ctl.data.arrays({"x": np.ones([8, 1])})
+
+    def forward(self, batch, training):
+        return self.model(batch["x"], training=training)
+
+    def per_example_loss(self, batch, outputs):
+        return tf.square(outputs[:, 0])
+
+    def replica_step(self, batch):
+        return self.minimize(
+            batch, lambda rows: self.per_example_loss(rows, self.forward(rows, training=True))
+        )
+"""
+
+
+def test_methods_that_are_typed_at_a_prompt_are_called_as_they_are_without_a_warning(monkeypatch):
+    warnings = []
+    monkeypatch.setattr(api.logging, "warning", lambda *arguments: warnings.append(arguments))
+    typed = {**globals(), "__name__": "__main__"}
+    exec(compile(TYPED, "<stdin>", "exec"), typed)
+    trainer = make(typed["Typed"], 1)
+    assert "loss" in trainer.train(tf.constant(1))
+    assert "loss" in ctl.StandardEvaluator(trainer).evaluate(tf.constant(-1))
+    assert warnings == []

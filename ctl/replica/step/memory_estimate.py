@@ -19,6 +19,7 @@ from ctl.replica.arithmetic.trace import Trace, UpdateTrace
 from ctl.replica.arithmetic.variables import variables_of
 from ctl.replica.graphs import ops
 from ctl.replica.parts import sharded_optimizer
+from ctl.replica.step import xla
 from ctl.replica.step.preprocessing import preprocess
 
 # Ops whose output is the memory of their input.
@@ -167,6 +168,8 @@ def _trace(trainer: Any) -> tuple[Any, list[Trace], int]:
         return trainer.strategy.run(step, args=(batch, mask))
 
     mask = None if even else tf.TensorSpec([rows], tf.float32)
+    # Some layers, such as attention, compute other tensors where XLA compiles them.
+    step = xla.jit(step) if plan.compiles_update else step
     with inner_loop.step.trace_scope():
         function = traced(run).get_concrete_function(spec, mask)
     return function, traces, sum(bytes_of(x) or 0 for x in tf.nest.flatten(spec))

@@ -16,6 +16,7 @@ from ctl import testing
 from ctl.replica.layers import attention, keras_attention
 from ctl.replica.step import flops
 from ctl.replica.step.inner_loop import loop_of
+from ctl.replica.step.memory_estimate import estimate
 
 LENGTH, WIDTH = 512, 16
 CONFIG = "cudnn_fmha_backend_config"
@@ -199,15 +200,19 @@ def gpu(monkeypatch):
     monkeypatch.setattr(attention, "_try", lambda *form: "")
 
 
-def program(make, *, length=LENGTH, **options):
-    """Returns the program of XLA that the loop of a trainer would run on a GPU."""
+def make_trainer(make, *, length=LENGTH, **options):
     cls = type("T", (Trainer,), {"make": staticmethod(make), "length": length})
-    trainer = cls(
+    return cls(
         strategy=testing.make_strategy(1),
         global_batch_size=4,
         optimizer=lambda: tf_keras.optimizers.SGD(0.1),
         options=ctl.TrainerOptions(**{"precision": "bfloat16", "xla": "loop", **options}),
     )
+
+
+def program(make, **options):
+    """Returns the program of XLA that the loop of a trainer would run on a GPU."""
+    trainer = make_trainer(make, **options)
     inner_loop = loop_of(trainer)
     inner_loop.prepare(2)
     with inner_loop.step.trace_scope():
@@ -274,6 +279,21 @@ def test_micro_batches_and_float16_use_the_kernel_and_a_mask_is_a_bias(gpu):
 )
 def test_other_attention_is_the_formula(gpu, make, options):
     assert count(program(make, **options))[:2] == (0, 0)
+
+
+def test_the_estimate_of_memory_counts_matrices_only_where_the_kernel_is_not_used(gpu):
+    make = from_parts(lambda: Own(is_causal=True))
+    kernel, formula = (
+        estimate(make_trainer(make, fused_attention=each)).activations for each in ("auto", "off")
+    )
+    logits = 4 * 4 * LENGTH * LENGTH  # numbers: 4 rows, 4 heads
+    # The backward pass of each of the two layers reads the softmax in float32, and cast to bfloat16.
+    assert formula >= 2 * logits * (4 + 2)
+    tokens = 4 * LENGTH
+    # Of each layer: its input, queries, keys, values and outputs in bfloat16, and a sum for each query
+    # and head in float32.
+    kept = tokens * (2 * (WIDTH + 32 + 16 + 16 + 32) + 4 * 4)
+    assert 2 * kept <= kernel <= 4 * kept < logits
 
 
 def test_a_kernel_that_is_missing_is_the_formula_and_one_line(monkeypatch, caplog):
