@@ -134,7 +134,7 @@ class Mixed(Trainer):
     "cls",
     [
         InPreprocessAndLayers,
-        pytest.param(Mixed, marks=pytest.mark.slow),
+        pytest.param(Mixed, marks=(pytest.mark.slow, pytest.mark.long)),
         pytest.param(InLoss, marks=pytest.mark.slow),
         pytest.param(Mixup, marks=pytest.mark.slow),
     ],
@@ -145,7 +145,9 @@ def test_public_draws_are_the_same_on_every_split(cls):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cls", [InPreprocessAndLayers, Mixup])
+@pytest.mark.parametrize(
+    "cls", [pytest.param(InPreprocessAndLayers, marks=pytest.mark.long), Mixup]
+)
 def test_public_draws_are_the_same_for_a_number_of_rows_that_is_not_static(cls):
     one, split = (make(type("Dynamic", (DynamicRows, cls), {}), replicas) for replicas in (1, 2))
     # Shares of 3 and 2 rows, and of 1 and 0 in step 5.
@@ -164,12 +166,13 @@ def test_public_draws_depend_on_the_seed_of_the_trainer():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("xla", ["loop", "gradients"])
+@pytest.mark.parametrize("xla", ["loop", pytest.param("gradients", marks=pytest.mark.long)])
 def test_public_draws_are_the_same_under_xla(xla):
     compiled = weights(make(InLoss, xla=xla))
     np.testing.assert_allclose(compiled, on_one_replica(InLoss), rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_public_draws_continue_after_a_resume(tmp_path):
     first, second = make(InLoss), make(InLoss, 2)
     first.train(tf.constant(2))

@@ -61,7 +61,7 @@ class Unweighted(reference_model.ReferenceTrainer):
         (5, None, 2, True),
         pytest.param(8, 2, 1, True, marks=pytest.mark.slow),
         (3, 2, 2, False),
-        pytest.param(130, 4, 4, True, marks=pytest.mark.slow),
+        pytest.param(130, 4, 4, True, marks=(pytest.mark.slow, pytest.mark.long)),
     ],
 )
 def test_update_is_gradient_of_global_batch(batch, replicas, accumulation, weighted):

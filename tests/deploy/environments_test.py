@@ -120,7 +120,8 @@ def folder(tmp_path_factory):
 
 
 # The others cover what these use.
-LONG = ("Indexed Job", "dynamic TFJob", "TFJob", "SageMaker", "SkyPilot")
+LONG = ("Indexed Job", "dynamic TFJob", "TFJob", "SkyPilot")
+LONG += ("SageMaker", "SageMaker, multi_worker_mirrored_strategy")
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,14 @@
 """The runs that several files compare with."""
 
+import subprocess
+import types
+
 import pytest
 
-from ctl import main
+from ctl import launch, main
+from ctl.hardware import child_process
 from tests.end_to_end.launching import flags
-from tests.support import experiments
+from tests.support import experiments, fork_server
 from tests.support.experiments import read_result, read_weights
 
 
@@ -29,3 +33,25 @@ def one_replica(folder):
         return runs[batch]
 
     return train
+
+
+class Fork(fork_server.Popen):
+    """A process of the launcher, forked from one that has imported TensorFlow."""
+
+    def __init__(self, command, *, env, pass_fds, **arguments):
+        del pass_fds  # the pipe by which it would notice that the launcher has ended
+        env = {name: value for name, value in env.items() if name != child_process.PIPE}
+        super().__init__(command, env=env, stdin=subprocess.DEVNULL, **arguments)
+
+
+@pytest.fixture
+def run_launcher(monkeypatch, capfd):
+    """Runs a command of the launcher in this process; returns its exit code and its output."""
+    forking = types.SimpleNamespace(**{**vars(subprocess), "Popen": Fork})
+    monkeypatch.setattr(child_process, "subprocess", forking)
+
+    def run(command):
+        capfd.readouterr()
+        return launch.main(command[1:]), *capfd.readouterr()
+
+    return run

@@ -4,7 +4,6 @@ import pytest
 
 from ctl import main
 from tests.end_to_end.launching import check_same, flags, launch
-from tests.support import child
 from tests.support.experiments import read_result
 
 BATCH = 25  # is not split evenly
@@ -37,14 +36,14 @@ GROUPS = "--config.runtime.all_reduce.bucket_mib=0.001"
     [(3, [ACCUMULATION, GROUPS]), pytest.param(2, [RING], marks=pytest.mark.long)],
 )
 def test_fifty_steps_of_mnist_in_several_processes_are_those_of_one_replica(
-    folder, one_replica, workers, arguments
+    folder, one_replica, run_launcher, workers, arguments
 ):
     name = f"workers-{workers}"
-    done = child.run(launch(folder, name, SIZE, *arguments, workers=workers))
-    assert done.returncode == 0, done.stdout + done.stderr
+    code, out, err = run_launcher(launch(folder, name, SIZE, *arguments, workers=workers))
+    assert code == 0, out + err
     check_same(folder, name, one_replica, BATCH)
     # Only the chief writes.
-    assert done.stdout.count("Done:") == 1
+    assert out.count("Done:") == 1
     assert {path.name for path in (folder / name).iterdir()} == {
         "checkpoints", "config.json", "events.jsonl", "metrics.jsonl", "result.json", "summaries",
     }  # fmt: skip
@@ -53,14 +52,14 @@ def test_fifty_steps_of_mnist_in_several_processes_are_those_of_one_replica(
 
 
 @pytest.mark.slow
-def test_a_run_with_sharded_variables_resumes_in_one_process(folder):
+def test_a_run_with_sharded_variables_resumes_in_one_process(folder, run_launcher):
     constant = [
         "--config.runtime.precision=float32", "--config.optimizer.schedule=constant",
         "--config.optimizer.warmup_steps=0", "--allow_config_change",
     ]  # fmt: skip
     sharded = [*constant, "--config.train.steps=40", "--config.runtime.cluster.shard_mib=0.01"]
-    done = child.run(launch(folder, "sharded", *sharded, workers=1, servers=2))
-    assert done.returncode == 0, done.stdout + done.stderr
+    code, out, err = run_launcher(launch(folder, "sharded", *sharded, workers=1, servers=2))
+    assert code == 0, out + err
     before = read_result(folder / "sharded")
     assert main.run(["ctl", *flags(folder, "sharded", *constant, "--config.train.steps=60")]) == 0
     after = read_result(folder / "sharded")
@@ -72,12 +71,12 @@ def test_a_run_with_sharded_variables_resumes_in_one_process(folder):
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("servers", [0, 1])
-def test_dry_run_of_several_processes_leaves_nothing(folder, servers):
+def test_dry_run_of_several_processes_leaves_nothing(folder, run_launcher, servers):
     def files():
         return sorted(p for p in folder.rglob("*") if "__pycache__" not in p.parts)
 
     before = files()
-    done = child.run(launch(folder, "dry", "--dry_run", servers=servers))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("Dry run: 2 steps with their evaluations, ") == 1
+    code, out, err = run_launcher(launch(folder, "dry", "--dry_run", servers=servers))
+    assert code == 0, out + err
+    assert out.count("Dry run: 2 steps with their evaluations, ") == 1
     assert files() == before

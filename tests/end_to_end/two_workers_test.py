@@ -94,19 +94,21 @@ def get_config():
 
 
 @pytest.mark.slow
-def test_two_workers_stop_roll_back_and_export_as_one_process_does(tmp_path, monkeypatch, capsys):
+def test_two_workers_stop_roll_back_and_export_as_one_process_does(
+    tmp_path, monkeypatch, capfd, run_launcher
+):
     monkeypatch.chdir(tmp_path)
     experiments.write(tmp_path, {"experiment.py": EXPERIMENT})
     run = ["--config=experiment.py"]
     assert main.run(["ctl", *run, "--workdir=one"]) == 0
-    done = child.run(["-m", "ctl.launch", "--workers=2", "--", *run, "--workdir=two"], cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    check_events(done.stdout)
+    code, out, err = run_launcher(["-m", "ctl.launch", "--workers=2", "--", *run, "--workdir=two"])
+    assert code == 0, out + err
+    check_events(out)
     check_weights()
     check_export()
-    capsys.readouterr()
+    capfd.readouterr()
     assert main.run(["ctl", *run, "--workdir=two"]) == 0
-    assert "This run is complete: it ended at step 12" in capsys.readouterr().out
+    assert "This run is complete: it ended at step 12" in capfd.readouterr().out
 
 
 def check_events(printed):
@@ -181,7 +183,7 @@ def test_processes_without_a_shared_disk_are_rejected_before_training(
             experiments.write(folder, {"experiment.py": experiments.DROPOUT})
             flags = ["experiment.py", f"--config.runtime.strategy={strategy}"]
             process = child.start(
-                ["-c", WITHOUT_WAIT, *flags], cwd=folder, TF_CONFIG=task.tf_config()
+                ["-c", WITHOUT_WAIT, *flags], cwd=folder, fork=True, TF_CONFIG=task.tf_config()
             )
             stack.callback(process.kill)
             started.append(process)

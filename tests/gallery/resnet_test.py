@@ -45,6 +45,7 @@ def train_one_block(replicas, switch):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_recomputed_curve_of_two_replicas_is_that_of_one_device():
     curves.assert_same(train_one_block(1, ""), train_one_block(2, "blocks"))
 

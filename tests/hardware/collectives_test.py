@@ -64,9 +64,8 @@ def build_group():
     return hardware, ProcessGroup(hardware), hardware.cluster.index
 
 
-def answer_all(folder):
+def answer_all(processes, index, folder):
     """Calls every method with a different value in each process, and returns the answers."""
-    _, processes, index = build_group()
     answers = [
         processes.any_process(False),
         processes.any_process(index == 0),
@@ -88,17 +87,8 @@ def answer_all(folder):
     return answers
 
 
-@pytest.mark.slow
-def test_two_processes_agree(tmp_path):
-    answers = [False, True, True, True, LARGEST, -5, 0, -0.25, 0.25]
-    answers += [[[0.5, -1.0], [1.5, -1.0]], [("worker 0", "localhost"), ("worker 1", "localhost")]]
-    answers.append(True)
-    assert testing.run_workers(answer_all, str(tmp_path)) == [answers, answers]
-
-
-def run_steps(num_steps):
+def run_steps(hardware, processes, index, num_steps):
     """A training loop with a signal, saves and evaluations, whose conditions differ by process."""
-    hardware, processes, index = build_group()
 
     @tf.function
     def train_step():
@@ -122,10 +112,18 @@ def run_steps(num_steps):
     return events
 
 
+def work(folder):
+    hardware, processes, index = build_group()
+    return answer_all(processes, index, folder), run_steps(hardware, processes, index, 10)
+
+
 @pytest.mark.slow
-def test_signals_saves_evaluations_and_steps_of_two_processes_interleave():
+def test_two_processes_agree_and_signals_saves_evaluations_and_steps_interleave(tmp_path):
+    answers = [False, True, True, True, LARGEST, -5, 0, -0.25, 0.25]
+    answers += [[[0.5, -1.0], [1.5, -1.0]], [("worker 0", "localhost"), ("worker 1", "localhost")]]
+    answers.append(True)
     events = [
         ("train", 2.0), ("train", 2.0), ("save", 1), ("train", 2.0), ("evaluate", 2.0), ("train", 2.0),
         ("save", 3), ("stop", 3),
     ]  # fmt: skip
-    assert testing.run_workers(run_steps, 10) == [events, events]
+    assert testing.run_workers(work, str(tmp_path)) == [(answers, events)] * 2

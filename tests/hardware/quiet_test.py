@@ -51,6 +51,7 @@ print(tf.function(lambda x: x + 1, jit_compile=True)(1).numpy())
 """
 
 
+@pytest.mark.slow
 def test_messages_that_tensorflow_logs_by_absl_are_hidden():
     done = child.run(["-c", COMPILE], CUDA_VISIBLE_DEVICES="-1")
     assert (done.stdout, done.stderr) == ("2\n", "")

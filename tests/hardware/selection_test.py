@@ -1,4 +1,4 @@
-"""The strategy that is chosen for a config. The test processes have four logical CPUs (conftest.py)."""
+"""The strategy that is chosen for a config. The test processes have four logical CPUs."""
 
 import json
 
@@ -202,6 +202,6 @@ def test_a_new_process_is_split_as_configured():
         "print(json.dumps([len(tf.config.list_logical_devices('CPU')), built.reason,\n"
         "                  again.reason, built.strategy.num_replicas_in_sync]))\n"
     )
-    process = child.run(["-c", code], TF_CPP_MIN_LOG_LEVEL="2", CUDA_VISIBLE_DEVICES="-1")
+    process = child.run(["-c", code], fork=True, CUDA_VISIBLE_DEVICES="-1")
     reason = "no GPU, CPU split into 2"
     assert json.loads(process.stdout) == [2, reason, reason, 2], process.stderr

@@ -1,4 +1,4 @@
-"""The table of strategies. The test processes have four logical CPUs (conftest.py)."""
+"""The table of strategies. The test processes have four logical CPUs."""
 
 import types
 
@@ -146,6 +146,6 @@ print(first, second, tf.config.threading.get_inter_op_parallelism_threads())
 
 @pytest.mark.slow
 def test_process_on_one_core_gets_threads_for_collectives_unless_the_user_set_their_number():
-    done = child.run(["-c", _THREADS])
+    done = child.run(["-c", _THREADS], fork=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["4", "2", "0"]

@@ -6,8 +6,6 @@ import json
 import os
 import pathlib
 import shutil
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -128,7 +126,7 @@ def exported(tmp_path_factory):
         ctl.StandardEvaluator(trainer, global_batch_size=7).evaluate(tf.constant(-1))
         outputs = EVALUATED[-1]
         write_version(restore(path, trainer), folder / name, {"name": name})
-        subprocess.run([sys.executable, "-c", READER, str(folder)], check=True, timeout=300)
+        child.run(["-c", READER, str(folder)], fork=True).check_returncode()
         return folder, outputs
 
     return export
@@ -368,7 +366,7 @@ def test_kills_at_random_instants_leave_the_old_or_the_new_version(tmp_path, kil
     draw = np.random.default_rng(4)
     last, versions = 0, []
     for _ in range(kills):
-        process = child.start(["-c", EXPORTER, str(tmp_path), str(last + 1)])
+        process = child.start(["-c", EXPORTER, str(tmp_path), str(last + 1)], fork=True)
         ended = int(process.stdout.readline())
         time.sleep(draw.uniform(0, 1.0))
         process.kill()

@@ -39,7 +39,9 @@ def share(build: Callable) -> Callable:
             variable.assign(value)
         return trainer
 
-    make.cache_clear = build_once.cache_clear  # tests/conftest.py calls it at the end of a file
+    make.cache_clear = (
+        build_once.cache_clear
+    )  # tests/support/process.py calls it at the end of a file
     return make
 
 

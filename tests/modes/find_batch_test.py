@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from ctl import main
 from ctl.configs import flags
+from ctl.errors import Failure
 from ctl.hardware import device_memory, devices, host
 from ctl.loop.workdir import Workdir
 from ctl.modes import Arguments, experiment, find_batch, train
@@ -202,8 +203,6 @@ class Wide(ctl.StandardTrainer):
         return ctl.data.arrays({"x": rows, "label": rows[:, 0]})
 
     def forward(self, batch, training):
-        if batch["x"].shape[0] == 13:
-            raise ValueError("thirteen")
         x = tf.tile(self.model(batch["x"], training=training), [1, 4096])
         for _ in range(4):
             x = tf.tanh(x)  # 256 KiB per row
@@ -219,10 +218,11 @@ def get_config():
 # A process needs memory for the stack of each thread.
 LIMITED = """
 import os, resource, sys
+from ctl import main
 
 resource.setrlimit(resource.RLIMIT_DATA, (2 << 30, 2 << 30))
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
-os.execv(sys.executable, [sys.executable, "-m", "ctl.main", *sys.argv[1:]])
+sys.exit(main.run(["ctl", *sys.argv[1:]]))
 """
 
 
@@ -231,7 +231,7 @@ def test_the_batch_trains_in_limited_memory_and_one_that_is_a_tenth_larger_does_
     (tmp_path / "wide.py").write_text(WIDE)
 
     def ctl_limited(*arguments):
-        return child.run(["-c", LIMITED, *arguments, "wide.py"], cwd=tmp_path)
+        return child.run(["-c", LIMITED, *arguments, "wide.py"], cwd=tmp_path, fork=True)
 
     found = ctl_limited("find_batch")
     assert (found.returncode, found.stderr) == (0, "")
@@ -246,5 +246,5 @@ def test_the_batch_trains_in_limited_memory_and_one_that_is_a_tenth_larger_does_
     ]
     assert codes[0] == 0 != codes[1]
     # Another error than a lack of memory ends the search.
-    failed = ctl_limited("find_batch", "--config.data.global_batch_size=13")
-    assert failed.returncode == 2 and "ValueError: thirteen" in failed.stderr
+    with pytest.raises(Failure, match=r"^ValueError: .*thirteen"):
+        find_batch._run(str(tmp_path), int, "thirteen")

@@ -14,7 +14,7 @@ from tests.support import fork_server
 PYTHON = sys.executable
 # Programs that import TensorFlow in any case: they run in a fork of a process that has imported it.
 PROGRAMS = """
-    ctl.main tests.support.faults benchmarks.uneven_split tests.end_to_end.mistakes_test
+    ctl.main pytest tests.support.faults benchmarks.uneven_split tests.end_to_end.mistakes_test
     tests.end_to_end.own_loop_test
 """
 FORKED = set(PROGRAMS.split())
@@ -46,13 +46,14 @@ def run(
     cwd: pathlib.Path = ROOT,
     timeout: float = 600,
     fresh: bool = False,
+    fork: bool = False,
     **variables: str,
 ) -> subprocess.CompletedProcess[str]:
     """Runs `python *arguments` until it exits; kills its process group if an exception is raised.
 
     The standard error that it returns is without `IMPORT_LINES`.
     """
-    with start(arguments, cwd=cwd, fresh=fresh, **variables) as process:
+    with start(arguments, cwd=cwd, fresh=fresh, fork=fork, **variables) as process:
         try:
             stdout, stderr = process.communicate(timeout=timeout)
         except BaseException:
@@ -63,7 +64,12 @@ def run(
 
 
 def start(
-    arguments: Sequence[str], *, cwd: pathlib.Path = ROOT, fresh: bool = False, **variables: str
+    arguments: Sequence[str],
+    *,
+    cwd: pathlib.Path = ROOT,
+    fresh: bool = False,
+    fork: bool = False,
+    **variables: str,
 ) -> subprocess.Popen[str]:
     """Starts `python *arguments` in a new process group, with its output piped as text.
 
@@ -71,10 +77,11 @@ def start(
         arguments: the arguments of Python. `-m` and a module of `FORKED` runs in a fork.
         cwd: the working directory.
         fresh: start a new process in any case, to test what depends on the import of TensorFlow.
+        fork: run `-c` and code in a fork, too; of TensorFlow's variables, it reads TF_CONFIG.
         **variables: environment variables; with any of TensorFlow's, the process is new.
     """
     fresh = fresh or any(name.startswith(("TF_", "XLA_", "CUDA_")) for name in variables)
-    is_forked = arguments[0] == "-m" and arguments[1] in FORKED and not fresh
+    is_forked = fork or (arguments[0] == "-m" and arguments[1] in FORKED and not fresh)
     popen = fork_server.Popen if is_forked else subprocess.Popen
     return popen(
         [sys.executable, *arguments],

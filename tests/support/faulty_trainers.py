@@ -23,7 +23,6 @@ CASES = [
     pytest.param(1, 0, {}, marks=SLOW),
     pytest.param(1, 7, {"xla": "loop"}, marks=SLOW),
     pytest.param(4, 5, {}, marks=SLOW),
-    pytest.param(2, 7, {}, marks=SLOW),
     pytest.param(2, 6, {"xla": "gradients"}, marks=SLOW),
     pytest.param(2, 5, {"logical_shards": 4}, marks=SLOW),
 ]

@@ -45,13 +45,13 @@ _servers: list[_Server] = []
 
 
 class Popen(subprocess.Popen):
-    """Starts `python -m MODULE *arguments` in a session of its own; the arguments are `Popen`'s.
+    """Starts `python -m MODULE` or `-c CODE` in a session of its own; the arguments are `Popen`'s.
 
     All three standard streams must be given.
     """
 
     def _execute_child(self, args, *others):
-        cwd, env = others[4], others[5]
+        cwd, env = others[4] or os.getcwd(), others[5]
         streams = others[9:15]  # p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite
         if not _servers:
             _servers.append(_Server())
@@ -115,11 +115,14 @@ def main():
     os.chdir(message["cwd"])
     os.environ.clear()
     os.environ.update(message["environment"])
-    _, option, module, *arguments = message["arguments"]
-    assert option == "-m"
+    _, option, program, *arguments = message["arguments"]
     sys.path[0] = message["cwd"]
-    sys.argv[:] = [module, *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    sys.argv[:] = [program, *arguments]
+    if option == "-m":
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+    else:
+        assert option == "-c"
+        exec(program, {"__name__": "__main__"})
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """The graph that TensorFlow runs, after all passes of Grappler."""
 
+import tensorflow as tf
 from tensorflow.python.eager import context
 
 
 def optimized_nodes(step, *arguments):
     """The nodes of the graph that runs, after all passes of Grappler, by name."""
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
     context.context().enable_graph_collection()
     try:
         step(*arguments)

@@ -26,14 +26,18 @@ class ReducedTwice(mistakes.ReducedTwice, gallery.ByHand):
 @pytest.mark.slow
 @pytest.mark.parametrize("cls", gallery.RIGHT)
 def test_right_trainers_pass(cls):
+    """Accumulation is compared of one trainer, and of all in the thorough comparison."""
+    accumulation = (1, 2) if cls is gallery.Right else (1,)
     report = assert_replica_equivalent(
-        cls, gallery.examples(), replicas=(1, 2), batch_sizes=(5,), in_process=True
-    )
+        *(cls, gallery.examples()), replicas=(1, 2), batch_sizes=(5,), accumulation=accumulation,
+        in_process=True,
+    )  # fmt: skip
     assert report.precision == "float64"
     assert {(s.replicas, s.micro_batches) for s in report.compared} >= {(2, 1)}
 
 
 def test_graphs_of_a_comparison_are_not_optimized_and_later_ones_are():
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
     is_disabled = []
 
     def start(split):
@@ -143,7 +147,7 @@ with strategy.scope():
 @pytest.mark.slow
 @pytest.mark.long
 def test_global_state_of_tensorflow_does_not_matter():
-    run = child.run(["-c", CHANGED_STATE])
+    run = child.run(["-c", CHANGED_STATE], fork=True)
     assert run.returncode == 0, run.stderr
     assert "Right is right" in run.stdout
     assert "2 times the value on one replica" in run.stdout
@@ -159,7 +163,7 @@ def test_trainer_that_cannot_be_pickled_is_an_error():
     )
     with pytest.raises(UsageError, match=message):
         check_replica_equivalence(Local, gallery.examples(), in_process=False)
-    # As the message says, because tests/conftest.py calls split_cpu.
+    # As the message says, because tests/support/process.py calls split_cpu.
     assert equivalence.can_run_here(4)
 
 

@@ -1,4 +1,4 @@
-"""Logical CPUs and the strategies on them; conftest.py has split the CPU into four."""
+"""Logical CPUs and the strategies on them; tests/support/process.py has split the CPU into four."""
 
 import numpy as np
 import pytest
@@ -72,5 +72,5 @@ BY_USER = (
 def test_strategy_on_some_of_the_logical_cpus_leaves_the_others(split, replicas):
     # A process of its own, because TensorFlow's devices of this one are initialized.
     code = STRATEGIES.replace("SPLIT", split).replace("REPLICAS", str(replicas))
-    process = child.run(["-c", code], CUDA_VISIBLE_DEVICES="-1", TF_CPP_MIN_LOG_LEVEL="3")
+    process = child.run(["-c", code], fork=True, CUDA_VISIBLE_DEVICES="-1")
     assert process.returncode == 0, process.stderr

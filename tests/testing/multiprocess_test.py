@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import time
 
 import pytest
@@ -62,6 +63,7 @@ def test_each_worker_knows_its_task_and_returns_its_result():
 
 
 def test_environment_is_set_before_tensorflow_is_imported(monkeypatch):
+    monkeypatch.setattr(multiprocess, "subprocess", subprocess)  # not tests.support.fork_server
     for name in ("TF_CONFIG", "TF_TEST_INHERITED", "XLA_TEST_INHERITED", *KERAS):
         monkeypatch.setenv(name, "inherited")
     environments = [{}, {"CUDA_VISIBLE_DEVICES": "0", "TF_CONFIG": "{}"}]

@@ -1,8 +1,6 @@
 """The fixtures that pytest finds when ctl is installed, used from another project's tests."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -67,25 +65,18 @@ def test_planted_overflow_skips_one_step(ctl_logical_devices, ctl_tiny_trainer, 
 
 def run_pytest(folder, *arguments):
     (folder / "user_test.py").write_text(USER_TESTS)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
-    return subprocess.run(
-        [*command, "user_test.py"],
-        cwd=folder,
-        env=child.environment(),
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments, "user_test.py"]
+    return child.run(command, cwd=folder)
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_fixtures_work_in_another_project(tmp_path):
     run = run_pytest(tmp_path)
     assert "9 passed" in run.stdout, run.stdout
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_fixtures_work_under_xdist(tmp_path):
     run = run_pytest(tmp_path, "-n", "2", "--dist", "loadfile")
     assert "9 passed" in run.stdout, run.stdout

@@ -107,17 +107,19 @@ KILLED = [(0, (4, 4)), (1, (4, 4)), (0, (8, 8))]
 
 
 @pytest.mark.parametrize(
-    ("positions", "fails"),
+    ("positions", "order", "fails"),
     [
-        (KILLED, True),
-        ([(0, (4, 4)), (1, (4, 4))], False),
-        ([(0, (4, 8)), (1, (4, 8))], False),  # two steps of the critic for one of the generator
-        ([(1, (3, 4)), (0, (4, 4))], False),  # each after its own step
+        (KILLED, (0, 1), True),
+        (KILLED, (1, 0), True),
+        ([(0, (4, 4)), (1, (4, 4))], (0, 1), False),
+        # Two steps of the critic for one of the generator.
+        ([(0, (4, 8)), (1, (4, 8))], (1, 0), False),
+        ([(1, (3, 4)), (0, (4, 4))], (0, 1), False),  # each after its own step
+        ([(1, (3, 4)), (0, (4, 4))], (1, 0), False),
     ],
 )
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_steps_that_were_saved_at_different_positions_are_rejected(
-    tmp_path, positions, fails, order
+    tmp_path, positions, order, fails
 ):
     save_apart(tmp_path, positions)
     steps = make(1)

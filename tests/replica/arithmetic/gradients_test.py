@@ -250,6 +250,7 @@ def test_an_infinite_element_or_nan_makes_a_gradient_not_finite():
         assert list(flags.numpy()) == [loss == 1.0, *(finite for _, finite in cases)]
 
 
+@pytest.mark.slow
 def test_compiled_sums_of_rows_have_no_loop():
     ids = tf.constant([7, 3, 7, 0, 3, 7] * 50)
     values = tf.random.stateless_normal([300, 2], [1, 2], dtype=tf.float64)

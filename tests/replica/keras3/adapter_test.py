@@ -282,6 +282,7 @@ class Adversaries(twins.Twin):
         )
 
 
+@pytest.mark.slow
 def test_several_models_are_trained_keyed_and_saved(tmp_path):
     runs = []
     for replicas in (1, 2):

@@ -137,10 +137,9 @@ def train(cls, replicas, *, recompute=True, batch=8, steps=2, **options):
 slow = pytest.mark.slow
 CASES = [
     (Residual, 1, 8, {}),
-    pytest.param(Sequences, 1, 8, {}, marks=slow),
     pytest.param(ConvertedNorm, 2, 7, {"model": {"sync_batch_norm": True}}, marks=slow),
     pytest.param(Images, 2, 7, {}, marks=slow),
-    pytest.param(Images, 1, 8, {"xla": "step"}, marks=slow),
+    pytest.param(Images, 1, 8, {"xla": "step"}, marks=(slow, pytest.mark.long)),
     pytest.param(Sequences, 2, 8, {"logical_shards": 4}, marks=slow),
     pytest.param(Recurrent, 2, 7, {"micro_batches": 2}, marks=slow),
     pytest.param(Sequences, 2, 8, {"xla": "gradients"}, marks=slow),

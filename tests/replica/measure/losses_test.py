@@ -121,6 +121,7 @@ def test_update_and_reported_losses_are_those_of_the_global_batch(replicas, opti
     check(trainer.model, trainer.strategy, trained, evaluated)
 
 
+@pytest.mark.slow
 def test_a_step_of_ones_own_loop_has_the_same_losses():
     step = ctl.Step(
         build_model, lambda: tf_keras.optimizers.Adam(1e-2), losses, global_batch_size=ROWS,

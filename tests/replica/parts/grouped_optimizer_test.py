@@ -85,7 +85,6 @@ def weights(step):
 @pytest.mark.parametrize(
     ("replicas", "rows", "options"),
     [
-        (1, 8, {}),
         (2, 8, {"micro_batches": 2, "norms": "global", "ema_decay": 0.9}),
         pytest.param(4, 5, {}, marks=pytest.mark.slow),
         pytest.param(4, 5, {"shard_state": True}, marks=pytest.mark.slow),

@@ -135,7 +135,7 @@ def trained_pair():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["rmsprop", "lion", "ftrl"])
+@pytest.mark.parametrize("name", ["rmsprop", pytest.param("lion", marks=pytest.mark.long), "ftrl"])
 def test_weights_and_slots_have_the_bits_of_the_unsharded_update(name):
     check_bits(4, 20, optimizer=OPTIMIZERS[name])
 

@@ -29,6 +29,7 @@ EXISTING = [
 ]
 
 
+@pytest.mark.slow
 def test_convolutional_recurrence_draws_its_own_masks_in_each_micro_batch():
     layer = tf_keras.layers.ConvLSTM1D(2, 2, dropout=0.4, recurrent_dropout=0.3)
     model = tf_keras.Sequential([tf_keras.layers.InputLayer([3, 4, 1]), layer])

@@ -57,6 +57,7 @@ def test_the_step_of_a_model_with_embeddings_has_no_serial_loop(cls, optimizer, 
     assert lines(cls, optimizer, **options) == []
 
 
+@pytest.mark.slow
 def test_a_loop_of_the_users_code_is_named_with_its_line():
     (line,) = lines(Ranks, tf_keras.optimizers.SGD(0.1), batch=7, precision="float64")
     place, text = line.split(": ", 1)

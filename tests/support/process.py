@@ -1,0 +1,91 @@
+"""Splits the CPU of each test process into four logical devices, and configures hypothesis.
+
+TensorFlow fixes its devices at first use, so this happens before any test. A test that requires other
+devices runs a child process (tests/support/child.py).
+"""
+
+import gc
+import random
+import subprocess
+import time
+import types
+
+import hypothesis
+import pytest
+import tensorflow as tf
+from tensorflow.python.data.ops import dataset_ops
+from tensorflow.python.eager import context
+import tf_keras
+
+from ctl import testing
+from ctl.data import distribution
+from ctl.replica.graphs import custom_gradients
+from ctl.testing import multiprocess
+from tests.support import fork_server
+
+devices = testing.split_cpu(4)
+assert len(tf.config.list_logical_devices("CPU")) == len(devices)  # initializes the devices
+tf.get_logger().setLevel("ERROR")
+# The first trainer of a process calls it, but tests trace functions before that.
+custom_gradients.free_with_their_graphs()
+
+# Without tf.data's autotune thread in the datasets that tests make themselves: the deletion of an
+# iterator can wait for its sleep of up to a minute (ctl/data/distribution.py). TensorFlow has no setting
+# for a process; every iterator calls this method of its dataset.
+dataset_ops.DatasetV2._apply_debug_options = distribution.disable_autotune
+
+
+def set_seed(self, seed):
+    """Replaces TensorFlow's method, which also clears the cache of compiled kernels.
+
+    Each trainer sets the seed, so the functions that tests share would be optimized again each time.
+    """
+    self._seed, self._rng = seed, random.Random(seed)
+
+
+context.Context._set_global_seed = set_seed
+
+# Workers are forks of a process that has imported TensorFlow.
+multiprocess.subprocess = types.SimpleNamespace(**{**vars(subprocess), "Popen": fork_server.Popen})
+
+hypothesis.settings.register_profile(
+    "default", derandomize=True, database=None, deadline=None, max_examples=450,
+    report_multiple_bugs=False, suppress_health_check=list(hypothesis.HealthCheck),
+)  # fmt: skip
+hypothesis.settings.register_profile(
+    "long", hypothesis.settings.get_profile("default"), derandomize=False, max_examples=5_000,
+)  # fmt: skip
+hypothesis.settings.load_profile("default")
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    """Makes the initial weights of a test independent of the tests before it."""
+    tf_keras.utils.set_random_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def optimization(request):
+    """Optimizes graphs in slow tests only: it takes a tenth of the time of the others."""
+    is_disabled = request.node.get_closest_marker("slow") is None
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": is_disabled})
+
+
+def pytest_collection_finish():
+    """Excludes what was imported from the garbage collections, which would visit it each time."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def free_memory(request):
+    """Frees what the tests of a file share and traced."""
+    start = time.process_time()
+    yield
+    for value in vars(request.module).values():
+        if hasattr(value, "cache_clear"):
+            value.cache_clear()
+    context.context().clear_kernel_cache()
+    if time.process_time() - start > 2:  # seconds; other files trace little
+        gc.collect()
+        gc.freeze()  # what is left stays, such as the registries of TensorFlow
