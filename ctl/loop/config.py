@@ -89,8 +89,9 @@ KEYS = (
              "leaves variables out."),
     Key("init.names", {}, free=True,
         text="For a file of weights, holds the names in it, by patterns of the model's names, such "
-             'as {"*/kernel": "*.weight"}. The texts that each * stands for are inserted. By '
-             "default the names are those of the model. The command ctl explain lists them."),
+             'as {"*/kernel": "*.weight"}. Each * of a name stands for the text that it matches in '
+             "the pattern. By default the names are those of the model. The command ctl explain lists "
+             "them."),
     Key("init.layout", "", choices=("", "torch"),
         text="For a file of weights, set torch if its kernels are [outputs, inputs, ...]."),
     Key("init.averages", False,
@@ -149,8 +150,8 @@ KEYS = (
         text="With a --workdir such as gs://bucket/run, names the local folder that the run works "
              "in. With \"\", it is a folder in the user's cache."),
     Key("train.upload_grace", 600.0, least=0,
-        text="With a --workdir such as gs://bucket/run, sets the seconds that the end of a run, "
-             "also after SIGTERM, waits until everything is in the bucket."),
+        text="With a --workdir such as gs://bucket/run, sets how many seconds a run waits at its end, "
+             "or after SIGTERM, until everything is in the bucket."),
     Key("summaries", {}, harmless=True,
         text="These keys choose where the values of a run are logged, and how often."),
     Key("summaries.writers", ["tensorboard", "jsonl"], validate=_check_writers,

@@ -132,8 +132,8 @@ KEYS = (
         text='Names the variables without weight decay, as patterns of names such as ["*/bias", '
              '"*/gamma", "*/beta"].'),
     Key("optimizer.groups", [], validate=_check_groups, option="optimizer_groups",
-        text="Gives layers another learning rate or optimizer, or no updates until a step or at "
-             'all. The first group that matches a variable counts: [dict(variables="backbone/*", '
+        text="Gives layers another learning rate or another optimizer, or freezes them, always or until "
+             'a step. The first group that matches a variable counts: [dict(variables="backbone/*", '
              'learning_rate_scale=0.1, frozen_until="1 epoch"), dict(variables="stem/*", '
              'frozen=True), dict(variables="head/*", optimizer=dict(name="adam", '
              "learning_rate=1e-3))]."),
