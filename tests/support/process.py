@@ -64,15 +64,14 @@ def seed():
     tf_keras.utils.set_random_seed(0)
 
 
-@pytest.fixture(autouse=True)
-def optimization(request):
-    """Optimizes graphs in slow tests only: it takes a tenth of the time of the others."""
-    is_disabled = request.node.get_closest_marker("slow") is None
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": is_disabled})
+def pytest_collection_finish(session):
+    """Makes the tests faster.
 
-
-def pytest_collection_finish():
-    """Excludes what was imported from the garbage collections, which would visit it each time."""
+    Graphs are optimized only with the slow tests: it takes a tenth of the time of the others. Garbage
+    collections exclude what was imported, which they would visit each time.
+    """
+    is_slow = any(item.get_closest_marker("slow") for item in session.items)
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": not is_slow})
     gc.collect()
     gc.freeze()
 
