@@ -1,4 +1,4 @@
-"""Splits the CPU of each test process into four logical devices, and configures hypothesis.
+"""Splits the CPU of each test process into four logical devices.
 
 TensorFlow fixes its devices at first use, so this happens before any test. A test that requires other
 devices runs a child process (tests/support/child.py).
@@ -10,7 +10,6 @@ import subprocess
 import time
 import types
 
-import hypothesis
 import pytest
 import tensorflow as tf
 from tensorflow.python.data.ops import dataset_ops
@@ -47,15 +46,6 @@ context.Context._set_global_seed = set_seed
 
 # Workers are forks of a process that has imported TensorFlow.
 multiprocess.subprocess = types.SimpleNamespace(**{**vars(subprocess), "Popen": fork_server.Popen})
-
-hypothesis.settings.register_profile(
-    "default", derandomize=True, database=None, deadline=None, max_examples=450,
-    report_multiple_bugs=False, suppress_health_check=list(hypothesis.HealthCheck),
-)  # fmt: skip
-hypothesis.settings.register_profile(
-    "long", hypothesis.settings.get_profile("default"), derandomize=False, max_examples=5_000,
-)  # fmt: skip
-hypothesis.settings.load_profile("default")
 
 
 @pytest.fixture(autouse=True)
