@@ -104,7 +104,7 @@ def one_device(batch, **options):
 
 @pytest.mark.parametrize(
     ("replicas", "batch", "run"),
-    [(4, 5, run_in_function), (2, 5, run_in_replicas)],
+    [(2, 5, run_eagerly), (4, 5, run_in_function), (2, 5, run_in_replicas)],
 )
 def test_loops_of_ones_own_compute_the_update_of_one_device(replicas, batch, run):
     step = make_step(replicas, batch)

@@ -6,6 +6,7 @@ from tensorflow.python.eager import context
 
 def optimized_nodes(step, *arguments):
     """The nodes of the graph that runs, after all passes of Grappler, by name."""
+    options = tf.config.optimizer.get_experimental_options()
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
     context.context().enable_graph_collection()
     try:
@@ -13,6 +14,7 @@ def optimized_nodes(step, *arguments):
         metadata = context.context().export_run_metadata()
     finally:
         context.context().disable_graph_collection()
+        tf.config.optimizer.set_experimental_options(options)
     graphs = [graph.post_optimization_graph for graph in metadata.function_graphs]
     return {node.name: node for graph in graphs for node in graph.node}
 

@@ -1,4 +1,4 @@
-"""Splits the CPU of each test process into four logical devices, and configures hypothesis.
+"""Splits the CPU of each test process into four logical devices.
 
 TensorFlow fixes its devices at first use, so this happens before any test. A test that requires other
 devices runs a child process (tests/support/child.py).
@@ -10,7 +10,6 @@ import subprocess
 import time
 import types
 
-import hypothesis
 import pytest
 import tensorflow as tf
 from tensorflow.python.data.ops import dataset_ops
@@ -48,15 +47,6 @@ context.Context._set_global_seed = set_seed
 # Workers are forks of a process that has imported TensorFlow.
 multiprocess.subprocess = types.SimpleNamespace(**{**vars(subprocess), "Popen": fork_server.Popen})
 
-hypothesis.settings.register_profile(
-    "default", derandomize=True, database=None, deadline=None, max_examples=450,
-    report_multiple_bugs=False, suppress_health_check=list(hypothesis.HealthCheck),
-)  # fmt: skip
-hypothesis.settings.register_profile(
-    "long", hypothesis.settings.get_profile("default"), derandomize=False, max_examples=5_000,
-)  # fmt: skip
-hypothesis.settings.load_profile("default")
-
 
 @pytest.fixture(autouse=True)
 def seed():
@@ -64,15 +54,14 @@ def seed():
     tf_keras.utils.set_random_seed(0)
 
 
-@pytest.fixture(autouse=True)
-def optimization(request):
-    """Optimizes graphs in slow tests only: it takes a tenth of the time of the others."""
-    is_disabled = request.node.get_closest_marker("slow") is None
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": is_disabled})
+def pytest_collection_finish(session):
+    """Makes the tests faster.
 
-
-def pytest_collection_finish():
-    """Excludes what was imported from the garbage collections, which would visit it each time."""
+    Graphs are optimized only with the slow tests: it takes a tenth of the time of the others. Garbage
+    collections exclude what was imported, which they would visit each time.
+    """
+    is_slow = any(item.get_closest_marker("slow") for item in session.items)
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": not is_slow})
     gc.collect()
     gc.freeze()
 

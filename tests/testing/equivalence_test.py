@@ -36,12 +36,15 @@ def test_right_trainers_pass(cls):
     assert {(s.replicas, s.micro_batches) for s in report.compared} >= {(2, 1)}
 
 
-def test_graphs_of_a_comparison_are_not_optimized_and_later_ones_are():
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+def test_graphs_of_a_comparison_are_not_optimized_and_later_ones_are(request):
+    optimizer = tf.config.optimizer
+    before = optimizer.get_experimental_options()
+    request.addfinalizer(lambda: optimizer.set_experimental_options(before))
+    optimizer.set_experimental_options({"disable_meta_optimizer": False})
     is_disabled = []
 
     def start(split):
-        options = tf.config.optimizer.get_experimental_options()
+        options = optimizer.get_experimental_options()
         is_disabled.append(options["disable_meta_optimizer"])
         raise UsageError("rejected")
 
@@ -50,7 +53,7 @@ def test_graphs_of_a_comparison_are_not_optimized_and_later_ones_are():
     with pytest.raises(UsageError, match="rejected"):
         equivalence.run(subject, [Split(2, 2)])
     assert is_disabled == [True]
-    assert not tf.config.optimizer.get_experimental_options()["disable_meta_optimizer"]
+    assert not optimizer.get_experimental_options()["disable_meta_optimizer"]
 
 
 @pytest.mark.slow
