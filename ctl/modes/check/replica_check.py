@@ -4,9 +4,11 @@ import atexit
 from collections.abc import Callable, Sequence
 import concurrent.futures
 from concurrent.futures.process import BrokenProcessPool
+import ctypes
 import dataclasses
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
 from typing import Any
@@ -33,6 +35,7 @@ REPLICAS = (1, 2, 4)
 _QUICK_REPLICAS, _QUICK_ROWS = (1, 2), (4, 5)  # an even and an uneven split
 _EXAMPLES = 8  # of the smallest batches; more are read in case that the step requires them
 _MAX_ROWS = 32  # of the larger batches
+_PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 
 
 def start_processes() -> concurrent.futures.Executor:
@@ -53,6 +56,10 @@ def start_processes() -> concurrent.futures.Executor:
 
 def _prepare(folder: str) -> None:
     """Hides the output and the GPUs of a process, which leaves its temporary files to its parent."""
+    if (
+        sys.platform == "linux"
+    ):  # otherwise a process would wait for a task after its parent is killed
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     for stream in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
