@@ -168,7 +168,9 @@ def _shown(names: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
 
 
 def type_name(value: Any) -> str:
-    """Returns the type of a value with its article, such as "a dict" or "an int", or "None"."""
+    """Returns the type of a value with its article, such as "a dict", a class with a fix, or "None"."""
+    if isinstance(value, type):
+        return f"the class {value.__name__} (call it: {value.__name__}())"
     name = type(value).__name__
     return "None" if value is None else f"a{'n' * (name[0].lower() in 'aeiou')} {name}"
 

@@ -32,7 +32,10 @@ def test_did_you_mean(name, known, words):
     assert errors.did_you_mean(name, *known) == words
 
 
-@pytest.mark.parametrize(("value", "words"), [(None, "None"), ({}, "a dict"), (5, "an int")])
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(None, "None"), (dict, "the class dict (call it: dict())"), ({}, "a dict"), (5, "an int")],
+)
 def test_type_name_has_an_article(value, words):
     assert errors.type_name(value) == words
 

@@ -104,12 +104,14 @@ def describe(error: BaseException) -> str:
             text = str(error)
         except Exception:  # the user's own exception class may have a broken __str__
             text = ""
-    message = _main_line(text)
+    # TensorFlow lists the labels of the complete batch.
+    message = _LABELS.sub(lambda m: f"{m[1]} and {len(m[2].split())} more", _main_line(text))
     if re.match(r"\w+(Error|Exception): ", message):  # tf_keras repeats the type in its message
         return message + _hint(message)
     return f"{name}: {message}{_hint(message)}" if message else name
 
 
+_LABELS = re.compile(r"(Label values:(?: -?\d+){8})((?: -?\d+)+)")
 # How TensorFlow names both precisions.
 _PRECISIONS = (("float32", "float64"), ("float tensor", "double tensor"))
 

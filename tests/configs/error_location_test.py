@@ -43,6 +43,14 @@ def test_numbers_of_two_precisions_are_to_be_cast():
     assert "Sub" in line and line.endswith("or cast it with tf.cast(x, outputs.dtype))")
 
 
+def test_the_labels_of_a_batch_are_listed_up_to_the_eighth():
+    text = "Received a label value of 7 which is outside the valid range of [0, 2).  Label values: "
+    labels = "0 1 7 -1 0 1 0 1"
+    assert describe(ValueError(text + labels)) == f"ValueError: {text}{labels}"
+    longer = describe(ValueError(f"{text}{labels} 5 6 12"))
+    assert longer == f"ValueError: {text}{labels} and 3 more"
+
+
 def test_message_of_a_user_error_has_no_type_before_it():
     assert error_location(UsageError("Set it to 0.")) == "Set it to 0."
 

@@ -137,6 +137,9 @@ TENSORFLOW = {
         saved_in_background(folder)._join_async_save_thread() is None
     ),
     "_list_all_concrete_functions": lambda _: len(called()._list_all_concrete_functions()) == 1,
+    "_physical_devices": lambda _: (
+        tf.config.list_physical_devices("CPU")[0] in tensorflow.context.context()._physical_devices
+    ),
     "_registry": lambda _: "Add" in tensorflow.ops.gradient_registry._registry,
     "_resource_handle": lambda _: tf.random.Generator.from_seed(1).state.handle is not None,
     "_trackable_children": lambda _: [*build_optimizer()[0]._trackable_children()],

@@ -22,6 +22,7 @@ def check(arguments: Arguments) -> int:
     """
     quick = arguments.flags["quick"]
     names = choose_checks(arguments.flags["checks"] or "", quick=quick)
+    processes = replica_check.start_processes() if REPLICAS in names else None
     built = experiment.build(arguments.config, arguments.config_path)
     if built.hardware.cluster:
         raise UsageError("--mode=check runs in one process: unset TF_CONFIG.")
@@ -40,7 +41,7 @@ def check(arguments: Arguments) -> int:
     print_line(f"Checking {built.config.trainer} ({messages.entries(built.trainer)}).")
     for line in messages.images(built.trainer):
         print_line(line)
-    return run_checks(factory, names, quick=quick)
+    return run_checks(factory, names, processes, quick=quick)
 
 
 CHECKS: dict[str, Callable[[TrainerFactory], Outcome]] = {
@@ -80,12 +81,15 @@ def choose_checks(text: str, *, quick: bool) -> list[str]:
     return [name for name in known if name in chosen]
 
 
-def run_checks(factory: TrainerFactory, names: Sequence[str], *, quick: bool = False) -> int:
+def run_checks(
+    factory: TrainerFactory, names: Sequence[str], processes: Any, *, quick: bool = False
+) -> int:
     """Runs checks of an experiment, and prints each outcome as soon as it is known.
 
     Args:
         factory: makes the trainers.
         names: the checks.
+        processes: the result of `replica_check.start_processes`; None without this check.
         quick: compare one and two replicas only.
 
     Returns:
@@ -93,7 +97,7 @@ def run_checks(factory: TrainerFactory, names: Sequence[str], *, quick: bool = F
     """
     wait: Any = None
     if REPLICAS in names:
-        wait = _attempt(functools.partial(replica_check.start, quick=quick), factory)
+        wait = _attempt(functools.partial(replica_check.start, quick=quick), factory, processes)
     outcomes: dict[str, Outcome] = {}
     for name in names:
         outcome = _attempt(CHECKS[name], factory) if name in CHECKS else wait

@@ -1,7 +1,16 @@
 """Checks that the update is a function of the global batch alone, on 1, 2 and 4 replicas."""
 
+import atexit
 from collections.abc import Callable, Sequence
 import concurrent.futures
+from concurrent.futures.process import BrokenProcessPool
+import ctypes
+import dataclasses
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
 from typing import Any
 
 from ml_collections import config_dict
@@ -15,53 +24,105 @@ from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError
 from ctl.modes.check.outcome import FAIL, PASS, WARNING, Outcome
 from ctl.modes.check.trainer_factory import Rows, TrainerFactory
+from ctl.private.tensorflow import context
 from ctl.replica.parts.part import DEPENDS_ON_SPLIT
-from ctl.testing import check_replica_equivalence, multiprocess, split_cpu
+from ctl.testing import check_replica_equivalence, split_cpu
 from ctl.testing.equivalence_report import NotComparable, Report
+from ctl.testing.splits import default_batch_sizes
 from ctl.trainer import StandardTrainer
 
 REPLICAS = (1, 2, 4)
 _QUICK_REPLICAS, _QUICK_ROWS = (1, 2), (4, 5)  # an even and an uneven split
 _EXAMPLES = 8  # of the smallest batches; more are read in case that the step requires them
 _MAX_ROWS = 32  # of the larger batches
-_TIMEOUT = 3600.0  # seconds of the comparison: each replica of a large model takes minutes to trace
+_PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 
 
-def start(factory: TrainerFactory, *, quick: bool = False) -> Callable[[], Outcome]:
+def start_processes() -> concurrent.futures.Executor:
+    """Starts the processes of the comparison, since TensorFlow fixes its devices at first use.
+
+    They are forks of this process, which has imported TensorFlow, unless TensorFlow may have threads.
+    """
+    is_used = context.context()._physical_devices is not None
+    method = "forkserver" if is_used or sys.platform != "linux" else "fork"
+    processes = multiprocessing.get_context(method)
+    processes.set_forkserver_preload([__name__])
+    folder = tempfile.TemporaryDirectory(prefix="ctl-check-")
+    atexit.register(folder.cleanup)
+    pool = concurrent.futures.ProcessPoolExecutor(2, processes, _prepare, (folder.name,))
+    pool.submit(os.getpid)  # which starts them
+    return pool
+
+
+def _prepare(folder: str) -> None:
+    """Hides the output and the GPUs of a process, which leaves its temporary files to its parent."""
+    if (
+        sys.platform == "linux"
+    ):  # otherwise a process would wait for a task after its parent is killed
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    for stream in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    tempfile.tempdir = folder
+
+
+def start(
+    factory: TrainerFactory, processes: concurrent.futures.Executor, *, quick: bool = False
+) -> Callable[[], Outcome]:
     """Starts to compare the trainer's updates on 1, 2 and 4 replicas; returns a function that waits.
-
-    TensorFlow fixes its devices at first use, so the comparison needs a process of its own.
 
     Args:
         factory: makes the trainers.
-        quick: compare an even and an uneven batch on 1 and 2 replicas.
+        processes: the result of `start_processes`, called before TensorFlow was used. One compares an
+            even batch, the other one an uneven batch.
+        quick: compare on 1 and 2 replicas.
     """
-    rows = read_examples(factory, max(_EXAMPLES, _larger(factory.global_batch_size) + 1))
-    config = factory.experiment.config
-    arguments = [config.to_dict(), factory.config_path, rows, factory.global_batch_size, quick]
-    pool = concurrent.futures.ThreadPoolExecutor(1)
-    future = pool.submit(multiprocess.call, compare_splits, arguments, timeout=_TIMEOUT)
-    pool.shutdown(wait=False)
+    config, larger = factory.experiment.config, min(factory.global_batch_size, _MAX_ROWS) // 4 * 4
+    rows = read_examples(factory, max(_EXAMPLES, larger + 1))
+    accumulation = min(config.optimizer.micro_batches, 2)
+    replicas = _QUICK_REPLICAS if quick else REPLICAS
+    small = _QUICK_ROWS if quick else default_batch_sizes(max(REPLICAS), accumulation)
+    sizes = [small, (larger, larger + 1)] if larger > _EXAMPLES else [small]
+    futures = [
+        processes.submit(
+            compare_splits, config.to_dict(), factory.config_path, rows, replicas, batch_sizes, own
+        )
+        for batch_sizes, own in zip(zip(*sizes, strict=True), (False, True), strict=True)
+    ]
     notes = config.runtime.precision == "float16"
     values = keys.flatten(config)
     left_out = [key for option in DEPENDS_ON_SPLIT if values[key := keys.OPTION_KEYS[option]]]
-    return lambda: _judge(future, notes=notes, left_out=left_out)
+    return lambda: _judge(futures, notes=notes, left_out=left_out)
 
 
 def _judge(
-    future: "concurrent.futures.Future[list[Any]]", *, notes: bool, left_out: Sequence[str]
+    futures: "Sequence[concurrent.futures.Future[Report | str]]",
+    *,
+    notes: bool,
+    left_out: Sequence[str],
 ) -> Outcome:
-    try:
-        result: Report | str = future.result()[0]
-    except NotComparable as error:
-        return Outcome(WARNING, f"not compared: {error}")
-    except UsageError as error:  # ctl rejects every split: the trainer runs on one replica only
-        return Outcome(FAIL, str(error))
-    except AssertionError as error:  # the process was killed, or took too long
-        return Outcome(FAIL, f"not compared: {' '.join(str(error).split())[:1000]}")
-    if isinstance(result, str):
-        return Outcome(FAIL, result)
-    return describe_report(result, notes=notes, left_out=left_out)
+    reports: list[Report] = []
+    rejections = []
+    for future in futures:
+        try:
+            result = future.result()
+        except NotComparable as error:
+            return Outcome(WARNING, f"not compared: {error}")
+        except UsageError as error:  # ctl rejects every split of this batch
+            rejections.append(str(error))
+            continue
+        except BrokenProcessPool:
+            return Outcome(FAIL, "not compared: a process crashed, or was killed for its memory")
+        if isinstance(result, str):
+            return Outcome(FAIL, result)
+        reports.append(result)
+    if not reports:  # the trainer runs on one replica only
+        return Outcome(FAIL, rejections[0])
+    # The first report of a difference; without any, one report of all splits.
+    compared = tuple(split for report in reports for split in report.compared)
+    every = dataclasses.replace(reports[-1], compared=compared)
+    report = next((report for report in reports if not report.equivalent), every)
+    return describe_report(report, notes=notes, left_out=left_out)
 
 
 def describe_report(
@@ -100,36 +161,42 @@ def compare_splits(
     config: dict[str, Any],
     config_path: str,
     rows: Rows,
-    global_batch_size: int,
-    quick: bool = False,
+    replicas: Sequence[int],
+    batch_sizes: Sequence[int],
+    with_optimizer: bool,
 ) -> Report | str:
-    """Compares the splits; it runs in the other process, so its arguments can be pickled.
+    """Compares the splits of a batch; it runs in the other process, so its arguments can be pickled.
 
-    A step that requires more rows than the smallest batches have, such as a top-k over the batch, is
-    compared on larger batches.
+    A step that requires more rows than the small batch has, such as a top-k over the batch, is compared
+    on a larger batch.
+
+    Args:
+        config: the config.
+        config_path: its path.
+        rows: the examples.
+        replicas: the numbers of replicas.
+        batch_sizes: the number of rows of the small batch, and that of the larger batch if there is one.
+        with_optimizer: whether to compare the optimizer of the config, too.
 
     Returns:
         The report; or the user's line and the message, if the user's code raises an exception.
     """
     split_cpu(max(REPLICAS))
-    resolved = config_dict.ConfigDict(config)
-
-    def compare(batch_sizes: Sequence[int] | None) -> Report | str:
+    result: Report | str = ""
+    for size in batch_sizes:
         try:
-            replicas = _QUICK_REPLICAS if quick else REPLICAS
-            return compare_trainer(resolved, config_path, rows, batch_sizes, replicas=replicas)
+            result = compare_trainer(
+                config_dict.ConfigDict(config), config_path, rows, [size],
+                replicas=replicas, with_optimizer=with_optimizer,
+            )  # fmt: skip
         except UsageError:
             raise
         except Exception as error:
-            return error_location(error)
-
-    result = compare(_QUICK_ROWS if quick else None)
-    failed = isinstance(result, str) or (result.errors and not result.differences)
-    larger = _larger(global_batch_size)
-    if not failed or larger <= _EXAMPLES:
-        return result
-    second = compare((larger, larger + 1))  # an even and an uneven split
-    return result if isinstance(second, str) else second
+            result = result or error_location(error)
+            continue
+        if result.differences or not result.errors:
+            break
+    return result
 
 
 def compare_trainer(
@@ -139,6 +206,7 @@ def compare_trainer(
     batch_sizes: Sequence[int] | None = None,
     *,
     replicas: Sequence[int] = (),
+    with_optimizer: bool = True,
 ) -> Report:
     """Compares the splits of an experiment in this process."""
     micro_batches = config.optimizer.micro_batches
@@ -151,15 +219,10 @@ def compare_trainer(
         # As in the config; more would reject a loss that cannot accumulate.
         accumulation=sorted({1, min(micro_batches, 2)}),
         batch_sizes=batch_sizes,
-        optimizer=optimizers.FromConfig(lambda _: without_xla),
+        optimizer=optimizers.FromConfig(lambda _: without_xla) if with_optimizer else None,
         options=TrainerOptions.from_config(config),
         in_process=True,
     )
-
-
-def _larger(global_batch_size: int) -> int:
-    """Returns the number of rows of the larger batches: at most the experiment's batch size."""
-    return min(global_batch_size, _MAX_ROWS) // 4 * 4
 
 
 def read_examples(factory: TrainerFactory, count: int) -> Rows:

@@ -148,7 +148,7 @@ def test_steps_can_go_back_together(tmp_path):
     ("parts", "message"),
     [
         ([], "got a list without one"),
-        ([tf_keras.Sequential], "got a type"),
+        ([tf_keras.Sequential], "got the class Sequential"),
         (["model"], "got a str, but must get a ctl.Step"),
     ],
 )

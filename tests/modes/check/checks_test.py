@@ -1,5 +1,6 @@
 """--mode=check from the command line: the table, the exit code, and that nothing is written."""
 
+import concurrent.futures
 import os
 import re
 
@@ -105,12 +106,16 @@ def test_the_comparison_in_its_own_process_has_one_row(folder, capsys, monkeypat
     assert out.splitlines()[-1].startswith("1 check: ")
 
 
+def crash(*_):
+    os.abort()
+
+
 @pytest.mark.slow
 def test_a_killed_comparison_is_one_row(make_factory, monkeypatch):
-    monkeypatch.setattr(replica_check, "compare_splits", os.abort)
-    outcome = replica_check.start(make_factory())()
-    assert outcome.verdict == FAIL and "\n" not in outcome.observation
-    assert outcome.observation.startswith("not compared: Failed: process 0 (exit code")
+    monkeypatch.setattr(replica_check, "compare_splits", crash)
+    outcome = replica_check.start(make_factory(), replica_check.start_processes())()
+    assert outcome.verdict == FAIL
+    assert outcome.observation.startswith("not compared: a process crashed, or was killed")
 
 
 @pytest.mark.parametrize("arguments", [["--workdir=x"], ["--fresh"]])
@@ -134,15 +139,15 @@ def test_a_check_that_does_not_exist_is_one_line(folder, capsys):
 
 
 def test_quick_compares_an_even_and_an_uneven_batch(make_factory, monkeypatch):
-    given = {}
+    given = []
 
-    def compare(*_, **arguments):
-        given.update(arguments)
-        return Report("Planted", "float64", (Split(5, 2),), {})
+    def compare(*_, batch_sizes, replicas, optimizer, **__):
+        given.append((batch_sizes, replicas, optimizer is not None))
+        return Report("Planted", "float64", (Split(*batch_sizes, 2),), {})
 
     monkeypatch.setattr(replica_check, "split_cpu", lambda _: None)
     monkeypatch.setattr(replica_check, "check_replica_equivalence", compare)
-    monkeypatch.setattr(replica_check.multiprocess, "call", lambda f, values, **_: [f(*values)])
-    outcome = replica_check.start(make_factory(), quick=True)()
-    assert outcome.observation.startswith("1 way to split a batch, "), outcome
-    assert (given["replicas"], given["batch_sizes"]) == ((1, 2), (4, 5))
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        outcome = replica_check.start(make_factory(), thread, quick=True)()
+    assert outcome.observation.startswith("2 ways to split a batch, "), outcome
+    assert sorted(given) == [([4], (1, 2), False), ([5], (1, 2), True)]

@@ -1,7 +1,17 @@
 """An update that depends on the split of the batch is detected in a process of its own."""
 
+import concurrent.futures
+import dataclasses
+import multiprocessing
+import os
+
+import tensorflow as tf
+
+from ctl.errors import UsageError
 from ctl.modes.check import replica_check
-from ctl.modes.check.outcome import FAIL
+from ctl.modes.check.outcome import FAIL, PASS, Outcome
+from ctl.testing.equivalence_report import Difference, Report
+from ctl.testing.splits import Split
 
 MEAN_OVER_THE_LOCAL_BATCH = """
     def per_example_loss(self, batch, outputs):
@@ -10,12 +20,57 @@ MEAN_OVER_THE_LOCAL_BATCH = """
     """
 
 
-def test_a_mean_over_the_local_batch_fails(make_factory, monkeypatch):
-    # In this process; checks_test.py compares in another one.
-    monkeypatch.setattr(
-        replica_check.multiprocess, "call", lambda function, values, timeout: [function(*values)]
-    )
-    outcome = replica_check.start(make_factory(MEAN_OVER_THE_LOCAL_BATCH))()
+def test_a_mean_over_the_local_batch_fails(make_factory):
+    # In a thread of this process; checks_test.py compares in other processes.
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        outcome = replica_check.start(make_factory(MEAN_OVER_THE_LOCAL_BATCH), thread)()
     assert outcome.verdict == FAIL, outcome
     assert "ctl rejects every split: " in outcome.observation
     assert " combines rows of the same replica " in outcome.observation
+
+
+def describe_process():
+    return os.getpid(), os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+def test_the_processes_are_forks_until_tensorflow_has_listed_its_devices(monkeypatch):
+    methods = []
+    original = multiprocessing.get_context
+
+    def get_context(method):
+        methods.append(method)
+        return original("fork")  # no TensorFlow runs in them
+
+    monkeypatch.setattr(replica_check.multiprocessing, "get_context", get_context)
+    tf.config.list_physical_devices()
+    replica_check.start_processes().shutdown()
+    monkeypatch.setattr(replica_check.context.context(), "_physical_devices", None)
+    with replica_check.start_processes() as processes:
+        pid, gpus = processes.submit(describe_process).result()
+    assert methods == ["forkserver", "fork"]
+    assert pid != os.getpid() and gpus == "-1"
+
+
+def outcome_of(*results):
+    """The outcome of processes that return or raise something."""
+    futures = [concurrent.futures.Future() for _ in results]
+    for future, result in zip(futures, results, strict=True):
+        if isinstance(result, Exception):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+    return replica_check._judge(futures, notes=False, left_out=())
+
+
+def test_the_outcome_is_the_difference_of_either_batch_or_all_splits():
+    even, uneven = (Report("T", "float64", (Split(n, 2),), {}) for n in (4, 5))
+    outcome = outcome_of(even, uneven)
+    assert (outcome.verdict, outcome.observation[:27]) == (PASS, "2 ways to split a batch, wi")
+    difference = Difference("loss", "loss", Split(5, 2), 0, 2.0, 1.0)
+    wrong = dataclasses.replace(uneven, differences=(difference,), cause="a mistake")
+    assert outcome_of(even, wrong) == Outcome(FAIL, difference.brief(), "a mistake")
+    assert outcome_of(even, "trainer.py:1: KeyError") == Outcome(FAIL, "trainer.py:1: KeyError")
+    # A trainer may take even batches only.
+    assert outcome_of(even, UsageError("ctl rejects every split")).verdict == PASS
+    rejected = UsageError("ctl rejects every split: why")
+    assert outcome_of(rejected, rejected) == Outcome(FAIL, "ctl rejects every split: why")

@@ -1,5 +1,6 @@
 """--mode=check on trainers as users write them: GANs, contrastive losses, tokens, casts, exceptions."""
 
+import concurrent.futures
 import types
 from unittest import mock
 
@@ -135,8 +136,10 @@ def test_accepted_noise_in_evaluation_is_named(make_user_factory):
 def test_compression_is_reported_as_not_compared(make_user_factory, monkeypatch):
     factory = make_user_factory("Regression", **{"runtime.all_reduce.compression": "float16"})
     report = Report("Regression", "float64", (Split(4, 2), Split(5, 2)), {})
-    monkeypatch.setattr(replica_check.multiprocess, "call", lambda *_, timeout: [report])
-    assert replica_check.start(factory)().observation.endswith(
+    monkeypatch.setattr(replica_check, "compare_splits", lambda *_: report)
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        outcome = replica_check.start(factory, thread)()
+    assert outcome.observation.endswith(
         "in float64, give one update; runtime.all_reduce.compression is not part of this comparison"
     )
 

@@ -49,7 +49,7 @@ def lines(cls, optimizer, batch=80, **options):
     ("cls", "optimizer", "options"),
     [
         (TwoTowerTrainer, tf_keras.optimizers.Adagrad(0.1), {"model": TWO_TOWER}),
-        (TwoTowerTrainer, tf_keras.optimizers.Adam(0.1), {"model": TWO_TOWER}),
+        (TwoTowerTrainer, tf_keras.optimizers.Adam(0.1, clipnorm=1.0), {"model": TWO_TOWER}),
         (CharLmTrainer, tf_keras.optimizers.AdamW(1e-3), {"model": CHAR_LM, "data": {"dir": ""}}),
     ],
 )
