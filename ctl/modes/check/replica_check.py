@@ -56,9 +56,8 @@ def start_processes() -> concurrent.futures.Executor:
 
 def _prepare(folder: str) -> None:
     """Hides the output and the GPUs of a process, which leaves its temporary files to its parent."""
-    if (
-        sys.platform == "linux"
-    ):  # otherwise a process would wait for a task after its parent is killed
+    if sys.platform == "linux":
+        # Otherwise the process would wait for a task after its parent is killed.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     for stream in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
