@@ -202,9 +202,11 @@ def _call(config: str, *arguments: Any) -> Any:
     path = pathlib.Path(config.partition(":")[0])
     function = getattr(import_file(path), FROM_FILE, None)
     if not callable(function):
+        form = f"{FROM_FILE}(trial)" if arguments else f"{FROM_FILE}()"
+        value = 'trial.suggest_float("rate", 1e-4, 1e-2)' if arguments else "[1e-3, 3e-3]"
         raise UsageError(
-            f"{path} has no {FROM_FILE}(): define one that returns a dict of lists, such as "
-            '{"optimizer.learning_rate": [1e-3, 3e-3]}.'
+            f"{path} has no {form}: define one that returns a dict, such as "
+            f'{{"optimizer.learning_rate": {value}}}.'
         )
     try:
         return function(*arguments)

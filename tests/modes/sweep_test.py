@@ -131,7 +131,10 @@ def test_done_run_is_started_again_if_its_config_changes_or_with_fresh(sweep):
         ("--sweep=seed=1 --mode=eval", "--sweep has no effect with --mode=eval: remove it."),
         ("--sweep=seed=1 --workdir=.", "has files in it and no optuna.journal"),
         ("--sweep=tpe:2 --mode=train", "--sweep=tpe chooses values by the results of evaluations"),
-        ("--sweep=tpe:2", "experiment.py has no get_sweep(): define one"),
+        (
+            "--sweep=tpe:2",
+            "experiment.py has no get_sweep(trial): define one that returns a dict, such as",
+        ),
         ("--sweep=sed=1", "There is no config key sed: did you mean seed?"),
     ],
 )
@@ -273,7 +276,10 @@ def test_get_sweep_returns_lists_of_values_or_runs(listed):
             "optimizer.learning_rate is -1.0, but must be a finite",
         ),
         (["seed=1", "seed=2"], "--sweep names a key twice"),
-        (["get_sweep"], r"has no get_sweep\(\): define one that returns a dict of lists"),
+        (
+            ["get_sweep"],
+            r"has no get_sweep\(\): define one that returns a dict, such as .*\[1e-3, 3e-3\]",
+        ),
         (["get_sweep", "seed=1"], "--sweep is 'get_sweep', but must be KEY=VALUE,VALUE"),
         (["tpe:20", "seed=1"], "--sweep is 'tpe:20', but must be KEY=VALUE,VALUE"),
     ],
