@@ -46,12 +46,12 @@ class Fork(fork_server.Popen):
 
 @pytest.fixture
 def run_launcher(monkeypatch, capfd):
-    """Runs a command of the launcher in this process; returns its exit code and its output."""
+    """Runs `-m ctl.launch` and its arguments in this process; returns the exit code and the output."""
     forking = types.SimpleNamespace(**{**vars(subprocess), "Popen": Fork})
     monkeypatch.setattr(child_process, "subprocess", forking)
 
     def run(command):
         capfd.readouterr()
-        return launch.main(command[1:]), *capfd.readouterr()
+        return launch.main(command[2:]), *capfd.readouterr()
 
     return run

@@ -12,6 +12,7 @@ import runpy
 import socket
 import subprocess
 import sys
+import types
 import threading
 import time
 
@@ -122,7 +123,9 @@ def main():
         runpy.run_module(program, run_name="__main__", alter_sys=True)
     else:
         assert option == "-c"
-        exec(program, {"__name__": "__main__"})
+        # Without a name that the processes of `multiprocessing` would import.
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(program, vars(sys.modules["__main__"]))
 
 
 if __name__ == "__main__":
