@@ -181,7 +181,7 @@ def test_processes_without_a_shared_disk_are_rejected_before_training(
             folder = tmp_path / str(i)
             folder.mkdir()
             experiments.write(folder, {"experiment.py": experiments.DROPOUT})
-            flags = ["experiment.py", f"--config.runtime.strategy={strategy}"]
+            flags = ["experiment.py", "--workdir=run", f"--config.runtime.strategy={strategy}"]
             process = child.start(
                 ["-c", WITHOUT_WAIT, *flags], cwd=folder, fork=True, TF_CONFIG=task.tf_config()
             )
@@ -190,7 +190,7 @@ def test_processes_without_a_shared_disk_are_rejected_before_training(
         _, err = started[0].communicate(timeout=120)
     assert started[0].returncode == 2
     assert err.endswith(
-        f"ctl: runs/experiment is not the same folder in every process, since {blind} on localhost "
+        f"ctl: run is not the same folder in every process, since {blind} on localhost "
         "cannot read what the chief has written there: name a --workdir on a disk that all of them "
         "share.\n"
     )

@@ -12,9 +12,9 @@ import runpy
 import socket
 import subprocess
 import sys
-import types
 import threading
 import time
+import types
 
 _POLL_SECONDS = 0.02
 _MESSAGE_BYTES = 2**17
