@@ -130,6 +130,7 @@ class Mixed(Trainer):
         return super().replica_step({**batch, "x": x[..., 0], "label": label})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cls",
     [

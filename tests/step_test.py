@@ -140,6 +140,7 @@ def test_options_of_a_step_compute_the_update_of_one_device():
     )
 
 
+@pytest.mark.slow
 def test_step_resumes_with_the_same_bits(tmp_path):
     """By tf.train.Checkpoint and by ctl.Checkpointer, of which the newest is damaged."""
 

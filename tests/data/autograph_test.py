@@ -103,6 +103,7 @@ def make(cls, replicas=2):
     )
 
 
+@pytest.mark.slow
 def test_hooks_of_a_trainer_are_converted_and_no_function_of_ctl(converted):
     trainer = make(Branches)
     outputs = trainer.train(tf.constant(1))

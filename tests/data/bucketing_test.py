@@ -119,6 +119,7 @@ def test_many_steps_can_be_computed_in_one_call(start, batch):
     np.testing.assert_array_equal(order(start, 30), np.concatenate(steps))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("factory", "batch", "replicas", "pipelines"),
     [
@@ -142,6 +143,7 @@ def test_replicas_with_short_rows_have_the_shape_of_the_batch():
     assert len(set.union(*shapes)) == 3
 
 
+@pytest.mark.slow
 def test_loss_is_weighted_by_tokens_the_update_the_same_on_any_replicas_and_traced_once():
     token_model.check_guarantee(in_memory, 5, 2, 6)
 

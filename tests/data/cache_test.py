@@ -63,6 +63,7 @@ def read(data, replicas, *, start=0, steps=9):
     return [np.asarray(value) for value in tf.nest.flatten(elements) if value is not None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "place"),
     [

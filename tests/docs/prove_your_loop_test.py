@@ -24,6 +24,7 @@ def run(*replaced):
     names["test_my_loop"]()
 
 
+@pytest.mark.slow
 def test_the_first_example_has_five_lines_and_passes():
     assert len([line for line in FIRST[0].splitlines() if line]) <= 5
     run()

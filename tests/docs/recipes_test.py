@@ -115,6 +115,7 @@ def test_dice_and_focal_loss(folder):
     np.testing.assert_allclose(names["focal"](label, logits), expected, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_weight_averaging(folder):
     pathlib.Path("my_model.py").write_text(
         "\n\n".join(blocks("optimizers#Stochastic weight averaging"))
@@ -294,6 +295,7 @@ def test_notebook(folder):
     assert names["results"]["examples"] == 64 and names["history"]["step"] == [10]
 
 
+@pytest.mark.slow
 def test_nan(folder, capsys):
     program, search, *several_gpus = blocks("recipes/nan")
     pathlib.Path("my_model.py").write_text(program)

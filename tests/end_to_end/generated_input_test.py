@@ -336,6 +336,7 @@ KINDS = {
 LONG = [pytest.mark.slow, pytest.mark.long]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "count"),
     [

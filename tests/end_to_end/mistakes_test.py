@@ -690,6 +690,7 @@ def test_mistake_is_reported_without_tensorflow() -> None:
     assert not is_imported
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_TENSORFLOW)
 def test_mistake_that_is_detected_with_tensorflow_is_reported_in_one_line(name: str) -> None:
     result = run_in_process("WITH_TENSORFLOW")[0][name]

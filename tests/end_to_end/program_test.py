@@ -143,6 +143,7 @@ def test_fresh_moves_the_old_run_aside_and_starts_from_scratch(folder, complete_
     check_same(WORKDIR, aside, 30)
 
 
+@pytest.mark.slow
 def test_an_allowed_change_of_the_learning_rate_has_an_effect(folder, short_run, complete_run):
     copy_run(complete_run[0], "same")
     copy_run(short_run, "changed")

@@ -53,6 +53,7 @@ def resume(folder, batch, counts, **options):
     return zip(read_variables(trainer), read_variables(uninterrupted), strict=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("counts", [[1, 4], pytest.param([1, 4, 2], marks=pytest.mark.slow)])
 def test_run_resumed_on_other_replicas_ends_like_an_uninterrupted_one(tmp_path, counts):
     # On 4 replicas one has no row of 5, and on 2 they have 3 and 2.

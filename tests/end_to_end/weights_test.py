@@ -58,6 +58,7 @@ def model(workdir, step):
     return {name: value for name, value in weights.items() if name.startswith("model/")}
 
 
+@pytest.mark.slow
 def test_run_starts_from_the_weights_of_another_and_prints_so(run):
     still = "--config.optimizer.name=sgd", "--config.optimizer.learning_rate=1e-30"
     first = "--config.init.checkpoint=old", STEPS(5), "--config.seed=1", *still

@@ -395,6 +395,7 @@ def without(*steps):
     return state(clean)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("replicas", "row", "options"), CASES)
 def test_run_skips_the_batch_after_a_rollback(tmp_path, replicas, row, options):
     trainer = poisoned(replicas, row, on_non_finite="rollback", **options)
@@ -459,6 +460,7 @@ def test_limit_of_rollbacks_ends_the_run(tmp_path, monkeypatch):
         run(tmp_path, twice_bad())
 
 
+@pytest.mark.slow
 def test_decision_outlives_the_process(tmp_path):
     """Killed after the rollback and before the next checkpoint: the batch is skipped again."""
     workdir = Workdir(tmp_path / "run")

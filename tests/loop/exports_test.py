@@ -132,6 +132,7 @@ def exported(tmp_path_factory):
     return export
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "tolerance"), [("average", 1e-6), pytest.param("half", 5e-3, marks=pytest.mark.slow)]
 )

@@ -280,6 +280,7 @@ def test_program_is_rejected_while_another_trains_and_changes_nothing(run, tmp_p
         assert [n for n in names(tmp_path) if n != "__pycache__"] == ["experiment.py", "run"]
 
 
+@pytest.mark.slow
 def test_program_leaves_no_lock(run, tmp_path, monkeypatch):
     def fail(*_):
         raise RuntimeError("planted")

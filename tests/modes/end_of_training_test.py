@@ -34,6 +34,7 @@ def kill(*_):
     raise Killed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("evaluates_first", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_run_that_was_killed_before_its_end_ends_in_the_next_call(
     make, monkeypatch, evaluates_first

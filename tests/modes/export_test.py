@@ -38,6 +38,7 @@ def make(make_arguments):
     return make_arguments
 
 
+@pytest.mark.slow
 def test_best_checkpoint_is_exported_at_the_end_and_loaded(make, capsys, caplog, monkeypatch):
     gc.collect()  # what earlier tests left warns now
     logger = logging.getLogger("tensorflow")

@@ -37,6 +37,7 @@ def get_config():
 """
 
 
+@pytest.mark.slow
 def test_suggestion_learns_and_only_the_plot_is_written(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_model.py").write_text(EXPERIMENT)

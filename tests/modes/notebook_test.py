@@ -46,6 +46,7 @@ def equal(one, other):
     return one.keys() == other.keys() and all(np.array_equal(one[k], other[k]) for k in one)
 
 
+@pytest.mark.slow
 def test_calls_have_the_bits_of_the_program_and_the_program_resumes_them(make, make_arguments):
     assert train.train_and_eval(make_arguments(KEYS)) == DONE
     program = weights(30)
@@ -207,6 +208,7 @@ def test_early_stopping_ends_all_further_calls(make):
     assert run.step == 20
 
 
+@pytest.mark.slow
 def test_mistakes_are_one_line(make):
     make().train(steps=5)
     with pytest.raises(ctl.UsageError, match="holds a run with another config"):

@@ -101,6 +101,7 @@ def make_rates(make_arguments, monkeypatch):
 CUSTOM = "tests.optimizers.custom"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trainer", "keys", "rates", "sets"),
     [  # the rate after a resume with the same config, and with a rate of 0.5 instead of 0.25

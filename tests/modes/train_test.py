@@ -60,6 +60,7 @@ def test_rejected_checkpoint_leaves_the_config_of_the_run_as_it_was(make_argumen
     assert not pathlib.Path("run/run.lock").exists()
 
 
+@pytest.mark.slow
 def test_run_does_not_resume_with_other_data_or_weights_unless_that_is_allowed(
     make_arguments, monkeypatch, capsys
 ):
@@ -205,6 +206,7 @@ def _kill(*_):
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_time_limit_ends_the_run_after_a_loop_with_an_evaluation(make_arguments, monkeypatch):
     now = iter(range(10_000))  # each reading of the clock is a second later
     clock = types.SimpleNamespace(monotonic=lambda: next(now))

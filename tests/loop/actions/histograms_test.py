@@ -49,6 +49,7 @@ def run(folder, *, replicas=1, **options):
     return trainer, [line for line in lines if not line.startswith("train ")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("replicas", "xla"), [(2, "off"), pytest.param(1, "gradients", marks=pytest.mark.slow)]
 )

@@ -58,6 +58,7 @@ class Recorder(keras.callbacks.Callback):  # of Keras 3
         self.calls.append("end")
 
 
+@pytest.mark.slow
 def test_loops_are_batches_and_evaluations_end_epochs_also_in_a_resumed_run(make):
     first, second = Recorder(), Recorder()
     with make(first, callbacks.CSVLogger("log.csv"), steps=20) as run:

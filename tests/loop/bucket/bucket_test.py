@@ -78,6 +78,7 @@ def test_everything_that_is_complete_is_in_the_store_when_a_run_ends(program, st
     assert f"Done: {store.url}/result.json" in out
 
 
+@pytest.mark.slow
 def test_run_continues_on_another_machine_with_the_bits_of_an_undisturbed_run(
     program, store, quick
 ):

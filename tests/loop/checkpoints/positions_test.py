@@ -51,6 +51,7 @@ def weights(steps):
     return np.concatenate([w.ravel() for step in steps for w in step.model.get_weights()])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_steps_of_one_checkpoint_resume_with_the_same_bits(tmp_path, replicas):
     """The critic, which has two steps for one of the generator, and a model of the user's own."""

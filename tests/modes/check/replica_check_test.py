@@ -5,6 +5,7 @@ import dataclasses
 import multiprocessing
 import os
 
+import pytest
 import tensorflow as tf
 
 from ctl.errors import UsageError
@@ -20,6 +21,7 @@ MEAN_OVER_THE_LOCAL_BATCH = """
     """
 
 
+@pytest.mark.slow
 def test_a_mean_over_the_local_batch_fails(make_factory):
     # In a thread of this process; checks_test.py compares in other processes.
     with concurrent.futures.ThreadPoolExecutor(1) as thread:

@@ -55,6 +55,7 @@ def test_gradients_of_every_model_are_checked(make_user_factory):
     assert outcome.observation == "all 8 trainable variables of 2 models change"
 
 
+@pytest.mark.slow
 def test_steps_after_the_first_do_not_diverge(make_user_factory):
     outcome = learning_checks.check_gradients(make_user_factory("Vae"))
     assert outcome.verdict == PASS, outcome
@@ -175,6 +176,7 @@ def test_step_that_fails_on_few_rows_is_compared_on_more_rows(make_user_factory)
     assert f"  Fails on {split}: {error}" in report.failure()
 
 
+@pytest.mark.slow
 def test_exception_on_a_split_is_reported_if_nothing_differs(make_user_factory):
     report = compare(make_user_factory("HardExamples"), (2,))
     assert not report.equivalent and not report.differences
@@ -197,6 +199,7 @@ def test_mean_over_tokens_with_their_number_as_weight_passes(make_user_factory):
     assert data_checks.check_evaluation(factory).verdict == PASS
 
 
+@pytest.mark.slow
 def test_texts_and_a_vocabulary_in_the_model_pass(make_user_factory):
     factory = make_user_factory("Texts", **{"optimizer.ema_decay": 0.9})
     for check in (data_checks.check_order, learning_checks.check_gradients):

@@ -613,6 +613,7 @@ SLOW_SPLITS = (Split(1, 3, 2), Split(4, 4), Split(2, 4, 2))
 ONE_ROW_SPLITS = [Split(2, 2), *(pytest.param(s, marks=pytest.mark.slow) for s in SLOW_SPLITS)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", ONE_ROW_SPLITS, ids=str)
 def test_trainer_of_one_row_per_part_computes_the_update_of_one_replica(split):
     expected = running.train(MapOverRows, split.reference)

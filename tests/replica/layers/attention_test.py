@@ -256,12 +256,14 @@ def test_attention_with_one_head_uses_the_kernel(gpu):
     assert count(program(from_parts(OneHead)))[:2] == (2, 2)
 
 
+@pytest.mark.slow
 def test_micro_batches_and_float16_use_the_kernel_and_a_mask_is_a_bias(gpu):
     text = program(from_parts(lambda: Part(padded)), precision="float16", micro_batches=2)
     forward, backward, _ = count(text)
     assert (forward, backward) == (4, 4) and "fmhaScaleBiasSoftmax" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "options"),
     [
@@ -281,6 +283,7 @@ def test_other_attention_is_the_formula(gpu, make, options):
     assert count(program(make, **options))[:2] == (0, 0)
 
 
+@pytest.mark.slow
 def test_the_estimate_of_memory_counts_matrices_only_where_the_kernel_is_not_used(gpu):
     make = from_parts(lambda: Own(is_causal=True))
     kernel, formula = (
@@ -296,6 +299,7 @@ def test_the_estimate_of_memory_counts_matrices_only_where_the_kernel_is_not_use
     assert 2 * kept <= kernel <= 4 * kept < logits
 
 
+@pytest.mark.slow
 def test_a_kernel_that_is_missing_is_the_formula_and_one_line(monkeypatch, caplog):
     monkeypatch.setattr(attention, "capability", lambda: (9, 0))  # but this machine has no GPU
     attention._try.cache_clear()
@@ -398,6 +402,7 @@ class Lengths(Trainer):
         return self.model(batch["x"], training=training)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("replicas", "parts"),
     [(2, 1), *(pytest.param(*each, marks=pytest.mark.slow) for each in [(4, 1), (1, 2)])],

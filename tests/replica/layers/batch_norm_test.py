@@ -325,6 +325,7 @@ class Plain(reference_model.ReferenceTrainer):
         )
 
 
+@pytest.mark.slow
 def test_ten_steps_are_the_same_on_any_replicas_and_restored_bit_for_bit(tmp_path):
     """The layer of tf_keras on one replica, whose batch needs no padding, is the reference."""
 

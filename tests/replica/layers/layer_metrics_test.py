@@ -77,6 +77,7 @@ def test_metrics_of_layers_are_those_of_the_rows_that_exist(replicas, options, c
     assert "Metric 'deviation' of layer observed is not reported" in caplog.text
 
 
+@pytest.mark.slow
 def test_evaluation_keeps_the_metrics_of_the_steps_before_it():
     strategy = one_batch.strategy(2)
     with strategy.scope():

@@ -63,6 +63,7 @@ def test_update_and_new_error_sum_to_the_gradient_and_the_old_error():
             np.testing.assert_allclose(update + change, gradient, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("replicas", "count"), [(2, 1), pytest.param(4, 2, marks=pytest.mark.slow)]
 )

@@ -172,6 +172,7 @@ def test_averaged_weights_are_neither_trained_nor_saved(tmp_path):
             action()
 
 
+@pytest.mark.slow
 def test_resumed_run_has_the_bits_of_the_undisturbed_one_and_the_averages_of_one_replica(tmp_path):
     trainer, other = make(2, batch=7, on_non_finite="skip"), make(1, batch=7)
     trainer.train(tf.constant(3))

@@ -101,6 +101,7 @@ def test_groups_have_one_update_with_a_joint_clip_schedules_and_skipped_steps(
     assert [int(o.iterations.numpy()) for o in (step.optimizer, other)] == [STEPS - 1] * 2
 
 
+@pytest.mark.slow
 def test_groups_resume_on_other_replicas_with_sharded_slots(tmp_path):
     step = make_step(2, 5, shard_state=True)
     train(step, 5, 5)

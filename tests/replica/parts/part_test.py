@@ -1,6 +1,7 @@
 """A part of the step changes the gradients of the global batch, and has its state in checkpoints."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 import tf_keras
 
@@ -41,6 +42,7 @@ def make(replicas, **options):
     )
 
 
+@pytest.mark.slow
 def test_part_changes_gradients_before_they_are_clipped_and_is_resumed(tmp_path, monkeypatch):
     bound = 1e-6  # less than every gradient, so that the factor has no effect on what is clipped
     expected = {0.0: make(1), bound: make(1, clip=Clip(value=bound))}

@@ -74,6 +74,7 @@ def test_every_replica_trains_a_layer_from_its_step_on(replicas, loops, options)
             np.testing.assert_allclose(copy, value, rtol=0, atol=1e-11, err_msg=variable.name)
 
 
+@pytest.mark.slow
 def test_run_that_is_resumed_before_at_or_after_the_step_has_the_same_bits(tmp_path):
     groups = [dict(variables="embedding/*", frozen_until="2 epochs")]  # of one step
     trainer = make(optimizer=lambda: tf_keras.optimizers.Adam(0.1), optimizer_groups=groups)

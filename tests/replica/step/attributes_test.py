@@ -1,6 +1,7 @@
 """What a trainer keeps apart from the attributes of a subclass, and reads of them."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 import tf_keras
 
@@ -29,6 +30,7 @@ class Assigning(reference_model.ReferenceTrainer):
             setattr(self, name, tf.Variable(3.0, name=name.strip("_")))
 
 
+@pytest.mark.slow
 def test_attributes_of_a_subclass_do_not_collide_with_those_of_ctl(tmp_path):
     options = {"precision": "float16", "xla": "off", "norms": "global"}
     plain, trainer = (

@@ -116,6 +116,7 @@ class DrawsInMetrics(reference_model.ReferenceTrainer):
             metric.update_state(noise, sample_weight=weights)
 
 
+@pytest.mark.slow
 def test_metrics_draw_the_numbers_of_the_undivided_batch_in_every_micro_batch():
     one, other = (
         reference_model.make_trainer(
