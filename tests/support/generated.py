@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 from ctl import main
 from ctl.errors import UsageError
+from ctl.hardware import quiet
 from ctl.loop.workdir import Workdir
 from tests.support import experiments
 
@@ -150,6 +151,7 @@ class _Blocker:
 
 def run_without_tensorflow(arguments, **environment):
     """Runs the program in this process, up to the point where it would import TensorFlow."""
+    quiet.hide_absl_messages()  # once per process; it looks for TensorFlow without importing it
     configs, check_config = [], Workdir.check_config
 
     def record(self, config, **options):
