@@ -223,11 +223,15 @@ def describe_step(
     """Returns what a curve has of a step, from all variables after it and before it."""
     tensors = _select_tensors(values)
     changes = [value.astype(np.float64) - before[name] for name, value in tensors.items()]
-    content = b"".join(np.ascontiguousarray(value).tobytes() for value in values.values())
+    digest = hashlib.blake2b(digest_size=8)
+    for (
+        value
+    ) in values.values():  # one by one: together they need the memory of all variables again
+        digest.update(np.ascontiguousarray(value).tobytes())
     return {
         "loss": loss,
         "update": [float(np.linalg.norm(change.ravel())) for change in changes],
-        "bits": hashlib.blake2b(content, digest_size=8).hexdigest(),
+        "bits": digest.hexdigest(),
     }
 
 

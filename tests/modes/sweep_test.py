@@ -135,7 +135,6 @@ def test_done_run_is_started_again_if_its_config_changes_or_with_fresh(sweep):
             "--sweep=tpe:2",
             "experiment.py has no get_sweep(trial): define one that returns a dict, such as",
         ),
-        ("--sweep=sed=1", "There is no config key sed: did you mean seed?"),
     ],
 )
 def test_mistake_is_one_line_and_starts_nothing(sweep, capsys, flags, line):
