@@ -21,47 +21,22 @@ from tests.data.reading import (
 )
 
 SEED = 3
-KINDS = ["source", "dataset", "files"]
-# (number of examples, global batch size, replicas, input pipelines)
-EVALUATIONS = [(21, 5, 1, 1), (20, 4, 2, 1), (21, 5, 4, 1), (22, 5, 4, 2), (2, 130, 4, 4)]
+KINDS = ["source", "dataset", "unknown length"]
 
 
-@pytest.fixture
-def make(tmp_path):
-    """Makes new data: a source, a dataset or files, the last two shuffled for training."""
-
-    def build(kind, count, *, split="train", cache=False):
-        if kind == "source":
-            return ctl.data.arrays(features(count))
-        if kind == "dataset":
-            dataset = tf.data.Dataset.from_tensor_slices(features(count))
-            return dataset.shuffle(4, seed=SEED) if split == "train" else dataset
-        shards = min(3, count) if split == "train" else 1
-        for shard in range(shards):
-            write_records(tmp_path / f"{split}-{shard}.tfrecord", range(shard, count, shards))
-        dataset = tf.data.TFRecordDataset(sorted(map(str, tmp_path.glob(f"{split}-*.tfrecord"))))
-        dataset = dataset.map(parse_record)
-        dataset = dataset.cache() if cache else dataset
-        return dataset.shuffle(4, seed=SEED) if split == "train" else dataset
-
-    return build
+def make(kind, count, *, split="train"):
+    """Makes new data: a source or a dataset, which is shuffled for training."""
+    if kind == "source":
+        return ctl.data.arrays(features(count))
+    dataset = tf.data.Dataset.from_tensor_slices(features(count))
+    if kind == "unknown length":
+        dataset = dataset.filter(lambda _: True)
+    return dataset.shuffle(4, seed=SEED) if split == "train" else dataset
 
 
 def features(count):
     """Ids, and the values that `check_rows_and_padding` expects."""
     return {"id": np.arange(count), "x": np.arange(2.0 * count).reshape(count, 2) + 0.5}
-
-
-def write_records(path, ids):
-    if not path.exists():
-        with tf.io.TFRecordWriter(str(path)) as writer:
-            for i in ids:
-                writer.write(str(i).encode())
-
-
-def parse_record(record):
-    i = tf.strings.to_number(record, tf.int64)
-    return {"id": i, "x": tf.cast(tf.stack([2 * i, 2 * i + 1]), tf.float64) + 0.5}
 
 
 def training(data, layout, *, start=0, prefetch=2, shard=None):
@@ -85,11 +60,11 @@ def one_replica_ids(data, batch, steps, *, start=0, shard=None):
 @pytest.mark.parametrize(
     ("kind", "batch", "replicas", "pipelines"),
     [
-        *(("source", *layout) for layout in [*LAYOUTS, (5, 1, 1), (5, 8, 4)]),
+        *(("source", *layout) for layout in [LAYOUTS[0], LAYOUTS[2], (5, 8, 4)]),
         *((kind, *LAYOUTS[2]) for kind in KINDS[1:]),
     ],
 )
-def test_training_batches_are_those_of_one_replica(make, kind, batch, replicas, pipelines):
+def test_training_batches_are_those_of_one_replica(kind, batch, replicas, pipelines):
     count, steps = 11, 4
     expected = one_replica_ids(make(kind, count), batch, steps)
     assert [len(ids) for ids in expected] == [batch] * steps
@@ -100,29 +75,29 @@ def test_training_batches_are_those_of_one_replica(make, kind, batch, replicas, 
     for step in read:
         check_rows_and_padding(step, layouts[0], batch)
     # Shapes are static, and there is a mask only where rows can be missing.
-    spec, row_mask = streams[0].element_spec
-    assert spec["id"].shape == [layouts[0].rows_per_replica]
-    assert spec["x"].shape == [layouts[0].rows_per_replica, 2]
-    if batch % replicas:
-        assert row_mask == tf.TensorSpec([layouts[0].rows_per_replica], tf.float32)
+    check_spec(streams[0], layouts[0], has_mask=batch % replicas)
+
+
+def check_spec(stream, layout, *, has_mask):
+    spec, row_mask = stream.element_spec
+    rows = layout.rows_per_replica
+    assert (spec["id"].shape, spec["x"].shape) == ([rows], [rows, 2])
+    if has_mask:
+        assert row_mask == tf.TensorSpec([rows], tf.float32)
     else:
         assert not isinstance(row_mask, tf.TensorSpec)
 
 
-@pytest.mark.parametrize(
-    ("kind", "cache"),
-    [("source", False), ("dataset", False), ("files", True), ("files", False)],
-)
-def test_training_from_any_step_is_the_rest_of_the_uninterrupted_stream(make, kind, cache):
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_from_any_step_is_the_rest_of_the_uninterrupted_stream(kind):
     count, batch, steps = 11, 4, 12
-    uninterrupted = one_replica_ids(make(kind, count, cache=cache), batch, steps)
+    uninterrupted = one_replica_ids(make(kind, count), batch, steps)
     epochs = np.reshape(np.concatenate(uninterrupted)[: 4 * count], [4, count])
     assert all(sorted(epoch) == list(range(count)) for epoch in epochs)
     assert len({epoch.tobytes() for epoch in epochs}) == 4
     layout = Layout(batch, 2)
-    for start in (1, 3, 7):
-        data = make(kind, count, cache=cache)
-        read = read_steps([training(data, layout, start=start)], layout, steps - start)
+    for start in (1, 7):
+        read = read_steps([training(make(kind, count), layout, start=start)], layout, steps - start)
         assert [real_ids(step) for step in read] == uninterrupted[start:]
 
 
@@ -134,21 +109,20 @@ def test_training_on_a_dataset_keeps_its_order_and_continues_across_epochs():
     assert one_replica_ids(numbers(3), 8, 1) == [[0, 1, 2, 0, 1, 2, 0, 1]]
 
 
-@pytest.mark.parametrize(("kind", "prefetch"), [("source", -1), ("dataset", 0), ("files", 3)])
-def test_prefetching_does_not_change_the_stream(make, kind, prefetch):
+@pytest.mark.parametrize(("kind", "prefetch"), [("source", -1), ("dataset", 0)])
+def test_prefetching_does_not_change_the_stream(kind, prefetch):
     layout = Layout(5, 2)
     read = read_steps([training(make(kind, 11), layout, prefetch=prefetch)], layout, 4)
     assert [real_ids(step) for step in read] == one_replica_ids(make(kind, 11), 5, 4)
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "unknown length"])
-def test_training_stream_has_infinite_cardinality(make, kind):
-    data = numbers(3).filter(lambda _: True) if kind == "unknown length" else make(kind, 3)
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_stream_has_infinite_cardinality(kind):
     for layout in (Layout(4, 1), Layout(4, 2)):
-        assert training(data, layout).cardinality() == tf.data.INFINITE_CARDINALITY
+        assert training(make(kind, 3), layout).cardinality() == tf.data.INFINITE_CARDINALITY
 
 
-def test_resuming_a_dataset_warns_that_it_is_read_again(make, caplog):
+def test_resuming_a_dataset_warns_that_it_is_read_again(caplog):
     with caplog.at_level(logging.WARNING, "ctl"):
         training(make("source", 3), Layout(4, 2), start=7)
         training(make("dataset", 3), Layout(4, 2), start=0)
@@ -159,8 +133,8 @@ def test_resuming_a_dataset_warns_that_it_is_read_again(make, caplog):
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_chunks_stack_consecutive_batches(make, kind):
+@pytest.mark.parametrize("kind", KINDS[:2])
+def test_chunks_stack_consecutive_batches(kind):
     layout, size = Layout(4, 1), 3
     chunks = kind_of(make(kind, 11)).chunks(layout, seed=SEED, start=2, size=size)
     (chunk,) = distribution.disable_autotune(chunks).take(1)
@@ -174,33 +148,29 @@ def test_chunks_stack_consecutive_batches(make, kind):
 @pytest.mark.parametrize(
     ("kind", "count", "batch", "replicas", "pipelines"),
     [
-        *(("source", *each) for each in EVALUATIONS),
-        *((kind, *each) for kind in KINDS[1:] for each in EVALUATIONS[2:4]),
+        ("source", 20, 4, 2, 1),
+        ("source", 22, 5, 4, 2),
+        ("source", 2, 130, 4, 4),
+        ("dataset", 22, 5, 4, 2),
     ],
 )
-def test_evaluation_reads_each_example_once_and_in_order(
-    make, kind, count, batch, replicas, pipelines
-):
+def test_evaluation_reads_each_example_once_and_in_order(kind, count, batch, replicas, pipelines):
     data = make(kind, count, split="eval")
     layouts = pipeline_layouts(batch, replicas, pipelines)
     steps = -(-count // batch)
-    assert kind == "files" or kind_of(data).steps(layouts[0]) == steps
+    assert kind_of(data).steps(layouts[0]) == steps
     streams = [evaluation(data, layout) for layout in layouts]
     read = read_steps(streams, layouts[0], steps)
     assert [i for step in read for i in real_ids(step)] == list(range(count))
     for number, step in enumerate(read):
         check_rows_and_padding(step, layouts[0], min(batch, count - number * batch))
     # Shapes are static, and there is always a mask.
-    spec, row_mask = streams[0].element_spec
-    assert spec["id"].shape == [layouts[0].rows_per_replica]
-    assert spec["x"].shape == [layouts[0].rows_per_replica, 2]
-    assert row_mask == tf.TensorSpec([layouts[0].rows_per_replica], tf.float32)
+    check_spec(streams[0], layouts[0], has_mask=True)
 
 
-@pytest.mark.parametrize(("batch", "replicas", "pipelines"), [(5, 1, 1), (5, 4, 2)])
-def test_evaluation_of_a_dataset_of_unknown_length_reads_to_its_end(batch, replicas, pipelines):
+def test_evaluation_of_a_dataset_of_unknown_length_reads_to_its_end():
     data = numbers(30).filter(lambda example: example["id"] % 10 < 7)
-    layouts = pipeline_layouts(batch, replicas, pipelines)
+    layouts = pipeline_layouts(*LAYOUTS[2])
     assert kind_of(data).steps(layouts[0]) is None
     streams = [distribution.disable_autotune(evaluation(data, layout)) for layout in layouts]
     lengths = {sum(1 for _ in stream) for stream in streams}
@@ -232,7 +202,7 @@ class Computed(ctl.data.Source):
         return {"id": indexes, "x": x}
 
 
-@pytest.mark.parametrize("start", [0, 2, 2**40])
+@pytest.mark.parametrize("start", [2, 2**40])
 def test_training_batches_hold_the_examples_of_the_sampler(start):
     positions = tf.range(start * 4, start * 4 + 12, dtype=tf.int64)
     indexes = sampler.example_indexes(positions, count=11, seed=SEED, span=12)
@@ -241,14 +211,11 @@ def test_training_batches_hold_the_examples_of_the_sampler(start):
 
 
 @pytest.mark.parametrize("limit", [1, 3, 16])
-@pytest.mark.parametrize(("batch", "replicas", "pipelines"), [(5, 1, 1), (5, 4, 2)])
-def test_number_of_batches_per_call_does_not_change_the_stream(
-    monkeypatch, batch, replicas, pipelines, limit
-):
+def test_number_of_batches_per_call_does_not_change_the_stream(monkeypatch, limit):
     """Also if a call ends between two replicas of a global batch."""
-    count, steps, start = 11, 9, 3
+    count, steps, start, batch = 11, 9, 3, 5
     expected = one_replica_ids(Computed(count), batch, start + steps)[start:]
-    layouts = pipeline_layouts(batch, replicas, pipelines)
+    layouts = pipeline_layouts(*LAYOUTS[2])
     monkeypatch.setattr(batching, "MAX_BATCHES_PER_CALL", limit)
     data = ctl.data.arrays(features(count))
     streams = [training(data, layout, start=start) for layout in layouts]
@@ -278,12 +245,11 @@ def test_shards_of_all_workers_make_up_the_stream(source):
     assert together == one_replica_ids(source, 4, 15, start=start)
 
 
-@pytest.mark.parametrize("count", [20, 21])
-def test_evaluation_data_repeats_after_the_last_example(count):
+def test_evaluation_data_repeats_after_the_last_example():
     layout = Layout(5, 2)
-    stream = kind_of(ctl.data.arrays({"id": range(count)})).evaluation(layout)
-    steps = read_steps([stream], layout, 2 * -(-count // 5))
-    assert [i for step in steps for i in real_ids(step)] == [*range(count), *range(count)]
+    stream = kind_of(ctl.data.arrays({"id": range(21)})).evaluation(layout)
+    ids = [i for step in read_steps([stream], layout, 10) for i in real_ids(step)]
+    assert ids == [*range(21), *range(21)]
 
 
 # Layouts.

@@ -13,13 +13,6 @@ from ctl.data.layout import Layout
 from tests.data.reading import numbers, one_line
 
 
-def training(kind, layout):
-    """The training stream of eleven examples."""
-    shuffled = numbers(11).shuffle(4, seed=3)
-    data = ctl.data.arrays({"id": range(11)}) if kind == "source" else shuffled
-    return kind_of(data).training(layout, seed=3, start=0, prefetch=2)
-
-
 def evaluation(data, layout):
     return kind_of(data).evaluation(layout, prefetch=2)
 
@@ -48,54 +41,8 @@ def steps(strategy, dataset, count=None):
 
 
 @pytest.mark.parametrize(
-    ("kind", "batch", "replicas"),
-    [("source", 5, 1), ("dataset", 8, 2), ("source", 5, 4), ("dataset", 5, 4)],
-)
-def test_each_replica_gets_its_contiguous_rows(kind, batch, replicas):
-    replicated = testing.make_strategy(replicas)
-    dataset = distribution.from_function(
-        replicated, lambda context: training(kind, Layout.from_context(context, batch))
-    )
-    read = steps(replicated, dataset, count=3)
-    undistributed = distribution.disable_autotune(training(kind, Layout(batch, 1)).take(3))
-    rows = -(-batch // replicas)
-    for (global_batch, _), (per_replica_ids, masks) in zip(undistributed, read, strict=True):
-        ids = global_batch["id"].numpy().tolist()
-        padded = ids + ids[-1:] * (rows * replicas - batch)
-        assert per_replica_ids == [padded[r * rows : (r + 1) * rows] for r in range(replicas)]
-        if batch % replicas:
-            assert np.concatenate(masks).tolist() == [1] * batch + [0] * (len(padded) - batch)
-        else:
-            assert all(mask is None for mask in masks)
-
-
-@pytest.mark.parametrize(("replicas", "known"), [(1, True), (2, False), (4, True), (4, False)])
-def test_all_replicas_reach_the_end_of_an_evaluation_in_the_same_step(replicas, known):
-    replicated = testing.make_strategy(replicas)
-    data = numbers(21) if known else numbers(21).filter(lambda _: True)
-    dataset = distribution.from_function(
-        replicated, lambda context: evaluation(data, Layout.from_context(context, 5))
-    )
-    read = steps(replicated, dataset)
-    assert len(read) == 5
-    ids = np.concatenate([ids for per_replica_ids, _ in read for ids in per_replica_ids])
-    row_mask = np.concatenate([mask for _, masks in read for mask in masks])
-    assert ids[row_mask == 1].tolist() == list(range(21))
-
-
-def test_evaluation_can_be_iterated_again():
-    replicated = testing.make_strategy(2)
-    data = ctl.data.arrays({"id": range(21)})
-    dataset = distribution.from_function(
-        replicated, lambda context: evaluation(data, Layout.from_context(context, 5))
-    )
-    assert steps(replicated, dataset, count=5) == steps(replicated, dataset, count=5)
-
-
-@pytest.mark.parametrize(
     ("replicas", "expected"),
     [
-        (1, [[[0, 1, 2, 3, 4, 5, 6]], [[7, 8, 9]]]),
         (2, [[[0, 1, 2, 3], [4, 5, 6]], [[7, 8], [9]]]),
         (4, [[[0, 1], [2, 3], [4, 5], [6]], [[7], [8], [9], []]]),
     ],
@@ -146,18 +93,16 @@ def per_replica(strategy, make_stream, count=None):
     return [ids for ids, _ in steps(strategy, dataset, count)]
 
 
-@pytest.mark.parametrize("drop_remainder", [True, False])
-def test_per_replica_batches_go_to_consecutive_replicas(drop_remainder):
-    data = ctl.data.PerReplica(numbers(12).batch(3, drop_remainder=drop_remainder))
+def test_per_replica_batches_go_to_consecutive_replicas():
+    data = ctl.data.PerReplica(numbers(12).batch(3))
 
     def resumed(layout):
         return kind_of(data).training(layout, seed=0, start=3, prefetch=2)
 
+    strategy = testing.make_strategy(2)
     expected = [[[0, 1, 2], [3, 4, 5]], [[6, 7, 8], [9, 10, 11]]]
-    assert (
-        per_replica(testing.make_strategy(2), lambda layout: evaluation(data, layout)) == expected
-    )
-    assert per_replica(testing.make_strategy(2), resumed, count=2) == expected[::-1]
+    assert per_replica(strategy, lambda layout: evaluation(data, layout)) == expected
+    assert per_replica(strategy, resumed, count=2) == expected[::-1]
     assert kind_of(data).steps(Layout(6, 2)) is None
 
 
@@ -217,27 +162,46 @@ def ids_of_steps(strategy, dataset, count):
 
 
 @pytest.mark.parametrize(
-    ("kind", "replicas"), [*((kind, 2) for kind in KINDS), ("source", 1), ("per replica", 1)]
+    ("kind", "replicas", "batches"),
+    [
+        ("source", 1, 3),
+        *((kind, 4, 3) for kind in ("source", "dataset", "dataset of unknown length")),
+        ("global batches", 4, 2),
+        ("per replica", 1, 3),
+        ("per replica", 2, 2),
+    ],
 )
-def test_evaluation_reads_each_example_once(kind, replicas):
+def test_evaluation_reads_each_example_once_and_ends_on_all_replicas_in_the_same_step(
+    kind, replicas, batches
+):
     replicated = testing.make_strategy(replicas)
     pipeline, _ = make_pipeline(replicated, KINDS[kind])
-    assert pipeline.evaluation_steps(8) == (2 if kind in ("source", "dataset") else None)
-    batches = 3 if (kind, replicas) == ("per replica", 1) else 2
-    ids = ids_of_steps(replicated, pipeline.evaluation_dataset(8), batches)
-    assert np.concatenate(ids).tolist() == list(range(12))
+    assert pipeline.evaluation_steps(5) == (3 if kind in ("source", "dataset") else None)
+    dataset = pipeline.evaluation_dataset(5)
+    for _ in range(2):
+        # The dataset of a source has no end: it begins again.
+        ids = ids_of_steps(replicated, dataset, batches if kind == "source" else None)
+        assert len(ids) == batches and np.concatenate(ids).tolist() == list(range(12))
 
 
 @pytest.mark.parametrize(
-    ("make", "replicas"), [(KINDS["source"], 2), (lambda: numbers(12).shuffle(5, seed=1), 4)]
+    ("make", "batch", "replicas"),
+    [(KINDS["source"], 5, 4), (lambda: numbers(12).shuffle(5, seed=1), 8, 2)],
 )
-def test_training_data_is_the_same_on_any_replicas_and_from_any_step(make, replicas):
+def test_replicas_get_the_contiguous_rows_of_one_replica_from_any_step(make, batch, replicas):
     one, replicated = testing.make_strategy(1), testing.make_strategy(replicas)
-    expected = ids_of_steps(one, make_pipeline(one, make)[0].training_dataset(5, start=0), 6)
+    expected = ids_of_steps(one, make_pipeline(one, make)[0].training_dataset(batch, start=0), 5)
     pipeline, _ = make_pipeline(replicated, make)
-    for start in (0, 4, 2, 2):  # back and forth in one process, as a rollback does
-        ids = ids_of_steps(replicated, pipeline.training_dataset(5, start=start), 6 - start)
-        assert ids == expected[start:]
+    rows = -(-batch // replicas)
+    for start in (0, 4, 2):  # back and forth in one process, as a rollback does
+        read = steps(replicated, pipeline.training_dataset(batch, start=start), 5 - start)
+        for ids, (per_replica_ids, masks) in zip(expected[start:], read, strict=True):
+            padded = ids + ids[-1:] * (rows * replicas - batch)
+            assert per_replica_ids == [padded[r * rows : (r + 1) * rows] for r in range(replicas)]
+            if batch % replicas:
+                assert np.concatenate(masks).tolist() == [1] * batch + [0] * (len(padded) - batch)
+            else:
+                assert all(mask is None for mask in masks)
 
 
 def test_source_is_built_once_per_split_and_dataset_each_time():
@@ -253,9 +217,8 @@ def test_source_is_built_once_per_split_and_dataset_each_time():
     assert len(calls) > before
 
 
-@pytest.mark.parametrize("replicas", [1, 4])
-def test_dataset_that_its_author_shards_by_the_context_loses_no_example(replicas):
-    strategy = testing.make_strategy(replicas)
+def test_dataset_that_its_author_shards_by_the_context_loses_no_example():
+    strategy = testing.make_strategy(4)
 
     def build_dataset(split, context):
         return numbers(12).shard(context.num_input_pipelines, context.input_pipeline_id)
