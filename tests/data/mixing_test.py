@@ -1,5 +1,7 @@
 """ctl.data.mixture: several sources in fixed proportions."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,13 +11,11 @@ from ctl.data import mixing
 from ctl.data.elements import source_spec
 from ctl.data.kinds import kind_of
 from ctl.data.layout import Layout
-from ctl.loop import loop_numbers
+from ctl.loop.loop_numbers import measure_loop
 from ctl.loop.timing import Throughput
 from tests.data import token_model
-from tests.data.reading import LAYOUTS, one_line, read_steps
+from tests.data.reading import one_line, read_all, read_steps
 from tests.support import reference_model
-
-LONG = [pytest.mark.slow, pytest.mark.long]
 
 
 def numbers(first, count):
@@ -48,6 +48,12 @@ def read_ids(source, batch, steps, *, start=0, seed=3):
     return np.concatenate([step[0].batch["id"] for step in steps])
 
 
+@functools.cache
+def stream():
+    """The first 13,000 ids of two_sources(), three periods."""
+    return read_ids(two_sources(), 1000, 13)
+
+
 class InOrder(ctl.data.Arrays):
     """Examples that are not shuffled."""
 
@@ -62,8 +68,7 @@ def test_source_keeps_its_own_order():
 
 
 @pytest.mark.parametrize(
-    ("weights", "period"),
-    [([0.7, 0.3], 10), ([1, 1, 1], 3), ([0.5, 0.25, 0.125, 0.125], 8), ([3.0, 4], 7)],
+    ("weights", "period"), [([0.7, 0.3], 10), ([3.0, 4], 7), ([0.5, 0.25, 0.125, 0.125], 8)]
 )
 def test_proportions_are_exact_in_every_period(weights, period):
     sources = {f"s{i}": (numbers(100 * i, 5 + i), w) for i, w in enumerate(weights)}
@@ -71,7 +76,9 @@ def test_proportions_are_exact_in_every_period(weights, period):
     rows = np.array(source._rows)
     assert rows.sum() % period == 0
     np.testing.assert_allclose(rows / rows.sum(), np.array(weights) / sum(weights), atol=1e-15)
-    origin = read_ids(source, 256, 3 * rows.sum() // 256 + 1) // 100
+    positions = tf.range(3 * rows.sum(), dtype=tf.int64)
+    indexes, _ = source.training_order(positions, batch_size=1, seed=3, span=len(positions))
+    origin = source.gather(indexes)["id"].numpy() // 100
     for first in (0, 17, rows.sum() + 1):
         counts = np.bincount(origin[first : first + rows.sum()])
         assert counts.tolist() == rows.tolist()
@@ -85,7 +92,7 @@ def test_proportions_without_a_common_denominator_are_rounded():
 
 
 def test_short_parts_of_the_stream_are_close_to_the_proportions():
-    origin = read_ids(two_sources(), 100, 200) // 100
+    origin = stream() // 100
     counts = np.cumsum(origin == 0)
     # Where the next row of a source lies in its part is random, so it is off by less than one row
     # for each of the two ends.
@@ -97,7 +104,7 @@ def test_short_parts_of_the_stream_are_close_to_the_proportions():
 
 
 def test_source_is_read_without_replacement_in_each_of_its_epochs():
-    ids = read_ids(two_sources(), 10, 70)
+    ids = stream()
     for first, count in ((0, 7), (100, 3)):
         own = ids[(ids >= first) & (ids < first + count)]
         epochs = own[: len(own) // count * count].reshape(-1, count)
@@ -111,59 +118,53 @@ def test_sources_of_one_length_have_their_own_orders():
     assert (ids[ids < 100].tolist()) != (ids[ids >= 100] - 100).tolist()
 
 
-@pytest.mark.parametrize(
-    ("batch", "replicas", "pipelines"),
-    [LAYOUTS[2], *(pytest.param(*x, marks=LONG) for x in LAYOUTS[:2])],
-)
-def test_rows_of_a_step_are_the_same_on_any_replicas_and_after_a_restart(
-    batch, replicas, pipelines
-):
-    token_model.check_order(two_sources, batch, replicas, pipelines, name="id")
+def test_rows_of_a_step_are_the_same_on_any_replicas_and_after_a_restart():
+    token_model.check_order(two_sources, name="id")
 
 
-@pytest.mark.parametrize("start", [1, 2**40])
-def test_every_step_is_computed_from_its_number(start):
-    expected = read_ids(two_sources(), 6, 3, start=start)[-6:]
-    np.testing.assert_array_equal(read_ids(two_sources(), 6, 1, start=start + 2), expected)
+def test_every_step_is_computed_from_its_number():
+    positions = tf.range(2**40, 2**40 + 18, dtype=tf.int64)
+    rows = two_sources().training_order(positions, batch_size=6, seed=3, span=18)
+    last = two_sources().training_order(positions[-6:], batch_size=6, seed=3, span=6)
+    for whole, part in zip(rows, last, strict=True):
+        np.testing.assert_array_equal(whole[-6:], part)
 
 
-@pytest.mark.parametrize("positions", [0, 1, 999, 4096 * 3 + 17])
-def test_examples_and_epochs_of_each_source_are_counted(positions):
-    counts = two_sources().count_examples(positions, seed=3)
-    origin = read_ids(two_sources(), 1000, positions // 1000 + 1)[:positions] // 100
-    assert [c["examples"] for c in counts.values()] == [(origin == i).sum() for i in (0, 1)]
-    assert [c["epochs"] for c in counts.values()] == [
-        (origin == 0).sum() / 7,
-        (origin == 1).sum() / 3,
-    ]
+def test_examples_and_epochs_of_each_source_are_counted():
+    source = two_sources()
+    for positions in (0, 1, 999, 4096 * 3 + 17):
+        origin = stream()[:positions] // 100
+        a, b = (origin == 0).sum(), (origin == 1).sum()
+        assert source.count_examples(positions, seed=3) == {
+            "a": {"examples": a, "epochs": a / 7},
+            "b": {"examples": b, "epochs": b / 3},
+        }
 
 
-def test_counts_are_in_the_metrics_of_a_loop_and_in_the_result():
-    def data(split):
-        sources = {n: ctl.data.arrays(reference_model.examples(c)) for n, c in (("a", 9), ("b", 4))}
-        return ctl.data.mixture({"a": (sources["a"], 3), "b": (sources["b"], 1)})
-
-    body = {"data_factory": staticmethod(data)}
+def test_counts_are_in_the_metrics_of_a_loop():
+    sizes, weights = {"a": 9, "b": 4}, {"a": 3, "b": 1}
+    sources = {n: (ctl.data.arrays(reference_model.examples(sizes[n])), weights[n]) for n in sizes}
+    body = {"data_factory": staticmethod(lambda split: ctl.data.mixture(sources))}
     cls = type("Mixed", (reference_model.ReferenceTrainer,), body)
     trainer = reference_model.make_trainer(ctl.testing.make_strategy(1), 8, cls=cls)
-    trainer.train(tf.constant(5))
-    counts = loop_numbers.count_examples(trainer, 5)
-    assert sum(c["examples"] for c in counts.values()) == 40
-    assert counts["a"]["examples"] == pytest.approx(30, abs=2)
-    logged = loop_numbers.measure_loop(trainer, Throughput(batch=8))
-    for name, size in (("a", 9), ("b", 4)):
-        assert logged[f"examples/{name}"] == counts[name]["examples"]
-        assert logged[f"epochs/{name}"] == counts[name]["examples"] / size
+    trainer.global_step.assign(5)
+    logged = measure_loop(trainer, Throughput(batch=8))
+    assert logged["examples/a"] + logged["examples/b"] == 40
+    assert logged["examples/a"] == pytest.approx(30, abs=2)
+    for name, size in sizes.items():
+        assert logged[f"epochs/{name}"] == logged[f"examples/{name}"] / size
+
+
+def read_augmented(source, augment, steps):
+    """The features of the augmented training stream."""
+    data = ctl.data.augmented(source, augment)
+    batches = kind_of(data).training(Layout(10, 1), seed=3, start=0, prefetch=1)
+    read = [step[0].batch for step in read_steps([batches], Layout(10, 1), steps)]
+    return {name: np.concatenate([batch[name] for batch in read]) for name in read[0]}
 
 
 def test_augmentation_has_a_seed_per_epoch_of_the_source_and_example():
-    def augment(example, seed):
-        return {**example, "seed": seed}
-
-    data = ctl.data.augmented(two_sources(), augment)
-    stream = kind_of(data).training(Layout(10, 1), seed=3, start=0, prefetch=1)
-    batches = [step[0].batch for step in read_steps([stream], Layout(10, 1), 30)]
-    seeds = np.concatenate([b["seed"] for b in batches])
+    seeds = read_augmented(two_sources(), lambda e, seed: {**e, "seed": seed}, 30)["seed"]
     assert len(np.unique(seeds, axis=0)) == 300
 
 
@@ -176,35 +177,29 @@ def test_evaluation_reads_every_example_once():
 
 def test_packed_sources_are_mixed():
     sources = {
-        name: (ctl.data.packed(ctl.data.sequences(token_model.documents(seed=seed)), 16), 1)
+        name: (ctl.data.packed(ctl.data.sequences(token_model.documents(9, seed=seed)), 16), 1)
         for name, seed in (("a", 0), ("b", 1))
     }
     source = ctl.data.mixture(sources)
-    rows = source.gather(tf.range(len(source), dtype=tf.int64))["x"]
-    parts = [s.gather(tf.range(len(s), dtype=tf.int64))["x"] for s, _ in sources.values()]
-    np.testing.assert_array_equal(rows, np.concatenate(parts))
+    parts = [read_all(s)["x"] for s, _ in sources.values()]
+    np.testing.assert_array_equal(read_all(source)["x"], np.concatenate(parts))
     assert source_spec(source)["x"].shape[1] == 16
 
 
-class Sized(Parsed):
-    """Images whose sizes are their numbers."""
-
-    def parse(self, row):
-        return {"image": tf.fill([row + 1, 1], row)}
-
-
 def test_rows_of_any_shape_are_parsed_one_by_one_by_the_function_of_their_source():
-    class Transposed(Sized):
+    class Sized(Parsed):
+        def parse(self, row):
+            return {"image": tf.fill([row + 1, 1], row)}
+
+    class Transposed(Parsed):
         def parse(self, row):
             return {"image": tf.transpose(tf.fill([1, row + 1], -row))}
 
     mixed = ctl.data.mixture({"a": (Sized(0, 7), 0.7), "b": (Transposed(100, 3), 0.3)})
     assert isinstance(mixed, ctl.data.RowSource)
     assert kind_of(ctl.data.augmented(mixed, lambda e, seed: {"id": e["image"][0, 0]})).spec()
-    data = ctl.data.augmented(mixed, lambda e, seed: {"id": e["image"][-1, 0]})
-    stream = kind_of(data).training(Layout(10, 1), seed=3, start=0, prefetch=1)
-    ids = np.concatenate([step[0].batch["id"] for step in read_steps([stream], Layout(10, 1), 7)])
-    expected = read_ids(two_sources(), 10, 7)
+    ids = read_augmented(mixed, lambda e, seed: {"id": e["image"][-1, 0]}, 7)["id"]
+    expected = stream()[:70]
     assert ids.tolist() == np.where(expected < 100, expected, -expected).tolist()
 
 

@@ -13,8 +13,7 @@ from ctl.data import distribution
 from ctl.data.kinds import kind_of
 from ctl.data.layout import Layout
 from ctl.loop.actions import leaks as retraces
-from ctl.loop.checkpoints.checkpointer import Checkpointer
-from tests.data.reading import pipeline_layouts, read_steps
+from tests.data.reading import LAYOUTS, pipeline_layouts, read_steps
 
 TOKENS, WIDTH = 11, 4
 
@@ -125,19 +124,6 @@ def check_guarantee(factory, batch, replicas, steps):
     assert set(trained.traces.values()) == {1}
 
 
-def check_resume(factory, batch, folder, steps):
-    """Checks a run that continues on two replicas, and then on one, against one without a stop."""
-    expected = train(factory, batch, 1, 3 * steps)
-    for count, replicas in enumerate((1, 2, 1)):
-        trainer = make_trainer(factory, batch, replicas)
-        checkpoints = Checkpointer(folder, trainer)
-        assert bool(checkpoints.all_restore_latest()) == (count > 0)
-        trainer.train(tf.constant(steps))
-        checkpoints.save()
-    for variable, (value,) in zip(trainer.model.variables, expected.copies, strict=True):
-        np.testing.assert_allclose(variable, value, rtol=0, atol=1e-13)
-
-
 def read_rows(factory, batch, replicas, pipelines, *, start, steps, name="x"):
     """The rows of a feature in each step, without padding, in the order of the replicas."""
     layouts = pipeline_layouts(batch, replicas, pipelines)
@@ -152,8 +138,9 @@ def read_rows(factory, batch, replicas, pipelines, *, start, steps, name="x"):
     ]
 
 
-def check_order(factory, batch, replicas, pipelines, *, name="x"):
-    """Checks the rows of resumed steps on several replicas against those of one replica."""
+def check_order(factory, *, name="x"):
+    """Checks the rows of resumed steps on replicas with uneven shares against those of one."""
+    batch, replicas, pipelines = LAYOUTS[2]
     expected = read_rows(factory, batch, 1, 1, start=0, steps=12, name=name)[7:]
     rows = read_rows(factory, batch, replicas, pipelines, start=7, steps=5, name=name)
     for row, values in zip(rows, expected, strict=True):

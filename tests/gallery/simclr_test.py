@@ -3,31 +3,10 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras
 
 import ctl
 from experiments.trainers import simclr
 from tests.gallery import curves
-
-IMAGES = np.random.default_rng(0).integers(256, size=(16, 28, 28)).astype(np.uint8)
-
-
-class Small(simclr.SimclrTrainer):
-    def build_dataset(self, split, input_context):
-        return ctl.data.arrays({"image": IMAGES, "label": np.arange(16) % 10})
-
-    def compute_metrics(self, collected):
-        return {"sum": np.sum(collected["features"])}
-
-
-def train(replicas):
-    model = dict(width=4, projection=3, temperature=0.5)
-    return curves.train(curves.build(Small, replicas, tf_keras.optimizers.Adam(1e-3), model=model))
-
-
-@pytest.mark.slow
-def test_the_curve_is_that_of_one_device():
-    curves.assert_same(train(1), train(2))
 
 
 def test_views_without_a_move_are_the_image(monkeypatch):
@@ -37,11 +16,11 @@ def test_views_without_a_move_are_the_image(monkeypatch):
     view = simclr.transform(image, "a")
     np.testing.assert_allclose(view, np.full_like(image, image[0, 13:15, 13:15].mean()), rtol=1e-5)
     values = {"angle": 0.0, "scale": 1.0, "dx": 3.0, "dy": 0.0}
-    monkeypatch.setattr(
-        ctl.random,
-        "uniform",
-        lambda shape, low, high, name: tf.constant([values[name.partition("/")[2]]]),
-    )
+
+    def draw(shape, low, high, name):
+        return tf.constant([values[name.partition("/")[2]]])
+
+    monkeypatch.setattr(ctl.random, "uniform", draw)
     view = simclr.transform(image, "a").numpy()
     np.testing.assert_allclose(view[0, :, :25], image[0, :, 3:], atol=1e-5)
     assert not view[0, :, 25:].any()
@@ -58,12 +37,7 @@ def test_linear_classifier_separates_classes():
 
 @pytest.mark.slow
 def test_the_experiment_trains_and_measures_the_features(tmp_path, monkeypatch):
-    idx = ctl.data.idx
-
-    def first(folder, split):
-        return ctl.data.arrays(idx(folder, split).gather(tf.range(500, dtype=tf.int64)))
-
-    monkeypatch.setattr(ctl.data, "idx", first)
+    curves.use_few_images(monkeypatch, 500)
     keys = {
         "train.steps": 5, "eval.before_training": False, "model.width": 8,
         "data.global_batch_size": 32,

@@ -22,9 +22,7 @@ SAVE_EVERY = 2
 def reject_collectives(monkeypatch):
     """Fails the test if a collective is run."""
     monkeypatch.setattr(ProcessGroup, "_sum", lambda *_, **__: pytest.fail("ran a collective"))
-    monkeypatch.setattr(
-        ProcessGroup, "_gather_from_replicas", lambda *_: pytest.fail("ran a collective")
-    )
+    monkeypatch.setattr(ProcessGroup, "_gather_from_replicas", lambda *_: pytest.fail("ran one"))
 
 
 def check_answers(processes):

@@ -14,7 +14,6 @@ ARM = "processor\t: 0\nFeatures\t: fp asimd sve bf16\n"
 @pytest.mark.parametrize(
     ("cpuinfo", "usable", "total", "line"),
     [
-        (X86, 8, 8, "8 logical cores, AMD EPYC"),
         (X86, 1, 1, "1 logical core, AMD EPYC"),
         (ARM, 2, 64, "2 of 64 logical cores"),
         ("", 8, 8, "8 logical cores"),
@@ -52,13 +51,10 @@ MEMINFO = "MemTotal:       16777216 kB\nMemFree:         100 kB\nMemAvailable:  
 @pytest.mark.parametrize(
     ("meminfo", "limits", "line"),
     [
-        (MEMINFO, [], "16.0 GiB, 8.0 GiB available"),
         (MEMINFO, ["max", ""], "16.0 GiB, 8.0 GiB available"),
         (MEMINFO, [str(2**60)], "16.0 GiB, 8.0 GiB available"),
-        (
-            MEMINFO, [str(4 * 2**30), str(2 * 2**30)],
-            "16.0 GiB, 8.0 GiB available, limited to 2.0 GiB by the container",
-        ),
+        (MEMINFO, [str(2**32), str(2**31)], "16.0 GiB, 8.0 GiB available, limited to 2.0 GiB by the "
+                                            "container"),
         ("MemTotal:       16777216 kB\n", [], "16.0 GiB"),
         ("", [], "unknown"),
     ],
@@ -70,7 +66,6 @@ def test_memory_is_described_by_its_size_and_what_a_process_may_use_of_it(meminf
 @pytest.mark.parametrize(
     ("files", "ulimits", "limit"),
     [
-        ({"meminfo": MEMINFO}, {}, 8 * 2**30 * 9 // 10),
         ({"meminfo": MEMINFO, "memory.max": "max"}, {}, 8 * 2**30 * 9 // 10),
         ({"meminfo": MEMINFO, "memory.max": str(10**9)}, {}, 9 * 10**8),
         ({"meminfo": MEMINFO}, {resource.RLIMIT_DATA: 10**9}, 10**9),

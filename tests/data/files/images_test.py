@@ -4,7 +4,6 @@ import gzip
 import hashlib
 import math
 import pathlib
-import random
 import re
 import struct
 import tracemalloc
@@ -50,16 +49,14 @@ LABELS = encode([3, 1, 0, 2], (4,))
 @pytest.fixture
 def folder(tmp_path):
     """A complete tiny dataset: four images of 3 x 2."""
-    write(tmp_path, IMAGES, LABELS)
+    write(tmp_path)
     return tmp_path
 
 
-def write(folder, images=None, labels=None, prefix="train", ending=""):
-    """Writes one split."""
-    if images is not None:
-        (folder / f"{prefix}-images-idx3-ubyte{ending}").write_bytes(images)
-    if labels is not None:
-        (folder / f"{prefix}-labels-idx1-ubyte{ending}").write_bytes(labels)
+def write(folder, images=IMAGES, labels=LABELS):
+    """Writes the training split."""
+    (folder / "train-images-idx3-ubyte").write_bytes(images)
+    (folder / "train-labels-idx1-ubyte").write_bytes(labels)
 
 
 @pytest.mark.parametrize(("split", "count"), [("train", 60_000), ("eval", 10_000)])
@@ -71,9 +68,6 @@ def test_reads_real_mnist(split, count):
     assert first["image"].dtype == tf.uint8
     assert first["label"].dtype == tf.int32
     assert first["label"].numpy().tolist() == FIRST_LABELS[split]
-    if split == "train":
-        mean = read_idx(MNIST / "train-images-idx3-ubyte.gz").mean() / 255
-        assert mean == pytest.approx(0.1307, abs=5e-5)  # as published
 
 
 def test_mnist_files_have_the_checksums_of_the_readme():
@@ -86,9 +80,8 @@ def test_mnist_files_have_the_checksums_of_the_readme():
     assert len(digests) == 4
 
 
-@pytest.mark.parametrize("zipped", [False, True], ids=["plain", "gzipped"])
 @pytest.mark.parametrize("kind", TYPES)
-def test_reads_every_type_into_the_byte_order_of_this_machine(tmp_path, kind, zipped):
+def test_reads_every_type_into_the_byte_order_of_this_machine(tmp_path, kind):
     letter, dtype = TYPES[kind]
     bits = 8 * struct.calcsize(letter)
     extremes = {
@@ -96,54 +89,36 @@ def test_reads_every_type_into_the_byte_order_of_this_machine(tmp_path, kind, zi
         "f": [0.5, -(2.0**100), math.inf],
         "d": [0.1, -(2.0**1000), math.inf],
     }.get(letter, [-(2 ** (bits - 1)), -2, 2 ** (bits - 1) - 1])
-    content = encode([*extremes, 3, 4, 5], (3, 2), kind)
-    path = tmp_path / "file"
-    path.write_bytes(gzip.compress(content) if zipped else content)
-    array = read_idx(path)
+    (tmp_path / "file").write_bytes(encode([*extremes, 3, 4, 5], (3, 2), kind))
+    array = read_idx(tmp_path / "file")
     assert array.dtype == dtype
     assert array.dtype.isnative
     assert array.tolist() == np.array([*extremes, 3, 4, 5], dtype).reshape(3, 2).tolist()
     assert tf.convert_to_tensor(array).dtype == tf.as_dtype(dtype)
-
-
-@pytest.mark.parametrize("ending", ["", ".gz"])
-@pytest.mark.parametrize("prefix", ["train", "t10k"])
-def test_finds_each_split_gzipped_or_not(tmp_path, prefix, ending):
-    pack = gzip.compress if ending else bytes
-    write(tmp_path, pack(IMAGES), pack(LABELS), prefix, ending)
-    batch = read_all(ctl.data.idx(str(tmp_path), "train" if prefix == "train" else "eval"))
-    assert batch["image"].numpy().tolist() == np.arange(24).reshape(4, 3, 2).tolist()
-    assert batch["label"].numpy().tolist() == [3, 1, 0, 2]
+    # Integer labels become int32.
+    write(tmp_path, encode(range(24), (6, 4)), encode([*extremes, 3, 4, 5], (6,), kind))
+    batch = read_all(ctl.data.idx(tmp_path, "train"))
+    assert batch["image"].shape == (6, 4)
+    assert batch["label"].dtype == (tf.int32 if letter in "Bbhi" else dtype)
+    assert batch["label"].numpy().tolist() == array.ravel().tolist()
 
 
 @pytest.mark.parametrize(
-    ("images", "labels"),
+    ("split", "images", "labels", "pack"),
     [
-        ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"),  # the content is not gzipped
-        ("train-images.idx3-ubyte", "train-labels.idx1-ubyte"),  # as some programs unpack them
+        ("train", "train-images-idx3-ubyte", "train-labels-idx1-ubyte", bytes),
+        ("eval", "t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz", gzip.compress),
+        ("train", "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz", bytes),
+        # As some programs unpack them.
+        ("train", "train-images.idx3-ubyte", "train-labels.idx1-ubyte", bytes),
     ],
 )
-def test_finds_other_names_of_files(tmp_path, images, labels):
-    (tmp_path / images).write_bytes(IMAGES)
-    (tmp_path / labels).write_bytes(LABELS)
-    assert len(ctl.data.idx(tmp_path, "train")) == 4
-
-
-@pytest.mark.parametrize("shape", [(4,), (4, 6), (4, 1, 2, 3)])
-def test_examples_may_have_any_number_of_axes(tmp_path, shape):
-    write(tmp_path, encode(range(math.prod(shape)), shape), LABELS)
-    assert read_all(ctl.data.idx(tmp_path, "train"))["image"].shape == shape
-
-
-def test_integer_labels_become_int32_and_others_keep_their_values(folder):
-    for kind in (0x08, 0x09, 0x0B, 0x0C):
-        write(folder, labels=encode([3, 1, 0, 2], (4,), kind))
-        labels = read_all(ctl.data.idx(folder, "train"))["label"]
-        assert labels.dtype == tf.int32
-        assert labels.numpy().tolist() == [3, 1, 0, 2]
-    write(folder, labels=encode([0.25, -1.5, 0, 2], (4,), 0x0E))
-    labels = read_all(ctl.data.idx(folder, "train"))["label"]
-    assert labels.numpy().tolist() == [0.25, -1.5, 0, 2]
+def test_finds_each_split_gzipped_or_not(tmp_path, split, images, labels, pack):
+    (tmp_path / images).write_bytes(pack(IMAGES))
+    (tmp_path / labels).write_bytes(pack(LABELS))
+    batch = read_all(ctl.data.idx(str(tmp_path), split))
+    assert batch["image"].numpy().tolist() == np.arange(24).reshape(4, 3, 2).tolist()
+    assert batch["label"].numpy().tolist() == [3, 1, 0, 2]
 
 
 CORRUPT_CRC = bytearray(gzip.compress(IMAGES))
@@ -153,7 +128,6 @@ CORRUPT = {
     "shorter than its magic number": IMAGES[:3],
     "truncated in the header": IMAGES[:9],
     "truncated in the values": IMAGES[:-1],
-    "no values": IMAGES[:16],
     "one byte too many": IMAGES + b"\0",
     "wrong magic number": b"\1" + IMAGES[1:],
     "an undefined type": IMAGES[:2] + b"\x0a" + IMAGES[3:],
@@ -166,10 +140,8 @@ CORRUPT = {
     "declares 2**40 values": encode([1, 2], (2**20, 2**10, 2**10)),
     "declares 2**127 values": encode([1, 2], (2**31, 2**32 - 1, 2**32 - 1, 2**32 - 1)),
     "truncated gzip": gzip.compress(IMAGES)[:-12],
-    "only the magic number of gzip": b"\x1f\x8b",
     "gzip with a wrong checksum": bytes(CORRUPT_CRC),
     "gzip with trailing bytes": gzip.compress(IMAGES) + b"abc",
-    "gzip of nothing": gzip.compress(b""),
     "gzip of a truncated file": gzip.compress(IMAGES[:-1]),
 }
 
@@ -215,46 +187,15 @@ def test_missing_file_is_rejected_with_what_to_do(folder):
     assert "has no file t10k-images-idxN-ubyte" in one_line(ctl.data.idx, folder, "eval")
 
 
-@pytest.mark.parametrize("name", ["nowhere", "file", "x" * 300])
-def test_missing_folder_is_rejected(tmp_path, name):
-    (tmp_path / "file").write_bytes(IMAGES)
-    message = one_line(ctl.data.idx, tmp_path / name, "train")
-    assert message == (
-        f"Folder {tmp_path / name} does not exist: set data.dir to a folder of IDX files."
-    )
-
-
-def test_error_for_an_unknown_split_lists_the_choices(folder):
+def test_unknown_split_folder_or_file_is_rejected(folder):
     message = one_line(ctl.data.idx, folder, "validation")
     assert "has no split 'validation': choose one of ['train', 'eval']" in message
-
-
-@pytest.mark.parametrize("name", ["", "nowhere"])
-def test_error_for_an_unreadable_file_has_its_path(tmp_path, name):
-    message = one_line(read_idx, tmp_path / name)
-    assert message.startswith(f"{tmp_path / name} cannot be read: ")
-
-
-def test_any_damage_is_rejected_in_one_line_or_leaves_a_readable_dataset(folder):
-    draw, rejected = random.Random(0), 0
-    for _ in range(300):
-        pack = draw.choice([bytes, gzip.compress])
-        pair = [pack(IMAGES), pack(LABELS)]
-        damaged = draw.randrange(2)
-        content = pair[damaged]
-        start = draw.randrange(len(content))
-        end = draw.choice([start, start + 1, start + draw.randrange(1, 9), len(content)])
-        pair[damaged] = content[:start] + draw.randbytes(draw.randrange(3)) + content[end:]
-        write(folder, *pair)
-        try:
-            batch = read_all(ctl.data.idx(folder, "train"))
-        except ctl.UsageError as error:
-            rejected += 1
-            assert "\n" not in str(error)
-            assert str(folder) in str(error)
-        else:
-            assert len(batch["image"]) == len(batch["label"]) >= 1
-    assert 100 < rejected < 280
+    for path in (folder / "nowhere", folder / "train-images-idx3-ubyte", folder / ("x" * 300)):
+        assert one_line(ctl.data.idx, path, "train") == (
+            f"Folder {path} does not exist: set data.dir to a folder of IDX files."
+        )
+    for path in (folder, folder / "nowhere"):
+        assert one_line(read_idx, path).startswith(f"{path} cannot be read: ")
 
 
 # Folders of images.
@@ -275,29 +216,21 @@ def classes(tmp_path):
     return tmp_path
 
 
-def test_images_are_labelled_by_their_subfolder(classes):
-    source = ctl.data.image_folder(str(classes), size=(4, 5), dtype="float32")
-    batch = source.gather(tf.range(6, dtype=tf.int64))
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_images_are_labelled_by_their_subfolder(classes, dtype):
+    source = ctl.data.image_folder(str(classes), size=(4, 5), dtype=dtype)
+    batch = read_all(source)
     assert source.classes == ["cat", "dog", "eel"]
     assert batch["label"].numpy().tolist() == [0, 1, 1, 2, 2, 2]
     assert batch["image"].shape == (6, 4, 5, 3)
+    assert batch["image"].dtype == dtype
     grey = [0, 50, 60, 100, 110, 120]
     np.testing.assert_allclose(batch["image"][:, 0, 0, 0], grey, rtol=1e-6)
 
 
-def test_images_are_uint8_which_preprocess_scales(classes):
-    source = ctl.data.image_folder(str(classes), size=(4, 5))
-    image = source.gather(tf.range(6, dtype=tf.int64))["image"]
-    assert image.dtype == tf.uint8 and image.shape == (6, 4, 5, 3)
-    assert image[:, 0, 0, 0].numpy().tolist() == [0, 50, 60, 100, 110, 120]
-    with pytest.raises(ctl.UsageError, match="dtype='int8', but requires 'float32' or 'uint8'"):
-        ctl.data.image_folder(str(classes), dtype="int8")
-
-
 def test_classes_may_be_given_in_another_order(classes):
     source = ctl.data.image_folder(str(classes), size=(4, 5), classes=["eel", "cat"])
-    labels = source.gather(tf.range(len(source), dtype=tf.int64))["label"]
-    assert labels.numpy().tolist() == [0, 0, 0, 1]
+    assert read_all(source)["label"].numpy().tolist() == [0, 0, 0, 1]
 
 
 def test_images_of_different_sizes_may_be_cropped_by_the_augmentation(classes):
@@ -328,13 +261,12 @@ class Images(ctl.StandardTrainer):
         return tf.reduce_sum(outputs**2, axis=1)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_image_that_cannot_be_decoded_is_named(classes, replicas):
+def test_image_that_cannot_be_decoded_is_named(classes):
     (classes / "eel" / "1.PNG").write_bytes(b"not an image")
     trainer = Images(
         global_batch_size=2,
         optimizer=lambda: tf_keras.optimizers.SGD(0.1),
-        strategy=testing.make_strategy(replicas),
+        strategy=testing.make_strategy(2),
         options=ctl.TrainerOptions(model={"folder": str(classes)}),
     )
     line = r"eel/1\.PNG cannot be read \(InvalidArgumentError: "
@@ -342,20 +274,20 @@ def test_image_that_cannot_be_decoded_is_named(classes, replicas):
         trainer.train(tf.constant(3))  # one epoch
     with pytest.raises(ctl.UsageError, match=line):
         ctl.StandardEvaluator(trainer).evaluate(tf.constant(-1))
-    if replicas == 1:
-        with pytest.raises(ctl.UsageError, match=line):
-            ctl.data.cached(trainer.build_dataset("train", None), "memory")
+    with pytest.raises(ctl.UsageError, match=line):
+        ctl.data.cached(trainer.build_dataset("train", None), "memory")
 
 
 @pytest.mark.parametrize(
-    ("name", "names", "message"),
+    ("name", "options", "message"),
     [
-        ("nowhere", None, "is not a folder"),
-        ("empty/birds", None, "has no subfolders"),
-        ("empty", None, "has no images"),
-        ("", ["cat", "cow"], "has no subfolder 'cow'"),
+        ("nowhere", {}, "is not a folder"),
+        ("empty/birds", {}, "has no subfolders"),
+        ("empty", {}, "has no images"),
+        ("", dict(classes=["cat", "cow"]), "has no subfolder 'cow'"),
+        ("", dict(dtype="int8"), "dtype='int8', but requires 'float32' or 'uint8'"),
     ],
 )
-def test_wrong_folders_are_rejected_in_one_line(classes, name, names, message):
+def test_wrong_folders_and_options_are_rejected_in_one_line(classes, name, options, message):
     (classes / "empty" / "birds").mkdir(parents=True)
-    assert message in one_line(ctl.data.image_folder, str(classes / name), classes=names)
+    assert message in one_line(ctl.data.image_folder, str(classes / name), **options)

@@ -121,12 +121,8 @@ def test_index_folder_may_be_chosen(tmp_path):
         assert counts == [5, 3]
     assert len(os.listdir(tmp_path / "indexes")) == 2
     assert not (tmp_path / record_index.FOLDER).exists()
-
-
-def test_index_that_cannot_be_written_is_still_used(tmp_path):
-    path = write(tmp_path / "a", range(5))
-    (tmp_path / "indexes").write_text("not a folder")
-    assert len(record_index.load([path], str(tmp_path / "indexes"))[0].offsets) == 6
+    (tmp_path / "file").write_text("not a folder")  # an index that cannot be written is still used
+    assert len(record_index.load(paths[:1], str(tmp_path / "file"))[0].offsets) == 6
 
 
 def test_threads_may_build_the_same_index_at_once(tmp_path):
@@ -147,7 +143,8 @@ def test_truncated_file_ends_at_its_last_complete_record(tmp_path):
     path = write(tmp_path / "a", range(5))
     offsets = offsets_by_tensorflow(path)
     content = pathlib.Path(path).read_bytes()
-    for size in range(1, len(content)):
+    # Around the parts of a record: its length, the checksum of that, and the data.
+    for size in {o + part for o in offsets[:-1] for part in (1, 7, 8, 11, 12, 13)} | {*offsets[1:]}:
         (tmp_path / "b").write_bytes(content[:size])
         (index,) = record_index.load([str(tmp_path / "b")])
         complete = sum(offset <= size for offset in offsets)
@@ -155,7 +152,7 @@ def test_truncated_file_ends_at_its_last_complete_record(tmp_path):
         assert index.damaged_at == (None if size in offsets else offsets[complete - 1])
 
 
-@pytest.mark.parametrize("byte", range(12))
+@pytest.mark.parametrize("byte", [0, 7, 8, 11])
 def test_damaged_length_ends_the_records(tmp_path, byte):
     path = write(tmp_path / "a", range(5))
     offsets = offsets_by_tensorflow(path)

