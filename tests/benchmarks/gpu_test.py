@@ -80,15 +80,11 @@ def test_resumption_without_two_kills_is_an_error():
     assert "1 of 2 kills" in programs._resume_verdict(kills=1, variables=3, equal=3)["error"]
 
 
-SOME = ["environment", "equivalence", "jax", "out_of_memory", "nccl"]
-
-
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.parametrize("parts", [SOME, list(PARTS)])
-def test_parts_run_on_a_cpu(tmp_path, parts):
-    code, lines = run(tmp_path / "lines", "--small", "--seconds", "850", "--parts", *parts)
+def test_parts_run_on_a_cpu(tmp_path):
+    code, lines = run(tmp_path / "lines", "--small", "--seconds", "850", "--parts", *PARTS)
     assert code == 0, lines
-    assert {line["part"] for line in lines} == {*parts}
+    assert {line["part"] for line in lines} == {*PARTS}
     assert sum(line.get("right", False) for line in lines) >= 7
     assert sum("skipped" in line for line in lines) >= 2

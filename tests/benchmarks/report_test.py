@@ -9,17 +9,15 @@ from benchmarks import report
 
 def test_row_has_medians_and_ratios_of_paired_windows():
     rates = {"variant": [[20.0, 44.0], [30.0, 66.0]], "reference": [[10.0, 22.0], [20.0, 44.0]]}
-    variant, reference = report.make_rows(
-        "m", 4, rates, {"variant": 90.0, "reference": 100.0}, reference="reference"
-    )
+    peaks = {"variant": 90.0, "reference": 100.0}
+    variant, reference = report.make_rows("m", 4, rates, peaks, reference="reference")
     assert variant.examples_per_second == 4 * 37
     assert variant.microseconds_per_step == 1e6 / 37
     assert (variant.ratio_low, variant.ratio, variant.ratio_high) == (1.5, 1.75, 2.0)
     assert (variant.windows, variant.processes) == (4, 2)
     assert reference.ratio == reference.ratio_low == reference.ratio_high == 1
-    assert "| variant | 148 | 27,027 | 1.750 (1.500 to 2.000) | 90 |" in report.table(
-        [variant, reference], "reference"
-    )
+    table = report.table([variant, reference], "reference")
+    assert "| variant | 148 | 27,027 | 1.750 (1.500 to 2.000) | 90 |" in table
 
 
 def test_interval_of_a_noisy_ratio_contains_the_ratio():

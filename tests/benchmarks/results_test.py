@@ -53,13 +53,8 @@ def test_measurement_is_written_with_its_conditions_and_shown(tmp_path, monkeypa
     )
     monkeypatch.setattr(results, "FOLDER", tmp_path)
     monkeypatch.setattr("sys.argv", ["x", "--quick", "--result", "one.json", "--models", "a b"])
-    results.save(
-        tmp_path / "one.json",
-        {"speed": table},
-        samples="medians",
-        packages=["numpy"],
-        versions={"x": "1"},
-    )
+    options = dict(samples="medians", packages=["numpy"], versions={"x": "1"})
+    results.save(tmp_path / "one.json", {"speed": table}, **options)
     one = results.load("one")
     assert one["host"]["cores"] > 0 and re.fullmatch("[0-9a-f]{7,}", one["commit"])
     assert one["command"].endswith("--quick --models 'a b'") and "numpy 2" in results.describe(one)

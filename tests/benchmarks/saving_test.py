@@ -14,12 +14,8 @@ SECONDS = np.tile([1.1, 1.0], (2, 3, 1))
 def test_cost_of_a_checkpoint_is_the_additional_time_of_its_window_over_the_interval():
     assert saving.saving_fraction(SECONDS, 100, 1000) == pytest.approx([0.01] * 3)
     assert saving.saving_fraction(SECONDS, 100, 500) == pytest.approx([0.02] * 3)
-    table = saving.table(
-        SECONDS,
-        SECONDS / 2,
-        np.array([1.0, 0.5, 2.0]),
-        argparse.Namespace(steps=100, interval=1000),
-    )
+    flags = argparse.Namespace(steps=100, interval=1000)
+    table = saving.table(SECONDS, SECONDS / 2, np.array([1.0, 0.5, 2.0]), flags)
     assert "| MNIST, batch 64, 6 pairs of 100 steps | |" in table
     assert "| ms per step without saving | 10.00 |" in table
     assert "| ms per checkpoint: wall; CPU | 100; 50 |" in table

@@ -12,11 +12,16 @@ from benchmarks import models, variants, windows
 EMPTY = models.MODELS["empty"]
 
 
-FITS = ("tf_keras fit", "tf_keras fit, best options")
+OTHERS = (variants.TUTORIAL, variants.BARE, "tf_keras fit", "tf_keras fit, best options")
 
 
 @pytest.mark.parametrize(
-    "name", [f"{variants.CTL}off", variants.TUTORIAL, variants.LOOP, variants.BARE, *FITS]
+    "name",
+    [
+        f"{variants.CTL}off",
+        variants.LOOP,
+        *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS),
+    ],
 )
 def test_worker_answers_each_window_with_steps_and_seconds(name, monkeypatch):
     answers, clock = io.StringIO(), itertools.count()

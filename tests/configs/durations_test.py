@@ -125,7 +125,7 @@ def test_duration_that_gives_no_number_of_steps_is_rejected():
     with pytest.raises(UsageError, match="the number of training examples is not known"):
         resolve(examples=None, train=dict(steps="2 epochs"))
     assert resolve(examples=None, train=dict(steps="128 examples")).train.steps == 2
-    with pytest.raises(UsageError, match="which is 15625000000 steps, but must be at most 21474"):
+    with pytest.raises(UsageError, match="which is 15625000000 steps, but must be at most"):
         resolve(train=dict(steps="1e12 examples"))
 
 

@@ -26,14 +26,13 @@ def test_syntax_error_is_located_in_the_file_that_has_it(tmp_path, monkeypatch):
     assert error_location(caught.value) == "exp.py:2: SyntaxError: '(' was never closed"
 
 
-def test_without_a_line_the_file_is_named():
+def test_error_has_its_file_its_type_and_the_first_line_of_its_message():
     error = ValueError("odd")
     assert error_location(error, pathlib.Path("net.py")) == "net.py: ValueError: odd"
     assert error_location(error) == "ValueError: odd"
-
-
-def test_error_without_a_message_is_its_type():
+    assert error_location(RuntimeError("one\ntwo")) == "RuntimeError: one"
     assert error_location(ValueError()) == "ValueError"
+    assert error_location(UsageError("Set it to 0.")) == "Set it to 0."
 
 
 def test_numbers_of_two_precisions_are_to_be_cast():
@@ -49,14 +48,6 @@ def test_the_labels_of_a_batch_are_listed_up_to_the_eighth():
     assert describe(ValueError(text + labels)) == f"ValueError: {text}{labels}"
     longer = describe(ValueError(f"{text}{labels} 5 6 12"))
     assert longer == f"ValueError: {text}{labels} and 3 more"
-
-
-def test_message_of_a_user_error_has_no_type_before_it():
-    assert error_location(UsageError("Set it to 0.")) == "Set it to 0."
-
-
-def test_only_the_first_line_of_a_message_is_kept():
-    assert error_location(RuntimeError("one\ntwo")) == "RuntimeError: one"
 
 
 KERAS = """Exception encountered when calling layer "attention" (type Attention).

@@ -41,7 +41,7 @@ def test_section_may_be_a_config_dict():
 
 @pytest.mark.parametrize("model", [[], 0, "", False])
 def test_empty_value_is_not_a_section_of_the_model(model):
-    with pytest.raises(UsageError, match=r"model is .*, but must be a section: model=dict\(\.\."):
+    with pytest.raises(UsageError, match=r"model is .*, but must be a section: model=dict"):
         ctl.config(model=model)
 
 
@@ -129,7 +129,7 @@ def test_change_rejects(name, text, line):
 def test_attribute_that_does_not_exist_has_a_default():
     config = ctl.config(model=dict(head=dict(rate=0.5)))
     assert getattr(config.model.head, "size", 3) == 3 and not hasattr(config.train, "stps")
-    with pytest.raises(AttributeError, match=r"no config key train\.stps: did you mean train\.s"):
+    with pytest.raises(AttributeError, match=r"no config key train\.stps: did you mean"):
         config.train.stps  # noqa: B018
 
 

@@ -18,6 +18,7 @@ def valid(**changes):
     return ctl.config(**(dict(trainer="net.py:Net") | changes), data=data)
 
 
+JSONL = dict(writers=["jsonl"])
 BEST = dict(metric="eval/accuracy", mode="max")
 
 
@@ -39,11 +40,15 @@ BEST = dict(metric="eval/accuracy", mode="max")
 )
 def test_config_is_accepted(changes):
     validation.check_config(valid(**changes))
+    values = valid(**changes).to_dict()
+    values["optimizer"]["learning_rate"] = 1  # an integer for a number
+    validation.check_config(config_dict.ConfigDict(values))
 
 
 RECURSIVE = []
 RECURSIVE.append(RECURSIVE)
 NOT_TRAINERS = ("net", "net.py", "net.py:", ":Net", "net.py:a.b", "a/net:Net", "a..b:Net")
+NOT_RUNS = ("", 5, None, ["runs/a"])
 NOT_JSON = [
     (math.inf, "model.x is inf"),
     ((1.0, math.nan), r"model.x\[1\] is nan"),
@@ -57,45 +62,24 @@ NOT_JSON = [
         [config_dict.ConfigDict()],
         r"model.x\[0\] is a ConfigDict, but the workdir can store only num",
     ),
-    (
-        RECURSIVE,
-        r"model.x\[0\]\[0\].*has more than 50 nested sections or lists, or contains itself",
-    ),
+    (RECURSIVE, r"model.x\[0\]\[0\].*has more than 50 nested sections or lists, or contains"),
 ]
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        *((dict(trainer=t), r"but must be path/to/file\.py:Class or pack") for t in NOT_TRAINERS),
+        *((dict(trainer=t), r"but must be path/to/file\.py:Class or") for t in NOT_TRAINERS),
         *((dict(model=dict(x=value)), message) for value, message in NOT_JSON),
-        *(
-            (
-                dict(init=dict(models=dict(teacher=x))),
-                r"init\.models\.teacher is .* a run's workdir",
-            )
-            for x in ("", 5, None, ["runs/a"])
-        ),
-        (
-            dict(train=dict(best=dict(mode="max"))),
-            "best.mode has no effect without train.best.metr",
-        ),
+        *((dict(init=dict(models=dict(a=x))), "init.models.a is .* a run's") for x in NOT_RUNS),
+        (dict(train=dict(best=dict(mode="max"))), "best.mode has no effect without train.best"),
         (dict(train=dict(best=dict(keep=2))), "best.keep has no effect without train.best.metric"),
         (dict(train=dict(best=dict(BEST, mode="high"))), "train.best.mode is 'high'"),
         (dict(train=dict(best=dict(BEST, metric="train/loss"))), "must be the name of a metric of"),
         (dict(train=dict(best=dict(BEST, keep=0))), "train.best.keep is 0, but must be at least 1"),
-        (
-            dict(train=dict(best=dict(patience=5)), eval=dict(interval=5)),
-            "patience has no effect without",
-        ),
-        (
-            dict(summaries=dict(writers=["jsonl"], histogram_interval=5)),
-            "histogram_interval has no effect without ten",
-        ),
-        (
-            dict(summaries=dict(writers=["jsonl"]), train=dict(summary_interval="1 epoch")),
-            "summary_interval has no effect without ten",
-        ),
+        (dict(train=dict(best=dict(patience=5)), eval=dict(interval=5)), "patience has no effect"),
+        (dict(summaries=dict(JSONL, histogram_interval=5)), "histogram_interval has no effect"),
+        (dict(summaries=JSONL, train=dict(summary_interval=5)), "summary_interval has no effect"),
         (
             dict(train=dict(checkpoint_interval=0, checkpoint_keep_every=5)),
             "checkpoint_keep_every has no effect without train.checkpoint_interval: set it, or remove",
@@ -105,12 +89,6 @@ NOT_JSON = [
 def test_config_is_rejected(changes, message):
     with pytest.raises(UsageError, match=message):
         validation.check_config(valid(**changes))
-
-
-def test_integer_is_accepted_for_a_number_in_a_plain_config_dict():
-    values = valid().to_dict()
-    values["optimizer"]["learning_rate"] = 1
-    validation.check_config(config_dict.ConfigDict(values))
 
 
 def test_section_that_contains_itself_is_reported():
@@ -134,15 +112,6 @@ def test_missing_model_section_is_reported():
 
 # Keys that accept any text.
 FREE = {"data.dir", "init.checkpoint"}
-SWITCHES = {
-    "init.averages",
-    "runtime.allow_row_coupling",
-    "runtime.allow_unkeyed_random",
-    "runtime.deterministic",
-    "optimizer.shard_state",
-    "train.best.restore",
-    "eval.before_training",
-}
 
 
 def is_rejected(name, value):
@@ -179,27 +148,8 @@ def test_every_key_has_values_that_are_rejected(name):
         rejected = ["gs://bucket/run", "file:///run", "S3://a"]
     if name == "eval.splits":
         rejected = [["a b"], ["../a"], ["test", "test"], [5], [""]]
-    if name in SWITCHES or name in FREE:  # the assignment itself checks the type
+    if type(KEYS[name]) is bool or name in FREE:  # the assignment itself checks the type
         with pytest.raises(UsageError):
             is_rejected(name, rejected[0])
     else:
         assert [is_rejected(name, value) for value in rejected] == [True] * len(rejected)
-
-
-def test_free_keys_and_switches_are_all_strings_and_booleans():
-    assert {name for name in KEYS if type(KEYS[name]) is bool} == SWITCHES
-    assert {name for name in KEYS if not KEYS[name] and type(KEYS[name]) is str} == FREE | {
-        "data.cache",
-        "init.layout",
-        "trainer",
-        "train.best.metric",
-        "train.best.mode",
-        "train.export",
-        "train.local_dir",
-        "train.max_duration",
-        "train.profile",
-        "runtime.all_reduce.dtype",
-        "runtime.all_reduce.compression",
-        "runtime.tpu",
-        "train.norms",
-    }

@@ -13,39 +13,23 @@ DEFAULTS = overrides.flatten(keys.defaults())
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("runtime.strategy", "one_device"),
-        ("runtime.strategy", "mirrored"),
-        ("runtime.precision", "float64"),
-        ("runtime.precision", "bfloat16"),
-        ("runtime.precision", "float16"),
-        ("runtime.xla", "off"),
-        ("runtime.xla", "step"),
-        ("runtime.xla", "gradients"),
-        ("runtime.xla", "autocluster"),
-        ("runtime.logical_shards", 4),
+        *(("runtime.strategy", name) for name in ("one_device", "mirrored")),
+        *(("runtime.precision", name) for name in ("float64", "bfloat16", "float16")),
+        *(("runtime.xla", name) for name in ("off", "step", "gradients", "autocluster")),
         ("runtime.all_reduce.dtype", "bfloat16"),
-        ("runtime.logical_devices", 4),
         ("runtime.devices", ["GPU:0", "GPU:2"]),
         ("init.variables", ["conv*/*"]),
         ("data.prefetch", -1),
         ("data.prefetch", 0),
         ("train.steps", 1),
         ("train.steps", 2**31 - 1),
-        ("train.checkpoint_interval", 0),
         ("train.loss_spike", 1.5),
         ("eval.interval", 0),
-        ("eval.global_batch_size", 1),
-        ("seed", 0),
         ("seed", 2**32 - 1),
         ("optimizer.learning_rate", 1e-300),
         ("optimizer.learning_rate", 100.0),
         ("optimizer.momentum", 0.999),
-        ("optimizer.micro_batches", 1),
-        ("optimizer.learning_rate_batch_size", 256),
-        *(
-            ("optimizer.name", name)
-            for name in ("adam", "adamw", "sgd", "rmsprop", "adagrad", "lion")
-        ),
+        *(("optimizer.name", name) for name in ("adam", "sgd", "rmsprop", "adagrad", "lion")),
     ],
 )
 def test_value_is_allowed(key, value):
@@ -56,17 +40,11 @@ def test_value_is_allowed(key, value):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("runtime.xla", "lop", r"runtime\.xla is 'lop': did you mean loop\?"),
         ("runtime.xla", True, r"runtime\.xla is True: expected one of auto, off, "),
         ("train.steps", 0, r"train\.steps is 0, but must be at least 1\."),
         ("train.steps", 2**31, r"train\.steps is 2147483648, but must be at most 2147483647\."),
         ("seed", 2**32, r"seed is 4294967296, but must be at most 4294967295\."),
-        (
-            "train.loss_spike",
-            0.5,
-            r"train\.loss_spike is 0\.5, but must be greater than 1, such as",
-        ),
-        ("train.loss_spike", 1.0, r"train\.loss_spike is 1\.0, but must be greater than 1"),
+        ("train.loss_spike", 1.0, r"is 1\.0, but must be greater than 1, such as"),
         ("train.loss_spike", math.nan, r"is nan, but must be a finite number, at least 0\."),
         ("runtime.loss_scale", -1.0, r"is -1\.0, but must be a finite number, at least 0\."),
         (
@@ -92,7 +70,5 @@ def test_keys_of_the_experiment_may_have_any_value():
 def test_integer_of_thousands_of_digits_is_described_by_their_number(sign):
     assert component.format_integer(sign * 10**5000) == "a number of 5001 digits"
     assert component.format_integer(sign * 12) == str(sign * 12)
-    with pytest.raises(
-        UsageError, match=r"train\.steps is a number of 5001 digits, but must be at"
-    ):
+    with pytest.raises(UsageError, match=r"train\.steps is a number of 5001 digits, but must"):
         keys.check_values({"train.steps": sign * 10**5000})

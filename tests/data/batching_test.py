@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from ctl.data import batching, distribution, sampler
+from ctl.data import batching, distribution
 from ctl.data.kinds import kind_of
 from ctl.data.layout import Layout, WorkerShard
 from tests.data.reading import (
@@ -200,14 +200,6 @@ class Computed(ctl.data.Source):
     def gather(self, indexes):
         x = tf.cast(tf.stack([2 * indexes, 2 * indexes + 1], axis=1), tf.float64) + 0.5
         return {"id": indexes, "x": x}
-
-
-@pytest.mark.parametrize("start", [2, 2**40])
-def test_training_batches_hold_the_examples_of_the_sampler(start):
-    positions = tf.range(start * 4, start * 4 + 12, dtype=tf.int64)
-    indexes = sampler.example_indexes(positions, count=11, seed=SEED, span=12)
-    ids = one_replica_ids(ctl.data.arrays({"id": range(11)}), 4, 3, start=start)
-    assert ids == indexes.numpy().reshape(3, 4).tolist()
 
 
 @pytest.mark.parametrize("limit", [1, 3, 16])

@@ -41,12 +41,6 @@ def first_fit(lengths, length):
     return rows
 
 
-def test_window_is_packed_by_first_fit_in_decreasing_length():
-    # By hand: 7 opens a row, 6 another, 4 fits into the second, 3 into the first, 2 into neither.
-    rows = rows_of([4, 7, 2, 6, 3], length=10, window=5, seed=0)
-    assert [sorted(int(size) for *_, size in row) for row in rows] == [[3, 7], [4, 6], [2]]
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_packing_is_that_of_the_definition(seed):
     lengths = np.random.default_rng(seed).integers(1, 50, 300).tolist()
@@ -105,15 +99,11 @@ def test_row_has_its_sequences_in_segments_with_positions():
     assert batch["segment_ids"] == [[1] * 6, [1, 1, 2, 2, 2, 3]]
     assert batch["positions"] == [[0, 1, 2, 3, 4, 5], [0, 1, 0, 1, 2, 0]]
     assert batch["weight"] == [[1] * 6, [1] * 6]
-
-
-def test_padding_is_at_the_end_and_has_no_segment():
-    source = ctl.data.packed(ctl.data.sequences({"x": [[1, 2], [3]]}), 5)
-    batch = {name: values.numpy().tolist()[0] for name, values in read_all(source).items()}
-    assert batch["x"] in ([1, 2, 3, 0, 0], [3, 1, 2, 0, 0])
-    assert [segment > 0 for segment in batch["segment_ids"]] == [True] * 3 + [False] * 2
-    assert batch["weight"] == [1, 1, 1, 0, 0]
-    assert source.padding == pytest.approx(2 / 5)
+    # Padding is at the end, and has no segment.
+    source = ctl.data.packed(ctl.data.sequences({"x": [[1, 2]]}), 5)
+    batch = {name: values.numpy().tolist() for name, values in read_all(source).items()}
+    assert (batch["x"], batch["segment_ids"]) == ([[1, 2, 0, 0, 0]], [[1, 1, 0, 0, 0]])
+    assert (batch["weight"], source.padding) == ([[1, 1, 0, 0, 0]], pytest.approx(3 / 5))
 
 
 def test_weights_of_the_source_become_those_of_its_tokens():
@@ -143,27 +133,22 @@ def test_rows_of_a_step_are_the_same_on_any_replicas_and_after_a_restart():
     token_model.check_order(in_memory)
 
 
-def sequences(**features):
-    return ctl.data.sequences(features)
-
-
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("features", "length", "options", "message"),
     [
-        (lambda: ctl.data.packed(sequences(x=[[1]]), 0), "length=0, but requires an integer of at"),
-        (lambda: ctl.data.packed(sequences(x=[[1]]), 4.0), "length=4.0"),
-        (lambda: ctl.data.packed(sequences(x=[[1]]), 4, window=0), "window=0"),
-        (lambda: ctl.data.packed(sequences(x=[[1]]), 4, seed=-1), "seed=-1"),
+        (dict(x=[[1], [1, 2]]), 0, {}, "length=0, but requires an integer of at"),
+        (dict(x=[[1], [1, 2]]), 4.0, {}, "length=4.0"),
+        (dict(x=[[1], [1, 2]]), 4, dict(window=0), "window=0"),
+        (dict(x=[[1], [1, 2]]), 4, dict(seed=-1), "seed=-1"),
         (
-            lambda: ctl.data.packed(sequences(x=[[1, 2, 3], [1]]), 2),
+            dict(x=[[1, 2, 3], [1]]),
+            2,
+            {},
             "1 of 2 sequences have more than length=2 tokens, at most 3",
         ),
-        (lambda: ctl.data.packed(sequences(x=[[], []]), 2), "All sequences are empty"),
-        (
-            lambda: ctl.data.packed(sequences(x=[[1], [2, 3]], label=[0, 1]), 2),
-            "feature 'label' with one value per example",
-        ),
+        (dict(x=[[], []]), 2, {}, "All sequences are empty"),
+        (dict(x=[[1], [2]], label=[0, 1]), 2, {}, "feature 'label' with one value per example"),
     ],
 )
-def test_wrong_use_is_rejected_in_one_line(make, message):
-    assert message in one_line(make)
+def test_wrong_use_is_rejected_in_one_line(features, length, options, message):
+    assert message in one_line(ctl.data.packed, ctl.data.sequences(features), length, **options)

@@ -50,6 +50,11 @@ class Padded(Own):
 
 
 SEQUENCES = ctl.data.sequences({"x": [[1], [2, 3]]})
+AUGMENTED = ctl.data.augmented(SEQUENCES, lambda example, seed: example)
+BUCKETED = ctl.data.bucketed(SEQUENCES, [4])
+UNEQUAL = {"x": [[1], [2]], "y": [[1], [2, 3]]}
+ONE_AXIS = ", but only the first axis may differ"
+RAGGED = tf.ragged.constant([[1], [2, 3], [4]])
 
 
 def pack(batch):
@@ -115,31 +120,13 @@ def test_lengths_that_change_end_the_run_in_one_line():
         (lambda: ctl.data.sequences({"x": [[1], ["a"]]}), "cannot convert 'x'"),
         (lambda: ctl.data.sequences({"x": [[1], [[2]]]}), "cannot convert 'x'"),
         (lambda: ctl.data.sequences({"x": 3}), "cannot convert 'x'"),
-        (
-            lambda: ctl.data.sequences({"x": [[1], [2]], "y": [[1], [2, 3]]}),
-            "Example 1 has 1 values of 'x', but 2 of 'y'",
-        ),
-        (
-            lambda: pack({"x": tf.ragged.constant([[[1, 2]], [[3]], []])}),
-            "'x' of an example has the shape (None, None), but only the first axis may differ",
-        ),
-        (
-            lambda: ctl.data.bucketed(Images(), [4]),
-            "'image' of an example has the shape (None, None, 3), but only the first axis may differ",
-        ),
+        (lambda: ctl.data.sequences(UNEQUAL), "Example 1 has 1 values of 'x', but 2 of 'y'"),
+        (lambda: pack({"x": tf.ragged.constant([[[1, 2]], [[3]], []])}), f"(None, None){ONE_AXIS}"),
+        (lambda: ctl.data.bucketed(Images(), [4]), f"the shape (None, None, 3){ONE_AXIS}"),
         (lambda: check_data(SEQUENCES, "train"), "return ctl.data.packed(source, length)"),
-        (
-            lambda: ctl.data.packed(ctl.data.augmented(SEQUENCES, lambda e, seed: e), 4),
-            "augment its result",
-        ),
-        (
-            lambda: ctl.data.packed(ctl.data.bucketed(SEQUENCES, [4]), 4),
-            "apply ctl.data.packed to each source",
-        ),
-        (
-            lambda: ctl.data.bucketed(Padded({"x": tf.ragged.constant([[1], [2, 3], [4]])}), [4]),
-            "which the source pads",
-        ),
+        (lambda: ctl.data.packed(AUGMENTED, 4), "augment its result"),
+        (lambda: ctl.data.packed(BUCKETED, 4), "apply ctl.data.packed to each source"),
+        (lambda: ctl.data.bucketed(Padded({"x": RAGGED}), [4]), "which the source pads"),
         (lambda: ctl.data.packed({"x": [[1]]}, 4), "got a dict, but requires a ctl.data.Source"),
         (lambda: ctl.data.packed(Nested({}), 4), "'label' of the sequences is a dict"),
         (lambda: pack({"x": tf.zeros([3, 2])}), "all have equal shapes: x (2,)"),

@@ -1,8 +1,5 @@
 """A model of tokens that averages within segments, and its data, for the tests of this folder."""
 
-import functools
-from typing import NamedTuple
-
 import numpy as np
 import tensorflow as tf
 import tf_keras
@@ -78,50 +75,29 @@ def make_trainer(factory, batch, replicas, **options):
     )
 
 
-class Trained(NamedTuple):
-    """A trained model.
-
-    Attributes:
-        losses: the loss of each step.
-        expected_loss: that of the first step, by numpy from the losses of its tokens.
-        copies: for each variable, the copy of each replica.
-        traces: the number of traces of each function of the run.
-    """
-
-    losses: list
-    expected_loss: float
-    copies: list
-    traces: dict
-
-
-@functools.cache
 def train(factory, batch, replicas, steps):
-    """Trains on the data that `factory()` returns, one step per loop."""
+    """Trains one step per loop; returns the losses, each replica's variables, and the trainer."""
     trainer = make_trainer(factory, batch, replicas)
-    stream = kind_of(factory()).training(Layout(batch, 1), seed=0, start=0)
-    first = next(iter(distribution.disable_autotune(stream.take(1)))).batch
-    losses = trainer.per_example_loss(first, trainer.forward(first, training=True)).numpy()
-    weights = first["weight"].numpy()
-    return Trained(
-        [float(trainer.train(tf.constant(1))["loss"]) for _ in range(steps)],
-        (weights * losses).sum() / weights.sum(),
-        [testing.copies(trainer.strategy, v) for v in trainer.model.variables],
-        {
-            name: function.experimental_get_tracing_count()
-            for name, function in retraces._list_functions(trainer, None)
-        },
-    )
+    losses = [float(trainer.train(tf.constant(1))["loss"]) for _ in range(steps)]
+    return losses, [testing.copies(trainer.strategy, v) for v in trainer.model.variables], trainer
 
 
 def check_guarantee(factory, batch, replicas, steps):
     """Checks the loss against numpy, and the update against that of one replica."""
-    expected, trained = train(factory, batch, 1, steps), train(factory, batch, replicas, steps)
-    np.testing.assert_allclose(expected.losses[0], expected.expected_loss, rtol=1e-13)
-    np.testing.assert_allclose(trained.losses, expected.losses, rtol=0, atol=1e-13)
-    for copies, (value,) in zip(trained.copies, expected.copies, strict=True):
+    untrained = make_trainer(factory, batch, 1)
+    stream = kind_of(factory()).training(Layout(batch, 1), seed=0, start=0)
+    first = next(iter(distribution.disable_autotune(stream.take(1)))).batch
+    outputs, weights = untrained.forward(first, training=True), first["weight"].numpy()
+    losses = untrained.per_example_loss(first, outputs).numpy()
+    expected, values, _ = train(factory, batch, 1, steps)
+    np.testing.assert_allclose(expected[0], (weights * losses).sum() / weights.sum(), rtol=1e-13)
+    trained, variables, trainer = train(factory, batch, replicas, steps)
+    np.testing.assert_allclose(trained, expected, rtol=0, atol=1e-13)
+    for copies, (value,) in zip(variables, values, strict=True):
         for copy in copies:
             np.testing.assert_allclose(copy, value, rtol=0, atol=1e-13)
-    assert set(trained.traces.values()) == {1}
+    functions = retraces._list_functions(trainer, None)
+    assert {f.experimental_get_tracing_count() for _, f in functions} == {1}
 
 
 def read_rows(factory, batch, replicas, pipelines, *, start, steps, name="x"):

@@ -1,20 +1,16 @@
 """The retrieval of experiments/two_tower.py, with small embeddings and few interactions."""
 
-import functools
-
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
 
-from ctl import testing
 from experiments.trainers import two_tower
 from tests.gallery import curves
 
 MODEL = dict(user_count=9, item_count=40, width=3, interactions=23, eval_interactions=13)
 
 
-@functools.cache
 def make(replicas, negatives, micro_batches=1):
     return curves.build(
         two_tower.TwoTowerTrainer,
@@ -25,34 +21,12 @@ def make(replicas, negatives, micro_batches=1):
     )
 
 
-@functools.cache
-def train(replicas, negatives, micro_batches=1):
-    return curves.train(make(replicas, negatives, micro_batches))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("negatives", "micro_batches"), [(0, 1), (5, 2)])
 def test_the_curve_is_that_of_one_device(negatives, micro_batches):
-    one = train(1, negatives)
-    losses = curves.assert_same(one, train(2, negatives, micro_batches))
+    one = curves.train(make(1, negatives))
+    losses = curves.assert_same(one, curves.train(make(2, negatives, micro_batches)))
     assert losses[-1] < losses[0] and one[1][-1]["examples"] == 13
-
-
-@pytest.mark.slow
-def test_rows_of_items_that_are_not_read_keep_their_values():
-    trainer = make(2, 0)
-    before = [testing.copies(trainer.strategy, v) for v in trainer.model.trainable_variables]
-    rows = trainer.build_dataset("train", None).gather(tf.range(23, dtype=tf.int64))
-    train(2, 0)
-    after = [testing.copies(trainer.strategy, v) for v in trainer.model.trainable_variables]
-    unread = np.setdiff1d(np.arange(40), rows["item"])
-    changed = 0
-    for old, new in zip(before, after, strict=True):
-        for one, other in zip(old, new, strict=True):
-            if len(one) == 40:
-                np.testing.assert_array_equal(one[unread], other[unread])
-                changed += 1
-    assert changed == 2 and len(unread) > 5
 
 
 def test_loss_is_the_softmax_over_the_other_items_of_the_batch():

@@ -36,7 +36,7 @@ def test_other_names_are_rejected(names, message):
 
 @on_cpu
 def test_a_device_that_the_machine_does_not_have_is_rejected():
-    with pytest.raises(UsageError, match=r"runtime\.devices contains 'GPU:0': there is no GPU he"):
+    with pytest.raises(UsageError, match=r"runtime\.devices contains 'GPU:0': there is no GPU"):
         selection.select_devices(["GPU:0"], split=0, strategy="auto")
     with pytest.raises(UsageError, match=r"runtime\.devices contains 'CPU:9': did you mean CPU:"):
         selection.select_devices(["CPU:9"], split=0, strategy="one_device")

@@ -37,7 +37,7 @@ def test_supported_versions_are_accepted(name, version, install):
 @pytest.mark.parametrize("version", ["2.17.1", "2.23.0.dev20261026", "3.0.0"])
 def test_another_version_is_one_line(version, install):
     install(tensorflow_cpu=version)
-    with pytest.raises(UsageError, match=rf"2\.18 to 2\.22, but tensorflow-cpu {version} is .* p"):
+    with pytest.raises(UsageError, match=rf"2\.18 to 2\.22, but tensorflow-cpu {version} is "):
         installation.check()
 
 

@@ -66,9 +66,7 @@ def test_all_processes_wait_for_a_late_one_and_print_its_name(lines):
 
 def test_waiting_ends_after_the_timeout():
     worker, _ = make_clusters(2)
-    line = (
-        r"worker 0 waited 0 s for worker 1 \(localhost:\d+\): start all processes, or increase run"
-    )
+    line = r"worker 0 waited 0 s for worker 1 \(localhost:\d+\): start all processes, or increase"
     with pytest.raises(Failure, match=line):
         rendezvous.wait_for_others(worker, timeout=0.1)
 

@@ -80,19 +80,6 @@ def test_processes_on_cpus_reduce_by_collectives(monkeypatch, name, replicas, de
 
 
 @on_cpu
-def test_replicas_on_one_chip_reduce_without_collectives():
-    small, large = (
-        selection.build("mirrored", StrategyOptions(logical_devices=n)).strategy for n in (2, 4)
-    )
-    for strategy in (small, large, small):
-        total = strategy.run(
-            lambda: tf.distribute.get_replica_context().all_reduce("SUM", tf.constant(1.0))
-        )
-        count = strategy.num_replicas_in_sync
-        assert [float(t) for t in strategy.experimental_local_results(total)] == [count] * count
-
-
-@on_cpu
 @pytest.mark.parametrize("name", ["mirrored", "central_storage"])
 def test_replicas_are_added_in_their_order_whichever_operations_have_run(name):
     """tf.add_n begins with an input that no other operation reads any more, here with the third."""

@@ -4,6 +4,7 @@ Run this file first with another version of TensorFlow. BUILD.md lists the names
 """
 
 import ast
+import functools
 import pathlib
 import re
 
@@ -16,7 +17,13 @@ from ctl.private import tensorflow
 from ctl.private import tf_keras as private_keras
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-FILES = sorted((ROOT / "ctl").rglob("*.py"))
+
+
+@functools.cache
+def parse_all():
+    """The nodes of the syntax tree of each file of ctl."""
+    files = (ROOT / "ctl").rglob("*.py")
+    return {path: [*ast.walk(ast.parse(path.read_text()))] for path in files}
 
 
 def build_layer():
@@ -249,8 +256,8 @@ def test_members_of_private_modules_exist(module, members):
 def test_only_the_private_modules_import_private_modules():
     found = {
         path.relative_to(ROOT / "ctl").as_posix()
-        for path in FILES
-        for node in ast.walk(ast.parse(path.read_text()))
+        for path, nodes in parse_all().items()
+        for node in nodes
         if isinstance(node, ast.ImportFrom) and _PRIVATE_MODULE.match(node.module or "")
     }
     assert found == {"private/tensorflow.py", "private/tf_keras.py"}
@@ -258,20 +265,12 @@ def test_only_the_private_modules_import_private_modules():
 
 def test_list_of_attributes_is_complete():
     """It has the private attributes that ctl reads of other objects, and that ctl does not define."""
-    own = {
-        "_asdict",
-        "_current_frames",
-        "_exit",
-        "_fields",
-        "_getframe",
-        "_replace",
-        "_run_exitfuncs",
-    }
-    used = set()
-    for path in FILES:
+    used, own = set(), {"_asdict", "_current_frames", "_exit", "_fields", "_getframe", "_replace"}
+    own.add("_run_exitfuncs")
+    for path, nodes in parse_all().items():
         if path.name == "private.py" or path.parent.name == "aot_compile":
             continue  # of Keras 3, and of JAX
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes:
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 own.add(node.name)
             elif isinstance(node, ast.Name):

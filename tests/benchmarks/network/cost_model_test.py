@@ -29,25 +29,19 @@ def test_reducing_is_the_transfer_with_its_overhead_and_a_latency_per_round():
     assert CostModel(1.1, 0.01).reducing(4, 1e6, 10) == pytest.approx(1.38)
     assert CostModel(1.1, 0.01).step(POINT) == pytest.approx(1.88)
     assert POINT.reducing == 1.5
-
-
-def test_one_worker_has_nothing_to_reduce():
     assert CostModel(1.1, 0.01).reducing(1, 1e6, 10) == 0
+    with pytest.raises(ValueError, match="rate"):
+        CostModel(1.0, 0.0).step(dataclasses.replace(POINT, mbits=None))
 
 
 def test_fit_returns_the_model_that_the_points_were_computed_with():
     exact = CostModel(1.25, 0.003)
     shapes = [(2, 900_000, 1000), (4, 20_000_000, 50)]
-    points = [
-        dataclasses.replace(
-            POINT,
-            gradient_bytes=size,
-            workers=workers,
-            mbits=rate,
-            step=0.5 + exact.reducing(workers, size, rate),
-        )
-        for workers, size, rate in shapes
-    ]
+    points = []
+    for workers, size, rate in shapes:
+        step = 0.5 + exact.reducing(workers, size, rate)
+        point = Measurement("a model", size, workers, rate, computing=0.5, step=step, sent=1.0)
+        points.append(point)
     fitted = fit(points)
     assert fitted.overhead == pytest.approx(1.25) and fitted.latency == pytest.approx(0.003)
 
@@ -55,11 +49,6 @@ def test_fit_returns_the_model_that_the_points_were_computed_with():
 def test_points_with_the_same_chunks_are_rejected():
     with pytest.raises(ValueError, match="same time"):
         fit([POINT, dataclasses.replace(POINT, step=3.0)])
-
-
-def test_step_without_a_rate_is_not_predicted():
-    with pytest.raises(ValueError, match="rate"):
-        CostModel(1.0, 0.0).step(dataclasses.replace(POINT, mbits=None))
 
 
 def test_table_shows_each_error_except_those_of_the_fitted_points():
@@ -85,9 +74,8 @@ def test_predicted_table_is_the_one_of_the_documentation(capsys):
 
 def test_prediction_of_a_step_by_hand():
     # 8 workers send 14 / 8 of 102.4 MB. At 1 Gbit/s this takes 1.4336 s, and 14 rounds take 14 ms.
-    row = next(
-        row for row in predictions.table(CostModel(1.0, 1e-3)).splitlines() if "ResNet" in row
-    )
+    lines = predictions.table(CostModel(1.0, 1e-3)).splitlines()
+    row = next(line for line in lines if "ResNet" in line)
     cells = [cell.strip() for cell in row.split("|")[1:-1]]
     assert cells[:5] == ["ResNet-50, 25.6 M", "44 ms", "8", "179.2 MB", "14 ms"]
     assert cells[5] == "1.49 s (3 %)"

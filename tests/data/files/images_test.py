@@ -16,9 +16,7 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.data.files.images import read_idx
-from ctl.data.kinds import kind_of
-from ctl.data.layout import Layout
-from tests.data.reading import check_data, one_line, read_all
+from tests.data.reading import one_line, read_all
 
 MNIST = pathlib.Path(__file__).resolve().parents[3] / "experiments" / "data" / "mnist"
 FIRST_LABELS = {
@@ -231,21 +229,6 @@ def test_images_are_labelled_by_their_subfolder(classes, dtype):
 def test_classes_may_be_given_in_another_order(classes):
     source = ctl.data.image_folder(str(classes), size=(4, 5), classes=["eel", "cat"])
     assert read_all(source)["label"].numpy().tolist() == [0, 0, 0, 1]
-
-
-def test_images_of_different_sizes_may_be_cropped_by_the_augmentation(classes):
-    def crop(example, seed):
-        image = tf.image.stateless_random_crop(example["image"], [5, 6, 3], seed)
-        return {**example, "image": image}
-
-    data = ctl.data.augmented(ctl.data.image_folder(str(classes)), crop)
-    check_data(data, "train")
-    stream = kind_of(data).training(Layout(6, 1), seed=0, start=0, prefetch=1)
-    (element,) = stream.take(1)
-    pairs = zip(element.batch["label"].numpy(), element.batch["image"].numpy(), strict=True)
-    assert sorted((label, image[0, 0, 0]) for label, image in pairs) == [
-        (0, 0), (1, 50), (1, 60), (2, 100), (2, 110), (2, 120),
-    ]  # fmt: skip
 
 
 class Images(ctl.StandardTrainer):

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from tests.data.reading import check_data, one_line, read_all
+from tests.data.reading import one_line, read_all
 
 
 def lists(source):
@@ -164,18 +164,6 @@ def test_strings_of_a_generator_keep_zero_bytes():
 def test_wrong_examples_of_a_generator_are_named(examples, message):
     assert message in one_line(ctl.data.generator, lambda: iter(examples))
     assert "requires a function" in one_line(ctl.data.generator, iter(examples))
-
-
-@pytest.mark.parametrize(
-    ("data", "function"),
-    [
-        ({"x": np.zeros(3)}, "ctl.data.arrays(...)"),
-        (np.zeros(3), "ctl.data.arrays(...)"),
-        (iter([]), "ctl.data.generator(function)"),
-    ],
-)
-def test_common_types_of_data_get_the_name_of_their_source(data, function):
-    assert f"such as {function}." in one_line(check_data, data, "train")
 
 
 def write_csv(folder):
