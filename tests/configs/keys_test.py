@@ -1,11 +1,8 @@
 """The declarations of the config keys."""
 
-import dataclasses
-
 import pytest
 
 from ctl.configs import keys, overrides
-from ctl.configs.options import TrainerOptions
 
 DEFAULTS = overrides.flatten(keys.defaults())
 
@@ -44,13 +41,6 @@ def test_each_key_is_declared_once_and_described_by_a_sentence():
 )
 def test_type_of_a_key_is_that_of_its_default(name, type_name):
     assert keys.BY_NAME[name].type == type_name
-
-
-def test_each_option_is_a_field_of_the_options_with_the_same_default():
-    fields = {field.name: field.default for field in dataclasses.fields(TrainerOptions)}
-    for option, name in keys.OPTION_KEYS.items():
-        default = keys.BY_NAME[name].default
-        assert fields[option] == (tuple(default) if isinstance(default, list) else default), option
 
 
 def test_key_has_the_mark_of_its_sections():

@@ -202,7 +202,7 @@ class Computed(ctl.data.Source):
         return {"id": indexes, "x": x}
 
 
-@pytest.mark.parametrize("limit", [1, 3, 16])
+@pytest.mark.parametrize("limit", [3, 16])
 def test_number_of_batches_per_call_does_not_change_the_stream(monkeypatch, limit):
     """Also if a call ends between two replicas of a global batch."""
     count, steps, start, batch = 11, 9, 3, 5

@@ -164,13 +164,6 @@ def test_augmentation_has_a_seed_per_epoch_of_the_source_and_example():
     assert len(np.unique(seeds, axis=0)) == 300
 
 
-def test_evaluation_reads_every_example_once():
-    stream = kind_of(two_sources()).evaluation(Layout(4, 1))
-    steps = read_steps([stream], Layout(4, 1), 3)
-    ids = [i for (b, mask), *_ in steps for i in b["id"][mask == 1].numpy()]
-    assert ids == [*range(7), 100, 101, 102]
-
-
 def test_packed_sources_are_mixed():
     sources = {
         name: (ctl.data.packed(ctl.data.sequences(token_model.documents(9, seed=seed)), 16), 1)

@@ -160,10 +160,14 @@ class Strategy:
         ),
     ],
 )
-def test_build_connects_to_the_tpu_and_then_initializes_it(monkeypatch, name, arguments):
+def test_build_connects_to_the_tpu_and_then_initializes_it(monkeypatch, bus, name, arguments):
     cluster = Cluster(monkeypatch)
-    assert isinstance(tpu.build([], StrategyOptions(tpu=name)), Strategy)
+    bus(*[V5E] * 4)
+    strategy = tpu.build([], StrategyOptions(tpu=name))
+    assert isinstance(strategy, Strategy)
     assert cluster.calls == [arguments, "connect", "initialize"]
+    topology = "4 cores, 1 host" if name else "v5e, 4 cores, 1 host"
+    assert tpu.describe_topology(strategy) == topology
 
 
 def test_address_must_be_reachable_before_tensorflow_waits_for_it(monkeypatch):
@@ -195,15 +199,6 @@ def test_tensorflow_itself_rejects_a_tpu_that_does_not_exist(monkeypatch):
     monkeypatch.setattr(tpu, "find_obstacle", lambda address="": None)
     with pytest.raises(UsageError, match=r"machine cannot be initialized \(NotFoundError: "):
         tpu.build([], StrategyOptions())
-
-
-@pytest.mark.parametrize(
-    ("name", "words"), [("", "v5e, 4 cores, 1 host"), ("pod", "4 cores, 1 host")]
-)
-def test_topology_is_described_in_a_few_words(monkeypatch, bus, name, words):
-    Cluster(monkeypatch)
-    bus(*[V5E] * 4)
-    assert tpu.describe_topology(tpu.build([], StrategyOptions(tpu=name))) == words
 
 
 @pytest.mark.parametrize(

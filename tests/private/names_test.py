@@ -12,9 +12,11 @@ import orbit
 import pytest
 import tensorflow as tf
 import tf_keras
+from tf_keras.layers import BatchNormalization
 
 from ctl.private import tensorflow
 from ctl.private import tf_keras as private_keras
+from ctl.private.tensorflow import one_device_strategy
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
@@ -46,6 +48,10 @@ def build_optimizer():
     optimizer.exclude_from_weight_decay([variable])
     optimizer.build([variable])
     return optimizer, variable
+
+
+def loss_scale_optimizer():
+    return tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.SGD())
 
 
 def counts_without_gradients(optimizer):
@@ -131,18 +137,14 @@ TENSORFLOW = {
     "_communication_options": lambda _: extended()._communication_options.bytes_per_pack == 0,
     "_constraint": lambda _: tf.Variable(1.0, constraint=abs)._constraint is abs,
     "_container_strategy": lambda _: container() is not None,
-    "_create_variable": lambda _: callable(
-        tensorflow.one_device_strategy.OneDeviceExtended._create_variable
-    ),
+    "_create_variable": lambda _: callable(one_device_strategy.OneDeviceExtended._create_variable),
     "_cross_device_ops": lambda _: central_storage()._cross_device_ops.accumulation_fn is tf.add_n,
     "_get_function": lambda _: graph_function().get_operations(),
     "_get_replica_id_in_sync_group": lambda _: extended()._get_replica_id_in_sync_group(0) == 0,
     "_handle_name": lambda _: tf.Variable(1.0, name="w")._handle_name == "w:0",
     "_input_workers_devices": lambda _: len(extended()._input_workers_devices) == 1,
     "_inputs": lambda _: len(tf.data.Dataset.range(2).batch(1)._inputs()) == 1,
-    "_join_async_save_thread": lambda folder: (
-        saved_in_background(folder)._join_async_save_thread() is None
-    ),
+    "_join_async_save_thread": lambda path: not saved_in_background(path)._join_async_save_thread(),
     "_list_all_concrete_functions": lambda _: len(called()._list_all_concrete_functions()) == 1,
     "_physical_devices": lambda _: (
         tf.config.list_physical_devices("CPU")[0] in tensorflow.context.context()._physical_devices
@@ -155,9 +157,7 @@ TENSORFLOW = {
 TF_KERAS = {
     "_SEED_GENERATOR": lambda _: private_keras.backend._SEED_GENERATOR is not None,
     "_autocast_dtype": lambda _: private_keras.autocast_variable._autocast_dtype is not None,
-    "_build_learning_rate": lambda _: (
-        build_optimizer()[0]._build_learning_rate(0.25).numpy() == 0.25
-    ),
+    "_build_learning_rate": lambda _: build_optimizer()[0]._build_learning_rate(0.25) == 0.25,
     "_built": lambda _: build_optimizer()[0]._built,
     "_callable_losses": lambda _: build_layer()[1]._callable_losses == [],
     "_deduplicate_sparse_grad": lambda _: build_optimizer()[0]._deduplicate_sparse_grad([1]) == [1],
@@ -166,29 +166,22 @@ TF_KERAS = {
     "_flatten_layers": lambda _: layer_order() == ["model", "inner", "dense", "dropout"],
     "_fn": lambda _: mean_metric()._fn is tf_keras.losses.mse,
     "_fn_kwargs": lambda _: mean_metric()._fn_kwargs == {"sample": 3},
-    "_get_training_value": lambda _: tf_keras.layers.BatchNormalization()._get_training_value(True),
+    "_get_training_value": lambda _: BatchNormalization()._get_training_value(True),
     "_global_policy": lambda _: private_keras.policy._global_policy is None,
     "_index_dict": lambda _: list(build_optimizer()[0]._index_dict.values()) == [0],
     "_internal_apply_gradients": lambda _: counts_without_gradients(build_optimizer()[0]),
     "_is_graph_network": lambda _: tf_keras.Sequential([tf_keras.Input([1])])._is_graph_network,
     "_keras_mask": lambda _: mask_of().numpy().tolist() == [[False, True]],
     "_learning_rate": lambda _: float(build_optimizer()[0]._learning_rate) == 0.5,
-    "_loss_scale": lambda _: (
-        tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.SGD())._loss_scale()
-        == 2**15
-    ),
+    "_loss_scale": lambda _: loss_scale_optimizer()._loss_scale() == 2**15,
     "_losses": lambda _: isinstance(build_layer()[1]._losses, list),
     "_no_dependency": lambda _: build_optimizer()[0]._no_dependency([1]),
     "_non_trainable_weights": lambda _: build_layer()[1]._non_trainable_weights == [],
-    "_param_dtype": lambda _: (
-        tf_keras.layers.BatchNormalization(dtype="float16")._param_dtype == tf.float32
-    ),
+    "_param_dtype": lambda _: BatchNormalization(dtype="float16")._param_dtype == tf.float32,
     "_random_generator": lambda _: hasattr(build_layer()[2]._random_generator, "_seed"),
     "_rng_type": lambda _: build_layer()[2]._random_generator._rng_type is not None,
     "_self_tracked_trackables": lambda _: len(build_layer()[0]._self_tracked_trackables) >= 2,
-    "_serialize_hyperparameter": lambda _: (
-        build_optimizer()[0]._serialize_hyperparameter(0.5) == 0.5
-    ),
+    "_serialize_hyperparameter": lambda _: build_optimizer()[0]._serialize_hyperparameter(2) == 2,
     "_trainable": lambda _: build_layer()[1]._trainable is True,
     "_trainable_weights": lambda _: len(build_layer()[1]._trainable_weights) == 2,
     "_use_weight_decay": lambda _: not uses_weight_decay(*build_optimizer()),

@@ -61,44 +61,38 @@ def test_records_of_any_length_are_found(tmp_path):
     assert (np.diff(index.offsets) - 16).tolist() == lengths
 
 
-def test_index_is_built_once(tmp_path, monkeypatch):
+def test_index_is_built_once_and_again_if_the_file_changes(tmp_path, monkeypatch):
     builds = count_builds(monkeypatch)
     paths = [write(tmp_path / name, range(5)) for name in "abc"]
-    first = record_index.load(paths)
-    second = record_index.load(paths)
+    first, second = record_index.load(paths), record_index.load(paths)
     assert sorted(builds) == paths
     assert [i.offsets.tolist() for i in first] == [i.offsets.tolist() for i in second]
     assert sorted(os.listdir(tmp_path / record_index.FOLDER)) == ["a", "b", "c"]
+    write(paths[0], range(7))  # another size
+    assert len(record_index.load(paths)[0].offsets) == 8
+    os.utime(paths[0], ns=(1, 1))  # the same size at another time
+    record_index.load(paths)
+    record_index.load(paths)
+    assert builds[3:] == paths[:1] * 2
 
 
-def test_changed_file_is_indexed_again(tmp_path, monkeypatch):
-    builds = count_builds(monkeypatch)
-    path = write(tmp_path / "a", range(5))
-    record_index.load([path])
-    write(path, range(7))  # another size
-    assert len(record_index.load([path])[0].offsets) == 8
-    os.utime(path, ns=(1, 1))  # the same size at another time
-    record_index.load([path])
-    record_index.load([path])
-    assert len(builds) == 3
-
-
-@pytest.mark.parametrize("damage", ["flipped", "truncated", "empty", "other version"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: flip_bit(path, -3),
+        lambda path: flip_bit(path, 8),  # the version
+        lambda path: path.write_bytes(path.read_bytes()[:-5]),
+        lambda path: path.write_bytes(b""),
+    ],
+)
 def test_damaged_index_is_built_again(tmp_path, monkeypatch, damage):
     path = write(tmp_path / "a", range(5))
     expected = record_index.load([path])[0].offsets.tolist()
-    cached = tmp_path / record_index.FOLDER / "a"
-    if damage == "flipped":
-        flip_bit(cached, -3)
-    elif damage == "other version":
-        flip_bit(cached, 8)
-    else:
-        cached.write_bytes(cached.read_bytes()[:-5] if damage == "truncated" else b"")
+    damage(tmp_path / record_index.FOLDER / "a")
     builds = count_builds(monkeypatch)
-    assert record_index.load([path])[0].offsets.tolist() == expected
-    assert builds == [path]
-    record_index.load([path])
-    assert builds == [path]
+    for _ in range(2):
+        assert record_index.load([path])[0].offsets.tolist() == expected
+        assert builds == [path]
 
 
 def test_index_is_in_the_cache_folder_if_the_data_cannot_be_written(

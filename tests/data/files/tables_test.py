@@ -75,15 +75,6 @@ def test_several_targets_are_a_dict():
         assert tf.nest.map_structure(lambda value: value.numpy().tolist(), batch) == expected
 
 
-def test_custom_source_must_define_gather():
-    class Unfinished(ctl.data.Source):
-        def __len__(self):
-            return 3
-
-    with pytest.raises(TypeError, match="gather"):
-        Unfinished()
-
-
 def test_fields_of_a_structured_array_are_features():
     fields = [("x", "f4", [2]), ("name", "S1")]
     rows = np.array([([0.5, 1.5], b"a"), ([2.5, 3.5], b"b")], fields)
