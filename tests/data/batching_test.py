@@ -11,7 +11,7 @@ from ctl.data import batching, distribution
 from ctl.data.kinds import kind_of
 from ctl.data.layout import Layout, WorkerShard
 from tests.data.reading import (
-    LAYOUTS,
+    UNEVEN,
     check_rows_and_padding,
     numbers,
     one_line,
@@ -60,8 +60,8 @@ def one_replica_ids(data, batch, steps, *, start=0, shard=None):
 @pytest.mark.parametrize(
     ("kind", "batch", "replicas", "pipelines"),
     [
-        *(("source", *layout) for layout in [LAYOUTS[0], LAYOUTS[2], (5, 8, 4)]),
-        *((kind, *LAYOUTS[2]) for kind in KINDS[1:]),
+        *(("source", *layout) for layout in [(8, 2, 1), UNEVEN, (5, 8, 4)]),
+        *((kind, *UNEVEN) for kind in KINDS[1:]),
     ],
 )
 def test_training_batches_are_those_of_one_replica(kind, batch, replicas, pipelines):
@@ -170,7 +170,7 @@ def test_evaluation_reads_each_example_once_and_in_order(kind, count, batch, rep
 
 def test_evaluation_of_a_dataset_of_unknown_length_reads_to_its_end():
     data = numbers(30).filter(lambda example: example["id"] % 10 < 7)
-    layouts = pipeline_layouts(*LAYOUTS[2])
+    layouts = pipeline_layouts(*UNEVEN)
     assert kind_of(data).steps(layouts[0]) is None
     streams = [distribution.disable_autotune(evaluation(data, layout)) for layout in layouts]
     lengths = {sum(1 for _ in stream) for stream in streams}
@@ -207,7 +207,7 @@ def test_number_of_batches_per_call_does_not_change_the_stream(monkeypatch, limi
     """Also if a call ends between two replicas of a global batch."""
     count, steps, start, batch = 11, 9, 3, 5
     expected = one_replica_ids(Computed(count), batch, start + steps)[start:]
-    layouts = pipeline_layouts(*LAYOUTS[2])
+    layouts = pipeline_layouts(*UNEVEN)
     monkeypatch.setattr(batching, "MAX_BATCHES_PER_CALL", limit)
     data = ctl.data.arrays(features(count))
     streams = [training(data, layout, start=start) for layout in layouts]

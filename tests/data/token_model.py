@@ -10,7 +10,7 @@ from ctl.data import distribution
 from ctl.data.kinds import kind_of
 from ctl.data.layout import Layout
 from ctl.loop.actions import leaks as retraces
-from tests.data.reading import LAYOUTS, pipeline_layouts, read_steps
+from tests.data.reading import UNEVEN, pipeline_layouts, read_steps
 
 TOKENS, WIDTH = 11, 4
 
@@ -116,7 +116,7 @@ def read_rows(factory, batch, replicas, pipelines, *, start, steps, name="x"):
 
 def check_order(factory, *, name="x"):
     """Checks the rows of resumed steps on replicas with uneven shares against those of one."""
-    batch, replicas, pipelines = LAYOUTS[2]
+    batch, replicas, pipelines = UNEVEN
     expected = read_rows(factory, batch, 1, 1, start=0, steps=12, name=name)[7:]
     rows = read_rows(factory, batch, replicas, pipelines, start=7, steps=5, name=name)
     for row, values in zip(rows, expected, strict=True):

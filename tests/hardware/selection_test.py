@@ -133,6 +133,15 @@ def test_an_unknown_name_and_options_that_do_not_fit_the_chosen_strategy_are_rej
             "runtime.all_reduce.algorithm is 'ring', but runtime.strategy=mirrored requires one of "
             "auto, nccl, hierarchical_copy, one_device: set it to one of them.",
         ),
+        *(
+            (
+                name, StrategyOptions(bucket_mib=1.0, cluster=cluster),
+                f"runtime.all_reduce.bucket_mib has no effect with runtime.strategy={name}: remove it.",
+            )
+            for name, cluster in [
+                ("one_device", None), ("mirrored", None), ("tpu", None), ("parameter_server", SERVERS),
+            ]
+        ),
     ],
 )  # fmt: skip
 def test_options_that_do_not_fit_the_strategy_are_rejected(name, options, message):

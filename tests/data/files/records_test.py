@@ -13,7 +13,7 @@ from ctl.data.kinds import kind_of
 from ctl.data.layout import Layout
 from ctl.errors import Failure
 from tests.data.reading import (
-    LAYOUTS,
+    UNEVEN,
     check_rows_and_padding,
     one_line,
     pipeline_layouts,
@@ -65,7 +65,7 @@ def test_gather_reads_records_by_their_number(pattern, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_batches_are_those_of_the_sampler_on_any_replicas(pattern, kind):
     source, steps, start, seed = sources(pattern)[kind], 4, 61, 11
-    layouts, batch = pipeline_layouts(*LAYOUTS[2]), 5
+    layouts, batch = pipeline_layouts(*UNEVEN), UNEVEN[0]
     positions = tf.range(start * batch, (start + steps) * batch, dtype=tf.int64)
     expected = sampler.example_indexes(positions, count=COUNT, seed=seed, span=steps * batch)
     read = read_steps(
