@@ -1,5 +1,7 @@
 """The ResNet of experiments/resnet50.py, on small images."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,6 +11,8 @@ from tf_keras.src.applications import resnet as networks
 from ctl.replica.layers import recompute
 from experiments.trainers import resnet
 from tests.gallery import curves
+
+MODEL = dict(size=32, classes=10, sync_batch_norm=True)
 
 
 def build_one_block(**arguments):
@@ -22,16 +26,33 @@ def build_one_block(**arguments):
     )
 
 
-@pytest.mark.slow
-def test_recomputed_blocks_are_trained(monkeypatch):
-    monkeypatch.setattr(tf_keras.applications, "ResNet50", build_one_block)
+def make(switch, *, replicas=1, batch=4):
     optimizer = tf_keras.optimizers.SGD(0.01, momentum=0.9, nesterov=True)
-    model = dict(size=32, classes=10, sync_batch_norm=True, recompute="blocks")
-    trainer = curves.build(resnet.ResNetTrainer, 1, optimizer, batch=5, model=model)
+    model = {**MODEL, "recompute": switch}
+    return curves.build(resnet.ResNetTrainer, replicas, optimizer, batch=batch, model=model)
+
+
+@functools.cache
+def train_one_block(replicas, switch):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tf_keras.applications, "ResNet50", build_one_block)
+        trainer = make(switch, replicas=replicas, batch=5)
     with recompute.detect_use() as used:
-        values, results = curves.train(trainer, eval_batch=0)
-        assert used()
-    assert len({round(result["loss"], 6) for result in results}) == 4
+        results = curves.train(trainer, eval_batch=0)
+        assert used() == bool(switch)
+    assert len({round(result["loss"], 6) for result in results[1]}) == 4
+    return results
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_the_recomputed_curve_of_two_replicas_is_that_of_one_device():
+    curves.assert_same(train_one_block(1, ""), train_one_block(2, "blocks"))
+
+
+@pytest.mark.slow
+def test_recomputed_blocks_are_trained():
+    values, _ = train_one_block(1, "blocks")
     assert all(np.isfinite(value).all() for (value,) in values)
 
 

@@ -3,10 +3,28 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 import ctl
 from experiments.trainers import simclr
 from tests.gallery import curves
+
+IMAGES = np.random.default_rng(0).integers(256, size=(16, 28, 28)).astype(np.uint8)
+
+
+class Small(simclr.SimclrTrainer):
+    def build_dataset(self, split, input_context):
+        return ctl.data.arrays({"image": IMAGES, "label": np.arange(16) % 10})
+
+
+def train(replicas):
+    optimizer, model = tf_keras.optimizers.Adam(1e-3), dict(width=4, projection=3, temperature=0.5)
+    return curves.train(curves.build(Small, replicas, optimizer, model=model), eval_batch=0)
+
+
+@pytest.mark.slow
+def test_the_curve_is_that_of_one_device():
+    curves.assert_same(train(1), train(2))
 
 
 def test_views_without_a_move_are_the_image(monkeypatch):

@@ -2,9 +2,29 @@
 
 import numpy as np
 import pytest
+import tf_keras
 
+import ctl
 from experiments.trainers import vae
 from tests.gallery import curves
+
+IMAGES = np.random.default_rng(0).integers(256, size=(23, 28, 28)).astype(np.uint8)
+
+
+class Small(vae.VaeTrainer):
+    def build_dataset(self, split, input_context):
+        return ctl.data.arrays({"image": IMAGES})
+
+
+def train(replicas):
+    optimizer, model = tf_keras.optimizers.Adam(1e-3), dict(hidden=5, latent=3)
+    return curves.train(curves.build(Small, replicas, optimizer, model=model), eval_batch=0)
+
+
+@pytest.mark.slow
+def test_the_curve_is_that_of_one_device():
+    losses = curves.assert_same(train(1), train(2))
+    assert losses[3] < losses[0]
 
 
 def test_loss_is_the_negative_evidence_lower_bound():
