@@ -55,7 +55,7 @@ def pairs(count=6):
 
 PAIRS = {
     "dataset": pairs,
-    "global batches": lambda: ctl.data.GlobalBatches(pairs().batch(2)),
+    "global batches": lambda: ctl.data.GlobalBatches(pairs().batch(2, drop_remainder=True)),
     "per replica": lambda: ctl.data.PerReplica(pairs().batch(2)),
     "augmented": lambda: ctl.data.augmented(pairs(), lambda example, seed: example),
 }

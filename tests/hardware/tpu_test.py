@@ -74,6 +74,10 @@ def test_chips_are_googles_tpus_on_the_bus(bus, devices, chips, monkeypatch, tmp
                                                   "`tpu`)"),
         ({**GOOD, "libtpu": "0.0.30"}, [V5E], "", None),
         (
+            {**GOOD, "libtpu": "0.0.31"}, [V5E], "pod",
+            "libtpu is 0.0.31, but TensorFlow aborts with a version after 0.0.30",
+        ),
+        (
             {**GOOD, "libtpu": "0.0.100"}, [V5E], "",
             "libtpu is 0.0.100, but TensorFlow aborts with a version after 0.0.30",
         ),

@@ -137,8 +137,9 @@ def test_truncated_file_ends_at_its_last_complete_record(tmp_path):
     path = write(tmp_path / "a", range(5))
     offsets = offsets_by_tensorflow(path)
     content = pathlib.Path(path).read_bytes()
-    # Around the parts of a record: its length, the checksum of that, and the data.
-    for size in {o + part for o in offsets[:-1] for part in (1, 7, 8, 11, 12, 13)} | {*offsets[1:]}:
+    # Around the parts of a record: its length and the checksum of that, the data and its checksum.
+    sizes = {offset + part for offset in offsets[:-1] for part in (1, 7, 8, 11, 12, 13)}
+    for size in sizes | {offset - part for offset in offsets[1:] for part in (0, 1, 3, 4, 5)}:
         (tmp_path / "b").write_bytes(content[:size])
         (index,) = record_index.load([str(tmp_path / "b")])
         complete = sum(offset <= size for offset in offsets)

@@ -77,6 +77,7 @@ def test_tasks_are_workers_or_also_parameter_servers():
     ("changes", "message"),
     [
         ({"SLURM_NODEID": "0", "SLURM_LOCALID": "1"}, "--distribution=block"),  # cyclic
+        ({"SLURM_PROCID": "7"}, "--distribution=block"),
         ({"SLURM_NODEID": "9"}, "--distribution=block"),
         ({"CTL_PORT": "70000"}, "CTL_PORT is '70000'"),
         ({"SLURM_STEP_TASKS_PER_NODE": "2"}, "--distribution=block"),
@@ -225,6 +226,7 @@ def test_one_process_of_an_engine_is_a_run_of_one_process(variables):
         (MPI, "set MASTER_ADDR to the host of rank 0 in all of them, such as by `mpirun -x"),
         (TORCH | {"MASTER_ADDR": "a b"}, "set MASTER_ADDR to the host of rank 0"),
         (TORCH | {"RANK": "2"}, "RANK is '2', but must be a whole number from 0 to 1"),
+        (TORCH | {"MASTER_PORT": "x"}, "MASTER_PORT is 'x'"),
         (TRAINER | {"PET_NNODES": "1:4"}, "PET_NNODES is '1:4'"),
         (SAGEMAKER | {"SM_HOSTS": "[1"}, r"SM_HOSTS is '\[1', but must be a list of hosts"),
         (SAGEMAKER | {"SM_CURRENT_HOST": "algo-3"}, "SM_CURRENT_HOST is 'algo-3', which is not"),
