@@ -86,12 +86,11 @@ def test_groups_are_cut_at_multiples_of_the_batch_and_only_the_rest_moves_up():
     groups = source._groups(4)
     assert [(g.bucket, g.first, g.count) for g in groups] == [(0, 0, 8), (1, 8, 4), (2, 12, 5)]
     # The last group has at least one batch, so that its examples are in each epoch.
-    assert [(g.bucket, g.count) for g in numbered([*lengths[:-1], 9], [4, 8, 12])._groups(8)] == [
-        (0, 8),
-        (2, 9),
-    ]
+    groups = numbered([*lengths[:-1], 9], [4, 8, 12])._groups(8)
+    assert [(g.bucket, g.count) for g in groups] == [(0, 8), (2, 9)]
     # Boundaries that no sequence needs are not used.
-    assert [(g.bucket, g.count) for g in numbered([1] * 9, [4, 8, 12])._groups(4)] == [(0, 9)]
+    groups = numbered([1] * 9, [4, 8, 12])._groups(4)
+    assert [(g.bucket, g.count) for g in groups] == [(0, 9)]
 
 
 def test_order_of_the_batches_is_that_of_the_seed_and_differs_between_epochs():

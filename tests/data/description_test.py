@@ -1,5 +1,6 @@
 """What a run records of its data: numbers of examples, names and sizes of files, and indexes."""
 
+import pathlib
 import shutil
 
 import numpy as np
@@ -62,9 +63,8 @@ def test_files_that_are_moved_or_touched_are_the_same_and_others_are_not(tmp_pat
     pattern = record_files.write_files(tmp_path / "a", 2, 3)
     before = describe(ctl.data.records(pattern, record_files.FEATURES))
     sizes = [path.stat().st_size for path in sorted((tmp_path / "a").glob("*.tfrecord"))]
-    assert before["files"] == (
-        f"train-00.tfrecord ({sizes[0]} bytes), train-01.tfrecord ({sizes[1]} bytes)"
-    )
+    files = f"train-00.tfrecord ({sizes[0]} bytes), train-01.tfrecord ({sizes[1]} bytes)"
+    assert before["files"] == files
     shutil.move(tmp_path / "a", tmp_path / "b")
     for path in (tmp_path / "b").glob("*.tfrecord"):
         path.touch()
@@ -91,17 +91,14 @@ def test_files_that_are_read_into_memory_are_recorded(tmp_path):
     for length in (None, 2):
         source = ctl.data.text(str(tmp_path / "a.txt"), length=length)
         assert describe(source)["files"] == "a.txt (7 bytes)"
-    assert (
-        "t10k-images"
-        in describe(ctl.data.idx(child.ROOT / "experiments/data/mnist", "eval"))["files"]
-    )
+    mnist = ctl.data.idx(child.ROOT / "experiments/data/mnist", "eval")
+    assert "t10k-images" in describe(mnist)["files"]
 
 
 def test_many_files_have_a_digest_and_a_missing_or_remote_one_has_no_size(tmp_path):
-    names = [f"{i}.txt" for i in range(4)]
-    for name in names:
-        (tmp_path / name).write_text("a")
-    paths = [str(tmp_path / name) for name in names]
+    paths = [str(tmp_path / f"{i}.txt") for i in range(4)]
+    for path in paths:
+        pathlib.Path(path).write_text("a")
     before = describe_files(paths)
     assert before.startswith("4 files, digest ")
     (tmp_path / "2.txt").write_text("aa")

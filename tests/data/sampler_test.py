@@ -43,17 +43,15 @@ def test_seeds_differ_even_far_apart_and_may_be_any_integer(count):
 def test_any_slice_is_computed_without_the_rest_of_the_stream(count, rows):
     complete = stream(0, 150, count=count)
     for start in range(0, 150 - rows, 13):
-        assert np.array_equal(
-            stream(start, start + rows, count=count), complete[start : start + rows]
-        )
+        part = stream(start, start + rows, count=count)
+        assert np.array_equal(part, complete[start : start + rows])
 
 
 def test_indexes_do_not_depend_on_the_other_positions_of_a_call():
     complete = stream(0, 12, count=5)
     positions = tf.constant([3, 3, 4, 7, 11, 11, 11, 11, 11], tf.int64)
-    assert np.array_equal(
-        sampler.example_indexes(positions, count=5, seed=0, span=9), complete[positions.numpy()]
-    )
+    indexes = sampler.example_indexes(positions, count=5, seed=0, span=9)
+    assert np.array_equal(indexes, complete[positions.numpy()])
 
 
 @pytest.mark.parametrize("count", [7, 2048, 60_000, 2**31, BEYOND_INT32, 2**40])
@@ -113,6 +111,5 @@ def test_each_example_is_at_each_place_equally_often(count):
     order = stream(0, epochs * count, count=count).reshape(epochs, count)
     table = np.stack([np.bincount(order[:, place], minlength=count) for place in range(count)])
     expected = epochs / count
-    assert ((table - expected) ** 2 / expected).sum() / (
-        count * (count - 1)
-    ) < 3  # about 1 by chance
+    deviation = ((table - expected) ** 2 / expected).sum() / (count * (count - 1))
+    assert deviation < 3  # about 1 by chance

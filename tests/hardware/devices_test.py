@@ -73,11 +73,11 @@ def install_gpus(monkeypatch, gpus, details, **options):
     ]
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(fakes, **options))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(
-        tf.config.experimental,
-        "get_device_details",
-        lambda device: {"device_name": details[int(device.name[-1])]},
-    )
+
+    def read_details(device):
+        return {"device_name": details[int(device.name[-1])]}
+
+    monkeypatch.setattr(tf.config.experimental, "get_device_details", read_details)
 
 
 @pytest.mark.parametrize(

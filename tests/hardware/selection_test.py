@@ -43,12 +43,8 @@ class Gpus:
 
     def __init__(self, monkeypatch, count):
         self.built = None
-        physical = {
-            "GPU": [
-                tf.config.PhysicalDevice(f"/physical_device:GPU:{i}", "GPU") for i in range(count)
-            ],
-            "CPU": [tf.config.PhysicalDevice("/physical_device:CPU:0", "CPU")],
-        }
+        gpus = [tf.config.PhysicalDevice(f"/physical_device:GPU:{i}", "GPU") for i in range(count)]
+        physical = {"GPU": gpus, "CPU": [tf.config.PhysicalDevice("/physical_device:CPU:0", "CPU")]}
         logical = [tf.config.LogicalDevice(f"/device:GPU:{i}", "GPU") for i in range(count)]
         monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: physical[kind])
         monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: logical)

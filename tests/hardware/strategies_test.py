@@ -22,9 +22,8 @@ def test_names_are_auto_and_those_of_the_table():
     for spec in STRATEGIES.values():
         functions = (spec.builder, spec.checker, spec.describer)
         assert all(callable(load(function)) for function in functions if function)
-    assert {a for spec in STRATEGIES.values() for a in spec.algorithms} | {"auto"} == set(
-        strategies.ALGORITHMS
-    )
+    algorithms = {a for spec in STRATEGIES.values() for a in spec.algorithms}
+    assert algorithms | {"auto"} == {*strategies.ALGORITHMS}
 
 
 def test_options_are_read_from_the_config_and_the_environment():
