@@ -3,6 +3,7 @@
 import collections
 from collections.abc import Callable
 import functools
+import types
 
 import numpy as np
 import tensorflow as tf
@@ -60,6 +61,14 @@ class Recording(Reporter):
     def steps(self, *names):
         """The events of some names, or all, as (name, step)."""
         return [(name, step) for name, step, _ in self.events if not names or name in names]
+
+
+def init(checkpoint, *variables, models=(), averages=False, names=(), layout=""):
+    """The section `init` of a config."""
+    return types.SimpleNamespace(
+        checkpoint=str(checkpoint), variables=variables, models=dict(models), averages=averages,
+        names=dict(names), layout=layout,
+    )  # fmt: skip
 
 
 def arrays(variables):

@@ -141,15 +141,12 @@ def test_orbit_action_runs_in_every_process_at_evaluations(tmp_path):
     assert action({"accuracy": 0.5}) and not action({"accuracy": 0.5})
 
 
-def test_boundary_and_processes_can_be_chosen():
-    action = ctl.as_action(print, at="train", everywhere=False)
-    assert (action.at, action.everywhere) == ("train", False)
-
-
 def test_action_keeps_its_own_and_is_copied_if_they_are_given():
     class Own(ctl.Action):
         at = "train"
 
+    chosen = ctl.as_action(print, at="train", everywhere=False)
+    assert (chosen.at, chosen.everywhere) == ("train", False)
     own = Own()
     assert ctl.as_action(own) is own
     copied = ctl.as_action(own, everywhere=True)

@@ -1,9 +1,9 @@
 """A model starts from the weights in files that other libraries have written."""
 
+import contextlib
 import functools
 import http.server
 import threading
-import types
 
 import keras
 import numpy as np
@@ -16,6 +16,7 @@ import ctl
 from ctl import testing
 from ctl.loop.bucket.store import Store
 from ctl.loop.checkpoints import warm_start
+from tests.loop.shared import init
 
 TORCH = {
     "*/kernel": "*.weight",
@@ -61,13 +62,6 @@ def trainer():
     return Fine(
         strategy=testing.make_strategy(2), global_batch_size=4, optimizer=tf_keras.optimizers.SGD
     )
-
-
-def init(path, *variables, names=(), layout=""):
-    return types.SimpleNamespace(
-        checkpoint=str(path), variables=variables, models={}, averages=False, names=dict(names),
-        layout=layout,
-    )  # fmt: skip
 
 
 def random_values(model):
@@ -155,25 +149,9 @@ def test_other_classes_are_left_out_and_the_listing_shows_what_does_not_match(tr
     )
 
 
-def test_a_file_may_be_a_url(trainer, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    np.savez(tmp_path / "w.npz", **{"head/bias": np.full_like(trainer.model.layers[-1].bias, 7)})
-    Store("memory://weights").upload(tmp_path / "w.npz", "a/w.npz")
-    monkeypatch.setattr(Store, "list", None)  # a web server does not list folders
-    lines = warm_start.describe(trainer, init("memory://weights/a/w.npz", "head/bias"))
-    assert "head/bias [4] <- head/bias" in lines
-    (loaded,) = warm_start.all_load(trainer, init("memory://weights/a/w.npz", "head/bias"))
-    assert loaded.names == ["head/bias"] and trainer.model.layers[-1].bias.numpy()[0] == 7
-    with pytest.raises(ctl.UsageError, match=r"a/b\.npz does not exist: name another file"):
-        warm_start.check(trainer, init("memory://weights/a/b.npz"))
-
-
-@pytest.mark.slow  # aiohttp is in the group `stores`
-def test_a_web_server_without_listings_has_the_file(trainer, tmp_path, monkeypatch):
-    pytest.importorskip("aiohttp")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (tmp_path / "www").mkdir()
-    np.savez(tmp_path / "www/w.npz", **{"head/bias": np.ones(4)})
+@contextlib.contextmanager
+def serve(folder):
+    """A web server that does not list folders; yields its URL."""
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def list_directory(self, path):
@@ -182,17 +160,42 @@ def test_a_web_server_without_listings_has_the_file(trainer, tmp_path, monkeypat
         def log_message(self, *_):
             pass
 
-    handler = functools.partial(Handler, directory=tmp_path / "www")
+    handler = functools.partial(Handler, directory=folder)
     with http.server.ThreadingHTTPServer(("localhost", 0), handler) as server:
         threading.Thread(target=server.serve_forever).start()
-        url = f"http://localhost:{server.server_port}"
         try:
-            lines = warm_start.describe(trainer, init(f"{url}/w.npz", "head/bias"))
-            assert "head/bias [4] <- head/bias, cast from float64" in lines
-            with pytest.raises(ctl.UsageError, match=r"b\.npz does not exist"):
-                warm_start.describe(trainer, init(f"{url}/b.npz"))
+            yield f"http://localhost:{server.server_port}"
         finally:
             server.shutdown()
+
+
+@contextlib.contextmanager
+def upload(folder):
+    """An object store with the files of the folder; yields its URL."""
+    for path in folder.iterdir():
+        Store("memory://weights").upload(path, path.name)
+    yield "memory://weights"
+
+
+@pytest.mark.parametrize(
+    "place",
+    [upload, pytest.param(serve, marks=pytest.mark.slow)],  # aiohttp is in the group `stores`
+)
+def test_a_file_may_be_a_url(trainer, tmp_path, monkeypatch, place):
+    if place is serve:
+        pytest.importorskip("aiohttp")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "www").mkdir()
+    np.savez(tmp_path / "www/w.npz", **{"head/bias": np.full(4, 7.0)})
+    with place(tmp_path / "www") as url:
+        monkeypatch.setattr(Store, "list", None)  # a web server does not list folders
+        lines = warm_start.describe(trainer, init(f"{url}/w.npz", "head/bias"))
+        assert "head/bias [4] <- head/bias, cast from float64" in lines
+        (loaded,) = warm_start.all_load(trainer, init(f"{url}/w.npz", "head/bias"))
+        assert loaded.names == ["head/bias"] and trainer.model.layers[-1].bias.numpy()[0] == 7
+        for read in (warm_start.check, warm_start.describe):
+            with pytest.raises(ctl.UsageError, match=r"b\.npz does not exist: name another file"):
+                read(trainer, init(f"{url}/b.npz"))
 
 
 def test_mistakes_are_one_line(trainer, tmp_path):
