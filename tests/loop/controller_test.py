@@ -24,7 +24,7 @@ from ctl.loop.workdir import Workdir
 from ctl.loop.writers.json_lines import JsonLinesWriter
 from ctl.replica.measure import non_finite
 from ctl.replica.step.inner_loop import loop_of
-from tests.loop.shared import Recording, arrays, make_reference, share
+from tests.loop.shared import Recording, make_reference, share
 from tests.support import reference_model
 from tests.support.faulty_trainers import jumping, same, state
 
@@ -82,11 +82,6 @@ def make(tmp_path):
     return build
 
 
-def variables(controller):
-    trainer = controller.trainer
-    return arrays([*trainer.model.variables, *trainer.optimizer.variables, trainer.global_step])
-
-
 def steps(controller, name):
     return [step for _, step in controller.reporter.steps(name)]
 
@@ -94,14 +89,14 @@ def steps(controller, name):
 def test_interrupted_run_ends_with_the_same_bits_and_on_other_replicas_within_rounding(make):
     uninterrupted = make(2)
     uninterrupted.train(20, checkpoint_at_completion=False)
-    expected = variables(uninterrupted)
+    expected = state(uninterrupted.trainer)
     make(2, stop_at=8, steps_per_loop=4).train(20)
     for replicas in (2, 1):
         resumed = make(replicas, steps_per_loop=3)
         resumed.restore_checkpoint()
         assert resumed.step == 8
         resumed.train(20, checkpoint_at_completion=False)
-        for one, actual in zip(expected, variables(resumed), strict=True):
+        for one, actual in zip(expected, state(resumed.trainer), strict=True):
             np.testing.assert_allclose(one, actual, rtol=0, atol=0 if replicas == 2 else 1e-10)
 
 

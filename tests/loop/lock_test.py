@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import socket
-import threading
 import time
 
 import pytest
@@ -134,11 +133,11 @@ def test_lock_of_another_host_is_waited_for(make, tmp_path, monkeypatch, lines, 
         (tmp_path / "run" / lock.NAME).write_text(json.dumps(ELSEWHERE))
         if dies:
 
-            def kill_soon(line):
+            def kill(line):
                 lines.append(line)
-                threading.Timer(0.2, process.kill).start()
+                process.kill()
 
-            monkeypatch.setattr("ctl.errors.print_line", kill_soon)
+            monkeypatch.setattr("ctl.errors.print_line", kill)
             make().acquire()
         else:
             with pytest.raises(UsageError, match="in use by another run, pid 7 on elsewhere"):

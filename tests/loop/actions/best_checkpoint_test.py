@@ -90,22 +90,6 @@ def test_repeated_evaluation_is_not_saved_again_although_there_is_room(evaluate,
     assert saved(fake_controller) == [1, 2]
 
 
-def test_kill_while_the_best_checkpoint_is_written_loses_neither_the_old_nor_the_new_one(
-    evaluate, tmp_path, monkeypatch
-):
-    evaluate(1, 0.5)
-
-    def fail(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(CheckpointFiles, "commit", fail)
-        evaluate(2, 0.75)
-    assert kept(tmp_path) == [1]
-    evaluate(2, 0.75)
-    assert kept(tmp_path) == [2]
-
-
 def test_best_checkpoint_that_cannot_be_read_is_reported_in_one_line(evaluate, tmp_path):
     action = evaluate(1, 0.5, restore_at_end=True)
     data = tmp_path / "best/ckpt-1.data-00000-of-00001"

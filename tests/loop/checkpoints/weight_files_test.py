@@ -71,23 +71,23 @@ def random_values(model):
 
 def as_torch(model):
     """The weights as the state of a module of PyTorch has them: [outputs, inputs, height, width]."""
-    values = {w.name.removesuffix(":0"): w.numpy() for w in model.weights}
     order = {
         "stem/kernel": (3, 2, 0, 1),
         "deep/depthwise_kernel": (2, 3, 0, 1),
         "head/kernel": (1, 0),
     }
-    names = {"stem": "stem", "deep": "deep", "head": "head"}
+    norm = {"gamma": "weight", "beta": "bias", "moving_mean": "running_mean"}
     state = {}
-    for name, value in values.items():
+    for variable in model.weights:
+        name, value = variable.name.removesuffix(":0"), variable.numpy()
         layer, _, part = name.partition("/")
-        if layer in names:
-            part = "bias" if part == "bias" else "weight"
-            state[f"{layer}.{part}"] = value.transpose(order[name]) if name in order else value
-    for part, other in (("gamma", "weight"), ("beta", "bias"), ("moving_mean", "running_mean"),
-                        ("moving_variance", "running_var")):  # fmt: skip
-        state[f"bn.{other}"] = values[f"norm/{part}"]
-    return {k: np.ascontiguousarray(v) for k, v in state.items()}
+        if layer == "norm":
+            layer, part = "bn", norm.get(part, "running_var")
+        elif part != "bias":
+            part = "weight"
+        value = value.transpose(order[name]) if name in order else value
+        state[f"{layer}.{part}"] = np.ascontiguousarray(value)
+    return state
 
 
 # Keras 3 has another name for this variable.
