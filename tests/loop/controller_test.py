@@ -276,9 +276,8 @@ def test_path_from_the_controller_to_the_model_is_at_most_10_frames_of_ctl():
 
     class Traced(reference_model.ReferenceTrainer):
         def forward(self, batch, training):
-            names = [(f.filename, f.name) for f in traceback.extract_stack()]
             if training:
-                paths.append(names)
+                paths.append(traceback.extract_stack())
             return super().forward(batch, training)
 
     # One replica: the replicas of MirroredStrategy are traced in threads of their own.
@@ -293,7 +292,7 @@ def test_path_from_the_controller_to_the_model_is_at_most_10_frames_of_ctl():
     finally:
         tf.config.run_functions_eagerly(False)
     package = f"{pathlib.Path(ctl.__file__).parent}{os.sep}"
-    own = [name for filename, name in paths[0] if filename.startswith(package)]
+    own = [frame.name for frame in paths[0] if frame.filename.startswith(package)]
     own = [*own[own.index("train_and_evaluate") :], "forward"]
     assert own[-2:] == ["_compute", "forward"] and len(own) <= 10, own
 

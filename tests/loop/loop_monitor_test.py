@@ -12,7 +12,7 @@ from ctl.loop.loop_monitor import LoopMonitor, StepSummaries
 from ctl.loop.metric_log import MetricLog
 from ctl.loop.timing import Every
 from ctl.replica.measure.non_finite import NonFiniteReport
-from tests.loop.shared import Recording, count_operations, make_reference, read_summaries, share
+from tests.loop.shared import Recording, make_reference, read_summaries, share
 from tests.support import reference_model
 
 
@@ -187,18 +187,3 @@ def test_compiled_step_trains_and_one_line_says_what_is_not_written(tmp_path):
         "tf.summary calls in the step are not written: runtime.xla=step compiles it: choose "
         "runtime.xla=off, or call tf.summary in an action or in train_loop_end."
     ]
-
-
-def operations(*, recording):
-    """The number of operations of each type in the graph of a training loop."""
-    trainer = make_reference()
-    summaries = StepSummaries(trainer, every=Every(4), print_line=print)
-    with tf.summary.create_noop_writer().as_default(), summaries.recording():
-        if recording:
-            trainer.train(tf.constant(1))
-    trainer.train(tf.constant(1))
-    return count_operations(trainer)
-
-
-def test_step_without_summaries_has_the_same_graph():
-    assert operations(recording=True) == operations(recording=False)

@@ -8,7 +8,9 @@ import tensorflow as tf
 import ctl
 from ctl.loop.actions.histograms import GraphSummary, WeightHistograms
 from ctl.loop.controller import Controller
+from ctl.loop.loop_monitor import StepSummaries
 from ctl.loop.metric_log import MetricLog
+from ctl.loop.timing import Every
 from ctl.replica.parts.histograms import find_obstacle
 from ctl.replica.step.inner_loop import loop_of
 from tests.loop.shared import Recording, count_operations, make_reference, read_summaries
@@ -103,7 +105,9 @@ def test_each_strategy_and_xla_mode_that_cannot_write_them_has_a_reason():
 def operations(**options):
     """The number of operations in the graph of a training loop."""
     trainer = make_reference(**options)
-    trainer.train(tf.constant(1))
+    summaries = StepSummaries(trainer, every=Every(4), print_line=print)
+    with tf.summary.create_noop_writer().as_default(), summaries.recording():
+        trainer.train(tf.constant(1))
     return sum(count_operations(trainer).values())
 
 

@@ -110,9 +110,7 @@ def report(fake_controller, monkeypatch):
     return run
 
 
-def test_growth_without_an_end_is_reported_with_its_rate_and_again_when_it_has_doubled(
-    report, fake_controller
-):
+def test_growth_without_an_end_is_reported_with_its_rate(report, fake_controller):
     lines = report([1000 + 10 * i for i in range(110)])
     # The tenth loop ends at step 100; 260 MiB are reached 26 loops later.
     assert "1,000 MiB at step 100, 1,260 MiB now, 1,000 MiB per 1,000 steps" in lines[0]

@@ -19,8 +19,10 @@ from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.bucket import bucket, fetch, ownership, upload
 from ctl.loop.bucket.local import LocalCopy, folder_of
 from ctl.loop.checkpoints.files import CheckpointFiles
-from tests.loop.bucket import stores
 from tests.support import experiments
+
+ENDINGS = ("data-00000-of-00001", "index", "whole")
+BEST = ("--config.train.best.metric=eval/loss", "--config.train.best.mode=min")
 
 
 def train(program, url, steps, *flags):
@@ -61,11 +63,11 @@ def in_step(quick, monkeypatch):
 
 def test_everything_that_is_complete_is_in_the_store_when_a_run_ends(program, store, in_step):
     keep = ("--config.train.checkpoints_to_keep=1", "--config.train.checkpoint_keep_every=20")
-    out = train(program, store.url, 30, *stores.BEST, *keep)
+    out = train(program, store.url, 30, *BEST, *keep)
     names = store.list()
     for name in ("config.json", "result.json", "events.jsonl", "metrics.jsonl"):
         assert store.read(name) == (folder_of(store.url, "train") / name).read_bytes()
-    kept = {f"ckpt-{step}.{end}" for step in (20, 30) for end in stores.ENDINGS}
+    kept = {f"ckpt-{step}.{end}" for step in (20, 30) for end in ENDINGS}
     assert store.list("checkpoints").keys() == kept
     assert any(name.startswith("best/") for name in names)
     assert any(name.startswith("summaries/train/events.out") for name in names)
@@ -142,14 +144,19 @@ def test_run_whose_upload_fails_ends_with_1_and_the_same_command_copies_the_rest
 ):
     monkeypatch.setattr(ownership, "_has_ended", lambda holder: True)  # this process goes on
     flags = (f"--workdir={store.url}", "--config.train.steps=10")
-    fails = [True]
-    pipe = stores.fail_writes(monkeypatch, lambda name: fails[0] and "/owner/" not in name)
-    code, out, error = program(*flags, "--config.train.upload_grace=0.3")
+    calls = []
+
+    def fail(store, path, name):
+        calls.append(name)
+        raise OSError("503 Slow Down")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(store), "upload", fail)
+        code, out, error = program(*flags, "--config.train.upload_grace=0.3")
     assert code == 1
     assert f"{store.url} is not complete after 0 s (OSError: 503 Slow Down): rerun" in error
     assert out.count("cannot be written (OSError: 503 Slow Down): trying again.") == 1
-    assert "result.json" not in store.list() and pipe.calls > 1
-    fails[0] = False
+    assert "result.json" not in store.list() and len(calls) > 1
     code, out, _ = program(*flags)
     assert code == 0 and "This run is complete" in out
     assert {"result.json", "checkpoints/ckpt-10.whole"} <= store.list().keys()
@@ -159,9 +166,12 @@ def test_run_whose_upload_fails_ends_with_1_and_the_same_command_copies_the_rest
 def test_run_that_another_one_takes_over_ends_with_1(program, store, quick, monkeypatch):
     monkeypatch.setattr(ownership, "HEARTBEAT_SECONDS", 0.01)
     start = upload.Uploader.start
-    monkeypatch.setattr(
-        upload.Uploader, "start", lambda self: (stores.take_over(store), start(self))
-    )
+
+    def start_after_another_run(self):
+        store.write("owner/00000002", json.dumps({"pid": 1, "host": "other"}).encode())
+        start(self)
+
+    monkeypatch.setattr(upload.Uploader, "start", start_after_another_run)
     code, _, error = program(f"--workdir={store.url}", "--config.train.steps=100000")
     assert code == 1 and f"{store.url} was taken over by another run" in error
     assert "checkpoints/ckpt-100000.whole" not in store.list()
@@ -183,7 +193,7 @@ def test_other_modes_and_commands_read_a_url_and_send_their_results(
     program, store, in_step, capsys
 ):
     tf_keras.backend.reset_uids()
-    train(program, store.url, 20, *stores.BEST)
+    train(program, store.url, 20, *BEST)
     url = store.url
     before = json.loads(store.read("result.json"))
     best = before["best"]["step"]

@@ -332,8 +332,6 @@ def test_checkpoints_are_read_and_written_by_this_process_for_a_remote_tpu(tmp_p
             True,
         ),
         (tf.errors.NotFoundError(None, None, "Key model/kernel not found in checkpoint"), False),
-        (tf.errors.InvalidArgumentError(None, None, "Shapes differ"), False),
-        (ValueError("Received incompatible tensor with shape (3,)"), False),
         (AssertionError("No checkpointed value found"), False),
     ],
 )

@@ -90,33 +90,30 @@ def as_torch(model):
     return state
 
 
-# Keras 3 has another name for this variable.
-RENAMED = {"*/depthwise_kernel": "net/*/kernel"}
 WRITERS = {
     "k.keras": lambda model, path: model.save(path),
     "k.weights.h5": lambda model, path: model.save_weights(path),
     "k.h5": lambda model, path: model.save(path),
+    "t.h5": lambda model, path: model.save_weights(path),
+    "w.npz": lambda model, path: np.savez(
+        path, **{w.name.removesuffix(":0"): w.numpy() for w in model.weights}
+    ),
+    "w.safetensors": lambda model, path: save_file(as_torch(model), path),
+}
+SETTINGS = {
+    "k.h5": dict(names={"*/depthwise_kernel": "net/*/kernel"}),  # Keras 3 has another name for it
+    "w.safetensors": dict(names=TORCH, layout="torch"),
 }
 
 
-@pytest.mark.parametrize("name", [*WRITERS, "t.h5", "w.npz", "w.safetensors"])
+@pytest.mark.parametrize("name", WRITERS)
 def test_every_replica_starts_from_the_file_of_another_library(name, trainer, tmp_path):
-    model = build(keras if name in WRITERS else tf_keras)
+    model = build(keras if name.startswith("k.") else tf_keras)
     model.set_weights(random_values(model))
     path, expected = tmp_path / name, model(IMAGES).numpy()
-    settings = {}
-    if name in WRITERS:
-        WRITERS[name](model, path)
-        settings = dict(names=RENAMED) if name == "k.h5" else {}
-    elif name == "t.h5":
-        model.save_weights(path)
-    elif name == "w.npz":
-        np.savez(path, **{w.name.removesuffix(":0"): w.numpy() for w in model.weights})
-    else:
-        save_file(as_torch(model), path)
-        settings = dict(names=TORCH, layout="torch")
+    WRITERS[name](model, path)
     trainer.model.set_weights([np.zeros(w.shape) for w in trainer.model.weights])
-    (loaded,) = warm_start.all_load(trainer, init(path, **settings))
+    (loaded,) = warm_start.all_load(trainer, init(path, **SETTINGS.get(name, {})))
     assert len(loaded.names) == loaded.total == 10
     np.testing.assert_allclose(trainer.model(IMAGES), expected, atol=1e-5)
     for variable in trainer.model.variables:
@@ -128,7 +125,7 @@ def test_other_classes_are_left_out_and_the_listing_shows_what_does_not_match(tr
     state = as_torch(trainer.model) | {"head.weight": np.ones((7, 3), np.float16)}
     del state["stem.bias"]
     save_file(state | {"other": np.ones(1)}, tmp_path / "w.safetensors")
-    settings = dict(names=TORCH, layout="torch")
+    settings = SETTINGS["w.safetensors"]
     lines = warm_start.describe(trainer, init(tmp_path / "w.safetensors", **settings))
     assert "deep/depthwise_kernel [2, 2, 3, 1] <- deep.weight" in lines
     assert "head/kernel [3, 4] <- head.weight [3, 7], another shape" in lines
