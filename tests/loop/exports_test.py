@@ -83,13 +83,13 @@ class Images(ctl.StandardTrainer):
 EVALUATED = []
 
 
-def train(folder, cls=Images, *, replicas=2, **options):
+def train(folder, replicas):
     """Trains five steps, and returns the path of a checkpoint and the trainer."""
-    trainer = cls(
+    trainer = Images(
         strategy=testing.make_strategy(replicas),
         global_batch_size=8,
         optimizer=lambda: tf_keras.optimizers.Adam(0.02),
-        options=ctl.TrainerOptions(**options),
+        options=ctl.TrainerOptions(ema_decay=0.9),
     )
     trainer.train(tf.constant(5))
     checkpoints = Checkpointer(folder, trainer)
@@ -109,7 +109,7 @@ def restore(path, trainer, **arguments):
 @pytest.mark.slow
 def test_exported_model_computes_what_the_evaluator_computed(tmp_path):
     np.save(tmp_path / "images.npy", IMAGES)
-    path, trainer = train(tmp_path / "checkpoints", replicas=2, ema_decay=0.9)
+    path, trainer = train(tmp_path / "checkpoints", replicas=2)
     ctl.StandardEvaluator(trainer, global_batch_size=7).evaluate(tf.constant(-1))
     version = write_version(restore(path, trainer), tmp_path / "export", {})
     child.run(["-c", READER, str(tmp_path), str(version)], fork=True).check_returncode()
@@ -159,7 +159,7 @@ class Table(Images):
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    return train(tmp_path_factory.mktemp("checkpoint"), replicas=1, ema_decay=0.5)
+    return train(tmp_path_factory.mktemp("checkpoint"), replicas=1)
 
 
 @pytest.mark.parametrize(

@@ -22,17 +22,6 @@ def make_trainer():
     return make_reference(batch=7)
 
 
-def read_descriptions(folder):
-    """Tag -> description of the summaries in a folder."""
-    events = [
-        event
-        for path in folder.glob("events*")
-        for event in tf.compat.v1.train.summary_iterator(str(path))
-    ]
-    values = [value for event in events for value in event.summary.value]
-    return {value.tag: value.metadata.summary_description for value in values}
-
-
 def test_summaries_and_lines_are_written(tmp_path, monkeypatch):
     trainer = make_trainer()
     controller = Controller(
@@ -55,11 +44,10 @@ def test_summaries_and_lines_are_written(tmp_path, monkeypatch):
     assert sorted(tag for tag in {*train, *evaluation} if "/" not in tag) == [
         "accuracy", "learning_rate", "loss",
     ]  # fmt: skip
-    descriptions = read_descriptions(tmp_path / "train")
-    assert descriptions["speed/input_wait"].startswith(
-        "The share of the time in which steps waited"
-    )
-    assert descriptions["accuracy"] == ""
+    descriptions = read_summaries(tmp_path / "train", lambda v: v.metadata.summary_description)
+    words = "The share of the time in which steps waited"
+    assert descriptions["speed/input_wait"][5].startswith(words)
+    assert descriptions["accuracy"][5] == ""
     assert controller.reporter.events == [("eval", 10, controller.evaluation)]
 
 

@@ -8,6 +8,7 @@ import pytest
 
 import ctl
 from ctl.loop.actions.action import ActionList
+from tests.loop.shared import OtherProcesses
 
 
 class Recording(ctl.Action):
@@ -78,17 +79,11 @@ def test_request_of_an_action_ends_the_run_and_is_recorded(fake_controller):
 
 @pytest.mark.parametrize("other", [True, False])
 def test_a_request_in_any_process_counts_for_all(fake_controller, other):
-    asked = []
-
-    class Processes:
-        def any_process(self, value):
-            asked.append(value)
-            return value or other
-
-    fake_controller.processes = Processes()
+    fake_controller.processes = OtherProcesses(stops=other)
     actions = ActionList([Recording("a")], fake_controller)
     actions.run("eval", {})
-    assert bool(actions.stop_reason) == other and asked == [False]
+    assert bool(actions.stop_reason) == other
+    assert fake_controller.processes.calls == [("any_process", False)]
 
 
 def test_processes_do_not_communicate_after_actions_that_never_stop(fake_controller):

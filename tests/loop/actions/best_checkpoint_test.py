@@ -10,7 +10,7 @@ import ctl
 from ctl.errors import Failure
 from ctl.loop.actions.best_checkpoint import BestCheckpoint, find_best
 from ctl.loop.checkpoints.files import CheckpointFiles
-from tests.loop.shared import make_reference
+from tests.loop.shared import OtherProcesses, make_reference
 
 NAN = float("nan")
 
@@ -125,18 +125,10 @@ def test_value_and_outputs_are_in_the_marker(evaluate, tmp_path):
 
 
 def test_the_chief_decides_for_all_processes(evaluate, tmp_path, fake_controller):
-    sent = []
-
-    class Processes:
-        def broadcast_from_chief(self, value):
-            sent.append(value)
-            return 1
-
-        def any_process(self, value):
-            return value
-
-    fake_controller.is_chief, fake_controller.processes = False, Processes()
+    processes = OtherProcesses(of_chief=1)
+    fake_controller.is_chief, fake_controller.processes = False, processes
     evaluate(1, NAN)
+    sent = [value for name, value in processes.calls if name == "broadcast_from_chief"]
     # Saved on the chief's word, into a temporary folder.
     assert sent == [0] and saved(fake_controller) == [1] and kept(tmp_path) == []
 
