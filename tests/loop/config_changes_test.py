@@ -82,9 +82,7 @@ def test_changing_to_or_from_asynchronous_updates_is_harmful(before, after, harm
     [
         (dict(schedule="constant"), False),
         (dict(schedule="cosine"), True),
-        (dict(schedule="cosine", warmup_steps=3), True),
         (dict(schedule="cosine", decay_steps=50), False),
-        (dict(schedule="constant", warmup_steps=3), False),
         (dict(schedule="linear"), True),
         (dict(schedule="inverse_sqrt", warmup_steps=3), False),
         (dict(schedule="a.b:schedule"), True),
@@ -132,11 +130,6 @@ def test_key_that_was_removed_is_ignored_if_it_had_no_effect():
     assert changes.harmful == ["data.overfit_batches"]
 
 
-def test_data_dir_that_is_no_text_is_compared():
-    changes = compare(config(data=dict(dir="\ud800")), config())
-    assert list(changes.lines) == ["data.dir"]
-
-
 def test_batch_sizes_are_compared_once_the_replicas_are_known():
     saved = config(data=dict(global_batch_size=8))
     assert compare(saved, config(data=dict(per_replica_batch_size=4))).lines == {}
@@ -165,34 +158,25 @@ def test_a_duration_with_a_unit_is_compared_once_it_is_resolved():
     assert changed.lines["train.steps"] == "train.steps: 225 -> 450"
 
 
-def test_group_that_is_frozen_for_epochs_is_compared_once_they_are_steps():
-    def make(until):
-        groups = [{"variables": "*/kernel", "frozen_until": until}]
-        return ctl.config(
-            trainer="a.py:A", data=dict(global_batch_size=4), optimizer=dict(groups=groups)
-        )
+def with_group(train=(), **group):
+    groups = [{"variables": "*/kernel", **group}]
+    return config(optimizer=dict(groups=groups), train=dict(train))
 
-    saved = overrides.flatten(make(5).to_dict())
-    assert ConfigChanges(saved, make("1 epoch").to_dict()).lines == {}
-    assert ConfigChanges(saved, make(6).to_dict()).harmful == ["optimizer.groups"]
+
+def test_group_that_is_frozen_for_epochs_is_compared_once_they_are_steps():
+    saved = with_group(frozen_until=5)
+    assert compare(saved, with_group(frozen_until="1 epoch")).lines == {}
+    assert compare(saved, with_group(frozen_until=6)).harmful == ["optimizer.groups"]
 
 
 def test_group_with_an_optimizer_is_compared_with_all_its_keys():
-    def make(optimizer, steps=10):
-        groups = [{"variables": "*/kernel", "optimizer": optimizer}]
-        return ctl.config(
-            trainer="a.py:A",
-            data=dict(global_batch_size=4),
-            optimizer=dict(groups=groups),
-            train=dict(steps=steps),
-        ).to_dict()
-
-    saved = overrides.flatten(make({"name": "adam", "learning_rate": 0.001}))
-    assert ConfigChanges(saved, make({"name": "adam"})).lines == {}
-    assert ConfigChanges(saved, make({"name": "sgd"})).harmful == ["optimizer.groups"]
-    assert ConfigChanges(saved, make({"name": "adam"}, steps=20)).harmful == []
-    saved = overrides.flatten(make({"schedule": "cosine"}))
-    assert ConfigChanges(saved, make({"schedule": "cosine"}, steps=20)).harmful == ["train.steps"]
+    saved, adam = with_group(optimizer={"name": "adam", "learning_rate": 0.001}), {"name": "adam"}
+    assert compare(saved, with_group(optimizer=adam)).lines == {}
+    assert compare(saved, with_group(optimizer={"name": "sgd"})).harmful == ["optimizer.groups"]
+    assert compare(saved, with_group(dict(steps=20), optimizer=adam)).harmful == []
+    cosine = {"schedule": "cosine"}
+    changes = compare(with_group(optimizer=cosine), with_group(dict(steps=20), optimizer=cosine))
+    assert changes.harmful == ["train.steps"]
 
 
 def test_folder_of_the_data_may_be_named_in_another_way(tmp_path, monkeypatch):

@@ -1,25 +1,25 @@
 """A full or read-only disk ends a run in one line; what was saved stays complete."""
 
-import contextlib
 import errno
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 
 import pytest
 import tensorflow as tf
 
-from ctl.errors import Failure
-from ctl.loop import workdir
+from ctl import main
 from tests.support import experiments
 
 INTACT = "The last complete checkpoint, runs/experiment/checkpoints/ckpt-10, is intact."
 
 
-@contextlib.contextmanager
-def small_disk(folder):
+@pytest.fixture
+def small(tmp_path):
     """A file system of 2 MiB."""
+    folder = tmp_path / "small"
     mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
     folder.mkdir()
     try:
@@ -27,38 +27,8 @@ def small_disk(folder):
     except (OSError, subprocess.CalledProcessError) as error:
         reason = getattr(error, "stderr", None) or error
         pytest.skip(f"this machine cannot mount a small file system: {reason}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-@pytest.fixture
-def small(tmp_path):
-    with small_disk(tmp_path / "small") as folder:
-        yield folder
-
-
-def fill(folder):
-    """Fills the disk, except for the free part of the last page of each file."""
-    with contextlib.suppress(OSError), open(folder / "filler", "wb", buffering=0) as file:
-        while True:
-            file.write(b"0" * 4096)
-
-
-def test_event_on_a_full_disk_is_complete_or_absent(small):
-    folder = workdir.Workdir(small / "run")
-    folder.create({})
-    folder.event("start", 0)
-    fill(small)
-    with pytest.raises(Failure, match=r"events\.jsonl could not be written: No space left"):
-        for step in range(200):  # until the page is full that the file has already
-            folder.event("checkpoint", step, path="x" * 100)
-    (small / "filler").unlink()
-    folder.event("resume", 5)
-    lines = [json.loads(line) for line in (small / "run/events.jsonl").read_text().splitlines()]
-    assert 2 < len(lines) < 200
-    assert lines[-1]["event"] == "resume"
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def test_full_disk_ends_a_run_in_one_line_and_free_space_lets_it_resume(program, small):
@@ -79,56 +49,56 @@ def test_full_disk_ends_a_run_in_one_line_and_free_space_lets_it_resume(program,
     assert json.loads((small / "run/result.json").read_text())["step"] == 30
 
 
+@pytest.fixture(scope="module")
+def short_run(tmp_path_factory):
+    """The folder of a run of 10 steps; not to be changed."""
+    folder = tmp_path_factory.mktemp("short")
+    experiments.write(folder, {"experiment.py": experiments.DROPOUT})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main.run(["ctl", "--config=experiment.py", "--config.train.steps=10"]) == 0
+    return folder
+
+
+def denied(*_, **__):
+    raise OSError(errno.EROFS, "Read-only file system")
+
+
+def full(*_, **__):
+    raise tf.errors.ResourceExhaustedError(None, None, "x; No space left on device")
+
+
+def deny_result(source, target, replace=os.replace):
+    return denied() if "result" in str(target) else replace(source, target)
+
+
+SUMMARIES = "orbit.utils.SummaryManager"
+EVENT, RESULT = "runs/experiment/events.jsonl", "runs/experiment/result.json"
+
+
 @pytest.mark.parametrize(
-    "what",
+    ("target", "error", "line"),
     [
-        pytest.param("checkpoint", marks=pytest.mark.slow),
-        pytest.param("summaries", marks=pytest.mark.slow),
-        "summary file",
-        pytest.param("event", marks=pytest.mark.slow),
-        "result",
+        (f"{SUMMARIES}.flush", full, "The summaries could not be written: No space left on device"),
+        (f"{SUMMARIES}.summary_writer", full,
+         "The summaries could not be written: No space left on device"),
+        ("ctl.loop.json_files._append", denied,
+         f"{EVENT} could not be written: Read-only file system"),
+        ("ctl.loop.json_files.os.replace", deny_result,
+         f"{RESULT} could not be written: Read-only file system"),
     ],
-)
-def test_disk_that_fails_during_a_run_ends_it_in_one_line(program, monkeypatch, what):
-    assert program("--config.train.steps=10")[0] == 0
-
-    def denied(*_, **__):
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    def full(*_, **__):
-        raise tf.errors.ResourceExhaustedError(None, None, "x; No space left on device")
-
-    target, error, name, reason = {
-        "checkpoint": (
-            "ctl.loop.checkpoints.checkpointer.Checkpointer.save", full,
-            "runs/experiment/checkpoints/ckpt-20", "No space left on device",
-        ),
-        "summaries": (
-            "orbit.utils.SummaryManager.flush", full, "The summaries", "No space left on device",
-        ),
-        "summary file": (
-            "orbit.utils.SummaryManager.summary_writer", full,
-            "The summaries", "No space left on device",
-        ),
-        "event": (
-            "ctl.loop.json_files._append", denied,
-            "runs/experiment/events.jsonl", "Read-only file system",
-        ),
-        "result": (
-            "ctl.loop.json_files.os.replace", denied,
-            "runs/experiment/result.json", "Read-only file system",
-        ),
-    }[what]  # fmt: skip
-    if what == "result":
-        replace = os.replace
-        error = lambda a, b: denied() if "result" in str(b) else replace(a, b)  # noqa: E731
+)  # fmt: skip
+def test_disk_that_fails_during_a_run_ends_it_in_one_line(
+    program, short_run, monkeypatch, target, error, line
+):
+    shutil.copytree(short_run / "runs", "runs")
     with monkeypatch.context() as planted:
         planted.setattr(target, error)
         code, _, err = program()
     assert code == 1 and err.count("\n") == 1
-    assert err.startswith(f"ctl: {name} could not be written: {reason}. ")
-    assert (INTACT if what != "result" else "ckpt-30, is intact") in err
-    assert json.loads(pathlib.Path("runs/experiment/result.json").read_text())["step"] == 10
+    assert err.startswith(f"ctl: {line}. ")
+    assert (INTACT if error is not deny_result else "ckpt-30, is intact") in err
+    assert json.loads(pathlib.Path(RESULT).read_text())["step"] == 10
 
 
 def test_unreadable_data_is_not_reported_as_an_unwritable_disk(program, monkeypatch):

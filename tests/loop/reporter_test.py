@@ -1,7 +1,6 @@
 """What a run prints, summarizes and records."""
 
 import itertools
-import os
 import sys
 import types
 
@@ -9,33 +8,18 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from ctl import testing
-from ctl.hardware import engines, selection
 from ctl.hardware.collectives import ProcessGroup
-from ctl.hardware.strategies import StrategyOptions
 from ctl.loop import reporter
 from ctl.loop.controller import Controller
 from ctl.loop.loop_numbers import LoopNumbers
 from ctl.loop.metric_log import MetricLog
 from tests.loop.shared import Recording, make_reference, read_summaries, share
-from tests.support import reference_model
 from tests.support.fake_nvml import FakeGpu, FakeNvml
 
 
 @share
 def make_trainer():
     return make_reference(batch=7)
-
-
-def read_descriptions(folder):
-    """Tag -> description of the summaries in a folder."""
-    events = [
-        event
-        for path in folder.glob("events*")
-        for event in tf.compat.v1.train.summary_iterator(str(path))
-    ]
-    values = [value for event in events for value in event.summary.value]
-    return {value.tag: value.metadata.summary_description for value in values}
 
 
 def test_summaries_and_lines_are_written(tmp_path, monkeypatch):
@@ -60,21 +44,21 @@ def test_summaries_and_lines_are_written(tmp_path, monkeypatch):
     assert sorted(tag for tag in {*train, *evaluation} if "/" not in tag) == [
         "accuracy", "learning_rate", "loss",
     ]  # fmt: skip
-    descriptions = read_descriptions(tmp_path / "train")
-    assert descriptions["speed/input_wait"].startswith(
-        "The share of the time in which steps waited"
-    )
-    assert descriptions["accuracy"] == ""
+    descriptions = read_summaries(tmp_path / "train", lambda v: v.metadata.summary_description)
+    words = "The share of the time in which steps waited"
+    assert descriptions["speed/input_wait"][5].startswith(words)
+    assert descriptions["accuracy"][5] == ""
     assert controller.reporter.events == [("eval", 10, controller.evaluation)]
 
 
-def run(folder, *, steps):
+def run(folder, *, steps, processes=None):
     """Trains in loops of 5 steps."""
     trainer = make_trainer()
     reporter = Recording(trainer, total=steps, metrics=MetricLog(summary_folder=folder))
     controller = Controller(
-        trainer=trainer, steps_per_loop=5, reporter=reporter, actions=[LoopNumbers()]
-    )
+        trainer=trainer, steps_per_loop=5, reporter=reporter, actions=[LoopNumbers()],
+        processes=processes,
+    )  # fmt: skip
     controller.train(steps)
     return controller, reporter
 
@@ -87,34 +71,25 @@ def set_clocks(patch, wait):
     patch.setattr("ctl.loop.loop_monitor.time", clock)
 
 
-def test_slow_input_is_in_the_line_the_summaries_and_the_events(tmp_path, monkeypatch):
-    set_clocks(monkeypatch, wait=0.6)
+class OtherWaits(ProcessGroup):
+    """Another process waits for 3 of the 4 seconds of a loop."""
+
+    def gather(self, values):
+        assert values == [4.0, pytest.approx(0.5), 0.0]
+        return [values, [4.0, 3.0, 0.0]]
+
+
+def test_input_of_the_slowest_process_is_in_the_line_the_summaries_and_the_events(
+    tmp_path, monkeypatch
+):
+    set_clocks(monkeypatch, wait=0.1)
     make_trainer.cache_clear()  # its graph reads another clock
-    controller, reporter = run(tmp_path, steps=10)
+    controller, reporter = run(tmp_path, steps=10, processes=OtherWaits())
     assert reporter.lines[1].endswith(" | waited 75% for input")
     assert "speed/input_wait" in read_summaries(tmp_path / "train")
     reporter.record("checkpoint", 10)
     assert reporter.events[-1][2]["seconds"]["input"] == pytest.approx(6.0)
     assert "input_wait" not in controller.outputs  # which are in result.json
-
-
-def wait_of_worker(waits):
-    """The share of waiting, in a process whose steps wait for its own number of seconds."""
-    hardware = selection.build(
-        "multi_worker_mirrored", StrategyOptions(cluster=engines.from_environment(os.environ))
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        set_clocks(patch, waits[hardware.cluster.index])
-        trainer = reference_model.make_trainer(hardware.strategy, 8)
-        controller = Controller(trainer=trainer, processes=ProcessGroup(hardware))
-        controller.train(5)
-    return controller.reporter.throughput.input_wait
-
-
-@pytest.mark.slow
-def test_processes_report_the_wait_of_the_slowest_input():
-    shares = testing.run_workers(wait_of_worker, (0.1, 0.6))
-    assert shares == pytest.approx([0.75, 0.75])
 
 
 def test_gpu_usage_is_printed_and_summarized_next_to_the_outputs(tmp_path, monkeypatch):
@@ -136,15 +111,9 @@ def test_usage_is_printed_only_if_a_replica_is_on_a_gpu(monkeypatch, tmp_path):
     ]
 
 
-@pytest.mark.parametrize(
-    ("devices", "on_gpu"),
-    [
-        (("/job:localhost/replica:0/task:0/device:GPU:0",), True),
-        (("/job:localhost/replica:0/task:0/device:CPU:0",), False),
-        (("/job:worker/replica:0/task:0/device:TPU:0",), False),
-    ],
-)
-def test_replicas_on_gpus_are_detected_by_their_devices(devices, on_gpu):
+@pytest.mark.parametrize(("device", "on_gpu"), [("GPU", True), ("CPU", False), ("TPU", False)])
+def test_replicas_on_gpus_are_detected_by_their_devices(device, on_gpu):
+    devices = (f"/job:localhost/replica:0/task:0/device:{device}:0",)
     extended = types.SimpleNamespace(worker_devices=devices)
     assert reporter._on_gpu(types.SimpleNamespace(extended=extended)) == on_gpu
 

@@ -3,11 +3,13 @@
 import collections
 from collections.abc import Callable
 import functools
+import types
 
 import numpy as np
 import tensorflow as tf
 
 from ctl import testing
+from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.progress import Progress
 from ctl.loop.reporter import Reporter
 from ctl.replica.step.inner_loop import loop_of
@@ -62,6 +64,39 @@ class Recording(Reporter):
         return [(name, step) for name, step, _ in self.events if not names or name in names]
 
 
+def init(checkpoint, *variables, models=(), averages=False, names=(), layout=""):
+    """The section `init` of a config."""
+    return types.SimpleNamespace(
+        checkpoint=str(checkpoint), variables=variables, models=dict(models), averages=averages,
+        names=dict(names), layout=layout,
+    )  # fmt: skip
+
+
+class OtherProcesses(ProcessGroup):
+    """A run of several processes, of which the others give fixed answers; keeps the calls.
+
+    Args:
+        of_chief: what the chief broadcasts.
+        stops: whether the answer of another process is yes.
+    """
+
+    def __init__(self, *, of_chief=None, stops=False):
+        super().__init__()
+        self.of_chief, self.stops, self.calls = of_chief, stops, []
+
+    def broadcast_from_chief(self, value):
+        self.calls.append(("broadcast_from_chief", value))
+        return self.of_chief
+
+    def any_process(self, value):
+        self.calls.append(("any_process", value))
+        return value or self.stops
+
+    def gather(self, values):
+        self.calls.append(("gather", values))
+        return [values]
+
+
 def arrays(variables):
     """The values of variables."""
     return [variable.numpy() for variable in variables]
@@ -78,15 +113,15 @@ def same_copies(variable, value, replicas):
     return all(np.array_equal(copy, value) for copy in copies)
 
 
-def read_summaries(folder):
-    """Tag -> {step: tensor} of the summaries in a folder; "graph" if it has one."""
+def read_summaries(folder, part=lambda value: value.tensor):
+    """Tag -> {step: tensor, or another part} of the summaries in a folder; "graph" if it has one."""
     found = collections.defaultdict(dict)
     for path in folder.glob("events*"):
         for event in tf.compat.v1.train.summary_iterator(str(path)):
             if event.HasField("graph_def"):
                 found["graph"][event.step] = None
             for value in event.summary.value:
-                found[value.tag][event.step] = value.tensor
+                found[value.tag][event.step] = part(value)
     return found
 
 

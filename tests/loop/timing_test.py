@@ -5,17 +5,6 @@ import pytest
 from ctl.loop.timing import Every, Throughput, Timer, WallClock
 
 
-class Processes:
-    """The chief's answer, and the calls."""
-
-    def __init__(self, answer):
-        self.answer, self.calls = answer, []
-
-    def broadcast_from_chief(self, value):
-        self.calls.append(value)
-        return self.answer
-
-
 @pytest.mark.parametrize(
     ("value", "every"),
     [(500, Every(500)), ("30 minutes", Every(seconds=1800.0)), (Every(at=(7,)), Every(at=(7,)))],
@@ -34,22 +23,7 @@ def test_timer_is_due_when_its_seconds_have_passed_since_the_last_restart(clock)
     assert not timer.is_due()
     clock.now = 221.0
     assert timer.is_due()
-
-
-@pytest.mark.parametrize("chief_is_due", [False, True])
-def test_clock_of_the_chief_decides(clock, chief_is_due):
-    timer = Timer(60.0)
-    clock.now += 0.0 if chief_is_due else 90.0  # this process's own clock differs
-    processes = Processes(chief_is_due)
-    assert timer.all_due(processes) is timer.due is chief_is_due
-    assert processes.calls == [not chief_is_due]
-    timer.restart()
-    assert not timer.due
-
-
-def test_timer_of_no_seconds_is_never_due_and_does_not_communicate():
-    processes = Processes(True)
-    assert not Timer(0).all_due(processes) and processes.calls == []
+    assert not Timer(0).is_due()
 
 
 def test_nested_activities_count_for_themselves_alone(clock):

@@ -54,36 +54,14 @@ def test_config_is_written_with_every_key(tmp_path):
     }  # fmt: skip
 
 
-def test_harmful_change_is_rejected_unless_it_is_allowed(tmp_path):
-    folder = run(tmp_path)
-    changed = config(seed=1, train=dict(steps=7), optimizer=dict(name="sgd"))
-    with pytest.raises(UsageError) as rejected:
-        folder.check_config(changed)
-    assert str(rejected.value) == (
-        f"{tmp_path} holds a run with another config (optimizer.name: 'adam' -> 'sgd'; seed: 0 -> 1): "
-        "resume with the change by --allow_config_change, or start from scratch with --fresh or "
-        "another --workdir."
-    )
-    assert len(folder.check_config(changed, allow_change=True)) == 3
-
-
-def test_run_of_another_experiment_is_rejected_first(tmp_path):
-    folder = run(tmp_path, trainer="other.py:Net", seed=5)
-    with pytest.raises(UsageError, match=r"a run of another experiment, trainer other\.py:Net"):
-        folder.check_config(config())
-    lines = folder.check_config(config(), allow_change=True)
-    assert "trainer: 'other.py:Net' -> 'net.py:Net'" in lines
-
-
-@pytest.mark.parametrize("text", ["", "{", "\x00"])
-def test_broken_config_is_reported_and_moved_aside_by_fresh(tmp_path, text):
+def test_broken_config_is_reported_and_moved_aside_by_fresh(tmp_path):
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.json").write_text(text)
+    (tmp_path / "run" / "config.json").write_text("{")
     folder = workdir.Workdir(tmp_path / "run")
     with pytest.raises(UsageError, match=r"config\.json cannot be read .*: fix it, or use --fresh"):
         folder.check_config(config())
     aside = folder.move_aside()
-    assert (aside / "config.json").read_text() == text
+    assert (aside / "config.json").read_text() == "{"
 
 
 @pytest.mark.parametrize("files", [["photo"], ["config.json"], ["config.json", "photo"]])
@@ -109,17 +87,6 @@ def test_files_of_other_modes_and_of_a_run_killed_while_it_started_are_no_obstac
     assert names - {"run.lock", "find_lr.html"} == {"config.json"}
 
 
-def test_move_aside_keeps_everything_and_returns_the_new_folder(tmp_path):
-    folder = run(tmp_path / "run", seed=5)
-    (folder.path / "checkpoints").mkdir()
-    (folder.path / "checkpoints" / "ckpt-1").write_text("weights")
-    aside = folder.move_aside()
-    assert not folder.path.exists()
-    assert aside.parent == tmp_path
-    assert (aside / "checkpoints" / "ckpt-1").read_text() == "weights"
-    assert workdir.Workdir(aside).config()["seed"] == 5
-
-
 def test_move_aside_of_a_link_moves_the_folder_and_keeps_the_link(tmp_path):
     run(tmp_path / "disk" / "run", seed=5)
     (tmp_path / "link").symlink_to(tmp_path / "disk" / "run")
@@ -130,14 +97,19 @@ def test_move_aside_of_a_link_moves_the_folder_and_keeps_the_link(tmp_path):
     assert folder.path.is_symlink() and (tmp_path / "disk" / "run" / "config.json").exists()
 
 
-def test_move_aside_twice_in_a_second_loses_nothing(tmp_path, monkeypatch):
+def test_move_aside_keeps_everything_also_twice_in_a_second(tmp_path, monkeypatch):
     class Stopped(datetime.datetime):
         @classmethod
         def now(cls, tz=None):
             return cls(2026, 1, 2, 3, 4, 5)
 
     monkeypatch.setattr(workdir.datetime, "datetime", Stopped)
-    aside = [run(tmp_path / "run", seed=seed).move_aside() for seed in range(3)]
+    aside = []
+    for seed in range(3):
+        folder = run(tmp_path / "run", seed=seed)
+        (folder.path / "checkpoints").mkdir()
+        aside.append(folder.move_aside())
+        assert not folder.path.exists() and (aside[-1] / "checkpoints").is_dir()
     names = [path.name for path in aside]
     assert names == ["run.2026-01-02-030405", "run.2026-01-02-030405.2", "run.2026-01-02-030405.3"]
     assert [workdir.Workdir(path).config()["seed"] for path in aside] == [0, 1, 2]

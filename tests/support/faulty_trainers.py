@@ -4,7 +4,6 @@ The row decides which replica and which micro-batch hold the bad value.
 """
 
 import numpy as np
-import pytest
 import tensorflow as tf
 import tf_keras
 
@@ -15,17 +14,6 @@ from ctl.replica.step.inner_loop import loop_of
 from tests.support import reference_model
 
 BATCH, BAD = 8, 2  # the global batch, and the step that fails
-# (replicas, row, options). By default, one of each kind: one replica, a compiled loop, several replicas,
-# accumulation; the others repeat these with another row or another XLA mode.
-SLOW = [pytest.mark.slow]
-CASES = [
-    (2, 5, {"micro_batches": 2}),
-    pytest.param(1, 0, {}, marks=SLOW),
-    pytest.param(1, 7, {"xla": "loop"}, marks=SLOW),
-    pytest.param(4, 5, {}, marks=SLOW),
-    pytest.param(2, 6, {"xla": "gradients"}, marks=SLOW),
-    pytest.param(2, 5, {"logical_shards": 4}, marks=SLOW),
-]
 
 
 def batch_of(step, batch=BATCH):

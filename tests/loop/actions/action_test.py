@@ -8,6 +8,7 @@ import pytest
 
 import ctl
 from ctl.loop.actions.action import ActionList
+from tests.loop.shared import OtherProcesses
 
 
 class Recording(ctl.Action):
@@ -78,17 +79,11 @@ def test_request_of_an_action_ends_the_run_and_is_recorded(fake_controller):
 
 @pytest.mark.parametrize("other", [True, False])
 def test_a_request_in_any_process_counts_for_all(fake_controller, other):
-    asked = []
-
-    class Processes:
-        def any_process(self, value):
-            asked.append(value)
-            return value or other
-
-    fake_controller.processes = Processes()
+    fake_controller.processes = OtherProcesses(stops=other)
     actions = ActionList([Recording("a")], fake_controller)
     actions.run("eval", {})
-    assert bool(actions.stop_reason) == other and asked == [False]
+    assert bool(actions.stop_reason) == other
+    assert fake_controller.processes.calls == [("any_process", False)]
 
 
 def test_processes_do_not_communicate_after_actions_that_never_stop(fake_controller):
@@ -141,15 +136,12 @@ def test_orbit_action_runs_in_every_process_at_evaluations(tmp_path):
     assert action({"accuracy": 0.5}) and not action({"accuracy": 0.5})
 
 
-def test_boundary_and_processes_can_be_chosen():
-    action = ctl.as_action(print, at="train", everywhere=False)
-    assert (action.at, action.everywhere) == ("train", False)
-
-
 def test_action_keeps_its_own_and_is_copied_if_they_are_given():
     class Own(ctl.Action):
         at = "train"
 
+    chosen = ctl.as_action(print, at="train", everywhere=False)
+    assert (chosen.at, chosen.everywhere) == ("train", False)
     own = Own()
     assert ctl.as_action(own) is own
     copied = ctl.as_action(own, everywhere=True)

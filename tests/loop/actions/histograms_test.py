@@ -8,7 +8,9 @@ import tensorflow as tf
 import ctl
 from ctl.loop.actions.histograms import GraphSummary, WeightHistograms
 from ctl.loop.controller import Controller
+from ctl.loop.loop_monitor import StepSummaries
 from ctl.loop.metric_log import MetricLog
+from ctl.loop.timing import Every
 from ctl.replica.parts.histograms import find_obstacle
 from ctl.replica.step.inner_loop import loop_of
 from tests.loop.shared import Recording, count_operations, make_reference, read_summaries
@@ -50,13 +52,8 @@ def run(folder, *, replicas=1, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("replicas", "xla"), [(2, "off"), pytest.param(1, "gradients", marks=pytest.mark.slow)]
-)
-def test_weights_and_gradients_have_histograms_at_multiples_of_the_interval(
-    tmp_path, replicas, xla
-):
-    trainer, lines = run(tmp_path, replicas=replicas, histogram_interval=5, xla=xla)
+def test_weights_and_gradients_have_histograms_at_multiples_of_the_interval(tmp_path):
+    trainer, lines = run(tmp_path, replicas=2, histogram_interval=5)
     steps = read(tmp_path / "summaries/train")
     names = [v.name.removesuffix(":0") for v in trainer.model.trainable_variables]
     # Gradients of the steps 0, 5 and 10; weights at the first ends of loops after 5 and 10.
@@ -83,45 +80,34 @@ class OwnStep(reference_model.ReferenceTrainer):
         return loss
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        pytest.param(
-            dict(xla="loop"),
-            "runtime.xla=loop compiles them into one program with the update",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            dict(xla="step"),
-            "runtime.xla=step compiles them into one program with the update",
-            marks=pytest.mark.slow,
-        ),
-        (dict(cls=OwnStep), "the trainer's own step does not call minimize"),
-    ],
-)
-def test_step_that_cannot_write_them_has_a_line_about_its_gradients(tmp_path, options, reason):
-    _, lines = run(tmp_path, histogram_interval=5, precision="float32", **options)
+def test_step_that_cannot_write_them_has_a_line_about_its_gradients(tmp_path):
+    _, lines = run(tmp_path, histogram_interval=5, precision="float32", cls=OwnStep)
     steps = read(tmp_path / "summaries/train")
     assert any("weights/" in tag for tag in steps)
     assert not any("gradients/" in tag for tag in steps)
     (line,) = lines
     assert line.startswith("summaries.histogram_interval writes no histograms of the gradients: ")
-    assert reason in line
+    assert "the trainer's own step does not call minimize" in line
 
 
-def test_each_strategy_that_cannot_write_them_has_a_reason():
+def test_each_strategy_and_xla_mode_that_cannot_write_them_has_a_reason():
     plan = loop_of(make_reference()).plan
     reasons = [
         find_obstacle(dataclasses.replace(plan, strategy=name))
         for name in ("one_device", "tpu", "parameter_server")
     ]
     assert not reasons[0] and "TPU" in reasons[1] and "parameter servers" in reasons[2]
+    for xla in ("loop", "step", "gradients", "autocluster"):
+        reason = find_obstacle(dataclasses.replace(plan, xla=xla))
+        assert (f"runtime.xla={xla} compiles them" in reason) == (xla in ("loop", "step"))
 
 
 def operations(**options):
     """The number of operations in the graph of a training loop."""
     trainer = make_reference(**options)
-    trainer.train(tf.constant(1))
+    summaries = StepSummaries(trainer, every=Every(4), print_line=print)
+    with tf.summary.create_noop_writer().as_default(), summaries.recording():
+        trainer.train(tf.constant(1))
     return sum(count_operations(trainer).values())
 
 

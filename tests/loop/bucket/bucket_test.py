@@ -15,12 +15,14 @@ import tf_keras
 import ctl
 from ctl import main
 from ctl.configs import keys
+from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.bucket import bucket, fetch, ownership, upload
 from ctl.loop.bucket.local import LocalCopy, folder_of
-from ctl.loop.bucket.store import Store
 from ctl.loop.checkpoints.files import CheckpointFiles
-from tests.loop.bucket import stores
 from tests.support import experiments
+
+ENDINGS = ("data-00000-of-00001", "index", "whole")
+BEST = ("--config.train.best.metric=eval/loss", "--config.train.best.mode=min")
 
 
 def train(program, url, steps, *flags):
@@ -60,40 +62,49 @@ def in_step(quick, monkeypatch):
 
 
 def test_everything_that_is_complete_is_in_the_store_when_a_run_ends(program, store, in_step):
-    out = train(program, store.url, 20, *stores.BEST)
+    keep = ("--config.train.checkpoints_to_keep=1", "--config.train.checkpoint_keep_every=20")
+    out = train(program, store.url, 30, *BEST, *keep)
     names = store.list()
     for name in ("config.json", "result.json", "events.jsonl", "metrics.jsonl"):
         assert store.read(name) == (folder_of(store.url, "train") / name).read_bytes()
-    for name in ("ckpt-10", "ckpt-20"):
-        assert {f"checkpoints/{name}.{end}" for end in stores.ENDINGS} <= names.keys()
+    kept = {f"ckpt-{step}.{end}" for step in (20, 30) for end in ENDINGS}
+    assert store.list("checkpoints").keys() == kept
     assert any(name.startswith("best/") for name in names)
     assert any(name.startswith("summaries/train/events.out") for name in names)
     assert not any("run.lock" in name or ".upload" in name for name in names)
-    marker = json.loads(store.read("checkpoints/ckpt-20.whole"))
+    marker = json.loads(store.read("checkpoints/ckpt-30.whole"))
     assert marker["crc32c"].keys() == marker["files"].keys()
     events = [json.loads(line) for line in store.read("events.jsonl").splitlines()]
     durable = [event for event in events if event["event"] == "durable"]
-    assert [event["step"] for event in durable] == [10, 20]
-    assert durable[-1]["path"] == f"{store.url}/checkpoints/ckpt-20"
+    assert [event["step"] for event in durable] == [10, 20, 30]
+    assert durable[-1]["path"] == f"{store.url}/checkpoints/ckpt-30"
     assert f"Done: {store.url}/result.json" in out
 
 
-@pytest.mark.slow
 def test_run_continues_on_another_machine_with_the_bits_of_an_undisturbed_run(
-    program, store, quick
+    program, store, quick, monkeypatch
 ):
-    train(program, "memory://bucket/whole", 20)
+    assert program("--workdir=whole", "--config.train.steps=20")[0] == 0
     train(program, store.url, 10)
+    remove_local(store.url)
+    before, uploads = store.list(), []
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            type(store), "upload", lambda self, path, name: uploads.append((self.url, name))
+        )
+        code, _, error = program(f"--workdir={store.url}", "--config.seed=1")
+    assert code == 2 and "holds a run with another config (seed: 0 -> 1)" in error
+    assert store.url not in dict(uploads)  # what was fetched is not copied again
+    assert {n: s for n, s in store.list().items() if "owner" not in n}.items() <= before.items()
+
     remove_local(store.url)
     out = train(program, store.url, 20)
     assert "Resumed from" in out and "ckpt-10" in out
     local = folder_of(store.url, "train")
-    assert sorted(p.name for p in (local / "checkpoints").glob("*.whole")) == [
-        "ckpt-10.whole",
-        "ckpt-20.whole",
-    ]
-    expected = read_weights(Store("memory://bucket/whole"), 20)
-    actual = read_weights(store, 20)
+    assert {path.name for path in (local / "checkpoints").glob("*.whole")} == {
+        "ckpt-10.whole", "ckpt-20.whole"
+    }  # fmt: skip
+    expected, actual = experiments.read_weights("whole", 20), read_weights(store, 20)
     assert actual.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_array_equal(actual[name], value)
@@ -101,60 +112,31 @@ def test_run_continues_on_another_machine_with_the_bits_of_an_undisturbed_run(
     assert "This run is complete" in train(program, store.url, 20)
 
 
-@pytest.mark.slow
-def test_local_folder_is_used_again_only_if_no_other_machine_has_continued_the_run(
-    program, store, quick
-):
-    train(program, store.url, 10)
-    local = folder_of(store.url, "train")
-    (local / "checkpoints/ckpt-10.whole").touch()
+def open_bucket(url):
+    """Owns the run as a process does that trains nothing; returns its local folder."""
+    opened = bucket.Bucket(url, keys.defaults().train)
+    functions = dict(on_lost=print, on_durable=print, print_line=print)
+    with opened.all_open(ProcessGroup(), is_chief=True, **functions):
+        return opened.folder
+
+
+def test_local_folder_is_used_again_only_if_no_other_machine_has_continued_the_run(store, quick):
+    store.write("config.json", b"{}")
+    local = open_bucket(store.url)
     (local / "mine").touch()
-    train(program, store.url, 20)
+    open_bucket(store.url)
     assert (local / "mine").exists()
     local.rename(local.with_name("first"))
-    train(program, store.url, 30)
+    open_bucket(store.url)
     shutil.rmtree(local)
     local.with_name("first").rename(local)  # as the first machine has it
-    out = train(program, store.url, 40)
-    assert "ckpt-30" in out and not (local / "mine").exists()
-
-
-@pytest.mark.slow
-def test_half_copied_and_damaged_checkpoints_are_passed_over_with_a_line(program, store, in_step):
-    train(program, store.url, 30)
-    store.remove(["checkpoints/ckpt-30.whole"])  # killed before the marker
-    content = bytearray(store.read("checkpoints/ckpt-20.data-00000-of-00001"))
-    content[100] ^= 1
-    store.write("checkpoints/ckpt-20.data-00000-of-00001", bytes(content))
-    remove_local(store.url)
-    out = train(program, store.url, 30)
-    assert (
-        f"Skipped {store.url}/checkpoints/ckpt-20: ckpt-20.data-00000-of-00001 does not have the "
-        "checksum of its marker." in out
-    )
-    assert "ckpt-10." in out
-
-
-def test_checkpoint_that_the_run_deletes_while_it_is_fetched_is_passed_over(program, store, quick):
-    train(program, store.url, 10)
-    local = LocalCopy(store.url, folder_of(store.url, "read"))
-    names, end = store.list("checkpoints"), ".data-00000-of-00001"
-    local.store.list = lambda folder: names  # as it was before the run deleted this file
-    store.remove([f"checkpoints/ckpt-10{end}"])
-    assert fetch.checkpoint(local, "checkpoints", 10) == f"ckpt-10{end} was deleted"
-    assert not list((local.folder / "checkpoints").glob("ckpt-10.*"))
-
-
-@pytest.mark.slow
-def test_store_keeps_as_many_checkpoints_as_the_folder_would(program, store, quick):
-    keep = ("--config.train.checkpoints_to_keep=1", "--config.train.checkpoint_keep_every=20")
-    train(program, store.url, 10, *keep)
-    store.write("checkpoints/ckpt-5.index", b"left by a killed run")
-    for steps in (20, 40):
-        remove_local(store.url)
-        train(program, store.url, steps, *keep)
-    steps = {name.partition(".")[0] for name in store.list("checkpoints")}
-    assert steps == {"ckpt-20", "ckpt-40"}
+    store.remove(["mine"])
+    open_bucket(store.url)
+    assert (local / "config.json").exists() and not (local / "mine").exists()
+    with pytest.raises(
+        ctl.UsageError, match=rf"is the local folder of memory://other, but has {store.url}"
+    ):
+        LocalCopy("memory://other", local).is_current(1)
 
 
 def test_run_whose_upload_fails_ends_with_1_and_the_same_command_copies_the_rest(
@@ -162,14 +144,19 @@ def test_run_whose_upload_fails_ends_with_1_and_the_same_command_copies_the_rest
 ):
     monkeypatch.setattr(ownership, "_has_ended", lambda holder: True)  # this process goes on
     flags = (f"--workdir={store.url}", "--config.train.steps=10")
-    fails = [True]
-    pipe = stores.fail_writes(monkeypatch, lambda name: fails[0] and "/owner/" not in name)
-    code, out, error = program(*flags, "--config.train.upload_grace=0.3")
+    calls = []
+
+    def fail(store, path, name):
+        calls.append(name)
+        raise OSError("503 Slow Down")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(store), "upload", fail)
+        code, out, error = program(*flags, "--config.train.upload_grace=0.3")
     assert code == 1
     assert f"{store.url} is not complete after 0 s (OSError: 503 Slow Down): rerun" in error
     assert out.count("cannot be written (OSError: 503 Slow Down): trying again.") == 1
-    assert "result.json" not in store.list() and pipe.calls > 1
-    fails[0] = False
+    assert "result.json" not in store.list() and len(calls) > 1
     code, out, _ = program(*flags)
     assert code == 0 and "This run is complete" in out
     assert {"result.json", "checkpoints/ckpt-10.whole"} <= store.list().keys()
@@ -179,9 +166,12 @@ def test_run_whose_upload_fails_ends_with_1_and_the_same_command_copies_the_rest
 def test_run_that_another_one_takes_over_ends_with_1(program, store, quick, monkeypatch):
     monkeypatch.setattr(ownership, "HEARTBEAT_SECONDS", 0.01)
     start = upload.Uploader.start
-    monkeypatch.setattr(
-        upload.Uploader, "start", lambda self: (stores.take_over(store), start(self))
-    )
+
+    def start_after_another_run(self):
+        store.write("owner/00000002", json.dumps({"pid": 1, "host": "other"}).encode())
+        start(self)
+
+    monkeypatch.setattr(upload.Uploader, "start", start_after_another_run)
     code, _, error = program(f"--workdir={store.url}", "--config.train.steps=100000")
     assert code == 1 and f"{store.url} was taken over by another run" in error
     assert "checkpoints/ckpt-100000.whole" not in store.list()
@@ -203,7 +193,7 @@ def test_other_modes_and_commands_read_a_url_and_send_their_results(
     program, store, in_step, capsys
 ):
     tf_keras.backend.reset_uids()
-    train(program, store.url, 20, *stores.BEST)
+    train(program, store.url, 20, *BEST)
     url = store.url
     before = json.loads(store.read("result.json"))
     best = before["best"]["step"]
@@ -255,14 +245,6 @@ def test_what_a_url_cannot_do_is_one_line(program, url, tmp_path, flags, message
     assert message in error.replace(url, "URL")
 
 
-@pytest.mark.slow
-def test_local_folder_can_be_chosen(program, store, quick):
-    train(program, store.url, 10, "--config.train.local_dir=here")
-    assert pathlib.Path("here/checkpoints/ckpt-10.whole").exists()
-    code, _, error = program("--workdir=memory://bucket/other", "--config.train.local_dir=here")
-    assert code == 2 and "here is the local folder of memory://bucket/other, but has" in error
-
-
 def test_names_of_local_folders_differ_by_url_and_end_like_it():
     one, other = folder_of("gs://bucket/a/run", "train"), folder_of("gs://bucket/a-run", "train")
     assert one.parent != other.parent and one.name == "run"
@@ -293,19 +275,3 @@ def test_error_at_the_start_is_reported_and_the_run_is_released(program, store, 
     code, _, error = program(f"--workdir={store.url}")
     assert (code, error) == (2, "ctl: no\n")
     assert json.loads(store.read("owner/00000001"))["released"]
-
-
-def test_changed_config_is_rejected_although_the_local_folder_is_gone(
-    program, store, quick, monkeypatch
-):
-    train(program, store.url, 10)
-    remove_local(store.url)
-    before = store.list()
-    uploads = []
-    monkeypatch.setattr(
-        type(store), "upload", lambda self, path, name: uploads.append((self.url, name))
-    )
-    code, _, error = program(f"--workdir={store.url}", "--config.seed=1")
-    assert code == 2 and "holds a run with another config (seed: 0 -> 1)" in error
-    assert store.url not in dict(uploads)  # what was fetched is not copied again
-    assert {n: s for n, s in store.list().items() if "owner" not in n}.items() <= before.items()

@@ -1,4 +1,4 @@
-"""ctl.loop.bucket.upload: which checkpoints are copied, and in which order."""
+"""ctl.loop.bucket.upload and fetch: which checkpoints are copied, and in which order."""
 
 import types
 
@@ -40,11 +40,13 @@ def upload(local, keep_every=0):
 
 def test_newest_checkpoint_is_copied_and_older_ones_are_passed_over(local):
     save(local, 10, 20, 30)
+    local.store.write("checkpoints/ckpt-5.index", b"left by a killed run")
     uploader, durable = upload(local)
     assert uploader.copy()
     save(local, 40, 50)
     assert uploader.copy() and not uploader.copy()
     assert durable == fetch.steps(local.store.list()) == [30, 50]
+    assert not any("ckpt-5." in name for name in local.store.list())
 
 
 def test_checkpoints_to_keep_are_copied_after_the_newest_one(local):
@@ -84,3 +86,24 @@ def test_upload_that_arrives_cut_is_not_durable_and_is_tried_again(local, monkey
     assert not durable and not fetch.steps(local.store.list())
     uploader.copy()
     assert durable == [10] and local.store.read("checkpoints/ckpt-10.index") == b"10"
+
+
+def test_half_copied_damaged_and_deleted_checkpoints_are_passed_over_with_a_line(
+    local, tmp_path, capsys
+):
+    store, other = local.store, LocalCopy(local.store.url, tmp_path / "other")
+    save(local, 10, 20, 30, 40)
+    upload(local, keep_every=10)[0].copy()
+    store.remove(["checkpoints/ckpt-40.whole"])  # killed before the marker
+    store.write("checkpoints/ckpt-30.index", b"31")
+    lists = {where: store.list(where) for where in ("", "checkpoints")}
+    other.store.list = lambda where="": lists[where]  # before the run deleted this file:
+    store.remove(["checkpoints/ckpt-20.data-00000-of-00001"])
+    fetch.run(other)
+    line = f"Skipped {store.url}/checkpoints/ckpt-"
+    assert capsys.readouterr().out.splitlines() == [
+        f"{line}30: ckpt-30.index does not have the checksum of its marker.",
+        f"{line}20: ckpt-20.data-00000-of-00001 was deleted.",
+    ]
+    names = {path.name.partition(".")[0] for path in (other.folder / "checkpoints").iterdir()}
+    assert names == {"ckpt-10"}

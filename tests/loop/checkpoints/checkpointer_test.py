@@ -36,30 +36,21 @@ def state(trainer):
     return arrays([*trainer.model.variables, *trainer.optimizer.variables])
 
 
-@pytest.mark.parametrize(
-    ("saved_on", "restored_on", "background"),
-    [
-        pytest.param(1, 1, True, marks=pytest.mark.slow),
-        pytest.param(1, 4, False, marks=pytest.mark.slow),
-        pytest.param(4, 2, True, marks=pytest.mark.slow),
-        (2, 1, True),
-        pytest.param(2, 1, False, marks=pytest.mark.slow),
-    ],
-)
-def test_state_is_restored_on_any_number_of_replicas(tmp_path, saved_on, restored_on, background):
-    trainer = make_trainer(saved_on)
-    checkpoints = Checkpointer(tmp_path, trainer, background=background)
+def test_state_is_restored_on_another_number_of_replicas(tmp_path):
+    trainer = make_trainer(2)
+    checkpoints = Checkpointer(tmp_path, trainer, background=True)
     trainer.train(tf.constant(3))
     path, want = checkpoints.save(), state(trainer)
     trainer.train(tf.constant(2))  # while it may still be written
     checkpoints.wait()
     assert checkpoints.latest_step() == 3
     assert tf.train.latest_checkpoint(str(tmp_path)) == path
-    other = make_trainer(restored_on)
-    assert Checkpointer(tmp_path, other).all_restore_latest() == path
-    assert other.global_step.numpy() == 3
-    assert same(state(other), want)
-    assert all(same_copies(v, v.numpy(), restored_on) for v in other.model.variables)
+    for replicas in (1, 2):
+        other = make_trainer(replicas)
+        assert Checkpointer(tmp_path, other).all_restore_latest() == path
+        assert other.global_step.numpy() == 3
+        assert same(state(other), want)
+        assert all(same_copies(v, v.numpy(), replicas) for v in other.model.variables)
 
 
 @pytest.mark.slow
@@ -97,9 +88,6 @@ def saved(trained, tmp_path):
 DATA = "ckpt-3.data-00000-of-00001"
 DAMAGES = {
     "data cut": lambda f: (f / DATA).write_bytes((f / DATA).read_bytes()[:100]),
-    "data gone": lambda f: (f / DATA).unlink(),
-    "index gone": lambda f: (f / "ckpt-3.index").unlink(),
-    "marker gone": lambda f: (f / "ckpt-3.whole").unlink(),
     "index of other bytes": lambda f: (f / "ckpt-3.index").write_bytes(
         bytes(len((f / "ckpt-3.index").read_bytes()))
     ),
@@ -155,15 +143,7 @@ def test_unreadable_checkpoint_is_damaged_and_one_of_another_model_is_a_mismatch
         DAMAGES[damage](folder)
         with pytest.raises(DamagedCheckpoint):
             checkpoints.restore(checkpoints.path(3))
-
-    class Wider(reference_model.ReferenceTrainer):
-        def build_model(self):
-            model = super().build_model()
-            hidden = tf_keras.layers.Dense(7)(model.output)
-            output = tf_keras.layers.Dense(reference_model.CLASSES)(hidden)
-            return tf_keras.Model(model.input, output)
-
-    other = Checkpointer(folder, make_reference(cls=Wider))
+    other = Checkpointer(folder, make_other())
     with pytest.raises(ctl.UsageError, match="ckpt-2 does not match this trainer"):
         other.restore(other.path(2))
 
@@ -254,8 +234,6 @@ def test_only_a_reader_ignores_what_only_the_checkpoint_has(tmp_path):
 class Two(reference_model.ReferenceTrainer):
     """A second optimizer, whose slots are made in the first step."""
 
-    second = True
-
     def __init__(self, **arguments):
         super().__init__(**arguments)
         with self.build_scope():
@@ -263,36 +241,24 @@ class Two(reference_model.ReferenceTrainer):
             self.momentum = tf_keras.optimizers.SGD(0.1, momentum=0.9)
 
     def replica_step(self, batch):
-        if self.second:
-            losses = lambda rows: tf.square(self.extra * rows["x"][:, 0])  # noqa: E731
-            self.minimize(batch, losses, variables=[self.extra], optimizer=self.momentum)
+        losses = lambda rows: tf.square(self.extra * rows["x"][:, 0])  # noqa: E731
+        self.minimize(batch, losses, variables=[self.extra], optimizer=self.momentum)
         return super().replica_step(batch)
 
 
-def test_slots_that_are_not_built_yet_are_restored_when_they_are_built(tmp_path):
+def test_slots_that_are_not_built_yet_are_restored_when_they_are_built_and_not_lost(tmp_path):
     one, other = make_reference(cls=Two), make_reference(cls=Two)
     one.train(tf.constant(2))
     path = Checkpointer(tmp_path, one).save()
     checkpoints = Checkpointer(tmp_path, other)
     checkpoints.restore(path)
+    with pytest.raises(ctl.UsageError, match=r"has SGD/m/extra, which the trainer never built"):
+        checkpoints.save()
     for trainer in (one, other):
         trainer.train(tf.constant(1))
     checkpoints.save()
     assert other.extra.numpy() == one.extra.numpy() != 1.0
     assert same(other.momentum.variables, one.momentum.variables)
-
-
-@pytest.mark.slow
-def test_saving_without_slots_that_were_never_built_is_rejected(tmp_path):
-    one, other = make_reference(cls=Two), make_reference(cls=Two)
-    one.train(tf.constant(2))
-    checkpoints = Checkpointer(tmp_path, other)
-    path = Checkpointer(tmp_path, one).save()
-    checkpoints.restore(path)
-    other.second = False
-    other.train(tf.constant(1))
-    with pytest.raises(ctl.UsageError, match=r"has SGD/m/extra, which the trainer never built"):
-        checkpoints.save()
 
 
 def test_newest_checkpoints_and_multiples_of_keep_every_are_kept(tmp_path):
@@ -366,8 +332,6 @@ def test_checkpoints_are_read_and_written_by_this_process_for_a_remote_tpu(tmp_p
             True,
         ),
         (tf.errors.NotFoundError(None, None, "Key model/kernel not found in checkpoint"), False),
-        (tf.errors.InvalidArgumentError(None, None, "Shapes differ"), False),
-        (ValueError("Received incompatible tensor with shape (3,)"), False),
         (AssertionError("No checkpointed value found"), False),
     ],
 )

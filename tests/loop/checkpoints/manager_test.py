@@ -6,7 +6,7 @@ from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.checkpoints.manager import CheckpointManager
 from ctl.loop.timing import Every
-from tests.loop.shared import Recording, make_reference
+from tests.loop.shared import OtherProcesses, Recording, make_reference
 
 
 @pytest.fixture(scope="module")
@@ -25,25 +25,14 @@ def make(trainer, tmp_path):
     return build
 
 
-class Processes:
-    """Processes whose chief's clock decides; counts the collective calls."""
-
-    def __init__(self, chief_is_due=False):
-        self.chief_is_due, self.calls = chief_is_due, 0
-
-    def broadcast_from_chief(self, value):
-        self.calls += 1
-        return int(self.chief_is_due)
-
-
 def test_checkpoint_is_due_at_multiples_of_the_interval_without_a_collective(make, trainer):
-    manager, processes, due = make(steps=4), Processes(), []
+    manager, processes, due = make(steps=4), OtherProcesses(), []
     for step in range(1, 13):
         trainer.global_step.assign(step)
         due.append(manager.all_due(processes))
     assert [step for step, is_due in enumerate(due, 1) if is_due] == [4, 8, 12]
     assert make(steps=4, seconds=60.0).all_due(processes)
-    assert processes.calls == 0
+    assert not processes.calls
 
 
 def test_checkpoint_is_due_by_the_chiefs_time_since_the_last_one(make, clock):
@@ -53,27 +42,10 @@ def test_checkpoint_is_due_by_the_chiefs_time_since_the_last_one(make, clock):
         assert manager.all_due(ProcessGroup()) == is_due
     manager.save()
     assert not manager.all_due(ProcessGroup())
-    chief = Processes(chief_is_due=True)
-    assert manager.all_due(chief) and chief.calls == 1
-
-
-def test_step_is_saved_once_and_recorded(make, trainer):
-    manager = make()
-    trainer.global_step.assign(5)
-    manager.save()
-    manager.save()
-    assert manager._reporter.steps() == [("checkpoint", 5)]
-
-
-def test_restored_step_is_not_saved_again(make, trainer):
-    trainer.global_step.assign(5)
-    make().save(lambda: {"a": 1})
-    trainer.global_step.assign(0)
-    manager = make()
-    assert manager.all_restore() == (manager.checkpoints.path(5), {"a": 1})
-    assert (manager.saved_step, int(trainer.global_step.numpy())) == (5, 5)
-    manager.save()
-    assert manager._reporter.steps() == []
+    for chief_is_due in (True, False):  # and this process's own clock differs
+        chief = OtherProcesses(of_chief=int(chief_is_due))
+        assert manager.all_due(chief) == chief_is_due and len(chief.calls) == 1
+        clock.now += 60.0
 
 
 def test_restore_before_a_step_takes_an_older_checkpoint(make, trainer):
@@ -82,6 +54,7 @@ def test_restore_before_a_step_takes_an_older_checkpoint(make, trainer):
         trainer.global_step.assign(step)
         manager.save()
     assert manager.all_restore(before=8) == (manager.checkpoints.path(5), {})
+    assert (manager.saved_step, int(trainer.global_step.numpy())) == (5, 5)
     assert manager.all_restore(manager.checkpoints.path(8))[0] == manager.checkpoints.path(8)
 
 

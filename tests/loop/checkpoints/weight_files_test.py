@@ -1,9 +1,9 @@
 """A model starts from the weights in files that other libraries have written."""
 
+import contextlib
 import functools
 import http.server
 import threading
-import types
 
 import keras
 import numpy as np
@@ -16,6 +16,7 @@ import ctl
 from ctl import testing
 from ctl.loop.bucket.store import Store
 from ctl.loop.checkpoints import warm_start
+from tests.loop.shared import init
 
 TORCH = {
     "*/kernel": "*.weight",
@@ -63,13 +64,6 @@ def trainer():
     )
 
 
-def init(path, *variables, names=(), layout=""):
-    return types.SimpleNamespace(
-        checkpoint=str(path), variables=variables, models={}, averages=False, names=dict(names),
-        layout=layout,
-    )  # fmt: skip
-
-
 def random_values(model):
     random = np.random.default_rng(0)
     return [random.uniform(0.5, 1.5, size=w.shape).astype(np.float32) for w in model.weights]
@@ -77,52 +71,49 @@ def random_values(model):
 
 def as_torch(model):
     """The weights as the state of a module of PyTorch has them: [outputs, inputs, height, width]."""
-    values = {w.name.removesuffix(":0"): w.numpy() for w in model.weights}
     order = {
         "stem/kernel": (3, 2, 0, 1),
         "deep/depthwise_kernel": (2, 3, 0, 1),
         "head/kernel": (1, 0),
     }
-    names = {"stem": "stem", "deep": "deep", "head": "head"}
+    norm = {"gamma": "weight", "beta": "bias", "moving_mean": "running_mean"}
     state = {}
-    for name, value in values.items():
+    for variable in model.weights:
+        name, value = variable.name.removesuffix(":0"), variable.numpy()
         layer, _, part = name.partition("/")
-        if layer in names:
-            part = "bias" if part == "bias" else "weight"
-            state[f"{layer}.{part}"] = value.transpose(order[name]) if name in order else value
-    for part, other in (("gamma", "weight"), ("beta", "bias"), ("moving_mean", "running_mean"),
-                        ("moving_variance", "running_var")):  # fmt: skip
-        state[f"bn.{other}"] = values[f"norm/{part}"]
-    return {k: np.ascontiguousarray(v) for k, v in state.items()}
+        if layer == "norm":
+            layer, part = "bn", norm.get(part, "running_var")
+        elif part != "bias":
+            part = "weight"
+        value = value.transpose(order[name]) if name in order else value
+        state[f"{layer}.{part}"] = np.ascontiguousarray(value)
+    return state
 
 
-# Keras 3 has another name for this variable.
-RENAMED = {"*/depthwise_kernel": "net/*/kernel"}
 WRITERS = {
     "k.keras": lambda model, path: model.save(path),
     "k.weights.h5": lambda model, path: model.save_weights(path),
     "k.h5": lambda model, path: model.save(path),
+    "t.h5": lambda model, path: model.save_weights(path),
+    "w.npz": lambda model, path: np.savez(
+        path, **{w.name.removesuffix(":0"): w.numpy() for w in model.weights}
+    ),
+    "w.safetensors": lambda model, path: save_file(as_torch(model), path),
+}
+SETTINGS = {
+    "k.h5": dict(names={"*/depthwise_kernel": "net/*/kernel"}),  # Keras 3 has another name for it
+    "w.safetensors": dict(names=TORCH, layout="torch"),
 }
 
 
-@pytest.mark.parametrize("name", [*WRITERS, "t.h5", "w.npz", "w.safetensors"])
+@pytest.mark.parametrize("name", WRITERS)
 def test_every_replica_starts_from_the_file_of_another_library(name, trainer, tmp_path):
-    model = build(keras if name in WRITERS else tf_keras)
+    model = build(keras if name.startswith("k.") else tf_keras)
     model.set_weights(random_values(model))
     path, expected = tmp_path / name, model(IMAGES).numpy()
-    settings = {}
-    if name in WRITERS:
-        WRITERS[name](model, path)
-        settings = dict(names=RENAMED) if name == "k.h5" else {}
-    elif name == "t.h5":
-        model.save_weights(path)
-    elif name == "w.npz":
-        np.savez(path, **{w.name.removesuffix(":0"): w.numpy() for w in model.weights})
-    else:
-        save_file(as_torch(model), path)
-        settings = dict(names=TORCH, layout="torch")
+    WRITERS[name](model, path)
     trainer.model.set_weights([np.zeros(w.shape) for w in trainer.model.weights])
-    (loaded,) = warm_start.all_load(trainer, init(path, **settings))
+    (loaded,) = warm_start.all_load(trainer, init(path, **SETTINGS.get(name, {})))
     assert len(loaded.names) == loaded.total == 10
     np.testing.assert_allclose(trainer.model(IMAGES), expected, atol=1e-5)
     for variable in trainer.model.variables:
@@ -134,7 +125,7 @@ def test_other_classes_are_left_out_and_the_listing_shows_what_does_not_match(tr
     state = as_torch(trainer.model) | {"head.weight": np.ones((7, 3), np.float16)}
     del state["stem.bias"]
     save_file(state | {"other": np.ones(1)}, tmp_path / "w.safetensors")
-    settings = dict(names=TORCH, layout="torch")
+    settings = SETTINGS["w.safetensors"]
     lines = warm_start.describe(trainer, init(tmp_path / "w.safetensors", **settings))
     assert "deep/depthwise_kernel [2, 2, 3, 1] <- deep.weight" in lines
     assert "head/kernel [3, 4] <- head.weight [3, 7], another shape" in lines
@@ -155,25 +146,9 @@ def test_other_classes_are_left_out_and_the_listing_shows_what_does_not_match(tr
     )
 
 
-def test_a_file_may_be_a_url(trainer, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    np.savez(tmp_path / "w.npz", **{"head/bias": np.full_like(trainer.model.layers[-1].bias, 7)})
-    Store("memory://weights").upload(tmp_path / "w.npz", "a/w.npz")
-    monkeypatch.setattr(Store, "list", None)  # a web server does not list folders
-    lines = warm_start.describe(trainer, init("memory://weights/a/w.npz", "head/bias"))
-    assert "head/bias [4] <- head/bias" in lines
-    (loaded,) = warm_start.all_load(trainer, init("memory://weights/a/w.npz", "head/bias"))
-    assert loaded.names == ["head/bias"] and trainer.model.layers[-1].bias.numpy()[0] == 7
-    with pytest.raises(ctl.UsageError, match=r"a/b\.npz does not exist: name another file"):
-        warm_start.check(trainer, init("memory://weights/a/b.npz"))
-
-
-@pytest.mark.slow  # aiohttp is in the group `stores`
-def test_a_web_server_without_listings_has_the_file(trainer, tmp_path, monkeypatch):
-    pytest.importorskip("aiohttp")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (tmp_path / "www").mkdir()
-    np.savez(tmp_path / "www/w.npz", **{"head/bias": np.ones(4)})
+@contextlib.contextmanager
+def serve(folder):
+    """A web server that does not list folders; yields its URL."""
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def list_directory(self, path):
@@ -182,17 +157,42 @@ def test_a_web_server_without_listings_has_the_file(trainer, tmp_path, monkeypat
         def log_message(self, *_):
             pass
 
-    handler = functools.partial(Handler, directory=tmp_path / "www")
+    handler = functools.partial(Handler, directory=folder)
     with http.server.ThreadingHTTPServer(("localhost", 0), handler) as server:
         threading.Thread(target=server.serve_forever).start()
-        url = f"http://localhost:{server.server_port}"
         try:
-            lines = warm_start.describe(trainer, init(f"{url}/w.npz", "head/bias"))
-            assert "head/bias [4] <- head/bias, cast from float64" in lines
-            with pytest.raises(ctl.UsageError, match=r"b\.npz does not exist"):
-                warm_start.describe(trainer, init(f"{url}/b.npz"))
+            yield f"http://localhost:{server.server_port}"
         finally:
             server.shutdown()
+
+
+@contextlib.contextmanager
+def upload(folder):
+    """An object store with the files of the folder; yields its URL."""
+    for path in folder.iterdir():
+        Store("memory://weights").upload(path, path.name)
+    yield "memory://weights"
+
+
+@pytest.mark.parametrize(
+    "place",
+    [upload, pytest.param(serve, marks=pytest.mark.slow)],  # aiohttp is in the group `stores`
+)
+def test_a_file_may_be_a_url(trainer, tmp_path, monkeypatch, place):
+    if place is serve:
+        pytest.importorskip("aiohttp")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "www").mkdir()
+    np.savez(tmp_path / "www/w.npz", **{"head/bias": np.full(4, 7.0)})
+    with place(tmp_path / "www") as url:
+        monkeypatch.setattr(Store, "list", None)  # a web server does not list folders
+        lines = warm_start.describe(trainer, init(f"{url}/w.npz", "head/bias"))
+        assert "head/bias [4] <- head/bias, cast from float64" in lines
+        (loaded,) = warm_start.all_load(trainer, init(f"{url}/w.npz", "head/bias"))
+        assert loaded.names == ["head/bias"] and trainer.model.layers[-1].bias.numpy()[0] == 7
+        for read in (warm_start.check, warm_start.describe):
+            with pytest.raises(ctl.UsageError, match=r"b\.npz does not exist: name another file"):
+                read(trainer, init(f"{url}/b.npz"))
 
 
 def test_mistakes_are_one_line(trainer, tmp_path):
