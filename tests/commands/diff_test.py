@@ -160,12 +160,9 @@ def test_one_line_names_all_variables_of_other_shapes_and_the_reason_of_the_step
     assert lines[0].endswith("[3] float32 -> [4] float32")
 
 
-def test_equal_strings_are_no_difference():
+def test_variables_of_the_same_bits_have_no_difference():
     one, other = (np.array(["".join(parts)], object) for parts in (("a", "bc"), ("ab", "c")))
     assert one[0] is not other[0] and checkpoint_comparison._compare("v", one, other) is None
-
-
-def test_variables_that_are_not_finite_have_no_difference_only_if_their_bits_are_the_same():
     assert checkpoint_comparison._compare("v", [float("nan")], [float("nan")]) is None
     order, text = checkpoint_comparison._compare("v", [0.0, 1], [float("inf"), 1])
     assert order == float("inf") and "1 of 2 elements differ, 1 of them" in text

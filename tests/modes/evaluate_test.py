@@ -68,9 +68,7 @@ def test_unknown_checkpoints_are_rejected_in_one_line(best_arguments):
         evaluate.evaluate(best_arguments(checkpoint="run/best/ckpt-5"))
 
 
-def test_continuous_eval_ends_with_the_last_checkpoint_of_a_run_that_an_action_has_ended(
-    arguments,
-):
+def test_continuous_eval_ends_with_the_last_checkpoint_of_a_run_that_an_action_has_ended(arguments):
     result = experiments.read_result("run")
     stopped = {"stopped": {"step": 20, "reason": "x"}}
     pathlib.Path("run/result.json").write_text(json.dumps(result | stopped))
@@ -78,29 +76,15 @@ def test_continuous_eval_ends_with_the_last_checkpoint_of_a_run_that_an_action_h
     assert evaluate.continuous_eval(arguments) == DONE
 
 
-def test_eval_without_a_checkpoint_is_rejected(arguments):
-    shutil.rmtree("run/checkpoints")
-    with pytest.raises(UsageError, match="run has no checkpoint to evaluate: train first"):
-        evaluate.evaluate(arguments)
-
-
-def test_eval_without_a_run_is_rejected(make_arguments):
+def test_eval_without_a_run_or_a_checkpoint_is_rejected(make_arguments, make_complete):
     for mode in (evaluate.evaluate, evaluate.continuous_eval):
         with pytest.raises(UsageError, match="run holds no run: train first"):
             mode(make_arguments())
     assert not pathlib.Path("run").exists()
-
-
-def test_continuous_eval_evaluates_every_checkpoint(arguments, monkeypatch):
-    results, write = [], Workdir.write_result
-    monkeypatch.setattr(
-        Workdir, "write_result", lambda self, result: [results.append(result), write(self, result)]
-    )
-    assert evaluate.continuous_eval(arguments) == DONE
-    evaluations = [event for event in experiments.read_events("run") if event[0] == "eval"]
-    assert evaluations == [("eval", 10), ("eval", 20)]
-    # The run has ended: its result is not replaced by that of an earlier step.
-    assert [result["step"] for result in results] == [20]
+    arguments = make_complete(train.train, {"train.steps": 20})
+    shutil.rmtree("run/checkpoints")
+    with pytest.raises(UsageError, match="run has no checkpoint to evaluate: train first"):
+        evaluate.evaluate(arguments)
 
 
 def test_continuous_eval_skips_a_checkpoint_that_is_deleted_meanwhile(arguments, monkeypatch):
@@ -222,9 +206,17 @@ def test_actions_run_in_an_evaluation_and_end_nothing(arguments, monkeypatch, ca
             print("called at", self.controller.step)
             self.request_stop("it was called")
 
+    results, write = [], Workdir.write_result
+    monkeypatch.setattr(
+        Workdir, "write_result", lambda self, result: [results.append(result), write(self, result)]
+    )
     monkeypatch.setattr("ctl.StandardTrainer.build_actions", lambda trainer: [Stop()])
     capsys.readouterr()
     for mode, steps in ((evaluate.evaluate, [20]), (evaluate.continuous_eval, [10, 20])):
         assert mode(arguments) == DONE
         lines = capsys.readouterr().out.splitlines()
         assert [line for line in lines if "called" in line] == [f"called at {s}" for s in steps]
+    evaluations = [event for event in experiments.read_events("run") if event[0] == "eval"]
+    assert evaluations == [("eval", 20), ("eval", 10), ("eval", 20)]
+    # The run has ended: its result is not replaced by that of an earlier step.
+    assert [result["step"] for result in results] == [20, 20]

@@ -171,20 +171,14 @@ def test_a_mistake_is_one_line(run, arguments, message):
     assert code == 2 and message in printed.err and len(printed.err.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            lambda patch: patch.setattr(host, "memory_limit", lambda: None),
-            "memory of CPU:0 is not known",
-        ),
-        (lambda patch: patch.setenv("TF_CONFIG", CLUSTER), "runs in one process: unset TF_CONFIG"),
-    ],
-)
-def test_what_the_search_does_not_support_is_one_line(run, monkeypatch, change, message):
-    change(monkeypatch)
-    code, printed = run()
-    assert code == 2 and message in printed.err and len(printed.err.splitlines()) == 1
+def test_what_the_search_does_not_support_is_one_line(run, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(host, "memory_limit", lambda: None)
+        without_limit = run()
+    monkeypatch.setenv("TF_CONFIG", CLUSTER)
+    results = {"memory of CPU:0 is not known": without_limit, "one process: unset TF_CONFIG": run()}
+    for message, (code, printed) in results.items():
+        assert code == 2 and message in printed.err and len(printed.err.splitlines()) == 1
 
 
 WIDE = """

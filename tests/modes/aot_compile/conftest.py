@@ -2,7 +2,6 @@
 
 import pytest
 
-from ctl.modes.aot_compile import programs
 from ctl.modes.aot_compile.strategy import SliceStrategy
 from tests.support import reference_model
 
@@ -18,17 +17,3 @@ def make_trainer():
         return reference_model.make_trainer(SliceStrategy(replicas), BATCH, **options)
 
     return make
-
-
-@pytest.fixture
-def all_reduce_shapes():
-    """The shapes of the all-reduces in a trainer's exported train step."""
-
-    def export_and_list(trainer):
-        programs.export_train_step(trainer)
-        traced = trainer.strategy.traced[0]
-        graph = traced.function.get_concrete_function(*traced.specs).graph
-        operations = graph.get_operations()
-        return [op.inputs[0].shape for op in operations if op.type == "XlaAllReduce"]
-
-    return export_and_list

@@ -41,14 +41,10 @@ def find_problems(trainer):
 
 
 FATAL = {
-    "py_function": "EagerPyFunc, which calls back into Python",
-    "string": "AsString, which makes a string",
     "print": "which prints on the host",
-    "image": "which decodes an image",
     "sized": "a size that depends on the data",
     "variable": "makes a variable in every step",
-    "ragged": "rows of different lengths",
-    "branch": "EagerPyFunc",
+    "branch": "EagerPyFunc, which calls back into Python",
 }
 
 
