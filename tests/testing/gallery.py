@@ -180,15 +180,6 @@ class Penalized(Penalizes, ByHand):
     pass
 
 
-class TwoLosses(ByHand):
-    """Adds an auxiliary loss on the same outputs."""
-
-    def share_of_loss(self, batch, outputs):
-        second = self.masked(batch, tf.reduce_sum(tf.square(outputs), axis=1))
-        first = super().share_of_loss(batch, outputs)
-        return first + 0.1 * tf.reduce_sum(second) / self.global_batch_size
-
-
 class Adversarial(Right):
     """Trains two models with two optimizers by `minimize`."""
 
@@ -232,17 +223,5 @@ class Counting(Right):
         return super().replica_step(batch)
 
 
-RIGHT = [
-    Right,
-    Weighted,
-    Regularized,
-    Dropping,
-    Normalized,
-    ByHand,
-    Clipped,
-    Decayed,
-    Penalized,
-    TwoLosses,
-    Adversarial,
-    Counting,
-]
+OF_CTL = [Right, Weighted, Regularized, Dropping, Normalized, Adversarial, Counting]
+RIGHT = [*OF_CTL, ByHand, Clipped, Decayed, Penalized]

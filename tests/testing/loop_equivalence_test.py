@@ -14,15 +14,8 @@ from tests.testing import gallery, loop_gallery, mistakes
 from tests.testing.loop_gallery import check
 
 
-def right_loops():
-    """All right loops; the slow tests have those that the default tests do not."""
-    return [
-        pytest.param(loop, marks=[pytest.mark.slow] * (loop.__name__ != "Masked"), id=loop.__name__)
-        for loop in loop_gallery.RIGHT
-    ]
-
-
-@pytest.mark.parametrize("loop", right_loops())
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", loop_gallery.DIFFERENT)
 def test_right_loops_pass(loop):
     report = check(loop, 5)
     assert report.verdict == "equivalent" and report.precision == "float64"
