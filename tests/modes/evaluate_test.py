@@ -115,9 +115,12 @@ SPLITS = {"eval.splits": "['eval', 'test']"}
 
 
 @pytest.mark.slow
-def test_metrics_of_several_splits_are_under_their_names(make_arguments):
+def test_several_splits_are_evaluated_before_and_after_training(make_arguments):
     keys = {**SPLITS, "train.best.metric": "eval/test/loss", "train.best.mode": "min"}
+    keys["eval.before_training"] = "true"
     assert train.train_and_eval(make_arguments(keys)) == DONE
+    events = [event for event in experiments.read_events("run") if event[0] == "eval"]
+    assert events == [("eval", 0), ("eval", 10)]
     result = experiments.read_result("run")
     assert result["eval"].keys() == {"eval", "test"}
     assert result["eval"]["test"].keys() == {"loss", "accuracy", "examples"}
@@ -144,13 +147,6 @@ def test_experiment_without_evaluation_data_is_trained(make_arguments):
     assert train.train_and_eval(make_arguments(keys)) == DONE  # and is complete
     with pytest.raises(UsageError, match=r"eval\.splits is empty, so there is nothing to evaluate"):
         evaluate.evaluate(make_arguments(keys))
-
-
-@pytest.mark.slow
-def test_evaluation_before_training_is_that_of_step_0(make_arguments):
-    assert train.train_and_eval(make_arguments({"eval.before_training": "true"})) == DONE
-    events = [event for event in experiments.read_events("run") if event[0] == "eval"]
-    assert events == [("eval", 0), ("eval", 10)]
 
 
 def test_eval_of_other_data_keeps_the_result_of_the_run(arguments, make_arguments):

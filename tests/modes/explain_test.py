@@ -161,7 +161,7 @@ def test_memory_and_bytes_of_compressed_gradients_include_further_models(explain
 
 
 ATTENTION = """\
-x = layers.Reshape([4, 1])(inputs := layers.Input([4]))
+x = layers.RepeatVector(512)(inputs := layers.Input([4]))
         x = layers.MultiHeadAttention(2, 8, name="first")(x, x, use_causal_mask=True)
         x = layers.MultiHeadAttention(2, 8, dropout=0.1, name="second")(x, x)
         return tf_keras.Model(inputs, layers.Dense(3)(layers.Flatten()(x)))"""

@@ -73,30 +73,12 @@ class ByHand(Plain):
     apply = Steps.apply
 
 
-class Clipped(gallery.Clips, ByHand):
-    pass
-
-
-class Decayed(gallery.Decays, ByHand):
-    pass
-
-
 class Regularized(gallery.Regularizes, ByHand):
     pass
 
 
 class Penalized(gallery.Penalizes, Plain):
     pass
-
-
-class Weighted(Plain):
-    """Divides by the sum of the sample weights of the global batch."""
-
-    def share_of_loss(self, batch, outputs):
-        losses = self.per_example_loss(batch, outputs)
-        weights = 1.0 + tf.cast(batch["label"], losses.dtype)
-        total = all_reduce(SUM, tf.reduce_sum(weights))
-        return tf.reduce_sum(weights * losses) / tf.stop_gradient(total)
 
 
 class Masked(Plain):
@@ -165,4 +147,4 @@ class Scaled(Plain):
 
 # Each requires something else of the comparison.
 DIFFERENT = [Masked, Normalized, Penalized, Scaled, TwoModels]
-RIGHT = [*DIFFERENT, Plain, ByHand, Clipped, Decayed, Weighted]
+RIGHT = [*DIFFERENT, Plain, ByHand]

@@ -90,6 +90,7 @@ def test_a_correct_step_has_no_warnings():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_collective_over_too_few_replicas_is_rejected_by_the_compiler():
     hlo = programs.export_train_step(make_trainer(planted.trainer_class("group"))).hlo
     compiled = compiler_process.compile_once(hlo, V5E, effort=compiler_process.QUICK)

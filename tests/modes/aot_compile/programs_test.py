@@ -102,12 +102,11 @@ def test_an_overridden_train_step_is_what_is_exported_unless_it_has_two_programs
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"micro_batches": 2}], ids=["", "parts"])
-def test_the_exported_program_computes_the_trainers_own_weights(make_trainer, tmp_path, options):
+def test_the_exported_program_computes_the_trainers_own_weights(make_trainer, tmp_path):
+    options = {"cls": OneBatch, "micro_batches": 2}
     trainer = reference_model.make_trainer(
         tf.distribute.OneDeviceStrategy("/CPU:0"),
         BATCH,
-        cls=OneBatch,
         precision="float32",
         **options,
     )
@@ -115,7 +114,7 @@ def test_the_exported_program_computes_the_trainers_own_weights(make_trainer, tm
     trainer.train(tf.constant(STEPS))
     trained = [v.numpy() for v in trainer.model.trainable_variables]
 
-    exported = make_trainer(1, cls=OneBatch, **options)
+    exported = make_trainer(1, **options)
     hlo = programs.export_train_step(exported).hlo
     traced = exported.strategy.traced[0]
     function = traced.function.get_concrete_function(*traced.specs)

@@ -82,7 +82,6 @@ def test_a_problem_in_the_step_is_exit_code_1_and_names_the_line(run, fake_compi
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--topology=v5e:2x2"], "--topology has no effect without --mode=aot_compile"),
         (["--mode=aot_compile", "--topology=v5e:3x3"], "There is no v5e slice of 3x3 chips"),
         (["--mode=aot_compile", "--topology"], "--topology has no value"),
         (["--mode=aot_compile", "--fresh"], "--fresh has no effect with --mode=aot_compile"),

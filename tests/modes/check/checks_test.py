@@ -36,7 +36,7 @@ def test_all_checks_pass_on_a_correct_experiment_and_write_nothing(folder, capsy
     out = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in out[1:9]] == ["pass"] * 8
     assert out[8].split(None, 3)[:3] == ["pass", "replica", "equivalence"]
-    assert out[9] == "8 checks: 8 passed, 0 warnings, 0 failed."
+    assert out[9:] == ["8 checks: 8 passed, 0 warnings, 0 failed."]
     assert {p for p in folder.rglob("*") if "__pycache__" not in p.parts} <= before
 
 
@@ -72,18 +72,6 @@ def test_an_exception_is_a_failed_row_with_the_users_line_and_the_others_go_on(
     assert re.fullmatch(r"FAIL     evaluation +for the same cause as gradients", rows[3])
     assert rows[4:] == ["3 checks: 1 passed, 0 warnings, 2 failed."]
     assert "Traceback" not in captured.err
-
-
-@pytest.mark.slow
-def test_the_comparison_in_its_own_process_has_one_row(folder, capsys, monkeypatch):
-    monkeypatch.setattr(check, "CHECKS", {})
-    config = planted.write_user_experiment(folder, "HardExamples")
-    assert main.run(["ctl", f"--config={config}", "--mode=check"]) == 1
-    out = capsys.readouterr().out
-    (row,) = [line for line in out.splitlines() if " replica equivalence " in line]
-    assert row.startswith("FAIL") and "Not every process" not in out and "exit code" not in out
-    assert "-> per_example_loss returns values that depend on the other rows" in out
-    assert out.splitlines()[-1].startswith("1 check: ")
 
 
 def crash(*_):

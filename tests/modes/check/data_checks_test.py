@@ -13,9 +13,6 @@ NAN_IN_TARGET = """
 
     def per_example_loss(self, batch, outputs):
         return super().per_example_loss({"label": batch["label"]["one"]}, outputs)
-
-    def build_metrics(self):
-        return {}
     """
 NOT_NORMALIZED = """
     def preprocess(self, batch):
