@@ -127,9 +127,12 @@ def test_every_file_of_the_template_is_package_data():
         assert any(fnmatch.fnmatch(name, pattern) for pattern in depth), name
 
 
+OTHERS = [kind for kind in new.KINDS if kind != "tabular"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "kind", ["tabular", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("images", "gan"))]
+    "kind", ["tabular", *(pytest.param(kind, marks=pytest.mark.long) for kind in OTHERS)]
 )
 def test_tests_of_a_new_project_pass_and_it_trains(tmp_path, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)
@@ -143,7 +146,7 @@ def test_tests_of_a_new_project_pass_and_it_trains(tmp_path, monkeypatch, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [kind for kind in new.KINDS if kind != "tabular"])
+@pytest.mark.parametrize("kind", OTHERS)
 def test_new_project_of_each_kind_trains(tmp_path, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)
     new.main(["project", f"--kind={kind}"])

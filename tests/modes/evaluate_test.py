@@ -22,14 +22,6 @@ def arguments(make_complete):
     return make_complete(train.train, {"train.steps": 20})
 
 
-def test_eval_adds_an_evaluation_to_the_result(arguments):
-    trained = experiments.read_result("run")
-    assert evaluate.evaluate(arguments) == DONE
-    result = experiments.read_result("run")
-    assert result["eval"]["examples"] == 50
-    assert result | {"eval": None} == trained
-
-
 BEST = {"train.best.metric": "eval/loss", "train.best.mode": "max"}
 
 
@@ -130,15 +122,6 @@ def test_several_splits_are_evaluated_before_and_after_training(make_arguments):
     }  # fmt: skip
 
 
-def test_metric_without_its_split_is_rejected(make_arguments):
-    keys = {**SPLITS, "train.best.metric": "eval/loss", "train.best.mode": "min"}
-    message = (
-        r"no metric eval/loss: eval\.splits has several splits, so name one, as in eval/eval/loss"
-    )
-    with pytest.raises(UsageError, match=message):
-        train.train_and_eval(make_arguments(keys))
-
-
 def test_experiment_without_evaluation_data_is_trained(make_arguments):
     keys = {"eval.splits": "[]"}
     assert train.train_and_eval(make_arguments(keys)) == DONE
@@ -207,6 +190,7 @@ def test_actions_run_in_an_evaluation_and_end_nothing(arguments, monkeypatch, ca
         Workdir, "write_result", lambda self, result: [results.append(result), write(self, result)]
     )
     monkeypatch.setattr("ctl.StandardTrainer.build_actions", lambda trainer: [Stop()])
+    trained = experiments.read_result("run")
     capsys.readouterr()
     for mode, steps in ((evaluate.evaluate, [20]), (evaluate.continuous_eval, [10, 20])):
         assert mode(arguments) == DONE
@@ -216,3 +200,5 @@ def test_actions_run_in_an_evaluation_and_end_nothing(arguments, monkeypatch, ca
     assert evaluations == [("eval", 20), ("eval", 10), ("eval", 20)]
     # The run has ended: its result is not replaced by that of an earlier step.
     assert [result["step"] for result in results] == [20, 20]
+    assert [result["eval"]["examples"] for result in results] == [50, 50]
+    assert experiments.read_result("run") | {"eval": None} == trained

@@ -216,6 +216,11 @@ def test_time_limit_ends_the_run_after_a_loop_with_an_evaluation(make_arguments,
             train.train_and_eval,
             "The evaluation has no metric eval/acuracy: did you mean eval/accuracy",
         ),
+        (
+            {"eval.splits": "['eval', 'test']"},
+            train.train_and_eval,
+            "no metric eval/loss: eval.splits has several splits, so name one, as in eval/eval/loss",
+        ),
     ],
 )
 def test_metric_that_is_not_evaluated_is_rejected_before_anything_changes(

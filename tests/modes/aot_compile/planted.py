@@ -2,7 +2,6 @@
 
 import tensorflow as tf
 
-import ctl
 from tests.support import reference_model
 
 BATCH = 8
@@ -77,11 +76,7 @@ IN_LOSS = {
 class UnknownBatch(reference_model.ReferenceTrainer):
     """Returns global batches of an unknown number of rows."""
 
-    data_factory = staticmethod(
-        lambda split: ctl.data.GlobalBatches(
-            tf.data.Dataset.from_tensor_slices(reference_model.examples()).batch(BATCH).repeat()
-        )
-    )
+    data_factory = staticmethod(reference_model.as_global_batches)
 
 
 class TooLarge(reference_model.ReferenceTrainer):

@@ -12,11 +12,18 @@ import tf_keras
 
 import ctl
 from ctl.modes.aot_compile import compiler, compiler_process, programs
+from ctl.modes.aot_compile.strategy import SliceStrategy
 from ctl.replica.step.inner_loop import loop_of
 from tests.support import reference_model
 
 BATCH, STEPS = 8, 3
 RUN_ON_CPU = pathlib.Path(__file__).with_name("run_on_cpu.py")
+
+
+def make_trainer(replicas, **options):
+    """Makes a ReferenceTrainer for a slice, in the most precise dtype that a TPU computes in."""
+    options = {"precision": "float32", **options}
+    return reference_model.make_trainer(SliceStrategy(replicas), BATCH, **options)
 
 
 class OneBatch(reference_model.ReferenceTrainer):
@@ -25,13 +32,13 @@ class OneBatch(reference_model.ReferenceTrainer):
     data_factory = staticmethod(lambda split: ctl.data.arrays(reference_model.examples(BATCH)))
 
 
-def test_a_train_step_that_rolls_back_is_one_program(make_trainer):
+def test_a_train_step_that_rolls_back_is_one_program():
     program = programs.export_train_step(make_trainer(4, on_non_finite="rollback"))
     assert program.name == "train step"
     assert b"all-reduce" in program.hlo
 
 
-def test_one_replica_has_no_all_reduce(make_trainer):
+def test_one_replica_has_no_all_reduce():
     assert b"all-reduce" not in programs.export_train_step(make_trainer(1)).hlo
 
 
@@ -51,7 +58,7 @@ def count_sums(trainer):
     return len(trainer.model.trainable_variables) + 1 + 2 * 2 + 1
 
 
-def test_train_step_is_the_one_that_trains_the_layers_of_frozen_until(make_trainer):
+def test_train_step_is_the_one_that_trains_the_layers_of_frozen_until():
     tf_keras.backend.reset_uids()
     frozen = make_trainer(4, optimizer_groups=[dict(variables="dense/*", frozen_until=4)])
     [warning] = programs.export_train_step(frozen).warnings
@@ -59,7 +66,7 @@ def test_train_step_is_the_one_that_trains_the_layers_of_frozen_until(make_train
     assert len(list_all_reduces(frozen)) == count_sums(frozen)
 
 
-def test_gradients_loss_metrics_and_sync_bn_are_all_reduced(make_trainer):
+def test_gradients_loss_metrics_and_sync_bn_are_all_reduced():
     class Normalized(reference_model.ReferenceTrainer):
         def build_model(self):
             inner = super().build_model()
@@ -76,7 +83,7 @@ def test_gradients_loss_metrics_and_sync_bn_are_all_reduced(make_trainer):
     assert [4, 10] in shapes and [2, 1, 3] in shapes
 
 
-def test_an_evaluation_step_is_one_program(make_trainer):
+def test_an_evaluation_step_is_one_program():
     evaluator = ctl.StandardEvaluator(make_trainer(4))
     assert programs.export_eval_step(evaluator).name == "eval step"
 
@@ -92,7 +99,7 @@ class SumsOnly(reference_model.ReferenceTrainer):
             self.strategy.run(lambda rows: tf.reduce_sum(rows["x"]), args=(batch,))
 
 
-def test_an_overridden_train_step_is_what_is_exported_unless_it_has_two_programs(make_trainer):
+def test_an_overridden_train_step_is_what_is_exported_unless_it_has_two_programs():
     hlo = programs.export_train_step(make_trainer(4, cls=SumsOnly)).hlo
     assert b"all-reduce" not in hlo  # unlike the complete step
     twice = make_trainer(4, cls=SumsOnly)
@@ -102,7 +109,7 @@ def test_an_overridden_train_step_is_what_is_exported_unless_it_has_two_programs
 
 
 @pytest.mark.slow
-def test_the_exported_program_computes_the_trainers_own_weights(make_trainer, tmp_path):
+def test_the_exported_program_computes_the_trainers_own_weights(tmp_path):
     options = {"cls": OneBatch, "micro_batches": 2}
     trainer = reference_model.make_trainer(
         tf.distribute.OneDeviceStrategy("/CPU:0"),
