@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ctl import main
+from ctl.configs import overrides
 from ctl.configs.modes import MODES, Mode
 from ctl.errors import Failure, LostWorker, UsageError
 from tests.support import child
@@ -30,38 +31,6 @@ def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.P
     return tmp_path
 
 
-def explain(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
-    """The values that --mode=explain prints of the config's keys, by the last part of their name."""
-    code = main.run(["ctl", "--mode=explain", *arguments])
-    printed = capsys.readouterr()
-    assert (code, printed.err) == (0, "")
-    lines = printed.out.partition("config:")[2].splitlines()
-    return dict(line.strip().split(": ", 1) for line in lines if ": " in line)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "key", "value"),
-    [
-        *[
-            (f"{config}exp.py", "steps", "1000")
-            for config in ("--config=", "--config ", "-config=")
-        ],
-        ("--config=exp.py --config.train.steps=7", "steps", "7"),
-        ("--config=exp.py --config.train.steps 7", "steps", "7"),
-        ("--config=exp.py -config.train.steps=7", "steps", "7"),
-        ("--config.train.steps=7 --config=exp.py", "steps", "7"),
-        ("--config=exp.py --config.train.steps=6 --config.train.steps=7", "steps", "7"),
-        ("--config=exp.py --config.data.prefetch -1", "prefetch", "-1"),
-        ("--config=exp.py --noconfig.model.bias", "bias", "false"),
-        ("--config=exp.py --noconfig.model.bias --config.model.bias", "bias", "true"),
-        ("--flagfile=flags --config.train.steps=9", "steps", "9"),
-    ],
-)
-def test_command_line_reaches_the_config(folder, capsys, arguments, key, value):
-    (folder / "flags").write_text("# of a cluster\n--config=exp.py\n--config.train.steps=8\n")
-    assert explain(arguments.split(), capsys)[key] == value
-
-
 @pytest.fixture
 def replace_modes(monkeypatch):
     """Replaces every mode's function, which needs TensorFlow, by one that returns or raises."""
@@ -71,8 +40,7 @@ def replace_modes(monkeypatch):
 
         def load(mode):
             def function(arguments):
-                path = str(arguments.workdir.path)
-                calls.append((mode.function, arguments.fresh, arguments.config_path, path))
+                calls.append((mode.function, arguments))
                 if isinstance(result, BaseException):
                     raise result
                 return result
@@ -83,6 +51,34 @@ def replace_modes(monkeypatch):
         return calls
 
     return replace
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "value"),
+    [
+        *[
+            (f"{config}exp.py", "train.steps", 1000)
+            for config in ("--config=", "--config ", "-config=")
+        ],
+        ("--config=exp.py --config.train.steps=7", "train.steps", 7),
+        ("--config=exp.py --config.train.steps 7", "train.steps", 7),
+        ("--config=exp.py -config.train.steps=7", "train.steps", 7),
+        ("--config.train.steps=7 --config=exp.py", "train.steps", 7),
+        ("--config=exp.py --config.train.steps=6 --config.train.steps=7", "train.steps", 7),
+        ("--config=exp.py --config.data.prefetch -1", "data.prefetch", -1),
+        ("--config=exp.py --noconfig.model.bias", "model.bias", False),
+        ("--config=exp.py --noconfig.model.bias --config.model.bias", "model.bias", True),
+        ("--flagfile=flags --config.train.steps=9", "train.steps", 9),
+    ],
+)
+def test_command_line_reaches_the_config(folder, replace_modes, monkeypatch, arguments, key, value):
+    (folder / "flags").write_text("# of a cluster\n--config=exp.py\n--config.train.steps=8\n")
+    # That of the process is ignored.
+    monkeypatch.setattr(sys, "argv", ["pytest", "--config=none.py", "--config.train.stps=5"])
+    calls = replace_modes(0)
+    assert main.run(["ctl", *arguments.split()]) == 0
+    ((_, received),) = calls
+    assert overrides.flatten(received.config.to_dict())[key] == value
 
 
 @pytest.mark.parametrize(
@@ -102,12 +98,9 @@ def replace_modes(monkeypatch):
 def test_flags_reach_the_mode_and_its_exit_code_is_returned(folder, replace_modes, arguments, call):
     calls = replace_modes(75)
     assert main.run(["ctl", *arguments.split()]) == 75
-    assert [" ".join(map(str, each)) for each in calls] == [call]
-
-
-def test_run_ignores_the_command_line_of_the_process(folder, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["pytest", "--config=none.py", "--config.train.stps=5"])
-    assert explain(["--config=exp.py", "--config.train.steps=7"], capsys)["steps"] == "7"
+    ((function, received),) = calls
+    values = (function, received.fresh, received.config_path, received.workdir.path)
+    assert " ".join(map(str, values)) == call
 
 
 def test_a_run_resumes_with_a_harmless_change_or_an_allowed_one(folder, replace_modes, capsys):

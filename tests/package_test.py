@@ -71,6 +71,9 @@ def test_wheel_contains_the_package_and_nothing_else(wheel):
     files = {p.relative_to(child.ROOT).as_posix() for p in (child.ROOT / "ctl").rglob("*")}
     expected = {f for f in files if (child.ROOT / f).is_file() and "__pycache__" not in f}
     assert {name for name in wheel if re.match("ctl/(?!_vendored/)", name)} == expected
+    assert "ctl/py.typed" in wheel
+    (entry_points,) = (text for name, text in wheel.items() if name.endswith("entry_points.txt"))
+    assert b"ctl = ctl.main:console" in entry_points
 
 
 @pytest.mark.slow
@@ -114,13 +117,6 @@ def test_copies_are_found_after_what_is_installed(wheel_file, tmp_path):
     (tmp_path / "installed/tf_keras").mkdir()
     (tmp_path / "installed/tf_keras/__init__.py").touch()
     assert find(tmp_path / "installed")[2] != str(copies)
-
-
-@pytest.mark.slow
-def test_wheel_has_type_hints_and_a_console_script(wheel):
-    assert "ctl/py.typed" in wheel
-    (entry_points,) = (text for name, text in wheel.items() if name.endswith("entry_points.txt"))
-    assert b"ctl = ctl.main:console" in entry_points
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,6 @@ def test_runs_without_a_common_step_have_exit_code_2(tmp_path, capsys, changes):
         (np.int64([2**60, 0]), np.int64([2**60 + 1, 0]), "difference 1 (8.7e-19 times"),
         (np.int64([-(2**63)]), np.int64([2**63 - 1]), f"{-(2**63)} -> {2**63 - 1}"),
         (np.array([1, 2], BFLOAT16), np.array([1, 4], BFLOAT16), "difference 2 (0.5 times"),
-        (np.array([1, 2], BFLOAT16), np.array([1, 4], BFLOAT16), "1 of 2 elements differ"),
         ([True, True], [True, False], "difference 1 (1 times"),
         (np.uint8([3, 0]), np.uint8([0, 0]), "difference 3 (1 times"),
         ([1 + 1j, 0], [1 - 1j, 0], "difference 2 (1.4 times"),
@@ -160,12 +159,9 @@ def test_one_line_names_all_variables_of_other_shapes_and_the_reason_of_the_step
     assert lines[0].endswith("[3] float32 -> [4] float32")
 
 
-def test_equal_strings_are_no_difference():
+def test_variables_of_the_same_bits_have_no_difference():
     one, other = (np.array(["".join(parts)], object) for parts in (("a", "bc"), ("ab", "c")))
     assert one[0] is not other[0] and checkpoint_comparison._compare("v", one, other) is None
-
-
-def test_variables_that_are_not_finite_have_no_difference_only_if_their_bits_are_the_same():
     assert checkpoint_comparison._compare("v", [float("nan")], [float("nan")]) is None
     order, text = checkpoint_comparison._compare("v", [0.0, 1], [float("inf"), 1])
     assert order == float("inf") and "1 of 2 elements differ, 1 of them" in text

@@ -16,9 +16,8 @@ def test_search_prints_the_keys_that_contain_a_text(capsys):
     ]
     assert main.run(["ctl", "keys", "goyal"]) == 0  # in the description
     assert capsys.readouterr().out.startswith("optimizer.learning_rate_batch_size = 0  (integer)")
-    assert (
-        main.run(["ctl", "keys", "train.norms"]) == 0
-    )  # the section may change when a run is resumed
+    # The section may change when a run is resumed.
+    assert main.run(["ctl", "keys", "train.norms"]) == 0
     assert capsys.readouterr().out.startswith("train.norms = ''  (string, resume)")
 
 
@@ -32,25 +31,19 @@ def test_search_prints_the_sections_whose_keys_the_experiment_chooses(capsys):
     printed = capsys.readouterr().out.splitlines()
     sections = [line.split()[0] for line in printed if "  (free section" in line]
     assert sections == [
-        "model",
-        "optimizer.arguments",
-        "optimizer.schedule_arguments",
-        "init.names",
-        "init.models",
+        "model", "optimizer.arguments", "optimizer.schedule_arguments", "init.names", "init.models",
         "loss_weights",
-    ]
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("words", "key"),
     [
-        ("batch norm", "model.sync_batch_norm"),
         ("Sync-Batch_Norm", "model.sync_batch_norm"),
         ("accumulation", "optimizer.micro_batches"),
         ("learning rate", "optimizer.learning_rate"),
         ("lr", "optimizer.learning_rate"),
         ("ddp", "runtime.strategy"),
-        ("fp16", "runtime.precision"),
         ("callbacks", "actions"),
         ("recompute blocks", "model.recompute"),
     ],

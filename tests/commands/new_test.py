@@ -127,10 +127,12 @@ def test_every_file_of_the_template_is_package_data():
         assert any(fnmatch.fnmatch(name, pattern) for pattern in depth), name
 
 
+OTHERS = [kind for kind in new.KINDS if kind != "tabular"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "kind",
-    [pytest.param(k, marks=[pytest.mark.long] * (k != "images")) for k in new.KINDS],
+    "kind", ["tabular", *(pytest.param(kind, marks=pytest.mark.long) for kind in OTHERS)]
 )
 def test_tests_of_a_new_project_pass_and_it_trains(tmp_path, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)
@@ -141,3 +143,12 @@ def test_tests_of_a_new_project_pass_and_it_trains(tmp_path, monkeypatch, kind):
     trained = child.run(["-m", "ctl.main", "config.py", "--config.train.steps=20"], cwd=project)
     assert trained.returncode == 0, trained.stderr
     assert len([*project.glob("runs/config*/result.json")]) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", OTHERS)
+def test_new_project_of_each_kind_trains(tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)
+    new.main(["project", f"--kind={kind}"])
+    monkeypatch.chdir("project")
+    assert main.run(["ctl", "config.py", "--dry_run"]) == 0

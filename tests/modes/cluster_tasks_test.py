@@ -40,24 +40,21 @@ def choose(name, *, task=EVALUATOR, fresh=False):
     return cluster_tasks.choose_mode(name, config, {"TF_CONFIG": task}, fresh=fresh), config.runtime
 
 
-@pytest.mark.parametrize("name", ["train", "train_and_eval"])
-def test_modes_that_train_become_continuous_eval_on_the_devices_of_this_machine(name):
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("train", "continuous_eval"), ("train_and_eval", "continuous_eval"),
+        ("eval", "eval"), ("explain", "explain"), ("continuous_eval", "continuous_eval"),
+    ],
+)  # fmt: skip
+def test_modes_that_train_become_continuous_eval_on_the_devices_of_this_machine(name, expected):
     mode, runtime = choose(name)
-    assert mode is MODES["continuous_eval"]
+    assert mode is MODES[expected]
     assert (runtime.strategy, runtime.precision) == ("auto", "float64")
     assert runtime.all_reduce.to_dict() == ctl.config().runtime.all_reduce.to_dict()
     assert runtime.cluster.to_dict() == ctl.config().runtime.cluster.to_dict()
-
-
-@pytest.mark.parametrize("name", ["eval", "explain", "continuous_eval"])
-def test_other_modes_stay_and_ignore_the_cluster(name):
-    mode, runtime = choose(name)
-    assert (mode, runtime.strategy) == (MODES[name], "auto")
-
-
-def test_other_tasks_are_not_changed():
-    mode, runtime = choose("train", task=WORKER)
-    assert (mode, runtime.strategy) == (MODES["train"], "multi_worker_mirrored")
+    mode, runtime = choose(name, task=WORKER)
+    assert (mode, runtime.strategy) == (MODES[name], "multi_worker_mirrored")
 
 
 def test_fresh_is_rejected():

@@ -35,10 +35,7 @@ def kill(*_):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("evaluates_first", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_run_that_was_killed_before_its_end_ends_in_the_next_call(
-    make, monkeypatch, evaluates_first
-):
+def test_run_that_was_killed_before_its_end_ends_in_the_next_call(make, monkeypatch):
     keys = PATIENT | {"train.export": "best"}
     with monkeypatch.context() as patch:
         patch.setattr("ctl.loop.actions.action.ActionList.end", kill)
@@ -46,8 +43,7 @@ def test_run_that_was_killed_before_its_end_ends_in_the_next_call(
             make(keys).train()
     with make(keys) as run:
         assert run.step == 30 and not pathlib.Path("run/export").exists()
-        if evaluates_first:
-            run.evaluate()
+        run.evaluate()
     with make(keys) as run:  # an evaluation does not make the run complete
         assert run.step == 30
         run.train()

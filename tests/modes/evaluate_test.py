@@ -22,14 +22,6 @@ def arguments(make_complete):
     return make_complete(train.train, {"train.steps": 20})
 
 
-def test_eval_adds_an_evaluation_to_the_result(arguments):
-    trained = experiments.read_result("run")
-    assert evaluate.evaluate(arguments) == DONE
-    result = experiments.read_result("run")
-    assert result["eval"]["examples"] == 50
-    assert result | {"eval": None} == trained
-
-
 BEST = {"train.best.metric": "eval/loss", "train.best.mode": "max"}
 
 
@@ -68,9 +60,7 @@ def test_unknown_checkpoints_are_rejected_in_one_line(best_arguments):
         evaluate.evaluate(best_arguments(checkpoint="run/best/ckpt-5"))
 
 
-def test_continuous_eval_ends_with_the_last_checkpoint_of_a_run_that_an_action_has_ended(
-    arguments,
-):
+def test_continuous_eval_ends_with_the_last_checkpoint_of_a_run_that_an_action_has_ended(arguments):
     result = experiments.read_result("run")
     stopped = {"stopped": {"step": 20, "reason": "x"}}
     pathlib.Path("run/result.json").write_text(json.dumps(result | stopped))
@@ -78,29 +68,15 @@ def test_continuous_eval_ends_with_the_last_checkpoint_of_a_run_that_an_action_h
     assert evaluate.continuous_eval(arguments) == DONE
 
 
-def test_eval_without_a_checkpoint_is_rejected(arguments):
-    shutil.rmtree("run/checkpoints")
-    with pytest.raises(UsageError, match="run has no checkpoint to evaluate: train first"):
-        evaluate.evaluate(arguments)
-
-
-def test_eval_without_a_run_is_rejected(make_arguments):
+def test_eval_without_a_run_or_a_checkpoint_is_rejected(make_arguments, make_complete):
     for mode in (evaluate.evaluate, evaluate.continuous_eval):
         with pytest.raises(UsageError, match="run holds no run: train first"):
             mode(make_arguments())
     assert not pathlib.Path("run").exists()
-
-
-def test_continuous_eval_evaluates_every_checkpoint(arguments, monkeypatch):
-    results, write = [], Workdir.write_result
-    monkeypatch.setattr(
-        Workdir, "write_result", lambda self, result: [results.append(result), write(self, result)]
-    )
-    assert evaluate.continuous_eval(arguments) == DONE
-    evaluations = [event for event in experiments.read_events("run") if event[0] == "eval"]
-    assert evaluations == [("eval", 10), ("eval", 20)]
-    # The run has ended: its result is not replaced by that of an earlier step.
-    assert [result["step"] for result in results] == [20]
+    arguments = make_complete(train.train, {"train.steps": 20})
+    shutil.rmtree("run/checkpoints")
+    with pytest.raises(UsageError, match="run has no checkpoint to evaluate: train first"):
+        evaluate.evaluate(arguments)
 
 
 def test_continuous_eval_skips_a_checkpoint_that_is_deleted_meanwhile(arguments, monkeypatch):
@@ -131,9 +107,12 @@ SPLITS = {"eval.splits": "['eval', 'test']"}
 
 
 @pytest.mark.slow
-def test_metrics_of_several_splits_are_under_their_names(make_arguments):
+def test_several_splits_are_evaluated_before_and_after_training(make_arguments):
     keys = {**SPLITS, "train.best.metric": "eval/test/loss", "train.best.mode": "min"}
+    keys["eval.before_training"] = "true"
     assert train.train_and_eval(make_arguments(keys)) == DONE
+    events = [event for event in experiments.read_events("run") if event[0] == "eval"]
+    assert events == [("eval", 0), ("eval", 10)]
     result = experiments.read_result("run")
     assert result["eval"].keys() == {"eval", "test"}
     assert result["eval"]["test"].keys() == {"loss", "accuracy", "examples"}
@@ -141,15 +120,6 @@ def test_metrics_of_several_splits_are_under_their_names(make_arguments):
     assert {p.name for p in pathlib.Path("run/summaries/eval").iterdir() if p.is_dir()} == {
         "eval", "test",
     }  # fmt: skip
-
-
-def test_metric_without_its_split_is_rejected(make_arguments):
-    keys = {**SPLITS, "train.best.metric": "eval/loss", "train.best.mode": "min"}
-    message = (
-        r"no metric eval/loss: eval\.splits has several splits, so name one, as in eval/eval/loss"
-    )
-    with pytest.raises(UsageError, match=message):
-        train.train_and_eval(make_arguments(keys))
 
 
 def test_experiment_without_evaluation_data_is_trained(make_arguments):
@@ -160,13 +130,6 @@ def test_experiment_without_evaluation_data_is_trained(make_arguments):
     assert train.train_and_eval(make_arguments(keys)) == DONE  # and is complete
     with pytest.raises(UsageError, match=r"eval\.splits is empty, so there is nothing to evaluate"):
         evaluate.evaluate(make_arguments(keys))
-
-
-@pytest.mark.slow
-def test_evaluation_before_training_is_that_of_step_0(make_arguments):
-    assert train.train_and_eval(make_arguments({"eval.before_training": "true"})) == DONE
-    events = [event for event in experiments.read_events("run") if event[0] == "eval"]
-    assert events == [("eval", 0), ("eval", 10)]
 
 
 def test_eval_of_other_data_keeps_the_result_of_the_run(arguments, make_arguments):
@@ -222,9 +185,20 @@ def test_actions_run_in_an_evaluation_and_end_nothing(arguments, monkeypatch, ca
             print("called at", self.controller.step)
             self.request_stop("it was called")
 
+    results, write = [], Workdir.write_result
+    monkeypatch.setattr(
+        Workdir, "write_result", lambda self, result: [results.append(result), write(self, result)]
+    )
     monkeypatch.setattr("ctl.StandardTrainer.build_actions", lambda trainer: [Stop()])
+    trained = experiments.read_result("run")
     capsys.readouterr()
     for mode, steps in ((evaluate.evaluate, [20]), (evaluate.continuous_eval, [10, 20])):
         assert mode(arguments) == DONE
         lines = capsys.readouterr().out.splitlines()
         assert [line for line in lines if "called" in line] == [f"called at {s}" for s in steps]
+    evaluations = [event for event in experiments.read_events("run") if event[0] == "eval"]
+    assert evaluations == [("eval", 20), ("eval", 10), ("eval", 20)]
+    # The run has ended: its result is not replaced by that of an earlier step.
+    assert [result["step"] for result in results] == [20, 20]
+    assert [result["eval"]["examples"] for result in results] == [50, 50]
+    assert experiments.read_result("run") | {"eval": None} == trained

@@ -36,10 +36,9 @@ def test_the_trainer_and_the_evaluator_have_the_settings_of_the_config(load):
     assert built.trainer.options.model.dropout == 0.3
     assert built.evaluator.global_batch_size == 25
     assert built.hardware.name == "one_device"
-
-
-def test_the_evaluator_is_built_only_for_a_mode_that_evaluates(load):
-    assert build(load(), evaluates=False).evaluator is None
+    # Another strategy can replace that of the config, and not every mode evaluates.
+    other = build(load(), evaluates=False, hardware=built.hardware)
+    assert other.hardware is built.hardware and other.evaluator is None
 
 
 def test_the_global_batch_size_is_computed_from_the_per_replica_batch_size(load):
@@ -56,16 +55,16 @@ def test_the_global_batch_size_is_computed_from_the_per_replica_batch_size(load)
     assert built.config.is_locked
 
 
-def test_another_strategy_can_replace_that_of_the_config(load):
-    hardware = build(load(), evaluates=False).hardware
-    assert build(load(), evaluates=False, hardware=hardware).hardware is hardware
-
-
-def test_a_model_key_that_the_trainer_never_reads_is_rejected(load, tmp_path):
+@pytest.mark.parametrize("key", ["units=4", 'recompute="blocks"'])
+def test_a_model_key_that_the_trainer_never_reads_is_rejected(load, tmp_path, key):
     # In two files: a key that the trainer's own file mentions counts as read.
-    config = experiments.CONFIG.replace("))\n", "), model=dict(units=4))\n")
-    experiments.write(tmp_path, {"experiment.py": config, "tiny.py": experiments.TRAINER})
-    with pytest.raises(ctl.UsageError, match=r"model\.units has no effect: .* never reads"):
+    config = experiments.CONFIG.replace("))\n", f"), model=dict({key}))\n")
+    # A trainer that always recomputes a layer does not read the key.
+    layer = "tf_keras.layers.Dense(2, input_shape=(3,))"
+    trainer = experiments.TRAINER.replace(layer, f"ctl.recompute({layer})")
+    experiments.write(tmp_path, {"experiment.py": config, "tiny.py": trainer})
+    name = key.partition("=")[0]
+    with pytest.raises(ctl.UsageError, match=rf"model\.{name} has no effect: .* never reads"):
         build(load(), evaluates=False)
 
 
@@ -131,38 +130,21 @@ def test_misspelt_method_is_named_where_the_right_one_exists(load, tmp_path, met
 
 
 @pytest.mark.parametrize(
-    ("method", "others"),
+    ("method", "more", "actions"),
     [
-        ("build_model2", {}),
-        ("predict", {}),
-        ("_eval_step", {}),
-        ("build_datasets", {}),  # a variant of a method of the same class
-        ("on_epoch_end", {"actions.py": "def log(trainer):\n    trainer.on_epoch_end()\n"}),
-        (
-            "eval_step",
-            {"tiny.py": "import orbit\nclass Tiny(Tiny, orbit.StandardEvaluator): pass\n"},
-        ),
+        ("build_model2", "", ""),
+        ("predict", "", ""),
+        ("_eval_step", "", ""),
+        ("build_datasets", "", ""),  # a variant of a method of the same class
+        ("on_epoch_end", "", "def log(trainer):\n    trainer.on_epoch_end()\n"),
+        ("eval_step", "import orbit\nclass Tiny(Tiny, orbit.StandardEvaluator): pass\n", ""),
     ],
 )
-def test_method_of_the_users_own_is_accepted(tmp_path, method, others):
+def test_method_of_the_users_own_is_accepted(tmp_path, method, more, actions):
     text = experiments.TRAINER.replace("\ndef F", f"    def {method}(self): pass\n\ndef F")
-    files = {"tiny.py": text, **{k: v for k, v in others.items() if k != "tiny.py"}}
-    files["tiny.py"] += others.get("tiny.py", "")
-    experiments.write(tmp_path, files)
+    experiments.write(tmp_path, {"tiny.py": text + more, "actions.py": actions})
     cls = loading.load_trainer_class("tiny.py:Tiny", f"{tmp_path}/exp.py", ctl.StandardTrainer)
     experiment._check_spelling(cls, "tiny.py:Tiny", [])
-
-
-def test_recomputation_that_the_trainer_never_reads_is_rejected(load, tmp_path):
-    config = experiments.CONFIG.replace("))\n", '), model=dict(recompute="blocks"))\n')
-    # A trainer that always recomputes a layer does not read the key.
-    trainer = experiments.TRAINER.replace(
-        "tf_keras.layers.Dense(", "ctl.recompute(tf_keras.layers.Dense("
-    )
-    trainer = trainer.replace("input_shape=(3,))", "input_shape=(3,)))")
-    experiments.write(tmp_path, {"experiment.py": config, "tiny.py": trainer})
-    with pytest.raises(ctl.UsageError, match=r"model\.recompute has no effect: .* never reads"):
-        build(load(), evaluates=False)
 
 
 def test_a_model_key_that_only_the_step_reads_is_accepted(load, tmp_path):

@@ -68,7 +68,9 @@ def test_calls_have_the_bits_of_the_program_and_the_program_resumes_them(make, m
 
 
 def test_history_has_lists_of_equal_length(make):
+    before = sorted(pathlib.Path(".").rglob("*"))
     run = make(workdir=None)
+    folder = run._workdir.path
     run.evaluate()
     run.learning_rate = np.float32(0.5)
     run.train(steps=np.int64(20))
@@ -80,13 +82,7 @@ def test_history_has_lists_of_equal_length(make):
     assert [math.isnan(value) for value in history["loss"]] == [True] + [False] * 4
     assert next(iter(history)) == "step" and {"accuracy", "eval/accuracy"} <= set(history)
     assert all(isinstance(value, int | float) for values in history.values() for value in values)
-
-
-def test_without_a_workdir_nothing_is_left(make):
-    before = sorted(pathlib.Path(".").rglob("*"))
-    run = make(workdir=None)
-    folder = run._workdir.path
-    run.train(steps=5)
+    # Without a workdir nothing is left.
     assert (folder / "result.json").exists()
     run.close()
     assert not folder.exists() and sorted(pathlib.Path(".").rglob("*")) == before
@@ -126,14 +122,30 @@ def test_learning_rate_of_a_changed_config_replaces_the_one_that_was_set(make, m
     assert "learning_rate" not in notes["actions"]["LearningRate"]
 
 
-def test_run_shows_its_state_and_training_beyond_its_steps(make, capsys):
+def test_run_of_a_config_file_shows_its_state_and_training_beyond_its_steps(make, capsys):
     run = ctl.Run("experiment.py", workdir="run")
     assert repr(run) == "<ctl.Run: step 0 of 30, in run>"
+    assert run.trainer.global_batch_size == 7
     run.train(steps=30)
     assert "beyond" not in capsys.readouterr().out
     run.train(steps=5)
     assert "Trains to step 35, beyond train.steps=30.\n" in capsys.readouterr().out
     assert re.fullmatch(r"<ctl\.Run: step 35 of 30, loss \d\.\d+, in run>", repr(run))
+
+
+def test_run_of_a_trainer_records_its_config(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trainer = reference_model.make_trainer(
+        testing.make_strategy(2), 7, optimizer=lambda: tf_keras.optimizers.SGD(0.125)
+    )
+    with ctl.Run(trainer, "own", print_lines=False) as run:
+        assert run.train(steps=4)["loss"] > 0 and run.trainer is trainer
+        assert run.evaluate()["examples"] == reference_model.EXAMPLES
+        assert run.history["step"] == [4]
+    saved = overrides.flatten(json.loads(pathlib.Path("own/config.json").read_text()))
+    assert saved["trainer"] == "tests.support.reference_model:ReferenceTrainer"
+    assert saved["data.global_batch_size"] == 7 and saved["optimizer.learning_rate"] == 0.125
+    assert saved["optimizer.name"].endswith(":SGD")
 
 
 def test_ipython_shows_one_line(make, monkeypatch, capsys):
@@ -163,49 +175,10 @@ def test_learning_rate_must_be_a_positive_number_and_steps_a_length(make):
     for steps in (-1, 1.5, True, "3", "2 hours"):
         with pytest.raises(ctl.UsageError, match=r"^steps is "):
             run.train(steps)
-
-
-def test_learning_rate_of_a_schedule_cannot_be_set(make):
     run = make({"optimizer.schedule": "cosine"}, workdir=None)
     assert run.learning_rate == pytest.approx(1e-3)
     with pytest.raises(ctl.UsageError, match="is set by the optimizer's schedule"):
         run.learning_rate = 0.5
-
-
-def test_config_file_and_trainer_are_accepted(make):
-    run = ctl.Run("experiment.py", print_lines=False)
-    assert run.trainer.global_batch_size == 7
-    trainer = reference_model.make_trainer(
-        testing.make_strategy(2), 7, optimizer=lambda: tf_keras.optimizers.SGD(0.125)
-    )
-    with ctl.Run(trainer, "own", print_lines=False) as run:
-        assert run.train(steps=4)["loss"] > 0 and run.trainer is trainer
-        assert run.evaluate()["examples"] == reference_model.EXAMPLES
-        assert run.history["step"] == [4]
-    saved = overrides.flatten(json.loads(pathlib.Path("own/config.json").read_text()))
-    assert saved["trainer"] == "tests.support.reference_model:ReferenceTrainer"
-    assert saved["data.global_batch_size"] == 7 and saved["optimizer.learning_rate"] == 0.125
-    assert saved["optimizer.name"].endswith(":SGD")
-
-
-def test_interrupt_ends_a_call_after_the_loop_and_the_next_call_goes_on(make, monkeypatch):
-    run = make()
-    with monkeypatch.context() as patch:
-        patch.setattr(type(run._run.stop), "requested", property(lambda stop: run.step == 5))
-        run.train(steps=20)
-    assert run.step == 5 and run._run.checkpoints.latest_step() == 5
-    run.train(steps=5)
-    assert run.step == 10
-
-
-def test_early_stopping_ends_all_further_calls(make):
-    stopping = {"metric": "eval/loss", "mode": "max", "patience": 1}
-    keys = {f"train.best.{key}": value for key, value in stopping.items()}
-    run = make(keys, workdir=None)
-    run.train()
-    assert run.step == 20 and "has not improved" in run.stop_reason
-    run.train(steps=5)
-    assert run.step == 20
 
 
 @pytest.mark.slow

@@ -197,12 +197,9 @@ def test_the_modes_of_xla_are_compared_if_the_step_is_the_bottleneck(
 
 
 def test_parameter_servers_are_rejected(monkeypatch):
+    built = types.SimpleNamespace(hardware=types.SimpleNamespace(strategy=None))
     monkeypatch.setattr(strategies, "strategy_name", lambda strategy: "parameter_server")
-    monkeypatch.setattr(
-        profile_input.experiment,
-        "build",
-        lambda *_, **__: type("Built", (), {"hardware": type("H", (), {"strategy": None})}),
-    )
-    arguments = type("Arguments", (), {"config": None, "config_path": ""})
+    monkeypatch.setattr(profile_input.experiment, "build", lambda *_, **__: built)
+    arguments = types.SimpleNamespace(config=None, config_path="")
     with pytest.raises(UsageError, match="does not support parameter servers"):
         profile_input.profile_input(arguments)

@@ -59,43 +59,36 @@ def make_experiment(strategy, replicas):
     return types.SimpleNamespace(hardware=types.SimpleNamespace(name=strategy), trainer=trainer)
 
 
+def make_controller(**fields):
+    throughput = types.SimpleNamespace(examples_per_second=70.0)
+    defaults = {
+        "trained_step": 30, "outputs": {"loss": 0.5}, "evaluation": {"loss": 1.0},
+        "reporter": types.SimpleNamespace(throughput=throughput),
+        "actions": types.SimpleNamespace(stop_reason=None, results=dict),
+    }  # fmt: skip
+    return types.SimpleNamespace(**defaults | fields)
+
+
 @pytest.mark.parametrize(("evaluated_step", "evaluation"), [(30, {"loss": 1.0}), (20, None)])
 def test_result_has_only_an_evaluation_of_the_last_step(evaluated_step, evaluation):
-    controller = types.SimpleNamespace(
-        step=30,
-        trained_step=30,
-        actions=types.SimpleNamespace(stop_reason=None, results=dict),
-        outputs={"loss": 0.5},
-        evaluation={"loss": 1.0},
-        evaluated_step=evaluated_step,
-        reporter=types.SimpleNamespace(throughput=types.SimpleNamespace(examples_per_second=70.0)),
-    )
+    controller = make_controller(step=30, evaluated_step=evaluated_step)
     result = results.make_result(make_experiment("mirrored", 2), controller, 3.0)
     versions, host = result.pop("versions"), result.pop("host")
     assert host["CPU"] and int(host["threads"]) >= 1
     assert result == {
-        "step": 30,
-        "train": {"loss": 0.5},
-        "eval": evaluation,
-        "examples_per_second": 70.0,
-        "seconds": 3.0,
-        "strategy": "mirrored",
-        "replicas": 2,
-    }
+        "step": 30, "train": {"loss": 0.5}, "eval": evaluation, "examples_per_second": 70.0,
+        "seconds": 3.0, "strategy": "mirrored", "replicas": 2,
+    }  # fmt: skip
     assert {"tensorflow", "numpy"} <= versions.keys()
 
 
 def test_result_says_why_an_action_ended_the_run_and_what_was_best():
     reason = {"step": 30, "reason": "eval/loss has not improved"}
     best = {"best": {"step": 20, "value": 0.5}}
-    controller = types.SimpleNamespace(
-        step=20,  # the best checkpoint was restored
-        trained_step=30,
-        actions=types.SimpleNamespace(stop_reason=reason, results=lambda: best),
-        outputs={},
-        evaluation={"loss": 0.5},
-        evaluated_step=20,
-        reporter=types.SimpleNamespace(throughput=types.SimpleNamespace(examples_per_second=None)),
+    actions = types.SimpleNamespace(stop_reason=reason, results=lambda: best)
+    # The best checkpoint was restored.
+    controller = make_controller(
+        step=20, evaluated_step=20, evaluation={"loss": 0.5}, actions=actions
     )
     result = results.make_result(make_experiment("default", 1), controller, 3.0)
     assert (result["step"], result["eval"]) == (30, {"loss": 0.5})

@@ -18,12 +18,9 @@ def test_making_a_run_and_its_controller_writes_nothing(make_arguments):
     assert not pathlib.Path("run").exists()
 
 
-def test_training_alone_needs_no_evaluator(make_arguments):
-    assert Run(make_arguments(), evaluates=False).experiment.evaluator is None
-
-
 def test_actions_of_the_trainer_must_be_a_list(make_arguments, monkeypatch):
     run = Run(make_arguments(), evaluates=False)
+    assert run.experiment.evaluator is None  # training alone needs none
     monkeypatch.setattr(type(run.trainer), "build_actions", lambda trainer: print)
     with pytest.raises(
         UsageError, match=r"build_actions returned a builtin_function.*, but must return a"
@@ -33,23 +30,25 @@ def test_actions_of_the_trainer_must_be_a_list(make_arguments, monkeypatch):
 
 @pytest.mark.parametrize(
     ("writing", "processes", "background"),
-    [("auto", 1, True), ("background", 1, True), ("blocking", 1, False), ("auto", 2, False)],
+    [
+        ("auto", 1, True),
+        ("background", 1, True),
+        ("blocking", 1, False),
+        ("auto", 2, False),
+        ("background", 2, None),
+    ],
 )
 def test_thread_writes_the_checkpoints_of_a_single_process(
     make_arguments, writing, processes, background
 ):
     run = Run(make_arguments({"train.checkpoint_writing": writing}))
-    run.experiment = types.SimpleNamespace(
-        hardware=types.SimpleNamespace(cluster=None if processes == 1 else object())
-    )
-    assert run._writes_in_background() == background
-
-
-def test_several_processes_cannot_write_in_the_background(make_arguments):
-    run = Run(make_arguments({"train.checkpoint_writing": "background"}))
-    run.experiment = types.SimpleNamespace(hardware=types.SimpleNamespace(cluster=object()))
-    with pytest.raises(UsageError, match=r"requires a run in one process: choose auto or blocking"):
-        run._writes_in_background()
+    hardware = types.SimpleNamespace(cluster=None if processes == 1 else object())
+    run.experiment = types.SimpleNamespace(hardware=hardware)
+    if background is None:
+        with pytest.raises(UsageError, match="requires a run in one process: choose auto or"):
+            run._writes_in_background()
+    else:
+        assert run._writes_in_background() == background
 
 
 def test_folder_for_an_object_store_requires_one(make_arguments):

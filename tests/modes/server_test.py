@@ -54,7 +54,6 @@ def run(make_arguments, monkeypatch):
     [
         (["start", "checkpoint", "eval", "end"], DONE),
         (["start", "stop_requested", "end", "export"], DONE),  # by early stopping or a time limit
-        (["start", "stop", "resume", "end", "checkpoint_eval"], DONE),
         (["start", "checkpoint", "stop"], STOPPED),
         (["start", "checkpoint"], STOPPED),  # the chief was killed
         (["start", "stop_requested", "end", "resume"], STOPPED),  # continued, and killed

@@ -33,14 +33,6 @@ def test_run_killed_before_its_last_evaluation_only_evaluates(make_arguments, ma
     assert again["examples_per_second"] == result["examples_per_second"]
 
 
-def test_traceback_of_an_earlier_failure_goes_when_the_run_succeeds(make_arguments, make_complete):
-    arguments = make_complete(train.train)
-    pathlib.Path("run/traceback.txt").write_text("Traceback")
-    arguments.config.train.steps = 15
-    assert train.train(arguments) == DONE
-    assert not pathlib.Path("run/traceback.txt").exists()
-
-
 def test_complete_run_changes_nothing(make_arguments, make_complete, capsys):
     make_complete(train.train)
     before = {p: p.stat().st_mtime_ns for p in pathlib.Path("run").rglob("*") if p.is_file()}
@@ -119,21 +111,7 @@ def test_change_of_the_number_of_workers_is_printed_and_recorded(
     assert capsys.readouterr().out.count("The number of workers has changed from 3 to 1.") == 1
 
 
-@pytest.mark.slow
-def test_stop_that_is_requested_before_the_first_step_ends_after_the_first_loop(
-    make_arguments, monkeypatch
-):
-    monkeypatch.setattr("ctl.loop.stop.StopRequest.requested", True)
-    assert train.train_and_eval(make_arguments()) == STOPPED
-    assert experiments.read_events("run") == [("start", 0), ("checkpoint", 5), ("stop", 5)]
-
-
-@pytest.mark.parametrize(
-    "mode", [pytest.param(train.train, marks=pytest.mark.slow), train.train_and_eval]
-)
-def test_run_that_is_stopped_at_its_last_step_ends_when_it_is_resumed(
-    make_arguments, monkeypatch, mode
-):
+def test_run_that_is_stopped_at_its_last_step_ends_when_it_is_resumed(make_arguments, monkeypatch):
     class Ending(ctl.Action):
         at = "train"
 
@@ -147,9 +125,11 @@ def test_run_that_is_stopped_at_its_last_step_ends_when_it_is_resumed(
     monkeypatch.setattr("ctl.StandardTrainer.build_actions", lambda trainer: [Ending()])
     with monkeypatch.context() as patch:
         patch.setattr("ctl.loop.stop.StopRequest.requested", property(lambda stop: 10 in calls))
-        assert mode(make_arguments()) == STOPPED
+        assert train.train_and_eval(make_arguments()) == STOPPED
     assert calls == [5, 10] and not pathlib.Path("run/result.json").exists()
-    assert mode(make_arguments()) == DONE
+    pathlib.Path("run/traceback.txt").write_text("of an earlier failure")
+    assert train.train_and_eval(make_arguments()) == DONE
+    assert not pathlib.Path("run/traceback.txt").exists()
     assert calls == [5, 10, "end"] and experiments.read_result("run")["step"] == 10
 
 
@@ -163,9 +143,11 @@ def test_reason_of_a_stop_is_recorded(make_arguments, monkeypatch):
         return stop
 
     monkeypatch.setattr(StopOnSignal, "__enter__", enter_and_request)
-    assert train.train(make_arguments()) == STOPPED
+    assert train.train_and_eval(make_arguments()) == STOPPED
+    # Although it is requested before the first step, a loop is trained.
+    assert experiments.read_events("run") == [("start", 0), ("checkpoint", 5), ("stop", 5)]
     last = json.loads(pathlib.Path("run/events.jsonl").read_text().splitlines()[-1])
-    assert (last["event"], last["signal"]) == ("stop", "SIGTERM")
+    assert last["signal"] == "SIGTERM"
 
 
 STOPPING = {
@@ -233,6 +215,11 @@ def test_time_limit_ends_the_run_after_a_loop_with_an_evaluation(make_arguments,
             {"train.best.metric": "eval/acuracy"},
             train.train_and_eval,
             "The evaluation has no metric eval/acuracy: did you mean eval/accuracy",
+        ),
+        (
+            {"eval.splits": "['eval', 'test']"},
+            train.train_and_eval,
+            "no metric eval/loss: eval.splits has several splits, so name one, as in eval/eval/loss",
         ),
     ],
 )

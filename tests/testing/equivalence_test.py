@@ -24,9 +24,9 @@ class ReducedTwice(mistakes.ReducedTwice, gallery.ByHand):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cls", gallery.RIGHT)
+@pytest.mark.parametrize("cls", gallery.OF_CTL)
 def test_right_trainers_pass(cls):
-    """Accumulation is compared of one trainer, and of all in the thorough comparison."""
+    """Accumulation is compared of one trainer; of all, and by hand, in the thorough comparison."""
     accumulation = (1, 2) if cls is gallery.Right else (1,)
     report = assert_replica_equivalent(
         *(cls, gallery.examples()), replicas=(1, 2), batch_sizes=(5,), accumulation=accumulation,
@@ -166,8 +166,6 @@ def test_trainer_that_cannot_be_pickled_is_an_error():
     )
     with pytest.raises(UsageError, match=message):
         check_replica_equivalence(Local, gallery.examples(), in_process=False)
-    # As the message says, because tests/support/process.py calls split_cpu.
-    assert equivalence.can_run_here(4)
 
 
 class Broken(gallery.Right):
@@ -188,26 +186,12 @@ class CastsToFloat32(gallery.Right):
         return super().per_example_loss(batch, tf.cast(outputs, tf.float32))
 
 
-class OnlyFloat32(gallery.Right):
-    """Cannot be computed in float64."""
-
-    def preprocess(self, batch):
-        return {**batch, "x": tf.cast(batch["x"], tf.float32)}
-
-    def forward(self, batch, training):
-        return self.model(batch["x"], training=training) * tf.ones([], tf.float32)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("cls", "precision"),
-    [pytest.param(CastsToFloat32, "float64", marks=pytest.mark.slow), (OnlyFloat32, "float32")],
-)
-def test_float32_in_a_model_is_not_a_false_alarm(cls, precision):
+def test_float32_in_a_model_is_not_a_false_alarm():
     report = assert_replica_equivalent(
-        cls, gallery.examples(), replicas=(2,), batch_sizes=(5,), in_process=True
+        CastsToFloat32, gallery.examples(), replicas=(2,), batch_sizes=(5,), in_process=True
     )
-    assert report.precision == precision
+    assert report.precision == "float64"
 
 
 UNEVEN = Split(5, replicas=2)
@@ -261,16 +245,13 @@ class SecondNearest(gallery.Right):
 
 @pytest.mark.slow
 def test_batch_of_one_row_is_not_compared_if_the_loss_requires_more():
-    splits = [UNEVEN, Split(1, replicas=2)]
-    report = equivalence.run(make_subject(SecondNearest, steps=1), splits)
+    one_row = Split(1, replicas=2)
+    report = equivalence.run(make_subject(SecondNearest, steps=1), [UNEVEN, one_row])
     assert report.equivalent and report.compared == (UNEVEN,)
-    assert "a batch of one row fails on one replica too" in report.refused[splits[1]]
-
-
-@pytest.mark.slow
-def test_batch_of_one_row_that_fails_on_one_replica_too_is_an_error_by_itself():
+    assert "a batch of one row fails on one replica too" in report.refused[one_row]
+    # By itself it is an error.
     with pytest.raises(Exception, match="input must have at least k columns"):
-        equivalence.run(make_subject(SecondNearest, steps=1), [Split(1, replicas=2)])
+        equivalence.run(make_subject(SecondNearest, steps=1), [one_row])
 
 
 def test_loss_that_is_not_finite_cannot_be_compared():
@@ -299,6 +280,7 @@ def test_one_split_per_number_of_replicas_is_evaluated(monkeypatch):
 
 
 def test_trial_needs_split_cpus_and_no_current_strategy():
+    # tests/support/process.py calls split_cpu(4).
     assert equivalence.can_run_here(4)
     assert not equivalence.can_run_here(5)
     with testing.make_strategy(2).scope():

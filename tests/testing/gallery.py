@@ -1,6 +1,6 @@
 """Small trainers whose updates are right; `loop_gallery` has loops, and `mistakes` has wrong ones.
 
-The classes with a name such as `Clips` are parts of trainers and loops.
+The classes with a name such as `Penalizes` are parts of trainers and loops.
 """
 
 import numpy as np
@@ -96,21 +96,6 @@ class Steps:
         return all_reduce(SUM, loss)
 
 
-class Clips:
-    """Clips the summed gradients."""
-
-    def apply_summed(self, gradients, variables):
-        super().apply_summed(tf.clip_by_global_norm(gradients, 0.05)[0], variables)
-
-
-class Decays:
-    """Adds weight decay to the summed gradients."""
-
-    def apply_summed(self, gradients, variables):
-        pairs = zip(gradients, variables, strict=True)
-        super().apply_summed([g + 0.1 * v for g, v in pairs], variables)
-
-
 class Regularizes:
     """Has a model with a penalty."""
 
@@ -168,25 +153,8 @@ class ByHand(Steps, Right):
     pass
 
 
-class Clipped(Clips, ByHand):
-    pass
-
-
-class Decayed(Decays, ByHand):
-    pass
-
-
 class Penalized(Penalizes, ByHand):
     pass
-
-
-class TwoLosses(ByHand):
-    """Adds an auxiliary loss on the same outputs."""
-
-    def share_of_loss(self, batch, outputs):
-        second = self.masked(batch, tf.reduce_sum(tf.square(outputs), axis=1))
-        first = super().share_of_loss(batch, outputs)
-        return first + 0.1 * tf.reduce_sum(second) / self.global_batch_size
 
 
 class Adversarial(Right):
@@ -210,39 +178,5 @@ class Adversarial(Right):
         return value
 
 
-class Counting(Right):
-    """Counts examples in a variable that each replica updates for its own rows."""
-
-    def __init__(self, **arguments):
-        super().__init__(**arguments)
-        with self.strategy.scope():
-            self.seen = tf.Variable(
-                0.0,
-                trainable=False,
-                dtype=tf.float64,
-                name="seen",
-                synchronization=tf.VariableSynchronization.ON_READ,
-                aggregation=tf.VariableAggregation.SUM,
-            )
-
-    def replica_step(self, batch):
-        present = ctl.replica.present()
-        rows = batch["x"].shape[0] if present is None else tf.reduce_sum(present)
-        self.seen.assign_add(tf.cast(rows, tf.float64))
-        return super().replica_step(batch)
-
-
-RIGHT = [
-    Right,
-    Weighted,
-    Regularized,
-    Dropping,
-    Normalized,
-    ByHand,
-    Clipped,
-    Decayed,
-    Penalized,
-    TwoLosses,
-    Adversarial,
-    Counting,
-]
+OF_CTL = [Right, Weighted, Regularized, Dropping, Normalized, Adversarial]
+RIGHT = [*OF_CTL, ByHand, Penalized]

@@ -10,19 +10,12 @@ from ctl.testing import logical_devices
 from tests.support import child
 
 
-def test_split_that_exists_is_reused():
+def test_split_that_exists_is_reused_and_cannot_be_changed():
     assert testing.split_cpu(2) == ["CPU:0", "CPU:1"]
     assert logical_devices.count_logical_cpus() == 4
-
-
-def test_split_after_tensorflow_was_used_is_an_error():
-    with pytest.raises(
-        UsageError, match=r"with 4 logical CPUs, but 5 are required: call ctl\.testing"
-    ):
+    message = r"with 4 logical CPUs, but 5 are required: call ctl\.testing"
+    with pytest.raises(UsageError, match=message):
         testing.split_cpu(5)
-
-
-def test_strategy_has_at_least_one_replica():
     with pytest.raises(UsageError, match="replicas is 0, but must be at least 1"):
         testing.make_strategy(0)
 
@@ -52,7 +45,6 @@ assert len(tf.config.list_logical_devices("CPU")) == 4
 hardware = selection.build("mirrored", StrategyOptions(logical_devices=2))
 assert hardware.strategy.num_replicas_in_sync == 2
 """
-LONG = (pytest.mark.slow, pytest.mark.long)
 BY_USER = (
     'tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], '
     "[tf.config.LogicalDeviceConfiguration()] * 4)"
@@ -61,13 +53,7 @@ BY_USER = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("split", "replicas"),
-    [
-        (BY_USER, (2, 4)),
-        pytest.param(BY_USER, (4, 2), marks=LONG),
-        pytest.param("testing.split_cpu(4)", (2, 4), marks=LONG),
-        pytest.param("testing.split_cpu(4)", (4, 2), marks=pytest.mark.slow),
-    ],
+    ("split", "replicas"), [(BY_USER, (2, 4)), ("testing.split_cpu(4)", (4, 2))]
 )
 def test_strategy_on_some_of_the_logical_cpus_leaves_the_others(split, replicas):
     # A process of its own, because TensorFlow's devices of this one are initialized.

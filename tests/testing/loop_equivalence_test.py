@@ -14,15 +14,8 @@ from tests.testing import gallery, loop_gallery, mistakes
 from tests.testing.loop_gallery import check
 
 
-def right_loops():
-    """All right loops; the slow tests have those that the default tests do not."""
-    return [
-        pytest.param(loop, marks=[pytest.mark.slow] * (loop.__name__ != "Masked"), id=loop.__name__)
-        for loop in loop_gallery.RIGHT
-    ]
-
-
-@pytest.mark.parametrize("loop", right_loops())
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", loop_gallery.DIFFERENT)
 def test_right_loops_pass(loop):
     report = check(loop, 5)
     assert report.verdict == "equivalent" and report.precision == "float64"
@@ -128,32 +121,22 @@ def test_an_exception_on_a_split_is_a_failure_with_its_line():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("build", "arguments", "message"),
     [
-        (dict(mask="mask"), "give batches as a dict"),
-        (dict(steps=0), "steps is 0, but must be at least 1"),
+        (loop_gallery.Plain, dict(mask="mask"), "give batches as a dict"),
+        (loop_gallery.Plain, dict(steps=0), "steps is 0, but must be at least 1"),
         (
-            dict(full_batches=True, batch_sizes=(5,)),
+            loop_gallery.Plain, dict(full_batches=True, batch_sizes=(5,)),
             r"full_batches=True excludes all splits of batch_sizes=\(5,\) on 2 or 4 replicas",
         ),
+        (lambda *_: 3, {}, r"build returned int, but must return a ctl\.testing\.Loop"),
+        (lambda *_: Loop(print, [3]), {}, "contains int, which has no variables"),
+        (lambda *_: Loop(lambda batch: 0.0, []), {}, "contain no trainable variable"),
     ],
-)
-def test_arguments_that_do_not_fit_are_an_error(arguments, message):
+)  # fmt: skip
+def test_arguments_that_do_not_fit_are_an_error(build, arguments, message):
     with pytest.raises(UsageError, match=message):
-        check_loop_equivalence(loop_gallery.Plain, np.zeros([8, 4]), **arguments)
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda *_: 3, r"build returned int, but must return a ctl\.testing\.Loop"),
-        (lambda *_: Loop(print, [3]), "contains int, which has no variables"),
-        (lambda *_: Loop(lambda batch: 0.0, []), "contain no trainable variable"),
-    ],
-)
-def test_what_is_no_loop_is_an_error(build, message):
-    with pytest.raises(UsageError, match=message):
-        check_loop_equivalence(build, np.zeros([8, 4]), in_process=True)
+        check_loop_equivalence(build, np.zeros([8, 4]), in_process=True, **arguments)
 
 
 @pytest.mark.slow

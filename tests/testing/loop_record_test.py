@@ -7,17 +7,13 @@ from ctl.testing import make_strategy
 from ctl.testing.contents import contents_of, read_value
 from ctl.testing.splits import Split
 from ctl.testing.subjects.trainer_subject import TrainerSubject
-from tests.testing import gallery, mistakes
+from tests.testing import gallery
 
 SPLIT = Split(4, replicas=2)
 
 
 def start_run(cls):
     return TrainerSubject(cls, gallery.examples(), 2).start(SPLIT)
-
-
-class OneReplicaOnly(mistakes.OneReplicaOnly, gallery.Right):
-    pass
 
 
 def test_record_has_every_quantity_of_each_step():
@@ -49,13 +45,6 @@ def test_second_trainer_gets_the_names_of_the_first():
     contents = contents_of(first)
     assert tuple(contents.name_variables()) != names  # Keras continues to number the layers
     assert tuple(contents.name_variables((names,))) == names
-
-
-def test_copies_that_differ_are_recorded_with_the_replicas_that_changed():
-    record = start_run(OneReplicaOnly).record(steps=1)
-    (mismatch,) = record.mismatches
-    assert mismatch.name[1] == "steps_seen:0"
-    assert (mismatch.changed, mismatch.replicas, mismatch.distance) == ((0,), 2, 1.0)
 
 
 def test_local_variable_is_read_as_its_aggregation_requires():

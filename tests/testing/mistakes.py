@@ -1,6 +1,7 @@
 """Trainers and loops that each have one planted mistake, and the cause that must be reported."""
 
 import dataclasses
+import functools
 import re
 
 import tensorflow as tf
@@ -55,47 +56,9 @@ class PaddingCounted:
 class MicroBatchMean:
     """The loss is divided by the micro-batch."""
 
-    def replica_step(self, batch):
-        parts = self.options.micro_batches
-        variables = self.model.trainable_variables
-        cut = {name: tf.split(value, self.sizes(value, parts)) for name, value in batch.items()}
-        present = ctl.replica.present()
-        masks = [None] * parts
-        if present is not None:
-            masks = tf.split(present, self.sizes(present, parts))
-        total, value = [tf.zeros_like(v) for v in variables], 0.0
-        for i in range(parts):
-            part = {name: values[i] for name, values in cut.items()}
-            with tf.GradientTape() as tape:
-                losses = self.per_example_loss(part, self.forward(part, training=True))
-                if masks[i] is not None:
-                    losses *= tf.cast(masks[i], losses.dtype)
-                # Rows of a micro-batch on all replicas.
-                rows = tf.cast(self.global_batch_size, losses.dtype) / parts
-                loss = tf.reduce_sum(losses) / rows
-            gradients = tape.gradient(loss, variables)
-            total = [a + b for a, b in zip(total, gradients, strict=True)]
-            value += loss
-        self.apply(total, variables)
-        return self.reduce_loss(value) / parts
-
-    def sizes(self, value, parts):
-        rows = value.shape[0]
-        return [rows * (i + 1) // parts - rows * i // parts for i in range(parts)]
-
-
-class MeanOfMicroBatches:
-    """Averages the means of two micro-batches."""
-
     def share_of_loss(self, batch, outputs):
-        losses = self.per_example_loss(batch, outputs)
-        rows = tf.size(losses)
-        means = [
-            tf.math.divide_no_nan(tf.reduce_sum(part), tf.cast(tf.size(part), losses.dtype))
-            for part in (losses[: rows // 2], losses[rows // 2 :])
-        ]
-        share = tf.cast(rows, losses.dtype) / self.global_batch_size
-        return share * tf.add_n(means) / 2
+        # The sum over the micro-batches, of one size, is computed at once.
+        return super().share_of_loss(batch, outputs) * self.options.micro_batches
 
 
 class LossOverLocalBatch:
@@ -354,15 +317,6 @@ class NoiseInEvaluation:
         return outputs + tf.random.stateless_normal(tf.shape(outputs), [1, 2], dtype=outputs.dtype)
 
 
-class EvaluationWithNoise:
-    """The step of an evaluation."""
-
-    def replica_step(self, batch):
-        outputs = self.model(batch["x"], training=False)
-        outputs += tf.random.normal(tf.shape(outputs), dtype=outputs.dtype)
-        return self.share_of_loss(batch, outputs)
-
-
 class SecondModelReducedTwice:
     """Gradients of a second model are summed twice, which its Adam hides."""
 
@@ -376,11 +330,6 @@ class SecondModelReducedTwice:
         gradients = all_reduce(SUM, tape.gradient(share, variables))
         self.second_optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return Right.replica_step(self, batch)
-
-
-class SecondOfTwoReducedTwice:
-    def apply_second(self, gradients, variables):
-        super().apply_second(all_reduce(SUM, gradients), variables)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -424,33 +373,35 @@ class Mistake:
         return type(self.name, (self.part, self.loop_base), {})
 
 
-KERNEL = "update of dense/kernel:0 on 2 replicas (4 + 4 rows), step 0: "
-UNEVEN = "update of dense/kernel:0 on 2 replicas (3 + 2 rows)"
-TWICE = f"{KERNEL}2 times the value on one replica"
+EVEN, UNEVEN = "on 2 replicas (4 + 4 rows)", "on 2 replicas (3 + 2 rows)"
+KERNEL = f"update of dense/kernel:0 {EVEN}, step 0: "
+UNEVEN_KERNEL = f"update of dense/kernel:0 {UNEVEN}"
+TWICE, HALF = (f"{times} times the value on one replica" for times in ("2", "1/2"))
+AVERAGED, SUMMED = (causes.OWN_ROWS.format(how=how) for how in ("averaged", "summed"))
 TWO_PENALTIES, MORE_PENALTIES = (
     causes.WEIGHTS.format(times=times) for times in ("2 times", "more than once")
 )
+TWICE_PADDING = causes.PADDING.format(times=2)
+OF_LOSS, OF_WEIGHT = (
+    causes.PER_EXAMPLE.format(hook=hook) for hook in ("per_example_loss", "sample_weight")
+)
+CLIPPED = causes.CLIPPED.partition("{")[0] + "0.05"
 LOCAL = "the denominator of the loss depends on the split"
-NORMALIZED = dict(trainer_base=gallery.Normalized, loop_base=loop_gallery.Normalized)
-ON_STEP_OF_CTL = dict(trainer_base=Right, loop_base=loop_gallery.Plain)
+SCALED = "update under a loss scale that is 8 times larger on 1 replica"
+FIVE = (5,)
+NORMALIZED_MASKED = type("NormalizedMasked", (gallery.Normalizes, loop_gallery.Masked), {})
+PENALIZED = type("Penalized", (gallery.Steps, gallery.Regularized), {})
+on_step_of_ctl = functools.partial(Mistake, trainer_base=Right, loop_base=loop_gallery.Plain)
+normalized = functools.partial(
+    Mistake, trainer_base=gallery.Normalized, loop_base=loop_gallery.Normalized
+)
+masked = functools.partial(Mistake, loop_base=loop_gallery.Masked, batch_sizes=FIVE)
 MISTAKES = [
-    Mistake(ReducedTwice, TWICE, causes.REDUCED_TWICE),
-    Mistake(
-        LocalMean,
-        TWICE,
-        causes.PADDING.format(times=2),
-        batch_sizes=(8, 5),
-        loop_cause=causes.OWN_ROWS.format(how="summed"),
-    ),
-    Mistake(Averaged, f"{KERNEL}1/2 times the value on one replica", causes.AVERAGED),
-    Mistake(MeanOfMeans, UNEVEN, causes.OWN_ROWS.format(how="averaged"), batch_sizes=(5,)),
-    Mistake(
-        PaddingCounted,
-        UNEVEN,
-        causes.PADDING.format(times=2),
-        loop_base=loop_gallery.Masked,
-        batch_sizes=(5,),
-    ),
+    Mistake(ReducedTwice, KERNEL + TWICE, causes.REDUCED_TWICE),
+    Mistake(LocalMean, KERNEL + TWICE, TWICE_PADDING, batch_sizes=(8, 5), loop_cause=SUMMED),
+    Mistake(Averaged, KERNEL + HALF, causes.AVERAGED),
+    Mistake(MeanOfMeans, UNEVEN_KERNEL, AVERAGED, batch_sizes=FIVE),
+    masked(PaddingCounted, UNEVEN_KERNEL, TWICE_PADDING),
     Mistake(
         MicroBatchMean,
         "update of dense/kernel:0 on 1 replica (8 rows), accumulation 2, step 0: 2 times",
@@ -458,116 +409,61 @@ MISTAKES = [
         loop_base=None,
         accumulation=(1, 2),
     ),
-    Mistake(
-        MeanOfMicroBatches,
-        UNEVEN,
-        "the denominator of the loss depends on the split",
-        trainer_base=None,
-        batch_sizes=(5,),
-    ),
-    Mistake(
-        LossOverLocalBatch,
-        "on 2 replicas (4 + 4 rows)",
-        causes.PER_EXAMPLE.format(hook="per_example_loss"),
-        loop_cause=LOCAL,
-        **ON_STEP_OF_CTL,
-    ),
-    Mistake(
-        WeightsOverLocalBatch,
-        "on 2 replicas (4 + 4 rows)",
-        causes.PER_EXAMPLE.format(hook="sample_weight"),
-        loop_cause=LOCAL,
-        **ON_STEP_OF_CTL,
-    ),
-    Mistake(
-        ClippedBeforeReduction,
-        "update of dense/kernel:0 on 2 replicas (4 + 4 rows)",
-        "Gradients are clipped before they are summed over the replicas: every update has the norm 0.05",
-    ),
-    Mistake(
+    on_step_of_ctl(LossOverLocalBatch, EVEN, OF_LOSS, loop_cause=LOCAL),
+    on_step_of_ctl(WeightsOverLocalBatch, EVEN, OF_WEIGHT, loop_cause=LOCAL),
+    Mistake(ClippedBeforeReduction, f"update of dense/kernel:0 {EVEN}", CLIPPED),
+    normalized(
         PlainBatchNorm,
-        "statistic batch_normalization/moving_variance:0 on 2 replicas (4 + 4 rows)",
+        f"statistic batch_normalization/moving_variance:0 {EVEN}",
         causes.OWN_STATISTICS.format(part="replica"),
-        **NORMALIZED,
     ),
     Mistake(
         PaddedSyncBatchNorm,
-        "statistic batch_normalization/moving_mean:0 on 2 replicas (3 + 2 rows)",
+        f"statistic batch_normalization/moving_mean:0 {UNEVEN}",
         causes.UNEVEN_STATISTICS,
         trainer_base=gallery.Normalized,
-        loop_base=type("NormalizedMasked", (gallery.Normalizes, loop_gallery.Masked), {}),
+        loop_base=NORMALIZED_MASKED,
         batch_sizes=(8, 5),
     ),
-    Mistake(
-        SquaresOfLargeNumbers,
-        "variance of squares_batch_norm",
-        causes.SQUARES,
-        batch_sizes=(5,),
-        **NORMALIZED,
+    normalized(
+        SquaresOfLargeNumbers, "variance of squares_batch_norm", causes.SQUARES, batch_sizes=FIVE
     ),
-    Mistake(
-        MetricAveraged,
-        "metric accuracy on 2 replicas (3 + 2 rows)",
-        causes.METRIC_AVERAGED,
-        batch_sizes=(5,),
-        **ON_STEP_OF_CTL,
+    on_step_of_ctl(
+        MetricAveraged, f"metric accuracy {UNEVEN}", causes.METRIC_AVERAGED, batch_sizes=FIVE
     ),
-    Mistake(
-        MetricOfPadding,
-        "metric accuracy on 2 replicas (3 + 2 rows)",
-        causes.METRIC_PADDING,
-        trainer_base=Right,
-        loop_base=loop_gallery.Masked,
-        batch_sizes=(5,),
-    ),
-    Mistake(
-        CountAveraged,
-        "metric hits on 2 replicas (4 + 4 rows), step 0: 1/2 times",
-        causes.METRIC_NOT_SUMMED,
-        **ON_STEP_OF_CTL,
+    masked(MetricOfPadding, f"metric accuracy {UNEVEN}", causes.METRIC_PADDING, trainer_base=Right),
+    on_step_of_ctl(
+        CountAveraged, f"metric hits {EVEN}, step 0: 1/2 times", causes.METRIC_NOT_SUMMED
     ),
     Mistake(DecayedOncePerReplica, KERNEL, TWO_PENALTIES, loop_cause=MORE_PENALTIES),
     Mistake(
         PenaltyOncePerReplica,
         KERNEL,
         TWO_PENALTIES,
-        trainer_base=type("Penalized", (gallery.Steps, gallery.Regularized), {}),
+        trainer_base=PENALIZED,
         loop_base=loop_gallery.Regularized,
         loop_cause=MORE_PENALTIES,
     ),
     Mistake(AuxiliaryMean, KERNEL, causes.PART_SUMMED, replicas=(1, 2, 4)),
-    Mistake(
-        AuxiliaryNotReduced,
-        "copies of dense/kernel:0 on 2 replicas (4 + 4 rows)",
-        causes.NOT_REDUCED,
+    Mistake(AuxiliaryNotReduced, f"copies of dense/kernel:0 {EVEN}", causes.NOT_REDUCED),
+    Mistake(LossNotReduced, f"loss {EVEN}, step 0: 1/2 times", causes.LOSS),
+    on_step_of_ctl(
+        OneReplicaOnly, f"copies of steps_seen:0 {EVEN}", causes.SOME_REPLICAS.format(which=0)
     ),
-    Mistake(LossNotReduced, "loss on 2 replicas (4 + 4 rows), step 0: 1/2 times", causes.LOSS),
-    Mistake(
-        OneReplicaOnly,
-        "copies of steps_seen:0 on 2 replicas (4 + 4 rows)",
-        causes.SOME_REPLICAS.format(which=0),
-        **ON_STEP_OF_CTL,
-    ),
-    Mistake(
+    on_step_of_ctl(
         CountedByEach,
-        "variable steps_seen:0 on 2 replicas (4 + 4 rows), step 0: 2 times",
+        f"variable steps_seen:0 {EVEN}, step 0: 2 times",
         causes.ADDED_BY_EACH,
-        loop_where="variable steps_seen:0 on 2 replicas (4 + 4 rows), step 0: ",
-        **ON_STEP_OF_CTL,
+        loop_where=f"variable steps_seen:0 {EVEN}, step 0: ",
     ),
-    Mistake(
-        MetricGrows,
-        "metric mean on 2 replicas (4 + 4 rows), step 1: ",
-        causes.METRIC_GROWS,
-        trainer_base=None,
-    ),
-    Mistake(SameMask, "on 2 replicas (4 + 4 rows)", causes.RANDOM, unkeyed=True, **ON_STEP_OF_CTL),
+    Mistake(MetricGrows, f"metric mean {EVEN}, step 1: ", causes.METRIC_GROWS, trainer_base=None),
+    on_step_of_ctl(SameMask, EVEN, causes.RANDOM, unkeyed=True),
     Mistake(
         NotUnscaled,
-        "update under a loss scale that is 8 times larger on 1 replica (2 rows), step 0: 8 times",
+        f"{SCALED} (2 rows), step 0: 8 times",
         causes.LOSS_SCALE,
         loop_base=loop_gallery.Scaled,
-        loop_where="update under a loss scale that is 8 times larger on 1 replica (8 rows), step 0: 8",
+        loop_where=f"{SCALED} (8 rows), step 0: 8",
     ),
     Mistake(
         NoiseInEvaluation,
@@ -578,21 +474,11 @@ MISTAKES = [
         unkeyed=True,
     ),
     Mistake(
-        EvaluationWithNoise, "loss on 2 replicas (", causes.EVALUATION_NOISE, trainer_base=None
-    ),
-    Mistake(
         SecondModelReducedTwice,
-        TWICE,
+        KERNEL + TWICE,
         causes.REDUCED_TWICE,
         trainer_base=gallery.Adversarial,
         loop_base=None,
-    ),
-    Mistake(
-        SecondOfTwoReducedTwice,
-        TWICE,
-        causes.REDUCED_TWICE,
-        trainer_base=None,
-        loop_base=loop_gallery.TwoModels,
     ),
 ]
 OF_TRAINERS = [mistake for mistake in MISTAKES if mistake.trainer_base]

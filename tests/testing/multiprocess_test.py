@@ -22,16 +22,6 @@ def describe_task(extra):
     )
 
 
-def all_reduce(value):
-    import tensorflow as tf
-
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    total = strategy.run(
-        lambda: tf.distribute.get_replica_context().all_reduce("sum", tf.constant(value))
-    )
-    return float(total)
-
-
 def fail_on_second_worker():
     index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
     print(f"worker {index} is running", flush=True)
@@ -72,11 +62,6 @@ def test_environment_is_set_before_tensorflow_is_imported(monkeypatch):
     unset |= dict.fromkeys(KERAS, "inherited")
     assert hidden == {**unset, "CUDA_VISIBLE_DEVICES": "-1"}
     assert shown == {**unset, "CUDA_VISIBLE_DEVICES": "0", "TF_CONFIG": "{}"}
-
-
-@pytest.mark.slow
-def test_workers_reduce_over_the_processes():
-    assert run_workers(all_reduce, 1.5, workers=2) == [3.0, 3.0]
 
 
 def test_failure_names_the_process_and_shows_the_output_of_all():

@@ -48,18 +48,6 @@ def test_each_strategy_trains_to_the_same_weights(ctl_strategy, ctl_tiny_trainer
 
 def test_workdir_is_empty(ctl_workdir):
     assert not ctl_workdir.has_run() and ctl_workdir.result() == {}
-
-
-@pytest.mark.parametrize("replica", [0, 1])
-def test_planted_overflow_skips_one_step(ctl_logical_devices, ctl_tiny_trainer, replica):
-    devices = [f"/{name}" for name in ctl_logical_devices(2)]
-    strategy = tf.distribute.MirroredStrategy(
-        devices, cross_device_ops=tf.distribute.ReductionToOneDevice())
-    trainer = ctl_tiny_trainer(strategy, on_non_finite="skip")
-    testing.plant(trainer, float("inf"), replica=replica, step=1)
-    trainer.train(tf.constant(3))
-    assert trainer.skipped_steps.numpy() == 1
-    assert trainer.optimizer.iterations.numpy() == 2
 """
 
 
@@ -72,14 +60,14 @@ def run_pytest(folder, *arguments):
 @pytest.mark.slow
 def test_fixtures_work_in_another_project(tmp_path):
     run = run_pytest(tmp_path)
-    assert "9 passed" in run.stdout, run.stdout
+    assert "7 passed" in run.stdout, run.stdout
 
 
 @pytest.mark.slow
 @pytest.mark.long
 def test_fixtures_work_under_xdist(tmp_path):
     run = run_pytest(tmp_path, "-n", "2", "--dist", "loadfile")
-    assert "9 passed" in run.stdout, run.stdout
+    assert "7 passed" in run.stdout, run.stdout
 
 
 @pytest.mark.parametrize("before", [None, "0"])

@@ -18,15 +18,13 @@ def test_examples_are_distinct():
 
 def test_tiny_trainer_learns():
     trainer = testing.tiny_trainer(
-        testing.make_strategy(2), optimizer=lambda: tf_keras.optimizers.SGD(0.5)
+        testing.make_strategy(2),
+        optimizer=lambda: tf_keras.optimizers.SGD(0.5),
+        global_batch_size=6,
+        precision="float64",
     )
     assert isinstance(trainer, testing.TinyTrainer)
+    assert (trainer.global_batch_size, trainer.options.precision) == (6, "float64")
     first, _, last = (trainer.train(tf.constant(20)) for _ in range(3))
     assert last["loss"] < 0.5 * first["loss"]
     assert last["accuracy"] > 0.9
-
-
-def test_options_are_those_of_the_trainer():
-    trainer = testing.tiny_trainer(global_batch_size=6, precision="float64")
-    assert trainer.global_batch_size == 6
-    assert trainer.options.precision == "float64"

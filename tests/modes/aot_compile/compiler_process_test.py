@@ -29,25 +29,21 @@ def compile_once():
     return compiler_process.compile_once(b"hlo", V5E, effort=compiler_process.QUICK)
 
 
-def test_the_request_describes_the_slice(replace_compiler):
-    replace_compiler(
-        "import json, sys; r = json.load(open(sys.argv[1]));"
-        "good = r['topology'] == 'v5e:2x2' and r['cores'] == 4 and r['effort'] == -1.0;"
-        "good = good and open(r['hlo'], 'rb').read() == b'hlo' and r['host_chips'] == [2, 2, 1];"
-        "print(json.dumps({'peak_bytes': 7 if good else 0}))"
-    )
-    assert compile_once() == Compiled(peak_bytes=7)
-
-
-def test_the_compiler_does_not_inherit_the_environment(replace_compiler, monkeypatch):
+def test_the_request_describes_the_slice_and_the_environment_is_not_inherited(
+    replace_compiler, monkeypatch
+):
     monkeypatch.setenv("TPU_NAME", "a-tpu")
     monkeypatch.setenv("PYTHONPATH", "/nowhere")
-    replace_compiler(
-        "import json, os; e = os.environ;"
-        "n = len({'TPU_NAME', 'PYTHONPATH'} & set(e)) + (e['TPU_SKIP_MDS_QUERY'] != '1');"
-        "print(json.dumps({'all_reduces': n}))"
-    )
-    assert compile_once().all_reduces == 0
+    replace_compiler("""
+import json, os, sys
+request = json.load(open(sys.argv[1]))
+assert (request["topology"], request["cores"], request["effort"]) == ("v5e:2x2", 4, -1.0)
+assert open(request["hlo"], "rb").read() == b"hlo" and request["host_chips"] == [2, 2, 1]
+assert not {"TPU_NAME", "PYTHONPATH"} & set(os.environ)
+assert os.environ["TPU_SKIP_MDS_QUERY"] == "1"
+print(json.dumps({"peak_bytes": 7}))
+""")
+    assert compile_once() == Compiled(peak_bytes=7)
 
 
 def test_a_compiler_that_takes_too_long_is_stopped(replace_compiler, monkeypatch):
@@ -78,9 +74,21 @@ def test_out_of_memory_is_recognized_with_the_memory_needed(replace_compiler, me
     assert compiled.peak_bytes == int(22.5 * 2**30)
 
 
-def compile_program(monkeypatch, quick, slow):
-    """The result of `compile_program` with a fixed result for each effort, and the efforts used."""
-    results = {compiler_process.QUICK: quick, compiler_process.DEFAULT: slow}
+FITS = Compiled(peak_bytes=V5E.hbm_bytes // 2)
+NEAR_LIMIT = Compiled(peak_bytes=int(V5E.hbm_bytes * 0.9))
+OUT_OF_MEMORY = Compiled(error="no memory", out_of_memory=True)
+UNSUPPORTED = Compiled(error="unimplemented")
+
+
+@pytest.mark.parametrize(
+    ("quick", "is_tried_again"),
+    [(FITS, False), (NEAR_LIMIT, True), (OUT_OF_MEMORY, True), (UNSUPPORTED, False)],
+    ids=["far from the limit", "near the limit", "out of memory", "another error"],
+)
+def test_near_the_limit_the_result_of_the_default_effort_is_used(
+    monkeypatch, quick, is_tried_again
+):
+    results = {compiler_process.QUICK: quick, compiler_process.DEFAULT: FITS}
     efforts = []
 
     def compile_once(hlo, slice_, *, effort):
@@ -88,32 +96,11 @@ def compile_program(monkeypatch, quick, slow):
         return dataclasses.replace(results[effort], effort=effort, seconds=2.0)
 
     monkeypatch.setattr(compiler_process, "compile_once", compile_once)
-    return compiler_process.compile_program(b"", V5E), efforts
-
-
-FITS = Compiled(peak_bytes=V5E.hbm_bytes // 2)
-NEAR_LIMIT = Compiled(peak_bytes=int(V5E.hbm_bytes * 0.9))
-OUT_OF_MEMORY = Compiled(error="no memory", out_of_memory=True)
-
-
-def test_far_from_the_limit_the_quick_result_is_used(monkeypatch):
-    compiled, efforts = compile_program(monkeypatch, FITS, OUT_OF_MEMORY)
-    assert efforts == [compiler_process.QUICK]
-    assert compiled.peak_bytes == FITS.peak_bytes
-
-
-@pytest.mark.parametrize("quick", [NEAR_LIMIT, OUT_OF_MEMORY])
-def test_near_the_limit_the_result_of_the_default_effort_is_used(monkeypatch, quick):
-    compiled, efforts = compile_program(monkeypatch, quick, FITS)
-    assert efforts == [compiler_process.QUICK, compiler_process.DEFAULT]
-    assert not compiled.error and compiled.effort == compiler_process.DEFAULT
-    assert compiled.seconds == 4.0
-
-
-def test_an_error_other_than_out_of_memory_is_not_tried_twice(monkeypatch):
-    compiled, efforts = compile_program(monkeypatch, Compiled(error="unimplemented"), FITS)
-    assert efforts == [compiler_process.QUICK]
-    assert compiled.error
+    compiled = compiler_process.compile_program(b"", V5E)
+    assert efforts == list(results)[: 1 + is_tried_again]
+    used = results[efforts[-1]]
+    assert (compiled.peak_bytes, compiled.error) == (used.peak_bytes, used.error)
+    assert compiled.effort == efforts[-1] and compiled.seconds == 2.0 * len(efforts)
 
 
 FAKE_UV = """#!/bin/sh

@@ -2,7 +2,6 @@
 
 import tensorflow as tf
 
-import ctl
 from tests.support import reference_model
 
 BATCH = 8
@@ -19,23 +18,9 @@ def _in_loss(change):
     return Planted
 
 
-def _py_function(trainer, batch, losses):
-    seen = tf.py_function(lambda x: x, [losses], tf.float32)  # planted: py_function
-    return tf.ensure_shape(seen, losses.shape) + losses
-
-
-def _string(trainer, batch, losses):
-    return losses + tf.strings.to_number(tf.strings.as_string(losses))  # planted: string
-
-
 def _print(trainer, batch, losses):
     tf.print("loss", losses)  # planted: print
     return losses
-
-
-def _image(trainer, batch, losses):
-    picture = tf.io.decode_png(tf.constant(b""), channels=1)  # planted: image
-    return losses + tf.reduce_sum(tf.cast(picture, tf.float32))
 
 
 def _sized(trainer, batch, losses):
@@ -52,11 +37,6 @@ def _variable(trainer, batch, losses):
 
 def _double(trainer, batch, losses):
     return losses + tf.cast(tf.cast(losses, tf.float64) * 2.0, tf.float32)  # planted: double
-
-
-def _ragged(trainer, batch, losses):
-    rows = tf.ragged.range(batch["token"]).to_tensor()  # planted: ragged
-    return losses + tf.cast(tf.reduce_sum(rows), tf.float32)
 
 
 def _summary(trainer, batch, losses):
@@ -82,15 +62,11 @@ def _group(trainer, batch, losses):
 
 
 IN_LOSS = {
-    "py_function": _py_function,
-    "string": _string,
     "print": _print,
-    "image": _image,
     "sized": _sized,
     "masked": _masked,
     "variable": _variable,
     "double": _double,
-    "ragged": _ragged,
     "summary": _summary,
     "branch": _in_branch,
     "group": _group,
@@ -100,11 +76,7 @@ IN_LOSS = {
 class UnknownBatch(reference_model.ReferenceTrainer):
     """Returns global batches of an unknown number of rows."""
 
-    data_factory = staticmethod(
-        lambda split: ctl.data.GlobalBatches(
-            tf.data.Dataset.from_tensor_slices(reference_model.examples()).batch(BATCH).repeat()
-        )
-    )
+    data_factory = staticmethod(reference_model.as_global_batches)
 
 
 class TooLarge(reference_model.ReferenceTrainer):

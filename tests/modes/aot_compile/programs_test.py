@@ -12,11 +12,18 @@ import tf_keras
 
 import ctl
 from ctl.modes.aot_compile import compiler, compiler_process, programs
+from ctl.modes.aot_compile.strategy import SliceStrategy
 from ctl.replica.step.inner_loop import loop_of
 from tests.support import reference_model
 
 BATCH, STEPS = 8, 3
 RUN_ON_CPU = pathlib.Path(__file__).with_name("run_on_cpu.py")
+
+
+def make_trainer(replicas, **options):
+    """Makes a ReferenceTrainer for a slice, in the most precise dtype that a TPU computes in."""
+    options = {"precision": "float32", **options}
+    return reference_model.make_trainer(SliceStrategy(replicas), BATCH, **options)
 
 
 class OneBatch(reference_model.ReferenceTrainer):
@@ -25,36 +32,41 @@ class OneBatch(reference_model.ReferenceTrainer):
     data_factory = staticmethod(lambda split: ctl.data.arrays(reference_model.examples(BATCH)))
 
 
-@pytest.mark.parametrize("on_non_finite", ["stop", "rollback", "ignore"])
-def test_a_train_step_is_one_program_for_each_reaction_to_non_finite_steps(
-    make_trainer, on_non_finite
-):
-    program = programs.export_train_step(make_trainer(4, on_non_finite=on_non_finite))
+def test_a_train_step_that_rolls_back_is_one_program():
+    program = programs.export_train_step(make_trainer(4, on_non_finite="rollback"))
     assert program.name == "train step"
     assert b"all-reduce" in program.hlo
 
 
-def test_one_replica_has_no_all_reduce(make_trainer):
+def test_one_replica_has_no_all_reduce():
     assert b"all-reduce" not in programs.export_train_step(make_trainer(1)).hlo
 
 
-def test_train_step_is_the_one_that_trains_the_layers_of_frozen_until(
-    make_trainer, all_reduce_shapes
-):
+def list_all_reduces(trainer):
+    """The shapes of the all-reduces in a trainer's exported train step."""
+    traced = trainer.strategy.traced[0]
+    graph = traced.function.get_concrete_function(*traced.specs).graph
+    return [op.inputs[0].shape for op in graph.get_operations() if op.type == "XlaAllReduce"]
+
+
+def count_sums(trainer):
+    """The number of all-reduces of a train step: as many as with a real TPUStrategy.
+
+    One for each gradient and the loss, two for the mean loss and two for the accuracy, and one for the
+    learning rate, which the first replica broadcasts.
+    """
+    return len(trainer.model.trainable_variables) + 1 + 2 * 2 + 1
+
+
+def test_train_step_is_the_one_that_trains_the_layers_of_frozen_until():
     tf_keras.backend.reset_uids()
     frozen = make_trainer(4, optimizer_groups=[dict(variables="dense/*", frozen_until=4)])
-    assert len(all_reduce_shapes(frozen)) == len(all_reduce_shapes(make_trainer(4)))
     [warning] = programs.export_train_step(frozen).warnings
     assert "this is the one from step 4 on" in str(warning)
+    assert len(list_all_reduces(frozen)) == count_sums(frozen)
 
 
-def test_gradients_loss_metrics_and_sync_bn_are_all_reduced(make_trainer, all_reduce_shapes):
-    trainer = make_trainer(4)
-    variables = trainer.model.trainable_variables
-    # In addition to each gradient and the loss: two sums each for the mean loss and the accuracy,
-    # and the learning rate, which the first replica broadcasts. A real TPUStrategy has as many.
-    assert len(all_reduce_shapes(trainer)) == len(variables) + 1 + 2 * 2 + 1
-
+def test_gradients_loss_metrics_and_sync_bn_are_all_reduced():
     class Normalized(reference_model.ReferenceTrainer):
         def build_model(self):
             inner = super().build_model()
@@ -63,47 +75,45 @@ def test_gradients_loss_metrics_and_sync_bn_are_all_reduced(make_trainer, all_re
         def forward(self, batch, training):
             return self.model([batch["token"], batch["x"]], training=training)
 
+    trainer = make_trainer(4, cls=Normalized)
+    programs.export_train_step(trainer)
     # One in the forward pass, a row of 3 channels x 3 + 1 per replica, and one in the backward pass.
-    shapes = all_reduce_shapes(make_trainer(4, cls=Normalized))
-    assert len(shapes) == len(variables) + 2 + 2 + 1 + 2 * 2 + 1
+    shapes = list_all_reduces(trainer)
+    assert len(shapes) == count_sums(trainer) + 2
     assert [4, 10] in shapes and [2, 1, 3] in shapes
 
 
-def test_an_evaluation_step_is_one_program(make_trainer):
+def test_an_evaluation_step_is_one_program():
     evaluator = ctl.StandardEvaluator(make_trainer(4))
     assert programs.export_eval_step(evaluator).name == "eval step"
 
 
-@pytest.mark.slow
-def test_an_overridden_train_step_is_what_is_exported(make_trainer):
-    class Sum(reference_model.ReferenceTrainer):
-        def train_step(self, iterator):
-            batch, _ = next(iterator)
+class SumsOnly(reference_model.ReferenceTrainer):
+    """Runs a program of its own in place of the training step, `times` times."""
+
+    times = 1
+
+    def train_step(self, iterator):
+        batch, _ = next(iterator)
+        for _ in range(self.times):
             self.strategy.run(lambda rows: tf.reduce_sum(rows["x"]), args=(batch,))
 
-    program = programs.export_train_step(make_trainer(4, cls=Sum))
-    complete = programs.export_train_step(make_trainer(4))
-    assert len(program.hlo) < len(complete.hlo) / 10
 
-
-def test_two_programs_in_one_step_are_rejected(make_trainer):
-    class Twice(reference_model.ReferenceTrainer):
-        def train_step(self, iterator):
-            batch, _ = next(iterator)
-            for _ in range(2):
-                self.strategy.run(lambda rows: tf.reduce_sum(rows["x"]), args=(batch,))
-
+def test_an_overridden_train_step_is_what_is_exported_unless_it_has_two_programs():
+    hlo = programs.export_train_step(make_trainer(4, cls=SumsOnly)).hlo
+    assert b"all-reduce" not in hlo  # unlike the complete step
+    twice = make_trainer(4, cls=SumsOnly)
+    twice.times = 2
     with pytest.raises(ctl.UsageError, match="2 times"):
-        programs.export_train_step(make_trainer(4, cls=Twice))
+        programs.export_train_step(twice)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"micro_batches": 2}], ids=["", "parts"])
-def test_the_exported_program_computes_the_trainers_own_weights(make_trainer, tmp_path, options):
+def test_the_exported_program_computes_the_trainers_own_weights(tmp_path):
+    options = {"cls": OneBatch, "micro_batches": 2}
     trainer = reference_model.make_trainer(
         tf.distribute.OneDeviceStrategy("/CPU:0"),
         BATCH,
-        cls=OneBatch,
         precision="float32",
         **options,
     )
@@ -111,7 +121,7 @@ def test_the_exported_program_computes_the_trainers_own_weights(make_trainer, tm
     trainer.train(tf.constant(STEPS))
     trained = [v.numpy() for v in trainer.model.trainable_variables]
 
-    exported = make_trainer(1, cls=OneBatch, **options)
+    exported = make_trainer(1, **options)
     hlo = programs.export_train_step(exported).hlo
     traced = exported.strategy.traced[0]
     function = traced.function.get_concrete_function(*traced.specs)

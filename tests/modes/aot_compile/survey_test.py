@@ -1,7 +1,6 @@
 """--mode=aot_compile, from the command line to the file."""
 
 import json
-import textwrap
 
 import pytest
 
@@ -11,35 +10,10 @@ from ctl.modes.aot_compile.compiler_process import Compiled
 from ctl.modes.aot_compile.problems import Problem
 from ctl.modes.aot_compile.survey import SliceResult
 from tests.support import child
+from tests.support.experiments import CONFIG, TRAINER
 
 GIB = 2**30
 MNIST = ("-m", "ctl.main", "--config=experiments/mnist_tpu.py", "--mode=aot_compile")
-
-EXPERIMENT = """
-    import numpy as np
-    import tensorflow as tf
-    import tf_keras
-    import ctl
-
-    class Trainer(ctl.StandardTrainer):
-        def build_model(self):
-            return tf_keras.Sequential([tf_keras.layers.Dense(3, input_shape=(4,))])
-
-        def build_dataset(self, split, input_context):
-            rows = np.arange(64, dtype=np.float32).reshape(16, 4)
-            return ctl.data.arrays({"x": rows, "label": np.zeros(16, np.int32)})
-
-        def forward(self, batch, training):
-            return self.model(batch["x"], training=training)
-
-        def per_example_loss(self, batch, outputs):
-            BODY
-            return tf_keras.losses.sparse_categorical_crossentropy(
-                batch["label"], outputs, from_logits=True)
-
-    def get_config():
-        return ctl.config(trainer="exp.py:Trainer", data=dict(global_batch_size=16))
-"""
 
 
 @pytest.fixture
@@ -48,7 +22,10 @@ def run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
     def program(*arguments, body="pass"):
-        (tmp_path / "exp.py").write_text(textwrap.dedent(EXPERIMENT).replace("BODY", body))
+        loss = "return tf_keras.losses"
+        trainer = TRAINER.replace(loss, f"{body}\n        {loss}")
+        (tmp_path / "tiny.py").write_text(f"import tensorflow as tf\n{trainer}")
+        (tmp_path / "exp.py").write_text(CONFIG.replace("size=4", "size=8"))
         code = main.run(["ctl", "--config=exp.py", *arguments])
         return code, capsys.readouterr()
 
@@ -98,22 +75,17 @@ def test_a_problem_in_the_step_is_exit_code_1_and_names_the_line(run, fake_compi
     fake_compiler(lambda hlo: GIB)
     code, printed = run("--mode=aot_compile", body="tf.print(outputs)")
     assert code == 1
-    line = (tmp_path / "exp.py").read_text().splitlines().index("        tf.print(outputs)") + 1
-    assert f"error: exp.py:{line}: A TPU does not support " in printed.out
-    assert read_entries(tmp_path)[0]["error"].startswith(f"exp.py:{line}: ")
+    assert "error: tiny.py:13: A TPU does not support " in printed.out
+    assert read_entries(tmp_path)[0]["error"].startswith("tiny.py:13: ")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--topology=v5e:2x2"], "--topology has no effect without --mode=aot_compile"),
         (["--mode=aot_compile", "--topology=v5e:3x3"], "There is no v5e slice of 3x3 chips"),
         (["--mode=aot_compile", "--topology"], "--topology has no value"),
         (["--mode=aot_compile", "--fresh"], "--fresh has no effect with --mode=aot_compile"),
-        (
-            ["--mode=aot_compile", "--config.runtime.precision=float16"],
-            "runtime.precision=float16",
-        ),
+        (["--mode=aot_compile", "--config.runtime.precision=float16"], "runtime.precision=float16"),
         (
             ["--mode=aot_compile", "--config.train.on_non_finite=skip"],
             "on_non_finite=skip applies the update conditionally",
@@ -143,10 +115,7 @@ def test_a_run_can_start_in_the_workdir_of_the_report(run, fake_compiler, tmp_pa
 @pytest.mark.timeout(600)
 def test_mnist_compiles_for_four_generations(tmp_path):
     names = "v5e:2x2,v4:2x2x1,v5p:2x2x1,v6e:2x2"
-    done = child.run(
-        [*MNIST, f"--topology={names}", f"--workdir={tmp_path}"],
-        timeout=500,
-    )
+    done = child.run([*MNIST, f"--topology={names}", f"--workdir={tmp_path}"], timeout=500)
     assert done.returncode == 0, done.stderr
     entries = json.loads((tmp_path / "aot_compile.json").read_text())["topologies"]
     assert [entry["topology"] for entry in entries] == names.split(",")
@@ -193,9 +162,7 @@ def test_the_table_has_one_row_per_program():
     assert "eval step compiles" in second
     assert "train step: out of HBM" in third
     assert rest == ["error: it does not fit", "warning: experiment.py:3: slow"]
-
-
-def test_a_problem_of_several_slices_is_listed_once():
+    # A problem of several slices is listed once.
     text = survey.format_table([TOO_LARGE, TOO_LARGE])
     assert text.count("error: it does not fit") == 1
 
@@ -203,19 +170,11 @@ def test_a_problem_of_several_slices_is_listed_once():
 def test_the_file_holds_the_figures_of_every_slice(tmp_path):
     path = survey.write_json([FITS, TOO_LARGE], tmp_path / "new")
     first, second = json.loads(path.read_text())["topologies"]
-    expected = {
-        "topology": "v5e:2x2",
-        "cores": 4,
-        "compiled": True,
-        "peak_bytes": 3 * GIB,
-        "flops": 4e9,
-        "bytes": 2e9,
-        "all_reduces": 7,
-        "all_reduce_bytes": 2**20,
-        "error": None,
-    }
+    figures = ("peak_bytes", "flops", "bytes", "all_reduces", "all_reduce_bytes")
+    expected = {name: getattr(TRAIN, name) for name in figures}
+    expected |= {"topology": "v5e:2x2", "cores": 4, "compiled": True, "error": None}
+    expected["hbm_bytes"] = slices.find_slice("v5e:2x2").hbm_bytes
     assert {key: first[key] for key in expected} == expected
-    assert first["hbm_bytes"] == slices.find_slice("v5e:2x2").hbm_bytes
     assert second["compiled"] is False
     assert second["error"] == "it does not fit"
     assert second["warnings"] == ["experiment.py:3: slow"]

@@ -19,14 +19,6 @@ STATE_IN_NO_CHECKPOINT = """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "correct_factory",
-    [
-        pytest.param(0, id="one replica", marks=pytest.mark.slow),
-        pytest.param(1, id="two replicas"),
-    ],
-    indirect=True,
-)
 def test_a_correct_experiment_passes(assert_passes):
     assert_passes(checkpoint_check.check_round_trip)
 

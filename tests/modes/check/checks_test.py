@@ -36,32 +36,20 @@ def test_all_checks_pass_on_a_correct_experiment_and_write_nothing(folder, capsy
     out = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in out[1:9]] == ["pass"] * 8
     assert out[8].split(None, 3)[:3] == ["pass", "replica", "equivalence"]
-    assert out[9] == "8 checks: 8 passed, 0 warnings, 0 failed."
+    assert out[9:] == ["8 checks: 8 passed, 0 warnings, 0 failed."]
     assert {p for p in folder.rglob("*") if "__pycache__" not in p.parts} <= before
-
-
-def test_a_failed_check_is_exit_code_1(folder, capsys, monkeypatch):
-    run_only(monkeypatch, gradients=learning_checks.check_gradients)
-    planted.write_experiment(folder, planted.NO_GRADIENT)
-    assert main.run(["ctl", "--config=experiment.py", "--mode=check"]) == 1
-    out = capsys.readouterr().out
-    assert "FAIL     gradients" in out and "-> let the loss depend on them" in out
-    assert "1 check: 0 passed, 0 warnings, 1 failed." in out
 
 
 def test_layers_of_frozen_until_are_checked_as_from_its_step_on(folder, capsys, monkeypatch):
     run_only(monkeypatch, gradients=learning_checks.check_gradients)
-    counts = []
-    for groups in ("[]", "[{'variables':'*','frozen_until':3}]"):
-        flags = ["--config=experiment.py", "--mode=check", f"--config.optimizer.groups={groups}"]
-        assert main.run(["ctl", *flags]) == 0
-        lines = capsys.readouterr().out.splitlines()
-        counts.append(re.search(r"all \d+ trainable variables", "".join(lines))[0])
-    assert counts[0] == counts[1]
-    assert lines[0] == (
+    groups = "--config.optimizer.groups=[{'variables':'*','frozen_until':3}]"
+    assert main.run(["ctl", "--config=experiment.py", "--mode=check", groups]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(
         "optimizer.groups unfreezes layers up to step 3: checks the steps from then on, which train all "
-        "of these layers."
+        "of these layers.\n"
     )
+    assert "all 4 trainable variables change" in out
 
 
 def test_an_exception_is_a_failed_row_with_the_users_line_and_the_others_go_on(
@@ -84,26 +72,6 @@ def test_an_exception_is_a_failed_row_with_the_users_line_and_the_others_go_on(
     assert re.fullmatch(r"FAIL     evaluation +for the same cause as gradients", rows[3])
     assert rows[4:] == ["3 checks: 1 passed, 0 warnings, 2 failed."]
     assert "Traceback" not in captured.err
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "verdicts"),
-    [
-        pytest.param("Gan", "pass", marks=pytest.mark.long),
-        pytest.param("TwoTowers", "pass", marks=pytest.mark.long),
-        ("HardExamples", "FAIL"),
-        pytest.param("RaisesInMetrics", "FAIL", marks=pytest.mark.long),
-    ],
-)
-def test_the_comparison_in_its_own_process_has_one_row(folder, capsys, monkeypatch, name, verdicts):
-    monkeypatch.setattr(check, "CHECKS", {})
-    config = planted.write_user_experiment(folder, name)
-    assert main.run(["ctl", f"--config={config}", "--mode=check"]) == (verdicts == "FAIL")
-    out = capsys.readouterr().out
-    (row,) = [line for line in out.splitlines() if " replica equivalence " in line]
-    assert row.startswith(verdicts) and "Not every process" not in out and "exit code" not in out
-    assert out.splitlines()[-1].startswith("1 check: ")
 
 
 def crash(*_):

@@ -7,8 +7,6 @@ import pytest
 from ctl.modes.check.outcome import PASS
 from tests.modes.check import planted
 
-TWO_REPLICAS = {"runtime.strategy": "mirrored", "runtime.logical_devices": 2}
-
 
 @pytest.fixture
 def make_factory(tmp_path, monkeypatch):
@@ -25,19 +23,18 @@ def make_user_factory(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def correct_factories(tmp_path_factory):
-    """The correct experiment's factories on 1 and 2 replicas, built once for all tests."""
+def correct_experiment(tmp_path_factory):
+    """The correct experiment's factory on two replicas, built once for all tests, and its folder."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("correct")
         patch.chdir(folder)
-        factories = [planted.make_factory(folder, **keys) for keys in ({}, TWO_REPLICAS)]
-    return [(factory, folder) for factory in factories]
+        return planted.make_factory(folder, **planted.TWO_REPLICAS), folder
 
 
-@pytest.fixture(params=[0, 1], ids=["one replica", "two replicas"])
-def correct_factory(request, correct_factories, monkeypatch):
+@pytest.fixture
+def correct_factory(correct_experiment, monkeypatch):
     """The correct experiment's factory, in its own folder."""
-    factory, folder = correct_factories[request.param]
+    factory, folder = correct_experiment
     monkeypatch.chdir(folder)
     return factory
 

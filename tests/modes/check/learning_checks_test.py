@@ -40,14 +40,6 @@ FAR_MINIMUM = (
 
 
 @pytest.mark.parametrize(
-    "correct_factory",
-    [
-        pytest.param(0, id="one replica", marks=pytest.mark.slow),
-        pytest.param(1, id="two replicas"),
-    ],
-    indirect=True,
-)
-@pytest.mark.parametrize(
     "check",
     [
         learning_checks.check_first_loss,
@@ -121,13 +113,6 @@ def test_a_layer_that_scales_images_again_is_named_instead_of_the_learning_rate(
         fixes.append(learning_checks.check_overfitting(factory).fix)
     assert fixes[0].startswith("raise optimizer.learning_rate")
     assert fixes[1] == "The layer 'rescaling' seems"
-
-
-@pytest.mark.slow
-def test_a_learning_rate_that_is_too_small_is_a_warning(make_factory):
-    outcome = learning_checks.check_overfitting(make_factory(**{"optimizer.learning_rate": 1e-9}))
-    assert outcome.verdict == WARNING and "in 101 steps" in outcome.observation, outcome
-    assert outcome.fix.startswith("raise optimizer.learning_rate")
 
 
 def test_a_learning_rate_that_diverges_fails(make_factory):

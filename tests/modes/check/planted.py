@@ -55,6 +55,9 @@ def per_example_loss(self, batch, outputs):
 """
 
 
+TWO_REPLICAS = {"runtime.strategy": "mirrored", "runtime.logical_devices": 2}
+
+
 def write_experiment(folder: pathlib.Path, body: str = "pass") -> None:
     """Writes experiment.py, whose trainer `Planted` overrides the methods in `body`."""
     planted = f"\n\nclass Planted(Correct):\n{textwrap.indent(textwrap.dedent(body), '    ')}\n"

@@ -25,7 +25,8 @@ MEAN_OVER_THE_LOCAL_BATCH = """
 def test_a_mean_over_the_local_batch_fails(make_factory):
     # In a thread of this process; checks_test.py compares in other processes.
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        outcome = replica_check.start(make_factory(MEAN_OVER_THE_LOCAL_BATCH), thread)()
+        factory = make_factory(MEAN_OVER_THE_LOCAL_BATCH)
+        outcome = replica_check.start(factory, thread, quick=True)()
     assert outcome.verdict == FAIL, outcome
     assert "ctl rejects every split: " in outcome.observation
     assert " combines rows of the same replica " in outcome.observation

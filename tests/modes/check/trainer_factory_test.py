@@ -13,11 +13,12 @@ from ctl.replica.arithmetic.gradients import optimizers_of
 
 
 def test_a_trainer_is_untrained_and_has_the_experiments_settings(correct_factory):
-    trainer = correct_factory.make_trainer()
+    trainer, other = correct_factory.make_trainer(), correct_factory.make_trainer()
     assert int(trainer.global_step.numpy()) == 0
     assert trainer.global_batch_size == correct_factory.global_batch_size == 8
     assert trainer.strategy is correct_factory.experiment.hardware.strategy
-    assert trainer is not correct_factory.make_trainer()
+    assert trainer is not other
+    assert [v.name for v in trainer.model.variables] == [v.name for v in other.model.variables]
 
 
 def test_rows_optimizer_and_options_replace_those_of_the_experiment(correct_factory):
@@ -46,8 +47,3 @@ def test_batches_are_global_and_can_start_at_a_later_step(correct_factory):
     assert [batch["x"].shape for batch in batches] == [(8, 4)] * 3
     later = correct_factory.read_batches(1, start=2)[0]
     assert all(np.array_equal(later[name], batches[2][name]) for name in later)
-
-
-def test_layers_have_the_same_names_in_every_trainer(correct_factory):
-    names = [[v.name for v in correct_factory.make_trainer().model.variables] for _ in range(2)]
-    assert names[0] == names[1]

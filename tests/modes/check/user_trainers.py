@@ -79,56 +79,29 @@ class Gan(ctl.StandardTrainer):
         return self.minimize(batch, self.generator_loss)
 
 
-class GanWithLocalMean(Gan):
-    """Each replica adds the mean over its own rows to the discriminator's gradient."""
-
-    def replica_step(self, batch):
-        variables = self.discriminator.trainable_variables
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(self.discriminator_loss(batch))
-        gradients = tf.distribute.get_replica_context().all_reduce(
-            tf.distribute.ReduceOp.SUM, tape.gradient(loss, variables)
-        )
-        self.discriminator_optimizer.apply_gradients(
-            zip(gradients, variables, strict=True), experimental_aggregate_gradients=False
-        )
-        return self.minimize(batch, self.generator_loss)
-
-
-class Vae(Classifier):
-    """Two models, of which the first layers change in the second step: the last kernel is zero."""
+class Autoencoder(Classifier):
+    """Two models, of which one layer changes in the second step: the kernel after it is zero."""
 
     def __init__(self, **arguments):
         super().__init__(**arguments)
         with self.build_scope():
+            hidden = layers.Dense(8, activation="relu", input_shape=(4,))
             self.decoder = tf_keras.Sequential(
-                [
-                    layers.Dense(8, activation="relu", input_shape=(2,)),
-                    layers.Dense(6, kernel_initializer="zeros"),
-                ]
+                [hidden, layers.Dense(6, kernel_initializer="zeros")]
             )
             self.decoder_optimizer = tf_keras.optimizers.Adam(3e-3)
 
     def build_model(self):
-        return tf_keras.Sequential(
-            [layers.Dense(8, activation="relu", input_shape=(6,)), layers.Dense(4)]
-        )
+        hidden = layers.Dense(8, activation="relu", input_shape=(6,))
+        return tf_keras.Sequential([hidden, layers.Dense(4)])
 
-    def negative_elbo(self, batch):
-        mean, log_variance = tf.split(self.model(batch["x"], training=True), 2, axis=1)
-        noise = ctl.random.normal(tf.shape(mean), dtype=mean.dtype)
-        outputs = self.decoder(mean + tf.exp(log_variance / 2) * noise, training=True)
-        divergence = 0.5 * tf.reduce_sum(mean**2 + tf.exp(log_variance) - log_variance - 1, axis=1)
-        return 100 * (tf.reduce_sum((outputs - batch["x"]) ** 2, axis=1) + divergence)
+    def losses(self, rows):
+        return 100 * tf.reduce_sum((self.decoder(self.model(rows["x"])) - rows["x"]) ** 2, axis=1)
 
     def replica_step(self, batch):
-        self.minimize(
-            batch,
-            self.negative_elbo,
-            variables=self.decoder.trainable_variables,
-            optimizer=self.decoder_optimizer,
-        )
-        return self.minimize(batch, self.negative_elbo)
+        variables = self.decoder.trainable_variables
+        self.minimize(batch, self.losses, variables=variables, optimizer=self.decoder_optimizer)
+        return self.minimize(batch, self.losses)
 
 
 class GanWithoutDiscriminatorGradient(Gan):
@@ -165,46 +138,11 @@ class TwoTowers(Classifier):
         towers = [self.model(batch[name], training=training) for name in ("x", "other")]
         return [tf.math.l2_normalize(tower, axis=1) for tower in towers]
 
-    def candidates(self, other):
-        """Returns what each row is compared with, and the position of its own partner there."""
-        return ctl.replica.all_gather(other), ctl.replica.positions(other)
-
     def per_example_loss(self, batch, outputs):
         one, other = outputs
-        candidates, position = self.candidates(other)
-        similarity = 5 * tf.matmul(one, candidates, transpose_b=True)
+        similarity = 5 * tf.matmul(one, ctl.replica.all_gather(other), transpose_b=True)
+        position = ctl.replica.positions(other)
         return tf.nn.sparse_softmax_cross_entropy_with_logits(position, similarity)
-
-
-class LocalNegatives(TwoTowers):
-    """Compares each row with those of its own replica only."""
-
-    def candidates(self, other):
-        return other, tf.range(tf.shape(other)[0])
-
-
-class NoisyAutoencoder(Classifier):
-    """A variational autoencoder that draws noise in evaluation too, with a fixed seed."""
-
-    def build_model(self):
-        self.decoder = layers.Dense(6)
-        return tf_keras.Sequential([layers.Dense(4, input_shape=(6,)), self.decoder])
-
-    def build_dataset(self, split, input_context):
-        return ctl.data.arrays({"x": POINTS})
-
-    def noise(self, code, training):
-        return tf.random.stateless_normal(tf.shape(code), seed=[1, 2], dtype=code.dtype)
-
-    def forward(self, batch, training):
-        encoder, decoder = self.model.layers
-        code = encoder(batch["x"])
-        if not training:
-            code += 0.1 * self.noise(code, training)
-        return decoder(code)
-
-    def per_example_loss(self, batch, outputs):
-        return tf.reduce_sum(tf.square(outputs - tf.cast(batch["x"], outputs.dtype)), axis=1)
 
 
 class Regression(Classifier):
@@ -226,46 +164,6 @@ class OnlyFloat32(Regression):
     def forward(self, batch, training):
         outputs = self.model(batch["x"], training=training)
         return outputs * tf.constant([0.5], tf.float32)
-
-
-class Ensemble(Classifier):
-    """A list of models and a dict of optimizers, whose first model is `self.model`."""
-
-    def __init__(self, **arguments):
-        super().__init__(**arguments)
-        with self.build_scope():
-            self.members = [self.model, self.build_model()]
-            self.optimizers = {"first": self.optimizer, "second": tf_keras.optimizers.Adam(0.01)}
-
-    def replica_step(self, batch):
-        losses = [
-            self.minimize(
-                batch,
-                lambda rows, member=member: self.per_example_loss(rows, member(rows["x"])),
-                variables=member.trainable_variables,
-                optimizer=optimizer,
-            )
-            for member, optimizer in zip(self.members, self.optimizers.values(), strict=True)
-        ]
-        return tf.add_n(losses) / len(losses)
-
-
-class Recomputed(Classifier):
-    """`tf.recompute_grad` draws other dropout masks in the backward pass."""
-
-    def build_model(self):
-        return tf_keras.Sequential(
-            [
-                layers.Dense(16, activation="tanh", input_shape=(6,)),
-                layers.Dropout(0.5),
-                layers.Dense(3),
-            ]
-        )
-
-    def forward(self, batch, training):
-        if not training:
-            return self.model(batch["x"], training=False)
-        return tf.recompute_grad(lambda x: self.model(x, training=True))(batch["x"])
 
 
 class Tagger(ctl.StandardTrainer):

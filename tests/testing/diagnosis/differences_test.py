@@ -24,10 +24,6 @@ class SquaresOfLargeNumbers(mistakes.SquaresOfLargeNumbers, gallery.Normalized):
     pass
 
 
-class NotUnscaled(mistakes.NotUnscaled, gallery.ByHand):
-    pass
-
-
 def test_variance_by_squares_is_found():
     (difference,), cause = differences.check_normalization(make_evidence(SquaresOfLargeNumbers))
     assert cause == causes.SQUARES
@@ -42,13 +38,6 @@ def test_exact_variances_pass(layer):
             return layer()
 
     assert differences.check_normalization(make_evidence(Trainer)) == differences.NOTHING
-
-
-@pytest.mark.slow
-def test_loss_scale_that_is_not_removed_is_found():
-    (difference,), cause = differences.check_loss_scale(make_evidence(NotUnscaled))
-    assert cause == causes.LOSS_SCALE
-    assert difference.factor == 8
 
 
 def test_step_that_fails_in_float16_is_noted():

@@ -54,6 +54,7 @@ def test_second_dropout_mask_is_named(monkeypatch):
     assert equivalence.run(SUBJECT, [Split(4, 2)]).cause == causes.RECOMPUTED
 
 
+@pytest.mark.slow
 def test_statistics_that_move_twice_are_named(monkeypatch):
     monkeypatch.setattr(passes, "in_second_pass", lambda: False)
     monkeypatch.setattr(recompute, "_check_second_pass", lambda *_: None)

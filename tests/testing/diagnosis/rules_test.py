@@ -27,30 +27,27 @@ def check_first_line(report, name, where, cause):
     assert cause in line
 
 
-LONG = [pytest.mark.slow, pytest.mark.long]
+# The mistakes whose rules are tested by a trainer, and by a loop. The others are in the long tests: the
+# same as a trainer or loop, or a factor of the rows that update_rules_test.py recognizes.
+TRAINERS = {
+    "AuxiliaryNotReduced", "CountAveraged", "LossOverLocalBatch", "NoiseInEvaluation",
+    "PaddedSyncBatchNorm", "PaddingCounted", "PenaltyOncePerReplica", "SameMask",
+    "SecondModelReducedTwice",
+}  # fmt: skip
+LOOPS = {
+    "ClippedBeforeReduction", "CountedByEach", "DecayedOncePerReplica", "LossNotReduced",
+    "MetricAveraged", "MetricGrows", "MetricOfPadding", "NotUnscaled", "PlainBatchNorm",
+}  # fmt: skip
 
 
-def each_trainer():
-    """All mistakes; a few of them in the default tests, others in the slow tests.
-
-    Those in the long tests only are found there by the default comparison, too.
-    """
-    marks = [[], LONG, [pytest.mark.slow], LONG]
-    slow = {  # other files have similar ones
-        "ClippedBeforeReduction", "MetricAveraged", "PaddingCounted", "PenaltyOncePerReplica",
-        "ReducedTwice",
-    }  # fmt: skip
-    return [
-        pytest.param(
-            mistake,
-            marks=marks[2 if mistake.name in slow else i % 4],
-            id=mistake.name,
-        )
-        for i, mistake in enumerate(mistakes.OF_TRAINERS)
-    ]
+def each(all_mistakes, default, slow):
+    """All mistakes, of which one is in the default tests, and some are in the slow tests."""
+    marks = {name: [pytest.mark.slow] for name in slow} | {default: []}
+    long = [pytest.mark.slow, pytest.mark.long]
+    return [pytest.param(m, marks=marks.get(m.name, long), id=m.name) for m in all_mistakes]
 
 
-@pytest.mark.parametrize("mistake", each_trainer())
+@pytest.mark.parametrize("mistake", each(mistakes.OF_TRAINERS, "OneReplicaOnly", TRAINERS))
 def test_planted_mistake_of_a_trainer_is_named(mistake):
     check(
         mistake,
@@ -67,21 +64,9 @@ def test_planted_mistake_is_named_by_the_default_comparison(mistake):
     check(mistake)
 
 
-DEFAULT_LOOPS = {"MeanOfMeans", "NotUnscaled"}
-
-
-def each_loop():
-    """All mistakes; some of them in the default tests, others in the slow tests."""
-    marks = [[pytest.mark.slow], LONG]
-    return [
-        pytest.param(m, marks=[] if m.name in DEFAULT_LOOPS else marks[i % 2], id=m.name)
-        for i, m in enumerate(mistakes.OF_LOOPS)
-    ]
-
-
-@pytest.mark.parametrize("mistake", each_loop())
+@pytest.mark.parametrize("mistake", each(mistakes.OF_LOOPS, "MeanOfMeans", LOOPS))
 def test_planted_mistake_of_a_loop_is_named(mistake):
-    sizes = mistake.batch_sizes if mistake.name in DEFAULT_LOOPS else (8, 5)
+    sizes = mistake.batch_sizes if mistake.name == "MeanOfMeans" else (8, 5)
     report = loop_gallery.check(mistake.loop, *sizes, replicas=mistake.replicas)
     where, cause = mistake.loop_where or mistake.where, mistake.loop_cause or mistake.cause
     check_first_line(report, mistake.name, where, cause)

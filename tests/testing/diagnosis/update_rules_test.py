@@ -66,10 +66,7 @@ def test_updates_of_equal_norm_are_clipped():
     assert update_rules.explain_clipping({EVEN: record(EVEN, [0.6, 0.8])}, references, EVEN) is None
 
 
-@pytest.mark.parametrize(
-    ("extra", "cause"),
-    [((1.0, 3.0), causes.PART_SUMMED), ((1.0, 2.0), None)],
-)
+@pytest.mark.parametrize(("extra", "cause"), [((1.0, 3.0), causes.PART_SUMMED), ((1.0, 2.0), None)])
 def test_one_term_that_grows_with_the_replicas(extra, cause):
     base, part = np.array([1.0, 2.0]), np.array([0.1, -0.3])
     two, four = Split(4, 2), Split(4, 4)

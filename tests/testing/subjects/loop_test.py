@@ -102,16 +102,16 @@ AVERAGED = causes.OWN_ROWS.format(how="averaged")
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("build", "examples"),
+    ("build", "examples", "sizes"),
     [
-        pytest.param(tutorials.orbit_example, {"x": ROWS, "label": LABEL}, id="orbit"),
-        pytest.param(tutorials.fit(tf_keras), (ROWS, LABEL), id="tf_keras"),
-        pytest.param(tutorials.fit(keras), (ROWS, LABEL), id="keras_3"),
+        pytest.param(tutorials.orbit_example, {"x": ROWS, "label": LABEL}, (5,), id="orbit"),
+        pytest.param(tutorials.fit(tf_keras), (ROWS, LABEL), (4, 5), id="tf_keras"),
+        pytest.param(tutorials.fit(keras), (ROWS, LABEL), (5,), id="keras_3"),
     ],
 )
-def test_uneven_batches_reveal_a_mean_of_means(build, examples):
+def test_uneven_batches_reveal_a_mean_of_means(build, examples, sizes):
     report = check_loop_equivalence(
-        build, examples, replicas=(2,), batch_sizes=(4, 5), steps=2, in_process=True
+        build, examples, replicas=(2,), batch_sizes=sizes, steps=2, in_process=True
     )
     assert report.precision == "float64"
     assert {str(d.split) for d in report.differences} == {"2 replicas (3 + 2 rows)"}
