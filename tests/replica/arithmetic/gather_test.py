@@ -182,8 +182,8 @@ VIEWS = {
 }
 
 
-class NTXent(one_batch.Trainer):
-    """Chen et al. 2020, "A simple framework for contrastive learning": 2 rows - 1 negatives each."""
+class Pairs(one_batch.Trainer):
+    """The cross entropy of each row among all rows."""
 
     EXAMPLES = VIEWS
 
@@ -193,33 +193,17 @@ class NTXent(one_batch.Trainer):
             [layers.Dense(5, "tanh", input_shape=(2, 4)), layers.Dense(3), layers.Flatten()]
         )
 
-    @classmethod
-    def embed(cls, outputs):
-        return tf.nn.l2_normalize(tf.reshape(outputs, [-1, 2, 3]), axis=2)
-
     def per_example_loss(self, batch, outputs):
-        own = self.embed(outputs)  # [rows, 2, width]
-        both = tf.concat(tf.unstack(ctl.replica.all_gather(own), axis=1), axis=0)  # [2 all, width]
-        count, place = tf.shape(both)[0] // 2, ctl.replica.positions(own)
-        loss = 0.0
-        for view in (0, 1):
-            logits = tf.matmul(own[:, view], both, transpose_b=True) / 0.5  # [rows, 2 all]
-            itself = tf.one_hot(place + view * count, 2 * count, dtype=logits.dtype)
-            loss += tf.nn.sparse_softmax_cross_entropy_with_logits(
-                place + (1 - view) * count, logits - 1e9 * itself
-            )
-        return loss / 2
+        logits = tf.matmul(outputs, ctl.replica.all_gather(outputs), transpose_b=True)
+        place = ctl.replica.positions(outputs)
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(place, logits)
 
-    @classmethod
-    def reference(cls, model, rows):
-        own = cls.embed(model(rows["views"]))
-        both = tf.concat([own[:, 0], own[:, 1]], axis=0)
-        count = own.shape[0]
-        products = tf.exp(tf.matmul(both, both, transpose_b=True) / 0.5)
-        products *= 1 - tf.eye(2 * count, dtype=products.dtype)
-        partner = tf.gather(products, (np.arange(2 * count) + count) % (2 * count), batch_dims=1)
-        losses = -tf.math.log(partner / tf.reduce_sum(products, axis=1))
-        return (losses[:count] + losses[count:]) / 2, tf.ones([count], losses.dtype)
+    @staticmethod
+    def reference(model, rows):
+        outputs = model(rows["views"])
+        products = tf.exp(tf.matmul(outputs, outputs, transpose_b=True))
+        share = tf.linalg.diag_part(products) / tf.reduce_sum(products, axis=1)
+        return -tf.math.log(share), tf.ones_like(share)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +215,7 @@ class NTXent(one_batch.Trainer):
     ],
 )
 def test_part_of_a_batch_cannot_see_the_other_parts(replicas, options, message):
-    trainer = one_batch.make(NTXent, 8, replicas, **options)
+    trainer = one_batch.make(Pairs, 8, replicas, **options)
     with pytest.raises(ctl.UsageError, match=message) as error:
         trainer.train(tf.constant(1))
     assert "\n" not in str(error.value)
@@ -242,7 +226,7 @@ class Mixed(one_batch.Trainer):
 
     EXAMPLES = VIEWS
 
-    build_model = NTXent.build_model
+    build_model = Pairs.build_model
 
     def preprocess(self, batch):
         views = ctl.replica.all_gather(batch["views"])
@@ -263,7 +247,7 @@ def test_rows_may_be_mixed_before_they_are_accumulated():
     one_batch.check_first_step(one_batch.make(Mixed, 11, 2, micro_batches=3))
 
 
-class GlobalBatchesOfPairs(NTXent):
+class GlobalBatchesOfPairs(Pairs):
     def build_dataset(self, split, input_context):
         return ctl.data.GlobalBatches(super().build_dataset(split, input_context).batch(8))
 

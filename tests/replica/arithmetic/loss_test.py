@@ -23,30 +23,26 @@ def on_replicas(strategy, function, *per_replica):
     return [r.numpy() for r in strategy.experimental_local_results(result)]
 
 
-def test_three_examples_on_two_replicas_by_hand():
-    # Losses 1, 2 | 6 with weights 1, 1 | 1: the mean of all is 3, the mean of means 3.75.
-    def share(per_example, present):
-        weights = loss.row_weights(None, present, tf.float64)
-        return loss.contribution(
-            per_example, weights, loss.global_weight(weights, 2, 3, tf.float64)
+# Losses 1, 2 | 6 with weights 1, 1 | 1: the mean of all is 3, the mean of means 3.75.
+# Losses 8, 0 | 2 with weights 1, 3 | 4: (8 + 0 + 8) / 8.
+@pytest.mark.parametrize(
+    ("losses", "weights", "present", "shares"),
+    [
+        ([[1.0, 2.0], [6.0, 6.0]], None, [[1.0, 1.0], [1.0, 0.0]], [1.0, 2.0]),
+        ([[8.0, 0.0], [2.0, 0.0]], [[1.0, 3.0], [4.0, 0.0]], None, [1.0, 1.0]),
+    ],
+)
+def test_three_examples_on_two_replicas_by_hand(losses, weights, present, shares):
+    def share(per_example, numbers):
+        mine = loss.row_weights(
+            None if weights is None else numbers, None if present is None else numbers, tf.float64
         )
+        total = loss.global_weight(mine, 2, 3, tf.float64)
+        return loss.contribution(tf.cast(per_example, tf.float64), mine, total)
 
-    losses, present = [np.array([1.0, 2.0]), np.array([6.0, 6.0])], [[1.0, 1.0], [1.0, 0.0]]
-    shares = on_replicas(testing.make_strategy(2), share, losses, present)
-    assert shares == pytest.approx([1.0, 2.0], abs=1e-15)
-
-
-def test_weights_count_across_replicas_by_hand():
-    # Weights 1, 3 | 4 and losses 8, 0 | 2: (8 + 0 + 8) / 8.
-    def share(per_example, weight):
-        weights = loss.row_weights(weight, None, tf.float64)
-        return loss.contribution(
-            per_example, weights, loss.global_weight(weights, 1, 2, tf.float64)
-        )
-
-    losses, weights = [np.array([8.0, 0.0]), np.array([2.0, 0.0])], [[1.0, 3.0], [4.0, 0.0]]
-    shares = on_replicas(testing.make_strategy(2), share, losses, weights)
-    assert shares == [1.0, 1.0]
+    strategy = testing.make_strategy(2)
+    actual = on_replicas(strategy, share, losses, weights or present)
+    assert actual == pytest.approx(shares, abs=1e-15)
 
 
 def test_full_static_batch_divides_by_a_constant():
