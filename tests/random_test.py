@@ -146,15 +146,6 @@ def test_public_draws_are_the_same_under_xla():
     np.testing.assert_allclose(compiled, on_one_replica(Drawing), rtol=0, atol=1e-6)
 
 
-@pytest.mark.slow
-def test_public_draws_continue_after_a_resume(tmp_path):
-    first, second = make(Drawing), make(Drawing, 2)
-    first.train(tf.constant(2))
-    path = tf.train.Checkpoint(**first.checkpoint_items()).write(str(tmp_path / "ckpt"))
-    tf.train.Checkpoint(**second.checkpoint_items()).read(path)
-    np.testing.assert_allclose(weights(second, 3), weights(first, 3), rtol=0, atol=1e-12)
-
-
 class Variational(Trainer):
     """Draws in evaluation too."""
 

@@ -3,7 +3,6 @@
 import functools
 
 import numpy as np
-import orbit
 import pytest
 import tensorflow as tf
 import tf_keras
@@ -158,30 +157,6 @@ def test_same_seed_gives_the_same_bits_and_another_seed_does_not():
     for value, expected in zip(same.model.get_weights(), one.model.get_weights(), strict=True):
         assert value.dtype == np.float32
         np.testing.assert_array_equal(value, expected)
-
-
-def test_orbits_own_controller_drives_trainer_and_evaluator(tmp_path, capsys):
-    trainer = reference_model.make_trainer(
-        testing.make_strategy(1), 7, optimizer=OPTIMIZERS["momentum"]
-    )
-    controller = orbit.Controller(
-        trainer=trainer,
-        evaluator=ctl.StandardEvaluator(trainer),
-        strategy=trainer.strategy,
-        global_step=trainer.global_step,
-        steps_per_loop=10,
-        checkpoint_manager=tf.train.CheckpointManager(
-            tf.train.Checkpoint(**trainer.checkpoint_items()),
-            str(tmp_path),
-            max_to_keep=1,
-            step_counter=trainer.global_step,
-            checkpoint_interval=10,
-        ),
-    )
-    output = controller.train_and_evaluate(train_steps=30, eval_interval=10)
-    assert int(output["examples"]) == reference_model.EXAMPLES
-    assert trainer.global_step.numpy() == 30
-    assert "ckpt-30" in tf.train.latest_checkpoint(str(tmp_path))
 
 
 def test_empty_training_data_is_one_clear_line():
