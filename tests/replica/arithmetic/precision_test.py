@@ -80,19 +80,14 @@ def test_loss_scale_in_float64_gives_the_update_without_one():
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-15)
 
 
-def test_16_bit_outputs_are_cast_to_float32():
-    outputs = {"a": tf.constant(1.0, tf.bfloat16), "b": [tf.constant(1.0, tf.float16)]}
+def test_16_bit_outputs_are_cast_to_float32_with_their_mask_of_tf_keras():
+    outputs = {"a": tf.constant([1.0], tf.bfloat16), "b": [tf.constant(1.0, tf.float16)]}
     outputs |= {"c": tf.constant(1.0, tf.float64), "d": tf.constant(1)}
+    outputs["a"]._keras_mask = tf.constant([True])
     cast = precision.cast_to_float32(outputs)
-    assert [v.dtype for v in tf.nest.flatten(cast)] == [
-        tf.float32, tf.float32, tf.float64, tf.int32,
-    ]  # fmt: skip
-
-
-def test_mask_of_tf_keras_stays_with_outputs_that_are_cast():
-    output, mask = tf.constant([1.0], tf.bfloat16), tf.constant([True])
-    output._keras_mask = mask
-    assert precision.cast_to_float32({"a": output})["a"]._keras_mask is mask
+    dtypes = [value.dtype for value in tf.nest.flatten(cast)]
+    assert dtypes == [tf.float32, tf.float32, tf.float64, tf.int32]
+    assert cast["a"]._keras_mask is outputs["a"]._keras_mask
 
 
 def test_only_float16_gets_a_loss_scale_and_only_one():

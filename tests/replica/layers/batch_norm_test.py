@@ -9,7 +9,6 @@ import ctl
 from ctl import testing
 from ctl.replica import examples
 from ctl.replica.layers.batch_norm import SyncBatchNormalization, convert_sync_batch_norm
-from tests.support import reference_model
 
 EPSILON, MOMENTUM = 1e-3, 0.9
 KINDS = {  # shape of an example, arguments
@@ -158,15 +157,16 @@ def batch_of(count, shape):
     return draw.normal(3, 2, [count, *shape]), draw.normal(size=[count, *shape])
 
 
-# Even shares, 2 + 2 + 1 + 0 rows, and each shape of an example in uneven shares.
+# Even shares, 2 + 2 + 1 + 0 rows, each shape of an example in uneven shares, and a program of XLA.
 @pytest.mark.parametrize(
-    ("kind", "batch", "replicas"),
-    [("dense", 8, 2), ("dense", 5, 4), *((kind, 5, 2) for kind in KINDS if kind != "dense")],
-)
-def test_every_split_trains_as_the_global_batch(kind, batch, replicas):
+    ("kind", "batch", "replicas", "options"),
+    [("dense", 8, 2, {}), ("dense", 5, 4, {}), ("two axes", 6, 1, {"jit": True, "padded": True}),
+     *((kind, 5, 2, {}) for kind in KINDS if kind != "dense")],
+)  # fmt: skip
+def test_every_split_trains_as_the_global_batch(kind, batch, replicas, options):
     where, (shape, arguments) = testing.make_strategy(replicas), KINDS[kind]
     layer, (x, pull) = make_layer(where, shape, **arguments), batch_of(batch, shape)
-    check(where, layer, x, pull, train(where, layer, x, pull, replicas=replicas))
+    check(where, layer, x, pull, train(where, layer, x, pull, replicas=replicas, **options))
 
 
 def test_replicas_with_different_numbers_of_rows_without_padding():
@@ -262,19 +262,6 @@ def test_statistics_are_float32_under_16_bit_policies(policy):
     np.testing.assert_allclose(y.astype(np.float64), expected["y"], rtol=half * 1.01, atol=1e-4)
 
 
-def test_xla_gives_the_results_of_the_uncompiled_layer():
-    shape = [2, 2, 3]
-    where, (x, pull) = testing.make_strategy(1), batch_of(6, shape)
-    x, pull = x.astype(np.float32), pull.astype(np.float32)
-    results = []
-    for jit in (False, True):
-        layer = make_layer(where, shape, "float32")
-        got = train(where, layer, x, pull, replicas=1, jit=jit, padded=True)
-        results.append([*got[:2], *got[2], *layer.get_weights()])
-    for plain, compiled in zip(*results, strict=True):
-        np.testing.assert_allclose(compiled, plain, rtol=0, atol=1e-5)
-
-
 def test_layer_reduces_once_forward_and_once_backward(monkeypatch):
     sizes = []
     original = tf.distribute.ReplicaContext.all_reduce
@@ -294,49 +281,6 @@ def test_layer_reduces_once_forward_and_once_backward(monkeypatch):
 
 
 # The layer in a model.
-
-
-class Plain(reference_model.ReferenceTrainer):
-    """The reference model with two batch normalizations: before and after a dense layer."""
-
-    def build_model(self):
-        layers = tf_keras.layers
-        x, token = tf_keras.Input([reference_model.FEATURES]), tf_keras.Input([], dtype=tf.int64)
-        embedded = layers.Embedding(reference_model.TOKENS, reference_model.WIDTH)(token)
-        # tf_keras rounds 1 - momentum to float32, which has 1/8.
-        hidden = layers.BatchNormalization(momentum=0.875)(layers.Concatenate()([x, embedded]))
-        hidden = layers.Dense(reference_model.HIDDEN, activation="tanh")(hidden)
-        hidden = layers.BatchNormalization(momentum=0.875)(hidden)
-        return tf_keras.Model(
-            {"x": x, "token": token}, layers.Dense(reference_model.CLASSES)(hidden)
-        )
-
-
-@pytest.mark.slow
-def test_ten_steps_are_the_same_on_any_replicas_and_restored_bit_for_bit(tmp_path):
-    """The layer of tf_keras on one replica, whose batch needs no padding, is the reference."""
-
-    def make(replicas, **model):
-        tf_keras.backend.reset_uids()
-        options = {"optimizer": lambda: tf_keras.optimizers.SGD(0.1, momentum=0.9), "model": model}
-        return reference_model.make_trainer(
-            testing.make_strategy(replicas), 5, cls=Plain, **options
-        )
-
-    plain, trainer = make(1), make(4, sync_batch_norm=True)
-    for each in (plain, trainer):
-        each.train(tf.constant(10))
-    assert len(plain.model.variables) == 5 + 2 * 4
-    end = [testing.copies(trainer.strategy, v) for v in trainer.model.variables]
-    for variable, copies in zip(plain.model.variables, end, strict=True):
-        np.testing.assert_allclose(copies[0], variable, rtol=0, atol=1e-10)
-        assert all(np.array_equal(copy, copies[0]) for copy in copies)
-    checkpoint = tf.train.Checkpoint(**trainer.checkpoint_items())
-    path = checkpoint.save(str(tmp_path / "ckpt"))
-    trainer.train(tf.constant(1))
-    checkpoint.restore(path).assert_consumed()
-    for variable, copies in zip(trainer.model.variables, end, strict=True):
-        np.testing.assert_array_equal(testing.copies(trainer.strategy, variable), copies)
 
 
 def test_inference_variables_and_checkpoints_are_those_of_tf_keras(tmp_path):

@@ -85,7 +85,7 @@ SLOW = pytest.mark.slow
     [
         (Assigning, 2, 5, {}),
         pytest.param(Assigning, 1, 7, {"xla": "loop"}, marks=SLOW),
-        pytest.param(Poisoned, 4, 6, {"xla": "gradients", "micro_batches": 2}, marks=SLOW),
+        pytest.param(Poisoned, 2, 6, {"xla": "gradients", "micro_batches": 2}, marks=SLOW),
         pytest.param(Poisoned, 2, 5, {"logical_shards": 4}, marks=SLOW),
     ],
 )
