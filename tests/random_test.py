@@ -48,9 +48,8 @@ class DynamicRows:
 
 
 def make(cls, replicas=1, micro_batches=1, batch=ROWS, **options):
-    strategy = testing.make_strategy(replicas) if isinstance(replicas, int) else replicas
     return cls(
-        strategy=strategy,
+        strategy=testing.make_strategy(replicas),
         global_batch_size=batch,
         optimizer=lambda: tf_keras.optimizers.SGD(0.1, momentum=0.9),
         options=ctl.TrainerOptions(precision="float64", micro_batches=micro_batches, **options),
@@ -67,19 +66,6 @@ def on_one_replica(cls):
     return weights(make(cls))
 
 
-def check_splits(cls):
-    actual = weights(make(cls, replicas=2, micro_batches=2))  # 3 and 2 rows
-    np.testing.assert_allclose(actual, on_one_replica(cls), rtol=0, atol=1e-12)
-
-
-def check_rejected(cls, message, **options):
-    trainer = make(cls, **options)
-    with pytest.raises(ctl.UsageError, match=message) as caught:
-        trainer.train(tf.constant(1))
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
 # Public draws.
 
 
@@ -92,7 +78,9 @@ class Noise(layers.Layer):
         return inputs + ctl.random.normal(tf.shape(inputs), stddev=0.5, dtype=inputs.dtype)
 
 
-class InPreprocessAndLayers(Trainer):
+class Drawing(Trainer):
+    """Draws in `preprocess`, in layers and in the loss."""
+
     def build_model(self):
         return tf_keras.Sequential([Noise(), layers.Flatten(), Noise(), layers.Dense(2)])
 
@@ -102,8 +90,6 @@ class InPreprocessAndLayers(Trainer):
         keep = ctl.random.bernoulli(tf.shape(batch["label"]), 0.8, tf.float64)
         return {**batch, "x": batch["x"] + level * noise, "label": batch["label"] * keep}
 
-
-class InLoss(Trainer):
     def per_example_loss(self, batch, outputs):
         flip = ctl.random.integers([None], 0, 3)
         scale = ctl.random.beta([], 0.4, 0.4, shared=True, dtype=tf.float64)
@@ -112,18 +98,9 @@ class InLoss(Trainer):
         return weight * super().per_example_loss(batch, outputs)
 
 
-class Mixup(Trainer):
-    def preprocess(self, batch):
-        partners = ctl.random.permutation_of_batch()
-        ratio = ctl.random.beta([None, 1], 0.4, 0.4, dtype=tf.float64)
-
-        def mix(x, ratio):
-            return ratio * x + (1 - ratio) * tf.gather(ctl.replica.all_gather(x), partners)
-
-        return {"x": mix(batch["x"], ratio[..., None]), "label": mix(batch["label"], ratio)}
-
-
 class Mixed(Trainer):
+    """Pairs of rows: draws per row, and a permutation of the global batch."""
+
     def replica_step(self, batch):
         x, label = ctl.random.mixup(batch["x"], batch["label"], 0.4)
         x, label = ctl.random.cutmix(x[..., None], label)
@@ -131,55 +108,42 @@ class Mixed(Trainer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "cls",
-    [
-        InPreprocessAndLayers,
-        pytest.param(Mixed, marks=(pytest.mark.slow, pytest.mark.long)),
-        pytest.param(InLoss, marks=pytest.mark.slow),
-        pytest.param(Mixup, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("cls", [Drawing, Mixed])
 def test_public_draws_are_the_same_on_every_split(cls):
-    check_splits(cls)
+    actual = weights(make(cls, replicas=2, micro_batches=2))  # 3 and 2 rows
+    np.testing.assert_allclose(actual, on_one_replica(cls), rtol=0, atol=1e-12)
     assert not np.allclose(on_one_replica(cls), on_one_replica(Trainer))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "cls", [pytest.param(InPreprocessAndLayers, marks=pytest.mark.long), Mixup]
-)
-def test_public_draws_are_the_same_for_a_number_of_rows_that_is_not_static(cls):
-    one, split = (make(type("Dynamic", (DynamicRows, cls), {}), replicas) for replicas in (1, 2))
+def test_public_draws_are_the_same_for_a_number_of_rows_that_is_not_static():
+    class Dynamic(DynamicRows, Mixed):
+        pass
+
     # Shares of 3 and 2 rows, and of 1 and 0 in step 5.
-    np.testing.assert_allclose(weights(split, 5), weights(one, 5), rtol=0, atol=1e-12)
+    split, one = weights(make(Dynamic, 2), 5), weights(make(Dynamic), 5)
+    np.testing.assert_allclose(split, one, rtol=0, atol=1e-12)
+
+
+class Noisy(Trainer):
+    def build_dataset(self, split, input_context):  # no seed orders its data
+        return tf.data.Dataset.from_tensor_slices(examples())
+
+    def per_example_loss(self, batch, outputs):
+        noise = ctl.random.normal(tf.shape(outputs), dtype=tf.float64)
+        return super().per_example_loss(batch, outputs + noise)
 
 
 def test_public_draws_depend_on_the_seed_of_the_trainer():
-    class Noisy(DynamicRows, Trainer):  # no seed orders its data
-        def preprocess(self, batch):
-            noise = ctl.random.normal(tf.shape(batch["x"]), dtype=tf.float64)
-            return {**batch, "x": batch["x"] + noise}
-
     one, other = make(Noisy), make(Noisy, seed=1)
     other.model.set_weights(one.model.get_weights())
     assert not np.allclose(weights(one, 1), weights(other, 1))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("xla", ["loop", pytest.param("gradients", marks=pytest.mark.long)])
-def test_public_draws_are_the_same_under_xla(xla):
-    compiled = weights(make(InLoss, xla=xla))
-    np.testing.assert_allclose(compiled, on_one_replica(InLoss), rtol=0, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_public_draws_continue_after_a_resume(tmp_path):
-    first, second = make(InLoss), make(InLoss, 2)
-    first.train(tf.constant(2))
-    path = tf.train.Checkpoint(**first.checkpoint_items()).write(str(tmp_path / "ckpt"))
-    tf.train.Checkpoint(**second.checkpoint_items()).read(path)
-    np.testing.assert_allclose(weights(second, 3), weights(first, 3), rtol=0, atol=1e-12)
+def test_public_draws_are_the_same_under_xla():
+    compiled = weights(make(Drawing, xla="loop"))
+    np.testing.assert_allclose(compiled, on_one_replica(Drawing), rtol=0, atol=1e-6)
 
 
 class Variational(Trainer):
@@ -191,17 +155,15 @@ class Variational(Trainer):
 
 
 def test_evaluation_draws_by_the_position_of_the_row_in_the_data():
-    def evaluate(replicas, batch, steps=0):
+    def evaluate(replicas, batch, step):
         trainer = make(Variational, replicas, batch=batch)
-        trainer.optimizer.learning_rate.assign(0.0)
-        if steps:
-            trainer.train(tf.constant(steps))
+        trainer.global_step.assign(step)
         evaluator = ctl.StandardEvaluator(trainer)
         first, second = (float(evaluator.evaluate(tf.constant(-1))["loss"]) for _ in range(2))
         assert first == second
         return first
 
-    assert evaluate(2, 4, steps=1) == pytest.approx(evaluate(1, EXAMPLES), abs=1e-12)
+    assert evaluate(2, 4, step=1) == pytest.approx(evaluate(1, EXAMPLES, step=0), abs=1e-12)
 
 
 class Unkeyed(Trainer):
@@ -227,14 +189,14 @@ class Shifted(Trainer):
         return {**batch, "x": self.shift(batch["x"])}
 
 
-@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_unkeyed_random_numbers_are_rejected_in_training_and_evaluation(replicas):
+def test_unkeyed_random_numbers_are_rejected_in_training_and_evaluation():
     line = Unkeyed.per_example_loss.__code__.co_firstlineno + 1
-    message = check_rejected(Unkeyed, "ctl.random.normal", replicas=replicas)
-    assert message.startswith(f"tests/random_test.py:{line} ")
-    evaluator = ctl.StandardEvaluator(make(Unkeyed, replicas))
-    with pytest.raises(ctl.UsageError, match=f"random_test.py:{line} "):
-        evaluator.evaluate(tf.constant(-1))
+    trainer = make(Unkeyed)
+    for run in (trainer.train, ctl.StandardEvaluator(trainer).evaluate):
+        with pytest.raises(ctl.UsageError, match=r"ctl\.random\.normal") as caught:
+            run(tf.constant(1))
+        message = str(caught.value)
+        assert message.startswith(f"tests/random_test.py:{line} ") and "\n" not in message
 
 
 def test_layer_that_draws_for_its_batch_in_preprocess_is_rejected_when_the_trainer_is_built():
@@ -242,9 +204,11 @@ def test_layer_that_draws_for_its_batch_in_preprocess_is_rejected_when_the_train
         make(Shifted)
 
 
-@pytest.mark.parametrize("cls", [pytest.param(Unkeyed, marks=pytest.mark.slow), Shifted])
-def test_allow_unkeyed_random_accepts_all_of_them(cls):
-    trainer = make(cls, allow_unkeyed_random=True)
+def test_allow_unkeyed_random_accepts_all_of_them():
+    class Both(Unkeyed, Shifted):
+        pass
+
+    trainer = make(Both, allow_unkeyed_random=True)
     trainer.train(tf.constant(1))
     ctl.StandardEvaluator(trainer).evaluate(tf.constant(-1))
 

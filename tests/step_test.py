@@ -18,8 +18,8 @@ LABELS = np.random.default_rng(1).normal(size=(40, 2))
 
 
 @functools.cache  # a worker process must not create tensors before its strategy
-def source():
-    return ctl.data.arrays({"x": FEATURES, "label": LABELS})
+def source(count=40):
+    return ctl.data.arrays({"x": FEATURES[:count], "label": LABELS[:count]})
 
 
 def build_model():
@@ -43,10 +43,12 @@ def build_small():
 
 
 def make_step(replicas, batch, model=build_model, **options):
+    """`replicas` may be a strategy."""
     options = {"precision": "float64", "clip": ctl.Clip(global_norm=0.5)} | options
     return ctl.Step(
-        model, lambda: tf_keras.optimizers.Adam(1e-2), squared_error,
-        global_batch_size=batch, strategy=testing.make_strategy(replicas), **options,
+        model, lambda: tf_keras.optimizers.Adam(1e-2), options.pop("loss_fn", squared_error),
+        global_batch_size=batch, **options,
+        strategy=testing.make_strategy(replicas) if isinstance(replicas, int) else replicas,
     )  # fmt: skip
 
 
@@ -62,11 +64,6 @@ def distribute(step, batch):
     """The user's own dataset, whose last batch is partial."""
     dataset = tf.data.Dataset.from_tensor_slices((FEATURES, LABELS)).repeat(3).batch(batch)
     return step.strategy.experimental_distribute_dataset(dataset)
-
-
-def run_eagerly(step, dataset):
-    for batch in dataset:
-        step(batch)
 
 
 def run_in_function(step, dataset):
@@ -96,38 +93,32 @@ def run_in_replicas(step, dataset):
 
 
 @functools.cache
-def one_device(batch, **options):
-    step = make_step(1, batch, **options)
-    run_eagerly(step, distribute(step, batch))
+def one_device():
+    step = make_step(1, 5)
+    for batch in distribute(step, 5):
+        step(batch)
     return weights(step)
 
 
-@pytest.mark.parametrize(
-    ("replicas", "batch", "run"),
-    [(2, 5, run_eagerly), (4, 5, run_in_function), (2, 5, run_in_replicas)],
-)
-def test_loops_of_ones_own_compute_the_update_of_one_device(replicas, batch, run):
-    step = make_step(replicas, batch)
-    run(step, distribute(step, batch))
-    np.testing.assert_allclose(weights(step), one_device(batch), atol=1e-12)
+@pytest.mark.parametrize("run", [run_in_function, run_in_replicas])
+def test_loops_of_ones_own_compute_the_update_of_one_device(run):
+    step = make_step(2, 5)
+    run(step, distribute(step, 5))
+    np.testing.assert_allclose(weights(step), one_device(), atol=1e-12)
 
 
 def test_options_of_a_step_compute_the_update_of_one_device():
-    """Accumulation, averages and groups; 9 rows on 2 replicas are 5 + 4."""
-    options = {
-        "micro_batches": 3,
-        "ema_decay": 0.9,
-        "optimizer_groups": [{"variables": "*/bias", "learning_rate_scale": 0.5}],
-    }
+    """Accumulation, averages and groups, eagerly; 9 rows on 2 replicas are 5 + 4."""
 
     def build_dropout():
         return tf_keras.Sequential([tf_keras.layers.Dense(4), tf_keras.layers.Dropout(0.2),
                                     tf_keras.layers.Dense(2)])  # fmt: skip
 
-    def train(count):
-        step = ctl.Step(
-            build_dropout, tf_keras.optimizers.Adam, squared_error, global_batch_size=9,
-            strategy=testing.make_strategy(count), precision="float64", **options,
+    def train(count, micro_batches):
+        groups = [{"variables": "*/bias", "learning_rate_scale": 0.5}]
+        step = make_step(
+            count, 9, build_dropout, micro_batches=micro_batches, ema_decay=0.9,
+            optimizer_groups=groups,
         )  # fmt: skip
         data = ctl.data.distribute(source(), 9, step.strategy)
         losses = [step(batch).loss.numpy() for batch in itertools.islice(data, 10)]
@@ -136,7 +127,7 @@ def test_options_of_a_step_compute_the_update_of_one_device():
         return losses, weights(step), averages, ctl.evaluate(step, source())
 
     tf.nest.map_structure(
-        functools.partial(np.testing.assert_allclose, atol=1e-12), train(2), train(1)
+        functools.partial(np.testing.assert_allclose, atol=1e-12), train(2, 3), train(1, 1)
     )
 
 
@@ -190,86 +181,99 @@ def test_feature_called_weight_of_a_tuple_is_a_feature():
     features, label, sample = FEATURES[:6, :2], LABELS[:6, 0], np.arange(1.0, 7.0)
     named = {"height": features[:, 0], "weight": features[:, 1]}
 
-    def train(*targets, own=False):
-        step = ctl.Step(
-            HeightAndWeight, lambda: tf_keras.optimizers.SGD(0.1),
-            lambda batch, outputs: (batch["label"] - outputs[:, 0]) ** 2,
-            global_batch_size=6, strategy=testing.make_strategy(1), precision="float64",
-        )  # fmt: skip
+    step = ctl.Step(
+        HeightAndWeight, lambda: tf_keras.optimizers.SGD(0.1),
+        lambda batch, outputs: (batch["label"] - outputs[:, 0]) ** 2,
+        global_batch_size=6, strategy=testing.make_strategy(1), precision="float64",
+    )  # fmt: skip
+    for targets, weight in (((label,), np.ones(6)), ((label, sample), sample)):
         dataset = tf.data.Dataset.from_tensor_slices((named, *targets))
-        if own:
-            step(next(iter(step.strategy.experimental_distribute_dataset(dataset.batch(6)))))
-        else:
-            step(next(iter(ctl.data.distribute(dataset, 6, step.strategy))))
-        return step.model.dense.kernel.numpy()[:, 0]
-
-    def expected(weights):
         gradients = -2 * (label - features.sum(axis=1))[:, np.newaxis] * features
-        return 1 - 0.1 * weights @ gradients / weights.sum()
+        expected = 1 - 0.1 * weight @ gradients / weight.sum()
+        for batches in (
+            step.strategy.experimental_distribute_dataset(dataset.batch(6)),
+            ctl.data.distribute(dataset, 6, step.strategy),
+        ):
+            step(next(iter(batches)))
+            kernel, bias = step.model.get_weights()
+            np.testing.assert_allclose(kernel[:, 0], expected, rtol=1e-12)
+            step.model.set_weights([np.ones_like(kernel), np.zeros_like(bias)])  # as at the start
 
-    for own in (False, True):
-        np.testing.assert_allclose(train(label, own=own), expected(np.ones(6)), rtol=1e-12)
-        np.testing.assert_allclose(train(label, sample, own=own), expected(sample), rtol=1e-12)
+
+def build_for(count, seed=0):
+    """Builds a step for the first examples."""
+    step = make_small_step(1, 6)
+    step.build(next(iter(ctl.data.distribute(source(count), 6, step.strategy, seed=seed))))
+    return step
 
 
 def test_step_does_not_resume_with_other_data_unless_that_is_allowed(tmp_path):
-    def start(count, seed=0, **options):
-        step = make_small_step(1, 6)
-        rows = ctl.data.arrays({"x": FEATURES[:count], "label": LABELS[:count]})
-        step.build(next(iter(ctl.data.distribute(rows, 6, step.strategy, seed=seed))))
-        return step, ctl.Checkpointer(tmp_path, step, **options)
-
-    step, checkpoints = start(40)
-    path, before = checkpoints.save(), weights(step)
-    for arguments, change in (((30,), '"examples": 30'), ((40, 1), '"seed": 1')):
-        other, checkpoints = start(*arguments)
+    step, other, other_seed = build_for(40), build_for(30), build_for(40, seed=1)
+    for variable in step.model.weights:  # otherwise the weights of all steps are the same
+        variable.assign_add(tf.ones_like(variable))
+    path, before = ctl.Checkpointer(tmp_path, step).save(), weights(step)
+    for each, change in ((other, '"examples": 30'), (other_seed, '"seed": 1')):
         message = (
             rf'{path} was saved with other data \({{"examples": 40, "seed": 0, .* -> .*{change}'
         )
         with pytest.raises(ctl.UsageError, match=message):
-            checkpoints.all_restore_latest()
+            ctl.Checkpointer(tmp_path, each).all_restore_latest()
     assert ctl.Checkpointer(tmp_path / "own", other).all_restore_latest() is None
-    other, checkpoints = start(30, partial=True)
+    checkpoints = ctl.Checkpointer(tmp_path, other, partial=True)
+    assert not np.array_equal(weights(other), before)
     assert checkpoints.all_restore_latest() == path
     np.testing.assert_array_equal(weights(other), before)
     checkpoints.save()  # records the new data alone
-    assert start(30)[1].all_restore_latest() == path
+    assert ctl.Checkpointer(tmp_path, build_for(30)).all_restore_latest() == path
     with pytest.raises(ctl.UsageError, match=r'"examples": 30.* -> .*"examples": 40'):
-        start(40)[1].all_restore_latest()
+        ctl.Checkpointer(tmp_path, step).all_restore_latest()
 
 
 def test_step_that_trains_on_two_sources_resumes_with_either(tmp_path):
     step = make_small_step(1, 6)
-    sources = source(), ctl.data.arrays({"x": FEATURES[:30], "label": LABELS[:30]})
-    for data in sources:
-        step(next(iter(ctl.data.distribute(data, 6, step.strategy))))
+    for count in (40, 30):
+        step(next(iter(ctl.data.distribute(source(count), 6, step.strategy))))
     path = ctl.Checkpointer(tmp_path, step).save({"mine": 1})
-    for data in sources:
-        resumed = make_small_step(1, 6)
-        resumed.build(next(iter(ctl.data.distribute(data, 6, resumed.strategy))))
+    for count in (40, 30):
+        resumed = build_for(count)
         checkpoints = ctl.Checkpointer(tmp_path, resumed)
         assert checkpoints.all_restore_latest() == path
         assert len(resumed.descriptions) == 2
     assert checkpoints.files.notes(2)["mine"] == 1
 
 
-def test_update_that_is_not_finite_is_skipped_on_every_replica():
-    step = make_small_step(2, 4)
-    step.build(next(iter(distribute(step, 4))))
+def test_outputs_of_each_replica_are_returned_and_a_nan_of_one_skips_the_step_on_all():
+    step = make_small_step(2, 5, outputs=True)
+    result = step(next(iter(distribute(step, 5))))
+    copies = step.strategy.experimental_local_results(result.outputs)
+    assert result.applied and [part.shape for part in copies] == [(3, 2), (2, 2)]
     before = weights(step)
-    rows = np.where(np.arange(4)[:, None] == 3, np.nan, FEATURES[:4])  # on the second replica alone
-    dataset = tf.data.Dataset.from_tensor_slices((rows, LABELS[:4])).batch(4)
+    rows = np.where(np.arange(5)[:, None] == 3, np.nan, FEATURES[:5])  # on the second replica alone
+    dataset = tf.data.Dataset.from_tensor_slices((rows, LABELS[:5])).batch(5)
     result = step(next(iter(step.strategy.experimental_distribute_dataset(dataset))))
     assert not result.applied.numpy()
     assert step.skipped_steps.numpy() == 1
     np.testing.assert_array_equal(weights(step), before)
 
 
-def test_layer_that_is_frozen_between_two_calls_stays_unchanged():
+class Blocks(tf_keras.Model):
+    """Dense layers in a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = [tf_keras.layers.Dense(3), tf_keras.layers.Dense(2)]
+
+    def call(self, inputs):
+        for block in self.blocks:
+            inputs = block(inputs)
+        return inputs
+
+
+def test_layers_and_optimizer_may_change_between_two_calls():
     """The batch is the same, so the trace of the last call would be reused."""
-    step = make_small_step(1, 4)
+    step = make_step(1, 4, Blocks, precision="float32")
     batch = (tf.constant(FEATURES[:4]), tf.constant(LABELS[:4]))
-    first, *_, last = step.model.layers
+    first, last = step.model.blocks
     for frozen in (None, first, last):
         for layer in (first, last):
             layer.trainable = layer is not frozen
@@ -281,42 +285,12 @@ def test_layer_that_is_frozen_between_two_calls_stays_unchanged():
             for old, layer in zip(before, (first, last), strict=True)
         ]
         assert changed == [first is not frozen, last is not frozen]
-
-
-def test_optimizer_that_is_replaced_between_two_calls_is_used():
-    step = make_small_step(1, 4, precision="float32")
-    batch = (tf.constant(FEATURES[:4]), tf.constant(LABELS[:4]))
-    step(batch)
-    before = step.model.get_weights()[0]
     step.optimizer = tf_keras.optimizers.SGD(0.0)
+    before = step.model.get_weights()[0]
     step(batch)
     np.testing.assert_array_equal(step.model.get_weights()[0], before)
-
-
-class Blocks(tf_keras.Model):
-    """Dense layers in a list."""
-
-    def __init__(self):
-        super().__init__()
-        self.blocks = [tf_keras.layers.Dense(2)]
-
-    def call(self, inputs):
-        for block in self.blocks:
-            inputs = block(inputs)
-        return inputs
-
-
-def test_layer_that_is_appended_between_two_calls_is_rejected():
-    step = ctl.Step(
-        Blocks, tf_keras.optimizers.SGD(0.1),
-        lambda batch, outputs: tf.reduce_sum(tf.square(outputs), axis=-1),
-        global_batch_size=2,
-    )  # fmt: skip
-    rows = tf.constant([[1.0, 2.0], [3.0, 5.0]])
-    batch = (rows, tf.zeros([2]))
-    step(batch)
-    step.model.blocks.append(tf_keras.layers.Dense(2, kernel_initializer="zeros"))
-    step.model(rows)  # creates the variables of the new layer
+    step.model.blocks.append(tf_keras.layers.Dense(2))
+    step.model(batch[0])  # creates the variables of the new layer
     with pytest.raises(ctl.UsageError, match="no slot variables"):
         step(batch)
 
@@ -330,15 +304,6 @@ def test_data_that_tensorflow_divides_among_workers_is_named(monkeypatch, caplog
     ):
         make_small_step(1, 4).build(batch)
         assert ("depend on their number" in caplog.text) is named
-
-
-def test_outputs_of_each_replica_are_returned():
-    step = make_small_step(2, 5, outputs=True)
-    outputs = step(next(iter(distribute(step, 5)))).outputs
-    assert [part.shape for part in step.strategy.experimental_local_results(outputs)] == [
-        (3, 2),
-        (2, 2),
-    ]
 
 
 NOISE, REAL = LABELS, FEATURES[:, :4]
@@ -396,9 +361,9 @@ def test_gan_of_two_steps_trains_as_a_plain_loop_on_one_device():
     strategy = testing.make_strategy(4)
     tf_keras.backend.set_floatx("float64")
     try:
-        data = tf.data.Dataset.from_tensor_slices({"noise": NOISE, "real": REAL}).batch(5).repeat(7)
-        one = train_gan_by_hand((batch["noise"], batch["real"]) for batch in data.take(50))
-        batches = strategy.experimental_distribute_dataset(data.take(50))
+        data = tf.data.Dataset.from_tensor_slices({"noise": NOISE, "real": REAL}).batch(5).repeat(2)
+        one = train_gan_by_hand((batch["noise"], batch["real"]) for batch in data.take(10))
+        batches = strategy.experimental_distribute_dataset(data.take(10))
         both = train_gan_by_two_steps(batches, strategy)
     finally:
         tf_keras.backend.set_floatx("float32")
@@ -478,11 +443,7 @@ def mean_object(batch, outputs):
 
 
 def with_loss(loss_fn):
-    """Builds a step on two replicas."""
-    step = ctl.Step(
-        lambda: tf_keras.Sequential([tf_keras.layers.Dense(2)]), tf_keras.optimizers.SGD, loss_fn,
-        global_batch_size=4, strategy=testing.make_strategy(2),
-    )  # fmt: skip
+    step = make_small_step(2, 4, loss_fn=loss_fn, precision="float32")
     step.build(next(iter(distribute(step, 4))))
 
 
@@ -514,12 +475,11 @@ def test_mistakes_of_an_evaluation_are_one_line():
 
 def test_numbers_of_the_host_in_the_loss_function_are_rejected():
     generator = np.random.default_rng(0)
-    step = ctl.Step(
-        build_small, tf_keras.optimizers.SGD, global_batch_size=4,
-        loss_fn=lambda batch, outputs: squared_error(batch, outputs) * generator.uniform(),
-    )  # fmt: skip
+    step = make_small_step(
+        1, 4, loss_fn=lambda batch, outputs: squared_error(batch, outputs) * generator.uniform()
+    )
     with pytest.raises(ctl.UsageError, match="draws from generator"):
-        step((FEATURES[:4].astype("float32"), LABELS[:4]))
+        step((FEATURES[:4], LABELS[:4]))
 
 
 def test_model_of_another_scope_or_precision_is_rejected():
@@ -539,31 +499,14 @@ def test_model_of_another_scope_or_precision_is_rejected():
         step(next(iter(distribute(step, 4))))
 
 
-def build_own_loop(strategy, global_batch_size):
-    return ctl.Step(
-        lambda: tf_keras.Sequential([tf_keras.layers.Dense(3, kernel_regularizer="l2"),
-                                     tf_keras.layers.Dense(2)]),
-        tf_keras.optimizers.Adam, squared_error, global_batch_size=global_batch_size,
-        strategy=strategy, precision=tf_keras.backend.floatx(),
-    )  # fmt: skip
-
-
 def divide_by_own_rows(batch, outputs):
     losses = squared_error(batch, outputs)
     return losses / tf.cast(tf.shape(losses)[0], losses.dtype)
 
 
-def divide_by_gathered_rows(batch, outputs):
-    losses = squared_error(batch, outputs)
-    return losses / tf.cast(tf.size(ctl.replica.all_gather(losses)), losses.dtype)
-
-
 def test_loss_that_depends_on_the_number_of_rows_is_rejected():
     """Also with `ctl.data.distribute`, whose shares have one static shape."""
-    step = ctl.Step(
-        build_small, tf_keras.optimizers.SGD, divide_by_own_rows, global_batch_size=4,
-        strategy=testing.make_strategy(2), precision="float64",
-    )  # fmt: skip
+    step = make_small_step(2, 4, loss_fn=divide_by_own_rows)
     for batch in (
         next(iter(distribute(step, 4))),
         next(iter(ctl.data.distribute(source(), 4, step.strategy))),
@@ -601,48 +544,35 @@ def test_step_reports_what_a_trainer_reports(caplog):
     assert "\n" not in str(error.value)
 
 
-def test_loss_may_depend_on_the_number_of_all_rows():
-    step = ctl.Step(
-        lambda: tf_keras.Sequential([tf_keras.layers.Dense(2)]), tf_keras.optimizers.SGD,
-        divide_by_gathered_rows, global_batch_size=4, strategy=testing.make_strategy(2),
-        precision="float64",
-    )  # fmt: skip
-    assert step(next(iter(distribute(step, 4)))).applied
-
-
-@pytest.mark.slow
-def test_kit_names_a_planted_mistake():
+def build_for_kit(loss_fn, **options):
     def build(strategy, global_batch_size):
         return ctl.Step(
-            lambda: tf_keras.Sequential([tf_keras.layers.Dense(2)]), tf_keras.optimizers.SGD,
-            divide_by_own_rows, global_batch_size=global_batch_size, strategy=strategy,
-            allow_row_coupling=True,
-            optimizer_groups=[dict(variables="*", optimizer=tf_keras.optimizers.Adam)],
+            lambda: tf_keras.Sequential([tf_keras.layers.Dense(3, kernel_regularizer="l2"),
+                                         tf_keras.layers.Dense(2)]),
+            tf_keras.optimizers.Adam, loss_fn, global_batch_size=global_batch_size,
+            strategy=strategy, precision=tf_keras.backend.floatx(), **options,
         )  # fmt: skip
 
-    report = testing.check_loop_equivalence(build, (FEATURES, LABELS), replicas=[1, 2])
-    assert "number of its own rows" in str(report)
+    return build
 
 
 @pytest.mark.slow
-def test_kit_accepts_a_step():
-    data = (FEATURES, LABELS)
-    testing.assert_loop_equivalent(build_own_loop, data, replicas=[1, 2], batch_sizes=[5])
+def test_kit_accepts_a_step_and_names_a_planted_mistake():
+    arguments = {"batches": (FEATURES, LABELS), "replicas": [1, 2], "batch_sizes": [5]}
+    testing.assert_loop_equivalent(build_for_kit(squared_error), **arguments)
+    groups = [{"variables": "*", "optimizer": tf_keras.optimizers.Adam}]
+    build = build_for_kit(divide_by_own_rows, allow_row_coupling=True, optimizer_groups=groups)
+    report = testing.check_loop_equivalence(build, **arguments)
+    assert "number of its own rows" in str(report)
 
 
 def train_worker(folder, batch):
     """Trains 3 steps, saves, and resumes in a new step for 3 more, on the whole or on own data."""
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
-
-    def start():
-        step = ctl.Step(build_model, lambda: tf_keras.optimizers.Adam(1e-2), squared_error,
-                        global_batch_size=batch, strategy=strategy, precision="float64",
-                        clip=ctl.Clip(global_norm=0.5))  # fmt: skip
-        step.build(next(iter(ctl.data.distribute(source(), batch, strategy))))
-        return step, ctl.Checkpointer(folder, step)
-
     for _ in range(2):
-        step, checkpoints = start()
+        step = make_step(strategy, batch)
+        step.build(next(iter(ctl.data.distribute(source(), batch, strategy))))
+        checkpoints = ctl.Checkpointer(folder, step)
         checkpoints.all_restore_latest()
         data = ctl.data.distribute(source(), batch, strategy, start_step=step.global_step.numpy())
         for rows in itertools.islice(data, 3):

@@ -9,32 +9,16 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.errors import UsageError
-from ctl.optimizers import layerwise
 from ctl.replica.step.inner_loop import loop_of
 from tests.properties import layers
-from tests.properties.case import EXAMPLES, Case
+from tests.properties.case import EXAMPLES, OPTIMIZERS, Case
 
 STEPS = 2
 # Rounding errors of sums in another order; the loss of a row is about 1.
 TOLERANCE = 1e-10
 
 make_strategy = functools.cache(testing.make_strategy)
-L, optimizers = tf_keras.layers, tf_keras.optimizers
-MAKE_OPTIMIZER = {
-    "sgd": lambda: optimizers.SGD(0.5),
-    "momentum": lambda: optimizers.SGD(0.1, momentum=0.9, nesterov=True),
-    "adam": lambda: optimizers.Adam(0.01),
-    "adamw": lambda: optimizers.AdamW(0.01, weight_decay=0.1),
-    "rmsprop": lambda: optimizers.RMSprop(0.01, momentum=0.5),
-    "adagrad": lambda: optimizers.Adagrad(0.1),
-    "amsgrad": lambda: optimizers.Adam(0.01, amsgrad=True),
-    "adamax": lambda: optimizers.Adamax(0.01),
-    "adadelta": lambda: optimizers.Adadelta(1.0),
-    "ftrl": lambda: optimizers.Ftrl(0.1),
-    "lamb": lambda: layerwise.LAMB(0.01, weight_decay=0.1),
-    "lars": lambda: layerwise.LARS(0.1, momentum=0.9),
-    "adafactor": lambda: optimizers.Adafactor(0.01),
-}
+L = tf_keras.layers
 CLIPS = {
     "none": ctl.Clip(),
     "global_norm": ctl.Clip(global_norm=0.1),
@@ -75,7 +59,7 @@ class Trainer(ctl.StandardTrainer):
         super().__init__(
             strategy=make_strategy(case.replicas),
             global_batch_size=case.batch,
-            optimizer=MAKE_OPTIMIZER[case.optimizer],
+            optimizer=OPTIMIZERS[case.optimizer],
             options=ctl.TrainerOptions(
                 precision="float64",
                 seed=case.seed,

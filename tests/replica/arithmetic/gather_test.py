@@ -6,14 +6,13 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
-from ctl import testing
 from ctl.replica.arithmetic import row_mask
 from ctl.replica.step import microbatches
 from ctl.replica.step import xla as xla_modes
 from tests.support import one_batch
 
-# (rows that exist, replicas): one replica, even shares; uneven and empty ones, 2 + 2 + 1 + 0.
-SPLITS = [(8, 1), (8, 2), (5, 4)]
+# (rows that exist, replicas): even shares; uneven and empty ones, 2 + 2 + 1 + 0.
+SPLITS = [(8, 2), (5, 4)]
 
 
 def shares(rows, replicas):
@@ -63,15 +62,23 @@ DTYPES = ["float16", "bfloat16", "float32", "float64", "bool", "int8", "uint8", 
 DTYPES += ["int32", "uint32", "int64", "uint64"]
 
 
-@pytest.mark.parametrize(("rows", "replicas"), SPLITS)
+# The static shape is kept if no row can be missing.
+@pytest.mark.parametrize(
+    ("rows", "replicas", "shape", "dtypes"),
+    [(8, 1, [8, 2, 3], ["float32"]), (8, 2, [8, 2, 3], DTYPES),
+     (5, 4, [None, 2, 3], ["bool", "float64", "int8"])],
+)  # fmt: skip
 def test_every_replica_has_all_rows_in_order_without_padding_and_the_positions_of_its_own(
-    rows, replicas
+    rows, replicas, shape, dtypes
 ):
-    values = {name: table(rows, tf.as_dtype(name)) for name in DTYPES}
+    values = {name: table(rows, tf.as_dtype(name)) for name in dtypes}
 
     def gather(i):
-        own = {name: tf.gather(value, i) for name, value in values.items()}
-        return {**ctl.replica.all_gather(own), "positions": ctl.replica.positions(i), "rows": i}
+        everything = ctl.replica.all_gather({n: tf.gather(v, i) for n, v in values.items()})
+        assert all(value.shape.as_list() == shape for value in everything.values())
+        places = ctl.replica.positions(i)
+        assert places.shape == i.shape
+        return {**everything, "positions": places, "rows": i}
 
     for copy in run(gather, rows, replicas):
         for name, value in values.items():
@@ -139,16 +146,6 @@ def test_replicas_with_different_numbers_of_rows_without_padding(counts):
     np.testing.assert_allclose(gradient, 3 * x.sum() ** 2, rtol=1e-14)
 
 
-def test_static_shape_is_kept_if_no_row_can_be_missing():
-    def check(i):
-        assert ctl.replica.all_gather(tf.gather(tf.ones([8, 5]), i)).shape == [8, 5]
-        assert ctl.replica.positions(i).shape == [i.shape[0]]
-        return {"row": i}
-
-    run(check, 8, 4)
-    run(check, 8, 1)
-
-
 def test_model_that_gathers_can_be_built_outside_of_a_replica():
     with one_batch.strategy(2).scope():
         assert ctl.replica.all_gather(tf.ones([3, 2])).shape == [3, 2]
@@ -185,8 +182,8 @@ VIEWS = {
 }
 
 
-class NTXent(one_batch.Trainer):
-    """Chen et al. 2020, "A simple framework for contrastive learning": 2 rows - 1 negatives each."""
+class Pairs(one_batch.Trainer):
+    """The cross entropy of each row among all rows."""
 
     EXAMPLES = VIEWS
 
@@ -196,33 +193,17 @@ class NTXent(one_batch.Trainer):
             [layers.Dense(5, "tanh", input_shape=(2, 4)), layers.Dense(3), layers.Flatten()]
         )
 
-    @classmethod
-    def embed(cls, outputs):
-        return tf.nn.l2_normalize(tf.reshape(outputs, [-1, 2, 3]), axis=2)
-
     def per_example_loss(self, batch, outputs):
-        own = self.embed(outputs)  # [rows, 2, width]
-        both = tf.concat(tf.unstack(ctl.replica.all_gather(own), axis=1), axis=0)  # [2 all, width]
-        count, place = tf.shape(both)[0] // 2, ctl.replica.positions(own)
-        loss = 0.0
-        for view in (0, 1):
-            logits = tf.matmul(own[:, view], both, transpose_b=True) / 0.5  # [rows, 2 all]
-            itself = tf.one_hot(place + view * count, 2 * count, dtype=logits.dtype)
-            loss += tf.nn.sparse_softmax_cross_entropy_with_logits(
-                place + (1 - view) * count, logits - 1e9 * itself
-            )
-        return loss / 2
+        logits = tf.matmul(outputs, ctl.replica.all_gather(outputs), transpose_b=True)
+        place = ctl.replica.positions(outputs)
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(place, logits)
 
-    @classmethod
-    def reference(cls, model, rows):
-        own = cls.embed(model(rows["views"]))
-        both = tf.concat([own[:, 0], own[:, 1]], axis=0)
-        count = own.shape[0]
-        products = tf.exp(tf.matmul(both, both, transpose_b=True) / 0.5)
-        products *= 1 - tf.eye(2 * count, dtype=products.dtype)
-        partner = tf.gather(products, (np.arange(2 * count) + count) % (2 * count), batch_dims=1)
-        losses = -tf.math.log(partner / tf.reduce_sum(products, axis=1))
-        return (losses[:count] + losses[count:]) / 2, tf.ones([count], losses.dtype)
+    @staticmethod
+    def reference(model, rows):
+        outputs = model(rows["views"])
+        products = tf.exp(tf.matmul(outputs, outputs, transpose_b=True))
+        share = tf.linalg.diag_part(products) / tf.reduce_sum(products, axis=1)
+        return -tf.math.log(share), tf.ones_like(share)
 
 
 @pytest.mark.parametrize(
@@ -234,26 +215,10 @@ class NTXent(one_batch.Trainer):
     ],
 )
 def test_part_of_a_batch_cannot_see_the_other_parts(replicas, options, message):
-    trainer = one_batch.make(NTXent, 8, replicas, **options)
+    trainer = one_batch.make(Pairs, 8, replicas, **options)
     with pytest.raises(ctl.UsageError, match=message) as error:
         trainer.train(tf.constant(1))
     assert "\n" not in str(error.value)
-
-
-def choose_gradients(*args, **kwargs):
-    return "gradients", "auto: as on several GPUs"
-
-
-def test_auto_does_not_compile_a_loss_that_gathers_rows(monkeypatch, caplog):
-    monkeypatch.setattr(xla_modes, "choose", choose_gradients)
-    microbatches._warn_of_communication.cache_clear()
-    trainer = one_batch.make(NTXent, 8, 2, xla="auto")
-    assert trainer._ctl_loop.plan.xla == "gradients"
-    one_batch.check_first_step(trainer)
-    (line,) = {r.getMessage() for r in caplog.records if "runtime.xla" in r.getMessage()}
-    assert line.startswith(
-        "runtime.xla=auto compiles nothing, because the trainer calls ctl.replica."
-    )
 
 
 class Mixed(one_batch.Trainer):
@@ -261,7 +226,7 @@ class Mixed(one_batch.Trainer):
 
     EXAMPLES = VIEWS
 
-    build_model = NTXent.build_model
+    build_model = Pairs.build_model
 
     def preprocess(self, batch):
         views = ctl.replica.all_gather(batch["views"])
@@ -282,7 +247,7 @@ def test_rows_may_be_mixed_before_they_are_accumulated():
     one_batch.check_first_step(one_batch.make(Mixed, 11, 2, micro_batches=3))
 
 
-class GlobalBatchesOfPairs(NTXent):
+class GlobalBatchesOfPairs(Pairs):
     def build_dataset(self, split, input_context):
         return ctl.data.GlobalBatches(super().build_dataset(split, input_context).batch(8))
 
@@ -290,34 +255,29 @@ class GlobalBatchesOfPairs(NTXent):
 @pytest.mark.parametrize(
     ("replicas", "xla"),
     [
-        (2, "off"),
+        (2, "auto"),
         *(pytest.param(*each, marks=pytest.mark.slow) for each in [(4, "off"), (1, "step")]),
     ],
 )
-def test_loss_over_pairs_is_that_of_the_global_batch(replicas, xla):
+def test_loss_over_pairs_is_that_of_the_global_batch(replicas, xla, monkeypatch, caplog):
     """The second global batch has 3 rows: 2 + 1 + 0 + 0."""
+    if xla == "auto":
+        as_on_gpus = "gradients", "auto: as on several GPUs"
+        monkeypatch.setattr(xla_modes, "choose", lambda *args, **kwargs: as_on_gpus)
+    microbatches._warn_of_communication.cache_clear()
     trainer = one_batch.make(GlobalBatchesOfPairs, 8, replicas, xla=xla)
     one_batch.check_first_step(trainer)
     rows = {name: tf.constant(values[8:]) for name, values in VIEWS.items()}
     loss, _ = one_batch.reference(trainer, rows)
     assert float(trainer.train(tf.constant(1))["loss"]) == pytest.approx(float(loss), rel=1e-12)
     one_batch.check_evaluation(trainer, 8)
-
-
-def train_in_one_process(batch):
-    where = tf.distribute.MultiWorkerMirroredStrategy()
-    trainer = one_batch.make(NTXent, batch, where)
-    one_batch.check_first_step(trainer)
-    one_batch.check_evaluation(trainer, 4)
-    return where.num_replicas_in_sync, trainer.model.get_weights()
-
-
-@pytest.mark.slow
-def test_two_processes_compare_the_rows_of_the_global_batch():
-    (replicas, first), (_, second) = testing.run_workers(train_in_one_process, 7)
-    assert replicas == 2
-    for one, other in zip(first, second, strict=True):
-        np.testing.assert_array_equal(one, other)
+    lines = {message for message in caplog.messages if "runtime.xla" in message}
+    if xla == "auto":
+        assert trainer._ctl_loop.plan.xla == "gradients"
+        (line,) = lines
+        assert line.startswith(
+            "runtime.xla=auto compiles nothing, because the trainer calls ctl.replica."
+        )
 
 
 def test_gradients_of_16_bit_rows_are_rounded_once():

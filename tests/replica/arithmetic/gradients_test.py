@@ -64,11 +64,8 @@ def test_clip_by_global_norm_by_hand():
     assert none is None
     assert one.numpy().tolist() == [1.5, 2.0]
     assert dense(rows).tolist() == [[0.0], [6.0]]
-
-
-def test_clip_by_global_norm_does_not_change_small_gradients():
-    clipped = gradients.clip([tf.constant([3.0, 4.0])], ctl.Clip(global_norm=5.5))
-    assert clipped[0].numpy().tolist() == [3.0, 4.0]
+    (same,) = gradients.clip([tf.constant([3.0, 4.0])], ctl.Clip(global_norm=5.5))
+    assert same.numpy().tolist() == [3.0, 4.0]
 
 
 def test_norm_of_several_dtypes_is_that_of_all_elements_by_hand():
@@ -89,12 +86,6 @@ def test_norm_of_several_dtypes_is_that_of_all_elements_by_hand():
     ]  # fmt: skip
     np.testing.assert_allclose(gradients.clip(values[:1], Clip(norm=2.5))[0], [1.5 + 0j, 2j])
     np.testing.assert_allclose(gradients.clip(values[:1], Clip(value=2.0))[0], [2 + 0j, 2j])
-
-
-def test_an_infinite_imaginary_part_makes_a_gradient_not_finite():
-    values = [tf.constant([1 + 0j, complex(1, np.inf)], tf.complex64), tf.constant([1.0, 2.0])]
-    flags = gradients.finite_flags(values, tf.constant(1.0, tf.float64))
-    assert flags.numpy().tolist() == [True, False, True]
 
 
 class SeveralDtypes(tf_keras.layers.Layer):
@@ -173,30 +164,20 @@ def clip_by_hand(gradients, rule, limit):
     return [g * min(1, limit / norm) for g, norm in zip(gradients, norms, strict=True)]
 
 
-ACCUMULATED = {"micro_batches": 2}
-RULES = [
-    ("norm", 0.3),
-    ("clipnorm", 0.1),
-    ("value", 0.05),
-    ("clipvalue", 0.02),
-    ("global_clipnorm", 0.1),
-]
-
-
 @pytest.mark.parametrize(
-    ("rule", "limit", "replicas", "options"),
+    ("rule", "limit", "options"),
     [
-        ("global_norm", 0.5, 2, ACCUMULATED),
-        *[pytest.param(*rule, 2, ACCUMULATED, marks=pytest.mark.slow) for rule in RULES],
-        pytest.param("clipnorm", 0.1, 2, {"logical_shards": 4}, marks=pytest.mark.slow),
+        ("global_norm", 0.5, {"micro_batches": 2}),
+        pytest.param("clipvalue", 0.02, {"micro_batches": 2}, marks=pytest.mark.slow),
+        pytest.param("clipnorm", 0.1, {"logical_shards": 4}, marks=pytest.mark.slow),
     ],
 )
-def test_bounds_apply_to_the_gradient_of_the_global_batch(rule, limit, replicas, options):
+def test_bounds_apply_to_the_gradient_of_the_global_batch(rule, limit, options):
     """Bounds of the options and of the optimizer; the rows of sparse gradients are summed first."""
     of_optimizer = {rule: limit} if "clip" in rule else {}
     clip = ctl.Clip(**({} if of_optimizer else {rule: limit}))
     trainer = reference_model.make_trainer(
-        testing.make_strategy(replicas), 8, cls=AllTokens, clip=clip,
+        testing.make_strategy(2), 8, cls=AllTokens, clip=clip,
         optimizer=lambda: tf_keras.optimizers.SGD(1.0, **of_optimizer), **options,
     )  # fmt: skip
     before = trainer.model.get_weights()
@@ -219,19 +200,6 @@ class AllTokens(reference_model.ReferenceTrainer):
     data_factory = staticmethod(lambda split: ctl.data.arrays(AllTokens.rows))
 
 
-@pytest.mark.slow
-def test_sparse_and_dense_gradients_give_the_same_update():
-    def weights(**options):
-        adam = {"optimizer": lambda: tf_keras.optimizers.Adam(0.01)}
-        trainer = reference_model.make_trainer(testing.make_strategy(2), 8, **adam, **options)
-        trainer.train(tf.constant(3))
-        return trainer.model.get_weights()
-
-    # With logical shards all gradients are dense.
-    for sparse, dense in zip(weights(), weights(logical_shards=4), strict=True):
-        np.testing.assert_allclose(sparse, dense, rtol=0, atol=1e-14)
-
-
 def test_an_infinite_element_or_nan_makes_a_gradient_not_finite():
     infinite, nan = float("inf"), float("nan")
     slices = tf.IndexedSlices(tf.constant([[1.0], [nan]]), indices=[0, 0], dense_shape=[3, 1])
@@ -243,6 +211,7 @@ def test_an_infinite_element_or_nan_makes_a_gradient_not_finite():
         (tf.constant([1.0, infinite], tf.float16), False),
         (tf.constant([1e200], tf.float64), True),
         (tf.zeros([0, 3]), True),
+        (tf.constant([1 + 0j, complex(1, infinite)], tf.complex64), False),
         (slices, False),
     ]
     for loss in (1.0, nan):

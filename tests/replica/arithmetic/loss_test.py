@@ -23,30 +23,26 @@ def on_replicas(strategy, function, *per_replica):
     return [r.numpy() for r in strategy.experimental_local_results(result)]
 
 
-def test_three_examples_on_two_replicas_by_hand():
-    # Losses 1, 2 | 6 with weights 1, 1 | 1: the mean of all is 3, the mean of means 3.75.
-    def share(per_example, present):
-        weights = loss.row_weights(None, present, tf.float64)
-        return loss.contribution(
-            per_example, weights, loss.global_weight(weights, 2, 3, tf.float64)
+# Losses 1, 2 | 6 with weights 1, 1 | 1: the mean of all is 3, the mean of means 3.75.
+# Losses 8, 0 | 2 with weights 1, 3 | 4: (8 + 0 + 8) / 8.
+@pytest.mark.parametrize(
+    ("losses", "weights", "present", "shares"),
+    [
+        ([[1.0, 2.0], [6.0, 6.0]], None, [[1.0, 1.0], [1.0, 0.0]], [1.0, 2.0]),
+        ([[8.0, 0.0], [2.0, 0.0]], [[1.0, 3.0], [4.0, 0.0]], None, [1.0, 1.0]),
+    ],
+)
+def test_three_examples_on_two_replicas_by_hand(losses, weights, present, shares):
+    def share(per_example, numbers):
+        mine = loss.row_weights(
+            None if weights is None else numbers, None if present is None else numbers, tf.float64
         )
+        total = loss.global_weight(mine, 2, 3, tf.float64)
+        return loss.contribution(tf.cast(per_example, tf.float64), mine, total)
 
-    losses, present = [np.array([1.0, 2.0]), np.array([6.0, 6.0])], [[1.0, 1.0], [1.0, 0.0]]
-    shares = on_replicas(testing.make_strategy(2), share, losses, present)
-    assert shares == pytest.approx([1.0, 2.0], abs=1e-15)
-
-
-def test_weights_count_across_replicas_by_hand():
-    # Weights 1, 3 | 4 and losses 8, 0 | 2: (8 + 0 + 8) / 8.
-    def share(per_example, weight):
-        weights = loss.row_weights(weight, None, tf.float64)
-        return loss.contribution(
-            per_example, weights, loss.global_weight(weights, 1, 2, tf.float64)
-        )
-
-    losses, weights = [np.array([8.0, 0.0]), np.array([2.0, 0.0])], [[1.0, 3.0], [4.0, 0.0]]
-    shares = on_replicas(testing.make_strategy(2), share, losses, weights)
-    assert shares == [1.0, 1.0]
+    strategy = testing.make_strategy(2)
+    actual = on_replicas(strategy, share, losses, weights or present)
+    assert actual == pytest.approx(shares, abs=1e-15)
 
 
 def test_full_static_batch_divides_by_a_constant():
@@ -146,6 +142,19 @@ SEQUENCES = {
 NUMBERS = {"x": RANDOM.normal(size=(13, 2)), "label": RANDOM.normal(size=13)}
 
 
+class VariableLoss(tf_keras.layers.Layer):
+    """Adds losses in `call` that depend on a variable only, as a value and as functions."""
+
+    def build(self, shape):
+        self.scale = self.add_weight("scale", shape[-1:], initializer="ones")
+
+    def call(self, inputs):
+        self.add_loss(0.07 * tf.reduce_sum(tf.square(self.scale)))
+        for factor in (0.01, 0.02):
+            self.add_loss(lambda factor=factor: factor * tf.reduce_sum(tf.square(self.scale)))
+        return self.scale * inputs
+
+
 class LanguageModel(one_batch.Trainer):
     """Predicts the token of each place; 0 is padding. Sequences have different lengths, one has 0."""
 
@@ -157,6 +166,7 @@ class LanguageModel(one_batch.Trainer):
             [
                 layers.Embedding(VOCABULARY, 4, input_length=TOKENS),
                 layers.Dense(4, "tanh", kernel_regularizer=tf_keras.regularizers.L2(0.1)),
+                VariableLoss(),
                 layers.Dense(VOCABULARY),
             ]
         )
@@ -177,7 +187,9 @@ class LanguageModel(one_batch.Trainer):
 
     @staticmethod
     def penalty(model):
-        return 0.1 * tf.reduce_sum(model.layers[1].kernel ** 2)
+        return 0.1 * sum(
+            tf.reduce_sum(v**2) for v in (model.layers[1].kernel, model.layers[2].scale)
+        )
 
 
 @pytest.mark.parametrize(
@@ -188,7 +200,9 @@ class LanguageModel(one_batch.Trainer):
         pytest.param(8, 2, {"logical_shards": 4}, marks=pytest.mark.slow),
     ],
 )
-def test_tokens_are_weighted_over_the_global_batch(batch, replicas, options):
+def test_tokens_are_weighted_over_the_global_batch_and_losses_of_variables_count_once(
+    batch, replicas, options
+):
     trainer = one_batch.make(LanguageModel, batch, replicas, **options)
     one_batch.check_first_step(trainer, penalty=LanguageModel.penalty)
     one_batch.check_evaluation(trainer, 7)
@@ -199,20 +213,9 @@ class Unweighted(LanguageModel):
         return None
 
 
-class MeanOfTokens(LanguageModel):
-    def per_example_loss(self, batch, outputs):
-        return tf.reduce_mean(super().per_example_loss(batch, outputs), axis=1)
-
-
-@pytest.mark.parametrize(
-    ("cls", "message"),
-    [
-        (Unweighted, r"shape \(8, 6\).*return weights of this shape from sample_weight.*or reduce"),
-        (MeanOfTokens, r"sample_weight has shape \(8, 6\), but per_example_loss returned \(8,\)"),
-    ],
-)
-def test_weights_of_another_shape_than_the_losses_are_rejected(cls, message):
-    trainer = one_batch.make(cls, 8, 1)
+def test_weights_of_another_shape_than_the_losses_are_rejected():
+    trainer = one_batch.make(Unweighted, 8, 1)
+    message = r"shape \(8, 6\).*return weights of this shape from sample_weight.*or reduce"
     for run in (trainer.train, ctl.StandardEvaluator(trainer).evaluate):
         with pytest.raises(ctl.UsageError, match=message) as error:
             run(tf.constant(1))
@@ -239,19 +242,6 @@ class RowLoss(tf_keras.layers.Layer):
     def call(self, inputs):
         self.add_loss(tf.reduce_mean(tf.square(inputs)))
         return inputs
-
-
-class VariableLoss(tf_keras.layers.Layer):
-    """Adds losses in `call` that depend on a variable only, as a value and as functions."""
-
-    def build(self, shape):
-        self.scale = self.add_weight("scale", shape[-1:], initializer="ones")
-
-    def call(self, inputs):
-        self.add_loss(0.07 * tf.reduce_sum(tf.square(self.scale)))
-        for factor in (0.01, 0.02):
-            self.add_loss(lambda factor=factor: factor * tf.reduce_sum(tf.square(self.scale)))
-        return self.scale * inputs
 
 
 class WithRowLoss(Regression):
@@ -293,20 +283,3 @@ def test_added_loss_that_depends_on_rows_is_rejected(cls, replicas, options):
         trainer.train(tf.constant(1))
     assert "\n" not in str(error.value)
     assert cls is not WithRowLoss or "/divergence/" in str(error.value)
-
-
-class WithVariableLoss(Regression):
-    layers = staticmethod(lambda: [VariableLoss()])
-
-    @staticmethod
-    def reference(model, rows):
-        return tf.square(model(rows["x"])[:, 0] - rows["label"]), tf.ones_like(rows["label"])
-
-    @staticmethod
-    def penalty(model):
-        return 0.1 * tf.reduce_sum(model.layers[1].scale ** 2)
-
-
-def test_added_loss_of_variables_counts_once():
-    trainer = one_batch.make(WithVariableLoss, 7, 2, micro_batches=3)
-    one_batch.check_first_step(trainer, penalty=WithVariableLoss.penalty)

@@ -96,16 +96,12 @@ def test_groups_of_two_replicas_have_the_sums_of_one_group_bit_for_bit(shards):
             assert values[0].numpy().tobytes() == values[1].numpy().tobytes()
 
 
-@functools.cache
-def losses_and_weights(replicas: int, bucket: int, **options):
+def losses_and_weights(replicas: int, **options):
     """Trains the reference model; returns its losses, and the weights of each replica."""
-    strategy = make_strategy(replicas, bucket) if replicas > 1 else None
     trainer = reference_model.make_trainer(
-        strategy,
-        20 if "logical_shards" in options else 23,
-        optimizer=lambda: tf_keras.optimizers.SGD(0.05),
-        **options,
-    )
+        make_strategy(replicas, 16) if replicas > 1 else None, 23,
+        optimizer=lambda: tf_keras.optimizers.SGD(0.05), **options,
+    )  # fmt: skip
     losses = [float(trainer.train(tf.constant(1))["loss"]) for _ in range(2)]
     losses.append(float(trainer.train(tf.constant(48))["loss"]))
     local = trainer.strategy.experimental_local_results
@@ -116,20 +112,10 @@ def losses_and_weights(replicas: int, bucket: int, **options):
 # 23 rows on 4 replicas are uneven; the gradient of the embedding is sparse.
 @pytest.mark.slow
 def test_fifty_steps_in_groups_are_those_of_one_replica():
-    losses, [expected] = losses_and_weights(1, 0)
-    grouped, replicas = losses_and_weights(4, 16, micro_batches=2)
+    losses, [expected] = losses_and_weights(1)
+    grouped, replicas = losses_and_weights(4, micro_batches=2)
     np.testing.assert_allclose(grouped, losses, rtol=0, atol=1e-10)
     assert len(replicas) == 4
     for weights in replicas:
         for value, target in zip(weights, expected, strict=True):
             np.testing.assert_allclose(value, target, rtol=0, atol=1e-10)
-
-
-@pytest.mark.slow
-def test_groups_keep_the_bits_of_logical_shards():
-    options = {"logical_shards": 4, "precision": "float32"}
-    _, [expected] = losses_and_weights(1, 0, **options)
-    for bucket in (0, 16, 1000):
-        for weights in losses_and_weights(4, bucket, **options)[1]:
-            for value, target in zip(weights, expected, strict=True):
-                assert value.tobytes() == target.tobytes()

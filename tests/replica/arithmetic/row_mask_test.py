@@ -9,12 +9,8 @@ import ctl
 from ctl import replica
 
 
-def test_all_rows_exist_outside_of_a_step():
-    assert replica.current() is None
+def test_blocks_nest_and_end_and_all_rows_exist_outside_of_them():
     assert replica.present() is None
-
-
-def test_blocks_nest_and_end():
     with replica.examples(tf.constant([1.0, 0.0])):
         with replica.examples(None, first_row=3, step=7):
             assert replica.present() is None

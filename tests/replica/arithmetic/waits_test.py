@@ -1,7 +1,6 @@
 """The time that steps wait for their batches and for reductions, by clocks of the test."""
 
 import itertools
-import os
 import threading
 
 import numpy as np
@@ -15,7 +14,7 @@ from ctl.data import distribution
 from ctl.replica.arithmetic.waits import InputWait, ReductionWait, observe
 from ctl.replica.step import flops
 from ctl.replica.step.inner_loop import loop_of
-from tests.support import child, reference_model
+from tests.support import optimized_graph, reference_model
 
 STEPS = 4
 
@@ -73,46 +72,15 @@ def test_each_step_measures_from_its_request_to_the_arrival_of_its_batch(events,
     assert wait.read() == 0.0
 
 
-# One core has one thread for operations: the second reading must not wait for the step's.
-ON_ONE_CORE = """
-import os
-os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-import time
-import tensorflow as tf
-from ctl.replica.arithmetic.waits import InputWait
-
-wait = InputWait(tf.distribute.get_strategy())
-wait.enable()
-iterator = iter(tf.data.Dataset.from_tensors(tf.ones([64, 512])).repeat().prefetch(2))
-weights = tf.ones([512, 512]) / 512
-
-@tf.function
-def run(count):
-    for _ in tf.range(count):
-        values = wait.next(iterator)
-        for _ in range(40):
-            values = tf.tanh(values @ weights)
-        tf.debugging.assert_all_finite(values, "")
-
-run(tf.constant(2))
-shares = []
-for _ in range(20):  # another program that takes the core may lengthen a wait, and never shortens one
-    wait.reset()
-    begin = time.perf_counter()
-    run(tf.constant(10))
-    shares.append(wait.read() / (time.perf_counter() - begin))
-print(min(shares))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores are selected on Linux")
-def test_computing_on_one_core_is_no_wait(tmp_path):
-    program = tmp_path / "program.py"  # AutoGraph requires a file
-    program.write_text(ON_ONE_CORE)
-    result = child.run([str(program)])
-    assert result.returncode == 0, result.stderr
-    assert float(result.stdout) < 0.4  # 0.9 if the reading waits for the step
+def test_no_operation_of_a_step_runs_before_the_second_reading():
+    """One core has one thread for operations: the reading would wait for the step's."""
+    wait = InputWait(tf.distribute.get_strategy())
+    wait.enable()
+    iterator = iter(tf.data.Dataset.range(3))
+    graph = tf.function(lambda: wait.next(iterator)).get_concrete_function().graph
+    nodes = {node.name: node for node in graph.as_graph_def().node}
+    before = optimized_graph.ancestors(nodes, graph.outputs[0].op.name)
+    assert sum(nodes[name].op == "Timestamp" for name in before) == 2
 
 
 def test_deterministic_steps_read_no_clock():

@@ -149,5 +149,4 @@ def test_model_decides_which_keras_is_trained():
             return self.dense(inputs["x"])
 
     assert tf.keras.layers.Dense is keras.layers.Dense
-    for model in (make(), make(model_factory=Own)):
-        assert model.train(tf.constant(1))["loss"] > 0
+    assert make(model_factory=Own).train(tf.constant(1))["loss"] > 0

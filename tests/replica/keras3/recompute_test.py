@@ -28,8 +28,7 @@ class Block(keras.layers.Layer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["float64", "bfloat16"])
-def test_recomputed_layer_computes_the_same_update(precision):
+def test_recomputed_layer_computes_the_same_update():
     def run(wrap):
         def make(k):
             return k.Sequential([k.Input((6,)), wrap(Block()), k.layers.Dense(4)])
@@ -37,9 +36,8 @@ def test_recomputed_layer_computes_the_same_update(precision):
         cls = type("Blocks", (twins.Twin,), {"shape": (6,)})
         sync = {"sync_batch_norm": True}
         trainer = make_trainer(
-            cls=cls, make=make, batch=8, replicas=2, model=sync, seed=1, precision=precision
+            cls=cls, make=make, batch=8, replicas=2, model=sync, seed=1, precision="bfloat16"
         )
         return train(trainer, 3)[1]
 
-    bound = 1e-12 if precision == "float64" else 1e-6
-    assert difference(run(ctl.recompute), run(lambda layer: layer)) < bound
+    assert difference(run(ctl.recompute), run(lambda layer: layer)) < 1e-6

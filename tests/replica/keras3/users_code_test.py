@@ -12,7 +12,7 @@ from tests.users_code.running import QUICK, assert_right, train
 @pytest.mark.parametrize(
     "row",
     [
-        pytest.param(row, marks=pytest.mark.long if i % 3 else [], id=row.name)
+        pytest.param(row, marks=pytest.mark.long if i % 6 else [], id=row.name)
         for i, row in enumerate(ROWS)
     ],
 )

@@ -43,19 +43,6 @@ def reference(query, key, value, bias=0.0, mask=True, scale=None):
     return outputs
 
 
-def test_two_queries_and_two_keys_by_hand():
-    query = np.log([[1.0, 3.0]]).reshape(1, 2, 1, 1)
-    key, value = (
-        np.array([0.0, 1.0]).reshape(1, 2, 1, 1),
-        np.array([10.0, 30.0]).reshape(1, 2, 1, 1),
-    )
-    # Logits log(1) * [0, 1] and log(3) * [0, 1]: weights 1/2, 1/2 and 1/4, 3/4.
-    outputs = ctl.dot_product_attention(query, key, value)
-    np.testing.assert_allclose(outputs.numpy().ravel(), [20.0, 25.0], atol=1e-12)
-    causal = ctl.dot_product_attention(query, key, value, is_causal=True)
-    np.testing.assert_allclose(causal.numpy().ravel(), [10.0, 25.0], atol=1e-12)
-
-
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -178,19 +165,19 @@ class OneHead(tf_keras.layers.Layer):
         return self.attention([x, x], use_causal_mask=True)
 
 
-def from_keras3(make):
+def from_keras3(*makers):
     def build():
         inputs = keras.Input([LENGTH, 3])
         x = keras.layers.Dense(WIDTH)(inputs)
-        for _ in range(2):
+        for make in makers:
             x = x + Keras3Part(make)(x)
         return keras.Model(inputs, x)
 
     return build
 
 
-def from_parts(make):
-    return lambda: Model(make)
+def from_parts(make, count=2):
+    return lambda: Model(make, count)
 
 
 @pytest.fixture
@@ -231,22 +218,23 @@ def count(text):
 
 
 @pytest.mark.parametrize(
-    ("make", "calls"),
+    ("make", "layers"),
     [
         pytest.param(from_parts(lambda: Part(causal)), 2, marks=pytest.mark.slow),
-        (from_parts(lambda: Own(is_causal=True, key_value_seq_lengths=[9, 9, 9, 9])), 2),
-        (from_keras3(lambda: keras.layers.MultiHeadAttention(2, 8)), 2),
-        pytest.param(
-            from_keras3(lambda: keras.layers.GroupQueryAttention(8, 4, 2)),
+        (from_parts(lambda: Own(is_causal=True, key_value_seq_lengths=[9, 9, 9, 9]), 1), 1),
+        (
+            from_keras3(
+                lambda: keras.layers.MultiHeadAttention(2, 8),
+                lambda: keras.layers.GroupQueryAttention(8, 4, 2),
+            ),
             2,
-            marks=pytest.mark.slow,
         ),
     ],
 )
 def test_a_compiled_step_has_one_forward_and_one_backward_kernel_per_layer(
-    gpu, caplog, make, calls
+    gpu, caplog, make, layers
 ):
-    assert count(program(make)) == (calls, calls, 0)
+    assert count(program(make)) == (layers, layers, 0)
     assert "combines rows" not in caplog.text  # the check of row coupling knows the operation
 
 
@@ -263,24 +251,29 @@ def test_micro_batches_and_float16_use_the_kernel_and_a_mask_is_a_bias(gpu):
     assert (forward, backward) == (4, 4) and "fmhaScaleBiasSoftmax" in text
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("make", "options"),
+    ("dtype", "length", "width", "mask", "obstacle"),
     [
-        (from_parts(lambda: Part(causal)), {"precision": "float32"}),
-        pytest.param(
-            from_parts(lambda: Part(causal)), {"fused_attention": "off"}, marks=pytest.mark.slow
-        ),
-        (from_parts(lambda: Part(causal, dropout=0.1)), {}),
-        (from_parts(lambda: Part(with_scores)), {}),
-        pytest.param(
-            from_parts(lambda: Part(padded)), {"length": LENGTH + 1}, marks=pytest.mark.slow
-        ),
-        (from_parts(lambda: Part(causal)), {"length": LENGTH // 2}),
+        (tf.bfloat16, LENGTH, 8, None, ""),
+        (tf.float16, LENGTH, 256, tf.ones([1, 1, 1, LENGTH], tf.bool), ""),
+        (tf.float32, LENGTH, 8, None, "float32: the kernel computes in bfloat16 and float16"),
+        (tf.bfloat16, LENGTH, 12, None, "12 numbers per head"),
+        (tf.bfloat16, LENGTH, 264, None, "264 numbers per head"),
+        (tf.bfloat16, LENGTH // 2, 8, None, "short sequences (256 x 256)"),
+        (tf.bfloat16, 513, 8, tf.ones([1, 1, 1, 513], tf.bool), "a mask or bias for an odd length"),
     ],
 )
-def test_other_attention_is_the_formula(gpu, make, options):
-    assert count(program(make, **options))[:2] == (0, 0)
+def test_kernel_computes_only_what_it_supports(gpu, dtype, length, width, mask, obstacle):
+    tensor = tf.zeros([1, length, 1, width], dtype)
+    each = attention.Attention(tensor, tensor, tensor, None, mask, 1.0, False)
+    result = attention._find_static_obstacle(each)
+    assert result.startswith(obstacle) and bool(result) == bool(obstacle)
+
+
+@pytest.mark.slow
+def test_dropout_and_returned_scores_are_the_formula(gpu):
+    makers = iter([lambda: Part(causal, dropout=0.1), lambda: Part(with_scores)])
+    assert count(program(from_parts(lambda: next(makers)())))[:2] == (0, 0)
 
 
 @pytest.mark.slow
@@ -382,43 +375,3 @@ def test_the_fields_of_the_call_are_those_of_the_installed_tensorflow():
     assert len(used) == 15
     # A version that lacks a field does not parse the call, so that the trial chooses the formula.
     assert missing == ({"max_seg_per_batch"} if tf.__version__.startswith("2.18") else set())
-
-
-class Lengths(Trainer):
-    """Attention of each row to its own number of keys, in float64."""
-
-    rows = 10
-
-    def build_model(self):
-        return Model(lambda: Own(is_causal=True), 1)
-
-    def build_dataset(self, split, input_context):
-        x = draw(0, [self.rows, 6, 3])
-        return ctl.data.arrays({"x": x, "label": x[..., 0], "length": np.arange(10) % 7})
-
-    def forward(self, batch, training):
-        for part in self.model.parts:
-            part.arguments = {"key_value_seq_lengths": batch["length"], "is_causal": True}
-        return self.model(batch["x"], training=training)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("replicas", "parts"),
-    [(2, 1), *(pytest.param(*each, marks=pytest.mark.slow) for each in [(4, 1), (1, 2)])],
-)
-def test_the_update_is_that_of_one_replica_on_uneven_and_empty_shares(replicas, parts):
-    weights = []
-    for count_, micro_batches in ((1, 1), (replicas, parts)):
-        tf_keras.utils.set_random_seed(1)
-        trainer = Lengths(
-            strategy=testing.make_strategy(count_),
-            global_batch_size=5,
-            optimizer=lambda: tf_keras.optimizers.Adam(1e-2),
-            options=ctl.TrainerOptions(precision="float64", micro_batches=micro_batches),
-        )
-        trainer.train(tf.constant(8))
-        weights.append([testing.copies(trainer.strategy, v) for v in trainer.model.variables])
-    for (one,), copies in zip(*weights, strict=True):
-        for copy in copies:
-            np.testing.assert_allclose(copy, one, rtol=0, atol=1e-10)

@@ -45,7 +45,8 @@ def test_every_example_is_collected_once_in_the_order_of_the_data(make, replicas
     assert len(SEEN) == 2 and outputs[0]["auc"] == outputs[1]["auc"]
     label = rows["label"] == 0
     assert outputs[0]["auc"] == (scores[label][:, None] > scores[~label]).mean()
-    assert {"loss", "accuracy", "examples"} < outputs[0].keys()
+    assert {"loss", "accuracy"} < outputs[0].keys()
+    assert int(outputs[0]["examples"]) == reference_model.EXAMPLES
 
 
 def evaluate(**body):

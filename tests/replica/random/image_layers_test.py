@@ -8,8 +8,6 @@ import tensorflow as tf
 from tensorflow.python.ops import stateless_random_ops
 import tf_keras
 
-import ctl
-from ctl import testing
 from ctl.replica import examples
 
 layers = tf_keras.layers
@@ -77,7 +75,7 @@ def compute(name, start, end, record=None):
 @pytest.mark.parametrize("name", LAYERS)
 def test_rows_are_those_of_the_global_batch_on_any_split(name):
     expected, numbers = compute(name, 0, ROWS)
-    parts = [compute(name, start, end)[0] for start, end in ((0, 4), (4, 5), (5, 7))]
+    parts = [compute(name, start, end)[0] for start, end in ((0, 1), (1, ROWS))]
     np.testing.assert_allclose(np.concatenate(parts), expected, atol=1e-4)
     assert len({number for drawn in numbers for number in drawn}) == ROWS * len(numbers)
 
@@ -102,42 +100,8 @@ def test_a_row_is_what_the_layer_of_tf_keras_makes_of_it_with_the_same_number(na
         np.testing.assert_allclose(outputs[row], original, atol=1e-3)
 
 
-class Augmented(ctl.StandardTrainer):
-    def build_model(self):
-        return tf_keras.Sequential(
-            [
-                layers.RandomFlip(),
-                layers.RandomCrop(3, 4),
-                layers.RandomContrast(0.4),
-                layers.Flatten(),
-                layers.Dense(2),
-            ]
-        )
-
-    def build_dataset(self, split, input_context):
-        return ctl.data.arrays({"image": IMAGES.astype(np.float64), "label": np.arange(ROWS) % 2})
-
-    def per_example_loss(self, batch, outputs):
-        return tf_keras.losses.sparse_categorical_crossentropy(batch["label"], outputs, True)
-
-
 def test_layers_do_nothing_random_in_an_evaluation():
     with examples(first_row=0, count=ROWS):
         for name, make in LAYERS.items():
             expected = make()(IMAGES, training=False)
             np.testing.assert_allclose(layer_of(name)(IMAGES, training=False), expected, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_training_with_the_layers_in_the_model_does_not_depend_on_the_split():
-    def train(replicas):
-        trainer = Augmented(
-            strategy=testing.make_strategy(replicas), global_batch_size=ROWS - 2,
-            optimizer=lambda: tf_keras.optimizers.SGD(1e-5),
-            options=ctl.TrainerOptions(precision="float64"),
-        )  # fmt: skip
-        trainer.train(tf.constant(10))
-        return trainer.model.get_weights()
-
-    for one, four in zip(train(1), train(4), strict=True):  # 2 + 2 + 1 + 0 rows
-        np.testing.assert_allclose(four, one, atol=1e-8)
