@@ -1,4 +1,4 @@
-"""The runs that several files compare with."""
+"""The experiment and the launcher of runs of several processes."""
 
 import json
 import os
@@ -9,11 +9,9 @@ from typing import ClassVar
 
 import pytest
 
-from ctl import launch, main
+from ctl import launch
 from ctl.hardware import child_process
-from tests.end_to_end.launching import flags
 from tests.support import experiments, fork_server
-from tests.support.experiments import read_result, read_weights
 
 
 @pytest.fixture(scope="module")
@@ -21,22 +19,6 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("small")
     experiments.write(folder, {"small.py": experiments.MNIST})
     return folder
-
-
-@pytest.fixture(scope="module")
-def one_replica(folder):
-    """Global batch size -> the weights and the result of training on one replica."""
-    runs = {}
-
-    def train(batch):
-        if batch not in runs:
-            name = f"one-{batch}"
-            size = f"--config.data.global_batch_size={batch}"
-            assert main.run(["ctl", *flags(folder, name, size)]) == 0
-            runs[batch] = read_weights(folder / name), read_result(folder / name)
-        return runs[batch]
-
-    return train
 
 
 class Fork(fork_server.Popen):

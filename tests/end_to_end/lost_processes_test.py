@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from tests.end_to_end.launching import check_same, launch
+from tests.end_to_end.launching import launch
 from tests.support.experiments import read_events, read_result
 
 
@@ -35,28 +35,6 @@ def test_signal_to_one_worker_saves_due_by_time_and_evaluations_interleave(folde
     step = read_result(workdir)["step"]
     assert events[-1] == ("stop", step)
     assert (workdir / f"checkpoints/ckpt-{step}.whole").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.parametrize("index", [0, 1])
-def test_a_killed_worker_is_reported_and_the_restarted_run_ends_with_the_same_weights(
-    folder, one_replica, run_launcher, index
-):
-    name = f"killed-{index}"
-    arguments = ["--config.train.checkpoint_interval=10", "--config.train.steps_per_loop=2"]
-    command = launch(folder, name, *arguments)
-    command[2:2] = ["--max_restarts=1"]
-    code, out, err = run_launcher(
-        command,
-        when=(folder / name / "checkpoints/ckpt-20.index").exists,
-        send=(index, signal.SIGKILL),
-    )
-    assert code == 0, out + err
-    assert f"worker {index} failed first (killed by SIGKILL)" in err
-    assert "Restarting them; 0 more restarts." in err
-    assert "Resumed from" in out
-    check_same(folder, name, one_replica, 24, same_loops=False)
 
 
 @pytest.mark.slow

@@ -1,13 +1,31 @@
 """The weights are the same with every strategy and any number of processes."""
 
+import numpy as np
 import pytest
 
 from ctl import main
-from tests.end_to_end.launching import check_same, flags, launch
-from tests.support.experiments import read_result
+from tests.end_to_end.launching import flags, launch
+from tests.support.experiments import read_result, read_weights
 
-BATCH = 25  # is not split evenly
-SIZE = f"--config.data.global_batch_size={BATCH}"
+SIZE = "--config.data.global_batch_size=25"  # is not split evenly
+
+
+@pytest.fixture(scope="module")
+def one_replica(folder):
+    """The weights and the result of training on one replica."""
+    assert main.run(["ctl", *flags(folder, "one", SIZE)]) == 0
+    return read_weights(folder / "one"), read_result(folder / "one")
+
+
+def check_same(run, one_replica):
+    expected, expected_result = one_replica
+    weights, result = read_weights(run), read_result(run)
+    assert weights.keys() == expected.keys()
+    for key, value in expected.items():
+        np.testing.assert_allclose(weights[key], value, rtol=0, atol=1e-10, err_msg=key)
+    assert result["eval"]["examples"] == expected_result["eval"]["examples"] == 203
+    for split in ("eval", "train"):
+        assert result[split]["loss"] == pytest.approx(expected_result[split]["loss"], abs=1e-9)
 
 
 @pytest.mark.slow
@@ -16,7 +34,7 @@ def test_fifty_steps_of_mnist_with_central_storage_are_those_of_one_replica(fold
     arguments = [f"--config.runtime.strategy={name}", "--config.runtime.logical_devices=2"]
     assert main.run(["ctl", *flags(folder, name, SIZE, *arguments)]) == 0
     assert read_result(folder / name)["replicas"] == 2
-    check_same(folder, name, one_replica, BATCH)
+    check_same(folder / name, one_replica)
 
 
 @pytest.mark.slow
@@ -29,7 +47,7 @@ def test_fifty_steps_of_mnist_in_three_processes_are_those_of_one_replica(
     ]  # fmt: skip
     code, out, err = run_launcher(launch(folder, name, SIZE, *arguments, workers=3))
     assert code == 0, out + err
-    check_same(folder, name, one_replica, BATCH)
+    check_same(folder / name, one_replica)
     # Only the chief writes.
     assert out.count("Done:") == 1
     assert {path.name for path in (folder / name).iterdir()} == {
