@@ -1,6 +1,7 @@
 """The packages of ctl import each other in one direction, also inside functions."""
 
 import ast
+import functools
 import graphlib
 import pathlib
 
@@ -45,6 +46,7 @@ FILES = sorted(
 )
 
 
+@functools.cache
 def imports(path: pathlib.Path) -> list[list[str]]:
     """The names that a module uses of others, divided at their dots.
 

@@ -119,31 +119,22 @@ def folder(tmp_path_factory):
     return folder
 
 
-# The others cover what these use.
-LONG = ("Indexed Job", "dynamic TFJob", "TFJob", "SkyPilot")
-LONG += ("SageMaker", "SageMaker, multi_worker_mirrored_strategy")
-
-
+# tests/hardware/engines has what each of the others sets.
 @pytest.mark.parametrize(
     "platform",
-    [pytest.param(p, marks=pytest.mark.long if p in LONG else ()) for p in PLATFORMS],
+    [pytest.param(p, marks=() if p == "Vertex AI" else pytest.mark.long) for p in PLATFORMS],
 )
 def test_platform_starts_a_run_with_the_bits_of_one_process(platform, folder):
     places = [PLATFORMS[platform](host) for host in range(2)]
     inherited = child.environment(TF_CPP_MIN_LOG_LEVEL="3")
     workdir = folder / platform
-    command = [sys.executable, "-m", "ctl.main", f"--config={folder / 'experiment.py'}"]
+    flags = [f"--config={folder / 'experiment.py'}", f"--workdir={workdir}"]
+    command = [sys.executable, "-m", "ctl.main", *flags]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     try:
         with Hosts(2, hostnames=places[0][0]) as hosts:
             workers = [
-                hosts.popen(
-                    i,
-                    [*command, f"--workdir={workdir}"],
-                    env=inherited | place[1],
-                    cwd=folder,
-                    **pipes,
-                )
+                hosts.popen(i, command, env=inherited | place[1], cwd=folder, **pipes)
                 for i, place in enumerate(places)
             ]
             outputs = [worker.communicate(timeout=300) for worker in workers]

@@ -17,12 +17,13 @@ from tests.support import child
 
 DEPLOY = child.ROOT / "deploy"
 MANIFESTS = {path.name: path for path in sorted((DEPLOY / "kubernetes").glob("*.yaml"))}
-CLUSTERS = ("multi-worker.yaml", "parameter-server.yaml")
+# Name -> the kinds of its tasks, in the order of their indexes.
+CLUSTERS = {
+    "multi-worker.yaml": ("worker", "worker"),
+    "parameter-server.yaml": ("chief", "worker", "worker", "ps"),
+}
 JOBS = (*CLUSTERS, "gpu.yaml", "tpu.yaml")
-OPERATORS = (
-    "jobset.yaml",
-    "tfjob.yaml",
-)  # their Jobs are resources of operators, not of Kubernetes
+OPERATORS = ("jobset.yaml", "tfjob.yaml")  # their Jobs are resources of operators
 # The oldest version that the manifests support, and the newest that the pinned validator knows.
 VERSIONS = ("1.31", "1.37")
 
@@ -150,13 +151,6 @@ def test_the_newest_tested_version_is_the_newest_of_the_validator():
     assert kubernetes_validate.latest_version() == f"{VERSIONS[-1]}.0"
 
 
-def test_the_multi_worker_cluster_is_the_documented_one():
-    assert cluster(environment("multi-worker.yaml")) == [
-        ("worker", "mnist-multi-worker-0.mnist-multi-worker:2222"),
-        ("worker", "mnist-multi-worker-1.mnist-multi-worker:2222"),
-    ]
-
-
 def test_resizing_stops_the_job_and_changes_all_numbers_together(tmp_path):
     # The commands change copies of the objects of the manifest, as the server would.
     (tmp_path / "kubectl").write_text('#!/bin/bash\nprintf "%s\\n" "$*" >> "$LOG"\n')
@@ -191,15 +185,6 @@ def test_number_that_resizing_cannot_use_is_rejected():
     assert done.returncode == 2 and "must be a whole number from 1" in done.stderr
 
 
-def test_the_parameter_server_cluster_is_the_documented_one():
-    assert cluster(environment("parameter-server.yaml")) == [
-        ("chief", "mnist-parameter-server-0.mnist-parameter-server:2222"),
-        ("worker", "mnist-parameter-server-1.mnist-parameter-server:2222"),
-        ("worker", "mnist-parameter-server-2.mnist-parameter-server:2222"),
-        ("ps", "mnist-parameter-server-3.mnist-parameter-server:2222"),
-    ]
-
-
 def test_pods_of_a_job_set_have_its_host_names():
     job_set, variables = documents("jobset.yaml")[-1], environment("jobset.yaml")
     (job,), name = job_set["spec"]["replicatedJobs"], job_set["metadata"]["name"]
@@ -230,41 +215,31 @@ def test_policy_and_labels_of_an_operators_pods_are_their_own(name):
     assert policy["metadata"]["labels"] == resource["metadata"]["labels"] == labels
 
 
-@pytest.mark.parametrize("name", CLUSTERS)
-def test_each_task_has_a_pod(name):
-    spec = document(name, "Job")["spec"]
-    assert spec["completionMode"] == "Indexed"
-    assert spec["completions"] == spec["parallelism"] == len(cluster(environment(name)))
-
-
-@pytest.mark.parametrize("name", CLUSTERS)
-def test_host_names_are_those_that_kubernetes_assigns(name):
+@pytest.mark.parametrize(("name", "kinds"), CLUSTERS.items())
+def test_each_task_has_a_pod_with_the_host_name_that_kubernetes_assigns(name, kinds):
     job, service = document(name, "Job"), document(name, "Service")
-    variables = environment(name)
-    assert variables["CTL_JOB"] == job["metadata"]["name"]
+    variables, title = environment(name), job["metadata"]["name"]
+    assert variables["CTL_JOB"] == title == f"mnist-{name.removesuffix('.yaml')}"
     assert variables["CTL_SERVICE"] == service["metadata"]["name"] == pod(name)["spec"]["subdomain"]
+    hosts = [f"{title}-{i}.{variables['CTL_SERVICE']}:2222" for i in range(len(kinds))]
+    assert cluster(variables) == list(zip(kinds, hosts, strict=True))
+    assert job["spec"]["completionMode"] == "Indexed"
+    assert job["spec"]["completions"] == job["spec"]["parallelism"] == len(kinds)
+    assert job["spec"]["successPolicy"]["rules"] == [{"succeededIndexes": "0"}]  # the chief
     assert service["spec"]["clusterIP"] == "None"
     assert service["spec"]["publishNotReadyAddresses"] is True
     ports = (*service["spec"]["ports"], *container(name)["ports"])
     assert {p.get("port", p.get("containerPort")) for p in ports} == {int(variables["CTL_PORT"])}
-
-
-@pytest.mark.parametrize("name", CLUSTERS)
-def test_services_and_policies_select_the_pods_of_their_own_job(name):
     labels = pod(name)["metadata"]["labels"]
     policy = document(name, "NetworkPolicy")["spec"]
-    assert document(name, "Service")["spec"]["selector"] == labels
-    assert policy["podSelector"]["matchLabels"] == labels
+    assert service["spec"]["selector"] == policy["podSelector"]["matchLabels"] == labels
     assert policy["ingress"] == [{"from": [{"podSelector": {"matchLabels": labels}}]}]
 
 
 def test_no_two_jobs_share_labels_or_a_workdir():
-    assert len({str(pod(name)["metadata"]["labels"]) for name in (*JOBS, *OPERATORS)}) == len(
-        JOBS + OPERATORS
-    )
-    assert len({container(name)["command"][-1] for name in (*JOBS, *OPERATORS)}) == len(
-        JOBS + OPERATORS
-    )
+    names = JOBS + OPERATORS
+    assert len({str(pod(name)["metadata"]["labels"]) for name in names}) == len(names)
+    assert len({container(name)["command"][-1] for name in names}) == len(names)
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -322,20 +297,6 @@ def test_exit_codes_have_rules_and_that_of_a_user_error_comes_first(name):
     assert document(name, "Job")["spec"]["podReplacementPolicy"] == "Failed"
 
 
-@pytest.mark.parametrize("name", CLUSTERS)
-def test_the_job_succeeds_when_the_chief_does(name):
-    rules = document(name, "Job")["spec"]["successPolicy"]["rules"]
-    assert rules == [{"succeededIndexes": "0"}]
-
-
-@pytest.mark.parametrize("name", (*JOBS, *OPERATORS))
-def test_a_stopped_pod_receives_the_signal_and_has_time_to_save(name):
-    spec = pod(name)["spec"]
-    assert spec["terminationGracePeriodSeconds"] >= 120
-    assert spec["shareProcessNamespace"] is True
-    assert container(name)["command"][0] == "python"  # a shell would not forward the signal
-
-
 @pytest.mark.parametrize(
     ("name", "experiment"),
     [
@@ -349,7 +310,7 @@ def test_a_stopped_pod_receives_the_signal_and_has_time_to_save(name):
 )
 def test_the_command_runs_the_program_with_a_workdir_on_the_shared_volume(name, experiment):
     *program, config, workdir = container(name)["command"]
-    assert program == ["python", "-m", "ctl.main"]
+    assert program == ["python", "-m", "ctl.main"]  # a shell would not forward a signal
     assert config == f"--config=experiments/{experiment}.py"
     assert re.fullmatch(r"--workdir=/runs/[\w-]+", workdir)
     mounts = {m["mountPath"]: m["name"] for m in container(name)["volumeMounts"]}
@@ -362,8 +323,10 @@ def test_the_command_runs_the_program_with_a_workdir_on_the_shared_volume(name, 
 
 
 @pytest.mark.parametrize("name", (*JOBS, *OPERATORS))
-def test_pods_have_the_least_privileges(name):
+def test_pods_have_time_to_save_and_the_least_privileges(name):
     spec, only = pod(name)["spec"], container(name)
+    assert spec["terminationGracePeriodSeconds"] >= 120
+    assert spec["shareProcessNamespace"] is True
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert only["securityContext"]["allowPrivilegeEscalation"] is False
     assert only["securityContext"]["capabilities"] == {"drop": ["ALL"]}
@@ -375,24 +338,18 @@ def test_pods_have_the_least_privileges(name):
         assert environment(name)["HOME"] in {m["mountPath"] for m in only["volumeMounts"]}
 
 
-def test_the_dockerfile_builds_the_images():
+def test_the_dockerfile_builds_the_images_with_the_user_of_the_pods():
     dockerfile = (DEPLOY / "Dockerfile").read_text()
     images = set(re.findall(r"^#   docker build .*-t (\S+)", dockerfile, re.MULTILINE))
     assert {container(name)["image"] for name in JOBS} <= images
     assert {image.split("-")[0] for image in images} == {f"ctl:{ctl.__version__}"}
-
-
-def test_the_user_of_the_dockerfile_is_the_user_of_the_pods():
-    user = re.search(r"^USER (\d+):(\d+)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
+    (user,) = re.findall(r"^USER (\d+):(\d+)$", dockerfile, re.MULTILINE)
     for name in JOBS:
         context = pod(name)["spec"]["securityContext"]
-        assert (context["runAsUser"], context["runAsGroup"]) == (int(user[1]), int(user[2]))
-
-
-def test_the_dockerfiles_extras_exist():
-    dockerfile, project = DEPLOY / "Dockerfile", (child.ROOT / "pyproject.toml").read_text()
+        assert (context["runAsUser"], context["runAsGroup"]) == tuple(map(int, user))
+    project = (child.ROOT / "pyproject.toml").read_text()
     extras = project.split("[project.optional-dependencies]")[1].split("\n[")[0]
-    for extra in set(re.findall(r"EXTRA=(\w+)", dockerfile.read_text())):
+    for extra in set(re.findall(r"EXTRA=(\w+)", dockerfile)):
         assert re.search(rf"^{extra} = \[", extras, re.MULTILINE), extra
 
 

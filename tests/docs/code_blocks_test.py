@@ -47,7 +47,9 @@ def test_every_page_with_code_is_run_by_a_test():
     assert unknown == set()
 
 
-@pytest.mark.parametrize("page", ["data", "evaluation", "update"])
+@pytest.mark.parametrize(
+    "page", ["data", "evaluation", pytest.param("update", marks=pytest.mark.slow)]
+)
 def test_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     run(page, WORKDIR=tmp_path)

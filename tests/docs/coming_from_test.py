@@ -197,12 +197,11 @@ def few_rows_in_float64(monkeypatch):
 
 
 def assert_trains_as_one_device(train):
-    """6 rows on 4 replicas are 2 + 2 + 2 + 0 or 2 + 2 + 1 + 1, and the last 3 are 1 + 1 + 1 + 0."""
-    results = [train(replicas).get_weights() for replicas in (1, 2, 4)]
-    assert np.abs(results[0][0]).max() > 0
-    for other in results[1:]:
-        for value, expected in zip(other, results[0], strict=True):
-            np.testing.assert_allclose(value, expected, rtol=0, atol=1e-10)
+    """The last 3 rows are 2 + 1; tests/step_test.py has more splits of `ctl.Step`."""
+    one, two = (train(replicas).get_weights() for replicas in (1, 2))
+    assert np.abs(one[0]).max() > 0
+    for value, expected in zip(two, one, strict=True):
+        np.testing.assert_allclose(value, expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.slow

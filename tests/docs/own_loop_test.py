@@ -55,12 +55,11 @@ def train_loader(names, strategy):
 
 @pytest.mark.slow
 def test_loop_over_a_data_loader_computes_the_update_of_one_device(page, float64):
-    one, *others = (
-        np.concatenate([v.numpy().ravel() for v in train_loader(page, make(replicas)).weights])
-        for replicas, make in ((1, testing.make_strategy), (4, testing.make_strategy))
+    one, two = (
+        np.concatenate([v.numpy().ravel() for v in train_loader(page, strategy).weights])
+        for strategy in map(testing.make_strategy, (1, 2))
     )
-    for other in others:
-        np.testing.assert_allclose(other, one, atol=1e-12)
+    np.testing.assert_allclose(two, one, atol=1e-12)
 
 
 def test_evaluation_of_the_page_has_every_example(page):

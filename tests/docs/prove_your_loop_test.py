@@ -17,9 +17,11 @@ FIRST = blocks(TEXT.partition("## What is compared")[0])
 FINDINGS = dict(re.findall(r"^### ([^\n]*)\n(.*?)(?=^##)", TEXT, re.MULTILINE | re.DOTALL))
 
 
-def run(*replaced):
+def run(*replaced, options=""):
     names = {}
-    code = "\n\n".join([FIRST[1], *replaced, FIRST[0]])
+    code = "\n\n".join(
+        [FIRST[1], *replaced, FIRST[0].replace("(x, label))", f"(x, label){options})")]
+    )
     exec(compile(code, "docs/prove-your-loop.md", "exec"), names)
     names["test_my_loop"]()
 
@@ -28,6 +30,9 @@ def run(*replaced):
 def test_the_first_example_has_five_lines_and_passes():
     assert len([line for line in FIRST[0].splitlines() if line]) <= 5
     run()
+
+
+TWO = ", replicas=(1, 2), batch_sizes=(8, 5)"  # the messages are about two replicas
 
 
 @pytest.mark.slow
@@ -39,14 +44,17 @@ def test_finding_is_reported_and_its_fix_passes(finding):
     )
     parts = [" ".join(part.split()) for part in " ".join(shown).split("...")]
     with pytest.raises(AssertionError) as error:
-        run(mistake)
+        run(mistake, options=TWO)
     assert all(part.strip() in " ".join(str(error.value).split()) for part in parts)
     if fix:
-        run(*fix)
+        run(*fix, options=TWO)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["custom training tutorial, Keras 2", "`fit`, Keras 2"])
+@pytest.mark.parametrize(
+    "name",
+    ["custom training tutorial, Keras 2", pytest.param("`fit`, Keras 2", marks=pytest.mark.long)],
+)
 def test_rows_of_the_table_are_those_that_the_command_prints(name):
     testing.split_cpu(4)
     assert len(TABLE) == len(tutorials.programs())

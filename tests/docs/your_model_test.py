@@ -34,6 +34,16 @@ assert set(TITLES) > LONGER
 SLOW = pytest.mark.slow
 
 
+@functools.cache
+def example(most):
+    """The names of the example, whose `run` trains a class once."""
+    names = {}
+    exec(compile(SECTIONS[EXAMPLE][0], "the example", "exec"), names)
+    run = functools.cache(names["run"])
+    names["run"] = lambda cls, count, *optimizer: run(cls, min(count, most), *optimizer)
+    return names
+
+
 @pytest.mark.parametrize(
     ("title", "most"),
     [
@@ -46,11 +56,9 @@ SLOW = pytest.mark.slow
 )
 def test_section_runs(title, most, monkeypatch):
     """Runs the example and one section, with at most this many replicas instead of 4."""
-    names, make = {}, ctl.testing.make_strategy
+    make = ctl.testing.make_strategy
     monkeypatch.setattr(ctl.testing, "make_strategy", lambda count: make(min(count, most)))
-    exec(compile(SECTIONS[EXAMPLE][0], "the example", "exec"), names)
-    run = functools.cache(names["run"])
-    names["run"] = lambda cls, count, *optimizer: run(cls, min(count, most), *optimizer)
+    names = dict(example(most))
     earlier = ["loss: Metrics"] if title == "loss: Other outputs, labels or weights" else []
     code = [block for other in [*earlier, title] for block in SECTIONS[other]]
     exec(compile("\n\n".join(code), f"docs, {title}", "exec"), names)

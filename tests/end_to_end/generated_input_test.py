@@ -346,16 +346,3 @@ LONG = [pytest.mark.slow, pytest.mark.long]
 )
 def test_input_is_used_as_it_is_or_rejected_in_one_line(kind, count):
     explore(*KINDS[kind], count=count)
-
-
-def fail(values):
-    if any(isinstance(value, int | float) and value < -1 for value in values.values()):
-        raise TypeError("a value is negative")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("check_values", [fail, lambda values: None])
-def test_a_bug_is_found(monkeypatch, check_values):
-    monkeypatch.setattr("ctl.configs.keys.check_values", check_values)
-    with pytest.raises((TypeError, ValueError, AssertionError)):
-        explore(*KINDS["command line"], count=0.2)

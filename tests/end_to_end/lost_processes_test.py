@@ -1,68 +1,11 @@
 """What a signal, a killed process and a user error cause in a run of several processes."""
 
-import json
-import os
 import signal
-import time
 
 import pytest
 
-from tests.end_to_end.launching import check_same, launch
-from tests.support import child
+from tests.end_to_end.launching import launch
 from tests.support.experiments import read_events, read_result
-
-
-def running_tasks(workdir):
-    """Process id -> (type, index) in TF_CONFIG, of the running processes of a workdir."""
-    tasks = {}
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{pid}/cmdline") as file:
-                command = file.read()
-            with open(f"/proc/{pid}/environ") as file:
-                environment = dict(e.partition("=")[::2] for e in file.read().split("\0"))
-        except OSError:
-            continue
-        if str(workdir) in command and "ctl.main" in command and "TF_CONFIG" in environment:
-            task = json.loads(environment["TF_CONFIG"])["task"]
-            tasks[int(pid)] = (task["type"], task["index"])
-    return tasks
-
-
-def send_signal(workdir, task, number):
-    (pid,) = [pid for pid, running in running_tasks(workdir).items() if running == task]
-    os.kill(pid, number)
-
-
-def wait_for(launcher, condition):
-    """Waits until a condition holds; fails if the launcher ends before."""
-    deadline = time.monotonic() + 200
-    while not condition():
-        assert launcher.poll() is None, launcher.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-@pytest.mark.slow
-def test_signal_to_one_worker_saves_due_by_time_and_evaluations_interleave(folder):
-    """The clock that decides is the chief's, the signal is only the other worker's."""
-    workdir = folder / "interleaved"
-    arguments = [
-        "--config.train.steps=1000000", "--config.train.steps_per_loop=2",
-        "--config.train.checkpoint_interval=0.05 seconds", "--config.eval.interval=6",
-        "--config.eval.global_batch_size=4",  # 51 batches, so that evaluations check for a stop, too
-    ]  # fmt: skip
-    with child.start(launch(folder, "interleaved", *arguments)) as launcher:
-        wait_for(launcher, lambda: min(count(workdir, "eval"), count(workdir, "checkpoint")) > 1)
-        send_signal(workdir, ("worker", 1), signal.SIGTERM)
-        out, err = launcher.communicate(timeout=120)
-    assert launcher.returncode == 75, out + err
-    events = read_events(workdir)
-    evaluated = [step for name, step in events if name == "eval"]
-    assert evaluated == list(range(6, evaluated[-1] + 1, 6))
-    step = read_result(workdir)["step"]
-    assert events[-1] == ("stop", step)
-    assert (workdir / f"checkpoints/ckpt-{step}.whole").exists()
 
 
 def count(workdir, event):
@@ -72,48 +15,50 @@ def count(workdir, event):
 
 
 @pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.parametrize("index", [0, 1])
-def test_a_killed_worker_is_reported_and_the_restarted_run_ends_with_the_same_weights(
-    folder, one_replica, index
-):
-    name = f"killed-{index}"
-    arguments = ["--config.train.checkpoint_interval=10", "--config.train.steps_per_loop=2"]
-    command = launch(folder, name, *arguments)
-    command[2:2] = ["--max_restarts=1"]
-    with child.start(command) as launcher:
-        wait_for(launcher, (folder / name / "checkpoints/ckpt-20.index").exists)
-        send_signal(folder / name, ("worker", index), signal.SIGKILL)
-        out, err = launcher.communicate(timeout=240)
-    assert launcher.returncode == 0, out + err
-    assert f"worker {index} failed first (killed by SIGKILL)" in err
-    assert "Restarting them; 0 more restarts." in err
-    assert "Resumed from" in out
-    check_same(folder, name, one_replica, 24, same_loops=False)
+def test_signal_to_one_worker_saves_due_by_time_and_evaluations_interleave(folder, run_launcher):
+    """The clock that decides is the chief's, the signal is only the other worker's."""
+    workdir = folder / "interleaved"
+    arguments = [
+        "--config.train.steps=1000000", "--config.train.steps_per_loop=2",
+        "--config.train.checkpoint_interval=0.05 seconds", "--config.eval.interval=6",
+        "--config.eval.global_batch_size=4",  # 51 batches, so that evaluations check for a stop, too
+    ]  # fmt: skip
+    code, out, err = run_launcher(
+        launch(folder, "interleaved", *arguments),
+        when=lambda: min(count(workdir, "eval"), count(workdir, "checkpoint")) > 1,
+        send=(1, signal.SIGTERM),
+    )
+    assert code == 75, out + err
+    events = read_events(workdir)
+    evaluated = [step for name, step in events if name == "eval"]
+    assert evaluated == list(range(6, evaluated[-1] + 1, 6))
+    step = read_result(workdir)["step"]
+    assert events[-1] == ("stop", step)
+    assert (workdir / f"checkpoints/ckpt-{step}.whole").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_parameter_servers_continue_without_a_killed_worker(folder):
+def test_parameter_servers_continue_without_a_killed_worker(folder, run_launcher):
     arguments = [
         "--config.runtime.precision=float32", "--config.train.steps=300",
         "--config.train.checkpoint_interval=50", "--config.train.steps_per_loop=50",
     ]  # fmt: skip
-    command = launch(folder, "ps-killed", *arguments, servers=1)
-    with child.start(command) as launcher:
-        wait_for(launcher, (folder / "ps-killed" / "checkpoints/ckpt-50.index").exists)
-        send_signal(folder / "ps-killed", ("worker", 1), signal.SIGKILL)
-        out, err = launcher.communicate(timeout=240)
-    assert launcher.returncode == 0, out + err
+    code, out, err = run_launcher(
+        launch(folder, "ps-killed", *arguments, servers=1),
+        when=(folder / "ps-killed/checkpoints/ckpt-50.index").exists,
+        send=(1, signal.SIGKILL),
+    )
+    assert code == 0, out + err
     assert "Updates are asynchronous" in out
     result = read_result(folder / "ps-killed")
     assert 300 <= result["step"] <= 310
     assert result["eval"]["examples"] == 203 and result["eval"]["accuracy"] > 0.9
 
 
-def test_a_user_error_is_reported_and_ends_all_processes(folder):
-    done = child.run(launch(folder, "wrong", "--config.train.stpes=5"))
-    assert done.returncode == 2
-    assert "did you mean train.steps" in done.stdout
-    assert done.stderr.count("failed first (exit code 2)") == 1
+def test_a_user_error_is_reported_and_ends_all_processes(folder, run_launcher):
+    code, out, err = run_launcher(launch(folder, "wrong", "--config.train.stpes=5"))
+    assert code == 2
+    assert "did you mean train.steps" in out
+    assert err.count("failed first (exit code 2)") == 1
     assert not (folder / "wrong").exists()

@@ -125,8 +125,6 @@ COMMAND_LINES = r"""
     There is no config key train.stps: did you mean train.steps?
 --config.lr=5
     There is no config key lr: did you mean optimizer.learning_rate?
---config.learning_rate=0.1
-    There is no config key learning_rate: did you mean optimizer.learning_rate?
 --config.optimizer.global_batch_size=5
     There is no config key optimizer.global_batch_size: did you mean data.global_batch_size or
     eval.global_batch_size?
@@ -198,8 +196,6 @@ COMMAND_LINES = r"""
 --config.optimizer.momentum=0.9
     optimizer.momentum is 0.9, but has no effect with optimizer.name=adam: set it to 0, or choose
     optimizer.name=sgd.
---config.optimizer.name=nadam
-    optimizer.name is 'nadam': did you mean adam?
 --config.optimizer.ema_decay=0.9 --config.runtime.cluster.shard_mib=1
     optimizer.ema_decay averages complete variables, which another number of parameter servers could
     not restore from shards: set runtime.cluster.shard_mib=0, or optimizer.ema_decay=0.
@@ -269,8 +265,6 @@ epochs=3
     'epochs=3' is not a flag: did you mean --config.train.steps="3 epochs"?
 export
     runs/exp holds no run: train first, or name its --workdir.
---config.runtime.precision=fp16
-    runtime.precision is 'fp16': did you mean float16?
 --fresh=maybe
     --fresh is 'maybe', but must be true or false.
 --nofresh=3
@@ -290,8 +284,6 @@ WITHOUT_CONFIG = r"""
     No experiment is named: add its file, such as experiments/mnist.py; see --help.
 --config
     --config has no value: write --config=FILE.
---config=
-    --config has no value: write --config=FILE.
 --config --mode=eval
     --config has no value: write --config=FILE.
 --mode=devices --workdir=old
@@ -306,9 +298,6 @@ WITHOUT_CONFIG = r"""
     get_config() of exp.py takes no argument: remove :big.
 --mode=devices --config.model.units=5
     There is no config key model.units: this experiment sets no keys there.
---mode=devices --config.runtime.strategy=one_device --config.runtime.logical_devices=4
-    runtime.logical_devices is 4, but runtime.strategy=one_device uses one device: set
-    runtime.logical_devices=0, or choose runtime.strategy=mirrored.
 """
 
 # Arguments of ctl.config(...) in bad.py.
@@ -352,13 +341,6 @@ config.train.stps = 5
     bad.py:5: There is no config key train.stps: did you mean train.steps?
 config.trian.steps = 5
     bad.py:5: There is no config key trian: did you mean train?
-train = config.train; train.stps = 5
-    bad.py:5: There is no config key train.stps: did you mean train.steps?
-config.optimizer.clip.nrom = 1.0
-    bad.py:5: There is no config key optimizer.clip.nrom: did you mean optimizer.clip.norm?
-config.model.how = 5
-    bad.py:5: There is no config key model.how: the config is locked, so add the key in
-    ctl.config(model=dict(how=...)).
 config.unlock().foo = 5
     There is no config key foo: expected one of <SECTIONS>.
 config.train = dict(steps=5)
@@ -368,8 +350,6 @@ config.train.steps = '5'
     train.steps is '5', <DURATION>
 config.train = 5
     bad.py:5: train is 5, but must be a section.
-config.seed = dict(a=1)
-    bad.py:5: seed is a section, but must be an integer.
 from ml_collections import config_dict as d; config.unlock().model.x = d.required_placeholder(int)
     get_config() of bad.py returned a required_placeholder: replace it by a value.
 """
@@ -398,11 +378,6 @@ OTHERS = {
         "bad.py:5: There is no config key model.head.size: the config is locked, so add the key in "
         "ctl.config(model=dict(head=dict(size=...))).",
         "model=dict(head=dict(units=3))",
-    ),
-    "model key set that is similar to one": in_body(
-        "config.model.unit = 5",
-        "bad.py:5: There is no config key model.unit: did you mean model.units?",
-        "model=dict(units=3)",
     ),
     "early stopping by time": command_line(
         "--config.eval.interval=5minutes --config.train.best.metric=eval/loss "
@@ -454,10 +429,6 @@ OTHERS = {
         "--workdir=/proc/run",
         "--workdir=/proc/run cannot be written (No such file or directory): name another folder.",
     ),
-    "workdir with too long a name": command_line(
-        f"--workdir={'x' * 300}",
-        f"--workdir={'x' * 300} cannot be written (File name too long): name another folder.",
-    ),
     "workdir of a dry run in object storage": command_line(
         "--workdir=gs://bucket/run --dry_run",
         f"The --workdir of a sweep or a dry run is gs://bucket/run, {NO_URL}",
@@ -491,10 +462,6 @@ UNREADABLE = "The config file cannot be read: bad.py:"
 FILES = {
     "import ctl\n\ndef get_config(:\n": f"{UNREADABLE}3: SyntaxError: invalid syntax",
     "import nowhere\n": f"{UNREADABLE}1: ModuleNotFoundError: No module named 'nowhere'",
-    "x = 1 / 0\n": f"{UNREADABLE}1: ZeroDivisionError: division by zero",
-    "open('nowhere')\n": (
-        f"{UNREADABLE}1: FileNotFoundError: [Errno 2] No such file or directory: 'nowhere'"
-    ),
     "raise SystemExit(0)\n": f"{UNREADABLE}1: SystemExit: 0",
     "get_config = 3\n": "bad.py has no get_config(): define one that returns ctl.config(...).",
     "import json\ndef get_config():\n    return json.loads('')\n": (
@@ -513,7 +480,6 @@ FILES = {
 # The body of get_config() -> the message.
 FUNCTIONS = {
     "return 1 + 'x'": f"{FAILS}TypeError: unsupported operand type(s) for +: 'int' and 'str'",
-    "open('nowhere')": f"{FAILS}FileNotFoundError: [Errno 2] No such file or directory: 'nowhere'",
     "raise RuntimeError('one\\ntwo')": f"{FAILS}RuntimeError: one",
     "exit(3)": f"{FAILS}SystemExit: 3",
     "return dict(train=dict(steps=5))": f"{RETURNED}a dict: return the result of ctl.config(...).",
@@ -546,11 +512,6 @@ WITH_TENSORFLOW = {
         "--config=exp.py --config.trainer=sub/net.py:Net",
         "The trainer cannot be imported: sub/layers.py:3: NameError: name 'oops' is not defined",
         {"sub/net.py": "import layers\nclass Net: pass\n", "sub/layers.py": "\n\noops\n"},
-    ),
-    "trainer's package raises": Mistake(
-        "--config=exp.py --config.trainer=package.net:Net",
-        "The trainer cannot be imported: package/net.py:1: NameError: name 'oops' is not defined",
-        {"package/__init__.py": "", "package/net.py": "oops\n"},
     ),
     "trainer's module has no such class": Mistake(
         "--config=exp.py --config.trainer=other.net:Ned",

@@ -78,9 +78,8 @@ def test_short_stop_costs_its_time_and_a_long_one_ends_the_run_which_resumes_wit
     hosts.cut(1)
     cut = time.monotonic()
     outputs = [process.communicate(timeout=240) for process in processes]
-    assert time.monotonic() - cut < HEARTBEAT + 60, (
-        outputs
-    )  # ending takes seconds, on a busy machine more
+    # Ending takes seconds, on a busy machine more.
+    assert time.monotonic() - cut < HEARTBEAT + 60, outputs
     step = last_step(tmp_path)
     assert step < STEPS, outputs
     for i, (process, (_, err)) in enumerate(zip(processes, outputs, strict=True)):
@@ -95,13 +94,9 @@ def test_short_stop_costs_its_time_and_a_long_one_ends_the_run_which_resumes_wit
     assert "Resumed from" in outputs[0][0]
 
     undisturbed = tmp_path / "undisturbed"
-    command = [
-        "ctl",
-        f"--config={tmp_path / 'experiment.py'}",
-        f"--workdir={undisturbed}",
-        *flags(),
-    ]
-    assert main.run([*command, "--config.runtime.logical_devices=2"]) == 0
+    config, workdir = f"--config={tmp_path / 'experiment.py'}", f"--workdir={undisturbed}"
+    replicas = "--config.runtime.logical_devices=2"
+    assert main.run(["ctl", config, workdir, *flags(), replicas]) == 0
     expected, weights = (experiments.read_weights(f) for f in (undisturbed, tmp_path / "run"))
     assert expected.keys() == weights.keys()
     for name, value in expected.items():

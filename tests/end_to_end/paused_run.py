@@ -5,7 +5,8 @@ import time
 
 import numpy as np
 
-from tests.support import child, experiments
+from ctl import main
+from tests.support import experiments
 
 CONFIG = "experiments/mnist_multi_worker.py"
 # Both workers wait at step 15, between two checkpoints, as long as there is a file `pause`.
@@ -42,7 +43,7 @@ class Folder:
 
     Attributes:
         path: the folder.
-        expected: the weights of the run that ctl.launch has started and nothing has disturbed.
+        expected: the weights of an undisturbed run of two replicas in one process.
     """
 
     def __init__(self, path):
@@ -53,9 +54,9 @@ class Folder:
             text = text.replace(old, new)
         experiments.write(path, {CONFIG: text, "experiments/mnist.py": text})
         (path / ".venv").symlink_to(sys.prefix)
-        command = ["-m", "ctl.launch", "--workers=2", "--", CONFIG, "--workdir=runs/expected"]
-        done = child.run(command, cwd=path)
-        assert done.returncode == 0, done.stderr
+        config, workdir = f"--config={path / CONFIG}", f"--workdir={path / 'runs/expected'}"
+        replicas = ["--config.runtime.strategy=mirrored", "--config.runtime.logical_devices=2"]
+        assert main.run(["ctl", config, workdir, *replicas]) == 0
         self.expected = experiments.read_weights(path / "runs/expected")
 
     def pause(self):

@@ -39,27 +39,18 @@ def run(*arguments):
     return Printed(code, out.getvalue(), err.getvalue())
 
 
-def run_in(folder, *arguments):
-    """Runs the program in a new folder with the experiment."""
+@pytest.fixture(scope="module")
+def complete_run(tmp_path_factory):
+    """The folder of a complete run of 30 steps, and what it printed; not to be changed.
+
+    The wall clock goes back by an hour at each reading, so that no duration may depend on it.
+    """
+    folder, now = tmp_path_factory.mktemp("complete"), iter(range(10**9, 0, -3600))
     experiments.write(folder, {"experiment.py": experiments.DROPOUT})
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        return run(*arguments)
-
-
-@pytest.fixture(scope="module")
-def complete_run(tmp_path_factory):
-    """The folder of a complete run of 30 steps, and what it printed; not to be changed."""
-    folder = tmp_path_factory.mktemp("complete")
-    return folder, run_in(folder)
-
-
-@pytest.fixture(scope="module")
-def short_run(tmp_path_factory):
-    """The folder of a run of 10 steps; not to be changed."""
-    folder = tmp_path_factory.mktemp("short")
-    assert run_in(folder, "--config.train.steps=10").code == 0
-    return folder
+        patch.setattr(time, "time", lambda: float(next(now)))
+        return folder, run()
 
 
 @pytest.fixture
@@ -90,7 +81,9 @@ def test_a_run_writes_its_workdir(complete_run, monkeypatch):
     assert result["step"] == 30
     assert result["eval"]["examples"] == 50
     assert set(result["eval"]) == {"loss", "accuracy", "examples"}
-    assert result["examples_per_second"] > 0 and result["seconds"] > 0
+    assert 0 < result["seconds"] < 1_000 and 0 < result["examples_per_second"] < 1e6
+    left = re.findall(r"\| ([^|]*) left", printed.out)  # with the wall clock: hours, or negative
+    assert all(re.fullmatch(r"\d+ s|\d+ min \d+ s", text) for text in left), left
     assert (result["strategy"], result["replicas"]) == ("one_device", 1)
     assert result["versions"]["tensorflow"] == tf.__version__
     config = json.loads((WORKDIR / "config.json").read_text())
@@ -103,21 +96,6 @@ def test_a_run_writes_its_workdir(complete_run, monkeypatch):
     folders = {path for path in summaries.iterdir() if path.is_dir()}
     assert folders == {summaries / "train", summaries / "eval"}
     assert len(list(summaries.glob("events*"))) == 1  # the config and the hparams
-
-
-@pytest.mark.slow
-def test_durations_do_not_depend_on_the_wall_clock(folder, monkeypatch):
-    now = iter(range(10**9, 0, -3600))
-    monkeypatch.setattr(time, "time", lambda: float(next(now)))  # an hour back at each reading
-    start = time.monotonic()
-    printed = run()
-    seconds = time.monotonic() - start
-    assert printed.code == 0
-    left = re.findall(r"\| ([^|]*) left", printed.out)  # with the wall clock: hours, or negative
-    assert all(re.fullmatch(r"\d+ s|\d+ min \d+ s", text) for text in left), left
-    result = read_result(WORKDIR)
-    assert 0 < result["seconds"] < seconds
-    assert 25 * 7 / seconds < result["examples_per_second"] < 1e6
 
 
 def test_a_complete_run_is_left_alone_and_can_be_extended(folder, complete_run):
@@ -143,25 +121,6 @@ def test_fresh_moves_the_old_run_aside_and_starts_from_scratch(folder, complete_
     check_same(WORKDIR, aside, 30)
 
 
-@pytest.mark.slow
-def test_an_allowed_change_of_the_learning_rate_has_an_effect(folder, short_run, complete_run):
-    copy_run(complete_run[0], "same")
-    copy_run(short_run, "changed")
-    change = ("--config.optimizer.learning_rate=0.5", "--allow_config_change")
-    printed = run("--config.train.steps=20", "--workdir=changed", *change)
-    assert printed.code == 0
-    assert "Changed since the run was started: optimizer.learning_rate" in printed.out
-    same, changed = read_weights("same", 20), read_weights("changed", 20)
-    assert max(np.abs(same[name] - changed[name]).max() for name in same) > 0.1
-
-
-def test_a_per_replica_batch_size_is_resolved_before_the_configs_are_compared(folder, short_run):
-    copy_run(short_run)
-    sizes = ("--config.data.global_batch_size=0", "--config.data.per_replica_batch_size=7")
-    printed = run("--config.train.steps=20", f"--workdir={WORKDIR}", *sizes)
-    assert printed.code == 0 and "Resumed" in printed.out
-
-
 def test_mode_train_does_not_evaluate_and_mode_eval_only_evaluates(folder):
     printed = run("--mode=train")
     assert printed.code == 0 and "eval" not in printed.out.replace("--mode=eval", "")
@@ -171,19 +130,6 @@ def test_mode_train_does_not_evaluate_and_mode_eval_only_evaluates(folder):
     result = read_result(WORKDIR)
     assert result["eval"]["examples"] == 50 and result["train"]["loss"] > 0
     check_same(WORKDIR, "trained", 30)
-
-
-@pytest.mark.slow
-def test_replicas_and_micro_batches_may_change_in_the_middle_of_a_run(folder):
-    flags = ("--config.runtime.precision=float64", "--mode=train")
-    twenty = ("--config.train.steps=20", *flags)
-    run("--config.train.steps=10", *flags, "--workdir=unchanged")
-    shutil.copytree("unchanged", "changed")
-    run(*twenty, "--workdir=unchanged")
-    replicas = ("--config.runtime.strategy=mirrored", "--config.runtime.devices=['CPU:0','CPU:1']")
-    accumulation = "--config.optimizer.micro_batches=2"
-    assert run(*twenty, "--workdir=changed", *replicas, accumulation).code == 0
-    check_same("changed", "unchanged", 20, tolerance=1e-10)
 
 
 def check_same(workdir, other, step, *, tolerance=0.0):
@@ -210,15 +156,15 @@ def read_metrics(workdir):
 def test_a_killed_and_interrupted_run_ends_with_the_bits_of_an_uninterrupted_one(
     folder, complete_run
 ):
-    """SIGKILL in step 18, SIGINT in the evaluation of step 15, then to the end."""
+    """SIGKILL in saving step 20, SIGINT in the evaluation of step 15, then to the end."""
     uninterrupted = complete_run[0] / WORKDIR
     metrics = read_metrics(uninterrupted)
     program = ["--", "--config=experiment.py", "--workdir=run"]
     faults = ["-m", "tests.support.faults"]
-    blocking = "--config.train.checkpoint_writing=blocking"  # step 10 is saved when step 18 ends
-    killed = child.run([*faults, "--kill=step:18", *program, blocking], cwd=folder)
+    blocking = "--config.train.checkpoint_writing=blocking"  # step 10 is complete
+    killed = child.run([*faults, "--kill=save:2", *program, blocking], cwd=folder)
     assert killed.returncode == -signal.SIGKILL
-    assert read_metrics("run") == metrics[:4]
+    assert read_metrics("run") == metrics[:5]
     stopped = child.run([*faults, "--kill=eval:1", "--signal=SIGINT", *program], cwd=folder)
     assert (stopped.returncode, stopped.stderr) == (75, "")
     assert "SIGINT: saving, then stopping" in stopped.stdout
@@ -229,7 +175,7 @@ def test_a_killed_and_interrupted_run_ends_with_the_bits_of_an_uninterrupted_one
     check_same("run", uninterrupted, 30)
     assert read_metrics("run") == metrics
     first, second = (e for e in read_lines("run", "events.jsonl") if e["event"] == "resume")
-    assert (first["step"], first["lost_steps"], second["step"]) == (10, 5, step)
+    assert (first["step"], first["lost_steps"], second["step"]) == (10, 10, step)
     goodput = read_result("run")["goodput"]
     lost = sum(resume.get("lost_seconds", 0) for resume in (first, second))
     assert goodput["lost"] == pytest.approx(lost / goodput["seconds"])
@@ -258,6 +204,26 @@ def test_evaluation_in_which_a_run_was_killed_is_repeated(folder, complete_run, 
     assert read_metrics("run") == metrics[:7]
     assert run(*flags).code == 0
     assert read_metrics("run") == metrics
+
+
+@pytest.mark.slow
+def test_damaged_checkpoints_are_skipped_and_reported(folder, complete_run):
+    copy_run(complete_run[0])
+    checkpoints = WORKDIR / "checkpoints"
+    data, index = checkpoints / "ckpt-20.data-00000-of-00001", checkpoints / "ckpt-30.index"
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    data.write_bytes(content)
+    index.write_bytes(index.read_bytes()[:100])
+    (checkpoints / "ckpt-40_temp").mkdir()  # which a kill during a save leaves
+    printed = run("--config.train.steps=35")
+    assert printed.code == 0, printed
+    messages = sorted(line for line in printed.out.splitlines() if line.startswith("Skipped"))
+    faulty = {20: "hecksum", 30: "bytes, not", 40: "it was not written to the end"}
+    for line, (step, fault) in zip(messages, faulty.items(), strict=True):
+        assert line.startswith(f"Skipped {checkpoints}/ckpt-{step}: ") and fault in line
+    assert f"Resumed from {checkpoints}/ckpt-10." in printed.out
+    check_same(WORKDIR, complete_run[0] / WORKDIR, 30)
 
 
 @pytest.mark.slow

@@ -34,30 +34,30 @@ def read_variables(trainer):
     return [v.numpy() for v in (*trainer.model.variables, *trainer.optimizer.variables)]
 
 
-def resume(folder, batch, counts, **options):
-    """Returns the variables after training on several numbers of replicas, and those of only one.
+def resume(folder, batch, splits, **options):
+    """Returns the variables after training on several splits, and those of only the first one.
 
     The first part of the uninterrupted run is that of the resumed one, too.
     """
-    uninterrupted = make_trainer(counts[0], batch, **options)
+    uninterrupted = make_trainer(batch=batch, **splits[0], **options)
     uninterrupted.train(tf.constant(STEPS))
     Checkpointer(folder, uninterrupted).save()
-    for count, replicas in enumerate(counts[1:], 1):
-        trainer = make_trainer(replicas, batch, **options)
+    for count, split in enumerate(splits[1:], 1):
+        trainer = make_trainer(batch=batch, **split, **options)
         checkpoints = Checkpointer(folder, trainer)
         assert checkpoints.all_restore_latest()
         assert trainer.global_step.numpy() == count * STEPS
         trainer.train(tf.constant(STEPS))
         checkpoints.save()
-    uninterrupted.train(tf.constant((len(counts) - 1) * STEPS))
+    uninterrupted.train(tf.constant((len(splits) - 1) * STEPS))
     return zip(read_variables(trainer), read_variables(uninterrupted), strict=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("counts", [[1, 4], pytest.param([1, 4, 2], marks=pytest.mark.slow)])
-def test_run_resumed_on_other_replicas_ends_like_an_uninterrupted_one(tmp_path, counts):
-    # On 4 replicas one has no row of 5, and on 2 they have 3 and 2.
-    for actual, value in resume(tmp_path, 5, counts):
+def test_run_resumed_on_other_replicas_and_micro_batches_ends_like_an_uninterrupted_one(tmp_path):
+    # On 4 replicas one has no row of 5, and on 2 they have 3 and 2, in micro-batches of 2 + 1 and 1 + 1.
+    splits = [{"replicas": 1}, {"replicas": 4}, {"replicas": 2, "micro_batches": 2}]
+    for actual, value in resume(tmp_path, 5, splits):
         np.testing.assert_allclose(actual, value, rtol=0, atol=1e-10)
 
 
@@ -65,5 +65,5 @@ def test_run_resumed_on_other_replicas_ends_like_an_uninterrupted_one(tmp_path, 
 @pytest.mark.parametrize("shards", [4, 0])
 def test_with_logical_shards_and_only_with_them_it_ends_with_the_same_bits(tmp_path, shards):
     options = {"precision": "float32", "logical_shards": shards, "xla": "off"}
-    pairs = resume(tmp_path, 16, [1, 2], **options)
+    pairs = resume(tmp_path, 16, [{"replicas": 1}, {"replicas": 2}], **options)
     assert all(a.tobytes() == b.tobytes() for a, b in pairs) == bool(shards)

@@ -83,15 +83,6 @@ def test_run_starts_from_the_weights_of_another_and_prints_so(run):
     assert code == 2 and "init.checkpoint: 'old' -> ''" in err and "--allow_config_change" in err
 
 
-def test_new_head_is_excluded_by_patterns(run):
-    code, _, err = run("new", "--config.init.checkpoint=old", WIDER)
-    assert code == 2 and err.count("\n") == 1
-    assert "head/kernel is [8, 5], but [8, 3] in the checkpoint" in err and "init.variables" in err
-    patterns = "--config.init.variables=['dense/*']"
-    code, out, _ = run("new", "--config.init.checkpoint=old", WIDER, patterns, STEPS(1))
-    assert code == 0 and "Weights of 2 of 4 variables from" in out
-
-
 @pytest.mark.parametrize("arguments", [[], ["--fresh"]])
 def test_nothing_is_written_or_moved_if_the_weights_do_not_exist(run, arguments):
     before = sorted(pathlib.Path().rglob("*"))

@@ -22,10 +22,7 @@ EXAMPLES = {
     "series": DRAW.normal(size=(ROWS, TOKENS, 4)),
     "tokens": DRAW.integers(1, WORDS, size=(ROWS, TOKENS)).astype(np.int32),
     "target": DRAW.integers(1, WORDS, size=(ROWS, TOKENS)).astype(np.int32),
-    "tags": DRAW.integers(0, CLASSES, size=(ROWS, TOKENS)).astype(np.int32),
-    "length": DRAW.integers(1, TOKENS + 1, size=ROWS).astype(np.int32),
     "segmentation": DRAW.integers(0, 2, size=(ROWS, 6, 6, 1)).astype(np.float64),
-    "box": np.sort(DRAW.uniform(size=(ROWS, 2, 2)), axis=1).reshape(ROWS, 4),
     "amount": DRAW.normal(size=ROWS),
     "label": (np.arange(ROWS) % CLASSES).astype(np.int32),
 }

@@ -4,8 +4,8 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
-from tests.users_code import generative, mixing, normalization, pairs, state
-from tests.users_code.examples import CLASSES, Case, dense
+from tests.users_code import generative, normalization, pairs, state
+from tests.users_code.examples import CLASSES, Case
 from tests.users_code.pairs import cosine
 
 layers = tf_keras.layers
@@ -61,27 +61,6 @@ class HardestExamples(pairs.HardestExamples):
         return scale * tf.where(losses >= smallest, losses, tf.zeros_like(losses))
 
 
-class NormalizedAdvantage(pairs.NormalizedAdvantage):
-    def per_example_loss(self, batch, outputs):
-        everything = ctl.replica.all_gather(batch["amount"])
-        mean, deviation = tf.reduce_mean(everything), tf.math.reduce_std(everything)
-        advantage = (batch["amount"] - mean) / (deviation + 1e-8)
-        log_probability = tf.nn.log_softmax(outputs)
-        return -advantage * tf.gather(log_probability, batch["label"], axis=1, batch_dims=1)
-
-
-class ReversedMixUp(mixing.ReversedMixUp):
-    def mix(self, batch):
-        labels = tf.one_hot(batch["label"], CLASSES, dtype=batch["x"].dtype)
-        everything = tf.reverse(ctl.replica.all_gather(batch["x"]), [0])
-        all_labels = tf.reverse(ctl.replica.all_gather(labels), [0])
-        positions = ctl.replica.positions(labels)
-        return {
-            "x": 0.7 * batch["x"] + 0.3 * tf.gather(everything, positions),
-            "label": 0.7 * labels + 0.3 * tf.gather(all_labels, positions),
-        }
-
-
 class MomentumQueue(state.MomentumQueue):
     def losses(self, batch):
         losses = super().losses(batch)
@@ -106,25 +85,6 @@ class CenterLoss(state.CenterLoss):
         return losses + 0.1 * tf.reduce_sum(difference**2, axis=1)
 
 
-class MovingCodebook(state.MovingCodebook):
-    def call(self, x, training=None):
-        distances = tf.reduce_sum((x[:, None] - self.table) ** 2, axis=2)
-        codes = tf.one_hot(tf.argmin(distances, axis=1), 4, dtype=x.dtype)
-        quantized = tf.matmul(codes, self.table)
-        if training:
-            codes, vectors = ctl.replica.all_gather((codes, x))
-            self.count.assign(0.9 * self.count + 0.1 * tf.reduce_sum(codes, axis=0))
-            sums = tf.matmul(codes, vectors, transpose_a=True)
-            self.total.assign(0.9 * self.total + 0.1 * sums)
-            self.table.assign(self.total / (self.count[:, None] + 1e-5))
-        return x + tf.stop_gradient(quantized - x)
-
-
-class MovingCodebookCase(Case):
-    def build_model(self):
-        return dense(MovingCodebook())
-
-
 class DataDependentInitialization(Case):
     class Layer(normalization.WeightNormalization):
         def variance(self, y):
@@ -132,29 +92,6 @@ class DataDependentInitialization(Case):
 
     def build_model(self):
         return tf_keras.Sequential([self.Layer(4, data_init=True), layers.Dense(CLASSES)])
-
-
-class AdaptiveProbability(state.AdaptiveProbability):
-    def correct(self, batch, outputs):
-        return ctl.replica.all_gather(super().correct(batch, outputs))
-
-
-class FixedGroups(Case):
-    """Ghost batch normalization with groups of the global batch."""
-
-    class Layer(layers.Layer):
-        def call(self, x, training=None):
-            everything = ctl.replica.all_gather(x)
-            half = tf.shape(everything)[0] // 2
-            groups = [tf.nn.moments(group, [0]) for group in (everything[:half], everything[half:])]
-            second = tf.cast(ctl.replica.positions(x) >= half, tf.int32)
-            mean, variance = (
-                tf.gather(tf.stack(values), second) for values in zip(*groups, strict=True)
-            )
-            return (x - mean) * tf.math.rsqrt(variance + 1e-3)
-
-    def build_model(self):
-        return dense(self.Layer())
 
 
 class DivergenceByRow(generative.AddLossAutoencoder):

@@ -1,7 +1,5 @@
 """Generative models: variational autoencoders, diffusion, and two adversarial networks."""
 
-import math
-
 import tensorflow as tf
 import tf_keras
 
@@ -62,35 +60,3 @@ class AddLossAutoencoder(VariationalAutoencoder):
 
     def per_example_loss(self, batch, outputs):
         return tf.reduce_sum((batch["x"] - outputs) ** 2, axis=1)
-
-
-class Diffusion(Case):
-    """A random time and random noise for each row; the network predicts the noise (Keras: DDIM)."""
-
-    features = ("x",)
-
-    def build_model(self):
-        return tf_keras.Sequential([layers.Dense(5, activation="swish"), layers.Dense(6)])
-
-    def draw(self, x):
-        count = tf.shape(x)[0]
-        return tf.random.uniform([count, 1], dtype=x.dtype), tf.random.normal(
-            tf.shape(x), dtype=x.dtype
-        )
-
-    def forward(self, batch, training):
-        times, noise = self.draw(batch["x"])
-        angles = 0.2 + times * (math.pi / 2 - 0.4)
-        noisy = tf.cos(angles) * batch["x"] + tf.sin(angles) * noise
-        return noise, self.model(tf.concat([noisy, tf.sin(angles) ** 2], axis=1), training=training)
-
-    def per_example_loss(self, batch, outputs):
-        noise, predicted = outputs
-        return tf.reduce_mean(tf.abs(noise - predicted), axis=1)
-
-
-class FixedBatchDiffusion(Diffusion):
-    """Draws for a constant batch size, as Keras' example does."""
-
-    def draw(self, x):
-        return tf.random.uniform([7, 1], dtype=x.dtype), tf.random.normal([7, 6], dtype=x.dtype)

@@ -34,8 +34,8 @@ def _import(*names: str) -> Sequence[Any]:
         vars(tests.users_code).update(attributes)
 
 
-table, coupled, examples, generative, noise, normalization, sequences = _import(
-    "table", "coupled", "examples", "generative", "noise", "normalization", "sequences"
+table, examples, generative, noise, normalization, sequences = _import(
+    "table", "examples", "generative", "noise", "normalization", "sequences"
 )
 assert table.normalization is normalization  # and not the module with tf_keras
 
@@ -65,7 +65,7 @@ class LambdaDropout(examples.Case):
         return examples.dense(keras.layers.Lambda(lambda x: keras.random.dropout(x, 0.4)))
 
 
-class FoldedDropout(sequences.SeriesCase):
+class FoldedDropout(sequences.FoldedDropout):
     def build_model(self):
         series = keras.Input((sequences.TOKENS, 4))
         folded = keras.ops.reshape(keras.layers.Dense(3)(series), [-1, 3])
@@ -89,4 +89,4 @@ _OWN = {
         table.Row("Lambda with backend.dropout", "Keras FAQ", LambdaDropout, ("ctl.random",)),
     )
 }
-ROWS = [_OWN.get(row.name, row) for row in (*table.ROWS, *coupled.COUPLED)]
+ROWS = [_OWN.get(row.name, row) for row in table.ROWS]

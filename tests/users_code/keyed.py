@@ -4,20 +4,10 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
-from tests.users_code import generative, losses, mixing, noise, normalization, sequences
-from tests.users_code.examples import CLASSES, WORDS, Case, convolutional, dense
+from tests.users_code import generative, mixing, normalization
+from tests.users_code.examples import CLASSES, Case, dense
 
 layers = tf_keras.layers
-
-
-class StochasticDepth(noise.StochasticDepth):
-    def draw(self, shape):
-        return ctl.random.uniform(shape)
-
-
-class StochasticDepthCase(noise.StochasticDepthCase):
-    def build_model(self):
-        return convolutional(StochasticDepth())
 
 
 class LambdaDropout(Case):
@@ -47,49 +37,6 @@ class Sampling(generative.Sampling):
 
 class VariationalAutoencoder(generative.VariationalAutoencoder):
     sampling = Sampling
-
-
-class Diffusion(generative.Diffusion):
-    def draw(self, x):
-        times = ctl.random.uniform([None, 1], dtype=x.dtype)
-        return times, ctl.random.normal(tf.shape(x), dtype=x.dtype)
-
-
-class NoisyCell(sequences.NoisyCell):
-    def drop(self, candidate):
-        return ctl.random.dropout(candidate, 0.4)
-
-
-class NoisyCellCase(sequences.SeriesCase):
-    def build_layers(self):
-        return [layers.RNN(NoisyCell())]
-
-
-class MaskedLanguageModel(sequences.MaskedLanguageModel):
-    def draw(self, tokens):
-        shape = tf.shape(tokens)
-        words = ctl.random.integers(shape, 1, WORDS, tokens.dtype)
-        return ctl.random.bernoulli(shape, 0.4), ctl.random.bernoulli(shape, 0.8), words
-
-
-class ActorCritic(losses.ActorCritic):
-    def sample(self, logits):
-        return ctl.random.categorical(logits, tf.int32)
-
-
-class SampledSoftmax(losses.SampledSoftmax):
-    """The same function of TensorFlow, with negatives that all rows share as sampled_values."""
-
-    def per_example_loss(self, batch, outputs):
-        vectors, table, bias = (tf.cast(x, tf.float32) for x in outputs)
-        words = tf.cast(batch["tokens"][:, :1], tf.int64)
-        negatives = ctl.random.integers([3], 0, WORDS, tf.int64, shared=True)
-        counts = tf.fill(tf.shape(words), 3 / WORDS), tf.fill([3], 3 / WORDS)
-        sampled_values = negatives, *counts
-        losses_of_rows = tf.nn.sampled_softmax_loss(
-            table, bias, words, vectors, 3, WORDS, sampled_values=sampled_values
-        )
-        return tf.cast(losses_of_rows, tf.float64)
 
 
 class BayesianDense(normalization.BayesianDense):

@@ -3,7 +3,7 @@
 import tensorflow as tf
 import tf_keras
 
-from tests.users_code.examples import CLASSES, Case, dense
+from tests.users_code.examples import CLASSES, Case
 
 layers = tf_keras.layers
 
@@ -37,33 +37,3 @@ class F1(tf_keras.metrics.Metric):
 class CustomMetric(Case):
     def build_metrics(self):
         return {"f1": F1(), "accuracy": tf_keras.metrics.SparseCategoricalAccuracy()}
-
-
-class MeanOfBatchMeans(Case):
-    """A Mean metric that is given the mean of the batch, as `loss_tracker` in the tutorials."""
-
-    def build_metrics(self):
-        return {"confidence": tf_keras.metrics.Mean()}
-
-    def update_metrics(self, metrics, batch, outputs, weights):
-        confidence = tf.reduce_max(tf.nn.softmax(outputs), axis=1)
-        metrics["confidence"].update_state(tf.reduce_mean(confidence))
-
-
-class MeanOfRows(MeanOfBatchMeans):
-    def update_metrics(self, metrics, batch, outputs, weights):
-        confidence = tf.reduce_max(tf.nn.softmax(outputs), axis=1)
-        metrics["confidence"].update_state(confidence, sample_weight=weights)
-
-
-class MonteCarloDropout(Case):
-    """Dropout also in evaluation, averaged over five predictions."""
-
-    def build_model(self):
-        return dense(layers.Dropout(0.5))
-
-    def forward(self, batch, training):
-        if training:
-            return self.model(batch["x"], training=True)
-        predictions = [self.model(batch["x"], training=True) for _ in range(5)]
-        return tf.reduce_mean(predictions, axis=0)

@@ -1,7 +1,6 @@
 """Augmentation that mixes the rows of a batch, and noise in the labels."""
 
 import tensorflow as tf
-import tf_keras
 
 from tests.users_code.examples import CLASSES, Case
 
@@ -42,27 +41,3 @@ class MixUp(Case):
             return soft_cross_entropy(mixed["label"], self.model(mixed["x"], training=True))
 
         return self.minimize(batch, losses)
-
-
-class ReversedMixUp(MixUp):
-    """Mixes with the batch in reverse, as many notebooks do: no random number at all."""
-
-    def mix(self, batch):
-        labels = tf.one_hot(batch["label"], CLASSES, dtype=batch["x"].dtype)
-        return {
-            "x": 0.7 * batch["x"] + 0.3 * tf.reverse(batch["x"], [0]),
-            "label": 0.7 * labels + 0.3 * tf.reverse(labels, [0]),
-        }
-
-
-class SmoothedLabels(Case):
-    """Labels smoothed by a fixed amount: CategoricalCrossentropy(label_smoothing)."""
-
-    reduction = "none"
-
-    def per_example_loss(self, batch, outputs):
-        labels = tf.one_hot(batch["label"], CLASSES)
-        loss = tf_keras.losses.CategoricalCrossentropy(
-            from_logits=True, label_smoothing=0.1, reduction=self.reduction
-        )
-        return loss(labels, outputs)

@@ -79,23 +79,6 @@ class PlainBatchNormalization(Case):
         return convolutional(layers.BatchNormalization())
 
 
-class GhostBatchNormalization(layers.Layer):
-    """Normalizes groups of rows by their own statistics."""
-
-    def call(self, x, training=None):
-        half = tf.shape(x)[0] // 2
-        normalized = []
-        for group in (x[:half], x[half:]):
-            mean, variance = tf.nn.moments(group, axes=[0])
-            normalized.append((group - mean) * tf.math.rsqrt(variance + 1e-3))
-        return tf.concat(normalized, axis=0)
-
-
-class GhostBatchNormalizationCase(Case):
-    def build_model(self):
-        return dense(GhostBatchNormalization())
-
-
 class BayesianDense(layers.Layer):
     """Weights drawn for each batch, and their divergence as a loss (Bayes by backprop)."""
 

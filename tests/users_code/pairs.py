@@ -47,15 +47,6 @@ class HardestExamples(Case):
         return tf.math.top_k(losses, k=tf.shape(losses)[0] // 2).values
 
 
-class HardestExamplesMask(Case):
-    """The same with a mask, so that the shape is [rows]."""
-
-    def per_example_loss(self, batch, outputs):
-        losses = super().per_example_loss(batch, outputs)
-        smallest = tf.reduce_min(tf.math.top_k(losses, k=tf.shape(losses)[0] // 2).values)
-        return tf.where(losses >= smallest, losses, tf.zeros_like(losses))
-
-
 class BatchDice(Case):
     """Dice over the complete batch: a scalar, as many segmentation notebooks compute it."""
 
@@ -80,20 +71,3 @@ class Dice(BatchDice):
     """Dice of each image."""
 
     axis = (1, 2, 3)
-
-
-class NormalizedAdvantage(Case):
-    """Policy gradient whose advantages are standardized over the batch, as in PPO."""
-
-    features = ("x", "amount", "label")
-
-    def forward(self, batch, training):
-        return self.model(batch["x"], training=training)
-
-    def per_example_loss(self, batch, outputs):
-        advantage = batch["amount"]
-        mean, deviation = tf.reduce_mean(advantage), tf.math.reduce_std(advantage)
-        advantage = (advantage - mean) / (deviation + 1e-8)
-        log_probability = tf.nn.log_softmax(outputs)
-        chosen = tf.gather(log_probability, batch["label"], axis=1, batch_dims=1)
-        return -advantage * chosen

@@ -113,7 +113,7 @@ def assert_right(row: Any, case: type, split: Split) -> None:
     if row.plain not in (None, case):  # another model may have other variables
         reference = {name: value for name, value in reference.items() if name in outputs}
         assert any(name.startswith("model") for name in reference)
-    assert difference(reference, outputs) <= row.tolerance
+    assert difference(reference, outputs) <= 1e-10
 
 
 def _named(results: Iterator[dict[str, tf.Tensor]]) -> Iterator[tuple[str, np.ndarray]]:

@@ -81,35 +81,6 @@ class CenterLoss(Case):
         return losses + 0.1 * tf.reduce_sum(difference**2, axis=1)
 
 
-class MovingCodebook(layers.Layer):
-    """A codebook that follows the mean of the vectors assigned to each code (VQ-VAE with EMA)."""
-
-    def build(self, input_shape):
-        shape = (4, int(input_shape[-1]))
-        self.table = self.add_weight(
-            name="table", shape=shape, initializer="uniform", trainable=False
-        )
-        self.count = self.add_weight(name="count", shape=(4,), initializer="ones", trainable=False)
-        self.total = self.add_weight(
-            name="total", shape=shape, initializer="uniform", trainable=False
-        )
-
-    def call(self, x, training=None):
-        distances = tf.reduce_sum((x[:, None] - self.table) ** 2, axis=2)
-        codes = tf.one_hot(tf.argmin(distances, axis=1), 4, dtype=x.dtype)
-        quantized = tf.matmul(codes, self.table)
-        if training:
-            self.count.assign(0.9 * self.count + 0.1 * tf.reduce_sum(codes, axis=0))
-            self.total.assign(0.9 * self.total + 0.1 * tf.matmul(codes, x, transpose_a=True))
-            self.table.assign(self.total / (self.count[:, None] + 1e-5))
-        return x + tf.stop_gradient(quantized - x)
-
-
-class MovingCodebookCase(Case):
-    def build_model(self):
-        return dense(MovingCodebook())
-
-
 class MeanAggregatedStatistic(layers.Layer):
     """A running mean over the rows, in a variable with aggregation MEAN, as the guide advises."""
 
@@ -140,16 +111,8 @@ class PythonCounter(Case):
         return min(1.0, self.calls / 10) * super().per_example_loss(batch, outputs)
 
 
-class StepCounter(Case):
-    """A curriculum by the step."""
-
-    def per_example_loss(self, batch, outputs):
-        share = tf.minimum((tf.cast(self.global_step, tf.float64) + 1) / 10, 1)
-        return share * super().per_example_loss(batch, outputs)
-
-
 class CountingVariable(Case):
-    """The same by a variable that the step increments (Keras: AdaMatch)."""
+    """A curriculum by a variable that the step increments (Keras: AdaMatch)."""
 
     def __init__(self, **arguments):
         super().__init__(**arguments)
@@ -160,21 +123,3 @@ class CountingVariable(Case):
         self.current_step.assign_add(1)
         share = tf.minimum(tf.cast(self.current_step, tf.float64) / 10, 1)
         return share * super().per_example_loss(batch, outputs)
-
-
-class AdaptiveProbability(Case):
-    """A variable that follows the accuracy of the batch (Keras: GAN with adaptive augmentation)."""
-
-    def __init__(self, **arguments):
-        super().__init__(**arguments)
-        with self.build_scope():
-            self.probability = tf.Variable(0.5, trainable=False, dtype=tf.float64)
-
-    def correct(self, batch, outputs):
-        correct = tf.equal(tf.argmax(outputs, axis=1, output_type=tf.int32), batch["label"])
-        return tf.cast(correct, tf.float64)
-
-    def per_example_loss(self, batch, outputs):
-        accuracy = tf.reduce_mean(self.correct(batch, outputs))
-        self.probability.assign(self.probability + (accuracy - 0.5) / 10)
-        return (1 + self.probability) * super().per_example_loss(batch, outputs)

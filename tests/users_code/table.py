@@ -33,7 +33,6 @@ class Row:
         rewritten: the trainer with what the message says.
         plain: the trainer whose losses a plain loop over the global batch computes; None if the
             case draws random numbers or has its own step, which is then compared with one replica.
-        tolerance: of float64; larger where TensorFlow itself computes in float32.
     """
 
     name: str
@@ -42,7 +41,6 @@ class Row:
     message: Sequence[str] | None = None
     rewritten: type | None = None
     plain: type | None = None
-    tolerance: float = 1e-10
 
 
 def right(name: str, source: str, original: type, *, plain: bool = True) -> Row:
@@ -65,23 +63,15 @@ def gathers(name: str, source: str, module: types.ModuleType, case: str, *messag
     return Row(name, source, original, message, getattr(gathered, case), plain)
 
 
-UNIFORM, NORMAL, DROPOUT = "ctl.random.uniform", "ctl.random.normal", "ctl.random.dropout"
-INTEGERS, BY_ROW = "ctl.random.integers", "[rows]"
-GATHER = "ctl.replica.all_gather"
+NORMAL, GATHER, BY_ROW = "ctl.random.normal", "ctl.replica.all_gather", "[rows]"
 
 ROWS = (
     right("noise layers of Keras", "TF: overfit and underfit", noise.KerasNoise, plain=False),
-    right("spatial dropout", "Keras: SpatialDropout2D", noise.SpatialDropout, plain=False),
-    right("Fourier features, fixed projection", "Keras: NeRF", noise.FourierFeatures),
     right("adapted Normalization layer", "TF: regression", noise.AdaptedNormalization),
-    draws("stochastic depth", "Keras: cct", noise, "StochasticDepthCase", UNIFORM),
-    draws("Lambda with backend.dropout", "Keras FAQ", noise, "LambdaDropout", DROPOUT),
-    right("RandomTranslation", "Keras: gan_ada", noise.RandomTranslationCase, plain=False),
+    draws("Lambda with backend.dropout", "Keras FAQ", noise, "LambdaDropout", "ctl.random.dropout"),
     right("RandomFlip", "TF: images", noise.RandomFlipCase, plain=False),
     draws("mixup", "Keras: mixup", mixing, "MixUp"),
-    right("label smoothing", "Keras: losses", mixing.SmoothedLabels),
     draws("variational autoencoder", "Keras: vae", generative, "VariationalAutoencoder", NORMAL),
-    draws("diffusion, continuous time", "Keras: ddim", generative, "Diffusion"),
     Row(
         "divergence by add_loss",
         "Keras guide",
@@ -90,13 +80,9 @@ ROWS = (
         gathered.DivergenceByRow,
         generative.AddLossAutoencoder,
     ),
-    right("recurrent dropout of Keras", "Keras: LSTM", sequences.RecurrentDropout, plain=False),
-    right("Dropout layer in a cell", "Keras guide: RNN", sequences.LayerInCellCase, plain=False),
     right(
         "folded axes and dropout", "Keras: video transformers", sequences.FoldedDropout, plain=False
     ),
-    draws("cell with tf.nn.dropout", "Keras guide: RNN cells", sequences, "NoisyCellCase", DROPOUT),
-    draws("masked language model", "Keras: BERT", sequences, "MaskedLanguageModel"),
     Row(
         "language model, mean over tokens",
         "TF text: transformer",
@@ -114,42 +100,28 @@ ROWS = (
         "one loss per example",
     ),
     right("Dice of the image", "Keras: segmentation", pairs.Dice),
-    right("focal loss", "Keras: BinaryFocalCrossentropy", losses.FocalLoss),
-    right("segmentation, weights of pixels", "TF: segmentation", losses.SegmentationByPixel),
-    Row(
-        "sampled softmax",
-        "TF: word2vec",
-        losses.SampledSoftmax,
-        (INTEGERS, "shared=True"),
-        keyed.SampledSoftmax,
-        tolerance=1e-6,
-    ),
     right("uncertainty weights of two tasks", "Kendall et al.", losses.UncertaintyWeights),
-    draws("actor critic", "Keras: cartpole", losses, "ActorCritic", "ctl.random.categorical"),
     right("BYOL", "Grill et al.", state.Bootstrap, plain=False),
     right("spectral normalization", "TF addons", normalization.SpectralNormalization),
     right("weight normalization", "TF addons", normalization.WeightNormalizationCase),
     right("SyncBatchNormalization", "Keras", normalization.SyncBatchNormalization, plain=False),
-    right("curriculum by global_step", "Keras: AdaMatch", state.StepCounter, plain=False),
     right("curriculum by a variable", "Keras: AdaMatch", state.CountingVariable),
     draws("Bayes by backprop", "Keras", normalization, "BayesianCase", NORMAL),
     gathers("MoCo queue", "He et al.", state, "MomentumQueue", GATHER),
     gathers("center loss", "Wen et al.", state, "CenterLoss", GATHER),
-    gathers("VQ-VAE, moving codebook", "Sonnet", state, "MovingCodebookCase", GATHER),
     gathers(
         "initialization by data", "TF addons", normalization, "DataDependentInitialization", GATHER
     ),
-    gathers("adaptive augmentation", "Keras: gan_ada", state, "AdaptiveProbability", GATHER),
-    right("attention over instances", "Keras: attention_mil", models.AttentionPooling),
     right("Fourier transforms of tokens", "Keras: fnet", models.FourierMixing, plain=False),
-    right("cross network", "TFRS: dcn", models.Crossing),
-    right("gradient reversal", "Ganin et al.", models.GradientReversal),
-    right("products of embeddings", "Keras: memory-efficient embeddings", models.QuotientRemainder),
-    right("mixture of experts", "Keras: mmoe", models.MixtureOfExperts),
     right("rendering of volumes", "Keras: nerf", models.VolumeRendering),
-    Row("CTC", "Keras: captcha_ocr", models.ConnectionistTemporal, tolerance=1e-5),
-    right("triplets", "Keras: siamese_network", models.Triplets),
     right("attention of latents", "Keras: perceiver", models.Perceiver),
-    right("Gram matrices", "Keras: neural_style_transfer", models.Gram),
-    right("mixture density", "Bishop", models.MixtureDensity),
+    gathers("SimCLR", "Keras: semisupervised_simclr", pairs, "ContrastiveLoss", GATHER),
+    Row(
+        "candidates of all replicas for local queries",
+        "TensorFlow Recommenders: Retrieval",
+        gathered.LocalPlaces,
+        ("ctl.replica.positions",),
+        gathered.RolledCandidates,
+        gathered.LocalPlaces,
+    ),
 )

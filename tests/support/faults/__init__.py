@@ -1,1 +1,1 @@
-"""Faults for tests: kills at exact points, damaged checkpoints, NaN in a batch, lost workers."""
+"""Faults for tests: kills at exact points of a run, and of the workers of a launcher."""

@@ -17,11 +17,10 @@ from ctl.trainer import StandardTrainer
 
 Send = Callable[[], None]
 Wrap = Callable[[Callable[..., Any], int, Send], Callable[..., Any]]
-POINTS = "start, step:K, save:N, eval:N"
 
 
 @contextlib.contextmanager
-def killing(when: str, *, by: signal.Signals | None = signal.SIGKILL) -> Iterator[None]:
+def killing(when: str, *, by: signal.Signals = signal.SIGKILL) -> Iterator[None]:
     """Sends this process a signal once, at a point of the run inside the `with` block.
 
         with kills.killing("step:33", by=signal.SIGTERM):
@@ -29,48 +28,32 @@ def killing(when: str, *, by: signal.Signals | None = signal.SIGKILL) -> Iterato
 
     The points are the same in every run of a command:
 
-    - `start`: everything is built and restored, before the first step.
     - `step:K`: the devices have finished step K. After a SIGTERM its inner loop continues to its end.
       A run that starts at step K or later does not reach this point.
-    - `save:N`: the files of this process' N-th checkpoint are written, but not its marker. With
-      several processes only the chief writes a marker.
+    - `save:N`: the files of this process' N-th checkpoint are written, but not its marker.
     - `eval:N`: this process' N-th evaluation begins.
-
-    To stop after a step, the inner loop is split in two, and the processes of a run synchronize between
-    the two parts: pass the same point in all processes, and `by=None` in all but one.
 
     Args:
         when: the point.
-        by: the signal; None to send none.
+        by: the signal.
 
     Raises:
         UsageError: there is no such point.
     """
-    point, count = parse(when)
+    point, _, number = when.partition(":")
+    if point not in _METHODS or not number.isdecimal() or not int(number):
+        raise UsageError(
+            f"The point of a kill is {when!r}, but must be step:K, save:N or eval:N, from 1."
+        )
     cls, name, wrap = _METHODS[point]
     original = getattr(cls, name)
-    wrapped = functools.wraps(original)(wrap(original, count, _send_once(by)))
+    wrapped = functools.wraps(original)(wrap(original, int(number), _send_once(by)))
     with mock.patch.object(cls, name, wrapped):  # leaves no copy of an inherited method behind
         yield
 
 
-def parse(when: str) -> tuple[str, int]:
-    """Splits the text of a point into its kind and its number.
-
-    Raises:
-        UsageError: there is no such point.
-    """
-    point, colon, number = when.partition(":")
-    valid = not colon if point == "start" else number.isdecimal() and int(number) > 0
-    if point not in _METHODS or not valid:
-        raise UsageError(
-            f"The point of a kill is {when!r}, but must be one of {POINTS}, with numbers from 1."
-        )
-    return point, int(number or 1)
-
-
-def _send_once(by: signal.Signals | None) -> Send:
-    pending = [] if by is None else [by]
+def _send_once(by: signal.Signals) -> Send:
+    pending = [by]
 
     def send() -> None:
         if pending:
@@ -105,7 +88,6 @@ def _at_step(original: Callable[..., Any], count: int, send: Send) -> Callable[.
 
 
 _METHODS: dict[str, tuple[type, str, Wrap]] = {
-    "start": (StandardTrainer, "train", _before_call),
     "step": (StandardTrainer, "train", _at_step),
     "save": (CheckpointFiles, "commit", _before_call),
     "eval": (StandardEvaluator, "evaluate", _before_call),
