@@ -152,8 +152,7 @@ class Launcher:
         ):
             try:
                 self._start(ports, folder)
-                failed = self._find_failure()
-                if failed:
+                if failed := self._find_failure():
                     self._stop(failed)
                 return failed
             finally:
@@ -205,8 +204,7 @@ class Launcher:
         if not self._signals:
             reason = f"{failed.name} failed first ({failed.outcome}); see its last lines above"
             _print(f"{reason}. Stopping the other processes.")
-            for process in self._running():
-                process.stop()
+            pass_on([signal.SIGTERM], self._running())
         # A parameter server has nothing to save and does not stop by itself.
         self._wait(lambda: any(p.task.role != "ps" for p in self._running()), _STOP_TIMEOUT)
 

@@ -149,6 +149,7 @@ class Done:
     exit_code, line = 0, ""
 
     def __init__(self, name, command, environment):
+        self.environment = environment
         values = dict(argument.split("=", 1) for argument in command if "=" in argument)
         folder = pathlib.Path(values["--workdir"])
         folder.mkdir(parents=True)
