@@ -89,13 +89,12 @@ def cached(source: Source, place: str) -> Source:
             "ctl.data.cached(source, place) of each of its sources."
         )
     examples = batching.all_examples(source)
-    spec = examples.element_spec
-    _check_spec(spec, place)
+    _check_spec(examples.element_spec, place)
     if place == MEMORY:
         batches = _read(source, examples, examples)
         copy: Source = CachedArrays(tf.nest.map_structure(lambda *v: np.concatenate(v), *batches))
     else:
-        copy = CachedRecords(_load_or_fill(source, examples, place), _parser(spec))
+        copy = CachedRecords(_load_or_fill(source, examples, place), _parser(examples.element_spec))
     # The order of the copy must not read ahead in the files.
     is_read = isinstance(source, Records | RecordFeatures)
     copy.inner_sources = (source.without_python() if is_read else source,)

@@ -68,8 +68,7 @@ def _explain_rows(evidence: Evidence, differences: Differences) -> Finding | Non
     training = first.kind != "evaluation"
     if _draws_differ(evidence, first.split, training=training):
         return first, causes.RANDOM if training else causes.EVALUATION_NOISE
-    rows = _rows(evidence.subject, first.split, training)
-    if rows is None:
+    if (rows := _rows(evidence.subject, first.split, training)) is None:
         return None
     reference, values = rows
     hooks = {
