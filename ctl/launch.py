@@ -87,12 +87,6 @@ class Process(ChildProcess):
         self.ends_by_itself = not task.has_servers or task.role == "chief"
 
     @property
-    def outcome(self) -> str:
-        """How the process ended, such as "exit code 1" or "killed by SIGKILL"."""
-        names = {128 + number: f"killed by {number.name}" for number in signal.Signals}
-        return names.get(self.exit_code or 0, f"exit code {self.exit_code}")
-
-    @property
     def rank(self) -> int:
         """The rank of its failure among the failures of a run; the smallest is the most likely cause.
 
@@ -152,8 +146,7 @@ class Launcher:
         ):
             try:
                 self._start(ports, folder)
-                failed = self._find_failure()
-                if failed:
+                if failed := self._find_failure():
                     self._stop(failed)
                 return failed
             finally:
@@ -181,14 +174,12 @@ class Launcher:
 
     def _find_failure(self) -> Process | None:
         """Waits for the end of the run; returns the process that failed first, or None."""
-        self._wait(lambda: not self._failure() and any(p.ends_by_itself for p in self._running()))
+        self._wait(lambda: not self._cause() and any(p.ends_by_itself for p in self._running()))
         # The cause may exit after the processes that noticed it.
-        self._wait(
-            lambda: (p := self._failure()) and p.rank > 1 and self._running(), _CAUSE_TIMEOUT
-        )
-        return self._failure()
+        self._wait(lambda: (p := self._cause()) and p.rank > 1 and self._running(), _CAUSE_TIMEOUT)
+        return self._cause()
 
-    def _failure(self) -> Process | None:
+    def _cause(self) -> Process | None:
         """Returns the process whose failure is the most likely cause of the others, if one failed."""
         failed = [p for p in self._processes if p.exit_code]
         # The chief of parameter servers continues as long as one worker is left.
@@ -203,10 +194,11 @@ class Launcher:
         """Names the process that failed first, stops the others, and waits until they have saved."""
         failed.kill()  # prints the rest of its output
         if not self._signals:
-            reason = f"{failed.name} failed first ({failed.outcome}); see its last lines above"
+            names = {128 + number: f"killed by {number.name}" for number in signal.Signals}
+            how = names.get(failed.exit_code or 0, f"exit code {failed.exit_code}")
+            reason = f"{failed.name} failed first ({how}); see its last lines above"
             _print(f"{reason}. Stopping the other processes.")
-            for process in self._running():
-                process.stop()
+            pass_on([signal.SIGTERM], self._running())
         # A parameter server has nothing to save and does not stop by itself.
         self._wait(lambda: any(p.task.role != "ps" for p in self._running()), _STOP_TIMEOUT)
 

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from ctl import launch, main
-from ctl.hardware import gpu
+from ctl.hardware import gpu, rendezvous
 from ctl.launch import Launcher
 
 
@@ -20,28 +20,19 @@ from ctl.launch import Launcher
 def launchers(monkeypatch):
     """Records the launchers that are made, in place of running them."""
     created = []
-
-    class Recorder:
-        def __init__(self, command, **options):
-            created.append((command(None), options))
-
-        def run(self):
-            return 7
-
-    monkeypatch.setattr(launch, "Launcher", Recorder)
+    monkeypatch.setattr(Launcher, "run", lambda self: created.append(self) or 7)
     return created
 
 
 def test_arguments_after_the_dashes_go_to_the_program(launchers):
     flags = ["--workers=3", "--ps=2", "--max-restarts=1"]
     assert launch.main([*flags, "--", "--config=a.py", "--mode=train"]) == 7
-    command = [sys.executable, "-m", "ctl.main", "--config=a.py", "--mode=train"]
-    assert launchers == [(command, {"workers": 3, "ps": 2, "max_restarts": 1})]
-
-
-def test_default_is_one_worker_without_servers_and_restarts(launchers):
     assert main.run(["ctl", "launch", "--", "--config=a.py"]) == 7
-    assert launchers[0][1] == {"workers": 1, "ps": 0, "max_restarts": 0}
+    first, second = launchers
+    command = [sys.executable, "-m", "ctl.main", "--config=a.py", "--mode=train"]
+    assert first.command(None) == command and second.command(None) == command[:-1]
+    assert (first.workers, first.ps, first.max_restarts) == (3, 2, 1)
+    assert (second.workers, second.ps, second.max_restarts) == (1, 0, 0)
 
 
 # The arguments, and the message.
@@ -56,9 +47,6 @@ MISTAKES = """
     --workers is 0, but must be at least 1.
 --ps=-1 -- --config=a.py
     --ps is -1, but must be at least 0.
---min-workers=2 -- --config=a.py
-    ctl launch: unrecognized arguments: --min_workers=2: write ctl launch --workers=2 -- CONFIG
-    ARGUMENTS; see --help.
 """
 
 
@@ -88,9 +76,12 @@ def test_workers_are_at_most_the_gpus(capfd, monkeypatch):
 
 def test_gpus_are_divided_among_the_workers(capfd, monkeypatch):
     monkeypatch.setattr(gpu, "list_uuids", lambda: ["a", "b", "c"])
-    text = "print(os.environ['CUDA_VISIBLE_DEVICES'])"
+    # With the second variable, a port that another program has taken is no mistake of the user.
+    names = f"'CUDA_VISIBLE_DEVICES', {rendezvous.PORTS_BY_LAUNCHER!r}"
+    text = f"print(task['type'], task['index'], *map(os.environ.get, [{names}]))"
     assert Launcher(lambda task: script(text), workers=2).run() == 0
-    assert sorted(capfd.readouterr().out.splitlines()) == ["[worker 0] a,b", "[worker 1] c"]
+    out = sorted(capfd.readouterr().out.splitlines())
+    assert out == ["[worker 0] worker 0 a,b 1", "[worker 1] worker 1 c 1"]
 
 
 def script(text):
@@ -102,13 +93,6 @@ def script(text):
     return [sys.executable, "-c", header + text]
 
 
-def test_every_process_gets_its_task_and_its_output_has_its_name(capfd):
-    text = "print('I am', task['type'], task['index'])"
-    assert Launcher(lambda task: script(text), workers=2).run() == 0
-    out = capfd.readouterr().out.splitlines()
-    assert sorted(out) == ["[worker 0] I am worker 0", "[worker 1] I am worker 1"]
-
-
 def test_first_failure_is_reported_and_stops_the_others(capfd):
     text = "sys.exit(3) if task['index'] else signal.pause()"  # which ends by a signal only
     assert Launcher(lambda task: script(text), workers=2).run() == 3
@@ -118,38 +102,24 @@ def test_first_failure_is_reported_and_stops_the_others(capfd):
     )
 
 
-def test_code_of_a_signal_is_as_in_shells(capfd):
-    text = "os.kill(os.getpid(), signal.SIGKILL)"
-    assert Launcher(lambda task: script(text), workers=1).run() == 128 + signal.SIGKILL
-    assert "worker 0 failed first (killed by SIGKILL)" in capfd.readouterr().err
-
-
 def test_code_above_those_of_the_signals_is_reported(capfd):
     assert Launcher(lambda task: script("sys.exit(-1)"), workers=1).run() == 255
     assert "worker 0 failed first (exit code 255)" in capfd.readouterr().err
 
 
-def test_temporary_files_of_killed_processes_are_deleted(capfd):
+def test_code_of_a_signal_is_as_in_shells_and_temporary_files_are_deleted(capfd):
     text = (
         "import tempfile\n"
         "print(tempfile.mkdtemp(), flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
-    Launcher(lambda task: script(text), workers=1, max_restarts=1).run()
-    folders = [line.removeprefix("[worker 0] ") for line in capfd.readouterr().out.splitlines()]
+    launcher = Launcher(lambda task: script(text), workers=1, max_restarts=1)
+    assert launcher.run() == 128 + signal.SIGKILL
+    out, err = capfd.readouterr()
+    assert "worker 0 failed first (killed by SIGKILL)" in err
+    folders = [line.removeprefix("[worker 0] ") for line in out.splitlines()]
     assert len(folders) == 2
     assert not any(os.path.exists(os.path.dirname(folder)) for folder in folders)
-
-
-@pytest.mark.parametrize("ending", [f"sys.exit({launch.STOPPED})", "os.abort()"])
-def test_process_that_ended_because_another_failed_is_not_the_first(ending, tmp_path):
-    # Both have exited before the first check: the one that reports a lost worker is not the cause.
-    text = f"{ending} if task['index'] == 0 else sys.exit(5)"
-    launcher = Launcher(lambda task: script(text), workers=2)
-    launcher._start([1, 2], str(tmp_path))
-    for process in launcher._processes:
-        process._popen.wait()
-    assert launcher._find_failure().exit_code == 5
 
 
 @pytest.mark.parametrize(
@@ -157,7 +127,7 @@ def test_process_that_ended_because_another_failed_is_not_the_first(ending, tmp_
     [
         # A process that is killed takes others with it, whose error it may not recognize.
         (["sys.exit(1)", "os.kill(os.getpid(), signal.SIGKILL)"], 128 + signal.SIGKILL),
-        (["os.abort()", "os.kill(os.getpid(), signal.SIGSEGV)"], 128 + signal.SIGSEGV),
+        # Those that report a lost worker, or that TensorFlow aborts, are not the cause.
         (["sys.exit(75)", "os.abort()", "sys.exit(1)"], 1),
         (["sys.exit(75)", "os.abort()"], 128 + signal.SIGABRT),
     ],
@@ -171,15 +141,12 @@ def test_cause_is_selected_by_its_kind_if_several_processes_have_ended(endings, 
     assert launcher._find_failure().exit_code == cause
 
 
-@pytest.mark.parametrize(
-    "ending", [f"os._exit({launch.STOPPED})", pytest.param("os.abort()", marks=pytest.mark.slow)]
-)
-def test_cause_may_exit_after_the_processes_that_noticed_it(ending, tmp_path, capfd, monkeypatch):
+def test_cause_may_exit_after_the_processes_that_noticed_it(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(launch, "_CAUSE_TIMEOUT", 300.0)  # worker 1 may start late
     # Python's teardown of the process that failed takes a moment; the others exit at once.
     text = (
         "ends = pathlib.Path(sys.argv[1])\n"
-        f"if task['index'] == 0: ends.touch(); {ending}\n"
+        f"if task['index'] == 0: ends.touch(); os._exit({launch.STOPPED})\n"
         "while not ends.exists(): time.sleep(0.01)\n"
         "sys.exit(5)\n"
     )
@@ -196,29 +163,12 @@ def test_consequence_without_another_failure_is_reported(monkeypatch, capfd):
     assert "worker 0 failed first (killed by SIGABRT)" in capfd.readouterr().err
 
 
-def test_port_that_another_program_has_taken_is_not_a_user_error(capfd):
-    # Between the choice of the launcher and the start of the process.
-    text = (
-        "import socket\n"
-        "from ctl.errors import Failure\n"
-        "from ctl.hardware import engines, rendezvous\n"
-        "this = engines.from_environment(os.environ)\n"
-        "other = socket.create_server(('', int(this.address.rpartition(':')[2])))\n"
-        "try:\n"
-        "    rendezvous.wait_for_others(this, timeout=1)\n"
-        "except Failure as error:\n"
-        "    print(error)\n"
-    )
-    assert Launcher(lambda task: script(text), workers=2).run() == 0
-    assert capfd.readouterr().out.count(" cannot listen at localhost:") == 2
-
-
 def test_failure_restarts_all_processes_with_a_new_command(tmp_path, capfd):
     commands = []
 
     def command(task):
         commands.append(task.name)
-        return script("sys.exit(1)" if len(commands) == 2 else "time.sleep(0.5)")
+        return script("sys.exit(1)" if len(commands) == 2 else "pass")
 
     assert Launcher(command, workers=2, max_restarts=2).run() == 0
     assert commands == ["worker 0", "worker 1"] * 2

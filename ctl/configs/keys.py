@@ -57,12 +57,12 @@ def defaults() -> config_dict.ConfigDict:
     return config
 
 
-def flatten(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+def flatten(config: Mapping[str, Any], path: str = "", *, separator: str = ".") -> dict[str, Any]:
     """Returns the values of a config by the full names of their keys, such as "train.steps"."""
     result: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, Mapping | config_dict.ConfigDict):
-            result |= flatten(value, f"{path}{key}.")
+            result |= flatten(value, f"{path}{key}{separator}", separator=separator)
         else:
             result[f"{path}{key}"] = value
     return result

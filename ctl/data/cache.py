@@ -89,14 +89,12 @@ def cached(source: Source, place: str) -> Source:
             "ctl.data.cached(source, place) of each of its sources."
         )
     examples = batching.all_examples(source)
-    spec = examples.element_spec
-    _check_spec(spec, place)
-    copy: Source
-    if place != MEMORY:
-        copy = CachedRecords(_load_or_fill(source, examples, place), _parser(spec))
-    else:
+    _check_spec(examples.element_spec, place)
+    if place == MEMORY:
         batches = _read(source, examples, examples)
-        copy = CachedArrays(tf.nest.map_structure(lambda *v: np.concatenate(v), *batches))
+        copy: Source = CachedArrays(tf.nest.map_structure(lambda *v: np.concatenate(v), *batches))
+    else:
+        copy = CachedRecords(_load_or_fill(source, examples, place), _parser(examples.element_spec))
     # The order of the copy must not read ahead in the files.
     is_read = isinstance(source, Records | RecordFeatures)
     copy.inner_sources = (source.without_python() if is_read else source,)
@@ -138,18 +136,16 @@ def _serialize(example: Batch) -> tf.Tensor:
 
 def _parser(spec: Any) -> Callable[[tf.Tensor], Batch]:
     """Returns a function from the record of an example to the example."""
-    specs = tf.nest.flatten(spec)
 
     def parse(record: tf.Tensor) -> Batch:
-        features = tf.unstack(tf.io.parse_tensor(record, tf.string), len(specs))
-        values = [
-            tf.ensure_shape(tf.io.parse_tensor(feature, each.dtype), each.shape)
-            for feature, each in zip(features, specs, strict=True)
-        ]
-        example: Batch = tf.nest.pack_sequence_as(spec, values)
-        return example
+        features = tf.unstack(tf.io.parse_tensor(record, tf.string), len(tf.nest.flatten(spec)))
+        return tf.nest.map_structure(_parse, spec, tf.nest.pack_sequence_as(spec, features))
 
     return parse
+
+
+def _parse(spec: tf.TensorSpec, feature: tf.Tensor) -> tf.Tensor:
+    return tf.ensure_shape(tf.io.parse_tensor(feature, spec.dtype), spec.shape)
 
 
 def _read(source: Source, examples: tf.data.Dataset, rows: tf.data.Dataset) -> Iterator[Any]:

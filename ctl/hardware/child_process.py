@@ -29,11 +29,12 @@ class ChildProcess:
         environment: variables to set in addition to those of the current process.
 
     Attributes:
+        environment: the variables that were set.
         line: the last line of its output that is not empty.
     """
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]):
-        self.name, self.line = name, ""
+        self.name, self.environment, self.line = name, environment, ""
         self._is_stopping = False
         self._popen = subprocess.Popen(
             command,

@@ -29,7 +29,7 @@ from ctl.configs.loading import import_file
 from ctl.errors import UsageError, align, print_line, type_name
 from ctl.hardware import gpu
 from ctl.hardware.child_process import ChildProcess, pass_on, receive_signals
-from ctl.loop.lock import RunLock
+from ctl.loop import lock
 from ctl.loop.progress import format_duration, format_numbers
 from ctl.loop.workdir import Workdir, name_experiment, name_values
 from ctl.modes import DONE, FAILED, STOPPED
@@ -51,7 +51,6 @@ class SweepRun:
         values: full name of a key -> value, as text for the command line.
         status: "waiting", "running", "done", "stopped" or "failed".
         process: its process, once it was started.
-        device: the variables that give the process devices.
     """
 
     number: int
@@ -59,15 +58,12 @@ class SweepRun:
     values: Mapping[str, str]
     status: str = "waiting"
     process: Any = None
-    device: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
-    def start(
-        self, command: Sequence[str], folder: pathlib.Path, device: Mapping[str, str]
-    ) -> None:
+    def start(self, command: list[str], folder: pathlib.Path, device: Mapping[str, str]) -> None:
         """Starts the process, whose workdir is in the folder of the sweep."""
         values = [f"--config.{key}={text}" for key, text in self.values.items()]
         workdir = f"--workdir={folder / self.name}"
-        self.status, self.device = "running", device
+        self.status = "running"
         self.process = ChildProcess(self.name, [*command, *values, workdir], device)
 
     def end(self, *, was_stopped: bool) -> None:
@@ -112,8 +108,8 @@ def run(values: flags.FlagValues, changes: Changes) -> int:
             "name a split in eval.splits, or choose --sweep=random."
         )
     folder = pathlib.Path(values.workdir or f"runs/{name_experiment(values.config)}.sweep")
-    names = os.listdir(folder) if folder.is_dir() else []
-    if set(names) - {"run.lock"} and _JOURNAL not in names:
+    names = {path.name for path in folder.glob("*")} - {lock.NAME}
+    if names and _JOURNAL not in names:
         raise UsageError(
             f"{folder} has files in it and no {_JOURNAL}, so it is not a sweep's folder: name another "
             "--workdir."
@@ -123,8 +119,8 @@ def run(values: flags.FlagValues, changes: Changes) -> int:
     command += [f"--config.{key}" + ("" if text is None else f"={text}") for key, text in changes]
     metric = config.train.best.metric or "eval/loss"
     runs: list[SweepRun] = []
-    with RunLock(folder) as lock, receive_signals() as signals:
-        lock.acquire()
+    with lock.RunLock(folder) as run_lock, receive_signals() as signals:
+        run_lock.acquire()
         study = _open_study(folder / _JOURNAL, config, fresh=values.fresh)
         if search:
             chosen = _choose(study, values, changes)
@@ -144,8 +140,8 @@ def run(values: flags.FlagValues, changes: Changes) -> int:
             for each in running:
                 if each.process.exit_code is not None:
                     each.end(was_stopped=bool(signals))
-                    free.append(each.device)
-                    _tell(study, each, _read_row(each, folder).get(metric))
+                    free.append(each.process.environment)
+                    _tell(study, each, _read_row(each, folder).get(metric, math.nan))
     _print_table(runs, folder, metric, largest=config.train.best.mode == "max")
     states = {each.status for each in runs}
     if signals or "stopped" in states:
@@ -179,10 +175,7 @@ def list_runs(config: str, changes: Changes, sweeps: Sequence[str]) -> dict[str,
         )
     if isinstance(values, Mapping):
         values = [dict(zip(values, each, strict=True)) for each in itertools.product(*lists)]
-    runs = {name_values(each): each for each in map(_as_texts, values)}
-    for each in runs.values():
-        command_line.load_config(config, [*changes, *each.items()])
-    return runs
+    return {name_values(texts): texts for texts in (_as_texts(v, config, changes) for v in values)}
 
 
 def _parse(text: str) -> tuple[str, list[str]]:
@@ -214,14 +207,16 @@ def _call(config: str, *arguments: Any) -> Any:
         raise UsageError(f"{FROM_FILE}() fails: {error_location(error, path)}") from error
 
 
-def _as_texts(values: Any) -> dict[str, str]:
-    """Returns the values of a run as the command line has them."""
+def _as_texts(values: Any, config: str, changes: Changes) -> dict[str, str]:
+    """Returns the values of a run as the command line has them, and checks its config."""
     if not isinstance(values, Mapping) or not values:
         raise UsageError(
             f"{FROM_FILE}() returned {type_name(values)} for a run, but must return a dict of keys and "
             "values that is not empty."
         )
-    return {k: str(v).lower() if isinstance(v, bool) else str(v) for k, v in values.items()}
+    texts = {k: str(v).lower() if isinstance(v, bool) else str(v) for k, v in values.items()}
+    command_line.load_config(config, [*changes, *texts.items()])
+    return texts
 
 
 def _open_study(path: pathlib.Path, config: Any, *, fresh: bool) -> Any:
@@ -261,8 +256,7 @@ def _choose(study: Any, values: flags.FlagValues, changes: Changes) -> Iterator[
         if kind == "tpe":
             study.sampler = samplers.TPESampler(seed=number, constant_liar=True)
         trial = study.ask()
-        texts = _as_texts(_call(values.config, trial))
-        command_line.load_config(values.config, [*changes, *texts.items()])
+        texts = _as_texts(_call(values.config, trial), values.config, changes)
         yield _record(trial, name_values({"trial": str(number), **texts}), texts)
 
 
@@ -281,14 +275,13 @@ def _record(trial: Any, name: str, values: Mapping[str, str]) -> SweepRun:
     return SweepRun(trial.number, name, values)
 
 
-def _tell(study: Any, each: SweepRun, value: Any) -> None:
+def _tell(study: Any, each: SweepRun, value: float) -> None:
     """Records that a run is done, with the metric that decides which run is best."""
     from optuna.trial import TrialState
 
     if each.status == "done":
-        is_number = isinstance(value, int | float) and math.isfinite(value)
-        state = TrialState.COMPLETE if is_number else TrialState.FAIL
-        study.tell(each.number, value if is_number else None, state)
+        result = {"values": value} if math.isfinite(value) else {"state": TrialState.FAIL}
+        study.tell(each.number, **result)
 
 
 def _print_table(
@@ -296,7 +289,7 @@ def _print_table(
 ) -> None:
     rows = [_read_row(each, folder) for each in runs]
     names = [*dict.fromkeys(name for row in rows for name in row)]
-    lines = align([names, *([_show(row.get(name)) for name in names] for row in rows)])
+    lines = align([names, *([_show(row.get(name, "")) for name in names] for row in rows)])
     lines += [f"{e.name}: {e.process.line}" for e in runs if e.status in ("failed", "stopped")]
     done = [
         (row[metric], each.name, row["seconds"])
@@ -306,31 +299,26 @@ def _print_table(
     if len(done) > 1:
         value, name, seconds = (max if largest else min)(done)
         lines.append(f"Best {metric}: {_show(value)} of {name}, {format_duration(seconds or 0)}.")
-    for line in [*lines, f"Sweep: {folder}; ctl report {folder}"]:
-        print_line(line)
+    print_line("\n".join([*lines, f"Sweep: {folder}; ctl report {folder}"]))
 
 
 def _read_row(each: SweepRun, folder: pathlib.Path) -> dict[str, Any]:
     """Returns one row of the table: the values of the run, its state, and its last numbers."""
-    result = Workdir(folder / each.name, writes=False).result()
+    result = {"step": "", "seconds": "", **Workdir(folder / each.name, writes=False).result()}
     numbers = flatten("eval", result.get("eval")) or flatten("train", result.get("train"))
     numbers.pop("eval/examples", None)
-    head = {**each.values, "status": each.status, "step": result.get("step")}
-    return {**head, **numbers, "seconds": result.get("seconds")}
+    head = {**each.values, "status": each.status, "step": result["step"]}
+    return {**head, **numbers, "seconds": result["seconds"]}
 
 
 def flatten(name: str, values: Any) -> dict[str, Any]:
     """Returns the numbers of a result by their names, such as "eval/loss"."""
-    if isinstance(values, Mapping):
-        parts = [flatten(f"{name}/{key}", value) for key, value in values.items()]
-        return {key: value for part in parts for key, value in part.items()}
-    return {name: values} if isinstance(values, int | float) else {}
+    flat = overrides.flatten({name: values}, separator="/")
+    return {key: value for key, value in flat.items() if isinstance(value, int | float)}
 
 
 def _show(value: Any) -> str:
-    if isinstance(value, float):
-        return format_numbers({"": value}).strip()
-    return "" if value is None else str(value)
+    return format_numbers({"": value}).strip() if isinstance(value, float) else str(value)
 
 
 def _divide_devices(parallel: str) -> list[Mapping[str, str]]:

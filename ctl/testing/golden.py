@@ -36,6 +36,7 @@ _RECORD = "record the curve again: pytest --update_golden"
 _TENSORS = ("update", "statistic")  # the kinds of variables that a curve describes one by one
 
 Experiment: TypeAlias = str | os.PathLike[str] | config_dict.ConfigDict | StandardTrainer
+Values: TypeAlias = Mapping[Name, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,23 +145,21 @@ def find_difference(actual: Curve, recorded: Curve, rtol: float) -> str:
             f"The golden curve has {len(recorded.steps)} steps, but {len(actual.steps)} are required: "
             f"{_RECORD}."
         )
-    pairs = itertools.zip_longest(actual.tensors.items(), recorded.tensors.items())
-    for here, there in pairs:  # the names are not compared: Keras numbers the layers of a process
-        if not (here and there and here[1] == there[1]):
-            texts = [" ".join(map(str, each or ["no variable"])) for each in (here, there)]
+    tables = (curve.tensors.items() for curve in (actual, recorded))
+    for here, there in itertools.zip_longest(*tables, fillvalue=("no variable",)):
+        if here[1:] != there[1:]:  # names are not compared: Keras numbers the layers of a process
+            texts = [" ".join(map(str, each)) for each in (here, there)]
             return f"The trainer has {texts[0]}, where {texts[1]} was recorded"
     labels = ["loss", *(f"norm of the update of {name}" for name in recorded.tensors)]
     for number, (step, expected) in enumerate(zip(actual.steps, recorded.steps, strict=False), 1):
-        new, old = (np.array([each["loss"], *each["update"]]) for each in (step, expected))
+        new, old = ([each["loss"], *each["update"]] for each in (step, expected))
         scales = [abs(old[0]), *[np.linalg.norm(old[1:])] * (len(old) - 1)]
-        is_same = (new == old) | (np.isnan(new) & np.isnan(old))
-        is_same |= np.abs(new - old) <= rtol * np.array(scales)  # false if one of them is NaN
-        if not is_same.all():
-            i = int(np.argmin(is_same))
-            numbers = (
-                f"{new[i]:.9g} instead of {old[i]:.9g} (difference {abs(new[i] - old[i]):.2g})"
-            )
-            return f"Step {number}: the {labels[i]} is {numbers}"
+        for label, value, before, scale in zip(labels, new, old, scales, strict=True):
+            distance = abs(value - before)
+            is_same = value == before or (np.isnan(value) and np.isnan(before))
+            if not is_same and not distance <= rtol * scale:  # true if one of them is NaN
+                numbers = f"{value:.9g} instead of {before:.9g} (difference {distance:.2g})"
+                return f"Step {number}: the {label} is {numbers}"
         if not rtol and step["bits"] != expected["bits"]:
             same = "with the same loss and norms of the updates"
             return f"Step {number}: variables have other bits, {same}"
@@ -217,17 +216,14 @@ def record(trainer: StandardTrainer, steps: int) -> Curve:
     return Curve(describe_environment(trainer), tensors, recorded)
 
 
-def describe_step(
-    loss: float, values: Mapping[Name, np.ndarray], before: Mapping[Name, np.ndarray]
-) -> dict[str, Any]:
+def describe_step(loss: float, values: Values, before: Values) -> dict[str, Any]:
     """Returns what a curve has of a step, from all variables after it and before it."""
     tensors = _select_tensors(values)
     changes = [value.astype(np.float64) - before[name] for name, value in tensors.items()]
     digest = hashlib.blake2b(digest_size=8)
-    for (
-        value
-    ) in values.values():  # one by one: together they need the memory of all variables again
-        digest.update(np.ascontiguousarray(value).tobytes())
+    # One by one: together they need the memory of all variables again.
+    for value in values.values():
+        digest.update(value.tobytes())
     return {
         "loss": loss,
         "update": [float(np.linalg.norm(change.ravel())) for change in changes],
@@ -235,7 +231,7 @@ def describe_step(
     }
 
 
-def _select_tensors(values: Mapping[Name, np.ndarray]) -> dict[Name, np.ndarray]:
+def _select_tensors(values: Values) -> Values:
     return {name: value for name, value in values.items() if name[0] in _TENSORS}
 
 
@@ -244,7 +240,7 @@ def describe_environment(trainer: StandardTrainer) -> dict[str, str]:
     plan, options = loop_of(trainer).plan, trainer.options
     optimizer = getattr(trainer.optimizer, "inner_optimizer", trainer.optimizer)
     config = optimizer.get_config() if hasattr(optimizer, "get_config") else {}
-    names = sorted({name.partition(":")[0] for name in devices.replica_devices(trainer.strategy)})
+    kinds = sorted({name.partition(":")[0] for name in devices.replica_devices(trainer.strategy)})
     described = {
         "ctl": find_version(),
         "tensorflow": tf.__version__,
@@ -252,7 +248,7 @@ def describe_environment(trainer: StandardTrainer) -> dict[str, str]:
         "numpy": np.__version__,
         # Some kernels use its exponential function and logarithm.
         "C library": " ".join(platform.libc_ver()),
-        "devices": ", ".join(names),
+        "devices": ", ".join(kinds),
         **host.describe_kernels(tf.config.threading.get_intra_op_parallelism_threads()),
         # The keys of the data may name folders of one machine.
         **{name: str(value) for name, value in vars(options).items() if name != "data"},
@@ -263,7 +259,7 @@ def describe_environment(trainer: StandardTrainer) -> dict[str, str]:
     }
     if not options.logical_shards:  # with them, the order is the same on any number of replicas
         described |= {"strategy": plan.strategy, "replicas": str(plan.layout.replicas)}
-    if "GPU" in names:
+    if "GPU" in kinds:
         query = tf.config.experimental
         gpus = map(query.get_device_details, tf.config.get_visible_devices("GPU"))
         described["GPU"] = "; ".join(sorted({*map(str, gpus)}))

@@ -149,6 +149,7 @@ class Done:
     exit_code, line = 0, ""
 
     def __init__(self, name, command, environment):
+        self.environment = environment
         values = dict(argument.split("=", 1) for argument in command if "=" in argument)
         folder = pathlib.Path(values["--workdir"])
         folder.mkdir(parents=True)
@@ -265,26 +266,19 @@ def test_get_sweep_returns_lists_of_values_or_runs(listed):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["seed"], "--sweep is 'seed', but must be KEY=VALUE,VALUE"),
         (["seed=1,,2"], "--sweep is 'seed=1,,2', but must be KEY=VALUE,VALUE"),
         (["seed="], "but must be KEY=VALUE,VALUE"),
-        (["sed=1,2"], "There is no config key sed: did you mean seed?"),
-        (["seed=1,x"], "seed is 'x', but must be an integer"),
-        (
-            ["optimizer.learning_rate=1e-3,-1"],
-            "optimizer.learning_rate is -1.0, but must be a finite",
-        ),
+        (["get_sweep", "seed=1"], "--sweep is 'get_sweep', but must be KEY=VALUE,VALUE"),
+        (["optimizer.learning_rate=1e-3,-1"], "optimizer.learning_rate is -1.0, but must be a"),
         (["seed=1", "seed=2"], "--sweep names a key twice"),
         (
             ["get_sweep"],
-            r"has no get_sweep\(\): define one that returns a dict, such as .*\[1e-3, 3e-3\]",
+            r"has no get_sweep\(\): define one that returns a dict, such as .*\[1e-3, ",
         ),
-        (["get_sweep", "seed=1"], "--sweep is 'get_sweep', but must be KEY=VALUE,VALUE"),
-        (["tpe:20", "seed=1"], "--sweep is 'tpe:20', but must be KEY=VALUE,VALUE"),
     ],
 )
 def test_mistake_in_values_is_one_line(listed, flags, message):
-    with pytest.raises(UsageError, match=message.replace("?", r"\?")):
+    with pytest.raises(UsageError, match=message):
         listed(*flags)
 
 
@@ -296,61 +290,29 @@ def test_get_sweep_must_return_settings(listed, value):
         listed("get_sweep")
 
 
-# The runs of the sweep that is stopped wait at step 15, so that none of them ends before.
-HELD = experiments.DROPOUT.replace(
-    "    def build_metrics",
-    """\
-    def build_actions(self):
-        return [Hold()] if "HOLD" in os.environ else []
-
-    def build_metrics""",
-).replace(
-    "\n\nclass Trainer",
-    """
+# The run of the sweep that is killed waits at step 15, so that it does not end before.
+HOLD = """
 
 class Hold(ctl.Action):
     at = "train"
 
     def __call__(self, outputs):
         # The first signal restores the default handlers (ctl/loop/stop.py).
-        while self.controller.step == 15 and signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        while "HOLD" in os.environ and self.controller.step == 15 and (
+            signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
+        ):
             time.sleep(0.01)
-
-
-class Trainer""",
-)
+"""
 
 
 @pytest.mark.slow
-def test_stopped_and_resumed_sweep_has_the_bits_of_the_runs_by_themselves(tmp_path, monkeypatch):
+def test_run_of_a_killed_sweep_saves_and_has_the_bits_of_a_run_by_itself(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    text = f"import os, signal, time\n{HELD}"
+    text = f"import os, signal, time\n{experiments.DROPOUT}{HOLD}"
     experiments.write(tmp_path, {"experiment.py": text})
-    flags = ["--config=experiment.py", "--config.train.steps_per_loop=1"]
-    for seed in (1, 2):
-        assert main.run(["ctl", *flags, f"--config.seed={seed}", f"--workdir=alone{seed}"]) == 0
-    sweep = [*flags, "--sweep=seed=1,2", "--sweep_parallel=2", "--workdir=sweep"]
-    process = child.start(["-m", "ctl.main", *sweep], cwd=tmp_path, HOLD="1")
-    first = tmp_path / "sweep/seed=1/checkpoints/ckpt-10.index"
-    while not first.exists() and process.poll() is None:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=240) == 75
-    assert main.run(["ctl", *sweep]) == 0
-    for seed in (1, 2):
-        weights = experiments.read_weights(tmp_path / f"sweep/seed={seed}", step=30)
-        alone = experiments.read_weights(tmp_path / f"alone{seed}", step=30)
-        assert all((alone[name] == value).all() for name, value in weights.items())
-
-
-@pytest.mark.slow
-def test_runs_of_a_killed_sweep_save_and_stop(tmp_path):
-    experiments.write(tmp_path, {"experiment.py": experiments.DROPOUT})
-    flags = ["--config.train.steps=1000000", "--config.eval.interval=0"]
-    process = child.start(
-        ["-m", "ctl.main", "--config=experiment.py", *flags, "--sweep=seed=1", "--workdir=sweep"],
-        cwd=tmp_path,
-    )
+    flags = ["--config=experiment.py", "--config.actions=['experiment.py:Hold']"]
+    sweep = ["-m", "ctl.main", *flags, "--sweep=seed=1", "--workdir=sweep"]
+    process = child.start(sweep, cwd=tmp_path, HOLD="1")
     run = tmp_path / "sweep/seed=1"
     while not (run / "checkpoints/ckpt-10.index").exists() and process.poll() is None:
         time.sleep(0.02)
@@ -361,6 +323,8 @@ def test_runs_of_a_killed_sweep_save_and_stop(tmp_path):
     while '"stop"' not in (text := (run / "events.jsonl").read_text()) or text[-1] != "\n":
         assert time.monotonic() < deadline, text
         time.sleep(0.1)
-    events = experiments.read_events(run)
-    assert events[-1][0] == "stop"
-    assert ("checkpoint", events[-1][1]) in events  # saved at the step it stopped at
+    assert experiments.read_events(run)[-2:] == [("checkpoint", 15), ("stop", 15)]
+    for command in (["--sweep=seed=1", "--workdir=sweep"], ["--config.seed=1", "--workdir=alone"]):
+        assert main.run(["ctl", *flags, *command]) == 0
+    weights, alone = (experiments.read_weights(each, step=30) for each in (run, "alone"))
+    assert all((alone[name] == value).all() for name, value in weights.items())

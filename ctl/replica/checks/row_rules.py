@@ -223,43 +223,40 @@ def _find_ones(tensor: tf.Tensor) -> list[int]:
     return [axis for axis, size in enumerate(tensor.shape) if size == 1]
 
 
+def _by_op(*rows: tuple[str, Any]) -> dict[str, Any]:
+    """Returns op -> value from rows of several ops each."""
+    return {name: value for names, value in rows for name in names.split()}
+
+
 # Op -> the axes that it computes along.
-_AXES: dict[str, Callable[[Any], Any]] = {
-    name: axes
-    for names, axes in (
-        ("All Any ArgMax ArgMin Max Mean Min Prod Sum", lambda op: _static(op.inputs[1])),
-        ("ConcatV2 Cumprod Cumsum ReverseV2 Roll", lambda op: _static(op.inputs[-1])),
-        ("LogSoftmax Softmax TopKV2", lambda op: -1),
-        ("Split SplitV", lambda op: _static(op.inputs[0 if op.type == "Split" else 2])),
-        ("Pad PadV2 MirrorPad", lambda op: np.flatnonzero(_static(op.inputs[1]).any(axis=1))),
-        ("Tile", lambda op: np.flatnonzero(_static(op.inputs[1]) != 1)),
-        ("Squeeze", lambda op: op.get_attr("squeeze_dims") or _find_ones(op.inputs[0])),
-        ("Unpack", lambda op: op.get_attr("axis")),
-    )
-    for name in names.split()
-}
-_RULES: dict[str, Rule] = {
-    name: rule
-    for rule, names in (
-        (_elementwise, " ".join(ops.ELEMENTWISE)),
-        (
-            _leading,
-            """
-            AvgPool BiasAdd Conv2D Conv2DBackpropInput Conv3D DepthwiseConv2dNative MaxPool
-            ResizeBilinear ResizeNearestNeighbor SoftmaxCrossEntropyWithLogits
-            SparseSoftmaxCrossEntropyWithLogits XlaCallModule
-            """,
-        ),
-        (_batch_norm, "FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3"),
-        (_matmul, "MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3"),
-        (_einsum, "Einsum"),
-        (_along, " ".join(_AXES)),
-        (_transpose, "Transpose"),
-        (_insert, "ExpandDims OneHot Pack"),
-        (_reshape, "Reshape"),
-        (_strided_slice, "StridedSlice"),
-        (_gather, "GatherV2 ResourceGather"),
-        (lambda op, states, count: list(states), "IdentityN"),
-    )
-    for name in names.split()
-}
+_AXES: dict[str, Callable[[Any], Any]] = _by_op(
+    ("All Any ArgMax ArgMin Max Mean Min Prod Sum", lambda op: _static(op.inputs[1])),
+    ("ConcatV2 Cumprod Cumsum ReverseV2 Roll", lambda op: _static(op.inputs[-1])),
+    ("LogSoftmax Softmax TopKV2", lambda op: -1),
+    ("Split SplitV", lambda op: _static(op.inputs[0 if op.type == "Split" else 2])),
+    ("Pad PadV2 MirrorPad", lambda op: np.flatnonzero(_static(op.inputs[1]).any(axis=1))),
+    ("Tile", lambda op: np.flatnonzero(_static(op.inputs[1]) != 1)),
+    ("Squeeze", lambda op: op.get_attr("squeeze_dims") or _find_ones(op.inputs[0])),
+    ("Unpack", lambda op: op.get_attr("axis")),
+)
+_RULES: dict[str, Rule] = _by_op(
+    (" ".join(ops.ELEMENTWISE), _elementwise),
+    (
+        """
+        AvgPool BiasAdd Conv2D Conv2DBackpropInput Conv3D DepthwiseConv2dNative MaxPool
+        ResizeBilinear ResizeNearestNeighbor SoftmaxCrossEntropyWithLogits
+        SparseSoftmaxCrossEntropyWithLogits XlaCallModule
+        """,
+        _leading,
+    ),
+    ("FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3", _batch_norm),
+    ("MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3", _matmul),
+    ("Einsum", _einsum),
+    (" ".join(_AXES), _along),
+    ("Transpose", _transpose),
+    ("ExpandDims OneHot Pack", _insert),
+    ("Reshape", _reshape),
+    ("StridedSlice", _strided_slice),
+    ("GatherV2 ResourceGather", _gather),
+    ("IdentityN", lambda op, states, count: list(states)),
+)

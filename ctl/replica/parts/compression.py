@@ -1,7 +1,6 @@
 """Gradients that are sent in 16 bits, with the rounding errors added to the next gradients."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-import functools
 import math
 from typing import Any
 
@@ -130,10 +129,8 @@ class Compression(Part):
                 changes.append((error.local, value - tf.cast(sent[i], value.dtype)))
         sums, total = reduction.all_reduce(sent, loss)
         waits.observe((sent, loss), (sums, total))
-        for i, gradient in enumerate(gradients):
-            if gradient is not None:
-                cast = functools.partial(tf.cast, dtype=gradient.dtype)
-                sums[i] = gradients_module.map_values(sums[i], cast)
+        pairs = zip(sums, gradients, strict=True)
+        sums = [value if like is None else tf.cast(value, like.dtype) for value, like in pairs]
         return GlobalUpdate(variables, sums, total, changes)
 
     def after(self, update: GlobalUpdate, before: Any, applied: tf.Tensor | bool) -> None:

@@ -1,6 +1,5 @@
 """Finds differences: between the splits, and mistakes that no split reveals."""
 
-from collections.abc import Callable, Collection, Iterator
 import dataclasses
 from typing import Any
 
@@ -16,7 +15,6 @@ from ctl.testing.loop_record import Record
 from ctl.testing.splits import Split
 
 Found = tuple[list[Difference], str]  # the differences and their cause
-Check = Callable[[Evidence], Found]
 NOTHING: Found = ([], "")
 EVALUATION = "No trainable variable changed: compared as an evaluation."
 _SCALE = 8.0  # a power of two, so that scaling is exact
@@ -29,7 +27,7 @@ _NOT_COMPARED = "The optimizer was not compared: it may amplify the rounding err
 
 def run_checks(evidence: Evidence) -> Found:
     """Returns the differences that the first check finds, and their cause."""
-    checks: list[Check] = [check_splits, check_normalization, check_loss_scale]
+    checks = [check_splits, check_normalization, check_loss_scale]
     if evidence.subject.scales_losses:  # updates that are not divided by the scale are too large
         checks.insert(0, check_loss_scale)
     checks += [check_recomputation, check_optimizers]
@@ -38,11 +36,9 @@ def run_checks(evidence: Evidence) -> Found:
 
 def check_splits(evidence: Evidence) -> Found:
     """Compares each split with one replica, and explains the first difference."""
-    differences = [
-        difference
-        for split, record in evidence.records.items()
-        for difference in _compare(evidence, record, evidence.references[split.batch])
-    ]
+    differences: list[Difference] = []
+    for split, record in evidence.records.items():
+        differences += _compare(evidence, record, evidence.references[split.batch])
     if not differences:
         return NOTHING
     return rules.explain(dataclasses.replace(evidence, differences=differences))
@@ -63,15 +59,14 @@ def check_normalization(evidence: Evidence) -> Found:
     """Checks one layer of each class that normalizes, on values whose variance is small."""
     layers = [v for v in evidence.run.contents.layers if hasattr(v, "moving_variance")]
     for layer in {type(layer): layer for layer in layers}.values():
-        error = _normalization_error(layer)
-        if error is not None and error > 0.1:
+        if (error := _normalization_error(layer)) > 0.1:
             name = f"variance of {layer.name}"
             return [Difference("probe", name, Split(2), 0, None, error)], causes.SQUARES
     return NOTHING
 
 
-def _normalization_error(layer: Any) -> float | None:
-    """Returns the largest error of a new layer of the same kind, or None if it cannot be made."""
+def _normalization_error(layer: Any) -> float:
+    """Returns the largest error of a new layer of the same kind, or 0 if it cannot be made."""
     channels = layer.moving_variance.shape[-1]
     axis = layer.axis[0] if isinstance(getattr(layer, "axis", None), list) else 1
     shape = [_ROWS] + [1] * (axis - 1) + [channels]
@@ -81,7 +76,7 @@ def _normalization_error(layer: Any) -> float | None:
         config = {**layer.get_config(), "dtype": "float32", "name": "probe"}
         outputs = type(layer).from_config(config)(tf.constant(x), training=True).numpy()
     except Exception:  # from_config of a user's layer may fail in any way
-        return None
+        return 0.0
     rows = tuple(range(len(shape) - 1))
     wide = x.astype(np.float64)
     exact = (wide - wide.mean(rows)) / np.sqrt(wide.var(rows) + getattr(layer, "epsilon", 1e-3))
@@ -106,10 +101,9 @@ def check_loss_scale(evidence: Evidence) -> Found:
     if not distance > tolerance * max(float(np.abs(plain).max(initial=0.0)), 1e-6):
         return NOTHING
     name = f"update under a loss scale that is {_SCALE:g} times larger"
-    factor = float(plain @ scaled / (plain @ plain)) if plain @ plain else None
-    proportional = factor is not None and abs(factor / _SCALE - 1) < 0.05
-    shown = _SCALE if proportional else None
-    return [Difference("probe", name, records[0].split, 0, shown, distance)], causes.LOSS_SCALE
+    square = plain @ plain
+    factor = _SCALE if abs(plain @ scaled / _SCALE - square) < 0.05 * square else None
+    return [Difference("probe", name, records[0].split, 0, factor, distance)], causes.LOSS_SCALE
 
 
 def check_optimizers(evidence: Evidence) -> Found:
@@ -128,11 +122,11 @@ def check_optimizers(evidence: Evidence) -> Found:
     check_finite(reference)
     if plain.trains and not reference.trains:
         evidence.notes.append(f"With the loop's own optimizer: n{EVALUATION[1:]}")
-    tolerance = subject.measure_tolerance(run, reference)
+    tolerance = max(evidence.calibration.tolerance, subject.measure_tolerance(run, reference))
     record = subject.with_state_of(run).start(split).record(reference.names)
     # Adam amplifies the rounding errors of gradients that are zero.
-    zero = set(_zero_updates(plain))
-    return _compare(evidence, record, reference, tolerance, zero), causes.OPTIMIZER
+    zero = _zero_updates(plain)
+    return compare(record, reference, subject.precision, tolerance, zero), causes.OPTIMIZER
 
 
 def check_finite(record: Record) -> None:
@@ -147,23 +141,17 @@ def check_finite(record: Record) -> None:
                 )
 
 
-def _compare(
-    evidence: Evidence,
-    record: Record,
-    reference: Record,
-    tolerance: float = 0.0,
-    rounding: Collection[str] = (),
-) -> list[Difference]:
-    tolerance = max(evidence.calibration.tolerance, tolerance)
-    return compare(record, reference, evidence.subject.precision, tolerance, rounding)
+def _compare(evidence: Evidence, record: Record, reference: Record) -> list[Difference]:
+    precision, tolerance = evidence.subject.precision, evidence.calibration.tolerance
+    return compare(record, reference, precision, tolerance)
 
 
-def _zero_updates(record: Record) -> Iterator[str]:
-    """Yields the variables whose gradients are zero except for rounding errors."""
+def _zero_updates(record: Record) -> set[str]:
+    """Returns the variables whose gradients are zero except for rounding errors."""
     sizes = {
         name: max(float(np.abs(values["update", name]).max(initial=0.0)) for values in record.steps)
         for kind, name in record.steps[0]
         if kind == "update"
     }
     largest = max(sizes.values(), default=0.0)
-    yield from (name for name, size in sizes.items() if size < _ROUNDING * largest)
+    return {name for name, size in sizes.items() if size < _ROUNDING * largest}

@@ -27,14 +27,12 @@ def explain(evidence: Evidence) -> tuple[list[Difference], str]:
         evidence: the evidence, with at least one difference.
     """
     kinds = ("update", "loss", "metric", "evaluation", "statistic", "state", "copy")
-    first, cause = evidence.of_kind(*kinds)[0], causes.UNKNOWN
-    for explained, absent, rule in _RULES:
-        differences = evidence.of_kind(*explained)
-        if differences and not evidence.of_kind(*absent):
-            finding = rule(evidence, differences)
-            if finding:
-                first, cause = finding
-                break
+    findings = (
+        rule(evidence, differences)
+        for explained, absent, rule in _RULES
+        if (differences := evidence.of_kind(*explained)) and not evidence.of_kind(*absent)
+    )
+    first, cause = next(filter(None, findings), (evidence.of_kind(*kinds)[0], causes.UNKNOWN))
     # Those on the same split follow.
     others = sorted(evidence.of_kind(*kinds, "probe"), key=lambda d: d.split != first.split)
     return [first, *(d for d in others if d is not first)], cause
@@ -63,23 +61,14 @@ def _explain_copies(evidence: Evidence, differences: Differences) -> Finding | N
 
 
 def _explain_rows(evidence: Evidence, differences: Differences) -> Finding | None:
-    """Recognizes rows that differ before anything is summed over them."""
-    several = [d for d in differences if d.split.replicas > 1]
-    return _find_differing_rows(evidence, several[0], causes.RANDOM) if several else None
-
-
-def _explain_evaluation(evidence: Evidence, differences: Differences) -> Finding | None:
-    """Recognizes an evaluation whose outputs or losses differ before anything is summed."""
-    return _find_differing_rows(evidence, differences[0], causes.EVALUATION_NOISE)
-
-
-def _find_differing_rows(evidence: Evidence, first: Difference, random: str) -> Finding | None:
-    """Returns why the values of a row depend on the split, with the cause if they are random."""
+    """Recognizes rows that differ before anything is summed over them, also in an evaluation."""
+    first = next((d for d in differences if d.split.replicas > 1), None)
+    if first is None:
+        return None
     training = first.kind != "evaluation"
     if _draws_differ(evidence, first.split, training=training):
-        return first, random
-    rows = _rows(evidence.subject, first.split, training)
-    if rows is None:
+        return first, causes.RANDOM if training else causes.EVALUATION_NOISE
+    if (rows := _rows(evidence.subject, first.split, training)) is None:
         return None
     reference, values = rows
     hooks = {
@@ -126,8 +115,7 @@ def _close(values: np.ndarray, others: np.ndarray) -> bool:
 
 def _explain_growth(evidence: Evidence, differences: Differences) -> Finding | None:
     """Recognizes metrics, such as the loss of Keras' `fit`, that grow with the replicas in each step."""
-    growing = next((d for d in differences if _grows(evidence, d)), None)
-    return None if growing is None else (growing, causes.METRIC_GROWS)
+    return next(((d, causes.METRIC_GROWS) for d in differences if _grows(evidence, d)), None)
 
 
 def _grows(evidence: Evidence, difference: Difference) -> bool:
@@ -142,11 +130,6 @@ def _grows(evidence: Evidence, difference: Difference) -> bool:
         if np.abs(correct).any() and np.allclose(added, correct, rtol=1e-5, atol=1e-9):
             return True
     return False
-
-
-def _explain_loss(evidence: Evidence, differences: Differences) -> Finding | None:
-    """Recognizes that a step returns a wrong loss although its updates are right."""
-    return differences[0], causes.LOSS
 
 
 def _explain_metric(evidence: Evidence, differences: Differences) -> Finding | None:
@@ -196,10 +179,8 @@ def _explain_state(evidence: Evidence, differences: Differences) -> Finding | No
     """Recognizes variables that each replica changes."""
     first = differences[0]
     key, replicas = ("state", first.name), first.split.replicas
-    record, reference = evidence.records[first.split], evidence.references[first.split.batch]
-    changed, expected = (
-        each.steps[0][key] - each.start.get(key, np.zeros([])) for each in (record, reference)
-    )
+    records = evidence.records[first.split], evidence.references[first.split.batch]
+    changed, expected = (each.steps[0][key] - each.start.get(key, 0) for each in records)
     factor = common_factor(changed, expected, _CLOSE)
     added = factor is not None and abs(factor / replicas - 1) < _CLOSE
     return first, causes.ADDED_BY_EACH if added else causes.OWN_UPDATE
@@ -213,8 +194,8 @@ _RULES: Sequence[tuple[Sequence[str], Sequence[str], Rule]] = (
     (("update", "loss"), (), _explain_rows),
     (("update",), (), explain_update),
     (("metric", "loss"), _TRAINING, _explain_growth),
-    (("loss",), ("update",), _explain_loss),
-    (("evaluation",), (*_TRAINING, "loss", "metric", "state", "copy"), _explain_evaluation),
+    (("loss",), ("update",), lambda _, differences: (differences[0], causes.LOSS)),
+    (("evaluation",), (*_TRAINING, "loss", "metric", "state", "copy"), _explain_rows),
     (("metric", "evaluation"), _TRAINING, _explain_metric),
     (("state",), ("update",), _explain_state),
 )

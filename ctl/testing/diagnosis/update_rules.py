@@ -38,13 +38,12 @@ class Coefficients:
 def explain_update(evidence: Evidence, differences: Sequence[Difference]) -> Finding | None:
     """Recognizes how the updates are scaled."""
     first = differences[0]
-    clipped = explain_clipping(evidence.records, evidence.references, first.split)
-    cause = clipped or _explain_parts(evidence, differences)
+    cause = explain_clipping(evidence, first.split) or _explain_parts(evidence, differences)
     if cause and cause != _PART_OF_WEIGHTS:
         return first, cause
     # Before `explain_partial`: one factor of all updates of a model also grows with the replicas.
     finding = _explain_other_model(differences)
-    cause = cause or explain_partial(evidence.records, evidence.references)
+    cause = cause or explain_partial(evidence)
     return finding or ((first, cause) if cause else None)
 
 
@@ -57,8 +56,7 @@ def _explain_parts(evidence: Evidence, differences: Sequence[Difference]) -> str
     for each in dict.fromkeys([split, *uneven[:1]]):
         record, reference = evidence.records[each], evidence.references[each.batch]
         terms = attempt(functools.partial(evidence.subject.terms, each.batch, reference.names))
-        solution = solve(terms, record, reference) if terms else None
-        if solution is not None:
+        if terms and (solution := solve(terms, record, reference)):
             coefficients[each] = solution
     return explain_coefficients(coefficients, split) if split in coefficients else None
 
@@ -71,10 +69,11 @@ def solve(terms: Terms, record: Record, reference: Record) -> Coefficients | Non
         record: the record of a split.
         reference: the record of the same batch on one replica.
     """
-    expected, actual = _combine(terms, reference), _combine(terms, record)
+    solution = _combine(terms, reference, record)
     n, weights = terms.rows.shape[1], slice(-terms.weights.shape[1], None)
-    if expected is None or actual is None or not expected[:n].all():
+    if solution is None or not solution[0, :n].all():
         return None
+    expected, actual = solution
     extra = actual[weights] - expected[weights]
     penalty = 1.0
     if not terms.penalty.size:  # the weights of each variable by themselves
@@ -86,24 +85,26 @@ def solve(terms: Terms, record: Record, reference: Record) -> Coefficients | Non
     return Coefficients(actual[:n] / expected[:n], penalty)
 
 
-def _combine(terms: Terms, record: Record) -> np.ndarray | None:
-    """Returns the coefficient of each term in the first update, by least squares."""
-    names = terms.names or tuple(name for name in record.steps[0] if name[0] == "update")
-    if not all(name in record.steps[0] for name in names):
+def _combine(terms: Terms, *records: Record) -> np.ndarray | None:
+    """Returns [records, terms] coefficients of the terms in the first updates, by least squares."""
+    steps = [record.steps[0] for record in records]
+    names = terms.names or tuple(name for name in steps[0] if name[0] == "update")
+    if not all(name in step for step in steps for name in names):
         return None
-    target = np.concatenate([record.steps[0][name].ravel() for name in names]).astype(np.float64)
+    targets = np.array([np.concatenate([step[name].ravel() for name in names]) for step in steps])
+    targets = targets.astype(np.float64).T
     matrix = np.concatenate([terms.rows, terms.penalty, terms.weights], axis=1)
     norms = np.linalg.norm(matrix, axis=0)
-    if not np.isfinite(norms).all() or not np.isfinite(target).all():
+    if not np.isfinite(norms).all() or not np.isfinite(targets).all():
         return None
     used = norms > 0
     scaled = matrix[:, used] / norms[used]
-    solution, _, rank, _ = np.linalg.lstsq(scaled, target, rcond=1e-9)
-    error = np.linalg.norm(scaled @ solution - target)
-    if rank < used.sum() or error > terms.error * np.linalg.norm(target):
+    solution, _, rank, _ = np.linalg.lstsq(scaled, targets, rcond=1e-9)
+    errors = np.linalg.norm(scaled @ solution - targets, axis=0)
+    if rank < used.sum() or (errors > terms.error * np.linalg.norm(targets, axis=0)).any():
         return None
-    result = np.zeros(len(norms))
-    result[used] = solution / norms[used]
+    result = np.zeros([len(records), len(norms)])
+    result[:, used] = solution.T / norms[used]
     return result
 
 
@@ -116,7 +117,11 @@ def explain_coefficients(coefficients: Mapping[Split, Coefficients], split: Spli
     """
     first = coefficients[split]
     if _all_close(first.rows, 1.0):
-        return _explain_penalty(first.penalty)
+        if abs(first.penalty - 1) <= _CLOSE:
+            return None
+        is_known = first.penalty < math.inf
+        times = f"{as_fraction(first.penalty)} times" if is_known else "more than once"
+        return causes.WEIGHTS.format(times=times)
     uneven = next((each for each in coefficients if not each.even), None)
     cause = _explain_uneven_rows(coefficients[uneven].rows, uneven) if uneven else None
     if cause and split.micro_batches == 1:
@@ -133,35 +138,33 @@ def explain_coefficients(coefficients: Mapping[Split, Coefficients], split: Spli
     return causes.DENOMINATOR.format(times=factors)
 
 
-def explain_clipping(
-    records: Mapping[Split, Record], references: Mapping[int, Record], split: Split
-) -> str | None:
+def explain_clipping(evidence: Evidence, split: Split) -> str | None:
     """Recognizes that each replica clips its own gradients.
 
     Updates of different batches have the same norm only if the gradients are clipped to it.
     """
-    norms = [_update_norm(r, step) for r in references.values() for step in (0, -1)]
+    references = evidence.references.values()
+    norms = [np.linalg.norm(each.flat_update(step)) for each in references for step in (0, -1)]
     if min(norms) <= 0 or max(norms) / min(norms) > 1 + 1e-6 or len(set(norms)) < 2:
         return None
-    factor = _update_norm(records[split], 0) / norms[0]
+    factor = float(np.linalg.norm(evidence.records[split].flat_update()) / norms[0])
     if abs(factor - 1) < 1e-6 and split.replicas > 1:
         return None
     return causes.CLIPPED.format(norm=norms[0] / RATE, times=as_fraction(factor))
 
 
-def explain_partial(
-    records: Mapping[Split, Record], references: Mapping[int, Record]
-) -> str | None:
+def explain_partial(evidence: Evidence) -> str | None:
     """Recognizes a term of the loss that grows with the number of replicas while others do not.
 
     The error of the update on N replicas is then `factor(N) - 1` times one fixed vector: 1 and 3
     times on 2 and 4 replicas if each replica adds the complete term.
     """
     errors: dict[int, np.ndarray] = {}
-    batch = next((s.batch for s in records if s.even and s.replicas > 1), None)
-    for split, record in records.items():
+    batch = next((s.batch for s in evidence.records if s.even and s.replicas > 1), 0)
+    for split, record in evidence.records.items():
         if split.batch == batch and split.even and split.micro_batches == 1 and split.replicas > 1:
-            errors[split.replicas] = record.flat_update() - references[batch].flat_update()
+            reference = evidence.references[batch]
+            errors[split.replicas] = record.flat_update() - reference.flat_update()
     for few, many in itertools.pairwise(sorted(errors)):
         factor = common_factor(errors[many], errors[few], 1e-5)
         if factor is not None and abs(factor - (many - 1) / (few - 1)) < _CLOSE:
@@ -185,14 +188,6 @@ def _explain_other_model(differences: Sequence[Difference]) -> Finding | None:
     return None
 
 
-def _explain_penalty(factor: float) -> str | None:
-    """Returns the cause if every row counts as it should."""
-    if abs(factor - 1) <= _CLOSE:
-        return None
-    times = "more than once" if factor == math.inf else f"{as_fraction(factor)} times"
-    return causes.WEIGHTS.format(times=times)
-
-
 def _explain_uneven_rows(rows: np.ndarray, split: Split) -> str | None:
     """Returns the cause from the coefficients of the rows of an uneven batch."""
     sizes = np.repeat(split.row_counts, split.row_counts)
@@ -209,10 +204,6 @@ def _micro_batch_sizes(split: Split) -> np.ndarray:
     rows = split.rows_per_replica
     cuts = [rows * i // split.micro_batches for i in range(split.micro_batches + 1)]
     return np.repeat(np.diff(cuts), np.diff(cuts)).astype(float)
-
-
-def _update_norm(record: Record, step: int) -> float:
-    return float(np.linalg.norm(record.flat_update(step)))
 
 
 def _all_close(values: np.ndarray, expected: float) -> bool:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ctl.testing.diagnosis import causes, update_rules
+from ctl.testing.diagnosis.evidence import Evidence
 from ctl.testing.diagnosis.update_rules import Coefficients
 from ctl.testing.loop_record import Record
 from ctl.testing.splits import RATE, Split
@@ -58,12 +59,17 @@ def record(split, *updates):
     return Record(split, {}, steps, {}, [])
 
 
+def make_evidence(records, references):
+    return Evidence(None, None, None, records, references)
+
+
 def test_updates_of_equal_norm_are_clipped():
     references = {4: record(Split(4), [0.3, 0.4], [0.5, 0.0000001])}
-    clipped = update_rules.explain_clipping({EVEN: record(EVEN, [0.6, 0.8])}, references, EVEN)
+    evidence = make_evidence({EVEN: record(EVEN, [0.6, 0.8])}, references)
+    clipped = update_rules.explain_clipping(evidence, EVEN)
     assert clipped == causes.CLIPPED.format(norm=0.5 / RATE, times=2)
-    references = {4: record(Split(4), [0.3, 0.4], [0.1, 0.2])}
-    assert update_rules.explain_clipping({EVEN: record(EVEN, [0.6, 0.8])}, references, EVEN) is None
+    references[4] = record(Split(4), [0.3, 0.4], [0.1, 0.2])
+    assert update_rules.explain_clipping(evidence, EVEN) is None
 
 
 @pytest.mark.parametrize(("extra", "cause"), [((1.0, 3.0), causes.PART_SUMMED), ((1.0, 2.0), None)])
@@ -71,4 +77,5 @@ def test_one_term_that_grows_with_the_replicas(extra, cause):
     base, part = np.array([1.0, 2.0]), np.array([0.1, -0.3])
     two, four = Split(4, 2), Split(4, 4)
     records = {s: record(s, base + e * part) for s, e in zip((two, four), extra, strict=True)}
-    assert update_rules.explain_partial(records, {4: record(Split(4), base)}) == cause
+    evidence = make_evidence(records, {4: record(Split(4), base)})
+    assert update_rules.explain_partial(evidence) == cause
