@@ -137,14 +137,6 @@ def decoded(batch):
     return by_row(state)
 
 
-def experts(batch):
-    """Top-1 mixture of experts, by dispatching rows to their expert."""
-    expert = tf.argmax(batch["x"][:, :2], axis=1, output_type=tf.int32)
-    parts = tf.dynamic_partition(batch["x"], expert, 2)
-    places = tf.dynamic_partition(tf.range(ROWS), expert, 2)
-    return by_row(tf.dynamic_stitch(places, [parts[0] * 2, parts[1] * 3]))
-
-
 # Networks of known layers, in which nothing is suspected: no batch is computed.
 SEARCHED = {
     "dense": lambda: model("x", layers.Dense(3, "relu"), layers.Dropout(0.0), layers.Dense(2)),
@@ -183,7 +175,6 @@ COMPUTED = {
     "longest row": lambda: longest,
     "map over rows": lambda: lambda b: tf.map_fn(lambda r: tf.reduce_sum(r**2), b["x"]),
     "loop until all rows end": lambda: decoded,
-    "mixture of experts": lambda: experts,
     "hidden number of rows": lambda: lambda b: masked_sum({**b, "series": (
         tf.raw_ops.PlaceholderWithDefault(input=b["series"], shape=[None, TIME, FEATURES])
     )}),
@@ -191,9 +182,6 @@ COMPUTED = {
         "image", layers.SeparableConv2D(3, 3, dilation_rate=2), layers.GlobalMaxPooling2D(),
     ),
     "two views": lambda: two_views,
-    "bilinear pooling": lambda: lambda b: by_row(
-        tf.einsum("...ti,...tj->...ij", b["series"], b["series"])
-    ),
 }  # fmt: skip
 
 
@@ -454,9 +442,6 @@ def test_one_replica_that_computes_the_batch_at_once_is_only_warned(caplog):
 # The only row of a replica: the step is traced again with two rows.
 ONE_ROW = {
     "map": lambda b: tf.map_fn(lambda row: tf.reduce_sum(row**2), b["x"]),
-    "vectorized map": lambda b: tf.vectorized_map(
-        lambda row: tf.reduce_sum(tf.linalg.expm(row[:, None] * row)), b["x"]
-    ),
     "diagonal": lambda b: tf.linalg.diag_part(b["x"] @ tf.transpose(b["x"])),
     "a branch in Python": lambda b: by_row(b["x"]) if b["x"].shape[0] == 1 else masked_sum_of(b),
 }
@@ -468,11 +453,7 @@ def masked_sum_of(batch):
     return tf.math.unsorted_segment_sum(tf.cast(values, tf.float32), rows, batch["x"].shape[0])
 
 
-@pytest.mark.parametrize(
-    ("name", "static"),
-    [*((name, True) for name in ONE_ROW if name != "vectorized map"), ("map", False)]
-    + [pytest.param("vectorized map", static, marks=pytest.mark.slow) for static in (True, False)],
-)
+@pytest.mark.parametrize(("name", "static"), [*((name, True) for name in ONE_ROW), ("map", False)])
 def test_losses_of_the_only_row_of_a_replica_are_accepted(name, static, caplog):
     trace(ONE_ROW[name], rows=1, static=static)
     assert "may combine rows" not in caplog.text
@@ -498,7 +479,7 @@ class Coupled(Case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("split", [Split(2, 2), Split(1, 3, 2), Split(2, 4, 2)], ids=str)
+@pytest.mark.parametrize("split", [Split(2, 2), Split(1, 3, 2)], ids=str)
 def test_trainer_of_one_row_per_part_computes_the_update_of_one_replica(split):
     expected = running.train(MapOverRows, split.reference)
     assert running.difference(expected, running.train(MapOverRows, split)) <= 1e-10
