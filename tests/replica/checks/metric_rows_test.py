@@ -36,17 +36,14 @@ def test_values_per_row_are_accepted(function, labels, outputs):
 @pytest.mark.parametrize(
     ("function", "message"),
     [
+        (lambda x, y: tf.reduce_sum(y), r"returned shape \[\] for labels \[rows, 1\]"),
         (
-            lambda labels, outputs: tf.reduce_sum(outputs),
-            r"returned shape \[\] for labels \[rows, 1\]",
-        ),
-        (
-            lambda labels, outputs: tf.reduce_sum(outputs, 0),
+            lambda x, y: tf.reduce_sum(y, 0),
             r"returned shape \[3\] for labels \[rows, 1\] and outputs \[rows, 3\]",
         ),
         (hits, r"compares all rows with each other \(operation Equal returns \[rows, rows\]\)"),
         (
-            lambda labels, outputs: tf.reduce_sum(labels - outputs[:, 0]),
+            lambda x, y: tf.reduce_sum(x - y[:, 0]),
             r"compares all rows with each other \(operation Sub returns \[rows, rows\]\)",
         ),
     ],

@@ -90,7 +90,6 @@ COMMON = {
     "clip": Clip(global_norm=0.3), "optimizer_groups": GROUPS,
 }  # fmt: skip
 CASES = {
-    "skip": {"cls": Faulty, "on_non_finite": "skip", "ema_decay": 0.9},
     "xla": {"xla": "gradients"},
     "shard_state": {"shard_state": True},
     "together": {

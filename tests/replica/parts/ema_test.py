@@ -12,7 +12,8 @@ from ctl import testing
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.replica.step.inner_loop import loop_of
 from ctl.testing import tiny
-from tests.support import faulty_trainers
+from tests.support import reference_model
+from tests.support.second_model import SecondModel
 
 
 class Normalized(tiny.TinyTrainer):
@@ -20,24 +21,18 @@ class Normalized(tiny.TinyTrainer):
 
     def build_model(self):
         layers = tf_keras.layers
-        return tf_keras.Sequential(
-            [
-                layers.Dense(5, name="hidden", input_shape=(4,)),
-                layers.BatchNormalization(momentum=0.5, name="norm"),
-                layers.Dense(3, name="head"),
-            ]
-        )
+        dense = layers.Dense(5, name="hidden", input_shape=(4,))
+        norm = layers.BatchNormalization(momentum=0.5, name="norm")
+        return tf_keras.Sequential([dense, norm, layers.Dense(3, name="head")])
 
 
-def make(replicas=1, cls=Normalized, *, batch=8, decay=0.75, precision="float64", **options):
+def make(replicas=1, cls=Normalized, *, batch=8, decay=0.75, **options):
     if cls is Normalized:
         options.setdefault("model", {"sync_batch_norm": True})
-    return cls(
-        strategy=testing.make_strategy(replicas),
-        global_batch_size=batch,
-        optimizer=lambda: tf_keras.optimizers.Adam(0.05),
-        options=ctl.TrainerOptions(precision=precision, ema_decay=decay, **options),
-    )
+    return reference_model.make_trainer(
+        testing.make_strategy(replicas), batch, cls=cls, ema_decay=decay,
+        optimizer=lambda: tf_keras.optimizers.Adam(0.05), **options,
+    )  # fmt: skip
 
 
 def weights(trainer):
@@ -74,21 +69,9 @@ def shared():
     return make()
 
 
-def test_averages_are_those_of_the_definition():
-    trainer = make(decay=0.4)  # (1 + t) / (10 + t) is smaller in the first four steps
-    close(averages(trainer), weights(trainer), 0)
-    expected = average_by_numpy(trainer, 8, 0.4)
-    close(averages(trainer), expected)
-    # Of every weight and of every moving statistic, and none is the weight itself.
-    assert len(expected) == 8
-    pairs = zip(averages(trainer), weights(trainer), strict=True)
-    assert min([np.abs(a - w).max() for a, w in pairs][2:]) > 1e-6
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("replicas", "options"),
-    [(1, dict(xla="loop")), (2, dict(xla="gradients", micro_batches=2))],
+    ("replicas", "options"), [(1, dict(xla="loop")), (2, dict(xla="gradients", micro_batches=2))]
 )
 def test_averages_do_not_depend_on_replicas_and_compilation(replicas, options):
     expected = average_by_numpy(make(cls=tiny.TinyTrainer), 5, 0.75)
@@ -105,35 +88,26 @@ def check_copies(trainer):
             np.testing.assert_array_equal(first, other)
 
 
-def test_statistics_per_replica_are_averaged_per_replica():
-    trainer = make(2, model={})
+def test_averages_are_those_of_the_definition():
+    """Of every weight, and of every moving statistic per replica."""
+    trainer = make(2, decay=0.4, model={})  # (1 + t) / (10 + t) is smaller in the first four steps
     variables = [v for v in trainer.model.variables if v.dtype.is_floating]
 
-    def copies(trainer):
+    def copies(trainer, variables=variables):
         return [np.stack(testing.copies(trainer.strategy, v)) for v in variables]
 
-    expected = average_by_numpy(trainer, 3, 0.75, copies)
-    state = averages_of(trainer)
-    close([np.stack(testing.copies(trainer.strategy, v)) for v in state], expected)
+    close(copies(trainer, averages_of(trainer)), copies(trainer), 0)
+    expected = average_by_numpy(trainer, 8, 0.4, copies)
+    close(copies(trainer, averages_of(trainer)), expected)
     assert sum(not np.array_equal(*each) for each in expected) == 2  # the moving mean and variance
-    # The exchange keeps every replica's own value, and not their mean.
+    # None is the weight itself; the first kernel and bias hardly move below the normalization.
     before = copies(trainer)
+    assert len(before) == 8
+    assert min([np.abs(a - w).max() for a, w in zip(expected, before, strict=True)][2:]) > 1e-6
+    # The exchange keeps every replica's own value, and not their mean.
     with trainer.averaged_weights():
         close(copies(trainer), expected)
     close(copies(trainer), before, 0)
-
-
-def test_skipped_step_leaves_the_averages():
-    options = {"on_non_finite": "skip", "precision": "float16"}
-    trainer = make(cls=faulty_trainers.Poisoned, **options)
-    assert {a.dtype for a in averages(trainer)} == {np.dtype(np.float32)}
-    trainer.train(tf.constant(faulty_trainers.BAD))
-    before, skipped = averages(trainer), int(trainer.skipped_steps.numpy())
-    trainer.train(tf.constant(1))
-    assert int(trainer.skipped_steps.numpy()) == skipped + 1
-    close(averages(trainer), before, 0)
-    trainer.train(tf.constant(1))
-    assert np.abs(averages(trainer)[0] - before[0]).max() > 0
 
 
 def test_evaluation_uses_the_averages_and_restores_the_weights_bit_for_bit():
@@ -147,9 +121,8 @@ def test_evaluation_uses_the_averages_and_restores_the_weights_bit_for_bit():
     float_weights = [v for v in plain.model.variables if v.dtype.is_floating]
     for variable, value in zip(float_weights, expected, strict=True):
         variable.assign(value)
-    assert float(outputs["loss"]) == pytest.approx(
-        float(ctl.StandardEvaluator(plain).evaluate(tf.constant(-1))["loss"]), abs=1e-12
-    )
+    of_plain = ctl.StandardEvaluator(plain).evaluate(tf.constant(-1))
+    assert float(outputs["loss"]) == pytest.approx(float(of_plain["loss"]), abs=1e-12)
 
 
 def test_weights_are_restored_after_an_exception():
@@ -210,36 +183,17 @@ def test_own_train_step_is_rejected():
         make(cls=Own)
 
 
-class Two(tiny.TinyTrainer):
-    """A second model with its own optimizer, as in a GAN; both compute the outputs."""
+class Two(SecondModel, tiny.TinyTrainer):
+    def make_judge_optimizer(self):
+        return tf_keras.optimizers.SGD(0.1)
 
-    def __init__(self, **arguments):
-        super().__init__(**arguments)
-        with self.build_scope():
-            self.other = tf_keras.Sequential([tf_keras.layers.Dense(3, name="other")])
-            self.other_optimizer = tf_keras.optimizers.SGD(0.1)
-            if self.options.model.get("built", True):
-                self.other.build((None, 4))
-                self.other_optimizer.build(self.other.trainable_variables)
-
-    def forward(self, batch, training):
-        outputs = super().forward(batch, training)
-        return outputs + self.other(batch["x"]) if hasattr(self, "other") else outputs
-
-    def replica_step(self, batch):
-        def losses(rows):
-            return self.per_example_loss(rows, self.forward(rows, True))
-
-        self.other(batch["x"])
-        self.minimize(
-            batch, losses, variables=self.other.trainable_variables, optimizer=self.other_optimizer
-        )
-        return self.minimize(batch, losses)
+    def keep(self, judge, optimizer):
+        self.pair = judge, optimizer
 
 
 def test_further_models_are_averaged_evaluated_and_restored(tmp_path):
     trainer = make(1, Two)
-    variables = [*trainer.model.variables, *trainer.other.variables]
+    variables = [*trainer.model.variables, *trainer.pair[0].variables]
     expected = average_by_numpy(trainer, 4, 0.75, lambda _: [v.numpy() for v in variables])
     close(averages(trainer), expected)
     weights_before = [v.numpy() for v in variables]
@@ -252,44 +206,24 @@ def test_further_models_are_averaged_evaluated_and_restored(tmp_path):
     close(averages(other), averages(trainer), tolerance=0)
 
 
-def test_model_that_the_step_builds_is_rejected_in_one_line():
-    trainer = make(1, Two, model={"built": False})
-    with pytest.raises(
-        ctl.UsageError, match=r"cannot average other/kernel:0, which no model had before"
-    ):
-        trainer.train(tf.constant(1))
-
-
-class Head(tiny.TinyTrainer):
-    """Trains a head in a tuple by an optimizer of its own, and the model not at all."""
-
-    kind = tf_keras.Sequential
-
-    def __init__(self, **arguments):
-        super().__init__(**arguments)
-        with self.build_scope():
-            layer = tf_keras.layers.Dense(3, name="head")
-            head = layer if self.kind is tf_keras.layers.Dense else tf_keras.Sequential([layer])
-            head.build((None, 3))
-            self.pair = head, tf_keras.optimizers.SGD(0.1)
-
-    def replica_step(self, batch):
-        head, optimizer = self.pair
-
-        def losses(rows):
-            return self.per_example_loss(rows, head(self.forward(rows, True)))
-
-        return self.minimize(batch, losses, variables=head.trainable_variables, optimizer=optimizer)
-
-
-def test_model_in_a_tuple_is_averaged_by_the_updates_of_the_optimizer_that_is_used():
-    trainer = make(1, Head)
+def test_models_are_averaged_by_the_updates_of_the_optimizer_that_is_used():
+    trainer = make(1, type("Second", (Two,), {"trains_first": False}))
     variables = [*trainer.model.variables, *trainer.pair[0].variables]
-    expected = average_by_numpy(trainer, 4, 0.75, lambda _: [v.numpy() for v in variables])
+    expected = average_by_numpy(trainer, 2, 0.75, lambda _: [v.numpy() for v in variables])
     close(averages(trainer), expected)
 
 
-def test_trained_layer_that_belongs_to_no_model_is_rejected_in_one_line():
-    trainer = make(1, type("Layer", (Head,), {"kind": tf_keras.layers.Dense}))
-    with pytest.raises(ctl.UsageError, match=r"cannot average kernel:0, .* part of a model"):
-        trainer.train(tf.constant(1))
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"is_built": False}, "cannot average hidden/kernel:0, which no model had before"),
+        (
+            {"make_judge": lambda self: tf_keras.layers.Dense(1, name="layer")},
+            "cannot average kernel:0, .* part of a model",
+        ),
+    ],
+)
+def test_variables_that_belong_to_no_built_model_are_rejected_in_one_line(attributes, message):
+    with pytest.raises(ctl.UsageError, match=message) as error:
+        make(1, type("Wrong", (Two,), attributes)).train(tf.constant(1))
+    assert "\n" not in str(error.value)

@@ -16,16 +16,15 @@ RATE = 0.1
 NAMES = ("gradient_norm", "parameter_norm", "update_norm")
 
 
-def by_hand(weights, batch, steps, clip=0.0):
+def by_hand(weights, batch, steps, clip):
     """The mean norms of SGD's first steps: of all variables, of each variable; the share of zeros."""
     totals, layers, zeros = [], [], []
     for step in range(steps):
-        rows = reference_model.pick(
-            reference_model.examples(), faulty_trainers.batch_of(step, batch)
-        )
+        indexes = faulty_trainers.batch_of(step, batch)
+        rows = reference_model.pick(reference_model.examples(), indexes)
         _, gradients, _ = reference_model.loss_and_gradients(weights, rows)
         norm = math.sqrt(sum((g**2).sum() for g in gradients))
-        factor = RATE * (min(1.0, clip / norm) if clip else 1.0)
+        factor = RATE * min(1.0, clip / norm)
         weights = [w - factor * g for w, g in zip(weights, gradients, strict=True)]
         sizes = [np.linalg.norm(g) for g in gradients]
         layers.append([sizes, [np.linalg.norm(w) for w in weights], [factor * n for n in sizes]])
@@ -35,14 +34,15 @@ def by_hand(weights, batch, steps, clip=0.0):
 
 
 @pytest.mark.parametrize(
-    ("batch", "replicas", "clip", "options"),
+    ("batch", "replicas", "options"),
     [
-        (7, 2, 0.05, {"micro_batches": 2}),
-        pytest.param(8, 1, 0.05, {"xla": "loop"}, marks=pytest.mark.slow),
-        pytest.param(8, 2, 0.05, {"logical_shards": 4}, marks=pytest.mark.slow),
+        (7, 2, {}),
+        pytest.param(8, 1, {"xla": "loop"}, marks=pytest.mark.slow),
+        pytest.param(8, 2, {"logical_shards": 4}, marks=pytest.mark.slow),
     ],
 )
-def test_norms_are_those_of_the_global_batch(batch, replicas, options, clip):
+def test_norms_are_those_of_the_global_batch(batch, replicas, options):
+    clip = 0.05
     trainer = reference_model.make_trainer(
         testing.make_strategy(replicas), batch, norms="layers",
         clip=ctl.Clip(global_norm=clip), optimizer=lambda: tf_keras.optimizers.SGD(RATE), **options,
@@ -65,24 +65,6 @@ def test_norms_are_those_of_the_global_batch(batch, replicas, options, clip):
         assert float(outputs["gradient_non_finite_share"]) == 0
 
 
-def test_skipped_step_counts_in_the_share_of_non_finite_gradients_alone():
-    cls = type("Planted", (faulty_trainers.Overflowing,), {"replica": 0, "position": 0, "at": 1})
-    trainer = reference_model.make_trainer(
-        testing.make_strategy(1), 8, cls=cls, precision="float16",
-        norms="layers",
-    )  # fmt: skip
-    first = trainer.train(tf.constant(1))
-    assert all(float(first[n]) > 0 for n in NAMES)
-    assert float(first["gradient_non_finite_share"]) == 0
-    second = trainer.train(tf.constant(1))
-    assert all(np.isnan(float(second[n])) for n in NAMES)  # no step of the loop was applied
-    assert all(np.isnan(float(v)) for v in second["layers"]["gradient_norm"].values())
-    assert 0 < float(second["gradient_non_finite_share"]) <= 1
-    trainer.global_step.assign(0)
-    both = trainer.train(tf.constant(2))
-    assert all(np.isfinite(float(both[n])) and float(both[n]) > 0 for n in NAMES)
-
-
 def test_rows_of_a_sparse_gradient_are_summed_first():
     sparse = tf.IndexedSlices(tf.constant([[3.0], [1.0], [0.0]]), tf.constant([2, 2, 0]), [4, 1])
     assert float(global_norm([sparse, None, tf.constant([3.0])])) == 5.0
@@ -93,7 +75,6 @@ def test_norms_are_rejected_if_the_step_never_calls_minimize():
         def replica_step(self, batch):
             return tf.zeros([], tf.float64)
 
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 8, cls=Own, norms="global")
     with pytest.raises(ctl.UsageError, match=r"norms has no effect.*never calls self\.minimize"):
-        reference_model.make_trainer(testing.make_strategy(1), 8, cls=Own, norms="global").train(
-            tf.constant(1)
-        )
+        trainer.train(tf.constant(1))

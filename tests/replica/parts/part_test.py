@@ -1,4 +1,7 @@
-"""A part of the step changes the gradients of the global batch, and has its state in checkpoints."""
+"""A part of the step changes the gradients of the global batch, and has its state in checkpoints.
+
+A step that is skipped does not change the state of a part.
+"""
 
 import numpy as np
 import pytest
@@ -11,7 +14,8 @@ from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.replica.arithmetic.gradients import map_values
 from ctl.replica.parts import part
 from ctl.replica.step import build
-from tests.support import reference_model
+from ctl.replica.step.inner_loop import loop_of
+from tests.support import faulty_trainers, reference_model
 
 
 class Growing(part.Part):
@@ -33,13 +37,9 @@ class Growing(part.Part):
         return {"growing": self.count}
 
 
-def make(replicas, **options):
-    return reference_model.make_trainer(
-        testing.make_strategy(replicas),
-        7,
-        optimizer=lambda: tf_keras.optimizers.SGD(0.1),
-        **options,
-    )
+def make(replicas, batch=7, **options):
+    options = {"optimizer": lambda: tf_keras.optimizers.SGD(0.1), **options}
+    return reference_model.make_trainer(testing.make_strategy(replicas), batch, **options)
 
 
 @pytest.mark.slow
@@ -60,3 +60,49 @@ def test_part_changes_gradients_before_they_are_clipped_and_is_resumed(tmp_path,
     for by_hand, actual in zip(expected.values(), (resumed, clipped), strict=True):
         pairs = zip(by_hand.model.get_weights(), actual.model.get_weights(), strict=True)
         assert max(np.abs(one - other).max() for one, other in pairs) < 1e-12
+
+
+def test_skipped_step_leaves_the_weights_and_every_part_as_they_were_on_every_replica():
+    """The gradient of one micro-batch of one replica overflows, and its loss is finite."""
+    planted = {"replica": 1, "position": 2, "at": 1}
+    trainer = make(
+        2, 8, cls=type("Planted", (faulty_trainers.Overflowing,), planted),
+        optimizer=lambda: tf_keras.optimizers.SGD(1e-2, momentum=0.9), precision="float16",
+        micro_batches=2, compression="float16", ema_decay=0.9, norms="layers",
+    )  # fmt: skip
+    compression, _, average = loop_of(trainer).step.parts
+    assert {a.dtype for a in average.averages} == {tf.float32}
+    errors = [error.local for error in compression.errors]
+    variables = (*trainer.model.variables, *trainer.optimizer.variables)
+    kept = [v for v in variables if "loss_scale" not in v.name and "current" not in v.name]
+
+    def state():
+        return [testing.copies(trainer.strategy, v) for v in (*errors, *average.averages, *kept)]
+
+    applied = trainer.train(tf.constant(1))
+    before, scale = state(), float(trainer.optimizer.loss_scale.numpy())
+    assert any(np.any(copies) for copies in before[: len(errors)])
+    skipped = trainer.train(tf.constant(1))
+    faulty_trainers.same(before, state())
+    assert float(trainer.optimizer.loss_scale.numpy()) == scale / 2
+    assert trainer.optimizer.iterations.numpy() == 1
+    assert trainer.global_step.numpy() == 2
+    assert trainer.skipped_steps.numpy() == skipped["skipped_steps"].numpy() == 1
+    # The loop has no step that was applied.
+    names = ("loss", "accuracy", "gradient_norm", "parameter_norm", "update_norm")
+    assert all(np.isfinite(applied[n]) and np.isnan(skipped[n]) for n in names)
+    assert all(np.isnan(norm) for norm in skipped["layers"]["gradient_norm"].values())
+    assert float(applied["gradient_non_finite_share"]) == 0
+    assert 0 < float(skipped["gradient_non_finite_share"]) <= 1
+    trainer.train(tf.constant(1))
+    assert trainer.optimizer.iterations.numpy() == 2
+    assert trainer.global_step.numpy() == 3
+    after = state()
+    changed = [not np.array_equal(old, new) for old, new in zip(before, after, strict=True)]
+    assert any(changed[: len(errors)]) and all(changed[len(errors) :])
+    assert np.isfinite(np.concatenate([np.ravel(copies) for copies in after])).all()
+    for one, other in after[len(errors) :]:
+        np.testing.assert_array_equal(one, other)
+    trainer.global_step.assign(0)
+    both = trainer.train(tf.constant(2))
+    assert all(np.isfinite(both[n]) for n in names) and both["update_norm"] > 0

@@ -14,6 +14,7 @@ from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.replica.parts.parameter_groups import ParameterGroups
 from ctl.replica.step.built_step import BuiltStep
 from tests.support import reference_model
+from tests.support.second_model import SecondModel
 
 strategy = functools.cache(testing.make_strategy)
 GROUPS = [
@@ -93,31 +94,17 @@ def test_run_that_is_resumed_before_at_or_after_the_step_has_the_same_bits(tmp_p
             np.testing.assert_array_equal(one, other)
 
 
-class Judged(Eight):
-    """A second model, which its own optimizer updates; one of its layers is not trained at all."""
+class Judged(SecondModel, Eight):
+    """One of the layers of the second model is not trained at all."""
 
-    def __init__(self, **arguments):
-        super().__init__(**arguments)
-        with self.build_scope():
-            layers = tf_keras.layers
-            self.judge = tf_keras.Sequential(
-                [
-                    layers.Dense(3, name="in", input_shape=[4]),
-                    tf_keras.Sequential([layers.Dense(3, name="mid")], name="inner"),
-                    layers.Dense(1, name="out", trainable=False),
-                ]
-            )
-            self.judge_optimizer = tf_keras.optimizers.Adam(0.1)
-            self.judge_optimizer.build(self.judge.trainable_variables)
+    def make_judge(self):
+        layers = tf_keras.layers
+        inner = tf_keras.Sequential([layers.Dense(3, name="mid")], name="inner")
+        last = layers.Dense(1, name="out", trainable=False)
+        return tf_keras.Sequential([layers.Dense(3, name="in", input_shape=[4]), inner, last])
 
-    def replica_step(self, batch):
-        self.minimize(
-            batch,
-            lambda rows: tf.square(self.judge(rows["x"])[:, 0]),
-            variables=self.judge.trainable_variables,
-            optimizer=self.judge_optimizer,
-        )
-        return super().replica_step(batch)
+    def make_judge_optimizer(self):
+        return tf_keras.optimizers.Adam(0.1)
 
 
 def test_layers_of_a_second_model_are_unfrozen_and_others_stay_frozen():
@@ -183,9 +170,8 @@ class Unfreezes(Eight):
         embedding.trainable = int(self.global_step.numpy()) >= 2
 
 
-@pytest.mark.parametrize("xla", ["off", pytest.param("loop", marks=pytest.mark.slow)])
-def test_step_is_traced_again_only_when_a_layer_was_frozen_or_unfrozen(monkeypatch, tmp_path, xla):
-    trainer = make(cls=Unfreezes, optimizer_groups=(), xla=xla)
+def test_step_is_traced_again_only_when_a_layer_was_frozen_or_unfrozen(monkeypatch, tmp_path):
+    trainer = make(cls=Unfreezes, optimizer_groups=())
     before, traces, counts = trainer.model.get_weights(), [], []
     loss = trainer.per_example_loss
     monkeypatch.setattr(trainer, "per_example_loss", lambda *a: (traces.append(0), loss(*a))[1])
@@ -199,8 +185,6 @@ def test_step_is_traced_again_only_when_a_layer_was_frozen_or_unfrozen(monkeypat
     end = trainer.model.get_weights()
     for weight, value in zip(end, expected, strict=True):
         np.testing.assert_allclose(weight, value, rtol=0, atol=1e-11)
-    if xla == "loop":
-        return
     # Freezing gives the same bits after a restart.
     Checkpointer(tmp_path, trainer).restore(path)
     for _ in range(4):

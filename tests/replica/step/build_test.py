@@ -1,6 +1,7 @@
 """What the constructor of a trainer builds from its options: model, optimizer and variables."""
 
 import random
+import re
 
 import numpy as np
 import pytest
@@ -60,37 +61,28 @@ SCALED, LEGACY = tf_keras.mixed_precision.LossScaleOptimizer, tf_keras.optimizer
 @pytest.mark.parametrize(
     ("optimizer", "message"),
     [
-        (
-            "adam",
-            "The optimizer is 'adam', but must be an optimizer of tf_keras, or a function that",
-        ),
-        (lambda: None, "The optimizer is None, but must be an optimizer of tf_keras"),
-        (
-            lambda: SCALED(LEGACY.SGD()),
-            "The optimizer is a SGD, a tf_keras.optimizers.legacy.Optimizer: use tf_keras.",
-        ),
+        ("adam", "is 'adam', but must be an optimizer of tf_keras, or a function that"),
+        (lambda: None, "is None, but must be an optimizer of tf_keras"),
+        (lambda: SCALED(LEGACY.SGD()), "is a SGD, a tf_keras.optimizers.legacy.Optimizer: use tf_"),
         (
             lambda: type("AdamWeightDecay", (LEGACY.Adam,), {})(),
-            "The optimizer is an AdamWeightDecay, a tf_keras.optimizers.legacy.Optimizer: use optimi",
-        ),
-        (
-            lambda: SCALED(tf_keras.optimizers.Nadam()),
-            "tf_keras.optimizers.Nadam counts its updates",
+            "is an AdamWeightDecay, a tf_keras.optimizers.legacy.Optimizer: use optimi",
         ),
     ],
-)
+)  # fmt: skip
 def test_optimizer_that_cannot_compute_the_update_is_rejected(optimizer, message):
-    with pytest.raises(ctl.UsageError) as error:
+    with pytest.raises(ctl.UsageError, match=f"^The optimizer {re.escape(message)}"):
         reference_model.make_trainer(testing.make_strategy(2), 8, optimizer=optimizer)
-    assert str(error.value).startswith(message)
 
 
-def test_nadam_of_the_user_with_another_update_is_accepted():
+def test_nadam_counts_its_updates_unless_a_subclass_has_another_update():
     class Own(tf_keras.optimizers.Nadam):
         def update_step(self, gradient, variable):
             variable.assign_sub(gradient)
 
     assert isinstance(build.check_optimizer(Own()), Own)
+    with pytest.raises(ctl.UsageError, match=r"^tf_keras\.optimizers\.Nadam counts its updates"):
+        build.check_optimizer(SCALED(tf_keras.optimizers.Nadam()))
 
 
 def test_model_that_is_not_of_tf_keras_is_rejected():
@@ -123,31 +115,10 @@ def test_variables_slots_and_counters_exist_before_the_first_step():
     assert trainer.global_step.numpy() == trainer.skipped_steps.numpy() == 0
 
 
-def test_initial_weights_depend_on_the_seed_alone():
-    first, second, other = (
-        reference_model.make_trainer(testing.make_strategy(n), 8, seed=seed).model.get_weights()
-        for n, seed in ((1, 0), (4, 0), (1, 1))
-    )
-    assert all((a == b).all() for a, b in zip(first, second, strict=True))
-    assert not (first[0] == other[0]).all()
-
-
 class CountsRows(reference_model.ReferenceTrainer):
     def per_example_loss(self, batch, outputs):
         losses = super().per_example_loss(batch, outputs)
         return losses / tf.cast(tf.shape(losses)[0], losses.dtype)
-
-
-class CountsStaticRows(reference_model.ReferenceTrainer):
-    def per_example_loss(self, batch, outputs):
-        losses = super().per_example_loss(batch, outputs)
-        return losses / losses.shape[0]
-
-
-class CountsByLen(reference_model.ReferenceTrainer):
-    def per_example_loss(self, batch, outputs):
-        losses = super().per_example_loss(batch, outputs)
-        return losses / len(losses)
 
 
 class CountsRowsInOneOfTwoLosses(reference_model.ReferenceTrainer):
@@ -164,12 +135,7 @@ class NeedsStaticRows(reference_model.ReferenceTrainer):
 
 @pytest.mark.parametrize(
     ("cls", "options"),
-    [
-        (CountsRows, {}),
-        pytest.param(CountsStaticRows, {}, marks=pytest.mark.slow),
-        pytest.param(CountsByLen, {}, marks=pytest.mark.slow),
-        (CountsRowsInOneOfTwoLosses, {"loss_weights": {"one": 1.0, "other": 0.5}}),
-    ],
+    [(CountsRows, {}), (CountsRowsInOneOfTwoLosses, {"loss_weights": {"one": 1.0, "other": 0.5}})],
 )
 def test_loss_that_is_divided_by_the_rows_of_the_replica_is_rejected(cls, options):
     """The pipeline gives every replica the same static number of rows."""
@@ -179,5 +145,4 @@ def test_loss_that_is_divided_by_the_rows_of_the_replica_is_rejected(cls, option
 
 
 def test_loss_that_only_requires_a_static_number_of_rows_is_accepted():
-    trainer = reference_model.make_trainer(testing.make_strategy(2), 8, cls=NeedsStaticRows)
-    trainer.train(tf.constant(1))
+    reference_model.make_trainer(testing.make_strategy(2), 8, cls=NeedsStaticRows)

@@ -1,6 +1,5 @@
 """Many steps as one XLA program: the same steps for all chunks and loops."""
 
-import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
@@ -10,7 +9,7 @@ from ctl import testing
 from ctl.replica.arithmetic.waits import InputWait
 from ctl.replica.step import compiled_loop
 from ctl.replica.step.compiled_loop import CompiledLoop, chunk_size
-from tests.support import reference_model
+from tests.support import faulty_trainers, reference_model
 
 
 def make(*, cls=reference_model.ReferenceTrainer, replicas=1, **options):
@@ -20,29 +19,19 @@ def make(*, cls=reference_model.ReferenceTrainer, replicas=1, **options):
     )
 
 
-def close(one, other, tolerance=1e-12):
-    variables = zip(
-        (*one.model.variables, *one.optimizer.variables),
-        (*other.model.variables, *other.optimizer.variables),
-        strict=True,
-    )
-    for a, b in variables:
-        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=0, atol=tolerance)
+def close(one, other):
+    faulty_trainers.same(faulty_trainers.state(one), faulty_trainers.state(other), 1e-12)
 
 
 class FromDataset(reference_model.ReferenceTrainer):
     dropout = 0.4
-
-    @staticmethod
-    def data_factory(split):
-        return tf.data.Dataset.from_tensor_slices(reference_model.examples())
+    data_factory = staticmethod(reference_model.as_dataset)
 
 
 # The dropout masks are those of the step and row.
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("cls", "placement"),
-    [(FromDataset, "stream"), (reference_model.ReferenceTrainer, "device")],
+    ("cls", "placement"), [(FromDataset, "stream"), (reference_model.ReferenceTrainer, "device")]
 )
 def test_loops_that_do_not_fill_chunks_compute_the_same_steps(monkeypatch, cls, placement):
     monkeypatch.setattr(compiled_loop, "MAX_STEPS", 4)
@@ -92,9 +81,8 @@ def test_unsupported_steps_strategies_and_data_are_rejected():
         with pytest.raises(ctl.UsageError, match=message):
             make(**{"xla": "loop", **options})
     mirrored = tf.distribute.MirroredStrategy(["/CPU:0"])
-    with pytest.raises(
-        ctl.UsageError, match=r"not supported by runtime\.strategy=mirrored: choose"
-    ):
+    message = r"not supported by runtime\.strategy=mirrored: choose"
+    with pytest.raises(ctl.UsageError, match=message):
         reference_model.make_trainer(mirrored, 7, xla="loop")
     with pytest.raises(ctl.UsageError, match=r"choose runtime\.xla=step to set train_dataset"):
         make(xla="loop").train_dataset = examples

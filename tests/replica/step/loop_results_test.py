@@ -1,4 +1,7 @@
-"""What a trainer reports of an inner loop, whose steps may be skipped."""
+"""What a trainer reports of an inner loop, whose steps may be skipped.
+
+Tests of a loop without an applied step are in metrics_test.py and tests/replica/parts/part_test.py.
+"""
 
 import numpy as np
 import pytest
@@ -30,68 +33,36 @@ def reporting(cls, replicas, *, attributes=(), **options):
     )  # fmt: skip
 
 
-def check_report(trainer, path, *, first, skipped, steps=4):
-    """Checks that a loop reports the mean over its applied steps, as loops of one step report them."""
-    trainer.train(tf.constant(first))
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("cls", "replicas", "attributes", "options"),
+    [
+        # The gradient overflows with a finite loss, or the loss is infinite.
+        (Overflowing, 2, {"replica": 1, "at": BAD}, {"precision": "float16", "micro_batches": 2}),
+        (Overflowing, 1, {"at": BAD, "what": "loss"}, {"precision": "float16", "xla": "step"}),
+        (Jumping, 2, {"jumps_at": 13}, {"on_non_finite": "skip", "loss_spike": 5.0}),
+        # The outputs are not numbers either.
+        (Poisoned, 1, {"row": 7}, {"on_non_finite": "skip", "xla": "loop"}),
+    ],
+)
+def test_report_is_the_mean_over_the_applied_steps_as_loops_of_one_step_report_them(
+    cls, replicas, attributes, options, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(non_finite, "WINDOW", 11)  # losses, before a spike is noticed
+    trainer = reporting(cls, replicas, attributes=attributes, **options)
+    skipped, steps = attributes.get("jumps_at", BAD), 4
+    trainer.train(tf.constant(skipped - 1))
     checkpoint = tf.train.Checkpoint(**trainer.checkpoint_items())
-    saved = checkpoint.write(str(path / "ckpt"))
+    saved = checkpoint.write(str(tmp_path / "ckpt"))
     reports = [trainer.train(tf.constant(1)) for _ in range(steps)]
-    applied = [r for i, r in enumerate(reports, start=first) if i != skipped]
-    assert len(applied) == steps - 1
+    del reports[1]
     skipped_steps = trainer.skipped_steps.numpy()
     checkpoint.read(saved).assert_consumed()
     outputs = trainer.train(tf.constant(steps))
     assert trainer.skipped_steps.numpy() == skipped_steps >= 1
     for name in ("loss", "output"):
-        expected = np.mean([float(report[name]) for report in applied])
+        expected = np.mean([float(report[name]) for report in reports])
         assert float(outputs[name]) == pytest.approx(expected, rel=1e-5), name
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("what", "replicas", "replica", "options"),
-    [("gradient", 2, 1, {"micro_batches": 2}), ("loss", 1, 0, {"xla": "step"})],
-)
-def test_step_that_overflows_is_not_reported(what, replicas, replica, options, tmp_path):
-    """The gradient overflows with a finite loss, or the loss is infinite."""
-    planted = {"replica": replica, "at": BAD, "what": what}
-    trainer = reporting(Overflowing, replicas, attributes=planted, precision="float16", **options)
-    check_report(trainer, tmp_path, first=1, skipped=BAD)
-
-
-@pytest.mark.slow
-def test_spike_that_is_skipped_is_not_reported(tmp_path, monkeypatch):
-    monkeypatch.setattr(non_finite, "WINDOW", 11)
-    at = non_finite.WINDOW + 2
-    trainer = reporting(
-        Jumping, 2, attributes={"jumps_at": at}, on_non_finite="skip", loss_spike=5.0
-    )
-    check_report(trainer, tmp_path, first=at - 1, skipped=at)
-
-
-@pytest.mark.slow
-def test_nan_in_the_outputs_of_a_skipped_step_is_not_in_the_metrics(tmp_path):
-    trainer = reporting(Poisoned, 1, attributes={"row": 7}, xla="loop", on_non_finite="skip")
-    check_report(trainer, tmp_path, first=1, skipped=BAD)
-
-
-def test_loop_without_an_applied_step_has_no_loss_and_no_metrics():
-    options = {"micro_batches": 2, "norms": "global", "on_non_finite": "skip"}
-    trainer = reporting(Poisoned, 1, attributes={"row": 5}, **options)
-    assert np.isfinite(trainer.train(tf.constant(BAD))["loss"])
-    outputs = trainer.train(tf.constant(1))
-    assert int(outputs.pop("skipped_steps")) == 1
-    assert {"loss", "output", "update_norm"} <= outputs.keys()
-    means = (value for name, value in outputs.items() if not name.endswith("_share"))
-    assert all(np.isnan(value) for value in means)
-    assert np.isfinite(trainer.train(tf.constant(1))["loss"])
-
-
-def test_loop_that_overflows_in_every_step_has_no_loss():
-    trainer = reporting(reference_model.ReferenceTrainer, 1, precision="float16", loss_scale=1e30)
-    outputs = trainer.train(tf.constant(3))
-    assert np.isnan(outputs["loss"]) and np.isnan(outputs["output"])
-    assert outputs["loss_scale"] == 1e30 and outputs["skipped_steps"] == 3
 
 
 def test_own_train_step_that_reports_no_loss_has_none():

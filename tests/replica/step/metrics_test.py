@@ -12,6 +12,7 @@ from tf_keras.src.engine import compile_utils
 import ctl
 from ctl import testing
 from ctl.replica.arithmetic import row_mask
+from tests.support import reference_model
 
 SLOW = pytest.mark.slow
 KERAS = tf_keras.metrics
@@ -67,21 +68,15 @@ def cases():
         **dict.fromkeys(
             ["MeanSquaredError", "MeanAbsoluteError", "MeanAbsolutePercentageError", "Hinge",
              "RootMeanSquaredError", "MeanSquaredLogarithmicError", "LogCoshError", "Poisson",
-             "CosineSimilarity", "SquaredHinge"],
-            regression,
-        ),
+             "CosineSimilarity", "SquaredHinge"], regression),
         "R2Score": ("regression", "column", "vector", "scalars"),
         "Accuracy": ("regression", "column", "scalars"),
         **dict.fromkeys(
             ["BinaryAccuracy", "BinaryCrossentropy", "AUC", "Precision", "Recall", "TruePositives",
-             "FalsePositives", "TrueNegatives", "FalseNegatives"],
-            binary,
-        ),
+             "FalsePositives", "TrueNegatives", "FalseNegatives"], binary),
         **dict.fromkeys(("SparseCategoricalAccuracy", "SparseCategoricalCrossentropy"), sparse),
-        **dict.fromkeys(
-            ("CategoricalAccuracy", "CategoricalCrossentropy", "KLDivergence", "CategoricalHinge"),
-            ("one_hot",),
-        ),
+        **dict.fromkeys(("CategoricalAccuracy", "CategoricalCrossentropy", "KLDivergence",
+                         "CategoricalHinge"), ("one_hot",)),
     }  # fmt: skip
     for name, kinds in table.items():
         for kind in kinds:
@@ -111,8 +106,8 @@ def cases():
 
 
 CASES = {f"{name}-{kind}-{options}": (name, kind, options) for name, kind, options in cases()}
-# Tracing all of them takes a minute, so most tests compute these: labels with and without an axis of
-# time, several thresholds, and sums that are not a mean of rows.
+# By default: labels with and without an axis of time, several thresholds, and sums that are not a mean
+# of rows.
 FEW = [case for case in CASES if case.startswith("R2Score-one") or "'macro'" in case]
 FEW += ["MeanSquaredError-regression-{}", "MeanSquaredError-scalars-{}"]
 FEW += ["AUC-steps-{}", "SparseCategoricalAccuracy-pixels-{}"]
@@ -133,51 +128,12 @@ def expected(case):
     return metric.result().numpy()
 
 
-class Given(ctl.StandardTrainer):
-    """Compares given outputs with given labels, by every metric of the table."""
-
-    as_global_batches = 0
-    cases = FEW
-
-    def build_model(self):
-        return tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=(1,))])
-
-    def build_dataset(self, split, input_context):
-        data = {"x": np.ones((ROWS, 1))}
-        for kind, (labels, outputs) in columns().items():
-            data |= {f"{kind}/labels": labels, f"{kind}/outputs": outputs}
-        if self.as_global_batches:
-            batches = tf.data.Dataset.from_tensor_slices(data).batch(self.as_global_batches)
-            return ctl.data.GlobalBatches(batches)
-        return ctl.data.arrays(data)
-
-    def forward(self, batch, training):
-        return self.model(batch["x"])
-
-    def per_example_loss(self, batch, outputs):
-        return outputs[:, 0]
-
-    def build_metrics(self):
-        chosen = [(case, *CASES[case]) for case in self.cases]
-        return {case: getattr(KERAS, name)(**options) for case, name, _, options in chosen}
-
-    def update_metrics(self, metrics, batch, outputs, weights):
-        for case in self.cases:
-            kind = CASES[case][1]
-            labels = {"label": batch[f"{kind}/labels"]}
-            values = batch[f"{kind}/outputs"]
-            super().update_metrics({case: metrics[case]}, labels, values, weights)
-
-
 def make(cls, replicas, batch, **options):
     """Makes a trainer in float64 whose model does not change."""
-    options.setdefault("precision", "float64")
-    return cls(
-        strategy=testing.make_strategy(replicas),
-        global_batch_size=batch,
-        optimizer=lambda: tf_keras.optimizers.SGD(0.0),
-        options=ctl.TrainerOptions(**options),
-    )
+    return reference_model.make_trainer(
+        testing.make_strategy(replicas), batch, cls=cls,
+        optimizer=lambda: tf_keras.optimizers.SGD(0.0), **options,
+    )  # fmt: skip
 
 
 def check(results, cases):
@@ -191,23 +147,37 @@ def check(results, cases):
     assert wrong == {}
 
 
-# Shares of 2 and 1 rows; in the last batch of 1 and 0.
-@pytest.mark.slow
-def test_evaluation_is_that_of_compile_on_any_split():
-    trainer = make(type("All", (Given,), {"cases": list(CASES)}), 2, 4)
-    evaluator = ctl.StandardEvaluator(trainer, global_batch_size=3)
-    check(evaluator.evaluate(tf.constant(-1)), CASES)
+def in_shares(case, weights=None, rows=range(ROWS)):
+    """The metric of rows in shares of 4, 0 and all others, with padding as a replica has it."""
+    name, kind, options = CASES[case]
+    metric = getattr(KERAS, name)(**{"dtype": "float64", **options})
+    for share in (rows[:4], rows[:0], rows[4:]):
+        padded = [*share, 0, 0]
+        given = [tf.gather(values, padded) for values in columns()[kind]]
+        mask = tf.constant([1.0] * len(share) + [0.0] * 2, tf.float64)
+        given.append(mask if weights is None else mask * tf.gather(weights, padded))
+        with row_mask.examples(mask):
+            ctl.replica.update_metric(metric, *given)
+    return metric.result()
 
 
-@pytest.mark.slow
-def test_metrics_of_a_compiled_step_are_those_of_compile():
-    trainer = make(Given, 2, ROWS, micro_batches=2, xla="gradients")
-    check(trainer.train(tf.constant(1)), FEW)
+EVERY = pytest.mark.parametrize("cases", [FEW, pytest.param(list(CASES), marks=SLOW)], ids=len)
 
 
-def test_metrics_of_global_batches_with_empty_shares_are_those_of_compile():
-    cls = type("Batches", (Given,), {"as_global_batches": 6})  # 6 rows, then 1
-    check(make(cls, 2, 6).train(tf.constant(2)), FEW)
+@EVERY
+def test_shares_of_a_batch_have_the_metrics_of_compile(cases):
+    check({case: in_shares(case) for case in cases}, cases)
+
+
+@EVERY
+def test_weight_of_a_row_counts_the_row_so_many_times(cases):
+    weights = tf.constant([2.0, 1.0, 0.0, 3.0, 1.0, 2.0, 1.0], tf.float64)
+    repeated = np.repeat(range(ROWS), weights.numpy().astype(int)).tolist()
+    # tf_keras takes no [rows] weights for counts over time. Its adjusted R2 does not weight the rows.
+    refused = ("steps", "IoU-pixels", "num_regressors")
+    for case in (case for case in cases if not any(part in case for part in refused)):
+        expected = in_shares(case, rows=repeated)
+        np.testing.assert_allclose(in_shares(case, weights), expected, 1e-6, err_msg=case)
 
 
 class Regression(ctl.StandardTrainer):
@@ -231,21 +201,13 @@ class Regression(ctl.StandardTrainer):
         return self.metric_factory()
 
 
-def regression(metrics, replicas=1, batch=ROWS, **options):
-    body = {"metric_factory": staticmethod(metrics)}
-    return make(type("Chosen", (Regression,), body), replicas, batch, **options)
+def regression(metrics, batch=ROWS):
+    return make(type("Chosen", (Regression,), {"metric_factory": staticmethod(metrics)}), 1, batch)
 
 
 def evaluate(trainer, batch):
     evaluator = ctl.StandardEvaluator(trainer, global_batch_size=batch)
     return {name: float(x) for name, x in evaluator.evaluate(tf.constant(-1)).items()}
-
-
-def test_accumulation_over_six_rows_by_hand():
-    # Micro-batches of 1, 2, 1, 2 rows: the mean of their means is not the mean of the rows.
-    body = {"count": 6, "metric_factory": staticmethod(Regression.metric_factory)}
-    trainer = make(type("Six", (Regression,), body), 1, 6, micro_batches=4)
-    assert float(trainer.train(tf.constant(1))["mse"]) == pytest.approx(91 / 6, abs=1e-12)
 
 
 def test_micro_average_of_weighted_rows_by_hand():
@@ -258,21 +220,6 @@ def test_micro_average_of_weighted_rows_by_hand():
         for rows in (slice(3), slice(3, 5), slice(5, 5)):
             ctl.replica.update_metric(metric, labels[rows], outputs[rows], given[rows])
         assert float(metric.result()) == pytest.approx(11 / 13, rel=1e-6)
-
-
-@pytest.mark.parametrize("cases", [FEW, pytest.param(list(CASES), marks=SLOW)], ids=len)
-def test_weight_of_a_row_counts_the_row_so_many_times(cases):
-    weights = tf.constant([2.0, 1.0, 0.0, 3.0, 1.0, 2.0, 1.0], tf.float64)
-    # tf_keras takes no [rows] weights for counts over time. Its adjusted R2 does not weight the rows.
-    refused = ("steps", "IoU-pixels", "num_regressors")
-    for case in (case for case in cases if not any(part in case for part in refused)):
-        name, kind, options = CASES[case]
-        labels, outputs = map(tf.constant, columns()[kind])
-        one, other = (getattr(KERAS, name)(**{"dtype": "float64", **options}) for _ in range(2))
-        ctl.replica.update_metric(one, labels, outputs, weights)
-        repeated = tf.repeat(tf.range(ROWS), tf.cast(weights, tf.int32))
-        ctl.replica.update_metric(other, tf.gather(labels, repeated), tf.gather(outputs, repeated))
-        np.testing.assert_allclose(one.result(), other.result(), 1e-6, err_msg=case)
 
 
 def test_weights_of_tokens_do_not_repeat_the_row():
@@ -322,7 +269,14 @@ class HasNoWeights(IgnoresWeights):
 
 
 class ByHand(Regression):
-    """With y = x and labels 2 x, the error of row i is i."""
+    """With y = x and labels 2 x, the error of row i is i. Trains on batches of 6 rows and of 1."""
+
+    def build_dataset(self, split, input_context):
+        source = super().build_dataset(split, input_context)
+        if split == "eval":
+            return source
+        examples = tf.data.Dataset.from_tensor_slices(source.gather(list(range(ROWS))))
+        return ctl.data.GlobalBatches(examples.batch(6))
 
     def build_metrics(self):
         return {
@@ -349,45 +303,26 @@ def test_metric_of_labels_without_an_axis_by_hand():
         # Metrics of users that ignore the weights get only rows that exist: (1 + ... + 7) / 7.
         **dict.fromkeys(("ignores", "has none", "function"), 4),
     }
-    trainer = make(ByHand, 2, ROWS)
-    for results in (evaluate(trainer, 3), trainer.train(tf.constant(1))):
+    trainer = make(ByHand, 2, 6)
+    # Evaluates shares of 2 and 1 rows, then of 1 and 0; trains on shares of 3 and 3, then of 1 and 0.
+    for results in (evaluate(trainer, 3), trainer.train(tf.constant(2))):
         shown = {name: float(results[name]) for name in expected}
         assert shown == pytest.approx(expected, rel=1e-6)
-
-
-def test_metric_of_the_user_is_not_updated_by_an_empty_share():
-    class Batches(Regression):
-        metric_factory = staticmethod(lambda: {"mine": IgnoresWeights()})
-
-        def build_dataset(self, split, input_context):
-            examples = super().build_dataset(split, input_context).gather(list(range(ROWS)))
-            return ctl.data.GlobalBatches(tf.data.Dataset.from_tensor_slices(examples).batch(6))
-
-    trainer = make(Batches, 2, 6)
-    assert float(trainer.train(tf.constant(2))["mine"]) == pytest.approx(4, abs=1e-12)
 
 
 def test_metric_of_the_user_that_is_not_a_sum_over_rows_is_rejected():
     # tests/replica/checks/metric_rows_test.py has the other forms.
     wrapper = KERAS.MeanMetricWrapper(lambda labels, outputs: tf.abs(labels - outputs[:, 0]))
-    trainer = regression(lambda: {"m": wrapper}, 1, 8)
-    message = (
-        r"Metric 'm' compares all rows with each other \(operation Sub returns \[rows, rows\]\) for"
-    )
+    trainer = regression(lambda: {"m": wrapper}, 8)
+    message = r"'m' compares all rows with each other \(operation Sub returns \[rows, rows\]\) for"
     for run in (trainer.train, ctl.StandardEvaluator(trainer).evaluate):
         with pytest.raises(ctl.UsageError, match=message):
             run(tf.constant(1))
 
 
 class PythonState(KERAS.experimental.PyMetric):
-    def update_state(self, labels, outputs, sample_weight=None):
-        self.count += 1
-
     def reset_state(self):
         self.count = 0
-
-    def result(self):
-        return self.count
 
 
 class Matrix(KERAS.Metric):
@@ -428,62 +363,30 @@ def test_metric_with_a_matrix_that_it_resets_is_accepted():
     regression(lambda: {"m": Reset()})
 
 
-def test_metric_that_takes_its_shape_from_an_unknown_number_of_rows_is_rejected():
-    class Rows(Regression):
-        metric_factory = staticmethod(lambda: {"m": KERAS.MeanTensor()})
+class Rows(Regression):
+    metric_factory = staticmethod(lambda: {"m": KERAS.MeanTensor()})
 
-        def update_metrics(self, metrics, batch, outputs, weights):
-            metrics["m"].update_state(outputs)
-
-    with pytest.raises(ctl.UsageError, match=r"Metric 'm' takes the shape .*\(shape="):
-        make(Rows, 1, ROWS)
+    def update_metrics(self, metrics, batch, outputs, weights):
+        metrics["m"].update_state(outputs)
 
 
-@pytest.mark.parametrize(
-    ("metrics", "message"),
-    [
-        (
-            lambda: {"m": KERAS.Mean()},
-            r"Metric 'm' is a Mean, .*: override update_metrics, and call "
-            r"metrics\['m'\]\.update_state\(values, weights\) with what it averages",
-        ),
-        (
-            lambda: {"m": KERAS.F1Score(dtype="float32")},
-            r"Metric 'm' does not accept labels float64 \(.*, 1\) and outputs float64 \(.*, 1\) "
-            r"\(.*Tensor conversion requested dtype float32 .*\): convert them in",
-        ),
-    ],
-)
-def test_metric_that_does_not_fit_the_outputs_is_rejected_by_the_first_step(metrics, message):
-    with pytest.raises(ctl.UsageError, match=message):
-        regression(metrics).train(tf.constant(1))
+class Own(Regression):
+    metric_factory = staticmethod(lambda: {"i_loss": KERAS.Mean()})
+
+    def update_metrics(self, metrics, batch, outputs, weights):
+        ctl.replica.update_metric(metrics["i_loss"], batch["label"], outputs, weights)
 
 
-def test_mean_that_an_override_gives_labels_is_called_by_its_name_in_build_metrics():
-    class Own(Regression):
-        metric_factory = staticmethod(lambda: {"i_loss": KERAS.Mean()})
+class Two(Regression):
+    def forward(self, batch, training):
+        outputs = self.model(batch["x"])
+        return {"a": outputs, "b": 2 * outputs}
 
-        def update_metrics(self, metrics, batch, outputs, weights):
-            ctl.replica.update_metric(metrics["i_loss"], batch["label"], outputs, weights)
-
-    with pytest.raises(ctl.UsageError, match=r"call metrics\['i_loss'\]\.update_state"):
-        make(Own, 1, ROWS).train(tf.constant(1))
+    def per_example_loss(self, batch, outputs):
+        return super().per_example_loss(batch, outputs["a"])
 
 
-def test_several_outputs_require_an_override():
-    class Two(Regression):
-        def forward(self, batch, training):
-            outputs = self.model(batch["x"])
-            return {"a": outputs, "b": 2 * outputs}
-
-        def per_example_loss(self, batch, outputs):
-            return super().per_example_loss(batch, outputs["a"])
-
-    with pytest.raises(
-        ctl.UsageError, match="and the outputs a dict: override update_metrics, and"
-    ):
-        make(Two, 1, ROWS).train(tf.constant(1))
-
+def test_override_chooses_one_of_several_outputs():
     class Chosen(Two):
         def update_metrics(self, metrics, batch, outputs, weights):
             ctl.replica.update_metric(metrics["mse"], batch["label"], outputs["b"], weights)
@@ -530,11 +433,33 @@ def test_targets_are_compared_with_the_outputs_of_their_names_by_hand():
     assert sorted(weights.values()) == pytest.approx([1 + 0.01 * 40, 1 + 0.01 * 80], abs=1e-12)
 
 
-def test_metric_without_a_target_is_named():
-    trainer = make(type("Wrong", (Targets,), {"names": ("mae",)}), 1, ROWS)
-    message = r"Metric 'mae' is named by none .*\(twice, thrice; .*call it 'twice_mae', for example"
+@pytest.mark.parametrize(
+    ("cls", "metric", "message"),
+    [
+        (
+            Regression, KERAS.Mean,
+            r"Metric 'm' is a Mean, .*: override update_metrics, and call "
+            r"metrics\['m'\]\.update_state\(values, weights\) with what it averages",
+        ),
+        (
+            Regression, lambda: KERAS.F1Score(dtype="float32"),
+            r"Metric 'm' does not accept labels float64 \(.*, 1\) and outputs float64 \(.*, 1\) "
+            r"\(.*Tensor conversion requested dtype float32 .*\): convert them in",
+        ),
+        (Rows, None, r"Metric 'm' takes the shape .*\(shape="),
+        # By its name in build_metrics.
+        (Own, None, r"call metrics\['i_loss'\]\.update_state"),
+        (
+            type("Wrong", (Targets,), {"names": ("mae",)}), None,
+            r"Metric 'mae' is named by none .*\(twice, thrice; .*call it 'twice_mae', for example",
+        ),
+        (Two, KERAS.MeanSquaredError, "and the outputs a dict: override update_metrics, and"),
+    ],
+)  # fmt: skip
+def test_metric_that_does_not_fit_the_outputs_is_rejected_by_the_first_step(cls, metric, message):
+    factory = {"metric_factory": staticmethod(lambda: {"m": metric()})} if metric else {}
     with pytest.raises(ctl.UsageError, match=message):
-        trainer.train(tf.constant(1))
+        make(type("Chosen", (cls,), factory), 1, ROWS).train(tf.constant(1))
 
 
 class Tokens(ctl.StandardTrainer):
@@ -542,9 +467,8 @@ class Tokens(ctl.StandardTrainer):
 
     def build_model(self):
         layers = tf_keras.layers
-        return tf_keras.Sequential(
-            [layers.Embedding(6, 8, mask_zero=True, input_length=5), layers.Dense(3)]
-        )
+        embedding = layers.Embedding(6, 8, mask_zero=True, input_length=5)
+        return tf_keras.Sequential([embedding, layers.Dense(3)])
 
     def build_dataset(self, split, input_context):
         rng = np.random.default_rng(1)
@@ -582,38 +506,52 @@ def test_mask_over_time_is_that_of_compile():
     assert float(outputs["loss"]) == pytest.approx(float(masked), rel=1e-3)
 
 
-def test_metric_that_nothing_updates_is_not_reported():
-    class Partly(Regression):
-        metric_factory = staticmethod(
-            lambda: {"mse": KERAS.MeanSquaredError(), "other": KERAS.Mean(), "own": KERAS.Mean()}
-        )
+class Partly(Regression):
+    """The first of its metrics is that of compile, the second is not updated."""
 
-        def update_metrics(self, metrics, batch, outputs, weights):
-            super().update_metrics({"mse": metrics["mse"]}, batch, outputs, weights)
-            metrics["own"].total.assign_add(3.0)  # without update_state
-            metrics["own"].count.assign_add(1.0)
+    count = 6
+    metric_factory = staticmethod(
+        lambda: {"mse": KERAS.MeanSquaredError(), "other": KERAS.Mean(), "own": KERAS.Mean()}
+    )
 
-    trainer = make(Partly, 1, 8)
-    assert {*trainer.train(tf.constant(1))} == {"loss", "mse", "own"}
+    def update_metrics(self, metrics, batch, outputs, weights):
+        super().update_metrics({"mse": metrics["mse"]}, batch, outputs, weights)
+        metrics["own"].total.assign_add(3.0)  # without update_state
+        metrics["own"].count.assign_add(1.0)
+
+
+def test_metrics_of_micro_batches_are_accumulated_and_those_that_nothing_updates_are_not_reported():
+    trainer = make(Partly, 1, 6, micro_batches=4)
+    results = trainer.train(tf.constant(1))
+    assert {*results} == {"loss", "mse", "own"}
+    # Micro-batches of 1, 2, 1, 2 rows: the mean of their means is not the mean of the rows.
+    assert float(results["mse"]) == pytest.approx(91 / 6, abs=1e-12)
     assert {*evaluate(trainer, 4)} == {"loss", "mse", "own", "examples"}
 
 
+class Skipping(Regression):
+    """The inputs of step 1 are not numbers."""
+
+    metric_factory = staticmethod(lambda: {"r2": KERAS.R2Score(), "mse": KERAS.MeanSquaredError()})
+
+    def preprocess(self, batch):
+        rows = ctl.replica.current()
+        step = 0 if rows is None else rows.step
+        nan = tf.constant(np.nan, batch["x"].dtype)
+        label = batch["label"] + tf.cast(step, batch["label"].dtype)
+        return {"x": tf.where(tf.equal(step, 1), nan, batch["x"]), "label": label}
+
+
 def test_metric_of_a_skipped_step_is_restored_if_it_creates_its_variables_late():
-    class Skipping(Regression):
-        metric_factory = staticmethod(
-            lambda: {"r2": KERAS.R2Score(), "mse": KERAS.MeanSquaredError()}
-        )
-
-        def preprocess(self, batch):
-            rows = ctl.replica.current()
-            step = 0 if rows is None else rows.step
-            nan = tf.constant(np.nan, batch["x"].dtype)
-            label = batch["label"] + tf.cast(step, batch["label"].dtype)
-            return {"x": tf.where(tf.equal(step, 1), nan, batch["x"]), "label": label}
-
     trainer = make(Skipping, 1, ROWS, on_non_finite="skip")
     results = trainer.train(tf.constant(3))
     assert trainer.skipped_steps.numpy() == 1
     # The error of row i in step s is i + s: 140 / 7 in step 0, and 280 / 7 in step 2.
     assert float(results["mse"]) == pytest.approx(30, rel=1e-12)
     assert np.isfinite(float(results["r2"]))
+    # A loop without an applied step has no loss and no metrics.
+    trainer.global_step.assign(1)
+    results = trainer.train(tf.constant(1))
+    assert int(results.pop("skipped_steps")) == 2
+    assert results.keys() == {"loss", "r2", "mse"} and all(map(np.isnan, results.values()))
+    assert np.isfinite(trainer.train(tf.constant(1))["loss"])

@@ -1,4 +1,4 @@
-"""Forward pass, backward pass and accumulation on one replica."""
+"""How a step unpacks its batches. tests/trainer_test.py compares the update of micro-batches by hand."""
 
 import numpy as np
 import pytest
@@ -7,76 +7,8 @@ import tensorflow as tf
 import ctl
 from ctl import testing
 from ctl.data.source import MaskedBatch
-from ctl.replica.arithmetic import row_mask
-from ctl.replica.step.microbatches import Inputs, MicroBatches, row_count, unpack
+from ctl.replica.step.microbatches import row_count, unpack
 from tests.support import reference_model
-
-# y = w x with w = 1 and squared errors, 5 rows of which the last is padding. Errors y - w x are
-# 1, 2, 0, 2; gradients -2 x (y - w x) are -2, -4, 0, -12; the weight of the global batch is 8.
-X, Y, MASK = [1.0, 1.0, 2.0, 3.0, 9.0], [2.0, 3.0, 2.0, 5.0, 0.0], [1.0, 1.0, 1.0, 1.0, 0.0]
-
-
-def compute(count, *, keep_shards=False, loss_scale=None, regularization=lambda: [], seen=None):
-    w = tf.Variable(1.0)
-
-    def forward(batch):
-        if seen is not None:
-            seen.append(row_mask.current())
-        return tf.cast(w * batch["x"], tf.float32)
-
-    micro_batches = MicroBatches(
-        count=count,
-        loss_fn=lambda batch, outputs: tf.square(batch["y"] - outputs),
-        forward=forward,
-        regularization=(lambda: [3.0 * w]) if regularization == "three w" else regularization,
-        variables=[w],
-        dtype=tf.float32,
-        keep_shards=keep_shards,
-        calls={},
-    )
-    mask = tf.constant(MASK)
-    batch = {"x": tf.constant(X), "y": tf.constant(Y)}
-    scale = None if loss_scale is None else tf.constant(loss_scale)
-    inputs = Inputs(
-        batch, mask, {"": mask}, {"": tf.constant(8.0)}, tf.constant(10), tf.constant(7), scale
-    )
-    return micro_batches(inputs)
-
-
-def test_contributions_of_three_micro_batches_by_hand():
-    # Rows 0 | 1, 2 | 3 and padding: losses 1 | 4 + 0 | 4, each divided by 8.
-    shards = compute(3, keep_shards=True)
-    assert [float(value) for value in shards.losses] == [1 / 8, 4 / 8, 4 / 8]
-    assert [float(g) for (g,) in shards.gradients] == [-2 / 8, -4 / 8, -12 / 8]
-    summed = compute(3)
-    assert [float(value) for value in summed.losses] == [9 / 8]
-    assert [[float(g) for g in gradients] for gradients in summed.gradients] == [[-18 / 8]]
-    rows = [part.batch["x"].numpy().tolist() for part in summed.micro_batches]
-    assert rows == [[1.0], [1.0, 2.0], [3.0, 9.0]]
-    masks = [part.row_mask.numpy().tolist() for part in summed.micro_batches]
-    assert masks == [[1], [1, 1], [1, 0]]
-    assert [part.outputs.numpy().tolist() for part in summed.micro_batches] == rows
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 5])
-def test_sum_does_not_depend_on_the_number_of_micro_batches(count):
-    contributions = compute(count, regularization="three w")
-    # The regularization 3 w is in the sum once.
-    assert float(contributions.losses[0]) == pytest.approx(9 / 8 + 3, abs=1e-6)
-    assert float(contributions.gradients[0][0]) == pytest.approx(-18 / 8 + 3, abs=1e-6)
-
-
-def test_loss_scale_multiplies_the_gradients_and_not_the_loss():
-    contributions = compute(2, loss_scale=16.0)
-    assert float(contributions.losses[0]) == 9 / 8
-    assert float(contributions.gradients[0][0]) == -18 * 16 / 8
-
-
-def test_each_micro_batch_knows_its_first_row_and_step():
-    seen = []
-    compute(3, seen=seen)
-    assert [int(rows.first_row) for rows in seen] == [10, 11, 13]
-    assert {int(rows.step) for rows in seen} == {7}
 
 
 def test_row_count_is_an_int_if_the_shape_is_static():

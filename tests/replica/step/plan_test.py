@@ -12,6 +12,7 @@ from ctl import testing
 from ctl.data.layout import Layout
 from ctl.hardware import strategies
 from ctl.replica.step.inner_loop import loop_of
+from ctl.testing import tiny
 from tests.support import reference_model
 
 
@@ -21,24 +22,18 @@ class OwnTrainStep(reference_model.ReferenceTrainer):
 
 
 def make_plan(replicas=1, batch=8, *, cls=reference_model.ReferenceTrainer, **options):
-    trainer = reference_model.make_trainer(
-        testing.make_strategy(replicas), batch, cls=cls, **options
-    )
-    return loop_of(trainer).plan
+    strategy = testing.make_strategy(replicas)
+    return loop_of(reference_model.make_trainer(strategy, batch, cls=cls, **options)).plan
 
 
 # The options of a plan on one replica, or on two, and what follows from them.
 RESOLVED = [
-    (
-        1,
-        {},
-        {
-            "xla": "off",
-            "xla_reason": "auto: on CPUs it depends on the model, see --mode=profile_input",
-        },
-    ),
+    (1, {}, {
+        "xla": "off",
+        "xla_reason": "auto: on CPUs it depends on the model, see --mode=profile_input",
+        "micro_batches": 1,
+    }),
     (1, {"xla": "gradients"}, {"xla": "gradients", "xla_reason": "as configured"}),
-    (1, {}, {"micro_batches": 1}),
     (2, {"micro_batches": 2}, {"micro_batches": 2}),
     (1, {"logical_shards": 4}, {"micro_batches": 4}),
     (2, {"logical_shards": 4}, {"micro_batches": 2}),
@@ -48,7 +43,7 @@ RESOLVED = [
     (1, {"precision": "float64"}, {"dtype": tf.float64, "reduce_dtype": None}),
     (1, {"precision": "bfloat16"}, {"dtype": tf.float32, "reduce_dtype": None}),
     (1, {"precision": "float32", "all_reduce_dtype": "bfloat16"}, {"reduce_dtype": tf.bfloat16}),
-]
+]  # fmt: skip
 
 
 @functools.cache
@@ -90,9 +85,8 @@ def test_plan_records_the_overrides_of_the_trainer():
     assert overrides == [(False, False), (True, False), (False, True)]
     # tests/replica/step/compiled_loop_test.py has the rejections of the compiled loop.
     for cls, method in ((OwnReplicaStep, "replica_step"), (OwnTrainStep, "train_step")):
-        with pytest.raises(
-            ctl.UsageError, match=f"checks the single loss of ctl's own step.*overrides {method}"
-        ):
+        message = f"checks the single loss of ctl's own step.*overrides {method}"
+        with pytest.raises(ctl.UsageError, match=message):
             make_plan(cls=cls, loss_spike=3.0)
 
 
@@ -102,18 +96,13 @@ def test_own_dataset_is_rejected_if_batches_are_read_again():
         trainer.train_dataset = tf.data.Dataset.from_tensors(reference_model.examples())
 
 
-class Normalized(reference_model.ReferenceTrainer):
+class Normalized(tiny.TinyTrainer):
     """A model with two plain batch normalizations, one of them in a model of its own."""
 
     def build_model(self):
-        layers, norm = tf_keras.layers, tf_keras.layers.BatchNormalization
+        norm, dense = tf_keras.layers.BatchNormalization, tf_keras.layers.Dense
         inner = tf_keras.Sequential([norm(name="second")])
-        return tf_keras.Sequential(
-            [layers.InputLayer([4]), layers.Dense(5), norm(name="first"), inner, layers.Dense(3)]
-        )
-
-    def forward(self, batch, training):
-        return self.model(batch["x"], training=training)
+        return tf_keras.Sequential([dense(5, input_shape=[4]), norm(name="first"), inner, dense(3)])
 
 
 def test_warns_of_plain_batch_norm_if_the_batch_is_split(caplog):
@@ -123,14 +112,8 @@ def test_warns_of_plain_batch_norm_if_the_batch_is_split(caplog):
     caplog.clear()
     make_plan(cls=Normalized)
     make_plan(2, cls=Normalized, model={"sync_batch_norm": True})
+    make_plan(2, cls=Normalized, model={"sync_batch_norm": "per_micro_batch"}, micro_batches=2)
     assert caplog.text == ""
-
-
-def test_sync_batch_norm_with_accumulation_requires_per_micro_batch():
-    options = {"cls": Normalized, "micro_batches": 2}
-    with pytest.raises(ctl.UsageError, match="sync_batch_norm=per_micro_batch"):
-        make_plan(2, model={"sync_batch_norm": True}, **options)
-    make_plan(2, model={"sync_batch_norm": "per_micro_batch"}, **options)
 
 
 @pytest.mark.parametrize(
@@ -147,14 +130,10 @@ def test_unknown_values_and_keys_without_effect_are_rejected(cls, model, message
 
 
 def test_activity_regularizer_is_rejected_if_the_batch_splits_unevenly():
-    class Active(reference_model.ReferenceTrainer):
+    class Active(tiny.TinyTrainer):
         def build_model(self):
-            penalty = tf_keras.regularizers.L2(0.1)
-            layer = tf_keras.layers.Dense(3, activity_regularizer=penalty)
-            return tf_keras.Sequential([tf_keras.layers.InputLayer([4]), layer])
-
-        def forward(self, batch, training):
-            return self.model(batch["x"], training=training)
+            penalty = {"activity_regularizer": tf_keras.regularizers.L2(0.1)}
+            return tf_keras.Sequential([tf_keras.layers.Dense(3, input_shape=[4], **penalty)])
 
     make_plan(2, 8, cls=Active)
     with pytest.raises(ctl.UsageError, match="activity regularizer"):
@@ -162,15 +141,10 @@ def test_activity_regularizer_is_rejected_if_the_batch_splits_unevenly():
 
 
 def test_logical_shards_are_rejected_for_partial_global_batches():
-    def make(split):
-        return ctl.data.GlobalBatches(
-            tf.data.Dataset.from_tensor_slices(reference_model.examples()).batch(8)
-        )
-
-    factory = {"data_factory": staticmethod(make)}
+    factory = {"data_factory": staticmethod(reference_model.as_global_batches)}
     cls = type("FromBatches", (reference_model.ReferenceTrainer,), factory)
     with pytest.raises(ctl.UsageError, match="requires full batches"):
-        reference_model.make_trainer(testing.make_strategy(2), 8, cls=cls, logical_shards=4)
+        make_plan(2, cls=cls, logical_shards=4)
 
 
 def test_many_batches_are_sent_to_a_gpu_at_a_time_unless_the_train_step_is_the_users(monkeypatch):

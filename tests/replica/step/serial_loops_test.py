@@ -48,7 +48,6 @@ def lines(cls, optimizer, batch=80, **options):
 @pytest.mark.parametrize(
     ("cls", "optimizer", "options"),
     [
-        (TwoTowerTrainer, tf_keras.optimizers.Adagrad(0.1), {"model": TWO_TOWER}),
         (TwoTowerTrainer, tf_keras.optimizers.Adam(0.1, clipnorm=1.0), {"model": TWO_TOWER}),
         (CharLmTrainer, tf_keras.optimizers.AdamW(1e-3), {"model": CHAR_LM, "data": {"dir": ""}}),
     ],

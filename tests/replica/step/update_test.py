@@ -8,36 +8,52 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.replica.step.inner_loop import loop_of
+from ctl.testing import tiny
 from tests.support import faulty_trainers, reference_model
+from tests.support.second_model import SecondModel
 
 MOMENTUM = {"optimizer": lambda: tf_keras.optimizers.SGD(1e-2, momentum=0.9)}
 end = faulty_trainers.state
 
 
-def train_moves(trainer, steps=1):
+def make(replicas, batch=8, **options):
+    return reference_model.make_trainer(testing.make_strategy(replicas), batch, **options)
+
+
+def exact_gradients(trainer):
+    """The gradients of the first global batch."""
+    rows = reference_model.pick(reference_model.examples(), faulty_trainers.batch_of(0))
+    return reference_model.loss_and_gradients(trainer.model.get_weights(), rows)[1]
+
+
+def train_moves(trainer):
     """Trains and returns by how much that moved the weights; under SGD of rate 1, the gradient."""
     before = trainer.model.get_weights()
-    trainer.train(tf.constant(steps))
+    trainer.train(tf.constant(1))
     return [b - a for b, a in zip(before, trainer.model.get_weights(), strict=True)]
 
 
-def dense_model():
-    """A model without sparse gradients."""
-    x, layers = tf_keras.Input([reference_model.FEATURES]), tf_keras.layers
-    hidden = layers.Dense(reference_model.HIDDEN, activation="tanh")(x)
-    return tf_keras.Model({"x": x}, layers.Dense(reference_model.CLASSES)(hidden))
+class Dense(faulty_trainers.Overflowing):
+    """Without sparse gradients."""
+
+    def build_model(self):
+        x, layers = tf_keras.Input([reference_model.FEATURES]), tf_keras.layers
+        hidden = layers.Dense(reference_model.HIDDEN, activation="tanh")(x)
+        return tf_keras.Model({"x": x}, layers.Dense(reference_model.CLASSES)(hidden))
 
 
 @pytest.mark.parametrize(
-    ("make", "count"),
+    ("strategy", "count"),
     [
         # Four dense gradients, and a sparse one, which has values and indices.
         (lambda: testing.make_strategy(1), [4 + 2]),
         (tf.distribute.experimental.CentralStorageStrategy, []),
     ],
 )
-def test_one_replica_with_its_own_variables_computes_all_gradients_before_an_update(make, count):
-    trainer = reference_model.make_trainer(make(), 8)
+def test_one_replica_with_its_own_variables_computes_all_gradients_before_an_update(
+    strategy, count
+):
+    trainer = reference_model.make_trainer(strategy(), 8)
     inner_loop = loop_of(trainer)
     batch, mask = inner_loop.first_batch()
     step = tf.function(lambda: trainer.strategy.run(inner_loop.step.run, args=(batch, mask)))
@@ -47,23 +63,16 @@ def test_one_replica_with_its_own_variables_computes_all_gradients_before_an_upd
 
 
 @pytest.mark.parametrize(
-    ("what", "replicas", "options"),
+    ("cls", "what", "replicas", "options"),
     [
-        ("gradient", 2, {"micro_batches": 2}),
-        pytest.param("loss", 4, {}, marks=pytest.mark.slow),
-        ("gradient", 1, {"xla": "loop"}),  # selects the update without a conditional
+        pytest.param(faulty_trainers.Overflowing, "loss", 2, {}, marks=pytest.mark.slow),
+        (Dense, "gradient", 1, {"xla": "loop"}),  # selects the update without a conditional
     ],
 )
-def test_overflow_anywhere_skips_the_step_everywhere(what, replicas, options):
-    position = 2 if "micro_batches" in options else 0
-    planted = {"replica": replicas - 1, "position": position, "what": what}
-    if "xla" in options:
-        planted["build_model"] = lambda self: dense_model()
-    cls = type("Planted", (faulty_trainers.Overflowing,), planted)
-    where = testing.make_strategy(replicas)
-    trainer = reference_model.make_trainer(
-        where, 8, cls=cls, precision="float16", **options, **MOMENTUM
-    )
+def test_overflow_anywhere_skips_the_step_everywhere(cls, what, replicas, options):
+    """tests/replica/parts/part_test.py has a gradient of a micro-batch, and the state of parts."""
+    cls = type("Planted", (cls,), {"replica": replicas - 1, "what": what})
+    trainer = make(replicas, cls=cls, precision="float16", **options, **MOMENTUM)
     trainer.train(tf.constant(1))
     variables = (*trainer.model.variables, *trainer.optimizer.variables)
     kept = [v for v in variables if "loss_scale" not in v.name and "current" not in v.name]
@@ -71,14 +80,11 @@ def test_overflow_anywhere_skips_the_step_everywhere(what, replicas, options):
     outputs = trainer.train(tf.constant(1))
     faulty_trainers.same(before, [v.numpy() for v in kept])
     assert float(trainer.optimizer.loss_scale.numpy()) == scale / 2
-    assert trainer.optimizer.iterations.numpy() == 1
-    assert trainer.global_step.numpy() == 2
     assert outputs["skipped_steps"].numpy() == 1
     trainer.train(tf.constant(1))
-    assert trainer.optimizer.iterations.numpy() == 2
-    assert trainer.global_step.numpy() == 3
+    assert (trainer.optimizer.iterations.numpy(), trainer.global_step.numpy()) == (2, 3)
     for variable in trainer.model.trainable_variables:
-        copies = testing.copies(where, variable)
+        copies = testing.copies(trainer.strategy, variable)
         assert np.isfinite(copies[0]).all()
         assert all(np.array_equal(copies[0], copy) for copy in copies)
     if "xla" in options:
@@ -94,27 +100,19 @@ def test_schedule_follows_applied_updates_not_batches():
         schedule = tf_keras.optimizers.schedules.PiecewiseConstantDecay([1], [1.0, 0.25])
         return tf_keras.optimizers.SGD(schedule)
 
-    trainer = reference_model.make_trainer(
-        testing.make_strategy(1),
-        8,
-        cls=type("First", (faulty_trainers.Overflowing,), {"at": 0}),
-        precision="float16",
-        optimizer=optimizer,
-    )
+    first = type("First", (faulty_trainers.Overflowing,), {"at": 0})
+    trainer = make(1, cls=first, precision="float16", optimizer=optimizer)
     trainer.train(tf.constant(1))  # skipped
     assert trainer.optimizer.iterations.numpy() == 0
-    reference = reference_model.make_trainer(
-        testing.make_strategy(1), 8, precision="float16", optimizer=optimizer
-    )
+    reference = make(1, precision="float16", optimizer=optimizer)
     reference.global_step.assign(1)
     faulty_trainers.same(train_moves(trainer), train_moves(reference), 0)
 
 
 def test_logical_shards_give_the_same_bits_on_any_number_of_replicas():
     def train(replicas, **shards):
-        options = {"precision": "float32", **MOMENTUM, **shards}
-        trainer = reference_model.make_trainer(testing.make_strategy(replicas), 16, **options)
-        trainer.train(tf.constant(60))
+        trainer = make(replicas, 16, precision="float32", **MOMENTUM, **shards)
+        trainer.train(tf.constant(20))
         return end(trainer)
 
     one, other = (train(n, logical_shards=4) for n in (1, 2))
@@ -123,24 +121,18 @@ def test_logical_shards_give_the_same_bits_on_any_number_of_replicas():
     assert not all(np.array_equal(a, b) for a, b in zip(one, train(1), strict=True))
 
 
-class Convolutional(ctl.StandardTrainer):
+class Convolutional(tiny.TinyTrainer):
     """Its convolution has a bias, whose gradient oneDNN may fuse with that of the kernel."""
 
     def build_model(self):
         layers = tf_keras.layers
-        return tf_keras.Sequential(
-            [layers.Conv2D(8, 3, activation="tanh"), layers.Flatten(), layers.Dense(5)]
-        )
+        first = layers.Conv2D(8, 3, activation="tanh"), layers.Flatten()
+        return tf_keras.Sequential([*first, layers.Dense(tiny.CLASSES)])
 
     def build_dataset(self, split, input_context):
         draw = np.random.default_rng(0)
         x = draw.normal(size=[50, 8, 8, 3]).astype(np.float32)
-        return ctl.data.arrays({"x": x, "label": draw.integers(0, 5, 50)})
-
-    def per_example_loss(self, batch, outputs):
-        return tf_keras.losses.sparse_categorical_crossentropy(
-            batch["label"], outputs, from_logits=True
-        )
+        return ctl.data.arrays({"x": x, "label": draw.integers(0, tiny.CLASSES, 50)})
 
 
 @pytest.mark.slow
@@ -148,11 +140,8 @@ def test_logical_shards_give_the_same_bits_of_a_convolution_with_a_bias():
     ends = []
     for replicas in (1, 2):
         tf_keras.utils.set_random_seed(1)
-        trainer = Convolutional(
-            strategy=testing.make_strategy(replicas),
-            global_batch_size=8,
-            optimizer=lambda: tf_keras.optimizers.SGD(0.1),
-            options=ctl.TrainerOptions(logical_shards=4),
+        trainer = make(
+            replicas, cls=Convolutional, precision="float32", logical_shards=4, **MOMENTUM
         )
         trainer.train(tf.constant(5))
         ends.append(end(trainer))
@@ -160,16 +149,12 @@ def test_logical_shards_give_the_same_bits_of_a_convolution_with_a_bias():
 
 
 def test_bfloat16_reduction_rounds_the_gradient_and_nothing_else():
-    trainer = reference_model.make_trainer(
-        testing.make_strategy(2), 8, precision="float32", all_reduce_dtype="bfloat16"
-    )
-    rows = reference_model.pick(reference_model.examples(), faulty_trainers.batch_of(0))
-    _, exact, _ = reference_model.loss_and_gradients(trainer.model.get_weights(), rows)
+    trainer = make(2, precision="float32", all_reduce_dtype="bfloat16")
     largest = []
-    for one, other in zip(exact, train_moves(trainer), strict=True):
-        largest.append(np.abs(one - other).max())
+    for exact, actual in zip(exact_gradients(trainer), train_moves(trainer), strict=True):
+        largest.append(np.abs(exact - actual).max())
         # Each contribution is rounded once, and each sum: by 2^-8 of the largest contribution.
-        assert largest[-1] <= 4 * 2**-8 * max(1.0, np.abs(one).max())
+        assert largest[-1] <= 4 * 2**-8 * max(1.0, np.abs(exact).max())
     assert max(largest) > 1e-4
 
 
@@ -183,9 +168,7 @@ def test_second_optimizer_without_a_loss_scale_is_rejected_under_float16():
             )
 
     with pytest.raises(ctl.UsageError, match="requires a loss scale"):
-        reference_model.make_trainer(
-            testing.make_strategy(1), 8, cls=Second, precision="float16"
-        ).train(tf.constant(1))
+        make(1, cls=Second, precision="float16").train(tf.constant(1))
 
 
 def test_warns_once_of_a_variable_that_the_loss_does_not_depend_on(caplog):
@@ -195,7 +178,7 @@ def test_warns_once_of_a_variable_that_the_loss_does_not_depend_on(caplog):
             model.idle = tf.Variable(1.0, dtype=tf.float64, name="idle")
             return model
 
-    trainer = reference_model.make_trainer(testing.make_strategy(1), 8, cls=Idle)
+    trainer = make(1, cls=Idle)
     trainer.train(tf.constant(2))
     trainer.train(tf.constant(1))
     named = [r.message for r in caplog.records if "idle" in r.message]
@@ -204,28 +187,14 @@ def test_warns_once_of_a_variable_that_the_loss_does_not_depend_on(caplog):
 
 
 def test_update_without_a_loss_scale_is_kept_if_that_of_another_optimizer_overflows():
-    class Second(reference_model.ReferenceTrainer):
-        def __init__(self, **arguments):
-            super().__init__(**arguments)
-            with self.build_scope():
-                self.other = tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=(1,))])
-                optimizer = tf_keras.optimizers.SGD(1.0)
-                self.scaled = tf_keras.mixed_precision.LossScaleOptimizer(optimizer)
+    class Second(SecondModel, reference_model.ReferenceTrainer):
+        def make_judge_optimizer(self):
+            return tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.SGD(1.0))
 
-        def replica_step(self, batch):
-            def overflow(rows):
-                return np.inf * self.other(tf.ones_like(rows["weight"])[:, None])[:, 0]
+        def judge_losses(self, rows):
+            return np.inf * super().judge_losses(rows)
 
-            self.minimize(
-                batch, overflow, variables=self.other.trainable_variables, optimizer=self.scaled
-            )
-            return super().replica_step(batch)
-
-    trainers = [
-        reference_model.make_trainer(testing.make_strategy(1), 8, cls=cls, on_non_finite="ignore")
-        for cls in (reference_model.ReferenceTrainer, Second)
-    ]
-    expected, found = map(train_moves, trainers)
-    for one, other in zip(expected, found, strict=True):
-        np.testing.assert_allclose(other, one, rtol=0, atol=1e-12)
-    assert trainers[1].skipped_steps.numpy() == 1
+    trainer = make(1, cls=Second, on_non_finite="ignore")
+    for exact, actual in zip(exact_gradients(trainer), train_moves(trainer), strict=True):
+        np.testing.assert_allclose(actual, exact, rtol=0, atol=1e-12)
+    assert trainer.skipped_steps.numpy() == 1
