@@ -18,10 +18,6 @@ from tests.data.reading import one_line, read_all
 LENGTH = 16
 
 
-def in_memory():
-    return ctl.data.packed(ctl.data.sequences(token_model.documents()), LENGTH)
-
-
 def rows_of(lengths, **arguments):
     """The pieces of each row as (sequence, start, size)."""
     result = packing.pack(np.array(lengths), **arguments)
@@ -126,11 +122,6 @@ def test_rows_are_the_same_from_memory_and_from_parsed_examples(tmp_path):
         for name, values in expected.items():
             np.testing.assert_array_equal(batch[name], values)
             assert batch[name].shape[1:] == source_spec(source)[name].shape[1:]
-
-
-@pytest.mark.slow
-def test_rows_of_a_step_are_the_same_on_any_replicas_and_after_a_restart():
-    token_model.check_order(in_memory)
 
 
 @pytest.mark.parametrize(

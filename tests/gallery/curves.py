@@ -29,12 +29,9 @@ def variables(trainer):
     return [testing.copies(trainer.strategy, variable) for variable in owned.values()]
 
 
-def train(trainer, *, eval_batch=5):
-    """Returns the variables after 8 steps, and the outputs of training and of an evaluation."""
+def train(trainer):
+    """Returns the variables after 8 steps, and the outputs of the loops of two steps."""
     results = [trainer.train(tf.constant(2)) for _ in range(4)]
-    if eval_batch:
-        evaluator = ctl.StandardEvaluator(trainer, global_batch_size=eval_batch)
-        results.append(evaluator.evaluate(tf.constant(-1)))
     return variables(trainer), [{k: float(v) for k, v in each.items()} for each in results]
 
 
@@ -47,7 +44,7 @@ def assert_same(one, two):
         assert len(copies) == 2
         for copy in copies:
             np.testing.assert_allclose(copy, value, rtol=0, atol=1e-10)
-    return [result["loss"] for result in results[:4]]
+    return [result["loss"] for result in results]
 
 
 def run_experiment(name, workdir, keys):

@@ -31,7 +31,7 @@ def make(replicas, *, penalty=1.0):
 
 @functools.cache
 def train(replicas):
-    return curves.train(make(replicas), eval_batch=0)
+    return curves.train(make(replicas))
 
 
 @pytest.mark.slow

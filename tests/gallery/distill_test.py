@@ -34,14 +34,14 @@ def test_the_curve_is_that_of_one_device_and_the_first_layer_is_trained_from_its
     trainer = make(1)
     teacher, stem = trainer.teacher.get_weights(), trainer.model.get_layer("conv2d")
     before, head = stem.get_weights(), trainer.model.get_layer("head").get_weights()
-    one = curves.train(trainer, eval_batch=0)
+    one = curves.train(trainer)
     # Adam's first gradient in its eighth update, with a tenth of the rate.
     move = 1e-4 * 0.1 / (1 - 0.9**8) / np.sqrt(0.001 / (1 - 0.999**8))
     assert np.abs(stem.get_weights()[0] - before[0]).max() == pytest.approx(move, rel=1e-3)
     assert np.abs(trainer.model.get_layer("head").get_weights()[0] - head[0]).max() > 1e-3
     for weight, old in zip(trainer.teacher.get_weights(), teacher, strict=True):
         np.testing.assert_array_equal(weight, old)
-    losses = curves.assert_same(one, curves.train(make(2), eval_batch=0))
+    losses = curves.assert_same(one, curves.train(make(2)))
     assert losses[-1] < losses[0]
 
 

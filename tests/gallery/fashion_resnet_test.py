@@ -28,7 +28,7 @@ def train(replicas):
     trainer = curves.build(Small, replicas, optimizer, model=model, ema_decay=0.9)
     normalizations = [layer for layer in trainer.model.layers if "batch_norm" in layer.name]
     assert [type(layer) for layer in normalizations] == [ctl.SyncBatchNormalization] * 3
-    return curves.train(trainer, eval_batch=0)
+    return curves.train(trainer)
 
 
 @pytest.mark.slow

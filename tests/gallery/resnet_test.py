@@ -38,7 +38,7 @@ def train_one_block(replicas, switch):
         patch.setattr(tf_keras.applications, "ResNet50", build_one_block)
         trainer = make(switch, replicas=replicas, batch=5)
     with recompute.detect_use() as used:
-        results = curves.train(trainer, eval_batch=0)
+        results = curves.train(trainer)
         assert used() == bool(switch)
     assert len({round(result["loss"], 6) for result in results[1]}) == 4
     return results

@@ -8,7 +8,9 @@ import tf_keras
 import ctl
 from experiments.trainers import simclr
 from tests.gallery import curves
+from tests.support import child
 
+MNIST = child.ROOT / "experiments/data/mnist"
 IMAGES = np.random.default_rng(0).integers(256, size=(16, 28, 28)).astype(np.uint8)
 
 
@@ -19,7 +21,7 @@ class Small(simclr.SimclrTrainer):
 
 def train(replicas):
     optimizer, model = tf_keras.optimizers.Adam(1e-3), dict(width=4, projection=3, temperature=0.5)
-    return curves.train(curves.build(Small, replicas, optimizer, model=model), eval_batch=0)
+    return curves.train(curves.build(Small, replicas, optimizer, model=model))
 
 
 @pytest.mark.slow
@@ -54,11 +56,11 @@ def test_linear_classifier_separates_classes():
 
 
 @pytest.mark.slow
-def test_the_experiment_trains_and_measures_the_features(tmp_path, monkeypatch):
+def test_an_evaluation_measures_the_features(monkeypatch):
     curves.use_few_images(monkeypatch, 500)
-    keys = {
-        "train.steps": 5, "eval.before_training": False, "model.width": 8,
-        "data.global_batch_size": 32,
-    }  # fmt: skip
-    result = curves.run_experiment("simclr", tmp_path, keys)
-    assert result["eval"]["probe_accuracy"] > 0.2
+    model = dict(width=8, projection=3, temperature=0.5)
+    options = dict(model=model, data=dict(dir=str(MNIST)))
+    optimizer = tf_keras.optimizers.Adam(1e-3)
+    trainer = curves.build(simclr.SimclrTrainer, 1, optimizer, batch=32, **options)
+    results = ctl.StandardEvaluator(trainer, global_batch_size=200).evaluate(tf.constant(-1))
+    assert results["probe_accuracy"] > 0.2

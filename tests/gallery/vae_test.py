@@ -18,7 +18,7 @@ class Small(vae.VaeTrainer):
 
 def train(replicas):
     optimizer, model = tf_keras.optimizers.Adam(1e-3), dict(hidden=5, latent=3)
-    return curves.train(curves.build(Small, replicas, optimizer, model=model), eval_batch=0)
+    return curves.train(curves.build(Small, replicas, optimizer, model=model))
 
 
 @pytest.mark.slow
