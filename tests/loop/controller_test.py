@@ -331,15 +331,16 @@ def twice_bad():
 
 
 @functools.cache
-def skipping_state(steps):
-    """The state of a run that never computes the bad steps."""
-    trainer = twice_bad()
-    for step in range(steps):
+def skipping_states():
+    """Step -> the state there of a run that never computes the bad steps."""
+    trainer, states = twice_bad(), {}
+    for step in range(STEPS):
         if step in (3, 6):
             trainer.global_step.assign_add(1)
         else:
             trainer.train(tf.constant(1))
-    return state(trainer)
+        states[step + 1] = state(trainer)
+    return states
 
 
 def test_each_of_several_batches_has_its_own_rollback(tmp_path):
@@ -354,7 +355,7 @@ def test_each_of_several_batches_has_its_own_rollback(tmp_path):
     assert lines[0].endswith("Back to step 0; that batch is skipped from now on (rollback 1).")
     assert trainer.global_step.numpy() == STEPS
     assert trainer.optimizer.iterations.numpy() == STEPS - 2
-    same(state(trainer), skipping_state(STEPS))
+    same(state(trainer), skipping_states()[STEPS])
 
 
 def test_metrics_and_states_of_actions_after_the_restored_checkpoint_are_repeated(tmp_path):
@@ -404,7 +405,7 @@ def test_decision_outlives_the_process(tmp_path):
     trainer = twice_bad()
     events, _ = run(workdir.checkpoints, trainer, steps=5, workdir=workdir)
     assert [(name, step) for name, step, _ in events] == [("checkpoint", 5)]
-    same(state(trainer), skipping_state(5))
+    same(state(trainer), skipping_states()[5])
 
 
 @pytest.mark.parametrize("is_chief", [True, False])
