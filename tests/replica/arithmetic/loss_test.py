@@ -208,20 +208,6 @@ def test_tokens_are_weighted_over_the_global_batch_and_losses_of_variables_count
     one_batch.check_evaluation(trainer, 7)
 
 
-class Unweighted(LanguageModel):
-    def sample_weight(self, batch):
-        return None
-
-
-def test_weights_of_another_shape_than_the_losses_are_rejected():
-    trainer = one_batch.make(Unweighted, 8, 1)
-    message = r"shape \(8, 6\).*return weights of this shape from sample_weight.*or reduce"
-    for run in (trainer.train, ctl.StandardEvaluator(trainer).evaluate):
-        with pytest.raises(ctl.UsageError, match=message) as error:
-            run(tf.constant(1))
-        assert "\n" not in str(error.value)
-
-
 class Regression(one_batch.Trainer):
     """Squared errors; `layers` are added to the model."""
 

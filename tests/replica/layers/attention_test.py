@@ -221,7 +221,11 @@ def count(text):
     ("make", "layers"),
     [
         pytest.param(from_parts(lambda: Part(causal)), 2, marks=pytest.mark.slow),
-        (from_parts(lambda: Own(is_causal=True, key_value_seq_lengths=[9, 9, 9, 9]), 1), 1),
+        pytest.param(
+            from_parts(lambda: Own(is_causal=True, key_value_seq_lengths=[9, 9, 9, 9]), 1),
+            1,
+            marks=pytest.mark.slow,
+        ),
         (
             from_keras3(
                 lambda: keras.layers.MultiHeadAttention(2, 8),
