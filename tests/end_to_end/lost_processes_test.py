@@ -5,6 +5,7 @@ import signal
 import pytest
 
 from tests.end_to_end.launching import launch
+from tests.support import child
 from tests.support.experiments import read_events, read_result
 
 
@@ -56,9 +57,9 @@ def test_parameter_servers_continue_without_a_killed_worker(folder, run_launcher
     assert result["eval"]["examples"] == 203 and result["eval"]["accuracy"] > 0.9
 
 
-def test_a_user_error_is_reported_and_ends_all_processes(folder, run_launcher):
-    code, out, err = run_launcher(launch(folder, "wrong", "--config.train.stpes=5"))
-    assert code == 2
-    assert "did you mean train.steps" in out
-    assert err.count("failed first (exit code 2)") == 1
+def test_a_user_error_is_reported_and_ends_all_processes(folder):
+    done = child.run(launch(folder, "wrong", "--config.train.stpes=5"))
+    assert done.returncode == 2
+    assert "did you mean train.steps" in done.stdout
+    assert done.stderr.count("failed first (exit code 2)") == 1
     assert not (folder / "wrong").exists()

@@ -190,8 +190,9 @@ def test_failures_of_the_store_delay_the_upload_and_not_the_training(proxy, star
     proxy.fault = no_fault
     assert code == 0, error
     assert check_durable(store) == 200
-    lines = out.count("cannot be written")
-    assert lines <= 1 + (time.monotonic() - begin) / 60  # one a minute
+    assert (
+        out.count("cannot be written") <= 1 + (time.monotonic() - begin) / 60
+    )  # one line a minute
 
 
 class Events:

@@ -44,6 +44,7 @@ def test_fifty_steps_of_mnist_in_three_processes_are_those_of_one_replica(
     name = "workers-3"
     arguments = [
         "--config.optimizer.micro_batches=2", "--config.runtime.all_reduce.bucket_mib=0.001",
+        "--config.runtime.all_reduce.algorithm=ring",
     ]  # fmt: skip
     code, out, err = run_launcher(launch(folder, name, SIZE, *arguments, workers=3))
     assert code == 0, out + err
