@@ -338,10 +338,10 @@ COUPLED = {
 }  # fmt: skip
 # Rules read the number of rows for reshapes, slices and products.
 NOT_STATIC = (
-    "negatives by einsum", "scan over rows", "moments", "groups of rows", "losses over their quantile",
-    "convolution over rows", "first row", "next token of the flattened batch",
+    "negatives by einsum", "groups of rows", "losses over their quantile", "first row",
+    "next token of the flattened batch",
 )  # fmt: skip
-ONE_COUPLED = ("negatives by einsum", "scan over rows", "moments", "fused statistics")
+ONE_COUPLED = ("scan over rows", "moments", "fused statistics")
 
 
 @pytest.mark.parametrize(

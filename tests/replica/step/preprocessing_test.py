@@ -14,7 +14,7 @@ from ctl.testing import tiny
 from tests.support import reference_model
 
 
-class Drops(reference_model.ReferenceTrainer):
+class Drops(tiny.TinyTrainer):
     def preprocess(self, batch):
         return {name: rows[1:] for name, rows in super().preprocess(batch).items()}
 
@@ -26,7 +26,7 @@ def test_preprocess_that_changes_the_number_of_rows_is_rejected():
         with pytest.raises(ctl.UsageError, match=message):
             run(tf.constant(1))
     # With rows that are not static.
-    dataset = tf.data.Dataset.from_tensor_slices(reference_model.examples(16)).batch(8)
+    dataset = tf.data.Dataset.from_tensor_slices(tiny.examples(16)).batch(8)
     trainer.train_dataset = trainer.strategy.experimental_distribute_dataset(dataset)
     with pytest.raises(ctl.UsageError, match="preprocess returned another number of rows"):
         trainer.train(tf.constant(1))
