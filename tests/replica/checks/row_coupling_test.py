@@ -110,7 +110,7 @@ def penalty(batch):
 def masked_sum(batch):
     values = tf.boolean_mask(batch["series"], batch["tokens"] > 0)
     rows = tf.where(batch["tokens"] > 0)[:, 0]
-    return tf.math.unsorted_segment_sum(tf.reduce_sum(values, axis=1), rows, ROWS)
+    return tf.math.unsorted_segment_sum(tf.reduce_sum(values, axis=1), rows, batch["x"].shape[0])
 
 
 def longest(batch):
@@ -185,9 +185,14 @@ COMPUTED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SEARCHED)
-def test_losses_of_independent_rows_are_accepted_without_computing_them(name):
-    assert trace(SEARCHED[name]()) == 0
+DYNAMIC = ("transformer", "dense", "synchronized batch normalization")
+
+
+@pytest.mark.parametrize(
+    ("name", "static"), [*((n, True) for n in SEARCHED), *((n, False) for n in DYNAMIC)]
+)
+def test_losses_of_independent_rows_are_accepted_without_computing_them(name, static):
+    assert trace(SEARCHED[name](), static=static) == 0
 
 
 @pytest.mark.parametrize("name", COMPUTED)
@@ -333,10 +338,10 @@ COUPLED = {
 }  # fmt: skip
 # Rules read the number of rows for reshapes, slices and products.
 NOT_STATIC = (
-    "negatives by einsum", "scan over rows", "moments", "groups of rows", "losses over their quantile",
-    "convolution over rows", "first row", "next token of the flattened batch",
+    "negatives by einsum", "groups of rows", "losses over their quantile", "first row",
+    "next token of the flattened batch",
 )  # fmt: skip
-ONE_COUPLED = ("negatives by einsum", "scan over rows", "moments", "fused statistics")
+ONE_COUPLED = ("scan over rows", "moments", "fused statistics")
 
 
 @pytest.mark.parametrize(
@@ -443,14 +448,8 @@ def test_one_replica_that_computes_the_batch_at_once_is_only_warned(caplog):
 ONE_ROW = {
     "map": lambda b: tf.map_fn(lambda row: tf.reduce_sum(row**2), b["x"]),
     "diagonal": lambda b: tf.linalg.diag_part(b["x"] @ tf.transpose(b["x"])),
-    "a branch in Python": lambda b: by_row(b["x"]) if b["x"].shape[0] == 1 else masked_sum_of(b),
+    "a branch in Python": lambda b: by_row(b["x"]) if b["x"].shape[0] == 1 else masked_sum(b),
 }
-
-
-def masked_sum_of(batch):
-    rows = tf.where(batch["tokens"] > 0)[:, 0]
-    values = tf.boolean_mask(batch["tokens"], batch["tokens"] > 0)
-    return tf.math.unsorted_segment_sum(tf.cast(values, tf.float32), rows, batch["x"].shape[0])
 
 
 @pytest.mark.parametrize(("name", "static"), [*((name, True) for name in ONE_ROW), ("map", False)])
@@ -532,14 +531,6 @@ def test_layers_that_normalize_a_row_by_itself_are_accepted_if_there_is_only_one
 def test_application_is_accepted():
     network = tf_keras.applications.MobileNetV2(weights=None, input_shape=(32, 32, 3), classes=2)
     assert trace(lambda batch: by_row(network(batch["image"], training=True))) == 0
-
-
-DYNAMIC = ("transformer", "dense", "synchronized batch normalization")
-
-
-@pytest.mark.parametrize("name", DYNAMIC)
-def test_networks_of_a_number_of_rows_that_is_not_static_are_accepted(name):
-    assert trace(SEARCHED[name](), static=False) == 0
 
 
 # The number of rows of a replica.

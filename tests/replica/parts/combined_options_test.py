@@ -92,10 +92,8 @@ COMMON = {
 CASES = {
     "xla": {"xla": "gradients"},
     "shard_state": {"shard_state": True},
-    "together": {
-        "cls": Spiking, **COMMON, "loss_spike": 3.0, "optimizer": scaled,
-    },
-    "two models together": {"cls": Adversarial, **COMMON},
+    "together": {"cls": Spiking, **COMMON, "loss_spike": 3.0, "optimizer": scaled},
+    "two models together": {"cls": Adversarial, **COMMON, "micro_batches": 1},
 }  # fmt: skip
 
 
@@ -163,13 +161,9 @@ def test_steps_are_the_same_after_a_rollback_and_in_a_new_process(tmp_path, case
 def test_rollback_restores_the_errors_of_the_checkpoint(tmp_path):
     options = {"cls": Faulty, "ema_decay": 0.9}
     trainer, skipping = make(1, on_non_finite="rollback", **options), make(1, **options)
-    controller = Controller(
-        trainer=trainer,
-        checkpoints=Checkpointer(tmp_path, trainer),
-        steps_per_loop=3,
-        checkpoint_interval=SAVED,
-    )
-    controller.train(STEPS)
+    checkpoints = Checkpointer(tmp_path, trainer)
+    options = {"steps_per_loop": 3, "checkpoint_interval": SAVED}
+    Controller(trainer=trainer, checkpoints=checkpoints, **options).train(STEPS)
     skipping.train(tf.constant(BAD))
     skipping.global_step.assign_add(1)
     skipping.train(tf.constant(STEPS - BAD - 1))

@@ -86,7 +86,7 @@ def weights(step):
 @pytest.mark.parametrize(
     ("replicas", "rows", "options"),
     [
-        (2, 8, {"micro_batches": 2, "norms": "global", "ema_decay": 0.9}),
+        (2, 8, {"norms": "global", "ema_decay": 0.9}),
         pytest.param(4, 5, {"shard_state": True}, marks=pytest.mark.slow),
     ],
 )

@@ -118,8 +118,8 @@ def check_bits(replicas, steps, **arguments):
 
 @functools.cache
 def trained_pair():
-    """Trainers without and with shard_state after 50 steps of Adam with the same bits."""
-    return check_bits(2, 50, cls=Embedded)
+    """Trainers without and with shard_state after 20 steps of Adam with the same bits."""
+    return check_bits(2, 20, cls=Embedded)
 
 
 @pytest.mark.slow

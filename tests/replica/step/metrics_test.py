@@ -283,7 +283,6 @@ class ByHand(Regression):
             "mse": KERAS.MeanSquaredError(),
             "weighted": KERAS.MeanSquaredError(),
             "ignores": IgnoresWeights(),
-            "has none": HasNoWeights(),
             "function": KERAS.MeanMetricWrapper(lambda x, y: tf.abs(x - y)[:, 0]),
         }
 
@@ -301,7 +300,7 @@ def test_metric_of_labels_without_an_axis_by_hand():
         # An override multiplies the weights: sum(i^2 / i) / sum(1 / i).
         "weighted": 28 / sum(1 / i for i in range(1, 8)),
         # Metrics of users that ignore the weights get only rows that exist: (1 + ... + 7) / 7.
-        **dict.fromkeys(("ignores", "has none", "function"), 4),
+        **dict.fromkeys(("ignores", "function"), 4),
     }
     trainer = make(ByHand, 2, 6)
     # Evaluates shares of 2 and 1 rows, then of 1 and 0; trains on shares of 3 and 3, then of 1 and 0.

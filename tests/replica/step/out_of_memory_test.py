@@ -10,13 +10,12 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
-from ctl import main, testing
+from ctl import testing
 from ctl.data.layout import Layout
 from ctl.replica.step import memory_estimate, out_of_memory
 from ctl.replica.step.memory_estimate import MemoryEstimate
 from ctl.replica.step.plan import Plan
 from tests.support import reference_model
-from tests.support.experiments import CONFIG, TRAINER
 
 exhausted = functools.partial(tf.errors.ResourceExhaustedError, None, None)
 OOM = "OOM when allocating tensor with shape[256,1024] and type float on /device:GPU:0"
@@ -204,16 +203,3 @@ def test_errors_about_memory_are_recognized_also_as_the_cause_of_another(error, 
         raise ctl.UsageError("The step failed.") from error
     except ctl.UsageError as caught:
         assert out_of_memory.is_out_of_memory(caught) == memory
-
-
-def test_program_ends_with_the_line(tmp_path, monkeypatch, capsys):
-    step = "def per_example_loss(self, batch, outputs):\n"
-    error = f"tf.errors.ResourceExhaustedError(None, None, {OOM!r})"
-    begin = f"def train_loop_begin(self):\n        raise {error}\n\n    {step}"
-    (tmp_path / "exp.py").write_text(CONFIG)
-    (tmp_path / "tiny.py").write_text("import tensorflow as tf\n" + TRAINER.replace(step, begin))
-    monkeypatch.chdir(tmp_path)
-    assert main.run(["ctl", "--config=exp.py"]) == 2
-    assert capsys.readouterr().err == (
-        f"ctl: {PROBLEM} 4 rows per replica: set optimizer.micro_batches=2 {DOUBLED}\n"
-    )

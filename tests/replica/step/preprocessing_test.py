@@ -9,18 +9,12 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.replica.arithmetic import models
-from ctl.replica.step.explanations import explained
-from ctl.replica.step.preprocessing import (
-    default_sample_weight,
-    find_second_scaling,
-    preprocess,
-    select_inputs,
-)
+from ctl.replica.step.preprocessing import default_sample_weight, find_second_scaling, select_inputs
 from ctl.testing import tiny
 from tests.support import reference_model
 
 
-class Drops(reference_model.ReferenceTrainer):
+class Drops(tiny.TinyTrainer):
     def preprocess(self, batch):
         return {name: rows[1:] for name, rows in super().preprocess(batch).items()}
 
@@ -32,34 +26,10 @@ def test_preprocess_that_changes_the_number_of_rows_is_rejected():
         with pytest.raises(ctl.UsageError, match=message):
             run(tf.constant(1))
     # With rows that are not static.
-    dataset = tf.data.Dataset.from_tensor_slices(reference_model.examples(16)).batch(8)
+    dataset = tf.data.Dataset.from_tensor_slices(tiny.examples(16)).batch(8)
     trainer.train_dataset = trainer.strategy.experimental_distribute_dataset(dataset)
     with pytest.raises(ctl.UsageError, match="preprocess returned another number of rows"):
         trainer.train(tf.constant(1))
-
-
-class Trainer:
-    """Doubles the rows, or keeps them."""
-
-    def __init__(self, copies):
-        self.copies = copies
-
-    def preprocess(self, batch):
-        return {"x": tf.tile(batch["x"], [self.copies]), "label": batch["label"]}
-
-
-@pytest.mark.parametrize("copies", [1, 2])
-def test_rows_that_are_counted_when_the_step_runs(copies):
-    @tf.function(input_signature=[tf.TensorSpec([None])])
-    def step(x):
-        return preprocess(Trainer(copies), {"x": x, "label": x})["x"]
-
-    if copies == 1:
-        assert step(tf.zeros([3])).shape == [3]
-        return
-    message = "preprocess returned another number of rows than the batch has: return one entry"
-    with pytest.raises(ctl.UsageError, match=message), explained():
-        step(tf.zeros([3]))
 
 
 X = tf_keras.Input([1], name="x")

@@ -94,21 +94,6 @@ def test_overflow_anywhere_skips_the_step_everywhere(cls, what, replicas, option
         assert " while(" in compiled and " conditional(" not in compiled
 
 
-@pytest.mark.slow
-def test_schedule_follows_applied_updates_not_batches():
-    def optimizer():
-        schedule = tf_keras.optimizers.schedules.PiecewiseConstantDecay([1], [1.0, 0.25])
-        return tf_keras.optimizers.SGD(schedule)
-
-    first = type("First", (faulty_trainers.Overflowing,), {"at": 0})
-    trainer = make(1, cls=first, precision="float16", optimizer=optimizer)
-    trainer.train(tf.constant(1))  # skipped
-    assert trainer.optimizer.iterations.numpy() == 0
-    reference = make(1, precision="float16", optimizer=optimizer)
-    reference.global_step.assign(1)
-    faulty_trainers.same(train_moves(trainer), train_moves(reference), 0)
-
-
 def test_logical_shards_give_the_same_bits_on_any_number_of_replicas():
     def train(replicas, **shards):
         trainer = make(replicas, 16, precision="float32", **MOMENTUM, **shards)

@@ -6,11 +6,6 @@ from ctl.replica.step import xla
 from tests.replica.step import combinations
 
 
-def test_configured_mode_is_not_changed():
-    chosen = xla.choose("loop", gpu=False, replicas=2, sync_batch_norm=True, shards=True)
-    assert chosen == ("loop", "as configured")
-
-
 @pytest.mark.parametrize("sync", [False, True])
 @pytest.mark.parametrize("shards", [False, True])
 @pytest.mark.parametrize("gpu", [False, True])
