@@ -122,11 +122,7 @@ def run(values: flags.FlagValues, changes: Changes) -> int:
     with lock.RunLock(folder) as run_lock, receive_signals() as signals:
         run_lock.acquire()
         study = _open_study(folder / _JOURNAL, config, fresh=values.fresh)
-        if search:
-            chosen = _choose(study, values, changes)
-        else:
-            known = _read_journal(study)
-            chosen = (known.get(k) or _record(study.ask(), k, v) for k, v in listed.items())
+        chosen = _choose(study, values, changes) if search else _resume(study, listed)
         while True:
             while free and not signals and (new := next(chosen, None)):
                 runs.append(new)
@@ -237,6 +233,12 @@ def _open_study(path: pathlib.Path, config: Any, *, fresh: bool) -> Any:
         direction="maximize" if config.train.best.mode == "max" else "minimize",
         load_if_exists=True,
     )
+
+
+def _resume(study: Any, listed: Mapping[str, Mapping[str, str]]) -> Iterator[SweepRun]:
+    """Yields the runs of a list, from Optuna's journal where it has them."""
+    known = _read_journal(study)
+    return (known.get(name) or _record(study.ask(), name, v) for name, v in listed.items())
 
 
 def _choose(study: Any, values: flags.FlagValues, changes: Changes) -> Iterator[SweepRun]:

@@ -245,13 +245,6 @@ def test_values_may_contain_commas_in_brackets_and_quotes(listed):
     assert next(iter(runs)).startswith("weight_decay_exclude=__a_,_b__-")
 
 
-def test_keys_with_the_same_last_part_are_written_out(listed):
-    (name,) = listed("train.best.metric=eval/loss", "train.best.mode=min")
-    assert name.startswith("metric=eval_loss,mode=min-")
-    (name,) = listed("data.global_batch_size=4", "eval.global_batch_size=8")
-    assert name == "data.global_batch_size=4,eval.global_batch_size=8"
-
-
 def test_get_sweep_returns_lists_of_values_or_runs(listed):
     product = 'def get_sweep():\n    return {"seed": [1, 2], "eval.before_training": [True]}\n'
     experiments.write(".", {"experiment.py": experiments.CONFIG + product})
