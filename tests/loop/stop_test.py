@@ -11,12 +11,13 @@ from ctl.loop.stop import SIGNALS, StopOnSignal, StopRequest
 from tests.support import child
 
 TRAINING = """
-import time
+import signal
 from ctl.loop.stop import StopOnSignal
 
-with StopOnSignal() as stop:
+with StopOnSignal():
     print("started", flush=True)
-    time.sleep(60)
+    while True:
+        signal.pause()
 """
 LINE = "{}: saving, then stopping; once more to stop immediately."
 
