@@ -21,20 +21,12 @@ FIRST = ", the first step of which both have records"
 
 
 def write_run(
-    folder,
-    *,
-    rate=1e-3,
-    seed=0,
-    losses=(1.0, 0.5, 0.25),
-    first=10,
-    skipped=(),
-    extra=None,
-    **result,
+    folder, *, rate=1e-3, losses=(1.0, 0.5, 0.25), first=10, skipped=(), extra=None, **result
 ):
     """A run without checkpoints, in batches of four; the steps `skipped` are rolled back."""
     folder.mkdir()
     optimizer, data = dict(learning_rate=rate), dict(global_batch_size=4)
-    config = overrides.config(trainer="a.py:B", seed=seed, data=data, optimizer=optimizer)
+    config = overrides.config(trainer="a.py:B", data=data, optimizer=optimizer)
     (folder / "config.json").write_text(config.to_json())
     if skipped:
         (folder / "rollbacks.json").write_text(json.dumps({"rollbacks": skipped}))
@@ -82,7 +74,6 @@ def test_equal_runs_have_exit_code_0(tmp_path, capsys):
          ["1 value differs", "tensorflow: '2.20.0' -> '2.21.0'"]),
         (dict(strategy="mirrored", replicas=2), "hardware",
          ["2 values differ", "strategy: 'one_device' -> 'mirrored'", "replicas: 1 -> 2"]),
-        (dict(seed=3), "config", ["1 key differs", "seed: 0 -> 3"]),
         (dict(skipped=[{"step": 3}]), "config",
          ["1 key differs", "rollbacks: not set -> [{'step': 3}]"]),
         (dict(losses=(1.0, 0.5, 0.2)), "metrics",

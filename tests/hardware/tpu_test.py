@@ -1,6 +1,5 @@
 """A TPU is detected without TensorFlow, and its strategy is built."""
 
-import importlib.metadata
 import socket
 import types
 from unittest import mock
@@ -34,19 +33,8 @@ def bus(tmp_path, monkeypatch):
     return build
 
 
-@pytest.fixture
-def install(monkeypatch):
-    """Simulates an installation of packages: install({"libtpu": "0.0.21"})."""
-
-    def build(versions):
-        def version(package):
-            if package not in versions:
-                raise importlib.metadata.PackageNotFoundError(package)
-            return versions[package]
-
-        monkeypatch.setattr(importlib.metadata, "version", version)
-
-    return build
+def test_a_package_may_be_missing():
+    assert tpu._installed_version("package-that-does-not-exist") is None
 
 
 GOOD = {"tensorflow-tpu": "2.20.0", "libtpu": "0.0.21.1"}
@@ -77,16 +65,16 @@ def test_chips_are_googles_tpus_on_the_bus(bus, devices, chips, monkeypatch, tmp
                                                       "version after 0.0.30"),
     ],
 )  # fmt: skip
-def test_obstacle_to_using_a_tpu(bus, install, versions, devices, address, obstacle):
-    install(versions)
+def test_obstacle_to_using_a_tpu(monkeypatch, bus, versions, devices, address, obstacle):
+    monkeypatch.setattr(tpu, "_installed_version", versions.get)
     bus(*devices)
     assert tpu.find_obstacle(address) == obstacle
 
 
-def test_message_names_the_obstacle_and_the_alternatives(install):
-    install(GOOD)
+def test_message_names_the_obstacle_and_the_alternatives(monkeypatch):
+    monkeypatch.setattr(tpu, "_installed_version", GOOD.get)
     tpu.check(StrategyOptions(tpu="pod"))
-    install({})
+    monkeypatch.setattr(tpu, "_installed_version", {}.get)
     with pytest.raises(UsageError) as error:
         tpu.check(StrategyOptions(tpu="pod"))
     assert str(error.value) == (
