@@ -133,7 +133,7 @@ def read_clusters(name, count, **changes):
     variables = environment(name) | changes
     pods = [variables | {"JOB_COMPLETION_INDEX": str(i)} for i in range(count)]
     clusters = [from_environment(each) for each in pods]
-    assert len({str(c.spec()) for c in clusters}) == 1
+    assert len({str(c.spec()) for c in clusters}) == 1 and clusters[0].size == count
     return clusters
 
 

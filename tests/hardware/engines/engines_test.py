@@ -180,7 +180,7 @@ def test_one_process_of_an_engine_is_a_run_of_one_process(variables):
         (STEP | {"SLURM_NODEID": "0", "SLURM_LOCALID": "1"}, "--distribution=block"),  # cyclic
         (STEP | {"SLURM_PROCID": "7"}, "--distribution=block"),
         (STEP | {"SLURM_NODEID": "9"}, "--distribution=block"),
-        (STEP | {"SLURM_STEP_TASKS_PER_NODE": "2"}, "--distribution=block"),
+        (STEP | {"SLURM_STEP_TASKS_PER_NODE": "2(x3),1"}, "--distribution=block"),
         (STEP | {"SLURM_STEP_TASKS_PER_NODE": "two"}, "cannot be read"),
         (STEP | {"SLURM_STEP_NODELIST": "gpu[a-b],login"}, "cannot be read"),
         (STEP | {"SLURM_PROCID": ""}, "SLURM_PROCID is '', but must be a whole number"),
