@@ -73,8 +73,6 @@ def test_names_complete_words_in_bash(word, expected, capsys):
     assert main.run(["ctl", "keys", "--names"]) == 0
     names = capsys.readouterr().out
     assert len(names.splitlines()) == len([key for key in KEYS if key.default != {}])
-    command = 'compgen -W "$1" -- "$2"'
-    result = subprocess.run(
-        ["bash", "-c", command, "bash", names, word], capture_output=True, text=True, check=True
-    )
+    command = ["bash", "-c", 'compgen -W "$1" -- "$2"', "bash", names, word]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
     assert sorted(result.stdout.splitlines()) == expected

@@ -47,17 +47,13 @@ def test_project_has_every_file_and_no_placeholder(tmp_path, monkeypatch, capsys
     ],
 )
 def test_project_requires_ctl_from_where_it_was_installed(tmp_path, monkeypatch, origin, place):
-    def distribution(name):
-        return types.SimpleNamespace(
-            version="1.2", read_text=lambda file: origin and json.dumps(origin)
-        )
-
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("importlib.metadata.distribution", distribution)
+    direct_url = origin and json.dumps(origin)
+    installed = types.SimpleNamespace(version="1.2", read_text=lambda file: direct_url)
+    monkeypatch.setattr("importlib.metadata.distribution", lambda name: installed)
     new.main(["a"])
-    package = re.search(
-        r'^name = "(.+?)"', (child.ROOT / "pyproject.toml").read_text(), re.MULTILINE
-    )
+    text = (child.ROOT / "pyproject.toml").read_text()
+    package = re.search(r'^name = "(.+?)"', text, re.MULTILINE)
     requirement = (tmp_path / "a/requirements.txt").read_text().splitlines()[0]
     assert requirement == f"{package[1]}[cpu]{place}"
 
@@ -70,10 +66,7 @@ def test_project_requires_ctl_from_where_it_was_installed(tmp_path, monkeypatch,
             for name in ("1a", "-x/..", "a b", "é", "a.b", ".")
         ],
         *[(["a" * length], "cannot be created (File name too long)") for length in (250, 300)],
-        (
-            [],
-            "ctl new: the following arguments are required: NAME: write ctl new NAME --kind=text.",
-        ),
+        ([], "following arguments are required: NAME: write ctl new NAME --kind=text."),
         (["a", "--kind=audio"], "ctl new: argument --kind: invalid choice: 'audio'"),
         (["a", "b"], "ctl new: unrecognized arguments: b"),
         (["no/a"], "no is not a folder: create it first."),

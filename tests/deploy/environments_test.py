@@ -26,25 +26,24 @@ def indexed_job(name, host):
     return hosts, variables | {"JOB_COMPLETION_INDEX": str(host)}
 
 
+def tf_config(role, index, **config):
+    return {"TF_CONFIG": json.dumps({**config, "task": {"type": role, "index": index}})}
+
+
 def tf_job(host):
     """As genTFConfigJSONStr in pkg/controller.v1/tensorflow/tensorflow.go of the training operator."""
     hosts = [f"mnist-tfjob-worker-{i}.default.svc" for i in range(2)]
-    config = {
-        "cluster": {"worker": [f"{name}:2222" for name in hosts]},
-        "task": {"type": "worker", "index": host},
-        "environment": "cloud",
-    }
-    return hosts, environment("tfjob.yaml") | {"TF_CONFIG": json.dumps(config)}
+    cluster = {"worker": [f"{name}:2222" for name in hosts]}
+    variables = tf_config("worker", host, cluster=cluster, environment="cloud")
+    return hosts, environment("tfjob.yaml") | variables
 
 
 def dynamic_tf_job(host):
     """The same with enableDynamicWorker: convertClusterSpecToSparseClusterSpec of that file."""
     hosts, variables = tf_job(host)
-    config = {
-        "sparseCluster": {"worker": {str(host): f"{hosts[host]}:2222"}, "ps": []},
-        "task": {"type": "worker", "index": host},
-    }
-    return hosts, variables | {"TF_CONFIG": json.dumps(config), "CTL_WORKERS": "2"}
+    cluster = {"worker": {str(host): f"{hosts[host]}:2222"}, "ps": []}
+    variables |= tf_config("worker", host, sparseCluster=cluster)
+    return hosts, variables | {"CTL_WORKERS": "2"}
 
 
 def train_job(host):
@@ -66,12 +65,9 @@ def sagemaker(host):
 
 def sagemaker_mirrored(host):
     """As _build_tf_config_for_mwms in training.py of sagemaker-tensorflow-training 20.5."""
-    config = {
-        "cluster": {"worker": [f"{name}:8890" for name in SAGEMAKER]},
-        "environment": "cloud",
-        "task": {"index": host, "type": "worker"},
-    }
-    return SAGEMAKER, sagemaker(host)[1] | {"TF_CONFIG": json.dumps(config)}
+    cluster = {"worker": [f"{name}:8890" for name in SAGEMAKER]}
+    variables = tf_config("worker", host, cluster=cluster, environment="cloud")
+    return SAGEMAKER, sagemaker(host)[1] | variables
 
 
 def vertex(host):

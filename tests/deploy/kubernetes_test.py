@@ -4,7 +4,6 @@ import functools
 import json
 import os
 import re
-import socket
 import subprocess
 
 import kubernetes_validate
@@ -22,8 +21,10 @@ CLUSTERS = {
     "multi-worker.yaml": ("worker", "worker"),
     "parameter-server.yaml": ("chief", "worker", "worker", "ps"),
 }
-JOBS = (*CLUSTERS, "gpu.yaml", "tpu.yaml")
+SINGLE = ("gpu.yaml", "tpu.yaml")
+JOBS = (*CLUSTERS, *SINGLE)
 OPERATORS = ("jobset.yaml", "tfjob.yaml")  # their Jobs are resources of operators
+TRAINING = (*JOBS, *OPERATORS)
 # The oldest version that the manifests support, and the newest that the pinned validator knows.
 VERSIONS = ("1.31", "1.37")
 
@@ -32,20 +33,18 @@ VERSIONS = ("1.31", "1.37")
 # (api/jobset/v1alpha2/jobset_types.go) and the training operator 1.9 (pkg/apis/kubeflow.org/v1).
 FIELDS = {
     "jobset.x-k8s.io/v1alpha2": {
-        (): "failurePolicy network replicatedJobs startupPolicy successPolicy suspend",
-        ("failurePolicy",): "maxRestarts rules",
-        ("failurePolicy", "rules"): "action name onJobFailureReasons targetReplicatedJobs",
-        ("network",): "enableDNSHostnames publishNotReadyAddresses subdomain",
-        ("replicatedJobs",): "name replicas template",
-        ("successPolicy",): "operator targetReplicatedJobs",
+        "spec": "failurePolicy network replicatedJobs startupPolicy successPolicy suspend",
+        "spec.failurePolicy": "maxRestarts rules",
+        "spec.failurePolicy.rules": "action name onJobFailureReasons targetReplicatedJobs",
+        "spec.network": "enableDNSHostnames publishNotReadyAddresses subdomain",
+        "spec.replicatedJobs": "name replicas template",
+        "spec.successPolicy": "operator targetReplicatedJobs",
     },
     "kubeflow.org/v1": {
-        (): "enableDynamicWorker runPolicy successPolicy tfReplicaSpecs",
-        (
-            "runPolicy",
-        ): "activeDeadlineSeconds backoffLimit cleanPodPolicy schedulingPolicy suspend",
-        ("tfReplicaSpecs",): "Chief Evaluator Master PS Worker",
-        ("tfReplicaSpecs", "Worker"): "replicas restartPolicy template",
+        "spec": "enableDynamicWorker runPolicy successPolicy tfReplicaSpecs",
+        "spec.runPolicy": "activeDeadlineSeconds backoffLimit cleanPodPolicy schedulingPolicy suspend",
+        "spec.tfReplicaSpecs": "Chief Evaluator Master PS Worker",
+        "spec.tfReplicaSpecs.Worker": "replicas restartPolicy template",
     },
 }
 
@@ -56,24 +55,24 @@ def validate(document, version):
         assert kubernetes_validate.validate(document, version, strict=True) == version
         return
     for path, fields in FIELDS[document["apiVersion"]].items():
-        found = functools.reduce(dict.get, path, document["spec"])
-        for each in found if isinstance(found, list) else [found or {}]:
+        found = functools.reduce(dict.get, path.split("."), document)
+        for each in found if isinstance(found, list) else [found]:
             assert each.keys() <= set(fields.split()), path
-    for template in templates(document):
-        if "template" in template["spec"]:
-            parts = {"apiVersion": "batch/v1", "kind": "Job", **template}
-        else:
-            parts = {"apiVersion": "v1", "kind": "PodTemplate", "template": template}
-            # The operator sets the restart policy.
-            assert "restartPolicy" not in template["spec"]
-        kubernetes_validate.validate({"metadata": {"name": "a"}, **parts}, version, strict=True)
+    template = operator_template(document)
+    if "template" in template["spec"]:
+        parts = {"apiVersion": "batch/v1", "kind": "Job", **template}
+    else:
+        parts = {"apiVersion": "v1", "kind": "PodTemplate", "template": template}
+        # The operator sets the restart policy.
+        assert "restartPolicy" not in template["spec"]
+    kubernetes_validate.validate({"metadata": {"name": "a"}, **parts}, version, strict=True)
 
 
-def templates(document):
-    """The Jobs of a JobSet, or the pods of a TFJob."""
+def operator_template(document):
+    """The Job of a JobSet, or the pod of a TFJob."""
     spec = document["spec"]
-    jobs = spec.get("replicatedJobs") or spec["tfReplicaSpecs"].values()
-    return [job["template"] for job in jobs]
+    (only,) = spec.get("replicatedJobs") or spec["tfReplicaSpecs"].values()
+    return only["template"]
 
 
 class Loader(yaml.SafeLoader):
@@ -89,15 +88,17 @@ def documents(name):
     return list(yaml.load_all(MANIFESTS[name].read_text(), Loader))
 
 
-def document(name, kind):
-    (document,) = (d for d in documents(name) if d["kind"] == kind)
+def document(name, *kinds):
+    (document,) = (d for d in documents(name) if d["kind"] in kinds)
     return document
 
 
+def workload(name):
+    return document(name, "Job", "JobSet", "TFJob", "Deployment")
+
+
 def pod(name):
-    if name not in OPERATORS:
-        return document(name, "Job")["spec"]["template"]
-    (template,) = templates(documents(name)[-1])
+    template = operator_template(workload(name)) if name in OPERATORS else workload(name)
     return template["spec"].get("template", template)
 
 
@@ -106,13 +107,19 @@ def container(name):
     return only
 
 
+def mounts(name):
+    """The path of each mount and its volume."""
+    volumes = {v["name"]: v for v in pod(name)["spec"]["volumes"]}
+    return {m["mountPath"]: volumes[m["name"]] for m in container(name)["volumeMounts"]}
+
+
 def environment(name):
     variables = container(name)["env"]
     assert len({v["name"] for v in variables}) == len(variables)
     values = {}
     for variable in variables:
-        reference = variable.get("valueFrom", {}).get("configMapKeyRef")
-        if reference:
+        if "valueFrom" in variable:
+            reference = variable["valueFrom"]["configMapKeyRef"]
             config = document(name, "ConfigMap")
             assert reference["name"] == config["metadata"]["name"]
             values[variable["name"]] = config["data"][reference["key"]]
@@ -121,22 +128,13 @@ def environment(name):
     return values
 
 
-def cluster(variables):
-    """The tasks in the order of their indexes, as deploy/kubernetes/README.md specifies them."""
-    workers, servers = int(variables["CTL_WORKERS"]), int(variables.get("CTL_PS", "0"))
-    kinds = ["worker"] * workers
-    if servers:
-        kinds = ["chief", *kinds, *["ps"] * servers]
-    job, service, port = (variables[f"CTL_{name}"] for name in ("JOB", "SERVICE", "PORT"))
-    return [(kind, f"{job}-{i}.{service}:{port}") for i, kind in enumerate(kinds)]
-
-
-@pytest.fixture(autouse=True)
-def offline(monkeypatch):
-    def refuse(*_, **__):
-        raise AssertionError("the test opened a socket")
-
-    monkeypatch.setattr(socket, "socket", refuse)
+def read_clusters(name, count, **changes):
+    """The cluster that the program reads in each pod, to which Kubernetes adds the index."""
+    variables = environment(name) | changes
+    pods = [variables | {"JOB_COMPLETION_INDEX": str(i)} for i in range(count)]
+    clusters = [from_environment(each) for each in pods]
+    assert len({str(c.spec()) for c in clusters}) == 1 and clusters[0].size == count
+    return clusters
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -168,15 +166,11 @@ def test_resizing_stops_the_job_and_changes_all_numbers_together(tmp_path):
         for key, values in json.loads(patch).items():
             target[key] |= values
         for version in VERSIONS:
-            assert kubernetes_validate.validate(target, version, strict=True) == version
+            validate(target, version)
     assert job["spec"]["completions"] == job["spec"]["parallelism"] == 3
     assert config["data"] == {"workers": "3"} and job["spec"]["suspend"] is False
-    pods = [
-        environment("multi-worker.yaml") | {"CTL_WORKERS": "3", "JOB_COMPLETION_INDEX": str(i)}
-        for i in range(3)
-    ]
-    clusters = [from_environment(variables) for variables in pods]
-    assert [c.index for c in clusters] == [0, 1, 2] and len({str(c.spec()) for c in clusters}) == 1
+    clusters = read_clusters("multi-worker.yaml", 3, CTL_WORKERS="3")
+    assert [c.index for c in clusters] == [0, 1, 2]
 
 
 def test_number_that_resizing_cannot_use_is_rejected():
@@ -186,71 +180,63 @@ def test_number_that_resizing_cannot_use_is_rejected():
 
 
 def test_pods_of_a_job_set_have_its_host_names():
-    job_set, variables = documents("jobset.yaml")[-1], environment("jobset.yaml")
+    job_set = workload("jobset.yaml")
     (job,), name = job_set["spec"]["replicatedJobs"], job_set["metadata"]["name"]
+    assert job["replicas"] == 1 and job_set["spec"]["network"]["subdomain"] == name
     # Of JobSet: pod i of job j of a replicated job has the name NAME-JOB-j-i.SUBDOMAIN.
-    assert variables["CTL_JOB"] == f"{name}-{job['name']}-0" and job["replicas"] == 1
-    assert variables["CTL_SERVICE"] == job_set["spec"]["network"]["subdomain"] == name
+    hosts = [f"{name}-{job['name']}-0-{i}.{name}:2222" for i in range(2)]
+    assert [c.address for c in read_clusters("jobset.yaml", 2)] == hosts
     spec = job["template"]["spec"]
     assert spec["completionMode"] == "Indexed"
-    assert spec["completions"] == spec["parallelism"] == len(cluster(variables))
-    assert cluster(variables)[1] == ("worker", "mnist-jobset-node-0-1.mnist-jobset:2222")
+    assert spec["completions"] == spec["parallelism"] == 2
     assert job_set["spec"]["failurePolicy"]["rules"][0]["action"] == "FailJobSet"
     assert spec["podFailurePolicy"]["rules"][0]["onExitCodes"]["values"] == [2]
 
 
 def test_pods_of_a_tf_job_get_their_cluster_from_the_operator():
-    assert not [name for name in environment("tfjob.yaml") if name.startswith(("CTL_", "TF_"))]
+    assert from_environment(environment("tfjob.yaml")) is None
     (port,) = container("tfjob.yaml")["ports"]
     # Of the operator: the names of the container and of the port from which it makes TF_CONFIG.
     assert (container("tfjob.yaml")["name"], port["name"]) == ("tensorflow", "tfjob-port")
 
 
-@pytest.mark.parametrize("name", OPERATORS)
-def test_policy_and_labels_of_an_operators_pods_are_their_own(name):
-    policy, resource = documents(name)
-    labels = pod(name)["metadata"]["labels"]
-    assert policy["spec"]["podSelector"]["matchLabels"] == labels
-    assert labels["app.kubernetes.io/instance"] == resource["metadata"]["name"]
-    assert policy["metadata"]["labels"] == resource["metadata"]["labels"] == labels
-
-
 @pytest.mark.parametrize(("name", "kinds"), CLUSTERS.items())
 def test_each_task_has_a_pod_with_the_host_name_that_kubernetes_assigns(name, kinds):
     job, service = document(name, "Job"), document(name, "Service")
-    variables, title = environment(name), job["metadata"]["name"]
-    assert variables["CTL_JOB"] == title == f"mnist-{name.removesuffix('.yaml')}"
-    assert variables["CTL_SERVICE"] == service["metadata"]["name"] == pod(name)["spec"]["subdomain"]
-    hosts = [f"{title}-{i}.{variables['CTL_SERVICE']}:2222" for i in range(len(kinds))]
-    assert cluster(variables) == list(zip(kinds, hosts, strict=True))
+    title, subdomain = job["metadata"]["name"], service["metadata"]["name"]
+    assert title == f"mnist-{name.removesuffix('.yaml')}"
+    assert pod(name)["spec"]["subdomain"] == subdomain
+    hosts = [f"{title}-{i}.{subdomain}:2222" for i in range(len(kinds))]
+    clusters = read_clusters(name, len(kinds))
+    assert [(c.role, c.address) for c in clusters] == list(zip(kinds, hosts, strict=True))
     assert job["spec"]["completionMode"] == "Indexed"
     assert job["spec"]["completions"] == job["spec"]["parallelism"] == len(kinds)
     assert job["spec"]["successPolicy"]["rules"] == [{"succeededIndexes": "0"}]  # the chief
     assert service["spec"]["clusterIP"] == "None"
     assert service["spec"]["publishNotReadyAddresses"] is True
     ports = (*service["spec"]["ports"], *container(name)["ports"])
-    assert {p.get("port", p.get("containerPort")) for p in ports} == {int(variables["CTL_PORT"])}
-    labels = pod(name)["metadata"]["labels"]
-    policy = document(name, "NetworkPolicy")["spec"]
-    assert service["spec"]["selector"] == policy["podSelector"]["matchLabels"] == labels
-    assert policy["ingress"] == [{"from": [{"podSelector": {"matchLabels": labels}}]}]
+    assert {p.get("port", p.get("containerPort")) for p in ports} == {2222}
+    assert service["spec"]["selector"] == pod(name)["metadata"]["labels"]
 
 
 def test_no_two_jobs_share_labels_or_a_workdir():
-    names = JOBS + OPERATORS
-    assert len({str(pod(name)["metadata"]["labels"]) for name in names}) == len(names)
-    assert len({container(name)["command"][-1] for name in names}) == len(names)
+    assert len({str(pod(name)["metadata"]["labels"]) for name in TRAINING}) == len(TRAINING)
+    assert len({container(name)["command"][-1] for name in TRAINING}) == len(TRAINING)
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", TRAINING)
 def test_all_documents_of_a_manifest_have_the_labels_of_its_pods(name):
     labels = pod(name)["metadata"]["labels"]
-    assert labels["app.kubernetes.io/instance"] == document(name, "Job")["metadata"]["name"]
+    assert labels["app.kubernetes.io/instance"] == workload(name)["metadata"]["name"]
     assert all(d["metadata"]["labels"] == labels for d in documents(name))
+    if name not in SINGLE:  # only the pods of a Job may connect to each other
+        policy = document(name, "NetworkPolicy")["spec"]
+        assert policy["podSelector"]["matchLabels"] == labels
+        assert policy["ingress"] == [{"from": [{"podSelector": {"matchLabels": labels}}]}]
 
 
 def test_the_tpu_job_is_one_host_with_all_chips_of_its_slice():
-    assert not [name for name in environment("tpu.yaml") if name.startswith("CTL_")]
+    assert from_environment(environment("tpu.yaml")) is None
     assert "completions" not in document("tpu.yaml", "Job")["spec"]
     selector = pod("tpu.yaml")["spec"]["nodeSelector"]
     rows, columns = selector["cloud.google.com/gke-tpu-topology"].split("x")
@@ -261,27 +247,20 @@ def test_the_tpu_job_is_one_host_with_all_chips_of_its_slice():
 
 
 def test_the_gpu_job_is_one_pod_with_shared_memory_for_nccl():
-    assert not [name for name in environment("gpu.yaml") if name.startswith("CTL_")]
+    assert from_environment(environment("gpu.yaml")) is None
     resources = container("gpu.yaml")["resources"]
     assert resources["requests"]["nvidia.com/gpu"] == resources["limits"]["nvidia.com/gpu"]
-    mounts = {m["mountPath"]: m["name"] for m in container("gpu.yaml")["volumeMounts"]}
-    volumes = {v["name"]: v for v in pod("gpu.yaml")["spec"]["volumes"]}
-    assert volumes[mounts["/dev/shm"]]["emptyDir"]["medium"] == "Memory"
+    assert mounts("gpu.yaml")["/dev/shm"]["emptyDir"]["medium"] == "Memory"
 
 
 def test_tensorboard_reads_the_runs_and_its_service_selects_it():
-    deployment = document("tensorboard.yaml", "Deployment")["spec"]
-    spec = deployment["template"]["spec"]
-    (only,) = spec["containers"]
-    service = document("tensorboard.yaml", "Service")["spec"]
-    labels = deployment["template"]["metadata"]["labels"]
-    assert deployment["selector"]["matchLabels"] == service["selector"] == labels
+    only, service = container("tensorboard.yaml"), document("tensorboard.yaml", "Service")["spec"]
+    labels = pod("tensorboard.yaml")["metadata"]["labels"]
+    selector = workload("tensorboard.yaml")["spec"]["selector"]["matchLabels"]
+    assert selector == service["selector"] == labels
     assert only["ports"][0]["name"] == service["ports"][0]["targetPort"]
-    mounts = {m["mountPath"]: m for m in only["volumeMounts"]}
-    volumes = {v["name"]: v for v in spec["volumes"]}
-    claim = document("storage.yaml", "PersistentVolumeClaim")["metadata"]["name"]
-    assert volumes[mounts["/runs"]["name"]]["persistentVolumeClaim"]["claimName"] == claim
-    assert mounts["/runs"]["readOnly"] is True and "--logdir=/runs" in only["command"]
+    (runs,) = (m for m in only["volumeMounts"] if m["mountPath"] == "/runs")
+    assert runs["readOnly"] is True and "--logdir=/runs" in only["command"]
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -297,32 +276,28 @@ def test_exit_codes_have_rules_and_that_of_a_user_error_comes_first(name):
     assert document(name, "Job")["spec"]["podReplacementPolicy"] == "Failed"
 
 
-@pytest.mark.parametrize(
-    ("name", "experiment"),
-    [
-        ("multi-worker.yaml", "mnist_multi_worker"),
-        ("parameter-server.yaml", "mnist_parameter_server"),
-        ("gpu.yaml", "mnist_mirrored"),
-        ("tpu.yaml", "mnist_tpu"),
-        ("jobset.yaml", "mnist_multi_worker"),
-        ("tfjob.yaml", "mnist_multi_worker"),
-    ],
-)
-def test_the_command_runs_the_program_with_a_workdir_on_the_shared_volume(name, experiment):
-    *program, config, workdir = container(name)["command"]
-    assert program == ["python", "-m", "ctl.main"]  # a shell would not forward a signal
-    assert config == f"--config=experiments/{experiment}.py"
-    assert re.fullmatch(r"--workdir=/runs/[\w-]+", workdir)
-    mounts = {m["mountPath"]: m["name"] for m in container(name)["volumeMounts"]}
-    volumes = {v["name"]: v for v in pod(name)["spec"]["volumes"]}
+@pytest.mark.parametrize("name", (*TRAINING, "tensorboard.yaml"))
+def test_the_runs_are_on_the_shared_volume(name):
     claim = document("storage.yaml", "PersistentVolumeClaim")
-    assert (
-        volumes[mounts["/runs"]]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
-    )
+    volume = mounts(name)["/runs"]["persistentVolumeClaim"]
+    assert volume["claimName"] == claim["metadata"]["name"]
     assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
 
 
-@pytest.mark.parametrize("name", (*JOBS, *OPERATORS))
+@pytest.mark.parametrize("name", TRAINING)
+def test_the_command_runs_the_program_without_a_shell(name):
+    *program, config, workdir = container(name)["command"]
+    assert program == ["python", "-m", "ctl.main"]  # a shell would not forward a signal
+    experiment = {
+        "gpu.yaml": "mirrored",
+        "tpu.yaml": "tpu",
+        "parameter-server.yaml": "parameter_server",
+    }
+    assert config == f"--config=experiments/mnist_{experiment.get(name, 'multi_worker')}.py"
+    assert re.fullmatch(r"--workdir=/runs/[\w-]+", workdir)
+
+
+@pytest.mark.parametrize("name", TRAINING)
 def test_pods_have_time_to_save_and_the_least_privileges(name):
     spec, only = pod(name)["spec"], container(name)
     assert spec["terminationGracePeriodSeconds"] >= 120
@@ -335,16 +310,16 @@ def test_pods_have_time_to_save_and_the_least_privileges(name):
     assert resources["requests"]["memory"] == resources["limits"]["memory"]
     assert "cpu" in resources["requests"] and "cpu" not in resources["limits"]
     if only["securityContext"]["readOnlyRootFilesystem"]:
-        assert environment(name)["HOME"] in {m["mountPath"] for m in only["volumeMounts"]}
+        assert environment(name)["HOME"] in mounts(name)
 
 
 def test_the_dockerfile_builds_the_images_with_the_user_of_the_pods():
     dockerfile = (DEPLOY / "Dockerfile").read_text()
     images = set(re.findall(r"^#   docker build .*-t (\S+)", dockerfile, re.MULTILINE))
-    assert {container(name)["image"] for name in JOBS} <= images
+    assert {container(name)["image"] for name in TRAINING} <= images
     assert {image.split("-")[0] for image in images} == {f"ctl:{ctl.__version__}"}
     (user,) = re.findall(r"^USER (\d+):(\d+)$", dockerfile, re.MULTILINE)
-    for name in JOBS:
+    for name in TRAINING:
         context = pod(name)["spec"]["securityContext"]
         assert (context["runAsUser"], context["runAsGroup"]) == tuple(map(int, user))
     project = (child.ROOT / "pyproject.toml").read_text()

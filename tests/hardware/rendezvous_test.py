@@ -113,44 +113,42 @@ class Ranks:
              "MASTER_PORT": str(self.port), **variables} for i in range(size)
         ]  # fmt: skip
         self.errors = {}
+        self.threads = []
 
     def start(self, *ranks):
-        threads = [threading.Thread(target=self._meet, args=(rank,)) for rank in ranks]
-        for thread in threads:
-            thread.start()
-        return threads
+        for rank in ranks:
+            self.threads.append(threading.Thread(target=self.meet, args=(rank,)))
+            self.threads[-1].start()
 
-    def _meet(self, rank, timeout=60):
+    def finish(self):
+        """Waits for all, which must have met."""
+        for thread in self.threads:
+            thread.join(timeout=60)
+        assert not self.errors
+
+    def meet(self, rank, timeout=60):
         try:
             engines.exchange_addresses(self.environments[rank], timeout=timeout)
         except (Failure, UsageError) as error:
             self.errors[rank] = error
 
     def connect(self):
-        """Connects to rank 0, which may not listen yet."""
-        deadline = time.monotonic() + 30
-        while True:
-            try:
-                return socket.create_connection(("localhost", self.port), timeout=30)
-            except OSError:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+        """Connects to rank 0, which must have printed that it waits."""
+        return socket.create_connection(("localhost", self.port), timeout=30)
 
 
 @pytest.mark.parametrize(("servers", "last"), [("0", "worker 2"), ("1", "ps 0")])
 def test_processes_that_know_their_ranks_exchange_addresses(servers, last, lines):
     ranks = Ranks(3, CTL_PS=servers)
-    threads = ranks.start(0, 1)
+    ranks.start(0, 1)
     first = "chief" if servers == "1" else "worker 0"
     wait_for_line(lines, f"{first} waits for {last} at localhost:{ranks.port}.")
     with ranks.connect() as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\n")
     with ranks.connect() as silent:
         silent.shutdown(socket.SHUT_WR)
-        threads += ranks.start(2)
-        for thread in threads:
-            thread.join(timeout=60)
-    assert not ranks.errors
+        ranks.start(2)
+        ranks.finish()
     clusters = [engines.from_environment(e) for e in ranks.environments]
     assert [clusters[0].name, clusters[2].name] == [first, last]
     assert len({json.dumps(c.spec()) for c in clusters}) == 1
@@ -168,45 +166,43 @@ def test_process_that_is_paused_before_it_sends_its_line_connects_again(monkeypa
 
     monkeypatch.setattr(rendezvous, "_send", send_late)
     ranks = Ranks(2)
-    for thread in ranks.start(0, 1):
-        thread.join(timeout=60)
-    assert not ranks.errors
+    ranks.start(0, 1)
+    ranks.finish()
     assert all("TF_CONFIG" in environment for environment in ranks.environments)
 
 
 @pytest.mark.parametrize(("rank", "missing"), [(0, "worker 1 at"), (1, "worker 0 at")])
 def test_process_that_meets_nobody_names_who_is_missing(rank, missing):
     ranks = Ranks(2)
-    ranks._meet(rank, timeout=0.1)
+    ranks.meet(rank, timeout=0.1)
     message = f"worker {rank} waited 0 s for {missing} localhost:{ranks.port}: start all processes"
     assert isinstance(ranks.errors[rank], Failure) and message in str(ranks.errors[rank])
 
 
 def test_processes_of_another_run_are_rejected():
     ranks, other = Ranks(2), Ranks(3)
-    threads = ranks.start(0)
+    ranks.start(0)
     for environment in other.environments:
         environment["MASTER_PORT"] = str(ranks.port)
-    other._meet(1)
+    other.meet(1)
     assert isinstance(other.errors[1], UsageError)
     assert "worker 1 has met another run" in str(other.errors[1])
-    for thread in threads + ranks.start(1):
-        thread.join(timeout=60)
-    assert not ranks.errors
+    ranks.start(1)
+    ranks.finish()
 
 
-def test_process_that_was_killed_while_it_waited_meets_the_others_when_it_is_started_again():
+def test_process_that_was_killed_while_it_waited_meets_the_others_when_it_is_started_again(lines):
     ranks = Ranks(3)
-    threads = ranks.start(0)
+    ranks.start(0)
+    wait_for_line(lines, f"worker 0 waits for worker 1, worker 2 at localhost:{ranks.port}.")
     line = {"name": "worker 1", "names": [f"worker {i}" for i in range(3)], "port": 1}
     with ranks.connect() as killed:
         rendezvous._send(killed, line)
-    threads += ranks.start(2)
-    threads[0].join(timeout=0.2)  # all have connected, but one of them has been killed
-    assert threads[0].is_alive()
-    for thread in threads + ranks.start(1):
-        thread.join(timeout=60)
-    assert not ranks.errors
+    ranks.start(2)
+    ranks.threads[0].join(timeout=0.2)  # all have connected, but one of them has been killed
+    assert ranks.threads[0].is_alive()
+    ranks.start(1)
+    ranks.finish()
     specs = [json.loads(environment["TF_CONFIG"])["cluster"] for environment in ranks.environments]
     assert specs[0] == specs[1] == specs[2] and not specs[0]["worker"][1].endswith(":1")
 
@@ -214,7 +210,7 @@ def test_process_that_was_killed_while_it_waited_meets_the_others_when_it_is_sta
 def test_meeting_port_in_use_is_reported():
     ranks = Ranks(2)
     with socket.create_server(("", ranks.port)):
-        ranks._meet(0)
+        ranks.meet(0)
     assert isinstance(ranks.errors[0], UsageError)
     assert "or choose another port in MASTER_PORT" in str(ranks.errors[0])
 

@@ -65,31 +65,9 @@ def test_tasks_are_workers_or_also_parameter_servers():
     workers = engines.from_environment(STEP)
     assert (workers.role, workers.index, workers.size) == ("worker", 2, 5)
     with_servers = engines.from_environment(STEP | {"CTL_PS": "1"})
-    assert {role: len(tasks) for role, tasks in with_servers.addresses.items()} == {
-        "chief": 1, "worker": 3, "ps": 1,
-    }  # fmt: skip
+    counts = {role: len(tasks) for role, tasks in with_servers.addresses.items()}
+    assert counts == {"chief": 1, "worker": 3, "ps": 1}
     assert (with_servers.role, with_servers.index) == ("worker", 1)
-    with pytest.raises(UsageError, match="at least 6 tasks"):
-        engines.from_environment(STEP | {"CTL_PS": "4"})
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"SLURM_NODEID": "0", "SLURM_LOCALID": "1"}, "--distribution=block"),  # cyclic
-        ({"SLURM_PROCID": "7"}, "--distribution=block"),
-        ({"SLURM_NODEID": "9"}, "--distribution=block"),
-        ({"CTL_PORT": "70000"}, "CTL_PORT is '70000'"),
-        ({"SLURM_STEP_TASKS_PER_NODE": "2"}, "--distribution=block"),
-        ({"SLURM_STEP_TASKS_PER_NODE": "two"}, "cannot be read"),
-        ({"SLURM_STEP_NODELIST": "gpu[a-b],login"}, "cannot be read"),
-        ({"SLURM_PROCID": ""}, "SLURM_PROCID is '', but must be a whole number"),
-        ({"SLURM_STEP_NODELIST": ""}, "--distribution=block"),
-    ],
-)
-def test_invalid_variables_are_reported(changes, message):
-    with pytest.raises(UsageError, match=message):
-        engines.from_environment(STEP | changes)
 
 
 JOB = {"CTL_JOB": "mnist", "CTL_SERVICE": "ctl", "CTL_WORKERS": "2", "JOB_COMPLETION_INDEX": "1"}
@@ -104,25 +82,6 @@ def test_pods_of_an_indexed_job_are_identified_by_their_index():
     ]
     assert [each.name for each in clusters] == ["chief", "worker 0", "worker 1", "ps 0"]
     assert clusters[3].address == "mnist-3.ctl:99"
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"CTL_WORKERS": "two"}, "CTL_WORKERS is 'two', but must be a whole number from 1 to"),
-        ({"JOB_COMPLETION_INDEX": ""}, "JOB_COMPLETION_INDEX is ''"),
-        ({"CTL_SERVICE": ""}, "CTL_WORKERS is set but CTL_SERVICE is not"),
-        ({"JOB_COMPLETION_INDEX": "2"}, "define 2 processes: set the Job's completions to 2"),
-        ({"CTL_PORT": "65536"}, "CTL_PORT is '65536', but must be a whole number from 1 to 65535"),
-        ({"CTL_PORT": "٣"}, "CTL_PORT is '٣'"),
-        ({"CTL_WORKERS": "9" * 5000}, "CTL_WORKERS is '9999"),
-        ({"CTL_JOB": "a b"}, "CTL_JOB is 'a b' and CTL_SERVICE is 'ctl', which do not form a"),
-        ({"CTL_SERVICE": "a..b"}, "which do not form a valid host name"),
-    ],
-)
-def test_invalid_variables_of_an_indexed_job_are_rejected(changes, message):
-    with pytest.raises(UsageError, match=message):
-        engines.from_environment({**JOB, **changes})
 
 
 MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "PMIX_NAMESPACE": "630980609"}
@@ -167,13 +126,11 @@ def test_hosts_of_the_engine_are_the_addresses(variables, addresses):
     ("variables", "meeting"),
     [
         (ONE_HOST, "localhost:19408"),
-        (ONE_HOST | {"MASTER_PORT": "77"}, "localhost:77"),
         (MPI | {"MASTER_ADDR": "head"}, "head:19408"),
         (MPICH, "localhost:29500"),
         (TORCH, "node-0:23456"),
         (TRAINER, "mnist-node-0-0.mnist:29400"),
         # Its processes are others than the tasks of the step, which are the daemons of mpirun.
-        (STEP | ONE_HOST, "localhost:19408"),
         (STEP | ONE_HOST | {"SLURM_PROCID": "x"}, "localhost:19408"),
         (STEP | TORCHRUN, "node-0:23456"),
         (TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True"}, "node-0:23457"),
@@ -195,10 +152,8 @@ def test_tf_config_and_the_variables_of_ctl_take_precedence(variables):
 @pytest.mark.parametrize(
     "variables",
     [
-        {
-            "WORLD_SIZE": "2",
-            "MASTER_ADDR": "a",
-        },  # without the rank, which a program took from Slurm
+        # Without the rank, which a program took from Slurm.
+        {"WORLD_SIZE": "2", "MASTER_ADDR": "a"},
         {},
         {"SLURM_PROCID": "0", "SLURM_NTASKS": "5"},  # the shell of an allocation
         STEP | {"SLURM_STEP_NUM_TASKS": "1"},
@@ -222,16 +177,38 @@ def test_one_process_of_an_engine_is_a_run_of_one_process(variables):
             "2 processes, and by Slurm worker 2 of 5; unset the variables of one of them, or set "
             "TF_CONFIG.$",
         ),
+        (STEP | {"SLURM_NODEID": "0", "SLURM_LOCALID": "1"}, "--distribution=block"),  # cyclic
+        (STEP | {"SLURM_PROCID": "7"}, "--distribution=block"),
+        (STEP | {"SLURM_NODEID": "9"}, "--distribution=block"),
+        (STEP | {"SLURM_STEP_TASKS_PER_NODE": "2(x3),1"}, "--distribution=block"),
+        (STEP | {"SLURM_STEP_TASKS_PER_NODE": "two"}, "cannot be read"),
+        (STEP | {"SLURM_STEP_NODELIST": "gpu[a-b],login"}, "cannot be read"),
+        (STEP | {"SLURM_PROCID": ""}, "SLURM_PROCID is '', but must be a whole number"),
+        (STEP | {"CTL_PORT": "65534"}, "CTL_PORT is '65534'"),  # too large for the second task
+        (STEP | {"CTL_PS": "4"}, "at least 6 tasks"),
+        (JOB | {"CTL_WORKERS": "0"}, "CTL_WORKERS is '0', but must be a whole number from 1 to"),
+        (JOB | {"CTL_WORKERS": "9" * 5000}, "CTL_WORKERS is '9999"),
+        (
+            JOB | {"CTL_PORT": "65536"},
+            "CTL_PORT is '65536', but must be a whole number from 1 to 65535",
+        ),
+        (JOB | {"CTL_PORT": "٣"}, "CTL_PORT is '٣'"),
+        (JOB | {"JOB_COMPLETION_INDEX": ""}, "JOB_COMPLETION_INDEX is ''"),
+        (JOB | {"CTL_SERVICE": ""}, "CTL_WORKERS is set but CTL_SERVICE is not"),
+        (JOB | {"JOB_COMPLETION_INDEX": "2"}, "define 2 processes: set the Job's completions to 2"),
+        (
+            JOB | {"CTL_JOB": "a b"},
+            "CTL_JOB is 'a b' and CTL_SERVICE is 'ctl', which do not form a",
+        ),
+        (JOB | {"CTL_SERVICE": "a..b"}, "which do not form a valid host name"),
         (SAGEMAKER | SKYPILOT | {"SKYPILOT_NODE_RANK": "0"}, "SM_HOSTS and SKYPILOT_NODE_IPS"),
         (MPI, "set MASTER_ADDR to the host of rank 0 in all of them, such as by `mpirun -x"),
         (TORCH | {"MASTER_ADDR": "a b"}, "set MASTER_ADDR to the host of rank 0"),
         (TORCH | {"RANK": "2"}, "RANK is '2', but must be a whole number from 0 to 1"),
-        (TORCH | {"MASTER_PORT": "x"}, "MASTER_PORT is 'x'"),
         (TRAINER | {"PET_NNODES": "1:4"}, "PET_NNODES is '1:4'"),
         (SAGEMAKER | {"SM_HOSTS": "[1"}, r"SM_HOSTS is '\[1', but must be a list of hosts"),
         (SAGEMAKER | {"SM_CURRENT_HOST": "algo-3"}, "SM_CURRENT_HOST is 'algo-3', which is not"),
         (SKYPILOT | {"SKYPILOT_NODE_RANK": "2"}, "SKYPILOT_NODE_RANK is '2'"),
-        (SKYPILOT | {"CTL_PORT": "tcp://10.0.0.1"}, "CTL_PORT is 'tcp"),
     ],
 )
 def test_contradictions_and_invalid_variables_are_reported_in_one_line(variables, message):
@@ -245,13 +222,10 @@ def test_contradictions_and_invalid_variables_are_reported_in_one_line(variables
     [
         ({}, "none: a run of one process"),
         (STEP, "Slurm, since SLURM_STEP_NUM_TASKS is set: worker 2 of 5 processes"),
-        (
-            ONE_HOST | STEP,
-            "Open MPI, since OMPI_COMM_WORLD_SIZE is set: worker 1 of 2 processes; "
-            "SLURM_STEP_NUM_TASKS not used",
-        ),
+        (ONE_HOST | STEP, "Open MPI, since OMPI_COMM_WORLD_SIZE is set: worker 1 of 2 processes; "
+                          "SLURM_STEP_NUM_TASKS not used"),
         ({"TF_CONFIG": "{}"}, "TF_CONFIG, since TF_CONFIG is set: a run of one process"),
     ],
-)
+)  # fmt: skip
 def test_engine_is_described_with_the_reason(variables, text):
     assert engines.describe(variables) == text

@@ -7,7 +7,7 @@ from tests.support import reference_model
 BATCH = 8
 
 
-def _in_loss(change):
+def in_loss(change):
     """A ReferenceTrainer whose losses are transformed by `change`."""
 
     class Planted(reference_model.ReferenceTrainer):
@@ -18,59 +18,47 @@ def _in_loss(change):
     return Planted
 
 
-def _print(trainer, batch, losses):
-    tf.print("loss", losses)  # planted: print
+def print_loss(trainer, batch, losses):
+    tf.print("loss", losses)  # planted
     return losses
 
 
-def _sized(trainer, batch, losses):
-    return losses + tf.cast(tf.size(tf.range(batch["token"][0])), tf.float32)  # planted: sized
+def sized(trainer, batch, losses):
+    return losses + tf.cast(tf.size(tf.range(batch["token"][0])), tf.float32)  # planted
 
 
-def _masked(trainer, batch, losses):
-    return losses + tf.reduce_sum(tf.boolean_mask(losses, losses > 0))  # planted: masked
+def masked(trainer, batch, losses):
+    return losses + tf.reduce_sum(tf.boolean_mask(losses, losses > 0))  # planted
 
 
-def _variable(trainer, batch, losses):
-    return losses * tf.Variable(1.0)  # planted: variable
+def variable(trainer, batch, losses):
+    return losses * tf.Variable(1.0)  # planted
 
 
-def _double(trainer, batch, losses):
-    return losses + tf.cast(tf.cast(losses, tf.float64) * 2.0, tf.float32)  # planted: double
+def double(trainer, batch, losses):
+    return losses + tf.cast(tf.cast(losses, tf.float64) * 2.0, tf.float32)  # planted
 
 
-def _summary(trainer, batch, losses):
+def summary(trainer, batch, losses):
     with trainer.writer.as_default(step=1):
-        tf.summary.scalar("loss", tf.reduce_mean(losses))  # planted: summary
+        tf.summary.scalar("loss", tf.reduce_mean(losses))  # planted
     return losses
 
 
-def _in_branch(trainer, batch, losses):
+def callback_in_branch(trainer, batch, losses):
     def called():
-        seen = tf.py_function(lambda x: x, [losses], tf.float32)  # planted: branch
+        seen = tf.py_function(lambda x: x, [losses], tf.float32)  # planted
         return tf.ensure_shape(seen, losses.shape)
 
     return tf.cond(losses[0] > 0, called, lambda: losses)
 
 
-def _group(trainer, batch, losses):
+def group(trainer, batch, losses):
     from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
     groups = [[0, 1, 2]]  # of four replicas
     total = gen_xla_ops.xla_all_reduce(losses, groups, reduce_op="Add", mode="CrossReplica")
     return losses + tf.stop_gradient(total)
-
-
-IN_LOSS = {
-    "print": _print,
-    "sized": _sized,
-    "masked": _masked,
-    "variable": _variable,
-    "double": _double,
-    "summary": _summary,
-    "branch": _in_branch,
-    "group": _group,
-}
 
 
 class UnknownBatch(reference_model.ReferenceTrainer):
@@ -87,8 +75,3 @@ class TooLarge(reference_model.ReferenceTrainer):
         column = tf.reduce_sum(self.model.trainable_variables[0]) * tf.ones([2**17, 8])
         matrix = tf.sin(tf.matmul(column, column, transpose_b=True))
         return losses + tf.reduce_sum(tf.matmul(matrix, tf.matmul(matrix, column)))
-
-
-def trainer_class(name):
-    """The trainer class with a planted problem."""
-    return _in_loss(IN_LOSS[name])

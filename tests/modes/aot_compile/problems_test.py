@@ -1,6 +1,6 @@
 """Planted problems are reported with the line of the user's own code."""
 
-import pathlib
+import inspect
 
 import pytest
 import tensorflow as tf
@@ -11,7 +11,6 @@ from ctl.modes.aot_compile.strategy import SliceStrategy
 from tests.modes.aot_compile import planted
 from tests.support import reference_model
 
-SOURCE = pathlib.Path(planted.__file__)
 V5E = slices.find_slice("v5e:2x2")
 
 
@@ -27,10 +26,10 @@ def make_trainer(cls):
     )
 
 
-def line_of(name):
-    lines = SOURCE.read_text().splitlines()
-    number = next(i for i, line in enumerate(lines, 1) if line.endswith(f"planted: {name}"))
-    return f"planted.py:{number}"
+def line_of(change):
+    lines, first = inspect.getsourcelines(change)
+    (index,) = (i for i, line in enumerate(lines) if line.endswith("# planted\n"))
+    return f"planted.py:{first + index}"
 
 
 def find_problems(trainer):
@@ -41,29 +40,23 @@ def find_problems(trainer):
 
 
 FATAL = {
-    "print": "which prints on the host",
-    "sized": "a size that depends on the data",
-    "variable": "makes a variable in every step",
-    "branch": "EagerPyFunc, which calls back into Python",
+    planted.print_loss: "which prints on the host",
+    planted.sized: "a size that depends on the data",
+    planted.variable: "makes a variable in every step",
+    planted.summary: "summary on the host",
+    planted.callback_in_branch: "EagerPyFunc, which calls back into Python",
 }
 
 
-@pytest.mark.parametrize("name", FATAL)
-def test_a_problem_is_reported_with_its_line(name):
-    problems = find_problems(make_trainer(planted.trainer_class(name)))
-    assert any(FATAL[name] in p.what and p.where.endswith(line_of(name)) for p in problems), (
-        problems
-    )
-    assert all(p.fatal for p in problems)
-    assert len({p.what for p in problems}) == len(problems)  # not again for the gradient
-
-
-def test_a_summary_in_the_step_is_reported_with_its_line(tmp_path):
-    trainer = make_trainer(planted.trainer_class("summary"))
+@pytest.mark.parametrize("change", FATAL)
+def test_a_problem_is_reported_with_its_line(change, tmp_path):
+    trainer = make_trainer(planted.in_loss(change))
     trainer.writer = tf.summary.create_file_writer(str(tmp_path))
     problems = find_problems(trainer)
-    assert any("summary on the host" in p.what for p in problems)
-    assert any(p.where.endswith(line_of("summary")) for p in problems)
+    wanted = (FATAL[change], line_of(change))
+    assert any(wanted[0] in p.what and p.where.endswith(wanted[1]) for p in problems), problems
+    assert all(p.fatal for p in problems)
+    assert len({p.what for p in problems}) == len(problems)  # not again for the gradient
 
 
 def test_a_batch_of_unknown_size_is_reported_with_the_tensors_name():
@@ -73,15 +66,15 @@ def test_a_batch_of_unknown_size_is_reported_with_the_tensors_name():
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("change", "message"),
     [
-        ("masked", "the size of Where depends on the data"),
-        pytest.param("double", "float64", marks=pytest.mark.slow),
+        (planted.masked, "the size of Where depends on the data"),
+        pytest.param(planted.double, "float64", marks=pytest.mark.slow),
     ],
 )
-def test_an_operation_that_may_be_slow_is_a_warning_with_its_line(name, message):
-    warnings = programs.export_train_step(make_trainer(planted.trainer_class(name))).warnings
-    matching = [w for w in warnings if message in w.what and w.where.endswith(line_of(name))]
+def test_an_operation_that_may_be_slow_is_a_warning_with_its_line(change, message):
+    warnings = programs.export_train_step(make_trainer(planted.in_loss(change))).warnings
+    matching = [w for w in warnings if message in w.what and w.where.endswith(line_of(change))]
     assert len(matching) == 1 and not matching[0].fatal
 
 
@@ -92,7 +85,7 @@ def test_a_correct_step_has_no_warnings():
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_collective_over_too_few_replicas_is_rejected_by_the_compiler():
-    hlo = programs.export_train_step(make_trainer(planted.trainer_class("group"))).hlo
+    hlo = programs.export_train_step(make_trainer(planted.in_loss(planted.group))).hlo
     compiled = compiler_process.compile_once(hlo, V5E, effort=compiler_process.QUICK)
     assert compiled.error and not compiled.out_of_memory
     assert "replica" in compiled.error.lower()

@@ -111,12 +111,8 @@ def test_an_overridden_train_step_is_what_is_exported_unless_it_has_two_programs
 @pytest.mark.slow
 def test_the_exported_program_computes_the_trainers_own_weights(tmp_path):
     options = {"cls": OneBatch, "micro_batches": 2}
-    trainer = reference_model.make_trainer(
-        tf.distribute.OneDeviceStrategy("/CPU:0"),
-        BATCH,
-        precision="float32",
-        **options,
-    )
+    cpu = tf.distribute.OneDeviceStrategy("/CPU:0")
+    trainer = reference_model.make_trainer(cpu, BATCH, precision="float32", **options)
     before = [v.numpy() for v in trainer.model.trainable_variables]
     trainer.train(tf.constant(STEPS))
     trained = [v.numpy() for v in trainer.model.trainable_variables]
@@ -126,22 +122,16 @@ def test_the_exported_program_computes_the_trainers_own_weights(tmp_path):
     traced = exported.strategy.traced[0]
     function = traced.function.get_concrete_function(*traced.specs)
     batch, _ = next(iter(loop_of(exported).pipeline.training_dataset(BATCH, start=0)))
-    results = run_on_cpu(tmp_path, hlo, [*tf.nest.flatten(batch), *captured_values(function)])
-
-    by_handle = {id(v.handle): i for i, v in enumerate(function.graph.variables)}
-    assert len(by_handle) == len(function.captured_inputs)  # all captures are variables
-    order = [by_handle[id(handle)] for handle in function.captured_inputs]
+    handles = [id(handle) for handle in function.captured_inputs]  # all are those of variables
+    values = {id(v.handle): v.numpy() for v in function.graph.variables}
+    inputs = [*tf.nest.flatten(batch), *(values[handle] for handle in handles)]
+    results = run_on_cpu(tmp_path, hlo, inputs)
     for variable, start, end in zip(
         exported.model.trainable_variables, before, trained, strict=True
     ):
-        index = [function.graph.variables[i] is variable for i in order].index(True)
         assert np.abs(end - start).max() > 1e-3  # it was trained
-        np.testing.assert_allclose(results[len(traced.specs) + index], end, rtol=0, atol=1e-5)
-
-
-def captured_values(function):
-    values = {id(v.handle): v.numpy() for v in function.graph.variables}
-    return [values[id(handle)] for handle in function.captured_inputs]
+        result = results[len(traced.specs) + handles.index(id(variable.handle))]
+        np.testing.assert_allclose(result, end, rtol=0, atol=1e-5)
 
 
 def run_on_cpu(folder, hlo, arguments):

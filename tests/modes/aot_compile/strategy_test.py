@@ -134,6 +134,5 @@ def test_only_variables_with_one_aggregated_value_are_all_reduced():
             aggregation=tf.VariableAggregation.SUM,
             synchronization=tf.VariableSynchronization.ON_READ,
         )
-    assert isinstance(metric, AggregatedVariable)
-    assert not isinstance(plain, AggregatedVariable)
-    assert not isinstance(per_replica, AggregatedVariable)
+    kinds = [isinstance(each, AggregatedVariable) for each in (metric, plain, per_replica)]
+    assert kinds == [True, False, False]

@@ -18,10 +18,20 @@ MNIST = ("-m", "ctl.main", "--config=experiments/mnist_tpu.py", "--mode=aot_comp
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
-    """Runs the program in its own folder; `body` is the first line of the loss."""
-    monkeypatch.chdir(tmp_path)
+    """Runs the program in its own folder, without the compiler.
 
-    def program(*arguments, body="pass"):
+    `body` is the first line of the loss, and `peak` the memory that the compiler answers.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(compiler_process, "find_python", lambda: ["python"])
+
+    def program(*arguments, body="pass", peak=GIB):
+        def compile_program(hlo, slice_):
+            exceeded = peak > slice_.hbm_bytes
+            error = "RESOURCE_EXHAUSTED" * exceeded
+            return Compiled(error=error, out_of_memory=exceeded, peak_bytes=peak)
+
+        monkeypatch.setattr(compiler_process, "compile_program", compile_program)
         loss = "return tf_keras.losses"
         trainer = TRAINER.replace(loss, f"{body}\n        {loss}")
         (tmp_path / "tiny.py").write_text(f"import tensorflow as tf\n{trainer}")
@@ -32,29 +42,11 @@ def run(tmp_path, monkeypatch, capsys):
     return program
 
 
-@pytest.fixture
-def fake_compiler(monkeypatch):
-    """Replaces the compiler by a function from the program's HLO to its peak memory."""
-    monkeypatch.setattr(compiler_process, "find_python", lambda: ["python"])
-
-    def replace(peak_of):
-        def compile_program(hlo, slice_):
-            peak = peak_of(hlo)
-            exceeded = peak > slice_.hbm_bytes
-            error = "RESOURCE_EXHAUSTED" * exceeded
-            return Compiled(error=error, out_of_memory=exceeded, peak_bytes=peak)
-
-        monkeypatch.setattr(compiler_process, "compile_program", compile_program)
-
-    return replace
-
-
 def read_entries(tmp_path):
     return json.loads((tmp_path / "runs" / "exp" / "aot_compile.json").read_text())["topologies"]
 
 
-def test_a_list_of_slices_gives_one_table_and_one_file(run, fake_compiler, tmp_path):
-    fake_compiler(lambda hlo: GIB)
+def test_a_list_of_slices_gives_one_table_and_one_file(run, tmp_path):
     code, printed = run("--mode=aot_compile", "--topology=v5e:2x2,v6e:2x4")
     assert code == 0
     assert [entry["topology"] for entry in read_entries(tmp_path)] == ["v5e:2x2", "v6e:2x4"]
@@ -63,16 +55,14 @@ def test_a_list_of_slices_gives_one_table_and_one_file(run, fake_compiler, tmp_p
     assert "no figure was compared with a physical TPU" in printed.out
 
 
-def test_an_experiment_that_does_not_fit_is_exit_code_1(run, fake_compiler, tmp_path):
-    fake_compiler(lambda hlo: 20 * GIB)
-    code, printed = run("--mode=aot_compile", "--topology=v5e:2x2,v5p:2x2x1")
+def test_an_experiment_that_does_not_fit_is_exit_code_1(run, tmp_path):
+    code, printed = run("--mode=aot_compile", "--topology=v5e:2x2,v5p:2x2x1", peak=20 * GIB)
     assert code == 1
     assert [entry["compiled"] for entry in read_entries(tmp_path)] == [False, True]
     assert "needs 20.00 GiB of HBM, but a core of v5e:2x2 has 15.75 GiB" in printed.out
 
 
-def test_a_problem_in_the_step_is_exit_code_1_and_names_the_line(run, fake_compiler, tmp_path):
-    fake_compiler(lambda hlo: GIB)
+def test_a_problem_in_the_step_is_exit_code_1_and_names_the_line(run, tmp_path):
     code, printed = run("--mode=aot_compile", body="tf.print(outputs)")
     assert code == 1
     assert "error: tiny.py:13: A TPU does not support " in printed.out
@@ -80,34 +70,29 @@ def test_a_problem_in_the_step_is_exit_code_1_and_names_the_line(run, fake_compi
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("argument", "message"),
     [
-        (["--mode=aot_compile", "--topology=v5e:3x3"], "There is no v5e slice of 3x3 chips"),
-        (["--mode=aot_compile", "--topology"], "--topology has no value"),
-        (["--mode=aot_compile", "--fresh"], "--fresh has no effect with --mode=aot_compile"),
-        (["--mode=aot_compile", "--config.runtime.precision=float16"], "runtime.precision=float16"),
+        ("--topology=v5e:3x3", "There is no v5e slice of 3x3 chips"),
+        ("--topology", "--topology has no value"),
+        ("--fresh", "--fresh has no effect with --mode=aot_compile"),
+        ("--config.runtime.precision=float16", "runtime.precision=float16"),
         (
-            ["--mode=aot_compile", "--config.train.on_non_finite=skip"],
+            "--config.train.on_non_finite=skip",
             "on_non_finite=skip applies the update conditionally",
         ),
     ],
 )
-def test_a_mistake_is_one_line_and_nothing_is_written(
-    run, fake_compiler, tmp_path, arguments, message
-):
-    fake_compiler(lambda hlo: GIB)
-    code, printed = run(*arguments)
+def test_a_mistake_is_one_line_and_nothing_is_written(run, tmp_path, argument, message):
+    code, printed = run("--mode=aot_compile", argument)
     assert code == 2
     assert message in printed.err and len(printed.err.splitlines()) == 1
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.slow
-def test_a_run_can_start_in_the_workdir_of_the_report(run, fake_compiler, tmp_path):
-    fake_compiler(lambda hlo: GIB)
+def test_a_run_can_start_in_the_workdir_of_the_report(run, tmp_path):
     assert run("--mode=aot_compile")[0] == 0
-    code, _ = run("--mode=train", "--config.train.steps=1")
-    assert code == 0
+    assert run("--mode=train", "--config.train.steps=1")[0] == 0
 
 
 @pytest.mark.slow
@@ -135,15 +120,14 @@ def test_two_compilers_can_run_at_the_same_time(tmp_path):
     assert [process.returncode for process in started] == [0, 0], ended
 
 
-TRAIN = Compiled(
-    peak_bytes=3 * GIB,
-    argument_bytes=GIB,
-    flops=4e9,
-    bytes=2e9,
-    all_reduces=7,
-    all_reduce_bytes=2**20,
-    seconds=5.0,
-)
+SIZES = {
+    "peak_bytes": 3 * GIB,
+    "flops": 4e9,
+    "bytes": 2e9,
+    "all_reduces": 7,
+    "all_reduce_bytes": 2**20,
+}
+TRAIN = Compiled(**SIZES, argument_bytes=GIB, seconds=5.0)
 FITS = SliceResult(slices.find_slice("v5e:2x2"), 256, {"train step": TRAIN, "eval step": TRAIN}, [])
 TOO_LARGE = SliceResult(
     slices.find_slice("v4:2x2x1"),
@@ -170,10 +154,8 @@ def test_the_table_has_one_row_per_program():
 def test_the_file_holds_the_figures_of_every_slice(tmp_path):
     path = survey.write_json([FITS, TOO_LARGE], tmp_path / "new")
     first, second = json.loads(path.read_text())["topologies"]
-    figures = ("peak_bytes", "flops", "bytes", "all_reduces", "all_reduce_bytes")
-    expected = {name: getattr(TRAIN, name) for name in figures}
-    expected |= {"topology": "v5e:2x2", "cores": 4, "compiled": True, "error": None}
-    expected["hbm_bytes"] = slices.find_slice("v5e:2x2").hbm_bytes
+    expected = SIZES | {"topology": "v5e:2x2", "cores": 4, "compiled": True, "error": None}
+    expected["hbm_bytes"] = FITS.slice.hbm_bytes
     assert {key: first[key] for key in expected} == expected
     assert second["compiled"] is False
     assert second["error"] == "it does not fit"
