@@ -100,7 +100,9 @@ def one_device():
     return weights(step)
 
 
-@pytest.mark.parametrize("run", [run_in_function, run_in_replicas])
+@pytest.mark.parametrize(
+    "run", [pytest.param(run_in_function, marks=pytest.mark.slow), run_in_replicas]
+)
 def test_loops_of_ones_own_compute_the_update_of_one_device(run):
     step = make_step(2, 5)
     run(step, distribute(step, 5))
@@ -229,6 +231,7 @@ def test_step_does_not_resume_with_other_data_unless_that_is_allowed(tmp_path):
         ctl.Checkpointer(tmp_path, step).all_restore_latest()
 
 
+@pytest.mark.slow
 def test_step_that_trains_on_two_sources_resumes_with_either(tmp_path):
     step = make_small_step(1, 6)
     for count in (40, 30):

@@ -15,16 +15,6 @@ def test_ratios_are_medians_over_rounds_of_the_ratio_to_the_hand_written_loop(mo
     assert "| hand-written | 8.00 s | 1.00 | 2.00 s | 1.00 |" in lines
 
 
-def test_command_is_measured_for_its_own_model_and_has_no_second_trainer(monkeypatch, capsys):
-    seconds = {first_step.COMMAND: (3, None)}
-    monkeypatch.setattr(first_step, "measure", lambda name, *_: seconds.get(name, (2, 1)))
-    flags = ["--models", "mnist", "transformer", "--replicas=1", "--programs", "hand-written"]
-    first_step.main([*flags, first_step.COMMAND])
-    row = f"| {first_step.COMMAND} | 3.00 s | 1.50 |  |  |"
-    lines = capsys.readouterr().out.splitlines()
-    assert [line for line in lines if first_step.COMMAND in line] == [row]
-
-
 def test_pages_show_how_many_times_as_fast_ctl_is():
     rounds = [{"ctl": (2, 1), "orbit": (5, None)}, {"ctl": (4, 3), "orbit": (6, None)}]
     table = first_step.result_table(rounds)

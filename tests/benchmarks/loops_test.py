@@ -5,11 +5,6 @@ import pytest
 from benchmarks import loops, variants
 
 
-def test_xla_variants_are_measured_only_on_request():
-    assert not set(loops.default_variants(xla=False)) & set(variants.WITH_XLA)
-    assert set(loops.default_variants(xla=True)) >= {*variants.WITH_XLA, f"{variants.CTL}loop"}
-
-
 def test_fastest_hand_written_loop_is_the_reference():
     rates = {variants.LOOP: [[2.0, 3.0]], variants.LOOP_XLA: [[4.0, 5.0]], "tf_keras fit": [[9.0]]}
     assert loops.best_loop(rates) == variants.LOOP_XLA

@@ -43,12 +43,6 @@ def test_ctl_tensorflow_and_tf_keras_have_the_same_losses(folder):
         np.testing.assert_allclose(losses, expected, rtol=1e-5)
 
 
-def test_epoch_has_only_whole_loops(folder):
-    settings = workloads.WORKLOADS["gru"]
-    examples = len(make_task(folder, check=False).arrays["label"])
-    assert examples % (settings.batch * settings.steps_per_loop) == 0
-
-
 def test_table_has_a_row_per_framework_and_no_cell_for_a_failure():
     rates = {"ctl": [[4.0, 2.0]], "torch": [[2.0, 1.0]]}
     rows = report.make_rows("gru", 64, rates, dict.fromkeys(rates, 1.0), "ctl")

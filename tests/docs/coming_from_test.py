@@ -13,6 +13,7 @@ import ctl
 from tests.docs import pages
 from tests.support import child
 
+pytestmark = pytest.mark.slow
 FOLDER = child.ROOT / "docs/coming-from"
 INDEX = (child.ROOT / "docs/compared.md").read_text()
 TRAINED, EVALUATED = 330, 130
@@ -42,7 +43,6 @@ def run(code, name):
     return module
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("page", ["tensorflow-tutorial", "keras", "orbit"])
 def test_program_of_the_other_framework_runs(page, monkeypatch, capsys):
     strategy = ctl.testing.make_strategy(2)  # by default it would take all devices of this process
@@ -58,9 +58,9 @@ def test_program_of_the_other_framework_runs(page, monkeypatch, capsys):
     ("page", "name"),
     [
         ("tensorflow-tutorial", "tutorial"),
-        pytest.param("keras", "weighted", marks=pytest.mark.slow),
-        pytest.param("model-garden", "digits", marks=pytest.mark.slow),
-        pytest.param("lightning", "digits", marks=pytest.mark.slow),
+        ("keras", "weighted"),
+        ("model-garden", "digits"),
+        ("lightning", "digits"),
     ],
 )
 def test_program_in_ctl_trains_and_evaluates(page, name, tmp_path):
@@ -80,7 +80,6 @@ def test_program_in_ctl_runs_in_orbits_controller(capsys):
     assert f"'examples': np.int64({EVALUATED})" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sign", "-+")
 def test_both_sides_of_the_diff_for_keras_3_train(sign):
     diff = pages.blocks("coming-from/keras", "diff")[0]
@@ -204,7 +203,6 @@ def assert_trains_as_one_device(train, replicas):
         np.testing.assert_allclose(value, expected, rtol=0, atol=1e-10)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("page", ["tensorflow-tutorial", "keras", "orbit", "model-garden"])
 def test_program_after_the_diff_trains_as_one_device(
     page, monkeypatch, few_rows_in_float64, tmp_path
@@ -218,7 +216,6 @@ def test_program_after_the_diff_trains_as_one_device(
     assert_trains_as_one_device(train, 2)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("position", [0, 1])
 def test_loop_of_pytorch_after_the_diff_trains_as_one_device(position):
     code = side(pages.blocks("coming-from/lightning", "diff")[position], "+")

@@ -9,6 +9,7 @@ import ctl
 from ctl import testing
 from tests.docs import pages
 
+pytestmark = pytest.mark.slow
 BATCH = 6
 IMAGES = np.random.default_rng(0).normal(size=(27, 3))  # the last batch is partial
 LABELS = np.arange(27) % 4
@@ -53,7 +54,6 @@ def train_loader(names, strategy):
     return names["train"](strategy, data)
 
 
-@pytest.mark.slow
 def test_loop_over_a_data_loader_computes_the_update_of_one_device(page, float64):
     one, two = (
         np.concatenate([v.numpy().ravel() for v in train_loader(page, strategy).weights])

@@ -24,6 +24,7 @@ from ctl.loop.writers.writer import Writer
 from tests.docs.pages import blocks
 from tests.support import child
 
+pytestmark = pytest.mark.slow
 FILES = [path for path in child.ROOT.glob("docs/recipes/*.md") if path.stem != "index"]
 
 
@@ -54,7 +55,6 @@ def test_every_recipe_is_in_the_index_and_has_a_test():
         assert untested == set() or f'"{page}"' in tests
 
 
-@pytest.mark.slow
 def test_several_losses(folder):
     _, trained, evaluated = train("recipes/losses#Several inputs, outputs and losses")
     for results in (trained, evaluated):
@@ -77,7 +77,6 @@ def test_fine_tuning_and_its_listing(folder):
     assert listing.split() == ["weights:", *" ".join(lines).split()]
 
 
-@pytest.mark.slow
 def test_own_images(folder):
     for split, kind in itertools.product(("train", "eval"), ("cat", "dog")):
         path = folder / "photos" / split / kind
@@ -88,19 +87,16 @@ def test_own_images(folder):
     assert train("recipes/images#Images in folders")[2]["examples"] == 8
 
 
-@pytest.mark.slow
 def test_mixup_cutmix(folder):
     _, trained, evaluated = train("recipes/images#Mixup and CutMix")
     assert trained["loss"] > 0 and 0 <= evaluated["accuracy"] <= 1
 
 
-@pytest.mark.slow
 def test_imbalanced_classes(folder):
     _, _, evaluated = train("recipes/losses#Imbalanced classes")
     assert {"auc", "pr_auc", "recall"} <= evaluated.keys()
 
 
-@pytest.mark.slow
 def test_dice_and_focal_loss(folder):
     run, trained, evaluated = train("recipes/images#Dice and focal loss")
     assert trained["loss"] > 0 and 0 <= evaluated["iou"] <= 1
@@ -117,7 +113,6 @@ def test_dice_and_focal_loss(folder):
     np.testing.assert_allclose(names["focal"](label, logits), expected, rtol=1e-4)
 
 
-@pytest.mark.slow
 def test_weight_averaging(folder):
     pathlib.Path("my_model.py").write_text(
         "\n\n".join(blocks("optimizers#Stochastic weight averaging"))
@@ -181,7 +176,6 @@ def test_tf_serving(folder):
     np.testing.assert_allclose(predictions, run.trainer.model(features["x"]), atol=1e-6)
 
 
-@pytest.mark.slow
 def test_segmentation(folder):
     run, _, evaluated = train("recipes/images#Segmentation")
     assert 0 < evaluated["iou"] < 1 and evaluated["loss"] > 0
@@ -200,7 +194,6 @@ def test_segmentation(folder):
         assert run.trainer.sample_weight(labels, training).numpy().tolist() == expected
 
 
-@pytest.mark.slow
 def test_text_classification(folder):
     assert train("sequences#Text classification")[2]["examples"] == 32
     path = pathlib.Path("my_model.py")
@@ -211,7 +204,6 @@ def test_text_classification(folder):
         assert run.trainer.serve({"text": texts}).shape == (2, 1)
 
 
-@pytest.mark.slow
 def test_language_model(folder):
     (folder / "corpus").mkdir()
     for i in range(6):
@@ -222,7 +214,6 @@ def test_language_model(folder):
     assert 4 < trained["loss"] < 7  # about log 257 at first
 
 
-@pytest.mark.slow
 def test_transformer(folder, capsys):
     (program,) = blocks("sequences#Transformer")
     shorter = program.replace("= 512, ", "= 64, ").replace("read_bytes()", "read_bytes()[:3_000]")
@@ -245,7 +236,6 @@ def test_curriculum(folder):
     assert evaluated["examples"] == 64
 
 
-@pytest.mark.slow
 def test_learning_rate_after_a_resume(folder):
     program = blocks("evaluation#TensorFlow Serving")[0]
     pathlib.Path("my_model.py").write_text(program.replace('steps=2, export="last"', "steps=20"))
@@ -282,7 +272,7 @@ class Wandb(Writer):
     [
         ("optimizers#Clip the gradients", 1),
         ("observing#Weights & Biases, MLflow", None),
-        pytest.param("hardware", 2, marks=pytest.mark.slow),
+        ("hardware", 2),
     ],
 )
 def test_configs_of_the_first_run(page, replicas, tmp_path, monkeypatch):
@@ -303,7 +293,6 @@ def test_notebook(folder):
     assert names["results"]["examples"] == 64 and names["history"]["step"] == [10]
 
 
-@pytest.mark.slow
 def test_nan(folder, capsys):
     program, search, *several_gpus = blocks("recipes/nan")
     pathlib.Path("my_model.py").write_text(program)

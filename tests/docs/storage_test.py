@@ -3,6 +3,7 @@
 import re
 
 import fsspec
+import pytest
 
 import ctl
 from ctl import main
@@ -10,6 +11,7 @@ from tests.data.record_files import FEATURES, write
 from tests.docs.pages import blocks
 from tests.support import child, experiments
 
+pytestmark = pytest.mark.slow
 PAGE = (child.ROOT / "docs/reliability.md").read_text()
 
 

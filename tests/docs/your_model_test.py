@@ -9,6 +9,7 @@ import ctl
 from tests.docs.pages import blocks
 from tests.support import child
 
+pytestmark = pytest.mark.slow
 PAGES = ("your-model", "your-step", "loss")
 SECTIONS = {}
 for page in PAGES:
@@ -19,7 +20,7 @@ for page in PAGES:
             SECTIONS[f"{page}: {title}"] = blocks(f"{body}\n")
 EXAMPLE = "your-model: The example"
 TITLES = [title for title in SECTIONS if title != EXAMPLE]
-# The sections that run only on two replicas, among the slow tests; the long tests run all of them so.
+# The sections that run only on two replicas; the long tests run all of them so.
 LONGER = {
     "loss: A language model's loss",
     "loss: A loss over pairs of the global batch",
@@ -31,7 +32,6 @@ LONGER = {
     "your-step: Several models and optimizers",
 }
 assert set(TITLES) > LONGER
-SLOW = pytest.mark.slow
 
 
 @functools.cache
@@ -48,10 +48,7 @@ def example(most):
     ("title", "most"),
     [
         *[(title, 1) for title in TITLES if title not in LONGER],
-        *[
-            pytest.param(t, 2, marks=[SLOW, *[pytest.mark.long] * (t not in LONGER)])
-            for t in TITLES
-        ],
+        *[pytest.param(t, 2, marks=[pytest.mark.long] * (t not in LONGER)) for t in TITLES],
     ],
 )
 def test_section_runs(title, most, monkeypatch):

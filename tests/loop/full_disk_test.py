@@ -31,6 +31,7 @@ def small(tmp_path):
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+@pytest.mark.slow
 def test_full_disk_ends_a_run_in_one_line_and_free_space_lets_it_resume(program, small):
     pathlib.Path("experiment.py").write_text(experiments.DROPOUT.replace("Dense(8)", "Dense(4000)"))
     options = [f"--workdir={small}/run", "--config.train.checkpoint_interval=5", "--mode=train"]

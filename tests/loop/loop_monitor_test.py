@@ -178,6 +178,7 @@ def test_step_hook_and_action_write_at_multiples_of_the_interval(tmp_path):
     assert lines == []
 
 
+@pytest.mark.slow
 def test_compiled_step_trains_and_one_line_says_what_is_not_written(tmp_path):
     controller, lines = run(tmp_path, xla="step", precision="float32")
     assert controller.step == 12

@@ -11,6 +11,8 @@ from ctl.errors import UsageError
 from ctl.hardware.child_process import KERAS
 from ctl.testing import multiprocess, run_workers
 
+pytestmark = pytest.mark.slow
+
 
 def describe_task(extra):
     config = json.loads(os.environ["TF_CONFIG"])
@@ -76,7 +78,6 @@ def test_failure_names_the_process_and_shows_the_output_of_all():
     assert "Timed out" not in str(error.value)
 
 
-@pytest.mark.slow
 def test_process_that_exits_without_a_result_has_failed():
     with pytest.raises(AssertionError, match=r"Failed: process 0 \(exit code 0\)\."):
         run_workers(exit_without_result, workers=1)

@@ -61,6 +61,7 @@ def in_step(quick, monkeypatch):
     monkeypatch.setattr(CheckpointFiles, "commit", commit_and_wait)
 
 
+@pytest.mark.slow
 def test_everything_that_is_complete_is_in_the_store_when_a_run_ends(program, store, in_step):
     keep = ("--config.train.checkpoints_to_keep=1", "--config.train.checkpoint_keep_every=20")
     out = train(program, store.url, 30, *BEST, *keep)
@@ -81,6 +82,7 @@ def test_everything_that_is_complete_is_in_the_store_when_a_run_ends(program, st
     assert f"Done: {store.url}/result.json" in out
 
 
+@pytest.mark.slow
 def test_run_continues_on_another_machine_with_the_bits_of_an_undisturbed_run(
     program, store, quick, monkeypatch
 ):
@@ -139,6 +141,7 @@ def test_local_folder_is_used_again_only_if_no_other_machine_has_continued_the_r
         LocalCopy("memory://other", local).is_current(1)
 
 
+@pytest.mark.slow
 def test_run_whose_upload_fails_ends_with_1_and_the_same_command_copies_the_rest(
     program, store, quick, monkeypatch
 ):

@@ -46,6 +46,7 @@ def read_entries(tmp_path):
     return json.loads((tmp_path / "runs" / "exp" / "aot_compile.json").read_text())["topologies"]
 
 
+@pytest.mark.slow
 def test_a_list_of_slices_gives_one_table_and_one_file(run, tmp_path):
     code, printed = run("--mode=aot_compile", "--topology=v5e:2x2,v6e:2x4")
     assert code == 0

@@ -243,6 +243,7 @@ class Mixed(one_batch.Trainer):
         return losses, tf.ones_like(losses)
 
 
+@pytest.mark.slow
 def test_rows_may_be_mixed_before_they_are_accumulated():
     one_batch.check_first_step(one_batch.make(Mixed, 11, 2, micro_batches=3))
 

@@ -107,6 +107,7 @@ class Judged(SecondModel, Eight):
         return tf_keras.optimizers.Adam(0.1)
 
 
+@pytest.mark.slow
 def test_layers_of_a_second_model_are_unfrozen_and_others_stay_frozen():
     trainer = make(cls=Judged, optimizer_groups=[dict(variables="judge/*", frozen_until=2)])
     with pytest.raises(ctl.UsageError, match="unfreezes out/kernel:0, out/bias:0, but the trainer"):

@@ -66,6 +66,7 @@ def test_convolutions_count_the_window_of_each_output():
     assert count_flops(make_trainer(Convolution)) == 8 * (forward + backward)
 
 
+@pytest.mark.slow
 def test_loop_inside_of_a_step_and_a_step_that_is_not_traced_are_unknown():
     assert count_flops(make_trainer(Recurrent)) is None
     assert count_flops(make_trainer(Trainer, steps=0)) is None
