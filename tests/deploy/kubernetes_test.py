@@ -55,8 +55,8 @@ def validate(document, version):
         assert kubernetes_validate.validate(document, version, strict=True) == version
         return
     for path, fields in FIELDS[document["apiVersion"]].items():
-        found = functools.reduce(dict.get, path.split("."), document)
-        for each in found if isinstance(found, list) else [found]:
+        value = functools.reduce(dict.get, path.split("."), document)
+        for each in value if isinstance(value, list) else [value]:
             assert each.keys() <= set(fields.split()), path
     template = operator_template(document)
     if "template" in template["spec"]:

@@ -98,6 +98,7 @@ def test_kit_reports_rows_that_depend_on_other_rows_if_a_run_accepts_them():
     assert "ctl.replica.all_gather" in report.headline[1]
 
 
+@pytest.mark.slow
 def test_metrics_are_those_of_one_batch_and_one_replica():
     case = metrics.CustomMetric
     assert difference(evaluate(case, 1, 19), evaluate(case, 2, 3)) <= 1e-10

@@ -2,9 +2,6 @@
 
 import functools
 import json
-import os
-import pathlib
-import traceback
 
 import numpy as np
 import pytest
@@ -252,32 +249,6 @@ def test_weight_that_is_not_finite_is_not_saved(make, tmp_path):
     with pytest.raises(Failure, match="is not finite after step 5, which is not saved"):
         controller._manager.saved_step = None
         controller.save_checkpoint()
-
-
-def test_path_from_the_controller_to_the_model_is_at_most_10_frames_of_ctl():
-    paths = []
-
-    class Traced(reference_model.ReferenceTrainer):
-        def forward(self, batch, training):
-            if training:
-                paths.append(traceback.extract_stack())
-            return super().forward(batch, training)
-
-    # One replica: the replicas of MirroredStrategy are traced in threads of their own.
-    trainer = make_reference(cls=Traced)
-    controller = Controller(
-        trainer=trainer, evaluator=ctl.StandardEvaluator(trainer), steps_per_loop=1
-    )
-    # Eagerly, because AutoGraph traces generated copies of the functions, in files of their own.
-    tf.config.run_functions_eagerly(True)
-    try:
-        controller.train_and_evaluate(1)
-    finally:
-        tf.config.run_functions_eagerly(False)
-    package = f"{pathlib.Path(ctl.__file__).parent}{os.sep}"
-    own = [frame.name for frame in paths[0] if frame.filename.startswith(package)]
-    own = [*own[own.index("train_and_evaluate") :], "forward"]
-    assert own[-2:] == ["_compute", "forward"] and len(own) <= 10, own
 
 
 @pytest.mark.parametrize(

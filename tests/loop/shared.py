@@ -115,14 +115,14 @@ def same_copies(variable, value, replicas):
 
 def read_summaries(folder, part=lambda value: value.tensor):
     """Tag -> {step: tensor, or another part} of the summaries in a folder; "graph" if it has one."""
-    found = collections.defaultdict(dict)
+    values = collections.defaultdict(dict)
     for path in folder.glob("events*"):
         for event in tf.compat.v1.train.summary_iterator(str(path)):
             if event.HasField("graph_def"):
-                found["graph"][event.step] = None
+                values["graph"][event.step] = None
             for value in event.summary.value:
-                found[value.tag][event.step] = part(value)
-    return found
+                values[value.tag][event.step] = part(value)
+    return values
 
 
 def count_operations(trainer):

@@ -80,6 +80,7 @@ def test_evaluator_waits_for_the_run_and_names_the_folder_if_it_does_not_start(
     assert len(sleeps) == 2 and 0 < sum(sleeps) < 20
 
 
+@pytest.mark.slow
 def test_the_command_of_the_others_evaluates_every_checkpoint(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     experiments.write(tmp_path, {"experiment.py": experiments.DROPOUT})

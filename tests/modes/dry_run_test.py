@@ -59,6 +59,7 @@ def test_dry_run_trains_evaluates_and_saves_two_steps_and_leaves_nothing(
     assert not any("result.json" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_run_in_the_workdir_is_not_touched(make_arguments, make_complete):
     make_complete(train.train)
     before = files()

@@ -71,6 +71,7 @@ def measure(monkeypatch, times, cls, **options):
     return profile_input.all_measure(trainer, ProcessGroup()), trainer, measured
 
 
+@pytest.mark.slow
 def test_training_its_input_and_its_step_are_measured_one_after_the_other(monkeypatch):
     profile, trainer, (both, pipeline, step) = measure(monkeypatch, 40, Counting, prefetch=1)
     assert profile == profile_input.Profile(1, 0.6, 2, 3, None)

@@ -244,6 +244,7 @@ class Images(ctl.StandardTrainer):
         return tf.reduce_sum(outputs**2, axis=1)
 
 
+@pytest.mark.slow
 def test_image_that_cannot_be_decoded_is_named(classes):
     (classes / "eel" / "1.PNG").write_bytes(b"not an image")
     trainer = Images(

@@ -111,5 +111,6 @@ def operations(**options):
     return sum(count_operations(trainer).values())
 
 
+@pytest.mark.slow
 def test_bare_step_has_no_more_operations_than_before_anything_could_be_measured():
     assert operations() <= BARE < operations(norms="global")

@@ -246,6 +246,7 @@ class Two(reference_model.ReferenceTrainer):
         return super().replica_step(batch)
 
 
+@pytest.mark.slow
 def test_slots_that_are_not_built_yet_are_restored_when_they_are_built_and_not_lost(tmp_path):
     one, other = make_reference(cls=Two), make_reference(cls=Two)
     one.train(tf.constant(2))

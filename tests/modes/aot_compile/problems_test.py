@@ -91,6 +91,7 @@ def test_a_collective_over_too_few_replicas_is_rejected_by_the_compiler():
     assert "replica" in compiled.error.lower()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_step_that_is_too_large_is_rejected_by_the_compiler_at_both_efforts():
     hlo = programs.export_train_step(make_trainer(planted.TooLarge)).hlo

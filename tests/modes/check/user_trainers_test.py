@@ -53,6 +53,7 @@ def test_gan_without_per_example_loss_passes(make_user_factory):
     assert report.equivalent and report.precision == "float64", report.failure()
 
 
+@pytest.mark.slow
 def test_gradients_of_every_model_are_checked(make_user_factory):
     outcome = learning_checks.check_gradients(make_user_factory("Gan"))
     assert outcome.verdict == PASS, outcome

@@ -299,6 +299,7 @@ class Unbuilt(keras.Model):
         return self.last(self.norm(self.hidden(inputs), training=training))
 
 
+@pytest.mark.slow
 def test_step_of_ones_own_loop_trains_the_model():
     strategy = testing.make_strategy(2)
     rng = np.random.default_rng(0)

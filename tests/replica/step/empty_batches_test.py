@@ -57,6 +57,7 @@ def train(replicas, micro_batches):
     return [float(outputs[name]) for name in ("loss", "mean")], variables
 
 
+@pytest.mark.slow
 def test_update_of_a_partial_batch_of_images_is_that_of_one_replica():
     """The second batch has rows in the first micro-batch of the first replica alone."""
     expected_outputs, expected = train(1, 1)

@@ -100,6 +100,7 @@ def test_other_errors_are_not_changed():
         trainer.train(tf.constant(1))
 
 
+@pytest.mark.slow
 def test_gradient_of_a_loop_without_a_bound_is_rejected_under_xla():
     class Loops(tiny.TinyTrainer):
         def per_example_loss(self, batch, outputs):

@@ -416,6 +416,7 @@ class Targets(ctl.StandardTrainer):
         return {name: KERAS.MeanAbsoluteError() for name in self.names}
 
 
+@pytest.mark.slow
 def test_targets_are_compared_with_the_outputs_of_their_names_by_hand():
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)  # of inputs that the model does not have
@@ -482,6 +483,7 @@ class Tokens(ctl.StandardTrainer):
         return {"accuracy": KERAS.SparseCategoricalAccuracy()}
 
 
+@pytest.mark.slow
 def test_mask_over_time_is_that_of_compile():
     trainer = make(Tokens, 1, ROWS, precision="bfloat16", xla="gradients")
     examples = trainer.build_dataset("eval", None).gather(list(range(ROWS)))
