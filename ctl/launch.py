@@ -198,7 +198,8 @@ class Launcher:
             how = names.get(failed.exit_code or 0, f"exit code {failed.exit_code}")
             reason = f"{failed.name} failed first ({how}); see its last lines above"
             _print(f"{reason}. Stopping the other processes.")
-            pass_on([signal.SIGTERM], self._running())
+            for process in self._running():
+                process.stop()
         # A parameter server has nothing to save and does not stop by itself.
         self._wait(lambda: any(p.task.role != "ps" for p in self._running()), _STOP_TIMEOUT)
 

@@ -171,7 +171,9 @@ def list_runs(config: str, changes: Changes, sweeps: Sequence[str]) -> dict[str,
         )
     if isinstance(values, Mapping):
         values = [dict(zip(values, each, strict=True)) for each in itertools.product(*lists)]
-    return {name_values(texts): texts for texts in (_as_texts(v, config, changes) for v in values)}
+    return {
+        name_values(texts): texts for texts in (_checked_texts(v, config, changes) for v in values)
+    }
 
 
 def _parse(text: str) -> tuple[str, list[str]]:
@@ -203,7 +205,7 @@ def _call(config: str, *arguments: Any) -> Any:
         raise UsageError(f"{FROM_FILE}() fails: {error_location(error, path)}") from error
 
 
-def _as_texts(values: Any, config: str, changes: Changes) -> dict[str, str]:
+def _checked_texts(values: Any, config: str, changes: Changes) -> dict[str, str]:
     """Returns the values of a run as the command line has them, and checks its config."""
     if not isinstance(values, Mapping) or not values:
         raise UsageError(
@@ -258,7 +260,7 @@ def _choose(study: Any, values: flags.FlagValues, changes: Changes) -> Iterator[
         if kind == "tpe":
             study.sampler = samplers.TPESampler(seed=number, constant_liar=True)
         trial = study.ask()
-        texts = _as_texts(_call(values.config, trial), values.config, changes)
+        texts = _checked_texts(_call(values.config, trial), values.config, changes)
         yield _record(trial, name_values({"trial": str(number), **texts}), texts)
 
 
