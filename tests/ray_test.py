@@ -9,6 +9,7 @@ from ctl.errors import Failure, UsageError
 from tests.support import child, experiments
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: BUILD.md says how")
+pytestmark = pytest.mark.slow  # the default environment has no Ray
 SWEEP = """
 def get_sweep():
     return [{"seed": 1}, {"seed": 2, "optimizer.learning_rate": 0.1}]
