@@ -8,16 +8,19 @@ from the update.
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 import tensorflow as tf
 
 from ctl.configs.options import Clip
 from ctl.optimizers.arguments import CLIPPING
-from ctl.private.tensorflow import gen_xla_ops
 from ctl.replica.arithmetic.snapshot import Snapshot
 from ctl.replica.graphs.assignments import OPTIMIZER_UPDATE
-from ctl.replica.graphs.ops import is_compiled, is_compiled_for_gpu
+from ctl.replica.graphs.ops import is_compiled
 
-_SMALL = 2**16  # elements of the gradient of a bias or of the factor of a normalization, at most
+# Of the check for finite values.
+_SMALL = 2**16  # a gradient with fewer elements is not summed
+_ROWS = 2**12  # a gradient with fewer rows is summed by rows
+_PARTS = 64  # XLA merges the computation of fewer than 96 tensors into a kernel
 Gradient: TypeAlias = Any  # a tf.Tensor, tf.IndexedSlices, or None; TensorFlow has no type hints
 
 
@@ -43,37 +46,45 @@ def unscale(gradients: Sequence[Gradient], loss_scale: tf.Tensor) -> list[Gradie
     return [map_values(g, lambda v: v / tf.cast(loss_scale, v.dtype)) for g in gradients]
 
 
-def finite_flags(gradients: Sequence[Gradient], loss: tf.Tensor) -> tf.Tensor:
-    """Checks the loss and each gradient: [1 + gradients] bool, True for finite values and for None.
+def find_non_finite(gradients: Sequence[Gradient], loss: tf.Tensor) -> tf.Tensor:
+    """Finds the first of the loss and the gradients that is not finite.
 
-    A gradient is finite if the sum of its elements is: an infinite element or NaN makes the sum
-    infinite or NaN. The sum takes one pass and no memory; a check of each element takes two passes. The
-    sum also rejects finite elements whose sum overflows, about 1e38 in float32.
+    An infinite element or NaN makes a sum infinite or NaN. So large gradients are summed by rows, in one
+    pass and without memory, and these sums are checked together with the elements of the small
+    gradients: a kernel for each gradient would take a GPU more time than the check. A gradient whose
+    finite elements have a sum that overflows, about 1e38 in float32, counts as not finite.
 
     The loss is checked too, because an infinite loss can leave finite gradients.
+
+    Returns:
+        Scalar int64: 0 for the loss, 1 + i for gradient i, and 1 + the number of gradients if all of
+        them are finite or None.
     """
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
-    values = [tf.constant(0.0) if value is None else value for value in (loss, *values)]
-    # XLA computes the sum of the gradient of a bias, which is a sum over rows, from all rows again. That
-    # costs a GPU one pass per bias; on CPUs the barrier costs more. XLA merges the sums of kernels with
-    # their updates.
-    values = [
-        gen_xla_ops.xla_optimization_barrier([v])[0]
-        if _is_small(v) and is_compiled_for_gpu(v)
-        else v
-        for v in values
-    ]
-    # The sum of a 16-bit gradient could overflow in its own dtype.
-    wide = [value if value.dtype.size > 2 else tf.cast(value, tf.float32) for value in values]
-    dtype = _widest(wide)
-    return tf.math.is_finite(tf.stack([_real_sum(tf.reduce_sum(v), dtype) for v in wide]))
+    parts = [tf.zeros([0]) if value is None else _shorten(value) for value in (loss, *values)]
+    dtype = _widest(parts)
+    ends = np.cumsum([part.shape[0] for part in parts], dtype=np.int32)
+    firsts = []
+    for i in range(0, len(parts), _PARTS):
+        numbers = tf.concat([tf.cast(part, dtype) for part in parts[i : i + _PARTS]], axis=0)
+        positions = tf.range(numbers.shape[0]) + (ends[i - 1] if i else 0)
+        firsts.append(tf.reduce_min(tf.where(tf.math.is_finite(numbers), ends[-1], positions)))
+    return tf.math.count_nonzero(tf.reduce_min(firsts) >= ends)
 
 
-def _real_sum(value: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Returns a scalar, or the sum of the parts of a complex one, which is finite if both are."""
+def _shorten(value: tf.Tensor) -> tf.Tensor:
+    """Returns [n] numbers that are finite if all elements of a tensor are; n is static."""
     if value.dtype.is_complex:
         value = tf.math.real(value) + tf.math.imag(value)
-    return tf.cast(value, dtype)
+    if value.dtype.size < 4:  # the sum could overflow
+        value = tf.cast(value, tf.float32)
+    size, rank = value.shape.num_elements(), value.shape.rank
+    if size is None or size >= _SMALL:
+        axis = rank or 0
+        while axis and not (value.shape[:axis].num_elements() or _ROWS) < _ROWS:
+            axis -= 1
+        value = tf.reduce_sum(value, axis=range(axis, rank) if axis else None)
+    return tf.reshape(value, [value.shape.num_elements()])
 
 
 def _widest(values: Sequence[tf.Tensor]) -> tf.DType:

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 import dataclasses
+from typing import Any
 
 import tensorflow as tf
 
 LOSS = "the loss"
 SPIKE = "a spike of the loss"
+_NONE = (-1, 0, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,13 +40,13 @@ class Decision:
     Attributes:
         should_apply: scalar bool.
         finite: scalar bool, whether the loss and all gradients are finite.
-        flags: [names] bool, whether each named quantity is acceptable.
+        first: scalar int64, the position of the first name that is not acceptable.
         names: the loss, the spike check if there is one, and the variables.
     """
 
     should_apply: tf.Tensor
     finite: tf.Tensor
-    flags: tf.Tensor
+    first: tf.Tensor
     names: list[str]
 
 
@@ -53,56 +55,47 @@ class NonFiniteRecorder:
 
         recorder = NonFiniteRecorder()                              # in the strategy's scope
         position = recorder.add_names([LOSS, "kernel:0"])           # while the step is traced
-        recorder.record(step, position, flags, counts=True)         # in a cross-replica context
+        recorder.record(step, position + first, counts=True)        # in a cross-replica context
         recorder.take()                                             # on the host
 
     Create it in the strategy's scope.
     """
 
     def __init__(self) -> None:
-        self._step = counter("first_non_finite_step", -1)
-        self._tensor = counter("first_non_finite_tensor")
-        self._count = counter("non_finite_steps")
+        # The first step, the position of its tensor's name, and the number of steps: one variable,
+        # because a GPU starts a kernel for each.
+        self._state = counter("non_finite_steps", _NONE)
         # Graphs hold only numbers, so the names of all calls stay on the host, in one list.
         self._names: list[str] = []
 
     def add_names(self, names: Sequence[str]) -> int:
-        """Registers the names of the flags of one call of `record`; returns their position."""
+        """Registers the names of a step that is traced; returns the position of the first one."""
         self._names += names
         return len(self._names) - len(names)
 
-    def record(
-        self, step: tf.Tensor, position: int, flags: tf.Tensor, *, counts: tf.Tensor
-    ) -> None:
+    def record(self, step: tf.Tensor, tensor: tf.Tensor, *, counts: tf.Tensor) -> None:
         """Records a step; call it in a cross-replica context.
 
         Args:
             step: scalar int64, the global step.
-            position: the result of `add_names`.
-            flags: [names] bool, whether each quantity is acceptable.
+            tensor: scalar int64, the position of the first name that is not acceptable.
             counts: scalar bool, whether to record the step at all.
         """
         # tf.where and not tf.cond, which would nest in the conditional that decides about the update.
-        is_first = tf.logical_and(counts, tf.equal(self._count.read_value(), 0))
-        # The first False, since the kernels of argmin return the first of equal minima.
-        tensor = position + tf.argmin(tf.cast(flags, tf.int32), output_type=tf.int64)
-        self._step.assign(tf.where(is_first, step, self._step.read_value()))
-        self._tensor.assign(tf.where(is_first, tensor, self._tensor.read_value()))
-        self._count.assign_add(tf.cast(counts, tf.int64))
+        state, count = self._state.read_value(), tf.cast(counts, tf.int64)
+        is_first = tf.logical_and(counts, tf.equal(state[2], 0))
+        self._state.assign(tf.where(is_first, [step, tensor, 1], tf.add(state, [0, 0, count])))
 
     def take(self) -> NonFiniteReport | None:
         """Returns the report of the steps since the last call; None if all of them were finite."""
-        # One transfer from the device if all steps were finite.
-        count = int(self._count.numpy())
+        step, tensor, count = map(int, self._state.numpy())
         if not count:
             return None
-        name = self._names[int(self._tensor.numpy())]
-        report = NonFiniteReport(int(self._step.numpy()), name, count)
-        self._count.assign(0)
-        return report
+        self._state.assign(_NONE)
+        return NonFiniteReport(step, self._names[tensor], count)
 
 
-def counter(name: str, value: int = 0) -> tf.Variable:
+def counter(name: str, value: Any = 0) -> tf.Variable:
     """Creates an int64 variable that all replicas assign alike; call it in the strategy's scope."""
     # Any copy is right, and a sum would count the replicas.
     first = tf.VariableAggregation.ONLY_FIRST_REPLICA

@@ -237,15 +237,16 @@ class Update:
         # Clipping by value turns an infinite element into the bound, and clipping by a norm turns the
         # other elements into 0 or NaN.
         names = [LOSS, *(variable.name for variable in variables)]
-        flags = gradients.finite_flags(reduced, value)
-        finite = tf.reduce_all(flags)
+        first = gradients.find_non_finite(reduced, value)
+        finite = first == len(names)
         # Off by default, because sorting the window of losses costs time in every step.
         if not self.loss_spikes.factor:
-            return Decision(finite, finite, flags, names)
+            return Decision(finite, finite, first, names)
         normal = tf.logical_not(self.loss_spikes.is_spike(value))
-        flags = tf.concat([flags[:1], [normal], flags[1:]], axis=0)
         names = [LOSS, SPIKE, *names[1:]]
-        return Decision(tf.logical_and(finite, normal), finite, flags, names)
+        later = tf.where(normal, first + 1, 1)
+        first = tf.where(first > 0, later, 0)
+        return Decision(tf.logical_and(finite, normal), finite, first, names)
 
     def _record_non_finite(self, decision: Decision) -> None:
         """Records the step after its update, so that the record does not delay the update."""
@@ -256,11 +257,11 @@ class Update:
         gradients.call_unless(
             decision.should_apply,
             functools.partial(self._record, position),
-            arguments=(decision.flags,),
+            arguments=(decision.first,),
             compiled=self._plan.compiles_update,
         )
 
-    def _record(self, position: int, flags: tf.Tensor, *, counts: tf.Tensor) -> None:
+    def _record(self, position: int, first: tf.Tensor, *, counts: tf.Tensor) -> None:
         """Records this step if it counts; call it in a cross-replica context."""
         if self.recorder is None:
             return
@@ -268,7 +269,7 @@ class Update:
         # may remove the edge from an earlier read to the increment, if another path between them is a
         # constant.
         step = self._global_step.read_value()
-        self.recorder.record(step, position, flags, counts=counts)
+        self.recorder.record(step, position + first, counts=counts)
 
     def _apply_or_skip(
         self,
@@ -285,9 +286,9 @@ class Update:
         scale_can_shrink = has_scale and (optimizer.loss_scale > 1 if optimizer.dynamic else True)
         is_recorded = tf.logical_or(decision.finite, tf.logical_not(scale_can_shrink))
 
-        def on_skip(flags: tf.Tensor, is_recorded: tf.Tensor, *, counts: tf.Tensor) -> None:
+        def on_skip(first: tf.Tensor, is_recorded: tf.Tensor, *, counts: tf.Tensor) -> None:
             self.skipped_steps.assign_add(tf.cast(counts, tf.int64))
-            self._record(position, flags, counts=tf.logical_and(counts, is_recorded))
+            self._record(position, first, counts=tf.logical_and(counts, is_recorded))
 
         def afterwards(finite: tf.Tensor) -> None:
             if has_scale:
@@ -301,7 +302,7 @@ class Update:
             clipped,
             variables,
             on_skip=on_skip,
-            skip_arguments=(decision.flags, is_recorded),
+            skip_arguments=(decision.first, is_recorded),
             finite=decision.finite,
             afterwards=afterwards,
             compiled=self._plan.compiles_update,

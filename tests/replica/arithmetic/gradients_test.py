@@ -1,5 +1,6 @@
 """Accumulate, clip, apply."""
 
+import re
 from typing import ClassVar
 
 import numpy as np
@@ -200,7 +201,12 @@ class AllTokens(reference_model.ReferenceTrainer):
     data_factory = staticmethod(lambda split: ctl.data.arrays(AllTokens.rows))
 
 
-def test_an_infinite_element_or_nan_makes_a_gradient_not_finite():
+@pytest.mark.parametrize(
+    "sizes", [{}, {"_SMALL": 0, "_PARTS": 2}, {"_SMALL": 0, "_ROWS": 2, "_PARTS": 1}]
+)
+def test_an_infinite_element_or_nan_makes_a_gradient_not_finite(sizes, monkeypatch):
+    for name, size in sizes.items():
+        monkeypatch.setattr(gradients, name, size)
     infinite, nan = float("inf"), float("nan")
     slices = tf.IndexedSlices(tf.constant([[1.0], [nan]]), indices=[0, 0], dense_shape=[3, 1])
     cases = [
@@ -209,14 +215,17 @@ def test_an_infinite_element_or_nan_makes_a_gradient_not_finite():
         (tf.constant([1e30, 1e38], tf.float32), True),
         (tf.fill([100], tf.constant(60_000, tf.float16)), True),  # their float16 sum is infinite
         (tf.constant([1.0, infinite], tf.float16), False),
-        (tf.constant([1e200], tf.float64), True),
+        (tf.constant([[1e200], [1]], tf.float64), True),
+        (tf.constant([[[1.0, 2], [3, 4]], [[5, nan], [7, 8]]]), False),
         (tf.zeros([0, 3]), True),
         (tf.constant([1 + 0j, complex(1, infinite)], tf.complex64), False),
         (slices, False),
     ]
-    for loss in (1.0, nan):
-        flags = gradients.finite_flags([value for value, _ in cases], tf.constant(loss))
-        assert list(flags.numpy()) == [loss == 1.0, *(finite for _, finite in cases)]
+    for value, is_finite in cases:
+        first = gradients.find_non_finite([tf.ones([3]), value, slices], tf.constant(1.0))
+        assert first == (3 if is_finite else 2)
+    assert gradients.find_non_finite([v for v, ok in cases if ok], tf.constant(1.0)) == 6
+    assert gradients.find_non_finite([slices], tf.constant(nan)) == 0
 
 
 @pytest.mark.slow
@@ -241,15 +250,14 @@ def test_compiled_sums_of_rows_have_no_loop():
     assert " while(" not in program
 
 
-def test_the_check_of_a_bias_does_not_sum_its_rows_again_on_a_gpu(monkeypatch):
-    monkeypatch.setattr(gradients, "is_compiled_for_gpu", lambda tensor: True)
-
+def test_small_gradients_are_checked_together():
     @tf.function(jit_compile=True)
     def check(rows):
-        return gradients.finite_flags([tf.reduce_sum(rows, 0)], tf.constant(0.0))
+        return gradients.find_non_finite([tf.reduce_sum(rows, 0)] * 100, tf.constant(0.0))
 
     rows = tf.ones([64, 32])
-    assert check(rows).numpy().all() and not check(rows * np.inf).numpy().all()
+    assert check(rows) == 101 and check(rows * np.inf) == 1
     program = check.experimental_get_compiler_ir(rows)(stage="optimized_hlo")
-    # Without the barrier, XLA sums [64, 32] to a scalar.
-    assert "f32[32]" in program
+    assert "f32[32]" in program  # XLA does not sum [64, 32] to a scalar
+    # The rows, two parts, their minimum, and the position in the list; a GPU starts a kernel for each.
+    assert len(re.findall(r"= \S+ reduce\(", program)) <= 5
