@@ -5,13 +5,13 @@ import importlib
 from typing import Any
 
 # A row is "module:function", relative to `ctl.replica`, or a module whose import changes classes of
-# Keras. The function is called as prepare(model, seed, scope=...), and again if layers may have been
-# created since.
+# Keras or functions of TensorFlow. The function is called as prepare(model, seed, scope=...), and again
+# if layers may have been created since.
 PREPARATIONS = (
     "layers.penalties",
     "layers.layer_metrics:prepare",
     "layers.keras_attention:prepare",
-    "layers.gelu:prepare",
+    "layers.compiled_nn",
     "random.image_layers",
     "random.dropout:key_random_layers",
 )
