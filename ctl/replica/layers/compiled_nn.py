@@ -68,16 +68,17 @@ def _cdf(x: tf.Tensor) -> tf.Tensor:
 def _max_pool(
     input: Any, ksize: Any, strides: Any, padding: Any, data_format: Any = None, name: Any = None
 ) -> tf.Tensor | None:
-    axes = _two_numbers(ksize), _two_numbers(strides)
+    sizes, steps = _two_numbers(ksize), _two_numbers(strides)
     fits = _is_compiled(input) and input.dtype.is_floating and data_format in (None, "NHWC")
-    fits = fits and input.shape.rank == 4 and input.shape.is_fully_defined() and all(axes)
-    if not fits or padding not in ("VALID", "SAME") or math.prod(axes[0]) > _MOST:
+    fits = fits and input.shape.rank == 4 and input.shape.is_fully_defined()
+    if not fits or not sizes or not steps or padding not in ("VALID", "SAME"):
         return None
     windows = [
         _Windows(n, size, step, padding == "SAME")
-        for n, size, step in zip(input.shape[1:3], *axes, strict=True)
+        for n, size, step in zip(input.shape[1:3], sizes, steps, strict=True)
     ]
-    return _pool(input, *windows) if min(each.count for each in windows) > 0 else None
+    can_read = math.prod(sizes) <= _MOST and min(each.count for each in windows) > 0
+    return _pool(input, *windows) if can_read else None
 
 
 def _two_numbers(value: Any) -> list[int] | None:
