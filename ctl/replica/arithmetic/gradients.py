@@ -18,7 +18,7 @@ from ctl.replica.graphs.assignments import OPTIMIZER_UPDATE
 from ctl.replica.graphs.ops import is_compiled
 
 # Of the check for finite values.
-_SMALL = 2**16  # a gradient with fewer elements is not summed
+_SMALL = 2**15  # a gradient with fewer elements is not summed
 _ROWS = 2**12  # a gradient with fewer rows is summed by rows
 _PARTS = 64  # XLA merges the computation of fewer than 96 tensors into a kernel
 Gradient: TypeAlias = Any  # a tf.Tensor, tf.IndexedSlices, or None; TensorFlow has no type hints
