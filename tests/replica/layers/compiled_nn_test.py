@@ -6,12 +6,9 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-import ctl
-from ctl import testing
 from ctl.replica.arithmetic import row_mask
 from ctl.replica.graphs import ops
 from ctl.replica.layers import compiled_nn
-from ctl.replica.step.inner_loop import loop_of
 
 
 @pytest.fixture(autouse=True)
@@ -20,23 +17,23 @@ def gpu(monkeypatch):
     monkeypatch.setattr(compiled_nn, "is_compiled_for_gpu", lambda tensor: ops.is_compiled())
 
 
-def compute(function, x, *, step=True):
+def compute(function, x, weights=None, *, step=True):
     """Returns the values and the gradient of a function in a compiled step, and the program."""
 
     @tf.function(jit_compile=True)
     def run(x):
         with row_mask.examples(count=8) if step else tf.name_scope("outside"):
-            return differentiate(function, x)
+            return differentiate(function, x, weights)
 
     return *run(x), run.experimental_get_compiler_ir(x)(stage="hlo")
 
 
 def differentiate(function, x, weights=None):
-    """Returns the values, and the gradient of their sum with `weights(values)`."""
+    """Returns the values, and the gradient of their sum with weights."""
     with tf.GradientTape() as tape:
         tape.watch(x)
         y = function(x)
-    return y, tape.gradient(y, x, weights and weights(y))
+    return y, tape.gradient(y, x, weights)
 
 
 @pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16])
@@ -82,74 +79,29 @@ def test_max_pooling_has_the_values_and_the_gradient_of_tensorflow(height, width
     numbers = np.random.default_rng(0).integers(-5, 1, [2, height, width, 2])
     x = tf.constant(numbers, dtype)
 
-    def weigh(y):
-        return tf.reshape(tf.range(1, tf.size(y, tf.int64) + 1), y.shape)
-
     def pool(x):
-        y, gradient = differentiate(
-            lambda x: tf.nn.max_pool(x, *arguments), x, lambda y: tf.cast(weigh(y), y.dtype)
-        )
-        return tf.concat([tf.reshape(y, [-1]), tf.reshape(gradient, [-1])], 0)
+        return tf.nn.max_pool(x, *arguments)
 
-    compiled, _, program = compute(pool, x)
-    np.testing.assert_array_equal(compiled, pool(x))
+    shape = pool(x).shape
+    weights = tf.reshape(tf.cast(tf.range(1, 1 + shape.num_elements()), dtype), shape)
+    y, gradient, program = compute(pool, x, weights)
+    expected = differentiate(pool, x, weights)
+    np.testing.assert_array_equal(y, expected[0])
+    np.testing.assert_array_equal(gradient, expected[1])
     assert "select-and-scatter" not in program
 
 
-def test_other_max_pooling_is_that_of_tensorflow():
-    images = tf.random.stateless_normal([2, 8, 8, 2], [0, 0])
-    for pool in (
-        lambda x: tf.nn.max_pool(x, 4, 4, "VALID"),
-        lambda x: tf.nn.max_pool(x, 2, 2, "VALID", data_format="NCHW"),
-    ):
-        assert "select-and-scatter" in compute(pool, images)[2]
-    assert (
-        "select-and-scatter"
-        in compute(lambda x: tf.nn.max_pool(x, 2, 2, "SAME"), images, step=False)[2]
-    )
-
-
-class Images(ctl.StandardTrainer):
-    """Convolutions and max pooling by one of the two versions of Keras."""
-
-    layers = tf_keras.layers
-
-    def build_model(self):
-        sequential = tf_keras.Sequential if self.layers is tf_keras.layers else keras.Sequential
-        return sequential([
-            self.layers.Input([9, 9, 1]), self.layers.Conv2D(2, 2, activation="relu"),
-            self.layers.MaxPooling2D(3, 2, "same"), self.layers.MaxPooling2D(),
-            self.layers.Flatten(), self.layers.Dense(3),
-        ])  # fmt: skip
-
-    def build_dataset(self, split, input_context):
-        rng = np.random.default_rng(1)
-        examples = {"x": rng.normal(size=[23, 9, 9, 1]), "label": rng.integers(0, 3, 23)}
-        return ctl.data.arrays(examples)
-
-    def per_example_loss(self, batch, outputs):
-        return tf_keras.losses.sparse_categorical_crossentropy(
-            batch["label"], outputs, from_logits=True
-        )
+@pytest.mark.parametrize("layers", [tf_keras.layers, keras.layers])
+def test_max_pooling_of_keras_is_computed_alike(layers):
+    program = compute(layers.MaxPooling2D(3, 2, "same"), tf.ones([2, 8, 8, 2]))[2]
+    assert "reduce-window" not in program and "select-and-scatter" not in program
 
 
 @pytest.mark.parametrize(
-    "layers", [tf_keras.layers, pytest.param(keras.layers, marks=pytest.mark.slow)]
+    ("size", "data_format", "step"), [(4, "NHWC", True), (2, "NCHW", True), (2, "NHWC", False)]
 )
-def test_a_step_with_max_pooling_is_that_without_xla(layers):
-    compiled, expected = (
-        type("T", (Images,), {"layers": layers})(
-            strategy=testing.make_strategy(1),
-            global_batch_size=8,
-            optimizer=lambda: tf_keras.optimizers.SGD(0.1),
-            options=ctl.TrainerOptions(precision="float64", xla=xla),
-        )
-        for xla in ("loop", "off")
-    )
-    compiled.model.set_weights(expected.model.get_weights())
-    for trainer in (compiled, expected):
-        trainer.train(tf.constant(4))
-    (program,) = loop_of(compiled).compiled_loop.traces()
-    assert 'op: "MaxPool' not in str(program.graph.as_graph_def())
-    for one, other in zip(compiled.model.weights, expected.model.weights, strict=True):
-        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=0, atol=1e-12)
+def test_other_max_pooling_is_that_of_tensorflow(size, data_format, step):
+    def pool(x):
+        return tf.nn.max_pool(x, size, 2, "SAME", data_format)
+
+    assert "select-and-scatter" in compute(pool, tf.ones([2, 8, 8, 2]), step=step)[2]
