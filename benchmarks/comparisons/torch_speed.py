@@ -99,6 +99,9 @@ def measure(name, network, shape, classes, *, batch, steps, dtype, compiled):
         "examples_per_second": round(statistics.median(rates[2:])),
         "windows": [round(rate) for rate in rates[2:]],
     }
+    if DEVICE == "cuda":
+        line["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 1)
+        torch.cuda.reset_peak_memory_stats()
     print(json.dumps(line), flush=True)
 
 

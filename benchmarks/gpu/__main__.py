@@ -3,6 +3,7 @@
     python -m benchmarks.gpu --out gpu.jsonl
     python -m benchmarks.gpu --parts mnist_float32 resnet50 --out gpu.jsonl
     python -m benchmarks.gpu --small                            # on a CPU: only whether it works
+    python -m benchmarks.gpu.tables gpu.jsonl benchmarks/results/gpu.json    # what docs/speed.md shows
 
 Every part runs in a process of its own with a time limit, the most important ones first. Each result is
 one JSON line, which is written as soon as it is known: a run that is cut off still gives figures. A part

@@ -2,11 +2,11 @@
 
 import importlib.metadata
 import importlib.util
-import os
 import platform
 
 import tensorflow as tf
 
+from benchmarks import results
 from benchmarks.gpu.parts import Report
 from ctl.hardware import gpu
 
@@ -15,8 +15,9 @@ _PACKAGES = ("tensorflow", "tensorflow-cpu", "tf-keras", "keras", "numpy")
 
 def describe(report: Report) -> None:
     """Reports the devices, the driver and the versions of packages."""
-    report("python", version=platform.python_version(), cores=len(os.sched_getaffinity(0)))
-    versions = {}
+    report("python", version=platform.python_version())
+    report("host", **results.describe_host())
+    versions = {"tensorflow": tf.__version__}
     for name in _PACKAGES:
         try:
             versions[name] = importlib.metadata.version(name)

@@ -6,7 +6,7 @@ import time
 import tensorflow as tf
 import tf_keras
 
-from benchmarks.gpu import devices
+from benchmarks.gpu import devices, kernels
 from benchmarks.gpu.parts import Report
 import ctl
 from ctl.replica.step.flops import count_flops, peak_flops
@@ -56,4 +56,5 @@ def _measure(report: Report, precision: str, batch: int) -> None:
         if devices.GPU
         else None,
         xla=xla,
+        **kernels.measure(lambda: trainer.train(tf.constant(steps)), steps),
     )

@@ -54,8 +54,10 @@ def save(
     samples: str,
     packages: Sequence[str] = (),
     versions: Mapping[str, str] | None = None,
+    host: Mapping[str, Any] | None = None,
+    command: str = "",
 ) -> None:
-    """Writes a measurement of this machine and this commit.
+    """Writes a measurement of this commit.
 
     Args:
         path: the file, in benchmarks/results.
@@ -63,18 +65,27 @@ def save(
         samples: what the numbers are, such as "medians of 36 windows in 3 processes".
         packages: the packages of this environment whose versions belong to the measurement.
         versions: package -> version, of further environments.
+        host: the machine, as from `describe_host`; this one by default.
+        command: what has measured; the command of this process by default.
     """
     measurement = {
         "date": f"{datetime.date.today()}",
         "commit": _commit(),
-        "host": {"processor": _processor(), "cores": len(os.sched_getaffinity(0))},
+        "host": dict(host or describe_host()),
         "versions": {name: importlib.metadata.version(name) for name in packages}
         | (versions or {}),
-        "command": _command(),
+        "command": command or _command(),
         "samples": samples,
         "tables": {name: dataclasses.asdict(table) for name, table in tables.items()},
     }
     path.write_text(_format(measurement) + "\n")
+
+
+def describe_host() -> dict[str, Any]:
+    """Returns the processor and the number of cores of this machine."""
+    text = pathlib.Path("/proc/cpuinfo").read_text()
+    processor = next(iter(re.findall(r"model name\s*: (.+)", text)), "unknown")
+    return {"processor": processor, "cores": len(os.sched_getaffinity(0))}
 
 
 def load(name: str) -> dict[str, Any]:
@@ -148,11 +159,6 @@ def describe(measurement: Mapping[str, Any]) -> str:
 def _commit() -> str:
     command = ["git", "-C", str(ROOT), "rev-parse", "--short=7", "HEAD"]
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
-
-
-def _processor() -> str:
-    text = pathlib.Path("/proc/cpuinfo").read_text()
-    return next(iter(re.findall(r"model name\s*: (.+)", text)), "unknown")
 
 
 def _command() -> str:

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from benchmarks.gpu import __main__ as program
-from benchmarks.gpu import equality, programs
+from benchmarks.gpu import equality, kernels, programs, tables
 from benchmarks.gpu.parts import PARTS, Report
 import ctl
 
@@ -78,6 +78,50 @@ def test_resumption_without_two_kills_is_an_error():
     assert programs._resume_verdict(kills=2, variables=3, equal=3) == {}
     assert "error" in programs._resume_verdict(kills=2, variables=3, equal=2)
     assert "1 of 2 kills" in programs._resume_verdict(kills=1, variables=3, equal=3)["error"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("nvjet_tst_192x192_64x3_2x1_v_bz_coopB_TNN", "matrix products"),
+        ("gemm_fusion_dot_12", "matrix products"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_3", "attention"),
+        ("sm90_xmma_dgrad_implicit_gemm_f16f16_f16f32_f32_nhwckrsc_nhwc", "convolutions"),
+        ("loop_convert_fusion_3", "elementwise operations"),
+        ("MemcpyD2D", "elementwise operations"),
+    ],
+)
+def test_kernels_are_sorted_by_their_names(name, kind):
+    assert kernels.find_kind(name) == kind
+
+
+def test_the_tables_of_the_page_are_made_from_the_lines(tmp_path):
+    rates = {"tokens_per_second": 900, "milliseconds_per_step": 9.0, "peak_gib": 2.5}
+    lines = [
+        {"part": "environment", "name": "host", "processor": "P", "cores": 3},
+        {"part": "environment", "name": "packages", "tensorflow": "2.20.0"},
+        {"part": "environment", "name": "tensorflow", "gpus": [{"device_name": "H9"}]},
+        {
+            **{"part": "transformer", "name": "bfloat16, batch 64", **rates},
+            "milliseconds": {"attention": 1.0, "matrix products": 5.0},
+        },
+        {"part": "torch", "name": "torch 1, transformer, bfloat16, compiled", "peak_gib": 1},
+        {
+            **{"part": "torch", "name": "torch 1, transformer, bfloat16, batch 64, compiled"},
+            **{"examples_per_second": 1, "peak_gib": 3},
+        },
+    ]
+    source, path = tmp_path / "lines", tmp_path / "gpu.json"
+    source.write_text("\n".join(map(json.dumps, lines)))
+    tables.main(str(source), str(path))
+    saved = json.loads(path.read_text())
+    assert saved["host"] == {"gpu": "one H9", "processor": "P", "cores": 3}
+    assert saved["versions"] == {"tensorflow": "2.20.0", "torch": "1"}
+    assert {name: table["rows"] for name, table in saved["tables"].items()} == {
+        "speed": [[tables._ROWS[0][0], "900 tokens", "PyTorch, compiled", 1024, 0.88]],
+        "memory": [["batch 64", 9.0, 2.5, 3]],
+        "step": [["matrix products", 5.0], ["attention", 1.0], ["between kernels", 3.0]],
+    }
 
 
 @pytest.mark.slow

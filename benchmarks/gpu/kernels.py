@@ -1,0 +1,73 @@
+"""The time of a step by kinds of kernels, from a profile."""
+
+import collections
+from collections.abc import Callable
+import pathlib
+import re
+import tempfile
+from typing import Any
+
+import tensorflow as tf
+
+from ctl.loop import profiler
+from ctl.private.tensorflow import xplane_pb2
+
+_LONGEST = 25  # kernels that are listed by name
+# The first pattern that is in the name of a kernel. XLA names its kernels after fusions.
+_KINDS = {
+    "matrix products": r"gemm_fusion|triton_gemm",
+    "elementwise operations": r"fusion|wrapped|memcpy|memset|copy",
+    "attention": r"sdpa|fmha|flash",
+    "convolutions": r"conv|fprop|dgrad|wgrad",
+    "matrix products of a library": r"gemm|nvjet|cutlass|splitk|cublas",
+}
+
+
+def measure(run: Callable[[], Any], steps: int) -> dict[str, Any]:
+    """Profiles a call that runs steps.
+
+    Returns:
+        `kernels`, their number per step; `milliseconds` per step by kind; and `longest`, lists of the
+        name, the milliseconds and the number per step. All are 0 or empty without a GPU.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        tf.profiler.experimental.start(folder)
+        run()
+        tf.profiler.experimental.stop()
+        path = profiler.find_newest(pathlib.Path(folder))
+        events = list(_read(path)) if path else []
+    kinds: collections.Counter[str] = collections.Counter()
+    times: collections.Counter[str] = collections.Counter()
+    for name, picoseconds in events:
+        kinds[find_kind(name)] += picoseconds
+        times[name] += picoseconds
+    counts = collections.Counter(name for name, _ in events)
+    unit = 1e9 * steps  # picoseconds of all steps in a millisecond per step
+    return {
+        "kernels": round(len(events) / steps),
+        "milliseconds": {kind: round(time / unit, 2) for kind, time in kinds.items()},
+        "longest": [
+            [name[:80], round(time / unit, 3), round(counts[name] / steps)]
+            for name, time in times.most_common(_LONGEST)
+        ],
+    }
+
+
+def find_kind(name: str) -> str:
+    """Returns the kind of a kernel by its name."""
+    for kind, pattern in _KINDS.items():
+        if re.search(pattern, name.lower()):
+            return kind.removesuffix(" of a library")
+    return "elementwise operations"
+
+
+def _read(path: pathlib.Path) -> Any:
+    """Yields the name and the picoseconds of each kernel of a profile of TensorFlow."""
+    space = xplane_pb2.XSpace()
+    space.ParseFromString(path.read_bytes())
+    for plane in space.planes:
+        for line in plane.lines:
+            # The other lines repeat the kernels, grouped by module or by step.
+            if plane.name.startswith("/device:GPU") and line.name.startswith("Stream"):
+                for event in line.events:
+                    yield plane.event_metadata[event.metadata_id].name, event.duration_ps
