@@ -1,7 +1,7 @@
 """The time of a step by kinds of kernels, from a profile."""
 
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 import pathlib
 import re
 import tempfile
@@ -13,14 +13,15 @@ from ctl.loop import profiler
 from ctl.private.tensorflow import xplane_pb2
 
 _LONGEST = 25  # kernels that are listed by name
-# The first pattern that is in the name of a kernel. XLA names its kernels after fusions.
-_KINDS = {
-    "matrix products": r"gemm_fusion|triton_gemm",
-    "elementwise operations": r"fusion|wrapped|memcpy|memset|copy",
-    "attention": r"sdpa|fmha|flash",
-    "convolutions": r"conv|fprop|dgrad|wgrad",
-    "matrix products of a library": r"gemm|nvjet|cutlass|splitk|cublas",
-}
+# The kind of a kernel is that of the first pattern in its name. XLA names its kernels after fusions.
+_KINDS = (
+    (r"gemm_fusion|triton_gemm", "matrix products"),
+    (r"fusion|wrapped|memcpy|memset|copy", "elementwise operations"),
+    (r"sdpa|fmha|flash", "attention"),
+    (r"conv|fprop|dgrad|wgrad", "convolutions"),
+    (r"gemm|nvjet|cutlass|splitk|cublas", "matrix products"),
+    (r"", "elementwise operations"),
+)
 
 
 def measure(run: Callable[[], Any], steps: int) -> dict[str, Any]:
@@ -31,9 +32,8 @@ def measure(run: Callable[[], Any], steps: int) -> dict[str, Any]:
         name, the milliseconds and the number per step. All are 0 or empty without a GPU.
     """
     with tempfile.TemporaryDirectory() as folder:
-        tf.profiler.experimental.start(folder)
-        run()
-        tf.profiler.experimental.stop()
+        with tf.profiler.experimental.Profile(folder):
+            run()
         path = profiler.find_newest(pathlib.Path(folder))
         events = list(_read(path)) if path else []
     kinds: collections.Counter[str] = collections.Counter()
@@ -55,13 +55,10 @@ def measure(run: Callable[[], Any], steps: int) -> dict[str, Any]:
 
 def find_kind(name: str) -> str:
     """Returns the kind of a kernel by its name."""
-    for kind, pattern in _KINDS.items():
-        if re.search(pattern, name.lower()):
-            return kind.removesuffix(" of a library")
-    return "elementwise operations"
+    return next(kind for pattern, kind in _KINDS if re.search(pattern, name.lower()))
 
 
-def _read(path: pathlib.Path) -> Any:
+def _read(path: pathlib.Path) -> Iterator[tuple[str, int]]:
     """Yields the name and the picoseconds of each kernel of a profile of TensorFlow."""
     space = xplane_pb2.XSpace()
     space.ParseFromString(path.read_bytes())

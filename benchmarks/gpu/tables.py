@@ -23,14 +23,14 @@ _ROWS = [
 ] + [
     (
         "ResNet-50, float16, batch 128, `data.placement=device`",
-        ("resnet50", _CTL, "examples_per_second", "images"),
+        ("resnet50", f"resnet50_float16 {_CTL}", "examples_per_second", "images"),
         (f"PyTorch, {way}", "torch", f"resnet50, float16, {way}", 1),
     )
     for way in ("compiled", "eager")
 ] + [
     (
         "MNIST, float32, batch 256, `data.placement=device`",
-        ("mnist_float32", _CTL, "examples_per_second", "examples"),
+        ("mnist_float32", f"mnist256 {_CTL}", "examples_per_second", "examples"),
         ("JAX, `lax.scan`", "jax", "scan, float32, data on the device", 1),
     )
 ]  # fmt: skip
@@ -39,12 +39,13 @@ _ROWS = [
 def main(lines_path: str, path: str) -> None:
     """Writes the tables of a file of lines, with the machine that they name."""
     lines = [json.loads(line) for line in pathlib.Path(lines_path).read_text().splitlines()]
+    lines = [line for line in lines if "name" in line and "error" not in line]
     environment = {line["name"]: line for line in lines if line["part"] == "environment"}
     host = {key: environment["host"][key] for key in ("processor", "cores")}
     (gpu,) = environment["tensorflow"]["gpus"]
     versions = {"tensorflow": environment["packages"]["tensorflow"]}
     for line in lines:
-        if line["part"] in ("torch", "jax") and line["name"].startswith(("torch ", "jax ")):
+        if line["part"] in ("torch", "jax") and line["name"].startswith(f"{line['part']} "):
             name, version, *_ = line["name"].replace(",", "").split()
             versions[name] = version
     results.save(
@@ -61,36 +62,41 @@ def make_tables(lines: Sequence[Mapping[str, Any]]) -> dict[str, Table]:
     """Returns the tables; a row that was not measured is missing.
 
     Args:
-        lines: the results, with their parts. The first one with a name counts.
+        lines: the results, with their parts. The last one with a name counts.
     """
 
     def find(part: str, name: str) -> Mapping[str, Any]:
-        """Returns the result of a part whose name is, or ends with, `name`."""
-        for line in lines:
-            text = str(line.get("name", ""))
-            if line["part"] == part and (text == name or text.endswith(f" {name}")):
-                return line
-        return {}
+        """Returns the result of a part whose model and name end with `name`."""
+        texts = {
+            f"{line.get('model', '')} {line['name']}": line
+            for line in lines
+            if line["part"] == part
+        }
+        return next((line for text, line in texts.items() if text.endswith(f" {name}")), {})
 
-    speed = []
+    speed, memory, step = [], [], []
     for label, (part, name, key, unit), (other, other_part, other_name, factor) in _ROWS:
-        own, beside = find(part, name).get(key), find(other_part, other_name)
-        if own and "examples_per_second" in beside:
+        own, beside = find(part, name), find(other_part, other_name)
+        if own and beside:
             rate = beside["examples_per_second"] * factor
-            speed.append([label, f"{own:,} {unit}", other, rate, round(own / rate, 2)])
-    memory, step = [], []
+            speed.append([label, f"{own[key]:,} {unit}", other, rate, round(own[key] / rate, 2)])
     for batch, note in ((64, ", batch 64"), (32, "")):
         own = find("transformer", f"bfloat16, batch {batch}")
         torch = find("torch", f"transformer, bfloat16{note}, compiled")
         if own:
-            peaks = [own.get("peak_gib"), torch.get("peak_gib")]
-            memory.append([f"batch {batch}", own.get("milliseconds_per_step"), *peaks])
-        kinds = own.get("milliseconds", {})
-        if kinds and not step:
-            ordered = sorted(kinds.items(), key=lambda pair: -pair[1])
-            idle = own["milliseconds_per_step"] - sum(kinds.values())
-            step = [list(pair) for pair in ordered] + [["between kernels", round(idle, 1)]]
-    titles = [("model", None), ("ctl, per second", None), ("beside", None), ("per second", 0)]
+            peaks = [own["peak_gib"], torch.get("peak_gib")]
+            memory.append([f"batch {batch}", own["milliseconds_per_step"], *peaks])
+    kinds = find("transformer", "bfloat16, batch 64, kernels").get("milliseconds", {})
+    if kinds:
+        complete = find("transformer", "bfloat16, batch 64")["milliseconds_per_step"]
+        step = [list(pair) for pair in sorted(kinds.items(), key=lambda pair: -pair[1])]
+        step.append(["between kernels", round(complete - sum(kinds.values()), 1)])
+    titles = [
+        ("model", None),
+        ("ctl, per second", None),
+        ("other program", None),
+        ("per second", 0),
+    ]
     memory_titles = [("Transformer", None), ("ctl, ms per step", 1), ("ctl, GiB", 1)]
     tables = {
         "speed": Table([*titles, ("ctl is N times as fast", 2)], speed),

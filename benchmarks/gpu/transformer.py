@@ -56,5 +56,7 @@ def _measure(report: Report, precision: str, batch: int) -> None:
         if devices.GPU
         else None,
         xla=xla,
-        **kernels.measure(lambda: trainer.train(tf.constant(steps)), steps),
     )
+    name = f"{precision}, batch {batch}, kernels"
+    with report.attempt(name):
+        report(name, **kernels.measure(lambda: trainer.train(tf.constant(steps)), steps))

@@ -96,20 +96,20 @@ def test_kernels_are_sorted_by_their_names(name, kind):
 
 
 def test_the_tables_of_the_page_are_made_from_the_lines(tmp_path):
-    rates = {"tokens_per_second": 900, "milliseconds_per_step": 9.0, "peak_gib": 2.5}
+    environment, torch = {"part": "environment"}, {"part": "torch", "examples_per_second": 1}
+    step = {"part": "transformer", "name": "bfloat16, batch 64", "tokens_per_second": 900}
     lines = [
-        {"part": "environment", "name": "host", "processor": "P", "cores": 3},
-        {"part": "environment", "name": "packages", "tensorflow": "2.20.0"},
-        {"part": "environment", "name": "tensorflow", "gpus": [{"device_name": "H9"}]},
+        {**environment, "name": "host", "processor": "P", "cores": 3},
+        {**environment, "name": "packages", "tensorflow": "2.20.0"},
+        {**environment, "name": "tensorflow", "gpus": [{"device_name": "H9"}]},
+        {**step, "milliseconds_per_step": 9.0, "peak_gib": 2.5},
         {
-            **{"part": "transformer", "name": "bfloat16, batch 64", **rates},
+            **{"part": "transformer", "name": "bfloat16, batch 64, kernels"},
             "milliseconds": {"attention": 1.0, "matrix products": 5.0},
         },
-        {"part": "torch", "name": "torch 1, transformer, bfloat16, compiled", "peak_gib": 1},
-        {
-            **{"part": "torch", "name": "torch 1, transformer, bfloat16, batch 64, compiled"},
-            **{"examples_per_second": 1, "peak_gib": 3},
-        },
+        {**torch, "name": "torch 1, transformer, bfloat16, compiled"},
+        {**torch, "name": "torch 1, transformer, bfloat16, batch 64, compiled", "peak_gib": 3},
+        {"part": "torch", "error": "killed"},
     ]
     source, path = tmp_path / "lines", tmp_path / "gpu.json"
     source.write_text("\n".join(map(json.dumps, lines)))

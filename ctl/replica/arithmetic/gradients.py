@@ -17,9 +17,9 @@ from ctl.replica.arithmetic.snapshot import Snapshot
 from ctl.replica.graphs.assignments import OPTIMIZER_UPDATE
 from ctl.replica.graphs.ops import is_compiled
 
-# Of the check for finite values.
+# Of the check for finite values in a program of XLA.
 _SMALL = 2**15  # a gradient with fewer elements is not summed
-_ROWS = 2**12  # a gradient with fewer rows is summed by rows
+_ROWS = 2**12  # a gradient is summed over as few of its last axes as leave fewer sums
 _PARTS = 64  # XLA merges the computation of fewer than 96 tensors into a kernel
 Gradient: TypeAlias = Any  # a tf.Tensor, tf.IndexedSlices, or None; TensorFlow has no type hints
 
@@ -49,10 +49,12 @@ def unscale(gradients: Sequence[Gradient], loss_scale: tf.Tensor) -> list[Gradie
 def find_non_finite(gradients: Sequence[Gradient], loss: tf.Tensor) -> tf.Tensor:
     """Finds the first of the loss and the gradients that is not finite.
 
-    An infinite element or NaN makes a sum infinite or NaN. So large gradients are summed by rows, in one
-    pass and without memory, and these sums are checked together with the elements of the small
-    gradients: a kernel for each gradient would take a GPU more time than the check. A gradient whose
-    finite elements have a sum that overflows, about 1e38 in float32, counts as not finite.
+    An infinite element or NaN makes the sum of a gradient infinite or NaN. The sum takes one pass and no
+    memory. Finite elements whose sum overflows, about 1e38 in float32, count as not finite.
+
+    On a GPU, the kernels of many small sums take longer than the sums. So in a program of XLA, which
+    merges operations, small gradients are not summed, large ones are summed by rows, and the elements
+    and the sums of many gradients are checked together.
 
     The loss is checked too, because an infinite loss can leave finite gradients.
 
@@ -78,12 +80,14 @@ def _shorten(value: tf.Tensor) -> tf.Tensor:
         value = tf.math.real(value) + tf.math.imag(value)
     if value.dtype.size < 4:  # the sum could overflow
         value = tf.cast(value, tf.float32)
-    size, rank = value.shape.num_elements(), value.shape.rank
-    if size is None or size >= _SMALL:
+    size, axis, rank = value.shape.num_elements(), 0, value.shape.rank
+    if is_compiled():
+        if size is not None and size < _SMALL:
+            return tf.reshape(value, [size])
         axis = rank or 0
         while axis and not (value.shape[:axis].num_elements() or _ROWS) < _ROWS:
             axis -= 1
-        value = tf.reduce_sum(value, axis=range(axis, rank) if axis else None)
+    value = tf.reduce_sum(value, axis=range(axis, rank) if axis else None)
     return tf.reshape(value, [value.shape.num_elements()])
 
 
@@ -117,11 +121,6 @@ def _values(gradient: Any) -> tf.Tensor:
 
 def _parts(value: tf.Tensor) -> list[tf.Tensor]:
     return [tf.math.real(value), tf.math.imag(value)] if value.dtype.is_complex else [value]
-
-
-def _is_small(gradient: tf.Tensor) -> bool:
-    size = gradient.shape.num_elements()
-    return size is not None and size < _SMALL
 
 
 def clip(gradients: Sequence[Gradient], rule: Clip) -> list[Gradient]:

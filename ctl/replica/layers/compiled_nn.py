@@ -10,21 +10,24 @@ Elsewhere, and for other arguments, both are as in TensorFlow.
 
 from collections.abc import Callable
 import functools
+import inspect
 import itertools
 import math
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+import tf_keras
 
 from ctl.private.tensorflow import gen_xla_ops
 from ctl.replica.arithmetic import row_mask
 from ctl.replica.graphs.ops import is_compiled_for_gpu
 
-_MOST = 9  # elements of a window: each is an operation of its own
+_MOST = 9  # elements of a window; each one adds operations to the program
 
 
 def _replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
-    """Makes a function compute by another one in such a step, unless that returns None."""
+    """Replaces a function by one that, in a step, first calls `function`, which may return None."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
@@ -32,11 +35,13 @@ def _replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
         outputs = None if row_mask.current() is None else function(*args, **kwargs)
         return original(*args, **kwargs) if outputs is None else outputs
 
+    # By which a layer of Keras decides what to pass.
+    run.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     setattr(owner, name, run)
 
 
 def _is_compiled(tensor: Any) -> bool:
-    return tf.is_tensor(tensor) and is_compiled_for_gpu(tensor)
+    return isinstance(tensor, tf.Tensor) and is_compiled_for_gpu(tensor)
 
 
 def _gelu(features: Any, approximate: bool = False, name: Any = None) -> tf.Tensor | None:
@@ -54,10 +59,15 @@ def _gelu_of_16_bits(features: tf.Tensor) -> Any:
         density = tf.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
         wide = tf.cast(d_outputs, tf.float32) * (_cdf(x) + x * density)
         # Otherwise XLA stores it in float32, for the gradient of the bias before it.
-        return gen_xla_ops.xla_optimization_barrier([tf.cast(wide, features.dtype)])[0]
+        return _barrier(tf.cast(wide, features.dtype))
 
     x = tf.cast(features, tf.float32)
     return tf.cast(x * _cdf(x), features.dtype), gradient
+
+
+@tf.custom_gradient
+def _barrier(x: tf.Tensor) -> Any:
+    return gen_xla_ops.xla_optimization_barrier([x])[0], lambda d_outputs: d_outputs
 
 
 def _cdf(x: tf.Tensor) -> tf.Tensor:
@@ -66,12 +76,18 @@ def _cdf(x: tf.Tensor) -> tf.Tensor:
 
 
 def _max_pool(
-    input: Any, ksize: Any, strides: Any, padding: Any, data_format: Any = None, name: Any = None
+    input: Any = None,
+    ksize: Any = None,
+    strides: Any = None,
+    padding: Any = None,
+    data_format: Any = None,
+    name: Any = None,
 ) -> tf.Tensor | None:
-    sizes, steps = _two_numbers(ksize), _two_numbers(strides)
     fits = _is_compiled(input) and input.dtype.is_floating and data_format in (None, "NHWC")
-    fits = fits and input.shape.rank == 4 and input.shape.is_fully_defined()
-    if not fits or not sizes or not steps or padding not in ("VALID", "SAME"):
+    if not fits or input.shape.rank != 4 or not input.shape.is_fully_defined():
+        return None
+    sizes, steps = _two_numbers(ksize), _two_numbers(strides)
+    if not sizes or not steps or padding not in ("VALID", "SAME"):
         return None
     windows = [
         _Windows(n, size, step, padding == "SAME")
@@ -81,12 +97,20 @@ def _max_pool(
     return _pool(input, *windows) if can_read else None
 
 
+def _max_pooling(layer: Any, inputs: Any) -> tf.Tensor | None:
+    """Computes a layer of tf_keras, which keeps the function that it found when it was made."""
+    if layer.data_format != "channels_last":
+        return None
+    return _max_pool(inputs, layer.pool_size, layer.strides, layer.padding.upper())
+
+
 def _two_numbers(value: Any) -> list[int] | None:
     """Returns the numbers of the height and the width in an argument of `tf.nn.max_pool`."""
-    numbers = [value] if isinstance(value, int) else list(value)
+    numbers = list(value) if isinstance(value, list | tuple) else [value]
     if len(numbers) == 4 and numbers[0] == numbers[3] == 1:
         numbers = numbers[1:3]
-    return {1: numbers * 2, 2: numbers}.get(len(numbers))
+    is_known = all(isinstance(n, int | np.integer) for n in numbers)
+    return {1: numbers * 2, 2: numbers}.get(len(numbers)) if is_known else None
 
 
 class _Windows:
@@ -115,14 +139,16 @@ class _Windows:
         return before, self.blocks - self.count - before
 
 
-def _pool(x: tf.Tensor, high: _Windows, wide: _Windows) -> tf.Tensor:
+def _pool(x: tf.Tensor, vertical: _Windows, horizontal: _Windows) -> tf.Tensor:
     """Returns the largest element of each window of [rows, height, width, channels] images."""
-    offsets = list(itertools.product(range(high.size), range(wide.size)))
+    offsets = list(itertools.product(range(vertical.size), range(horizontal.size)))
 
     @tf.custom_gradient
     def pool(x: tf.Tensor) -> Any:
-        padded = tf.pad(x, [(0, 0), high.padding, wide.padding, (0, 0)], constant_values=-math.inf)
-        elements = [padded[:, high.elements(i), wide.elements(j)] for i, j in offsets]
+        padded = tf.pad(
+            x, [(0, 0), vertical.padding, horizontal.padding, (0, 0)], constant_values=-math.inf
+        )
+        elements = [padded[:, vertical.elements(i), horizontal.elements(j)] for i, j in offsets]
         largest = functools.reduce(tf.maximum, elements)
         # The first of equal elements, as in TensorFlow.
         first = tf.fill(largest.shape, tf.constant(len(offsets) - 1, tf.int8))
@@ -134,28 +160,35 @@ def _pool(x: tf.Tensor, high: _Windows, wide: _Windows) -> tf.Tensor:
             sums: dict[tuple[int, int], list[tf.Tensor]] = {}
             for k, (i, j) in enumerate(offsets):
                 part = tf.where(first == k, d_outputs, tf.zeros([], d_outputs.dtype))
-                part = tf.pad(part, [(0, 0), high.place(i), wide.place(j), (0, 0)])
-                sums.setdefault((i % high.step, j % wide.step), []).append(part)
-            nothing = tf.zeros([x.shape[0], high.blocks, wide.blocks, x.shape[3]], x.dtype)
+                part = tf.pad(part, [(0, 0), vertical.place(i), horizontal.place(j), (0, 0)])
+                sums.setdefault((i % vertical.step, j % horizontal.step), []).append(part)
+            nothing = tf.zeros(
+                [x.shape[0], vertical.blocks, horizontal.blocks, x.shape[3]], x.dtype
+            )
             blocks = [
-                tf.stack([tf.add_n(sums.get((i, j), [nothing])) for j in range(wide.step)], axis=3)
-                for i in range(high.step)
+                tf.stack(
+                    [tf.add_n(sums.get((i, j), [nothing])) for j in range(horizontal.step)], axis=3
+                )
+                for i in range(vertical.step)
             ]
             rows, _, _, channels = x.shape
-            shape = [rows, high.blocks * high.step, wide.blocks * wide.step, channels]
+            shape = [
+                rows,
+                vertical.blocks * vertical.step,
+                horizontal.blocks * horizontal.step,
+                channels,
+            ]
             whole = tf.reshape(tf.stack(blocks, axis=2), shape)
-            (top, _), (left, _) = high.padding, wide.padding
-            return whole[:, top : top + high.length, left : left + wide.length]
+            (top, _), (left, _) = vertical.padding, horizontal.padding
+            return whole[:, top : top + vertical.length, left : left + horizontal.length]
 
         return largest, gradient
 
     return pool(x)
 
 
-# By these modules Keras 3 and tf_keras call them. At import, because a layer of tf_keras keeps the
-# function that it finds when it is made.
-for _module in (tf.nn, tf.compat.v2.nn, tf.compat.v1.nn, tf.compat.v2.compat.v1.nn):
-    _replace(_module, "max_pool", _max_pool)
-for _module in (tf.nn, tf.compat.v2.nn):
+for _module in (tf.nn, tf.compat.v2.nn):  # through which Keras 3 and tf_keras call them
     _replace(_module, "gelu", _gelu)
+    _replace(_module, "max_pool", _max_pool)
     _replace(_module, "max_pool2d", _max_pool)
+_replace(tf_keras.layers.MaxPooling2D, "call", _max_pooling)

@@ -55,6 +55,8 @@ def test_the_gradient_of_gelu_needs_the_input_alone():
     # XLA would store erfc, and the gradient in float32 for the gradient of a bias.
     assert 'op_type="Erf"' in program and 'op_type="Erfc"' not in program
     assert "opt-barrier" in program
+    # A penalty on the gradient differentiates twice.
+    compute(lambda x: differentiate(tf.nn.gelu, x)[1], x)
     for other in (
         compute(lambda x: tf.nn.gelu(x, approximate=True), x),
         compute(tf.nn.gelu, x, step=False),
@@ -98,10 +100,16 @@ def test_max_pooling_of_keras_is_computed_alike(layers):
 
 
 @pytest.mark.parametrize(
-    ("size", "data_format", "step"), [(4, "NHWC", True), (2, "NCHW", True), (2, "NHWC", False)]
+    ("arguments", "step"),
+    [
+        ({"ksize": 4, "strides": 2}, True),
+        ({"ksize": 2, "strides": 2, "data_format": "NCHW"}, True),
+        ({"ksize": np.array([2, 2]), "strides": None}, True),
+        ({"ksize": 2, "strides": 2}, False),
+    ],
 )
-def test_other_max_pooling_is_that_of_tensorflow(size, data_format, step):
+def test_other_max_pooling_is_that_of_tensorflow(arguments, step):
     def pool(x):
-        return tf.nn.max_pool(x, size, 2, "SAME", data_format)
+        return tf.nn.max_pool(x, padding="SAME", **arguments)
 
     assert "select-and-scatter" in compute(pool, tf.ones([2, 8, 8, 2]), step=step)[2]
