@@ -42,7 +42,7 @@ PARTS = {
     "resume": Part("programs:check_resume", 90),
     "mnist_float32": Part("speed:measure_mnist_float32", 130),
     "resnet50": Part("speed:measure_resnet50", 210),
-    "transformer": Part("transformer:measure", 90),
+    "transformer": Part("transformer:measure", 150),
     "attention": Part("attention:measure", 120),
     "jax": Part("speed:measure_jax", 60),
     "mnist_float16": Part("speed:measure_mnist_float16", 110),
