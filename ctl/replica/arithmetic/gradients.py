@@ -63,31 +63,39 @@ def find_non_finite(gradients: Sequence[Gradient], loss: tf.Tensor) -> tf.Tensor
         them are finite or None.
     """
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
-    parts = [tf.zeros([0]) if value is None else _shorten(value) for value in (loss, *values)]
-    dtype = _widest(parts)
+    values = [tf.constant(0.0) if value is None else _real(value) for value in (loss, *values)]
+    dtype = _widest(values)
+    if not is_compiled():
+        flags = tf.math.is_finite(tf.stack([tf.cast(tf.reduce_sum(v), dtype) for v in values]))
+        # The first False, since the kernels of argmin return the first of equal minima.
+        first = tf.argmin(tf.cast(flags, tf.int32), output_type=tf.int64)
+        return tf.where(tf.reduce_all(flags), np.int64(len(values)), first)
+    parts = [tf.cast(_shorten(value), dtype) for value in values]
     ends = np.cumsum([part.shape[0] for part in parts], dtype=np.int32)
     firsts = []
     for i in range(0, len(parts), _PARTS):
-        numbers = tf.concat([tf.cast(part, dtype) for part in parts[i : i + _PARTS]], axis=0)
+        numbers = tf.concat(parts[i : i + _PARTS], axis=0)
         positions = tf.range(numbers.shape[0]) + (ends[i - 1] if i else 0)
         firsts.append(tf.reduce_min(tf.where(tf.math.is_finite(numbers), ends[-1], positions)))
     return tf.math.count_nonzero(tf.reduce_min(firsts) >= ends)
 
 
+def _real(value: tf.Tensor) -> tf.Tensor:
+    """Returns real numbers, as many and finite where the elements of a tensor are."""
+    if value.dtype.is_complex:
+        return tf.math.real(value) + tf.math.imag(value)
+    # A sum in 16 bits could overflow.
+    return tf.cast(value, tf.float32) if value.dtype.size < 4 else value
+
+
 def _shorten(value: tf.Tensor) -> tf.Tensor:
     """Returns [n] numbers that are finite if all elements of a tensor are; n is static."""
-    if value.dtype.is_complex:
-        value = tf.math.real(value) + tf.math.imag(value)
-    if value.dtype.size < 4:  # the sum could overflow
-        value = tf.cast(value, tf.float32)
-    size, axis, rank = value.shape.num_elements(), 0, value.shape.rank
-    if is_compiled():
-        if size is not None and size < _SMALL:
-            return tf.reshape(value, [size])
+    size, rank = value.shape.num_elements(), value.shape.rank
+    if size is None or size >= _SMALL:
         axis = rank or 0
         while axis and not (value.shape[:axis].num_elements() or _ROWS) < _ROWS:
             axis -= 1
-    value = tf.reduce_sum(value, axis=range(axis, rank) if axis else None)
+        value = tf.reduce_sum(value, axis=range(axis, rank) if axis else None)
     return tf.reshape(value, [value.shape.num_elements()])
 
 
