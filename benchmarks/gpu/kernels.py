@@ -63,8 +63,5 @@ def _read(path: pathlib.Path) -> Iterator[tuple[str, int]]:
     space = xplane_pb2.XSpace()
     space.ParseFromString(path.read_bytes())
     for plane in space.planes:
-        for line in plane.lines:
-            # The other lines repeat the kernels, grouped by module or by step.
-            if plane.name.startswith("/device:GPU") and line.name.startswith("Stream"):
-                for event in line.events:
-                    yield plane.event_metadata[event.metadata_id].name, event.duration_ps
+        if plane.name.startswith("/device:GPU"):
+            yield from ((name, time) for name, _, time in profiler.read_kernels(plane))

@@ -76,16 +76,18 @@ def make_tables(lines: Sequence[Mapping[str, Any]]) -> dict[str, Table]:
 
     speed, memory, step = [], [], []
     for label, (part, name, key, unit), (other, other_part, other_name, factor) in _ROWS:
-        own, beside = find(part, name), find(other_part, other_name)
-        if own and beside:
-            rate = beside["examples_per_second"] * factor
-            speed.append([label, f"{own[key]:,} {unit}", other, rate, round(own[key] / rate, 2)])
+        of_ctl, of_other = find(part, name), find(other_part, other_name)
+        if of_ctl and of_other:
+            rate, other_rate = of_ctl[key], of_other["examples_per_second"] * factor
+            speed.append(
+                [label, f"{rate:,} {unit}", other, other_rate, round(rate / other_rate, 2)]
+            )
     for batch, note in ((64, ", batch 64"), (32, "")):
-        own = find("transformer", f"bfloat16, batch {batch}")
-        torch = find("torch", f"transformer, bfloat16{note}, compiled")
-        if own:
-            peaks = [own["peak_gib"], torch.get("peak_gib")]
-            memory.append([f"batch {batch}", own["milliseconds_per_step"], *peaks])
+        of_ctl = find("transformer", f"bfloat16, batch {batch}")
+        of_torch = find("torch", f"transformer, bfloat16{note}, compiled")
+        if of_ctl:
+            peaks = [of_ctl["peak_gib"], of_torch.get("peak_gib")]
+            memory.append([f"batch {batch}", of_ctl["milliseconds_per_step"], *peaks])
     kinds = find("transformer", "bfloat16, batch 64, kernels").get("milliseconds", {})
     if kinds:
         complete = find("transformer", "bfloat16, batch 64")["milliseconds_per_step"]

@@ -148,7 +148,7 @@ def list_operations(path: pathlib.Path) -> list[tuple[str, float]]:
     has_devices = any(line.events for plane in planes for line in plane.lines)
     picoseconds: Counter[str] = Counter()
     for plane in planes if has_devices else space.planes:
-        for name, duration in _read_kernels(plane) if has_devices else _read_calls(plane):
+        for *_, name, duration in read_kernels(plane) if has_devices else _read_calls(plane):
             picoseconds[_LOOP.sub("", name)] += duration
     return [(name, count / 1e12) for name, count in picoseconds.most_common()]
 
@@ -164,8 +164,8 @@ def _read_calls(plane: Any) -> Iterator[tuple[str, int]]:
                 yield metadata.name, event.duration_ps
 
 
-def _read_kernels(plane: Any) -> Iterator[tuple[str, int]]:
-    """Yields the kernels of a device, named by the operation that launched them if it is known."""
+def read_kernels(plane: Any) -> Iterator[tuple[str, str, int]]:
+    """Yields the name, the operation if it is known, and the picoseconds of each kernel of a device."""
     names = {key: metadata.name for key, metadata in plane.stat_metadata.items()}
     for line in plane.lines:
         # The other lines repeat the kernels, grouped by module or by step.
@@ -178,4 +178,4 @@ def _read_kernels(plane: Any) -> Iterator[tuple[str, int]]:
             text = metadata.name
             if operation is not None:
                 text = operation.str_value or names.get(operation.ref_value, "") or text
-            yield text, event.duration_ps
+            yield metadata.name, text, event.duration_ps

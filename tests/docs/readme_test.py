@@ -149,7 +149,7 @@ def test_explain_prints_what_the_text_promises(folder, monkeypatch, capsys):
     [
         ("logical_devices=8$", "mirrored"),
         ("bucket_mib=1$", "multi_worker_mirrored"),
-        ("^ctl launch", "parameter_server"),
+        ("^ctl launch.*parameter_server", "parameter_server"),
     ],
 )
 def test_commands_about_hardware_train(folder, command, strategy):

@@ -93,12 +93,12 @@ def _max_pool(
         _Windows(n, size, step, padding == "SAME")
         for n, size, step in zip(input.shape[1:3], sizes, steps, strict=True)
     ]
-    can_read = math.prod(sizes) <= _MOST and min(each.count for each in windows) > 0
-    return _pool(input, *windows) if can_read else None
+    covers = all(each.step <= each.size and each.count > 0 for each in windows)
+    return _pool(input, *windows) if covers and math.prod(sizes) <= _MOST else None
 
 
 def _max_pooling(layer: Any, inputs: Any) -> tf.Tensor | None:
-    """Computes a layer of tf_keras, which keeps the function that it found when it was made."""
+    """Computes a layer of tf_keras, which does not call `tf.nn.max_pool`."""
     if layer.data_format != "channels_last":
         return None
     return _max_pool(inputs, layer.pool_size, layer.strides, layer.padding.upper())
@@ -162,13 +162,8 @@ def _pool(x: tf.Tensor, vertical: _Windows, horizontal: _Windows) -> tf.Tensor:
                 part = tf.where(first == k, d_outputs, tf.zeros([], d_outputs.dtype))
                 part = tf.pad(part, [(0, 0), vertical.place(i), horizontal.place(j), (0, 0)])
                 sums.setdefault((i % vertical.step, j % horizontal.step), []).append(part)
-            nothing = tf.zeros(
-                [x.shape[0], vertical.blocks, horizontal.blocks, x.shape[3]], x.dtype
-            )
             blocks = [
-                tf.stack(
-                    [tf.add_n(sums.get((i, j), [nothing])) for j in range(horizontal.step)], axis=3
-                )
+                tf.stack([tf.add_n(sums[i, j]) for j in range(horizontal.step)], axis=3)
                 for i in range(vertical.step)
             ]
             rows, _, _, channels = x.shape
