@@ -196,7 +196,7 @@ class InputPipeline:
     def training_chunks(
         self, global_batch_size: int, *, start: int, size: int, indexes_only: bool
     ) -> Any:
-        """Returns the training data for one replica in chunks of `size` batches, without masks.
+        """Returns the training data of each replica in chunks of `size` batches.
 
         Args:
             global_batch_size: number of rows in a global batch.
@@ -213,7 +213,6 @@ class InputPipeline:
         if indexes_only:
             data = kind_of(Arrays({"index": np.arange(len(self._training_arrays()))}))
 
-        # Chunks are for one replica, so there is one input pipeline, which can use `data` directly.
         def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
             layout = Layout.from_context(context, global_batch_size)
             return data.chunks(layout, seed=self._seed, start=start, size=size)

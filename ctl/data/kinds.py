@@ -166,10 +166,20 @@ class Kind(abc.ABC):
         return next(iter(disable_autotune(self.training(layout, seed=seed, start=start))))
 
     def chunks(self, layout: Layout, *, seed: int, start: int, size: int) -> tf.data.Dataset:
-        """Like `training` for one replica, with `size` batches stacked and without a mask."""
+        """Like `training`, with `size` batches of a replica stacked; the replicas come in turn."""
+        count = layout.local_replicas
         batches = self.training(layout, seed=seed, start=start, prefetch=2)
-        stacked = batches.map(lambda element: element.batch).batch(size, drop_remainder=True)
-        return stacked.prefetch(1)
+
+        def by_replica(values: tf.Tensor | None) -> tf.Tensor | None:
+            if values is None:
+                return None
+            values = tf.reshape(values, [size, count, *values.shape[1:]])
+            return tf.transpose(values, [1, 0, *range(2, values.shape.rank)])
+
+        chunks = batches.batch(size * count, drop_remainder=True)
+        if count > 1:  # the batches of the replicas come in turn
+            chunks = chunks.map(lambda all: tf.nest.map_structure(by_replica, all)).unbatch()
+        return chunks.prefetch(count)
 
     def without_augmentation(self) -> "Kind":
         """Returns the same examples, as an evaluation reads them."""
@@ -214,15 +224,23 @@ class SourceKind(Kind):
         return math.ceil(len(self.source) / layout.global_batch_size)
 
     def chunks(self, layout: Layout, *, seed: int, start: int, size: int) -> tf.data.Dataset:
-        """Stacks `size` batches of one replica; arrays are read in one call."""
+        """Stacks `size` batches of each replica; arrays are read in one call."""
         if not isinstance(self.source, Arrays) or self.augment is not None:
             return super().chunks(layout, seed=seed, start=start, size=size)
-        read = batching.training_reader(
-            self.source, layout, seed=seed, start=start, size=size, shard=None
-        )
-        chunks = batching.array_batches(read, [size, layout.rows_per_replica])
+
+        def read(replica: int) -> tf.data.Dataset:
+            own = dataclasses.replace(layout, pipelines=layout.replicas, pipeline=replica)
+            reader = batching.training_reader(
+                self.source, own, seed=seed, start=start, size=size, shard=None
+            )
+            return batching.array_batches(reader, [size, layout.rows_per_replica])
+
+        first, count = layout.first_replica, layout.local_replicas
+        chunks = [read(replica) for replica in range(first, first + count)]
+        turns = tf.data.Dataset.range(count).repeat()
+        in_turn = tf.data.Dataset.choose_from_datasets(chunks, turns) if count > 1 else chunks[0]
         # One chunk ahead is enough: it holds many batches.
-        return chunks.map(lambda element: element.batch).prefetch(1)
+        return in_turn.prefetch(count)
 
 
 class DatasetKind(Kind):

@@ -5,6 +5,7 @@ from tensorflow.python.autograph.core import config as autograph_config
 from tensorflow.python.autograph.impl.api import autograph_artifact
 from tensorflow.python.data.ops import structured_function
 from tensorflow.python.distribute import one_device_strategy
+from tensorflow.python.distribute import values as distributed_values
 from tensorflow.python.eager import context, record
 from tensorflow.python.framework import config, ops
 from tensorflow.python.ops import control_flow_util, resource_variable_ops
@@ -23,6 +24,7 @@ __all__ = [
     "context",
     "control_flow_util",
     "coordination_config_pb2",
+    "distributed_values",
     "gen_xla_ops",
     "nest",
     "one_device_strategy",

@@ -7,7 +7,7 @@ from ctl.hardware.strategies import STRATEGIES, StrategySpec
 PRECISIONS = ("float32", "float64", "bfloat16", "float16")
 XLA_MODES = ("auto", "off", "loop", "step", "gradients", "autocluster")
 ON_NON_FINITE = ("stop", "skip", "rollback", "ignore")
-_SINGLE_REPLICA_XLA = ("loop", "step")
+_COMPLETE_STEPS = ("loop", "step")
 
 # fmt: off
 KEYS = (
@@ -26,8 +26,8 @@ KEYS = (
     Key("runtime.loss_scale", 0.0, least=0, option="loss_scale",
         text="With float16, fixes the loss scale at this value. With 0, it is dynamic."),
     Key("runtime.xla", "auto", choices=XLA_MODES, option="xla", harmless=True,
-        text="Selects what XLA compiles: off, loop (many complete steps, on one replica), step (one "
-             "complete step, on one replica), gradients (the forward and backward pass), "
+        text="Selects what XLA compiles: off, loop (many complete steps, on one replica or on GPUs), "
+             "step (one complete step, as loop), gradients (the forward and backward pass), "
              "autocluster (the parts that TensorFlow selects), or auto, which chooses on GPUs the "
              "fastest of these that the strategy and the model support, and on CPUs off. The "
              "command ctl profile_input compares the modes."),
@@ -110,6 +110,11 @@ def _spec(v: Values) -> StrategySpec:
     return STRATEGIES[v["strategy"]]
 
 
+def _reduces_in_xla(v: Values) -> bool:
+    """Returns whether XLA compiles the reductions over the replicas."""
+    return v["runtime.xla"] in _COMPLETE_STEPS and v["replicas"] > 1
+
+
 def _check_clip(v: Values) -> None:
     bounds = [key for key in _CLIP if v[key]]
     if len(bounds) > 1:
@@ -125,6 +130,7 @@ def _check_clip(v: Values) -> None:
 #   string_features    whether the batches contain strings
 #   sync_batch_norm    whether the model has synchronized batch normalization
 #   per_micro_batch    whether it was requested per micro-batch
+#   compiles_collectives  whether XLA can compile the reductions over the replicas
 RULES = (
     _check_clip,
     Rule(
@@ -189,13 +195,13 @@ RULES = (
         "choose runtime.xla=autocluster or off",
     ),
     Rule(
-        lambda v: v["runtime.xla"] in _SINGLE_REPLICA_XLA and _spec(v).coordinated,
+        lambda v: v["runtime.xla"] in _COMPLETE_STEPS and _spec(v).coordinated,
         "runtime.xla=loop and step compile the update, which parameter servers apply on another "
         "machine",
         "choose runtime.xla=autocluster or off",
     ),
     Rule(
-        lambda v: v["runtime.xla"] in _SINGLE_REPLICA_XLA and v["string_features"],
+        lambda v: v["runtime.xla"] in _COMPLETE_STEPS and v["string_features"],
         "runtime.xla=loop and step compile the complete step, and XLA does not support strings",
         "remove the string features from the batch, or choose runtime.xla=off",
     ),
@@ -252,10 +258,34 @@ RULES = (
         "choose runtime.all_reduce.compression=float16, or train on GPUs",
     ),
     Rule(
-        lambda v: v["runtime.xla"] in _SINGLE_REPLICA_XLA and v["replicas"] > 1,
-        "runtime.xla=loop and step compile complete steps into one program, which several replicas "
-        "cannot share",
+        lambda v: _reduces_in_xla(v) and not v["compiles_collectives"],
+        "runtime.xla=loop and step compile complete steps, with their reductions over the replicas, "
+        "which TensorFlow supports on several GPUs with runtime.strategy=mirrored or "
+        "multi_worker_mirrored only",
         "choose runtime.xla=gradients, autocluster or off",
+    ),
+    Rule(
+        lambda v: _reduces_in_xla(v) and v["optimizer.shard_state"],
+        "runtime.xla=loop and step compile the update, and optimizer.shard_state gathers variables in "
+        "it, for which XLA has no operation in TensorFlow",
+        "set optimizer.shard_state=false, or choose runtime.xla=gradients",
+    ),
+    Rule(
+        lambda v: (
+            _reduces_in_xla(v)
+            and (v["runtime.all_reduce.dtype"] or v["runtime.all_reduce.compression"])
+        ),
+        "runtime.xla=loop and step compile the reductions, and TensorFlow adds operands of 16 bits by a "
+        "function of float32, which programs of XLA reject",
+        "choose runtime.xla=gradients, or reduce in 32 bits",
+    ),
+    Rule(
+        lambda v: (
+            _reduces_in_xla(v) and v["rows_per_replica"] == 1 and v["batch"] % v["replicas"] != 0
+        ),
+        "runtime.xla=loop and step compile the selection of the rows that exist, and XLA cannot select "
+        "among one row per replica (batch={batch}, replicas={replicas})",
+        "choose a multiple of the replicas, or runtime.xla=gradients",
     ),
     Rule(
         lambda v: v["runtime.xla"] == "gradients" and v["sync_batch_norm"] and v["replicas"] > 1,

@@ -119,7 +119,7 @@ def _run(command: list[str], folder: pathlib.Path) -> dict[str, Any]:
         done = subprocess.run(
             command,
             cwd=folder,
-            env={**{k: v for k, v in os.environ.items() if k in _INHERITED}, **_ENVIRONMENT},
+            env=environment(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -135,6 +135,11 @@ def _run(command: list[str], folder: pathlib.Path) -> dict[str, Any]:
         return {"error": f"the compiler ended with exit code {done.returncode}: {message}"}
     answer: dict[str, Any] = json.loads(lines[-1])
     return answer
+
+
+def environment() -> dict[str, str]:
+    """Returns the environment variables of the compiler's process."""
+    return {**{k: v for k, v in os.environ.items() if k in _INHERITED}, **_ENVIRONMENT}
 
 
 def _parse_answer(answer: dict[str, Any], effort: float) -> Compiled:

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.errors import UsageError
-from ctl.replica.arithmetic import reduction, row_mask
+from ctl.replica.arithmetic import reduction, replicas, row_mask
 from ctl.replica.arithmetic.moments import replica_context
 from ctl.replica.arithmetic.trace import symbolic
 
@@ -110,6 +110,9 @@ def _fill_slot(tensor: tf.Tensor, first: tf.Tensor, total: int | tf.Tensor) -> t
     The SUM of the replicas' results adds zeros to one number, which is exact in any order. Unlike
     `tf.distribute.ReplicaContext.all_gather`, this exchanges no shapes if they are static.
     """
+    if isinstance(total, int):  # the replicas have equally many rows
+        table = replicas.own_slot(tensor)
+        return tf.reshape(table, tf.concat([[total], tf.shape(tensor)[1:]], axis=0))
     after = total - first - _row_count(tensor)
     return tf.pad(tensor, [[first, after], *[[0, 0]] * (tensor.shape.rank - 1)])
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from ctl.configs.options import Clip
 from ctl.optimizers.arguments import CLIPPING
+from ctl.replica.arithmetic import replicas
 from ctl.replica.arithmetic.snapshot import Snapshot
 from ctl.replica.graphs.assignments import OPTIMIZER_UPDATE
 from ctl.replica.graphs.ops import is_compiled
@@ -236,7 +237,7 @@ def call_unless(
     arguments: Sequence[tf.Tensor],
     compiled: bool = False,
 ) -> None:
-    """Calls a function, in the cross-replica context, that assigns variables if a condition is false.
+    """Calls a function, as `replicas.merge` does, that assigns variables if a condition is false.
 
     Args:
         condition: scalar bool, the same on every replica.
@@ -250,17 +251,17 @@ def call_unless(
     # To assign a mirrored variable, tf.distribute merges the replicas, which it rejects inside of a
     # replica's own tf.cond. So the replicas merge first, and one conditional decides for all.
     def decide(strategy: tf.distribute.Strategy, condition: Any, arguments: Any) -> None:
-        first = strategy.experimental_local_results(condition)[0]
+        (first,) = replicas.first(strategy, [condition])
 
         def call(counts: tf.Tensor) -> None:
-            function(*_first_replica(strategy, arguments), counts=counts)
+            function(*replicas.first(strategy, arguments), counts=counts)
 
         if compiled:
             call(tf.logical_not(first))
         else:
             tf.cond(first, lambda: None, lambda: call(tf.constant(True)))
 
-    tf.distribute.get_replica_context().merge_call(decide, args=(condition, list(arguments)))
+    replicas.merge(decide, condition, list(arguments))
 
 
 def apply_or_skip(
@@ -288,10 +289,10 @@ def apply_or_skip(
         on_skip: assigns variables if the update is skipped, as the function of `call_unless`.
         skip_arguments: the arguments of `on_skip`, the same on every replica.
         finite: scalar bool, whether the gradients are finite, the same on every replica.
-        afterwards: called in the cross-replica context with `finite`.
-        compiled: whether this is part of a program of XLA for one replica. Then the update is computed
-            in any case, and selected without a conditional: see `call_unless`. Sparse gradients still
-            have a conditional, because a selection would copy complete tables.
+        afterwards: called with `finite`, as `replicas.merge` calls a function.
+        compiled: whether this is part of a program of XLA. Then the update is computed in any case,
+            and selected without a conditional: see `call_unless`. Sparse gradients still have a
+            conditional, because a selection would copy complete tables.
     """
     pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
     existing, targets = [g for g, _ in pairs], [v for _, v in pairs]
@@ -310,19 +311,18 @@ def apply_or_skip(
     ) -> None:
         # tf_keras' optimizers apply gradients in a replica context, so `run` enters it again.
         def update() -> None:
-            strategy.run(lambda *values: apply(optimizer, values, targets), args=tuple(gradients))
+            replicas.run(strategy, lambda *new: apply(optimizer, new, targets), tuple(gradients))
 
         def skip() -> None:
-            on_skip(*_first_replica(strategy, arguments), counts=tf.constant(True))
+            on_skip(*replicas.first(strategy, arguments), counts=tf.constant(True))
 
-        first = strategy.experimental_local_results(should_apply)[0]
+        first, own_finite = replicas.first(strategy, [should_apply, finite])
         if not selects:
             tf.cond(first, update, skip, name=OPTIMIZER_UPDATE)
         # Outside of the conditional, because the loss scale also counts the applied steps.
-        afterwards(strategy.experimental_local_results(finite)[0])
+        afterwards(own_finite)
 
-    context = tf.distribute.get_replica_context()
-    context.merge_call(decide, args=(should_apply, finite, existing, list(skip_arguments)))
+    replicas.merge(decide, should_apply, finite, existing, list(skip_arguments))
 
 
 def _apply_and_select(
@@ -360,11 +360,6 @@ def sum_rows(gradient: Gradient) -> Gradient:
     if not tf.executing_eagerly():
         indices._ctl_distinct = True  # an optimizer would sum the rows of clipped gradients again
     return tf.IndexedSlices(values=values, indices=indices, dense_shape=gradient.dense_shape)
-
-
-def _first_replica(strategy: tf.distribute.Strategy, values: Any) -> list[tf.Tensor]:
-    """Returns the first local replica's copies of values that are the same on every replica."""
-    return [strategy.experimental_local_results(value)[0] for value in values]
 
 
 def _add(one: Gradient, other: Gradient) -> Gradient:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from ctl.replica.arithmetic import waits
+from ctl.replica.arithmetic import replicas, waits
 
 
 class Moments(NamedTuple):
@@ -71,13 +71,9 @@ def merge(local: Moments) -> Moments:
         return local
     channels = local.shift.shape[0]
     row = tf.concat([[local.count], *local[1:]], axis=0)
-    # Each replica fills its own row of a table and adds zeros to the other rows. That sum is exact in
-    # any order, so the order in which the all-reduce adds does not change the bits.
-    is_own = tf.range(context.num_replicas_in_sync) == context.replica_id_in_sync_group
-    table = tf.where(is_own[:, tf.newaxis], row, tf.zeros_like(row))
     # Nothing is differentiated through the statistics (`batch_norm` has its own gradient). Without
     # `stop_gradient`, `all_reduce` would search the graph of all earlier layers, on every replica.
-    own_row = tf.stop_gradient(table)
+    own_row = tf.stop_gradient(replicas.own_slot(row))
     table = context.all_reduce(tf.distribute.ReduceOp.SUM, own_row)
     waits.observe(own_row, table)
     counts, shifts, errors, squares = tf.split(table, [1, channels, channels, channels], axis=1)

@@ -12,6 +12,7 @@ import functools
 
 import tensorflow as tf
 
+from ctl.replica.arithmetic import replicas
 from ctl.replica.arithmetic.gradients import Gradient, map_values
 
 
@@ -46,6 +47,24 @@ def all_reduce(
 
 def sum_over_replicas(values: Sequence[Gradient]) -> list[Gradient]:
     """Sums tensors over the replicas, in one all-reduce per dtype; call it in a replica context."""
+    if replicas.are_merged():
+        return _sum(values)
+    # TensorFlow gathers the rows of sparse gradients, and XLA has no such collective.
+    parts: list[tf.Tensor] = []
+    for value in values:
+        is_sparse = isinstance(value, tf.IndexedSlices)
+        table = (value.values, value.indices) if is_sparse else ()
+        parts += map(replicas.own_slot, table) if is_sparse else [value]
+    sums = iter(_sum(parts))
+
+    def gathered(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+        rows = [tf.reshape(table, [-1, *table.shape[2:]]) for table in (next(sums), next(sums))]
+        return tf.IndexedSlices(*rows, slices.dense_shape)
+
+    return [gathered(v) if isinstance(v, tf.IndexedSlices) else next(sums) for v in values]
+
+
+def _sum(values: Sequence[Gradient]) -> list[Gradient]:
     context = tf.distribute.get_replica_context()
     sums = list(values)
     # TensorFlow concatenates the tensors of one call, so they must have the same dtype.
@@ -77,8 +96,8 @@ def sum_in_order(shards: Sequence[Sequence[Gradient]], count: int) -> list[Gradi
     places = [i for i, value in enumerate(shards[0]) if value is not None]
     stacks = [tf.stack([tf.convert_to_tensor(shard[i]) for shard in shards]) for i in places]
     if context.num_replicas_in_sync > 1:
-        first = context.replica_id_in_sync_group * len(shards)
-        buffers = [_fill_slots(tf.stop_gradient(stack), first, count) for stack in stacks]
+        slots = [replicas.own_slot(tf.stop_gradient(stack)) for stack in stacks]
+        buffers = [tf.reshape(slot, [count, *slot.shape[2:]]) for slot in slots]
         stacks = sum_over_replicas(buffers)
     sums: list[Gradient] = [None] * len(shards[0])
     # Added one after the other: tf.reduce_sum and tf.add_n choose their own order.
@@ -91,11 +110,3 @@ def _cast(gradient: Gradient, dtype: tf.DType) -> Gradient:
     if gradient.dtype.is_complex:  # a real dtype would drop its imaginary part
         return gradient
     return map_values(gradient, lambda values: tf.cast(values, dtype))
-
-
-def _fill_slots(stack: tf.Tensor, first: tf.Tensor, count: int) -> tf.Tensor:
-    """Turns [shards, ...] into [count, ...], with zeros in the slots of other replicas."""
-    # `first` is a tensor, so tf.pad loses the static shape, which the variables' updates rely on.
-    after = count - first - stack.shape[0]
-    padding = [[first, after], *[[0, 0]] * (stack.shape.rank - 1)]
-    return tf.ensure_shape(tf.pad(stack, padding), [count, *stack.shape[1:]])

@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.errors import UsageError
+from ctl.replica.arithmetic import replicas
 from ctl.replica.arithmetic.trace import Trace
 
 _THREAD = threading.local()
@@ -194,11 +195,11 @@ def row_range(count: int | tf.Tensor) -> tuple[tf.Tensor, int | tf.Tensor]:
     context = tf.distribute.get_replica_context()
     if context is None:
         return tf.constant(0), count
-    replica, replicas = context.replica_id_in_sync_group, context.num_replicas_in_sync
+    replica, total = replicas.number(), context.num_replicas_in_sync
     # Static shapes are equal on all replicas, so the position needs no communication.
-    if isinstance(count, int) or replicas == 1:
-        return replica * count, replicas * count
-    own_count = tf.one_hot(replica, replicas, dtype=tf.int64) * tf.cast(count, tf.int64)
+    if isinstance(count, int) or total == 1:
+        return replica * count, total * count
+    own_count = tf.one_hot(replica, total, dtype=tf.int64) * tf.cast(count, tf.int64)
     counts = tf.cast(context.all_reduce(tf.distribute.ReduceOp.SUM, own_count), tf.int32)
     return tf.cumsum(counts, exclusive=True)[replica], tf.reduce_sum(counts)
 

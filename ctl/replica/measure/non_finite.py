@@ -59,22 +59,29 @@ class NonFiniteRecorder:
         recorder.take()                                             # on the host
 
     Create it in the strategy's scope.
+
+    Attributes:
+        state: int64 variable, the record.
     """
 
     def __init__(self) -> None:
         # The first step, the position of its tensor's name, and the number of steps: one variable,
         # because a GPU starts a kernel for each.
-        self._state = counter("non_finite_steps", _NONE)
+        self.state = counter("non_finite_steps", _NONE)
         # Graphs hold only numbers, so the names of all calls stay on the host, in one list.
         self._names: list[str] = []
+        self._positions: dict[tuple[str, ...], int] = {}
 
     def add_names(self, names: Sequence[str]) -> int:
         """Registers the names of a step that is traced; returns the position of the first one."""
-        self._names += names
-        return len(self._names) - len(names)
+        # Once, because every replica traces the step, and all must record the same position.
+        position = self._positions.setdefault(tuple(names), len(self._names))
+        if position == len(self._names):
+            self._names += names
+        return position
 
     def record(self, step: tf.Tensor, tensor: tf.Tensor, *, counts: tf.Tensor) -> None:
-        """Records a step; call it in a cross-replica context.
+        """Records a step; call it as `replicas.merge` calls a function.
 
         Args:
             step: scalar int64, the global step.
@@ -82,16 +89,16 @@ class NonFiniteRecorder:
             counts: scalar bool, whether to record the step at all.
         """
         # tf.where and not tf.cond, which would nest in the conditional that decides about the update.
-        state, count = self._state.read_value(), tf.cast(counts, tf.int64)
+        state, count = self.state.read_value(), tf.cast(counts, tf.int64)
         is_first = tf.logical_and(counts, tf.equal(state[2], 0))
-        self._state.assign(tf.where(is_first, [step, tensor, 1], tf.add(state, [0, 0, count])))
+        self.state.assign(tf.where(is_first, [step, tensor, 1], tf.add(state, [0, 0, count])))
 
     def take(self) -> NonFiniteReport | None:
         """Returns the report of the steps since the last call; None if all of them were finite."""
-        step, tensor, count = map(int, self._state.numpy())
+        step, tensor, count = map(int, self.state.numpy())
         if not count:
             return None
-        self._state.assign(_NONE)
+        self.state.assign(_NONE)
         return NonFiniteReport(step, self._names[tensor], count)
 
 

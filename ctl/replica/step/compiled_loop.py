@@ -9,8 +9,9 @@ import tensorflow as tf
 from ctl.data.autograph import traced
 from ctl.data.input_pipeline import InputPipeline
 from ctl.hardware import devices
+from ctl.replica.arithmetic import replicas
 from ctl.replica.arithmetic.waits import InputWait
-from ctl.replica.step.microbatches import Batch
+from ctl.replica.step.microbatches import Batch, unpack
 from ctl.replica.step.plan import Plan
 
 # Three chunks are in memory at a time: one in use, one in transfer, one in preparation.
@@ -32,7 +33,7 @@ class CompiledLoop:
 
     Args:
         step: runs one replica's step on a batch and counts it.
-        strategy: a strategy with one replica.
+        strategy: a strategy for which XLA compiles complete steps.
         most: the largest number of steps per chunk, which depends on memory.
         input_wait: measures how long the loop waits for chunks.
 
@@ -92,15 +93,16 @@ class CompiledLoop:
             # Passes the complete chunk and a start: each length of a slice would be compiled.
             arguments = (self._chunk, tf.constant(self._used))
             if steps == self._unit:
-                self._strategy.run(self.usual_program(), args=arguments)
+                self.on_replicas(self.usual_program())(*arguments)
             else:
-                self._strategy.run(self._program, args=(*arguments, tf.constant(steps)))
+                self.on_replicas(self._program)(*arguments, tf.constant(steps))
             self._used += steps
             remaining -= steps
 
     def compile_again(self) -> None:
         """Drops the compiled programs, so that the next call traces the step and compiles it."""
         self._program = traced(self._run_steps, jit_compile=True)
+        self._together: dict[int, Any] = {}
         self._fixed_program = None
 
     def discard_chunk(self) -> None:
@@ -118,18 +120,35 @@ class CompiledLoop:
             self._fixed_program = traced(self._run_steps_of_unit, jit_compile=True)
         return self._fixed_program
 
-    def _run_steps_of_unit(self, chunk: Any, start: tf.Tensor) -> None:
-        self._run_steps(chunk, start, self._unit)
+    def on_replicas(self, program: Any) -> Any:
+        """Returns a function of a program's arguments that runs it on every replica."""
+        if self._strategy.num_replicas_in_sync == 1:
+            return lambda *arguments: self._strategy.run(program, args=arguments)
 
-    def _run_steps(self, chunk: Any, start: tf.Tensor, steps: tf.Tensor | int) -> None:
+        def run(*arguments: Any) -> None:
+            self._strategy.run(lambda *own: program(*own, *replicas.arguments()), args=arguments)
+
+        # In eager execution, TensorFlow calls the program of one replica after the other, and the first
+        # one would wait for the others in its all-reduce. In a function they run together.
+        if id(program) not in self._together:
+            self._together[id(program)] = traced(run)
+        return self._together[id(program)]
+
+    def _run_steps_of_unit(self, chunk: Any, start: tf.Tensor, *number: tf.Tensor) -> None:
+        self._run_steps(chunk, start, self._unit, *number)
+
+    def _run_steps(
+        self, chunk: Any, start: tf.Tensor, steps: tf.Tensor | int, *number: tf.Tensor
+    ) -> None:
         def run_step(i: tf.Tensor) -> tuple[tf.Tensor]:
             # Not `values[start + i]`: XLA takes the bounds of slices for constants, and would compile
             # a program for each start.
-            self._step(tf.nest.map_structure(lambda values: tf.gather(values, start + i), chunk))
+            self._step(tf.nest.map_structure(lambda values: _select(values, start + i), chunk))
             return (i + 1,)
 
         # XLA compiles the loop into the program.
-        tf.while_loop(lambda i: i < steps, run_step, [tf.constant(0)])
+        with replicas.numbered(*number):
+            tf.while_loop(lambda i: i < steps, run_step, [tf.constant(0)])
 
 
 def compile_loop(
@@ -147,23 +166,31 @@ def compile_loop(
         step: runs one replica's step on a batch and its row mask.
         plan: the resolved options.
         pipeline: the data.
-        strategy: a strategy with one replica.
+        strategy: a strategy for which XLA compiles complete steps.
         global_step: counts the steps.
         input_wait: measures how long the loop waits for chunks.
     """
-    resident = None
+    places = devices.replica_devices(strategy)
+    resident = []
     if plan.options.placement == "device":
-        device = devices.replica_devices(strategy)[0]
-        resident = pipeline.copy_to_device(device)
+        resident = [pipeline.copy_to_device(device) for device in places]
     spec = tf.TensorSpec([None], tf.int64) if resident else pipeline.element_spec()
 
-    # No mask: one replica computes every row of a full batch, and chunks contain full batches only.
-    def counted_step(batch: Batch) -> None:
-        step(resident.gather(batch["index"]) if resident else batch, None)
+    # Chunks contain full batches only, so that a mask is the padding of uneven shares.
+    def counted_step(element: Any) -> None:
+        batch, mask = unpack(element)
+        if resident:  # a copy for each replica of this process
+            own = resident[tf.distribute.get_replica_context()._replica_id]
+            batch = own.gather(batch["index"])
+        step(batch, mask)
         global_step.assign_add(1)
 
-    most = chunk_size(spec, plan.layout.global_batch_size)
+    most = chunk_size(spec, plan.layout.rows_per_replica * len(places))
     return CompiledLoop(counted_step, strategy=strategy, most=most, input_wait=input_wait)
+
+
+def _select(values: tf.Tensor | None, index: tf.Tensor) -> tf.Tensor | None:
+    return None if values is None else tf.gather(values, index)
 
 
 def chunk_size(spec: Any, rows: int) -> int:

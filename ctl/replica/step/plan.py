@@ -40,6 +40,7 @@ class Plan:
         own_replica_step: whether the trainer overrides `replica_step`.
         own_train_step: whether the trainer overrides `train_step`.
         has_loss: whether the trainer defines `per_example_loss`, which evaluation reports.
+        compiles_collectives: whether XLA can compile complete steps of several replicas.
     """
 
     options: TrainerOptions
@@ -53,6 +54,7 @@ class Plan:
     own_replica_step: bool
     own_train_step: bool
     has_loss: bool = True
+    compiles_collectives: bool = False
 
     @property
     def dtype(self) -> tf.DType:
@@ -99,7 +101,7 @@ class Plan:
 
     @property
     def compiles_update(self) -> bool:
-        """Whether XLA compiles the complete step of the single replica as one program."""
+        """Whether XLA compiles the complete step of a replica as one program, with its reductions."""
         return self.xla in ("loop", "step")
 
     @property
@@ -135,6 +137,7 @@ class Plan:
             "full_batches": self.full_batches,
             "string_features": self.string_features,
             "strategy": self.strategy,
+            "compiles_collectives": self.compiles_collectives,
         }
 
     def check_own_dataset(self) -> None:
@@ -214,6 +217,7 @@ def make_plan(
         own_replica_step=own_replica_step,
         own_train_step=own_train_step,
         has_loss=has_loss,
+        compiles_collectives=xla.compiles_collectives(strategy),
     )
     # Validated after "auto" is resolved, so the rules see the mode that is used.
     keys.check_rules(plan.values)
@@ -237,7 +241,8 @@ def _check_overrides(plan: Plan, data: TrainingData) -> None:
             "train.loss_spike checks the single loss of ctl's own step, but this trainer overrides "
             f"{'replica_step' if plan.own_replica_step else 'train_step'}: set train.loss_spike=0."
         )
-    if plan.xla == "loop" and plan.strategy not in (*xla.LOOP_STRATEGIES, "tpu"):
+    loops = plan.strategy in (*xla.LOOP_STRATEGIES, "tpu") or plan.compiles_collectives
+    if plan.xla == "loop" and not loops:
         raise UsageError(
             f"runtime.xla=loop is not supported by runtime.strategy={plan.strategy}: choose one_device, "
             "or runtime.xla=step."

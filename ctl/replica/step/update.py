@@ -28,6 +28,7 @@ from ctl.replica.measure.non_finite import (
     counter,
 )
 from ctl.replica.parts.part import GlobalUpdate, Part
+from ctl.replica.step.attributes import check_scope
 from ctl.replica.step.microbatches import (
     Batch,
     Contributions,
@@ -183,6 +184,9 @@ class Update:
         # After the reduction, because a norm is not linear: the sum of clipped contributions depends on
         # the split.
         clipped = gradients.clip(update.gradients, plan.options.clip)
+        if plan.compiles_update and plan.layout.replicas > 1:
+            # A merge of the replicas would assign a counter of another scope once.
+            check_scope(optimizer.variables, tf.distribute.get_strategy())
         self.optimizers[id(optimizer)] = optimizer
         self.variables |= {id(variable): variable for variable in variables}
         # A Python bool if no step can be skipped: the update is then unconditional in the graph.
@@ -262,7 +266,7 @@ class Update:
         )
 
     def _record(self, position: int, first: tf.Tensor, *, counts: tf.Tensor) -> None:
-        """Records this step if it counts; call it in a cross-replica context."""
+        """Records this step if it counts; call it as `replicas.merge` calls a function."""
         if self.recorder is None:
             return
         # Read inside of the conditional, if there is one, which orders the increment after it. Grappler

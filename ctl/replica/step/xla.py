@@ -6,12 +6,14 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.data.autograph import traced
-from ctl.hardware import strategies
+from ctl.hardware import devices, strategies
+from ctl.replica.arithmetic import replicas
 
 _CPU_FLAG = "--tf_xla_cpu_global_jit"
 # The strategies whose step may be in a loop. To assign a variable, the others merge their replicas, even
-# a single one, which tf.distribute rejects in a loop.
+# a single one, which tf.distribute rejects in a loop; except in a program of XLA for GPUs.
 LOOP_STRATEGIES = ("default", "one_device")
+_OF_COLLECTIVES = ("mirrored", "multi_worker_mirrored")
 
 
 def choose(
@@ -71,6 +73,22 @@ def choose(
     return "gradients", "auto: reduction and update stay outside"
 
 
+def compiles_collectives(strategy: tf.distribute.Strategy) -> bool:
+    """Returns whether XLA can compile complete steps of several replicas, with their reductions.
+
+    TensorFlow compiles its collectives for GPUs only, by NCCL, which requires one physical GPU per
+    replica. Then its strategies do not merge the replicas in a program of XLA.
+    """
+    if strategies.strategy_name(strategy) not in _OF_COLLECTIVES:
+        return False
+    gpus, logical = (
+        len(found("GPU"))
+        for found in (tf.config.list_physical_devices, tf.config.list_logical_devices)
+    )
+    on_gpus = all("GPU" in device for device in devices.replica_devices(strategy))
+    return on_gpus and logical <= gpus
+
+
 def enable_autoclustering(*, gpu: bool) -> None:
     """Turns TensorFlow's auto-clustering on for this process.
 
@@ -85,5 +103,11 @@ def enable_autoclustering(*, gpu: bool) -> None:
 
 
 def jit(function: Any) -> Any:
-    """Returns the function as one XLA program."""
-    return traced(function, jit_compile=True)
+    """Returns the function as one XLA program; call it in a replica context."""
+
+    def call(number: tuple[tf.Tensor, ...], *args: Any, **kwargs: Any) -> Any:
+        with replicas.numbered(*number):
+            return function(*args, **kwargs)
+
+    program = traced(call, jit_compile=True)
+    return lambda *args, **kwargs: program(replicas.arguments(), *args, **kwargs)

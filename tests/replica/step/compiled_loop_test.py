@@ -69,7 +69,7 @@ def test_unsupported_steps_strategies_and_data_are_rejected():
     ready = {"data_factory": staticmethod(lambda split: ctl.data.GlobalBatches(examples))}
     for options, message in (
         ({"cls": OwnStep}, "does not call your train_step"),
-        ({"replicas": 2}, "replicas cannot share"),
+        ({"replicas": 2}, "supports on several GPUs"),
         ({"placement": "device", "xla": "off"}, "requires xla=loop"),
         ({"cls": FromDataset, "placement": "device"}, "requires arrays"),
         ({"cls": FromOwnArrays, "placement": "device"}, "requires arrays"),
