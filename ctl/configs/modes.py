@@ -92,7 +92,9 @@ MODES = {
     "find_batch": Mode("find_batch:find_batch", builds_strategy=False,
         text="find the largest global batch that fits into memory, by trying"),
     "aot_compile": Mode("aot_compile:aot_compile", flags=("workdir",), own=(
-            Flag("topology", "with aot_compile: the TPU slices, such as v5e:2x2,v5p:2x2x1", "v5e:2x2"),),
+            Flag("topology", "with aot_compile: the TPU slices, such as v5e:2x2,v5p:2x2x1", "v5e:2x2"),
+            Flag("execute", "with aot_compile: run the train step on virtual devices of this CPU, and "
+                 "compare it with one device")),
         text="compile the training loop for a TPU, without a TPU", builds_strategy=False),
     "explain": Mode("explain:explain", flags=("workdir",),
         text="print what the config means, with the estimated memory"),

@@ -9,13 +9,21 @@ import subprocess
 import tempfile
 from typing import Any
 
+from ml_collections import config_dict
 import numpy as np
 import tensorflow as tf
 
 from ctl.errors import Failure
+from ctl.hardware import selection
+from ctl.modes import experiment
 from ctl.modes.aot_compile import compiler_process
+from ctl.modes.aot_compile.programs import export_train_step
+from ctl.modes.aot_compile.strategy import SliceStrategy
 from ctl.replica.step.inner_loop import loop_of
 
+_STEPS = 2
+# The largest difference that rounding in float32 explains, relative to the change of a variable.
+_BOUND = 0.01
 _PROGRAM = pathlib.Path(__file__).with_name("virtual_devices.py")
 
 
@@ -36,6 +44,35 @@ class Execution:
     steps: int
     arguments: Mapping[str, np.ndarray]
     places: Sequence[int | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """The result of the train steps of several cores beside those of one device.
+
+    Attributes:
+        cores: the number of cores.
+        difference: the largest difference of a variable from that of one device, in the Euclidean norm,
+            relative to its change; infinite if the cores hold different values.
+        variable: the name of that variable.
+    """
+
+    cores: int
+    difference: float
+    variable: str
+
+    @property
+    def is_right(self) -> bool:
+        """Whether rounding explains the difference."""
+        return self.difference <= _BOUND
+
+    def __str__(self) -> str:
+        verdict = "computes" if self.is_right else "DOES NOT compute"
+        return (
+            f"On virtual devices of this CPU, the train step of {self.cores} cores {verdict} the first "
+            f"{_STEPS} steps of one device, in float32: the largest difference is {self.difference:.1e} "
+            f"of the change of {self.variable}; rounding explains {_BOUND:g}."
+        )
 
 
 class VirtualDevices:
@@ -89,6 +126,40 @@ class VirtualDevices:
             for i, place in enumerate(execution.places)
             if place is not None and f"{i}_0_0" not in execution.arguments
         }
+
+
+def compare(config: Any, config_path: str, cores: int) -> Comparison:
+    """Runs the train step of a TPU slice on virtual devices, and compares it with one device.
+
+    It computes in float32, because the differences of 16 bits would hide those of the split.
+
+    Args:
+        config: a validated config.
+        config_path: the config file.
+        cores: the number of cores.
+
+    Raises:
+        UsageError: the config does not work on one device.
+        Failure: the program does not run on virtual devices.
+    """
+    config = config_dict.ConfigDict(config.to_dict())
+    config.runtime.precision = "float32"
+    config.lock()
+
+    def build(strategy: tf.distribute.Strategy, name: str) -> Any:
+        hardware = selection.Hardware(strategy, name, "compiled ahead of time")
+        return experiment.build(config, config_path, evaluates=False, hardware=hardware).trainer
+
+    sliced = build(SliceStrategy(cores), "tpu")
+    loop_of(sliced).prepare(_STEPS)
+    program = export_train_step(sliced)
+    with VirtualDevices(cores).started() as devices:
+        results = devices.run(of_slice(sliced, program.hlo, _STEPS))
+    alone = build(tf.distribute.OneDeviceStrategy("/CPU:0"), "one_device")
+    before = [variable.numpy() for variable in state(alone)]
+    alone.train(tf.constant(_STEPS))
+    expected = [variable.numpy() for variable in state(alone)]
+    return Comparison(cores, *largest_difference(results, sliced, expected, before=before))
 
 
 def state(trainer: Any) -> list[Any]:
@@ -158,7 +229,11 @@ def of_slice(trainer: Any, hlo: bytes, steps: int) -> Execution:
 
 
 def largest_difference(
-    results: Mapping[int, Sequence[np.ndarray]], trainer: Any, expected: Sequence[np.ndarray]
+    results: Mapping[int, Sequence[np.ndarray]],
+    trainer: Any,
+    expected: Sequence[np.ndarray],
+    *,
+    before: Sequence[np.ndarray] | None = None,
 ) -> tuple[float, str]:
     """Compares the variables of the replicas with those of one device.
 
@@ -166,10 +241,13 @@ def largest_difference(
         results: as `VirtualDevices.run` returns them.
         trainer: the trainer of the program.
         expected: the values of one device, in the order of `state`.
+        before: the values before the steps, to compare with the change of each variable.
 
     Returns:
-        The largest difference, relative to the largest element of a variable, and the variable's name.
-        It is infinite if the replicas hold different values of a variable that they share.
+        The largest difference and its variable's name. The difference is that of the elements, relative
+        to the largest element of the variable; or, with `before`, the Euclidean norm, relative to that
+        of the change. It is infinite if the replicas hold different values of a variable that they
+        share.
     """
     variables, worst = state(trainer), (0.0, "")
     # Each replica adds the loss of the global batch to this mean, and counts it.
@@ -186,7 +264,12 @@ def largest_difference(
         same = (value == wanted) | (np.isnan(value) & np.isnan(wanted))
         with np.errstate(invalid="ignore"):
             errors = np.where(same, 0, np.abs(value - wanted))
-        error = np.max(np.nan_to_num(errors, nan=np.inf, posinf=np.inf), initial=0)
-        scale = np.max(np.abs(wanted[np.isfinite(wanted)]), initial=1e-3)
-        worst = max(worst, (float(error / scale), variable.name))
+        if before is None:
+            error = np.max(errors, initial=0)
+            scale = np.max(np.abs(wanted[np.isfinite(wanted)]), initial=1e-3)
+        else:
+            error, change = np.linalg.norm(errors), np.linalg.norm(wanted - before[place])
+            scale = change + 1e-6 * np.linalg.norm(wanted) + 1e-9
+        share = float(np.nan_to_num(error / scale, nan=np.inf, posinf=np.inf))
+        worst = max(worst, (share, variable.name))
     return worst

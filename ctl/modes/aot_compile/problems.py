@@ -187,7 +187,7 @@ def _line_of_node(graph: tf.Graph, node: str) -> str:
 
 def _place(op: tf.Operation) -> str:
     """Returns the user's line that made an operation, or ""."""
-    return user_frame([(frame.filename, frame.lineno) for frame in op.traceback]) or ""
+    return user_frame([(frame.filename, frame.lineno) for frame in op.traceback or ()]) or ""
 
 
 def _shorten(text: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.errors import UsageError
+from ctl.hardware import strategies
 from ctl.replica.arithmetic import reduction, replicas, row_mask
 from ctl.replica.arithmetic.moments import replica_context
 from ctl.replica.arithmetic.trace import symbolic
@@ -94,14 +95,24 @@ def _concatenate(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         return [row_mask.record_global(tensor) for tensor in tensors]
     count = _row_count(tensors[0])
     first, total = row_mask.row_range(count)
-    slots = [_fill_slot(tf.cast(t, _SUMMED_AS[t.dtype]), first, total) for t in tensors]
+    slots = [_fill_slot(_as_summed(tensor), first, total) for tensor in tensors]
     results = []
     for tensor, value in zip(tensors, _sum(slots), strict=True):
+        if value.dtype != _SUMMED_AS[tensor.dtype]:
+            value = tf.bitcast(value, tf.int64)
         # The reduction loses the static shape. The gradient of the reshape is dense: otherwise, user
         # code that selects rows (tf.gather) would reduce a sparse gradient here.
         shape = tf.concat([[total], tf.shape(tensor)[1:]], axis=0)
         results.append(tf.cast(tf.reshape(value, shape), tensor.dtype))
     return results
+
+
+def _as_summed(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor in a dtype that the strategy can sum to zeros."""
+    tensor = tf.cast(tensor, _SUMMED_AS[tensor.dtype])
+    if tensor.dtype == tf.int64 and strategies.spec_of(tf.distribute.get_strategy()).tpu:
+        return tf.bitcast(tensor, tf.int32)  # a TPU sums no 64-bit integers, but both of its halves
+    return tensor
 
 
 def _fill_slot(tensor: tf.Tensor, first: tf.Tensor, total: int | tf.Tensor) -> tf.Tensor:
