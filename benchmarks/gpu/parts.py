@@ -53,6 +53,10 @@ PARTS = {
     "start_up": Part("programs:measure_start_up", 90),
     "evaluation": Part("programs:measure_evaluation", 45),
     "nccl": Part("equality:check_nccl", 45),
+    "several_off": Part("several:off", 120),
+    "several_gradients": Part("several:gradients", 120),
+    "several_step": Part("several:step", 120),
+    "several_loop": Part("several:loop", 120),
 }
 
 

@@ -1,6 +1,6 @@
 """--mode=profile_input: measures if the input pipeline or the step limits the training speed."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 import dataclasses
 import gc
 import itertools
@@ -18,10 +18,10 @@ from ctl.data.distribution import disable_autotune
 from ctl.data.kinds import Kind
 from ctl.data.source import Arrays, Source
 from ctl.errors import UsageError, print_line
-from ctl.hardware import selection, strategies
+from ctl.hardware import gpu, selection, strategies
 from ctl.hardware.collectives import ProcessGroup
-from ctl.modes import DONE, Arguments, experiment
-from ctl.replica.config import XLA_MODES
+from ctl.modes import DONE, Arguments, experiment, step_time
+from ctl.replica.config import COMPLETE_STEPS, XLA_MODES
 from ctl.replica.step import serial_loops
 from ctl.replica.step.inner_loop import loop_of
 from ctl.trainer import StandardTrainer
@@ -61,6 +61,8 @@ class Profile:
 
 def profile_input(arguments: Arguments) -> int:
     """Trains for a few seconds, prints what limits the speed, and writes nothing."""
+    # Before this process takes the memory of the GPUs.
+    apart = dict(measure_apart(arguments)) if len(gpu.list_gpus()) > 1 else {}
     built = experiment.build(arguments.config, arguments.config_path, evaluates=False)
     if strategies.spec_of(built.hardware.strategy).coordinated:
         raise UsageError(
@@ -78,9 +80,24 @@ def profile_input(arguments: Arguments) -> int:
     used = loop_of(built.trainer).plan.xla
     del built  # the memory of a device may hold one trainer only
     if not profile.is_input_bound:
-        for line in all_compare_xla(arguments, hardware, used, profile.step, processes):
+        for line in all_compare_xla(arguments, hardware, used, profile.step, processes, apart):
             report(line)
     return DONE
+
+
+def measure_apart(arguments: Arguments) -> Iterator[tuple[str, float | UsageError]]:
+    """Times complete steps of several GPUs, in processes of their own.
+
+    Yields:
+        The mode, and the seconds of its step alone, or why it does not work here.
+    """
+    for mode in COMPLETE_STEPS:
+        config = config_dict.ConfigDict(arguments.config.to_dict())
+        config.runtime.xla = mode
+        try:
+            yield mode, step_time.measure(config.lock(), arguments.config_path)
+        except UsageError as error:
+            yield mode, error
 
 
 def all_measure(trainer: StandardTrainer, processes: ProcessGroup) -> Profile:
@@ -118,7 +135,7 @@ def describe_serial_loops(trainer: StandardTrainer) -> Iterator[str]:
     """Yields a line for each loop that XLA makes of an operation of the step, under xla=loop."""
     inner_loop = loop_of(trainer)
     loop = inner_loop.compiled_loop
-    if loop is None:
+    if loop is None or trainer.strategy.num_replicas_in_sync > 1:  # a program needs its replica
         return
     chunk = next(iter(inner_loop.training_data(int(trainer.global_step.numpy()))))
     for each in serial_loops.find(loop.usual_program(), (chunk, tf.constant(0))):
@@ -134,6 +151,7 @@ def all_compare_xla(
     used: str,
     seconds: float,
     processes: ProcessGroup,
+    apart: Mapping[str, float | UsageError],
 ) -> Iterator[str]:
     """Times the step alone with the other modes of `runtime.xla`; collective.
 
@@ -145,6 +163,7 @@ def all_compare_xla(
         used: the mode that was measured before.
         seconds: the seconds of its step alone.
         processes: the processes of the run.
+        apart: the modes that were timed before, as of `measure_apart`.
 
     Yields:
         A line for each mode, and what to change.
@@ -160,7 +179,10 @@ def all_compare_xla(
         arguments = dataclasses.replace(arguments, config=config.lock())
         try:
             keys.check_rules(keys.flatten(config))
-            took = _all_time_step(arguments, hardware, processes)
+            known = apart.get(mode)
+            if isinstance(known, UsageError):
+                raise known
+            took = known or _all_time_step(arguments, hardware, processes)
         # XLA's errors are among these. Each process gets them, unlike that of a lost connection.
         except (
             UsageError,
@@ -186,8 +208,16 @@ def _all_time_step(
     trainer = experiment.build(
         arguments.config, arguments.config_path, evaluates=False, hardware=hardware
     ).trainer
-    loop_of(trainer).prepare(arguments.config.train.steps_per_loop)
-    return _all_time(_make_step(trainer, next(iter(trainer.train_dataset))), 1, processes)[0]
+    return time_step(trainer, arguments.config.train.steps_per_loop, processes)
+
+
+def time_step(
+    trainer: StandardTrainer, steps_per_loop: int, processes: ProcessGroup | None = None
+) -> float:
+    """Returns the seconds of the step alone; collective."""
+    loop_of(trainer).prepare(steps_per_loop)
+    step = _make_step(trainer, next(iter(trainer.train_dataset)))
+    return _all_time(step, 1, processes or ProcessGroup())[0]
 
 
 def describe(profile: Profile, trainer: StandardTrainer) -> Iterator[str]:

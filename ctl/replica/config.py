@@ -7,7 +7,7 @@ from ctl.hardware.strategies import STRATEGIES, StrategySpec
 PRECISIONS = ("float32", "float64", "bfloat16", "float16")
 XLA_MODES = ("auto", "off", "loop", "step", "gradients", "autocluster")
 ON_NON_FINITE = ("stop", "skip", "rollback", "ignore")
-_COMPLETE_STEPS = ("loop", "step")
+COMPLETE_STEPS = ("loop", "step")
 
 # fmt: off
 KEYS = (
@@ -112,7 +112,7 @@ def _spec(v: Values) -> StrategySpec:
 
 def _reduces_in_xla(v: Values) -> bool:
     """Returns whether XLA compiles the reductions over the replicas."""
-    return v["runtime.xla"] in _COMPLETE_STEPS and v["replicas"] > 1
+    return v["runtime.xla"] in COMPLETE_STEPS and v["replicas"] > 1
 
 
 def _check_clip(v: Values) -> None:
@@ -195,13 +195,13 @@ RULES = (
         "choose runtime.xla=autocluster or off",
     ),
     Rule(
-        lambda v: v["runtime.xla"] in _COMPLETE_STEPS and _spec(v).coordinated,
+        lambda v: v["runtime.xla"] in COMPLETE_STEPS and _spec(v).coordinated,
         "runtime.xla=loop and step compile the update, which parameter servers apply on another "
         "machine",
         "choose runtime.xla=autocluster or off",
     ),
     Rule(
-        lambda v: v["runtime.xla"] in _COMPLETE_STEPS and v["string_features"],
+        lambda v: v["runtime.xla"] in COMPLETE_STEPS and v["string_features"],
         "runtime.xla=loop and step compile the complete step, and XLA does not support strings",
         "remove the string features from the batch, or choose runtime.xla=off",
     ),

@@ -2,6 +2,8 @@
 
 import collections
 import dataclasses
+import re
+import sys
 import types
 
 import pytest
@@ -9,10 +11,11 @@ import tensorflow as tf
 
 import ctl
 from ctl import main, testing
+from ctl.configs import loading
 from ctl.errors import UsageError
 from ctl.hardware import strategies
 from ctl.hardware.collectives import ProcessGroup
-from ctl.modes import profile_input
+from ctl.modes import profile_input, step_time
 from ctl.replica.arithmetic.waits import InputWait
 from ctl.replica.step.inner_loop import loop_of
 from tests.support import experiments, reference_model
@@ -143,6 +146,43 @@ def test_the_mode_prints_a_report_and_writes_nothing(tmp_path, monkeypatch, caps
     modes = [line.split()[0] for line in out if line.endswith("times as fast")]
     assert modes == ["runtime.xla=loop", "runtime.xla=step", "runtime.xla=gradients"]
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_a_mode_is_timed_in_a_process_of_its_own_which_may_fail_or_never_end(tmp_path, monkeypatch):
+    experiments.write(tmp_path, {"experiment.py": experiments.DROPOUT})
+    path = str(tmp_path / "experiment.py")
+    config = loading.load_config(path)
+    with config.unlocked():
+        config.runtime.xla, config.runtime.logical_devices = "gradients", 2
+        config.runtime.strategy = "mirrored"
+    assert 0 < step_time.measure(config, path) < 60
+    with config.unlocked():
+        config.runtime.xla = "loop"
+    with pytest.raises(UsageError, match="several GPUs"):
+        step_time.measure(config, path)
+    for code, message in (
+        ("input()", "did not end within 0.5 s"),
+        ("raise SystemExit('no memory')", "ended with exit code 1: no memory"),
+        (
+            'print(\'{"difference": 0.5, "seconds": 1}\')',
+            "differ from those of runtime.xla=off by 5.0e-01",
+        ),
+    ):
+        monkeypatch.setattr(
+            step_time, "sys", types.SimpleNamespace(executable=fake(tmp_path, code))
+        )
+        with pytest.raises(UsageError, match=re.escape(message)):
+            step_time.measure(config, path, seconds=0.5 if "input" in code else 60)
+
+
+def fake(folder, code):
+    """A program that runs code in place of `python -m ctl.modes.step_process`."""
+    path = folder / "python"
+    wait = "import sys, time\n" + ("time.sleep(1e6)" if code == "input()" else code)
+    path.write_text(f"#!{sys.executable}\n{wait}\n")
+    path.chmod(0o700)
+    return str(path)
 
 
 NO_KERNEL = tf.errors.InvalidArgumentError(None, None, "No kernel")

@@ -94,7 +94,10 @@ def count_flops(trainer: Any) -> int | None:
         count = _count_graph(graphs[-1], loops=0)
     except _UnknownError:
         return None
-    local = len(devices.replica_devices(strategy))
+    is_program = isinstance(
+        getattr(trainer, "_train_loop_fn", None), CompiledLoop
+    )  # of one replica
+    local = 1 if is_program else len(devices.replica_devices(strategy))
     return count * strategy.num_replicas_in_sync // local if count else None
 
 
