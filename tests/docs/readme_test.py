@@ -71,7 +71,8 @@ def test_every_command_is_run_by_a_test_or_installs():
     ]
     install = commands((child.ROOT / "docs/install.md").read_text())
     assert install[-2:] == [f"{INSTALL}sync", "source .venv/bin/activate"]
-    assert len(commands(HARDWARE)) == 5  # the last two compile for a TPU and run the tests
+    # The last four compile for a TPU, also with --execute, measure several GPUs, and run the tests.
+    assert len(commands(HARDWARE)) == 7
 
 
 def test_first_page_is_short_and_has_each_link_once():

@@ -38,7 +38,9 @@ BROKEN = {
     "runtime.xla=gradients compiles code that reads variables": Choice(
         xla="gradients", strategy="central_storage"
     ),
-    "runtime.xla=loop and step compile the update": Choice(xla="loop", strategy="parameter_server"),
+    "runtime.xla=loop and step compile the update, which": Choice(
+        xla="loop", strategy="parameter_server"
+    ),
     "runtime.xla=loop and step compile the complete step": Choice(xla="step", string_features=True),
     "Synchronized batch normalization and runtime.logical_shards": Choice(
         shards=4, strategy="parameter_server"
@@ -64,6 +66,15 @@ BROKEN = {
     "runtime.all_reduce.compression=bfloat16 is not supported by TensorFlow's all-reduce between":
         Choice(compression="bfloat16", cpu_collectives=True),
     "runtime.xla=loop and step compile complete steps": Choice(xla="step", replicas=2),
+    "runtime.xla=loop and step compile the update, and optimizer.shard_state": Choice(
+        xla="loop", replicas=2, shard_state=True, compiles_collectives=True
+    ),
+    "runtime.xla=loop and step compile the reductions": Choice(
+        xla="loop", replicas=2, reduce_dtype="bfloat16", compiles_collectives=True
+    ),
+    "runtime.xla=loop and step compile the selection": Choice(
+        xla="loop", replicas=8, batch=7, rows_per_replica=1, compiles_collectives=True
+    ),
     "runtime.xla=gradients compiles the model": Choice(
         xla="gradients", sync_batch_norm=True, replicas=2
     ),

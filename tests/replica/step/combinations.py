@@ -33,6 +33,7 @@ class Choice:
     shard_state: bool = False
     strategy: str = "mirrored"
     cpu_collectives: bool = False
+    compiles_collectives: bool = False
     ema_decay: float = 0.0
     shard_mib: float = 0.0
 
