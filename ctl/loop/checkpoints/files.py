@@ -148,6 +148,8 @@ def find_fault(marker: bytes | None, size_of: Callable[[str], int | None]) -> st
     # Sizes, not checksums: reading every byte at each start would take minutes for a large model.
     # TensorFlow checks its own checksums when it reads.
     for name, size in sizes.items():
+        if not _NAME.fullmatch(name):  # a marker of a store may come from anyone
+            return f"its marker names {name!r}, which is no file of a checkpoint"
         actual = size_of(name)
         if actual is None:
             return f"{name} is missing"
