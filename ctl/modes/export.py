@@ -13,7 +13,7 @@ import tensorflow as tf
 from ctl.configs import keys, loading
 from ctl.configs.options import TrainerOptions
 from ctl.data.features import RESERVED
-from ctl.errors import UsageError, is_url, list_some
+from ctl.errors import UsageError, is_url, list_some, print_line
 from ctl.loop import inference, json_files
 from ctl.loop.actions import best_checkpoint
 from ctl.loop.checkpoints.files import CheckpointFiles
@@ -39,7 +39,7 @@ def export(arguments: Arguments) -> int:
         global_batch_size=config.data.global_batch_size,
     )
     workdir.event("export", step, **exported)
-    print(f"Exported {path} to {exported['path']} ({exported['weights']} weights).", flush=True)
+    print_line(f"Exported {path} to {exported['path']} ({exported['weights']} weights).")
     return DONE
 
 

@@ -12,7 +12,7 @@ import io
 import math
 import os
 import re
-from typing import Any, NamedTuple
+from typing import Any
 import zipfile
 import zlib
 
@@ -48,8 +48,8 @@ class WeightFile:
     def __init__(self, path: str):
         with _as_value_errors():
             self.variables = [
-                Variable(name, each.shape, tf.as_dtype(each.dtype), each.read, node=number)
-                for number, (name, each) in enumerate(_list(path).items())
+                Variable(name, shape, tf.as_dtype(dtype), read, node=number)
+                for number, (name, (shape, dtype, read)) in enumerate(_list(path).items())
             ]
 
     def value(self, variable: Variable) -> np.ndarray:
@@ -139,18 +139,8 @@ def _check_patterns(variables: Iterable[Variable], names: Mapping[str, str]) -> 
             )
 
 
-class _Entry(NamedTuple):
-    """An array in a file.
-
-    Attributes:
-        shape: its shape.
-        dtype: its type in NumPy.
-        read: returns its values.
-    """
-
-    shape: tuple[int, ...]
-    dtype: Any
-    read: Callable[[], np.ndarray]
+# The shape and the type of an array in a file, and a function that reads its values.
+_Entry = tuple[tuple[int, ...], Any, Callable[[], np.ndarray]]
 
 
 @contextlib.contextmanager
@@ -173,8 +163,8 @@ def _list(path: str) -> dict[str, _Entry]:
     suffix = os.path.splitext(path)[1]
     if suffix == ".safetensors":  # declares no more than it has, or the library rejects it
         values = load_file(path)
-        entries = {
-            name: _Entry(value.shape, value.dtype, functools.partial(values.__getitem__, name))
+        entries: dict[str, _Entry] = {
+            name: (value.shape, value.dtype, functools.partial(values.__getitem__, name))
             for name, value in values.items()
         }
     elif suffix == ".npz":
@@ -184,26 +174,26 @@ def _list(path: str) -> dict[str, _Entry]:
             info = archive.getinfo("model.weights.h5")
             if info.file_size > _MOST_EXPANSION * info.compress_size:
                 raise ValueError(
-                    f"{info.filename} declares {info.file_size} bytes in {info.compress_size}"
+                    f"{info.filename} has {info.file_size} bytes in {info.compress_size}"
                 )
             entries = _list_h5(h5py.File(io.BytesIO(archive.read(info))))
     else:
         entries = _list_h5(h5py.File(path))
-    for name, entry in entries.items():
-        if tf.as_dtype(entry.dtype) == tf.string:  # also of references and objects
+    for name, (_, dtype, _) in entries.items():
+        if tf.as_dtype(dtype) == tf.string:  # also of references and objects
             raise ValueError(f"{name} is no array of numbers")
     return entries
 
 
 def _list_npz(archive: zipfile.ZipFile) -> dict[str, _Entry]:
-    entries = {}
+    entries: dict[str, _Entry] = {}
     for member in archive.namelist():
         with archive.open(member) as file:
             is_first = np.lib.format.read_magic(file) == (1, 0)
             name = "read_array_header_1_0" if is_first else "read_array_header_2_0"
             shape, _, dtype = getattr(np.lib.format, name)(file)
         read = functools.partial(_read_npy, archive, member)
-        entries[member.removesuffix(".npy")] = _Entry(shape, dtype, read)
+        entries[member.removesuffix(".npy")] = (shape, dtype, read)
     return entries
 
 
@@ -223,11 +213,10 @@ def _list_h5(file: h5py.File) -> dict[str, _Entry]:
             return
         if item.external or item.is_virtual:
             raise ValueError(f"{path} is in another file")
-        if item.chunks and math.prod(item.chunks) * item.dtype.itemsize > max(
-            item.nbytes, _MOST_CHUNK
-        ):
+        chunk = math.prod(item.chunks or ()) * item.dtype.itemsize
+        if chunk > max(item.nbytes, _MOST_CHUNK):
             raise ValueError(f"{path} has larger chunks than values")
-        entry = _Entry(tuple(item.shape), item.dtype, lambda: file[path][()])
+        entry = (tuple(item.shape), item.dtype, lambda: file[path][()])
         *folders, last = path.split("/")
         if folders[-1:] == ["vars"]:  # of Keras 3, which writes the name of the layer
             layer = item.parent.attrs.get("name", folders[-2] if len(folders) > 1 else "")
