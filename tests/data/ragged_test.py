@@ -185,6 +185,10 @@ def test_damaged_record_is_reported_in_one_line(tmp_path):
         (np.arange(40.0), "remove the file"),
         (b"text", "is not a file of lengths"),
         (b"", "is not a file of lengths"),
+        (
+            b"\x93NUMPY\1\0\x50\0{'descr': '<i8', 'fortran_order': False, 'shape': (1<<60,)}",
+            "is not",
+        ),
     ],
 )
 def test_wrong_lengths_are_rejected_in_one_line(tmp_path, content, message):
