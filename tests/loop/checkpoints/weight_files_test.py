@@ -296,7 +296,7 @@ HOSTILE = {
     ),
     "bomb.keras": (
         archive("model.weights.h5", bytes(2**20), zipfile.ZIP_DEFLATED),
-        "model.weights.h5 has 1048576 bytes in 10",
+        "its weights are 1048576 bytes in 10",
     ),
     "other.keras": (archive("other", b""), "no item named 'model.weights.h5'"),
     "huge.npz": (
