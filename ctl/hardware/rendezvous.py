@@ -164,7 +164,7 @@ def _send(peer: socket.socket, message: dict[str, Any], token: str) -> None:
 
 
 def _sign(text: bytes, token: str) -> bytes:
-    return hmac.new(token.encode(), text, "sha256").hexdigest().encode()
+    return hmac.new(os.fsencode(token), text, "sha256").hexdigest().encode()
 
 
 def _receive(peer: socket.socket, token: str) -> dict[str, Any]:

@@ -213,8 +213,8 @@ def read_idx(path: str | pathlib.Path) -> np.ndarray:
             content += block
     if expected != len(content) or expected == 0:
         raise UsageError(
-            f"{path} is truncated or corrupt, its header declares shape {shape}, {expected} bytes, "
-            f"but {len(content)} could be read: download it again."
+            f"{path} is truncated, corrupt or too large: its header declares shape {shape}, {expected} "
+            f"bytes, but {len(content)} could be read: download it again."
         )
     # Native byte order is faster to compute with. Types of one byte are not copied.
     values = np.frombuffer(content, dtype).reshape(shape)
