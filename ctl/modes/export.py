@@ -10,7 +10,7 @@ from ml_collections import config_dict
 import numpy as np
 import tensorflow as tf
 
-from ctl.configs import keys, loading
+from ctl.configs import flags, keys, loading
 from ctl.configs.options import TrainerOptions
 from ctl.data.features import RESERVED
 from ctl.errors import UsageError, is_url, list_some, print_line
@@ -88,7 +88,7 @@ def load(
     values = keys.defaults()
     with values.ignore_type():
         values.update(config_dict.ConfigDict(json_files.read(folder.path / "config.json")))
-    named = loading.load_config(config).trainer if config else values.trainer
+    named = flags.load_config(config, []).trainer if config else values.trainer
     if not config and is_url(workdir) and not trust_code:
         raise UsageError(
             f"{workdir} names the code that loads it, {named!r}: pass your file of the experiment as "
