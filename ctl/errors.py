@@ -71,6 +71,39 @@ class LostWorker(RuntimeError):
     ag_pass_through = True
 
 
+# The user and the password in a URL, and the signature of a signed one.
+_SECRET = re.compile(
+    r"(\bhttps?:/{1,2}|\b[a-z][\w+.-]{0,20}:/{1,2}(?=[^\s/@]*:))[^\s/@]+(?=@)"
+    r"|([?&][\w-]{0,40}(?:credential|key|password|secret|sig|token)[\w-]{0,40}=)[^\s&#]+",
+    re.IGNORECASE,
+)
+# Characters that a terminal obeys, or that change the order of the others; names of files have them.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """Returns a text without control characters, and without the credentials of URLs."""
+    text = _SECRET.sub(lambda match: f"{match[1] or match[2]}***", text)
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def check_credentials(name: str, text: str) -> None:
+    """Rejects a URL with a password or another secret, which files and names of folders would show.
+
+    Args:
+        name: the key or the URL, for the message.
+        text: its value.
+
+    Raises:
+        UsageError: there is such a URL in the text.
+    """
+    if _SECRET.search(text):
+        raise UsageError(
+            f"{printable(name)} has credentials in a URL, which files of the run would show: set the "
+            "variables of its client, such as AWS_SECRET_ACCESS_KEY or FSSPEC_SFTP_PASSWORD."
+        )
+
+
 _print: Callable[[str], None] = functools.partial(print, flush=True)
 
 
@@ -85,7 +118,7 @@ def print_line(line: str, write: Callable[[str], None] = _print) -> None:
         write: writes it to sys.stdout.
     """
     try:
-        write(line)
+        write(printable(line))
     except OSError:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - stays open until the process exits
 

@@ -22,7 +22,7 @@ import time
 
 from ctl.commands import Parser
 from ctl.configs.flags import use_underscores
-from ctl.errors import UsageError
+from ctl.errors import UsageError, printable
 from ctl.hardware import cluster, gpu, rendezvous
 from ctl.hardware.child_process import TRACEBACK_FOLDER, ChildProcess, pass_on, receive_signals
 from ctl.hardware.cluster import Cluster
@@ -213,7 +213,7 @@ class Launcher:
 
 
 def _print(text: str) -> None:
-    print(f"ctl.launch: {text}", file=sys.stderr, flush=True)
+    print(f"ctl.launch: {printable(text)}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from ctl import commands
 from ctl.configs import flags as command_line
 from ctl.configs import loading
 from ctl.configs.modes import MODES, SERVE, SWEEP
-from ctl.errors import Failure, LostWorker, UsageError, is_url, print_line
+from ctl.errors import Failure, LostWorker, UsageError, is_url, print_line, printable
 from ctl.hardware import engines, installation, selection
 from ctl.hardware.child_process import stop_with_parent
 from ctl.hardware.strategies import StrategyOptions
@@ -202,7 +202,7 @@ def _silence_tensorflow() -> None:
 
 def _print_error(error: Exception, *, code: int) -> int:
     """Prints an error in one line, without the middle of a very long one; returns the code."""
-    line = " ".join(str(error).split())
+    line = printable(" ".join(str(error).split()))
     if len(line) > _MAX_LINE:
         line = f"{line[: _MAX_LINE // 2]} ... {line[-_MAX_LINE // 2 :]}"
     print("ctl:", line, file=sys.stderr, flush=True)

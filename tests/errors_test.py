@@ -32,6 +32,43 @@ def test_did_you_mean(name, known, words):
     assert errors.did_you_mean(name, *known) == words
 
 
+SECRETS = {
+    "s3://key:secret@bucket/run": "s3://***@bucket/run",
+    "sftp:/me:secret@host/run": "sftp:/***@host/run",  # as pathlib writes it
+    "https://secret@host/w.h5": "https://***@host/w.h5",
+    "https://host/w?X-Amz-Signature=secret&x=1": "https://host/w?X-Amz-Signature=***&x=1",
+    "https://host/w?a=1&sig=secret": "https://host/w?a=1&sig=***",
+}
+
+
+@pytest.mark.parametrize("url", SECRETS)
+def test_credentials_of_a_url_are_in_no_line_and_rejected(url, capsys):
+    errors.print_line(f"{url} cannot be read")
+    assert capsys.readouterr().out == f"{SECRETS[url]} cannot be read\n"
+    with pytest.raises(errors.UsageError, match="key has credentials in a URL"):
+        errors.check_credentials("key", f"['{url}']")
+    with pytest.raises(errors.UsageError) as error:
+        errors.check_credentials(url, url)
+    assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "gs://bucket/a@b:c/run", "sftp://me@host/run", "runs/a:b@c", "worker 0 (localhost:2222)",
+        "https://host/a?page=key", "http://[::1]:80/a", "a.py:A and b@c",
+    ],
+)  # fmt: skip
+def test_text_without_credentials_is_not_changed(text):
+    assert errors.printable(text) == text
+    errors.check_credentials("key", text)
+
+
+def test_control_characters_do_not_reach_the_terminal(capsys):
+    errors.print_line("run\x1b]0;title\x07\r\x9b1m\u202e größe\n\ttab")
+    assert capsys.readouterr().out == ("run\\x1b]0;title\\x07\\r\\x9b1m\\u202e größe\n\ttab\n")
+
+
 @pytest.mark.parametrize(
     ("value", "words"),
     [(None, "None"), (dict, "the class dict (call it: dict())"), ({}, "a dict"), (5, "an int")],

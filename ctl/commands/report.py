@@ -21,6 +21,7 @@ from ctl.commands import Parser, run_files
 from ctl.commands.run_files import SPEED, RunFiles
 from ctl.configs import keys, overrides
 from ctl.errors import UsageError, is_url, print_line
+from ctl.hardware.file_systems import create
 from ctl.loop.progress import format_duration, format_numbers
 from ctl.loop.store import fetch
 
@@ -58,7 +59,8 @@ def _write(path: pathlib.Path, page: str) -> None:
         raise UsageError(f"{path} is a folder: name a file by --output, such as report.html.")
     temporary: Any = path.with_name(f".{path.name}.new")
     try:
-        temporary.write_text(page, encoding="utf-8")
+        with create(temporary) as file:
+            file.write(page)
         os.replace(temporary, path)
     except OSError as error:
         raise UsageError(

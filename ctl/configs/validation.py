@@ -48,6 +48,8 @@ def check_config(config: Any) -> None:
     _check_model(config.actions, "actions", sections=(dict,))
     _check_group_optimizers(config)
     keys.check_rules(values)
+    for name, value in values.items():
+        errors.check_credentials(name, str(value))
 
 
 def _check_keys(config: config_dict.ConfigDict) -> None:

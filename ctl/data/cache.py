@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import hashlib
 import os
+import pathlib
 from typing import Any
 
 import filelock
@@ -28,6 +29,7 @@ from ctl.data.kinds import Kind
 from ctl.data.ragged import Sequences
 from ctl.data.source import Arrays, Batch, Source
 from ctl.errors import Failure, UsageError, check_local, print_line
+from ctl.hardware.file_systems import create
 
 MEMORY = "memory"
 _FORMAT = 4  # of the records
@@ -194,6 +196,7 @@ def _load_or_fill(source: Source, examples: tf.data.Dataset, folder: str) -> Arr
 def _fill(source: Source, examples: tf.data.Dataset, path: str) -> None:
     temporary = f"{path}.incomplete"  # may be that of a killed process
     try:
+        create(pathlib.Path(temporary)).close()
         # Groups of one record are the fastest to read in random order.
         writer = import_package().ArrayRecordWriter(temporary, "group_size:1,uncompressed")
         with contextlib.closing(writer):

@@ -288,7 +288,7 @@ def _load_lengths(path: str, count: int) -> np.ndarray | None:
     try:
         with tf.io.gfile.GFile(path, "rb") as file:
             lengths = np.load(io.BytesIO(file.read()), allow_pickle=False)
-    except (ValueError, EOFError):
+    except (ValueError, EOFError, MemoryError):
         raise UsageError(f"{path} is not a file of lengths: remove it.") from None
     if lengths.shape != (count,) or lengths.dtype != np.int64:
         raise UsageError(

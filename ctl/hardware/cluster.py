@@ -84,6 +84,12 @@ class Cluster:
             for i, address in enumerate(self.addresses.get(role, ()))
         ]
 
+    def listens_on(self) -> str:
+        """Returns the host to listen on: the loopback interface, or "" for all interfaces."""
+        addresses = [self.meeting] if self.meeting else [self.address, *self.others().values()]
+        hosts = {address.rpartition(":")[0] for address in addresses}
+        return "localhost" if hosts <= {"localhost", "127.0.0.1"} else ""
+
     def spec(self) -> dict[str, list[str]]:
         """Returns the addresses in the form that `tf.train.ClusterSpec` requires."""
         return {role: list(tasks) for role, tasks in self.addresses.items()}

@@ -1,9 +1,10 @@
-"""Opens the file systems of URLs, such as gs:// and s3://, by fsspec."""
+"""Opens the file systems of URLs, such as gs:// and s3://, by fsspec; creates local files."""
 
+import pathlib
 import threading
-from typing import Any
+from typing import Any, TextIO
 
-from ctl.errors import UsageError
+from ctl.errors import UsageError, check_credentials
 
 # The calls that have begun and ended, in all threads. See `calls`.
 _CALLS = [0, 0]
@@ -15,8 +16,9 @@ def open_url(url: str) -> tuple[Any, str]:
     """Returns the file system of a URL, and its path there.
 
     Raises:
-        UsageError: there is no package for the URL's scheme.
+        UsageError: there is no package for the URL's scheme, or the URL has credentials.
     """
+    check_credentials(url, url)
     scheme, separator, _ = url.partition("://")
     if not separator:
         raise UsageError(f"{url} is no URL: write :// and, in Python, pass it as a string.")
@@ -33,6 +35,15 @@ def open_url(url: str) -> tuple[Any, str]:
             fix = f"pip install 'ctl-tensorflow[{_EXTRAS[scheme]}]'"
         raise UsageError(f"{url} cannot be opened ({one_line(error)}): {fix}.") from None
     return _Counted(file_system), path
+
+
+def create(path: pathlib.Path) -> TextIO:
+    """Opens a new file to write text; removes what a killed process has left at its path.
+
+    Anyone who may write to the folder can put a link there, which must not be followed.
+    """
+    path.unlink(missing_ok=True)
+    return open(path, "x", encoding="utf-8")
 
 
 def calls() -> tuple[int, int]:

@@ -10,6 +10,7 @@ import pathlib
 from typing import Any
 
 from ctl.errors import UsageError
+from ctl.hardware.file_systems import create
 from ctl.loop.checkpoints.files import flush
 
 
@@ -47,7 +48,8 @@ def replace(path: pathlib.Path, content: Mapping[str, Any]) -> None:
     # Written next to the file, then renamed: a kill leaves the old content or the new one.
     temporary = path.with_name(temporary_name(path.name))
     try:
-        temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        with create(temporary) as file:
+            file.write(json.dumps(content, indent=2) + "\n")
         flush(temporary)  # or a power failure could leave an empty file
         os.replace(temporary, path)
     except OSError:

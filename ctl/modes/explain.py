@@ -7,7 +7,7 @@ from ml_collections import config_dict
 
 from ctl.configs import group_values
 from ctl.configs.error_location import describe as describe_error
-from ctl.errors import align, list_some
+from ctl.errors import align, list_some, print_line
 from ctl.hardware import devices, strategies
 from ctl.hardware.strategies import STRATEGIES
 from ctl.loop.actions import registry
@@ -42,7 +42,7 @@ def explain(arguments: Arguments) -> int:
         *built.trainer.build_actions(),
     ]
     checked = [check_action(action, built.evaluator) for action in actions]
-    print(f"{_describe(built, checked)}\n\nconfig:\n{str(arguments.config).rstrip()}")
+    print_line(f"{_describe(built, checked)}\n\nconfig:\n{str(arguments.config).rstrip()}")
     return DONE
 
 

@@ -10,10 +10,10 @@ from ml_collections import config_dict
 import numpy as np
 import tensorflow as tf
 
-from ctl.configs import keys, loading
+from ctl.configs import flags, keys, loading
 from ctl.configs.options import TrainerOptions
 from ctl.data.features import RESERVED
-from ctl.errors import UsageError, list_some
+from ctl.errors import UsageError, is_url, list_some, print_line
 from ctl.loop import inference, json_files
 from ctl.loop.actions import best_checkpoint
 from ctl.loop.checkpoints.files import CheckpointFiles
@@ -39,7 +39,7 @@ def export(arguments: Arguments) -> int:
         global_batch_size=config.data.global_batch_size,
     )
     workdir.event("export", step, **exported)
-    print(f"Exported {path} to {exported['path']} ({exported['weights']} weights).", flush=True)
+    print_line(f"Exported {path} to {exported['path']} ({exported['weights']} weights).")
     return DONE
 
 
@@ -63,6 +63,7 @@ def load(
     *,
     config: str = "",
     average: bool = True,
+    trust_code: bool = False,
 ) -> "TrainedModel":
     """Loads the trained model of a run.
 
@@ -73,8 +74,10 @@ def load(
         workdir: the folder of the run, or its URL.
         checkpoint: "best", a step, a path or a URL; by default the one whose evaluation is the result
             of the run, which is the newest, or the best one if that was restored.
-        config: the config file of the run, if the trainer's file has moved since.
+        config: your config file of the experiment, whose trainer is used; by default the trainer that
+            the run names. A run in a store requires it, since others may write there.
         average: whether to use the averaged weights, if the run has them, as its evaluations do.
+        trust_code: import the trainer that a run in a store names, from this machine.
 
     Raises:
         UsageError: there is no such run or checkpoint, or its trainer cannot be imported.
@@ -85,8 +88,15 @@ def load(
     values = keys.defaults()
     with values.ignore_type():
         values.update(config_dict.ConfigDict(json_files.read(folder.path / "config.json")))
+    named = flags.load_config(config, []).trainer if config else values.trainer
+    if not config and is_url(workdir) and not trust_code:
+        raise UsageError(
+            f"{workdir} names the code that loads it, {named!r}: pass your file of the experiment as "
+            "config, or trust_code=True to import that."
+        )
+    config_path = config.partition(":")[0] or folder.config_file()
     trainer = inference.restore_trainer(
-        loading.load_trainer_class(values.trainer, config or folder.config_file(), StandardTrainer),
+        loading.load_trainer_class(named, config_path, StandardTrainer),
         TrainerOptions.from_config(values),
         path,
         global_batch_size=values.data.global_batch_size,

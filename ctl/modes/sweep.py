@@ -37,6 +37,8 @@ from ctl.modes import DONE, FAILED, STOPPED
 FROM_FILE = "get_sweep"  # the value of --sweep that calls the function of this name
 _SEARCH = re.compile(r"(random|tpe):([1-9]\d{0,3})")  # a value of --sweep
 _JOURNAL = "optuna.journal"
+_CODE = re.compile(r"[\w./-]+:[A-Za-z_]\w*")  # what a value may name, such as mine.py:Trainer
+_FRESH = "start the sweep from scratch by --fresh, or name another --workdir"
 _PROGRAM = (sys.executable, "-m", "ctl.main")
 _POLL = 0.1  # seconds
 
@@ -240,7 +242,9 @@ def _open_study(path: pathlib.Path, config: Any, *, fresh: bool) -> Any:
 def _resume(study: Any, listed: Mapping[str, Mapping[str, str]]) -> Iterator[SweepRun]:
     """Yields the runs of a list, from Optuna's journal where it has them."""
     known = _read_journal(study)
-    return (known.get(name) or _record(study.ask(), name, v) for name, v in listed.items())
+    for name, values in listed.items():
+        new = None if name in known else _record(study.ask(), name, values)
+        yield new or dataclasses.replace(known[name], values=values)
 
 
 def _choose(study: Any, values: flags.FlagValues, changes: Changes) -> Iterator[SweepRun]:
@@ -252,6 +256,10 @@ def _choose(study: Any, values: flags.FlagValues, changes: Changes) -> Iterator[
 
     kind, count = values.sweep[0].split(":")
     known = [run for name, run in _read_journal(study).items() if name.startswith("trial=")]
+    source = pathlib.Path(values.config.partition(":")[0]).read_text(encoding="utf-8")
+    for code in _CODE.findall(" ".join(text for run in known for text in run.values.values())):
+        if code not in source:  # a journal is data, which must not choose what is imported
+            raise UsageError(f"{_JOURNAL} names {code}, but {values.config} does not: {_FRESH}.")
     yield from known
     for _ in range(len(known), int(count)):
         number = len(study.trials)
@@ -269,6 +277,9 @@ def _read_journal(study: Any) -> dict[str, SweepRun]:
     runs = {}
     for trial in study.trials:
         if known := trial.user_attrs.get("run"):
+            texts = {"trial": str(trial.number), **known["values"]}
+            if known["name"] not in (name_values(texts), name_values(known["values"])):
+                raise UsageError(f"{_JOURNAL} has a run {known['name']!r}, not {texts}: {_FRESH}.")
             status = "done" if trial.state.is_finished() else "waiting"
             runs[known["name"]] = SweepRun(trial.number, status=status, **known)
     return runs

@@ -173,7 +173,7 @@ def read(path: pathlib.Path) -> Curve:
         if content.pop("format") != _FORMAT:
             raise ValueError("it was written by another version of ctl")
         return Curve(**content)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(
             f"{path} cannot be read as a golden curve ({reason}): restore it, or {_RECORD}."

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from ctl import main
-from ctl.commands import report
+from ctl.commands import report, run_files
 from ctl.configs import overrides
 from ctl.errors import UsageError
 
@@ -47,6 +47,19 @@ def texts(page):
     """The page without its scripts and tags."""
     page = re.sub(r"<script.*?</script>|<style.*?</style>", "", page, flags=re.DOTALL)
     return re.sub(r"<[^>]+>", " ", page)
+
+
+def test_names_in_a_run_of_someone_else_are_text(tmp_path):
+    evil = "</script><script>alert(1)</script>"
+    write_run(tmp_path / "a")
+    for name in ("config.json", "metrics.jsonl", "events.jsonl", "result.json"):
+        path = tmp_path / "a" / name
+        text = path.read_text()
+        for word in ("a.py:B", "loss", "conv", "<ckpt>"):
+            text = text.replace(word, evil)
+        path.write_text(text)
+    page = report.render(run_files.read_runs([str(tmp_path / "a")]))
+    assert page.count("alert(1)") > 3 and "<script>alert(1)" not in page
 
 
 def test_page_of_one_run(tmp_path, capsys):

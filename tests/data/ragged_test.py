@@ -178,6 +178,10 @@ def test_damaged_record_is_reported_in_one_line(tmp_path):
     assert "set skip_damaged=True" in message
 
 
+_HEADER = b"{'descr': '<i8', 'fortran_order': False, 'shape': (35184372088832,)}"
+HUGE = b"\x93NUMPY\1\0" + len(_HEADER).to_bytes(2, "little") + _HEADER  # declares 256 TiB
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -185,6 +189,7 @@ def test_damaged_record_is_reported_in_one_line(tmp_path):
         (np.arange(40.0), "remove the file"),
         (b"text", "is not a file of lengths"),
         (b"", "is not a file of lengths"),
+        pytest.param(HUGE, "is not a file of lengths", id="huge"),
     ],
 )
 def test_wrong_lengths_are_rejected_in_one_line(tmp_path, content, message):

@@ -159,10 +159,10 @@ def test_process_that_is_paused_before_it_sends_its_line_connects_again(monkeypa
     monkeypatch.setattr(rendezvous, "_LINE_SECONDS", 0.1)
     send, pauses = rendezvous._send, [0.5]
 
-    def send_late(peer, message):
+    def send_late(peer, message, token):
         if pauses:
             time.sleep(pauses.pop())
-        send(peer, message)
+        send(peer, message, token)
 
     monkeypatch.setattr(rendezvous, "_send", send_late)
     ranks = Ranks(2)
@@ -197,7 +197,7 @@ def test_process_that_was_killed_while_it_waited_meets_the_others_when_it_is_sta
     wait_for_line(lines, f"worker 0 waits for worker 1, worker 2 at localhost:{ranks.port}.")
     line = {"name": "worker 1", "names": [f"worker {i}" for i in range(3)], "port": 1}
     with ranks.connect() as killed:
-        rendezvous._send(killed, line)
+        rendezvous._send(killed, line, "")
     ranks.start(2)
     ranks.threads[0].join(timeout=0.2)  # all have connected, but one of them has been killed
     assert ranks.threads[0].is_alive()
@@ -205,6 +205,114 @@ def test_process_that_was_killed_while_it_waited_meets_the_others_when_it_is_sta
     ranks.finish()
     specs = [json.loads(environment["TF_CONFIG"])["cluster"] for environment in ranks.environments]
     assert specs[0] == specs[1] == specs[2] and not specs[0]["worker"][1].endswith(":1")
+
+
+def signed(content, token=""):
+    """A line as a process of a job with this token sends it, also one that is no JSON."""
+    text = content if isinstance(content, bytes) else json.dumps(content).encode()
+    return rendezvous._sign(text, token) + b" " + text + b"\n"
+
+
+WORKER = {"name": "worker 1", "names": ["worker 0", "worker 1"], "port": 1}
+STRANGE = [
+    b"\xff\n",
+    b"[" * 100_000 + b"\n",
+    signed(b"[" * 100_000),
+    signed([]),
+    signed({key: WORKER[key] for key in ("name", "names")}),
+    signed(WORKER | {"port": "x:1,evil"}),
+    signed(WORKER | {"port": True}),
+    signed(WORKER | {"port": 2**16}),
+    signed(WORKER | {"name": ["worker 1"]}),
+    json.dumps(WORKER).encode() + b"\n",
+]
+
+
+@pytest.mark.parametrize("token", ["", "secret"])
+def test_nothing_that_a_stranger_sends_to_rank_0_ends_the_start(token, lines):
+    ranks = Ranks(2, CTL_TOKEN=token)
+    ranks.start(0)
+    wait_for_line(lines, f"worker 0 waits for worker 1 at localhost:{ranks.port}.")
+    # Without a token, whoever knows the form of a line is worker 1.
+    for line in [*STRANGE, *([signed(WORKER), signed(WORKER, "other")] if token else [])]:
+        with ranks.connect() as stranger:
+            stranger.sendall(line)
+            stranger.settimeout(30)
+            assert rendezvous._receive(stranger, token).keys() <= {"error"}
+    ranks.start(1)
+    ranks.finish()
+
+
+def test_who_sends_byte_by_byte_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(rendezvous, "_LINE_SECONDS", 0.2)
+    one, other = socket.socketpair()
+    ended = threading.Event()
+
+    def send():
+        while not ended.wait(0.05):
+            other.send(b"x")
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    assert rendezvous._receive(one, "") == {}
+    ended.set()
+    thread.join()
+
+
+def test_answer_that_is_not_of_rank_0_is_not_used():
+    ranks, one = Ranks(2), "localhost:1"
+    thread = threading.Thread(target=ranks.meet, args=(1, 0.5))
+    with socket.create_server(("localhost", ranks.port)) as server:
+        thread.start()
+        for addresses in ([one], [one, "localhost"], [one, 2], one, {one: 1, "b:1": 2}):
+            peer, _ = server.accept()
+            with peer:
+                rendezvous._send(peer, {"addresses": addresses, "error": [one]}, "")
+    thread.join(60)
+    assert "worker 1 waited 0 s" in str(ranks.errors[1])
+
+
+def test_processes_with_different_tokens_do_not_meet():
+    ranks = Ranks(2, CTL_TOKEN="a")
+    ranks.environments[1]["CTL_TOKEN"] = "b"
+    thread = threading.Thread(target=ranks.meet, args=(0, 1))
+    thread.start()
+    ranks.meet(1, timeout=1)
+    thread.join(60)
+    for error in ranks.errors.values():
+        assert "start all processes with the same CTL_TOKEN, or increase" in str(error)
+    assert len(ranks.errors) == 2
+
+
+def test_token_of_open_mpi_is_used(monkeypatch):
+    seen = []
+    monkeypatch.setattr(rendezvous, "meet", lambda *_, token, timeout: seen.append(token) or {})
+    mpi = {
+        f"OMPI_COMM_WORLD_{k}": v for k, v in {"SIZE": "2", "RANK": "0", "LOCAL_SIZE": "2"}.items()
+    }
+    mpi["OMPI_MCA_orte_precondition_transports"] = "of-mpi"
+    torch = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
+    torch["OMPI_MCA_orte_precondition_transports"] = "of-mpi"
+    for environment in (mpi, mpi | {"CTL_TOKEN": "mine"}, torch):
+        engines.exchange_addresses(environment, timeout=1)
+    assert seen == ["of-mpi", "mine", ""]
+
+
+@pytest.mark.parametrize(
+    ("addresses", "meeting", "host"),
+    [
+        ({"worker": ["localhost:1", "127.0.0.1:2"]}, "", "localhost"),
+        ({"worker": ["localhost:1", "b:2"]}, "", ""),
+        ({"worker": ["rank-0:1", "rank-1:1"]}, "localhost:1", "localhost"),
+        ({"worker": ["rank-0:1", "rank-1:1"]}, "a:1", ""),
+    ],
+)
+def test_processes_of_one_host_listen_on_the_loopback_interface(addresses, meeting, host):
+    one = cluster.Cluster(addresses, "worker", 0, meeting)
+    assert one.listens_on() == host
+    (port,) = child.find_free_ports(1)
+    with rendezvous._listen_at(port, one, "", "") as listener:
+        assert listener.getsockname()[0] == ("127.0.0.1" if host else "0.0.0.0")
 
 
 def test_meeting_port_in_use_is_reported():

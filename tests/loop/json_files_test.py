@@ -38,7 +38,7 @@ def test_content_is_on_the_disk_before_its_name(tmp_path, monkeypatch, replace):
 
 
 @pytest.mark.parametrize(
-    ("owner", "name"), [(os, "replace"), (pathlib.Path, "write_text")], ids=["replace", "write"]
+    ("owner", "name"), [(os, "replace"), (json_files, "create")], ids=["replace", "write"]
 )
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "full")])
 def test_file_is_replaced_completely_or_not_at_all(tmp_path, monkeypatch, owner, name, error):

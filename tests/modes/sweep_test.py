@@ -184,6 +184,39 @@ def test_resumed_search_makes_the_runs_of_the_undisturbed_one(search, kind):
     assert [name.partition(",")[0] for name in alone] == [f"trial={i}" for i in range(14)]
 
 
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("../../stolen", {"seed": "1"}, "optuna.journal has a run '../../stolen', not {"),
+        ("trial=0,trainer=_tmp_evil.py_T", {"trainer": "/tmp/evil.py:T"}, "has a run"),
+        (
+            None,
+            {"trainer": "/tmp/evil.py:T"},
+            "optuna.journal names /tmp/evil.py:T, but experiment.py",
+        ),
+    ],
+)
+def test_journal_is_data(search, sweep, capsys, name, values, message):
+    search("random:1", "sweep")
+    run = {"name": name or sweeps.name_values({"trial": "0", **values}), "values": values}
+    journal = pathlib.Path("sweep/optuna.journal")
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    lines = [line | ({"user_attr": {"run": run}} if "user_attr" in line else {}) for line in lines]
+    journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert sweep("--sweep=random:2") == 2
+    error = capsys.readouterr().err
+    assert message in error and "by --fresh, or name another --workdir" in error
+    assert len(list(pathlib.Path("sweep").glob("trial=*"))) == 1
+
+
+def test_run_of_a_list_has_the_values_of_the_list():
+    study = optuna.create_study()
+    name = sweeps.name_values({"optimizer.name": "mine.py:Adam"})
+    sweeps._record(study.ask(), name, {"model.name": "mine.py:Adam"})  # of the same name
+    (run,) = sweeps._resume(study, {name: {"optimizer.name": "mine.py:Adam"}})
+    assert run.number == 0 and run.values == {"optimizer.name": "mine.py:Adam"}
+
+
 def test_tpe_prefers_values_with_good_results(search):
     names = search("tpe:30", "sweep")
     rates = [float(name.rpartition("=")[2]) for name in names]

@@ -91,7 +91,9 @@ def test_a_missing_file_is_an_error_and_is_not_written(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", '{"format": 2, "steps": []}', '{"format": 3}'])
+@pytest.mark.parametrize(
+    "content", ["", "{}", "[]", '{"format": 2, "steps": []}', '{"format": 3}', "[" * 100_000]
+)
 def test_a_damaged_file_or_one_of_another_format_is_one_line(tmp_path, content):
     (tmp_path / "a.json").write_text(content)
     with pytest.raises(UsageError, match=r"cannot be read as a golden curve .* again") as error:

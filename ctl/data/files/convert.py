@@ -4,6 +4,7 @@ from collections.abc import Iterator
 import os
 import sys
 from typing import Any
+import uuid
 
 import numpy as np
 import tensorflow as tf
@@ -36,7 +37,7 @@ def convert(path: str, folder: str, *, output_format: str = "tfrecord") -> tuple
     if output == path:
         raise UsageError(f"{path} would be replaced by the result: choose another --output.")
     tf.io.gfile.makedirs(folder)
-    temporary = f"{output}.incomplete"
+    temporary = f"{output}.{uuid.uuid4().hex}.incomplete"  # a name that no one else could choose
     writer = _open_writer(temporary, output_format)
     count = 0
     try:

@@ -5,11 +5,13 @@ bytes, a type byte, the number of axes, the length of each axis as a big-endian 
 big-endian order, the last axis varying fastest. It may be gzipped.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+import contextlib
 import gzip
 import math
 import os
 import pathlib
+from typing import Any
 import zlib
 
 import numpy as np
@@ -17,9 +19,11 @@ import tensorflow as tf
 
 from ctl.data.source import Arrays, Batch, RowSource
 from ctl.errors import UsageError, check_local
+from ctl.hardware import host
 
 _TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _MAX_AXES = 32  # supported by every numpy version; numpy 2 supports 64
+_BLOCK = 2**18  # bytes that are read at a time
 _PREFIXES = {"train": "train", "eval": "t10k"}
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
 
@@ -187,29 +191,33 @@ def read_idx(path: str | pathlib.Path) -> np.ndarray:
     Raises:
         UsageError: the file cannot be read, or is not a complete IDX file.
     """
-    content = _content(pathlib.Path(path))
-    if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _TYPES:
+    with _open(pathlib.Path(path)) as file:
+        head = file.read(4)
+        if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in _TYPES:
+            raise UsageError(
+                f"{path} is not an IDX file, its first bytes are {head!r}: download it again."
+            )
+        axes, dtype = head[3], np.dtype(_TYPES[head[2]])
+        sizes = file.read(4 * axes)
+        if not 1 <= axes <= _MAX_AXES or len(sizes) < 4 * axes:
+            raise UsageError(
+                f"{path} is truncated or corrupt, it has {4 + len(sizes)} bytes and its header declares "
+                f"{axes} axes: download it again."
+            )
+        # The product is computed with Python's integers: a corrupt header may declare 2**127 values,
+        # and nothing of that size may be allocated. A gzipped file may have more than it declares.
+        shape = tuple(int(n) for n in np.frombuffer(sizes, ">u4"))
+        expected, content = math.prod(shape) * dtype.itemsize, bytearray()
+        most = expected if expected <= (host.memory_limit() or expected) else 0
+        while len(content) <= most and (block := file.read(_BLOCK)):
+            content += block
+    if expected != len(content) or expected == 0:
         raise UsageError(
-            f"{path} is not an IDX file, its first bytes are {content[:4]!r}: download it again."
-        )
-    axes, dtype = content[3], np.dtype(_TYPES[content[2]])
-    start = 4 + 4 * axes
-    if not 1 <= axes <= _MAX_AXES or len(content) < start:
-        raise UsageError(
-            f"{path} is truncated or corrupt, it has {len(content)} bytes and its header declares "
-            f"{axes} axes: download it again."
-        )
-    # The product is computed with Python's integers: a corrupt header may declare 2**127 values,
-    # and nothing of that size may be allocated.
-    shape = tuple(int(n) for n in np.frombuffer(content, ">u4", count=axes, offset=4))
-    expected, actual = math.prod(shape) * dtype.itemsize, len(content) - start
-    if expected != actual or expected == 0:
-        raise UsageError(
-            f"{path} is truncated or corrupt, its header declares shape {shape}, {expected} bytes, "
-            f"but {actual} follow: download it again."
+            f"{path} is truncated, corrupt or too large: its header declares shape {shape}, {expected} "
+            f"bytes, but {len(content)} could be read: download it again."
         )
     # Native byte order is faster to compute with. Types of one byte are not copied.
-    values = np.frombuffer(content, dtype, offset=start).reshape(shape)
+    values = np.frombuffer(content, dtype).reshape(shape)
     return values.astype(dtype.newbyteorder("="), copy=False)
 
 
@@ -227,12 +235,14 @@ def _find(directory: str | pathlib.Path, stem: str) -> pathlib.Path:
     return paths[0]
 
 
-def _content(path: pathlib.Path) -> bytes:
+@contextlib.contextmanager
+def _open(path: pathlib.Path) -> Iterator[Any]:
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}.") from None
-    try:
-        return gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
+        with path.open("rb") as file:
+            is_zipped = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            yield gzip.GzipFile(fileobj=file) if is_zipped else file
     except (OSError, EOFError, zlib.error) as error:
-        raise UsageError(f"{path} is a corrupt gzip file ({error}): download it again.") from None
+        reason = getattr(error, "strerror", None)
+        what = f"cannot be read: {reason}" if reason else f"is a corrupt gzip file ({error})"
+        raise UsageError(f"{path} {what}: download it again.") from None

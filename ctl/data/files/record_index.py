@@ -186,7 +186,10 @@ def _read(cached: str, path: str, version: list[int]) -> FileIndex | None:
     *found, damaged_at, checksum = numbers[:_HEADER].tolist()
     if found != version or checksum != zlib.crc32(content[8 * _HEADER :]):
         return None
-    return FileIndex(path, numbers[_HEADER:], None if damaged_at < 0 else damaged_at)
+    offsets, size = numbers[_HEADER:], version[2]
+    if offsets.min() < 0 or offsets.max() > size or (np.diff(offsets) < HEAD + TAIL).any():
+        return None  # a file beside the data may be of someone else
+    return FileIndex(path, offsets, None if damaged_at < 0 else damaged_at)
 
 
 def _write(cached: str, content: bytes) -> bool:

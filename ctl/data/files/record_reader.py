@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from ctl.data.data_errors import DamagedRecord
 from ctl.data.files.record_index import HEAD, TAIL, FileIndex, is_local, masked_crc32c
-from ctl.errors import Failure, UsageError
+from ctl.errors import Failure, UsageError, printable
 
 _LOG = logging.getLogger("ctl")
 _OPEN_FILES = 256
@@ -57,6 +57,7 @@ class RecordReader:
                     f"{what}: write the file again, or set skip_damaged=True to use the "
                     f"{len(file.offsets) - 1} records before it."
                 )
+            what = printable(what)
             _LOG.warning("%s: the records from there on cannot be read and are skipped.", what)
         self.paths = [file.path for file in files]
         self.skip_damaged = skip_damaged
@@ -166,7 +167,7 @@ class RecordReader:
                 self.skipped.add(candidate)
                 _LOG.warning(
                     "%s: it is skipped, and the next record takes its place (%d skipped so far).",
-                    what,
+                    printable(what),
                     len(self.skipped),
                 )
         raise DamagedRecord(f"{self.paths[0]}: all records are damaged.")

@@ -17,6 +17,7 @@ from ctl.data.features import copy_to_array, flatten_features, map_features
 from ctl.data.files.record_index import find_files, open_file
 from ctl.data.source import Arrays, Source
 from ctl.errors import UsageError
+from ctl.hardware import host
 
 Columns = Sequence[str] | Mapping[str, str]  # of a file, or name of a feature -> column
 
@@ -143,6 +144,13 @@ def parquet(files: str | Sequence[str], *, columns: Columns | None = None) -> Ar
     names = _names(columns)
 
     def read(file: Any) -> Any:
+        metadata = pyarrow.parquet.read_metadata(file)
+        groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
+        parts = [group.column(i) for group in groups for i in range(metadata.num_columns)]
+        chosen = [p for p in parts if not names or p.path_in_schema.partition(".")[0] in names]
+        # A million equal values are a few bytes of a file.
+        if (values := sum(part.num_values for part in chosen)) > (host.memory_limit() or values):
+            raise pyarrow.ArrowInvalid(f"its {values} values do not fit into the memory")
         table = pyarrow.parquet.read_table(file, columns=names)
         missing = set(names or ()) - set(table.column_names)  # pyarrow ignores them
         if missing:

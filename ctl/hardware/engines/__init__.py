@@ -24,6 +24,7 @@ class Engine:
         variables: argument of the reader -> the name of the environment variable that it reads.
         inner: whether the engine also starts processes in a job of another engine, whose variables
             then describe something else, such as the job's nodes. Otherwise they must agree.
+        token: the variable with a secret that the engine gives to all processes of a job; "" for none.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Engine:
     reader: str
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
     inner: bool = False
+    token: str = ""
 
     def read(self, environment: Mapping[str, str]) -> Cluster | None:
         """Returns the cluster that environment variables describe; None for a run of one process."""
@@ -71,9 +73,10 @@ def exchange_addresses(environment: MutableMapping[str, str], *, timeout: float)
         UsageError: the port of rank 0 is in use, or the processes belong to different runs.
         Failure: a process did not start within `timeout` seconds.
     """
-    cluster = from_environment(environment)
-    if cluster and cluster.meeting:
-        environment.update(load("rendezvous:meet")(cluster, timeout=timeout))
+    cluster, (engine, _) = from_environment(environment), _recognize(environment)
+    if cluster and engine and cluster.meeting:
+        token = environment.get("CTL_TOKEN") or environment.get(engine.token, "")
+        environment.update(load("rendezvous:meet")(cluster, timeout=timeout, token=token))
 
 
 def describe(environment: Mapping[str, str]) -> str:
@@ -127,7 +130,8 @@ ENGINES = (
     Engine("Kubernetes", "CTL_WORKERS", "kubernetes", inner=True),
     Engine("Open MPI", "OMPI_COMM_WORLD_SIZE", "ranks", {
         "rank": "OMPI_COMM_WORLD_RANK", "size": "OMPI_COMM_WORLD_SIZE",
-        "local_size": "OMPI_COMM_WORLD_LOCAL_SIZE", "job": "PMIX_NAMESPACE"}, inner=True),
+        "local_size": "OMPI_COMM_WORLD_LOCAL_SIZE", "job": "PMIX_NAMESPACE"}, inner=True,
+        token="OMPI_MCA_orte_precondition_transports"),
     Engine("MPICH", "PMI_SIZE", "ranks", {
         "rank": "PMI_RANK", "size": "PMI_SIZE", "local_size": "MPI_LOCALNRANKS"}, inner=True),
     Engine("torchrun", "TORCHELASTIC_RUN_ID", "ranks", _RANK, inner=True),

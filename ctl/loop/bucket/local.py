@@ -28,7 +28,9 @@ def folder_of(url: str, part: str) -> pathlib.Path:
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     digest = hashlib.sha256(url.encode()).hexdigest()[:8]  # different URLs may become the same text
     name = f"{re.sub('[^A-Za-z0-9.]+', '-', url)[-60:]}-{digest}"
-    return pathlib.Path(cache, "ctl", "runs", name, part, url.rpartition("/")[2] or "run")
+    return pathlib.Path(
+        cache, "ctl", "runs", name, part, url.rpartition("/")[2].strip(".") or "run"
+    )
 
 
 class LocalCopy:

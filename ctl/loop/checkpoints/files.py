@@ -17,6 +17,7 @@ import shutil
 from typing import Any
 
 from ctl.errors import Failure
+from ctl.hardware.file_systems import create
 
 _NAME = re.compile(r"ckpt-(\d+)(\.(?:index|data-\d{5}-of-\d{5}|whole)|_temp)")
 MARKER = ".whole"
@@ -95,7 +96,8 @@ class CheckpointFiles:
         marker = pathlib.Path(self.path(step) + MARKER)
         temporary = marker.with_suffix(".new")
         content: dict[str, Any] = {"files": {p.name: p.stat().st_size for p in files}}
-        temporary.write_text(json.dumps({**content, "notes": dict(notes)} if notes else content))
+        with create(temporary) as file:
+            file.write(json.dumps({**content, "notes": dict(notes)} if notes else content))
         flush(temporary)
         os.replace(temporary, marker)
         flush(self._directory)
@@ -148,6 +150,8 @@ def find_fault(marker: bytes | None, size_of: Callable[[str], int | None]) -> st
     # Sizes, not checksums: reading every byte at each start would take minutes for a large model.
     # TensorFlow checks its own checksums when it reads.
     for name, size in sizes.items():
+        if not _NAME.fullmatch(name):  # a marker of a store may come from anyone
+            return f"its marker names {name!r}, which is no file of a checkpoint"
         actual = size_of(name)
         if actual is None:
             return f"{name} is missing"

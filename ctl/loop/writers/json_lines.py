@@ -7,6 +7,7 @@ import os
 import pathlib
 from typing import Any
 
+from ctl.hardware.file_systems import create
 from ctl.loop import json_files
 from ctl.loop.checkpoints.files import flush
 from ctl.loop.writers.writer import TRAIN, Record, Writer
@@ -69,7 +70,7 @@ class JsonLinesWriter(Writer):
             return
         # Written next to the file, then renamed: a kill leaves the old lines or the new ones.
         temporary = self.path.with_name(json_files.temporary_name(self.path.name))
-        with open(temporary, "w", encoding="utf-8", newline="") as file:
+        with create(temporary) as file:
             file.writelines(line for line, key in self._read_lines() if keep(key))
         flush(temporary)  # or a power failure could leave an empty file
         os.replace(temporary, self.path)

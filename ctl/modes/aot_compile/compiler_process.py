@@ -175,12 +175,16 @@ def find_python() -> list[str]:
     if not uv:
         raise Failure(f"{_NO_ENVIRONMENT}: uv is missing. Install it: pip install uv.")
     python = sys.executable if sys.version_info >= (3, 11) else _PYTHON
-    run = [uv, "run", "--quiet", "--no-project", "--no-config", "--python", python]
-    run += ["--with-requirements", str(PINS)]
-    offline = [*run, "--offline", "python"]
+    options = ["--quiet", "--no-config", "--python", python]
+    offline = [uv, "run", *options, "--no-project", "--offline", "--with-requirements", str(PINS)]
+    offline += ["python"]
     if _call_uv([*offline, "-c", ""]):
         print("Making the TPU compiler's environment (once, about 300 MB).", flush=True)
-        if error := _call_uv([*run, "python", "-c", ""]):
+        # Unlike `uv run`, this checks the hashes; what it leaves in uv's cache is used afterwards.
+        with tempfile.TemporaryDirectory() as folder:
+            pip = [uv, "pip", "install", *options, "--link-mode=symlink", f"--target={folder}"]
+            error = _call_uv([*pip, "--require-hashes", f"--requirements={PINS}"])
+        if error := error or _call_uv([*offline, "-c", ""]):
             raise Failure(
                 f"{_NO_ENVIRONMENT}: uv failed ({error}). It requires the packages of "
                 "ctl/modes/aot_compile/requirements.txt, from the network or from uv's cache."

@@ -16,6 +16,7 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.data.files.images import read_idx
+from ctl.hardware import host
 from tests.data.reading import one_line, read_all
 
 MNIST = pathlib.Path(__file__).resolve().parents[3] / "experiments" / "data" / "mnist"
@@ -156,8 +157,27 @@ def test_header_that_declares_2_to_the_40_values_allocates_nothing(folder):
     write(folder, images=CORRUPT["declares 2**40 values"])
     tracemalloc.start()
     try:
-        assert "1099511627776 bytes, but 2 follow" in one_line(ctl.data.idx, folder, "train")
+        assert "1099511627776 bytes, but 2 could be read" in one_line(ctl.data.idx, folder, "train")
         assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("head", "memory"),
+    [(encode([], (4, 3, 2)), 2**40), (encode([], (2**10, 2**10, 2**6)), 2**20)],
+    ids=["more than it declares", "more than memory"],
+)
+def test_gzipped_file_is_not_inflated_beyond_its_header_and_memory(
+    tmp_path, monkeypatch, head, memory
+):
+    monkeypatch.setattr(host, "memory_limit", lambda: memory)
+    with gzip.open(tmp_path / "bomb", "wb") as file:
+        file.write(head + bytes(2**26))
+    tracemalloc.start()
+    try:
+        assert "bytes, but 262144 could be read" in one_line(read_idx, tmp_path / "bomb")
+        assert tracemalloc.get_traced_memory()[1] < 2**22
     finally:
         tracemalloc.stop()
 

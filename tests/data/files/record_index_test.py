@@ -3,6 +3,7 @@
 import concurrent.futures
 import os
 import pathlib
+import zlib
 
 import numpy as np
 import pytest
@@ -76,6 +77,14 @@ def test_index_is_built_once_and_again_if_the_file_changes(tmp_path, monkeypatch
     assert builds[3:] == paths[:1] * 2
 
 
+def change_offset(path, value):
+    """Changes the second offset, and the checksum: someone else may have written the index."""
+    numbers = np.frombuffer(path.read_bytes(), "<i8").copy()
+    numbers[7] = value
+    numbers[5] = zlib.crc32(numbers[6:].tobytes())
+    path.write_bytes(numbers.tobytes())
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -83,6 +92,9 @@ def test_index_is_built_once_and_again_if_the_file_changes(tmp_path, monkeypatch
         lambda path: flip_bit(path, 8),  # the version
         lambda path: path.write_bytes(path.read_bytes()[:-5]),
         lambda path: path.write_bytes(b""),
+        lambda path: change_offset(path, 2**60),
+        lambda path: change_offset(path, -64),
+        lambda path: change_offset(path, 0),
     ],
 )
 def test_damaged_index_is_built_again(tmp_path, monkeypatch, damage):

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import ctl
+from ctl.hardware import host
 from tests.data.reading import one_line, read_all
 
 
@@ -217,6 +218,17 @@ def test_lists_in_parquet_are_rows_of_arrays(tmp_path):
         pyarrow.table({"x": [[1.0, 2.0], [3.0, 4.0]]}), tmp_path / "a.parquet"
     )
     assert lists(ctl.data.parquet(str(tmp_path / "a.parquet"))) == {"x": [[1, 2], [3, 4]]}
+
+
+def test_parquet_with_more_values_than_memory_is_not_read(tmp_path, monkeypatch):
+    path = str(tmp_path / "a.parquet")
+    pyarrow.parquet.write_table(pyarrow.table({"x": [0] * 1000, "y": [[1, 2]] * 1000}), path)
+    monkeypatch.setattr(host, "memory_limit", lambda: 2500)
+    assert "a.parquet cannot be read: its 3000 values do not fit" in one_line(
+        ctl.data.parquet, path
+    )
+    assert len(ctl.data.parquet(path, columns=["x"])) == 1000
+    assert len(ctl.data.parquet(path, columns={"new": "y"})) == 1000
 
 
 @pytest.mark.parametrize(

@@ -211,7 +211,8 @@ def test_other_modes_and_commands_read_a_url_and_send_their_results(
     assert f"export/{best}/saved_model.pb" in store.list()
     code, _, error = program("--mode=continuous_eval", f"--workdir={url}")
     assert code == 0, error
-    assert ctl.load(url).step == 20
+    assert ctl.load(url, config="experiment.py").step == 20
+    assert ctl.load(url, trust_code=True).step == 20
     tf_keras.backend.reset_uids()
     init = f"--config.init.checkpoint={url}"
     code, _, error = program(init, "--config.train.steps=5", "--workdir=other")
@@ -223,6 +224,39 @@ def test_other_modes_and_commands_read_a_url_and_send_their_results(
     assert code == 0 and "weights     the same bits at step 10, at step 20" in out
     assert main.run(["ctl", "report", url]) == 0
     assert pathlib.Path("report.html").exists()
+
+
+@pytest.mark.parametrize("name", ["../../stolen", "/{folder}/stolen", "config.json", "a\\b"])
+def test_only_files_of_a_checkpoint_are_fetched(store, tmp_path, monkeypatch, name):
+    name = name.format(folder=tmp_path)
+    store.write("checkpoints/ckpt-5.whole", json.dumps({"files": {name: 4}}).encode())
+    # As of a store that anyone has written: it lists the name as it is.
+    monkeypatch.setattr(type(store), "list", lambda *_: {"ckpt-5.whole": 9, name: 4})
+    monkeypatch.setattr(type(store), "download", lambda *_: pytest.fail("fetched"))
+    local = LocalCopy(store.url, tmp_path / "copy")
+    assert fetch.checkpoint(local, "checkpoints", 5) == (
+        f"its marker names {name!r}, which is no file of a checkpoint"
+    )
+
+
+def test_no_code_that_a_run_in_a_store_names_is_imported(program, store, tmp_path):
+    experiments.write(tmp_path, {"evil.py": "Trainer = exit('evil.py was imported')"})
+    config = keys.defaults().to_dict() | {"trainer": f"{tmp_path}/evil.py:Trainer"}
+    config |= {"model": {"dropout": 0.5}, "data": config["data"] | {"global_batch_size": 8}}
+    store.write("config.json", json.dumps(config).encode())
+    store.write("checkpoints/ckpt-5.index", b"data")
+    store.write("checkpoints/ckpt-5.whole", json.dumps({"files": {"ckpt-5.index": 4}}).encode())
+    for mode in ("train_and_eval", "eval", "export"):
+        code, _, error = program(f"--mode={mode}", f"--workdir={store.url}")
+        assert code == 2 and "holds a run of another experiment, trainer" in error
+    assert main.run(["ctl", "diff", store.url, store.url]) == 2  # the files are no checkpoint
+    assert main.run(["ctl", "report", store.url]) == 0
+    with pytest.raises(ctl.UsageError, match=r"evil.py:Trainer': pass your file of the experiment"):
+        ctl.load(store.url)
+    with pytest.raises(ctl.UsageError, match=r"ckpt-5 cannot be read"):
+        ctl.load(store.url, config="experiment.py")
+    with pytest.raises(ctl.UsageError, match=r"evil.py was imported"):
+        ctl.load(store.url, trust_code=True)
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,10 @@ def test_checkpoint_with_a_marker_is_complete(folder):
         (lambda f: (f / "ckpt-9.whole").write_text("[1]"), "its marker cannot be read"),
         (lambda f: (f / "ckpt-9.whole").write_text('{"files": {}}'), "its marker lists no files"),
         (lambda f: (f / "ckpt-9.whole").write_bytes(b"\xff\xfe"), "its marker cannot be read"),
+        (
+            lambda f: (f / "ckpt-9.whole").write_text('{"files": {"../x": 1}}'),
+            "its marker names '../x', which is no file of a checkpoint",
+        ),
     ],
 )  # fmt: skip
 def test_damage_is_detected_and_named(folder, damage, fault):

@@ -3,8 +3,11 @@
 import contextlib
 import functools
 import http.server
+import io
 import threading
+import zipfile
 
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -211,3 +214,123 @@ def test_mistakes_are_one_line(trainer, tmp_path):
         ctl.configs.validation.check_config(
             ctl.config(trainer="a.py:A", data=dict(global_batch_size=1), init=dict(layout="torch"))
         )
+
+
+KERNEL = "head/head/kernel:0"  # the place in a file of Keras
+
+
+def hdf5(write):
+    """The content of an HDF5 file."""
+    with h5py.File("memory", "w", driver="core", backing_store=False) as file:
+        write(file)
+        file.flush()
+        return file.id.get_file_image()
+
+
+def virtual(file):
+    layout = h5py.VirtualLayout((4,), "f4")
+    layout[:] = h5py.VirtualSource("other.h5", "secret", (4,))
+    file.create_virtual_dataset(KERNEL, layout)
+
+
+def compound(file):
+    file[KERNEL] = np.zeros(4, [("a", "i4")])
+
+
+def references(file):
+    file.create_dataset(KERNEL, (4,), dtype=h5py.ref_dtype)[0] = file.ref
+
+
+def outside(link):
+    def write(file):
+        file[KERNEL] = link
+
+    return write
+
+
+def archive(name, content, compression=zipfile.ZIP_STORED):
+    """The content of a zip file."""
+    whole = io.BytesIO()
+    with zipfile.ZipFile(whole, "w", compression) as file:
+        file.writestr(name, content)
+    return whole.getvalue()
+
+
+def header(shape):
+    """The beginning of a file of NumPy, without values."""
+    content = io.BytesIO()
+    description = {"descr": "<f4", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(content, description)
+    return content.getvalue()
+
+
+def write_objects():
+    content = io.BytesIO()
+    np.savez(content, **{"head/kernel": np.array([{}], object)})
+    return content.getvalue()
+
+
+HUGE = (2**46,)  # 256 TiB, more than a process can have
+HOSTILE = {
+    "external.h5": (
+        hdf5(lambda file: file.create_dataset(KERNEL, (4,), "f4", external=[("secret", 0, 16)])),
+        "head/head/kernel:0 is in another file",
+    ),
+    "virtual.h5": (hdf5(virtual), "head/head/kernel:0 is in another file"),
+    "external_link.h5": (hdf5(outside(h5py.ExternalLink("other.h5", "secret"))), "is a link"),
+    "soft_link.h5": (hdf5(outside(h5py.SoftLink("/"))), "is a link"),
+    "references.h5": (hdf5(references), "head/kernel is no array of numbers"),
+    "text.h5": (hdf5(outside("text")), "head/kernel is no array of numbers"),
+    "compound.h5": (hdf5(compound), "to a TensorFlow DType"),
+    "huge.h5": (
+        hdf5(lambda file: file.create_dataset(KERNEL, HUGE, "f4", chunks=(2**20,))),
+        rf"head/kernel is \[3, 4\], but \[{2**46}\] in the checkpoint",
+    ),
+    "chunk.h5": (
+        hdf5(
+            lambda file: file.create_dataset(
+                KERNEL, (4,), "f4", maxshape=(None,), chunks=(2**29,), compression="gzip"
+            )
+        ),
+        "head/head/kernel:0 has larger chunks than values",
+    ),
+    "bomb.keras": (
+        archive("model.weights.h5", bytes(2**20), zipfile.ZIP_DEFLATED),
+        "its weights are 1048576 bytes in 10",
+    ),
+    "other.keras": (archive("other", b""), "no item named 'model.weights.h5'"),
+    "huge.npz": (
+        archive("head/kernel.npy", header(HUGE)),
+        rf"head/kernel is \[3, 4\], but \[{2**46}\] in the checkpoint",
+    ),
+    "short.npz": (archive("head/kernel.npy", header((3, 4))), "cannot be read"),
+    "text.npz": (archive("head/kernel.npy", b"text"), "cannot be read"),
+    "objects.npz": (write_objects(), "head/kernel is no array of numbers"),
+    "no_archive.npz": (header((3, 4)), "not a zip file"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_file_that_is_not_trusted_is_one_line_and_takes_no_memory(
+    name, trainer, tmp_path, monkeypatch
+):
+    content, message = HOSTILE[name]
+    monkeypatch.chdir(tmp_path)  # the other files exist
+    (tmp_path / "secret").write_bytes(np.ones(4, np.float32).tobytes())
+    (tmp_path / "other.h5").write_bytes(hdf5(lambda file: file.update(secret=np.ones(4))))
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ctl.UsageError, match=message) as error:
+        warm_start.all_load(trainer, init(tmp_path / name, "head/kernel"))
+    assert "\n" not in str(error.value)
+
+
+def test_weights_that_no_variable_has_are_not_read(trainer, tmp_path):
+    def write(file):
+        file["head/head/bias:0"] = np.full(4, 7.0)
+        file.create_dataset("huge", HUGE, "f4", chunks=(2**20,))
+        file["again"] = file["head"]  # visited once
+        file["head/loop"] = file["/"]
+
+    (tmp_path / "w.h5").write_bytes(hdf5(write))
+    (loaded,) = warm_start.all_load(trainer, init(tmp_path / "w.h5", "head/bias"))
+    assert loaded.names == ["head/bias"] and trainer.model.layers[-1].bias.numpy()[0] == 7

@@ -1,6 +1,7 @@
 """The compiler's process, and its environment, which uv makes from the pins."""
 
 import dataclasses
+import re
 import sys
 
 import pytest
@@ -118,8 +119,11 @@ def uv(tmp_path, monkeypatch):
 
 
 def test_every_pin_is_one_exact_version():
-    lines = compiler_process.PINS.read_text().splitlines()
+    lines = compiler_process.PINS.read_text().replace("\\\n", "").splitlines()
     pins = dict(line.split("==", 1) for line in lines if not line.startswith("#"))
+    hashes = [re.findall("--hash=sha256:[0-9a-f]{64}(?= |$)", pin) for pin in pins.values()]
+    assert {len(each) for each in hashes} == {1, 4}  # one wheel, or one per version of Python
+    pins = {name: pin.split()[0] for name, pin in pins.items()}
     assert {"jax", "jaxlib", "libtpu"} <= set(pins)
     assert pins["jax"] == pins["jaxlib"]
     assert all(version[0].isdigit() for version in pins.values())
@@ -132,7 +136,9 @@ def test_packages_are_downloaded_once(uv, capsys):
     assert "once, about 300 MB" in capsys.readouterr().out
     compiler_process.find_python.cache_clear()  # as another process
     assert compiler_process.find_python() == command
-    assert ["--offline" in line for line in log.read_text().splitlines()] == [True, False, True]
+    lines = log.read_text().splitlines()
+    assert ["--offline" in line for line in lines] == [True, False, True, True]
+    assert ["--require-hashes" in line for line in lines] == [False, True, False, False]
     assert not capsys.readouterr().out
 
 
