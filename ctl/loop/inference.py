@@ -18,6 +18,7 @@ from ctl.data.features import RESERVED
 from ctl.data.source import Batch
 from ctl.errors import UsageError
 from ctl.loop.checkpoints.checkpointer import Checkpointer, DamagedCheckpoint
+from ctl.loop.checkpoints.files import hold
 from ctl.replica.arithmetic import precision, row_mask
 from ctl.replica.arithmetic.snapshot import Snapshot
 from ctl.replica.graphs.assignments import find_assignments
@@ -54,6 +55,20 @@ def restore_trainer(
     Raises:
         UsageError: the checkpoint does not match the trainer, or cannot be read.
     """
+    with hold(path) as held:
+        try:
+            return _restore(trainer_class, options, held, global_batch_size, average)
+        except UsageError as error:
+            raise UsageError(str(error).replace(held, path)) from None
+
+
+def _restore(
+    trainer_class: type[StandardTrainer],
+    options: TrainerOptions,
+    path: str,
+    global_batch_size: int,
+    average: bool,
+) -> StandardTrainer:
     # 16-bit layers have float32 variables: without the policy the same weights compute in float32.
     of_variables = precision.of(options.precision).floatx
     trainer = trainer_class(

@@ -17,8 +17,10 @@ _POLL_SECONDS = 1.0
 
 def evaluate(arguments: Arguments) -> int:
     """Evaluates a checkpoint of a run, by default the one of its result; returns the exit code."""
-    path = find_checkpoint(arguments.workdir, arguments.checkpoint)
+    find_checkpoint(arguments.workdir, arguments.checkpoint)
     run, changes = _open_run(arguments)
+    # Again: a run that trains meanwhile may have deleted it.
+    path = find_checkpoint(arguments.workdir, arguments.checkpoint)
     is_result = not arguments.checkpoint and not changes
     controller = run.make_controller(
         actions=run.make_actions(trains=False), records=run.is_chief and is_result

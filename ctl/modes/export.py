@@ -13,7 +13,7 @@ import tensorflow as tf
 from ctl.configs import keys, loading
 from ctl.configs.options import TrainerOptions
 from ctl.data.features import RESERVED
-from ctl.errors import UsageError, list_some
+from ctl.errors import UsageError, list_some, print_line
 from ctl.loop import inference, json_files
 from ctl.loop.actions import best_checkpoint
 from ctl.loop.checkpoints.files import CheckpointFiles
@@ -29,17 +29,22 @@ from ctl.trainer import StandardTrainer
 def export(arguments: Arguments) -> int:
     """Exports a checkpoint of a run, by default the one of its result; returns the exit code."""
     workdir = arguments.workdir
-    path = select_checkpoint(workdir, arguments.checkpoint)
+    if not workdir.writes:
+        raise UsageError(f"{workdir.exports} cannot be written: copy the run, and export the copy.")
     config = resolve_batch_size(arguments.config, 1)
+    trainer_class = loading.load_trainer_class(
+        config.trainer, arguments.config_path, StandardTrainer
+    )
+    path = select_checkpoint(workdir, arguments.checkpoint)
     step, exported = export_checkpoint(
-        loading.load_trainer_class(config.trainer, arguments.config_path, StandardTrainer),
+        trainer_class,
         TrainerOptions.from_config(config),
         path,
         workdir.exports,
         global_batch_size=config.data.global_batch_size,
     )
     workdir.event("export", step, **exported)
-    print(f"Exported {path} to {exported['path']} ({exported['weights']} weights).", flush=True)
+    print_line(f"Exported {path} to {exported['path']} ({exported['weights']} weights).")
     return DONE
 
 
@@ -81,12 +86,17 @@ def load(
     """
     folder = Workdir(fetch(str(workdir), str(checkpoint)), writes=False)
     folder.check_run()
-    path = select_checkpoint(folder, fetch(str(checkpoint)))
+    named = fetch(str(checkpoint))
     values = keys.defaults()
     with values.ignore_type():
-        values.update(config_dict.ConfigDict(json_files.read(folder.path / "config.json")))
+        content = json_files.read(folder.path / "config.json", trainer=str)
+        values.update(config_dict.ConfigDict(content))
+    trainer_class = loading.load_trainer_class(
+        values.trainer, config or folder.config_file(), StandardTrainer
+    )
+    path = select_checkpoint(folder, named)
     trainer = inference.restore_trainer(
-        loading.load_trainer_class(values.trainer, config or folder.config_file(), StandardTrainer),
+        trainer_class,
         TrainerOptions.from_config(values),
         path,
         global_batch_size=values.data.global_batch_size,

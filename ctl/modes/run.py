@@ -92,7 +92,9 @@ class Run:
         names = self.config.summaries.writers
         summarizes = "tensorboard" in names and self.workdir.writes
         self._metrics = MetricLog(
-            make_writers(names, self.workdir.path, self._config_path) if self.is_chief else (),
+            make_writers(names, self.workdir.path, self._config_path)
+            if self.workdir.writes
+            else (),
             summary_folder=self.workdir.path / "summaries" if summarizes else None,
             checkpoint_folder=self.workdir.checkpoints,
             print_line=self.progress.print_line,
@@ -329,6 +331,8 @@ class Run:
         result = results.make_result(self.experiment, controller, seconds)
         if not controller.outputs:  # only evaluated: keep what was recorded of the training
             result |= results.read_training(self.workdir)
+            if controller.restored_outputs:  # a process that was killed before its result
+                result["train"] = controller.restored_outputs
         if self.has_ended or not self.must_end(result["step"]):
             self.workdir.write_result(result)
         ended_by = {

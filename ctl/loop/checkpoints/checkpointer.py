@@ -2,8 +2,8 @@
 
 import atexit
 from collections.abc import Callable, Mapping, Sequence
+import contextlib
 import errno
-import os
 import pathlib
 import re
 import tempfile
@@ -14,6 +14,7 @@ import tensorflow as tf
 from ctl.errors import UsageError, list_some, type_name
 from ctl.hardware import quiet, strategies
 from ctl.hardware.collectives import ProcessGroup
+from ctl.loop import disk
 from ctl.loop.checkpoints import matching, positions
 from ctl.loop.checkpoints.files import CheckpointFiles, read_notes
 from ctl.replica.arithmetic.models import adapt
@@ -128,7 +129,8 @@ class Checkpointer:
         self._partial = partial
         self._reads_only = reads_only
         self._rank = rank
-        self._writing: int | None = None  # the step that a thread is writing
+        self._writing: int | None = None  # the step that a thread is writing, until `wait`
+        self._committed: int | None = None  # the step that it has written
         # The restored checkpoint, and its variables that TensorFlow will restore when the trainer
         # builds them.
         self._restored: matching.CheckpointContent | None = None
@@ -166,9 +168,10 @@ class Checkpointer:
                 self._checkpoint.write(f"{folder}/ckpt", self._options())
             return self.path(step)
         self.wait()
-        os.makedirs(self.directory, exist_ok=True)
+        disk.make_folder(self.directory)
         # A damaged checkpoint of the same step may exist: its marker must not match the new files.
-        self.files.remove(step)
+        self.files.begin(step)
+        self._committed = None
         options = self._options(
             experimental_enable_async_checkpoint=self._background,
             # Called in the thread that writes, once all files are written.
@@ -183,6 +186,11 @@ class Checkpointer:
             atexit.register(self._discard_thread_error)
         return self.path(step)
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether a thread is writing a checkpoint, or has failed to."""
+        return self._writing is not None and self._writing != self._committed
+
     def wait(self) -> None:
         """Waits until the checkpoint that a thread is writing is complete.
 
@@ -194,8 +202,9 @@ class Checkpointer:
         step, self._writing = self._writing, None
         # In TensorFlow 2.20, this does not raise the error of the thread.
         self._checkpoint.sync()
-        if self.files.fault(step):
-            raise self._take_thread_error() or OSError(errno.EIO, "it was not written to the end")
+        error = self._take_thread_error()
+        if error or self._committed != step:
+            raise error or OSError(errno.EIO, "it was not written to the end")
 
     def close(self) -> None:
         """Ends the thread that writes, which would keep the trainer in memory; a `save` starts it again.
@@ -241,13 +250,16 @@ class Checkpointer:
             if not self._processes.any_process(bool(fault)):
                 return self.path(step)
             print_line(f"Skipped {self.path(step)}: {fault}.")
-            step = self._broadcast_latest_step(before=step)
+            # A run that trains meanwhile may have deleted it, and written a newer one.
+            newest = self._broadcast_latest_step(before)
+            step = newest if newest > step else self._broadcast_latest_step(before=step)
         # Training from scratch would overwrite what the user may still be able to repair.
         if self.files.steps() or self.files.damaged():
             raise UsageError(
                 f"{self.directory} has checkpoints, but none of them can be read: fix the files, or "
                 "name another --workdir."
             )
+        self.files.check_foreign()
         return None
 
     def restore(self, path: str) -> None:
@@ -269,6 +281,8 @@ class Checkpointer:
             except UsageError:
                 raise
             except (AssertionError, IndexError, ValueError, tf.errors.OpError) as error:
+                if reason := disk.find_reason(error):
+                    raise disk.read_failure(path, reason) from None
                 reason = str(error).splitlines()[0]
                 if _is_damage(error):
                     raise DamagedCheckpoint(reason) from None
@@ -383,13 +397,17 @@ class Checkpointer:
         self.files.commit(step, notes)
         # A newer one could not be read, or the run would have continued from it: it is the first to go.
         rank = self._rank or (lambda other: (other <= step, other))
-        self.files.prune(keep=self._keep, keep_every=self._keep_every, rank=rank)
-        complete = [self.path(step) for step in sorted(self.files.steps(), key=rank)]
-        # For TensorFlow's own tools, such as `tf.train.latest_checkpoint`. The function is deprecated.
-        with quiet.hide_warnings():
-            tf.compat.v1.train.update_checkpoint_state(
-                str(self.directory), complete[-1], all_model_checkpoint_paths=complete
-            )
+        # If the disk fails meanwhile, the next save deletes what is old.
+        with contextlib.suppress(OSError):
+            steps = self.files.prune(keep=self._keep, keep_every=self._keep_every, rank=rank)
+            complete = [self.path(step) for step in steps]
+            # For TensorFlow's own tools, such as `tf.train.latest_checkpoint`. The function is
+            # deprecated.
+            with quiet.hide_warnings():
+                tf.compat.v1.train.update_checkpoint_state(
+                    str(self.directory), complete[-1], all_model_checkpoint_paths=complete
+                )
+        self._committed = step
 
 
 def _items(owner: Any) -> dict[str, Any]:

@@ -52,9 +52,12 @@ class CheckpointManager:
         # The time to the first checkpoint counts from the start of the process.
         self._timer = Timer(every.seconds)
         self.saved_step: int | None = None
+        self._unrecorded: int | None = None  # the step of the checkpoint that is being written
 
     def all_due(self, processes: ProcessGroup) -> bool:
         """Returns whether to save now, by the interval or by the chief's clock; collective."""
+        if self.checkpoints is not None and not self.checkpoints.is_writing:
+            self._record()
         is_multiple = self.every.next(self._step - 1) == self._step
         return is_multiple or self._timer.all_due(processes)
 
@@ -86,7 +89,9 @@ class CheckpointManager:
             self.checkpoints.save(get_notes())
         self.saved_step = step
         self._timer.restart()
-        self._reporter.record("checkpoint", step, path=path)
+        self._unrecorded = step
+        if not self.checkpoints.is_writing:
+            self._record()
 
     def wait(self) -> None:
         """Waits until the checkpoint that a thread is writing is complete."""
@@ -94,6 +99,7 @@ class CheckpointManager:
             path = self.checkpoints.path(self.saved_step or 0)
             with report_write_errors(path, self.checkpoints.directory):
                 self.checkpoints.wait()
+            self._record()
 
     def all_restore(
         self, path: str | None = None, *, before: int | None = None
@@ -119,6 +125,12 @@ class CheckpointManager:
         # The restored checkpoint is not saved again.
         self.saved_step = self._step if path else None
         return path, read_notes(path or "")
+
+    def _record(self) -> None:
+        """Records the last checkpoint, which is complete."""
+        step, self._unrecorded = self._unrecorded, None
+        if step is not None and self.checkpoints is not None:
+            self._reporter.record("checkpoint", step, path=self.checkpoints.path(step))
 
     @property
     def _step(self) -> int:

@@ -1,6 +1,7 @@
 """JsonLinesWriter: writes logged values to metrics.jsonl."""
 
 from collections.abc import Callable, Iterator
+import contextlib
 import json
 import math
 import os
@@ -8,7 +9,7 @@ import pathlib
 from typing import Any
 
 from ctl.loop import json_files
-from ctl.loop.checkpoints.files import flush
+from ctl.loop.disk import flush
 from ctl.loop.writers.writer import TRAIN, Record, Writer
 
 _RESERVED = ("time", "split", "step")
@@ -54,7 +55,7 @@ class JsonLinesWriter(Writer):
 
     def _read_lines(self) -> Iterator[tuple[str, Key]]:
         if self.path.exists():
-            with open(self.path, encoding="utf-8", newline="") as file:
+            with open(self.path, encoding="utf-8", errors="replace", newline="") as file:
                 for line in file:
                     if line.endswith("\n") and (key := _read_key(line)):
                         yield line, key
@@ -73,15 +74,15 @@ class JsonLinesWriter(Writer):
             file.writelines(line for line, key in self._read_lines() if keep(key))
         flush(temporary)  # or a power failure could leave an empty file
         os.replace(temporary, self.path)
+        flush(self.path.parent)
 
 
 def _read_key(line: str) -> Key | None:
     """Returns the split and step of a line; None if it is not a complete one."""
-    try:
-        content = json.loads(line)
-        return str(content["split"]), int(content["step"])
-    except (ValueError, KeyError, TypeError):
-        return None
+    with contextlib.suppress(ValueError):
+        content = json_files.parse(line, split=str, step=int)
+        return content["split"], content["step"]
+    return None
 
 
 def _as_json(value: int | float) -> int | float | str:

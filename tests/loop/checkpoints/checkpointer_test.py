@@ -133,6 +133,7 @@ def test_folder_whose_checkpoints_could_not_be_read_is_rejected(tmp_path, name):
 def test_first_save_that_was_killed_is_no_checkpoint(tmp_path):
     (tmp_path / "ckpt-5_temp").mkdir()
     (tmp_path / "ckpt-5.index").write_bytes(b"half")
+    (tmp_path / "ckpt-5.new").touch()  # written before the others
     assert Checkpointer(tmp_path, make_trainer()).all_restore_latest() is None
 
 
