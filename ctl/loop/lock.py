@@ -168,7 +168,9 @@ class RunLock:
     def _read(self) -> bytes:
         try:
             return self._path.read_bytes()
-        except OSError:
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.EIO):
+                raise  # says nothing about what other processes have written
             return b""
 
     def _release(self, path: pathlib.Path) -> None:

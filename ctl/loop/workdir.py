@@ -111,9 +111,7 @@ class Workdir:
 
     def config(self) -> dict[str, Any]:
         """Returns the values of config.json, by full name."""
-        return overrides.flatten(
-            json_files.read(self.path / "config.json", trainer=str, train=dict)
-        )
+        return overrides.flatten(json_files.read(self.path / "config.json", trainer=str))
 
     def result(self) -> dict[str, Any]:
         """Returns the content of `result.json`; empty if it does not exist."""

@@ -88,7 +88,7 @@ def _has_ended(run: Run, evaluated: int) -> bool:
     """Returns whether a checkpoint was the last one of a run."""
     stopped = run.workdir.result().get("stopped") or {}
     # The number of steps as it was resolved by the run, which may have had other data.
-    steps = run.workdir.config()["train.steps"]
+    steps = run.workdir.config().get("train.steps", run.config.train.steps)
     return evaluated >= steps or stopped.get("step") == evaluated
 
 

@@ -4,6 +4,7 @@ import types
 
 import pytest
 
+from ctl.errors import UsageError
 from ctl.loop.bucket import fetch
 from ctl.loop.bucket.local import LocalCopy
 from ctl.loop.bucket.upload import Uploader
@@ -111,3 +112,25 @@ def test_half_copied_damaged_and_deleted_checkpoints_are_passed_over_with_a_line
     ]
     names = {path.name.partition(".")[0] for path in (other.folder / "checkpoints").iterdir()}
     assert names == {"ckpt-10"}
+
+
+def test_damaged_checkpoints_of_a_store_are_no_new_beginning(local, tmp_path):
+    store, other = local.store, LocalCopy(local.store.url, tmp_path / "other")
+    save(local, 10, 20)
+    upload(local, keep_every=10)[0].copy()
+    for step in (10, 20):
+        store.write(f"checkpoints/ckpt-{step}.whole", b'{"fi')
+    with pytest.raises(UsageError, match="has checkpoints, but none of them can be read: fix the"):
+        fetch.run(other)
+
+
+def test_best_checkpoint_that_is_damaged_here_is_not_deleted_in_the_store(local):
+    save(local, 10)
+    save(local, 5, 10, where="best")
+    uploader, _ = upload(local)
+    uploader.copy()
+    (local.folder / "best/ckpt-5.whole").write_bytes(b"damaged")
+    CheckpointFiles(local.folder / "best").remove(10)
+    save(local, 20)
+    uploader.copy()
+    assert fetch.steps(local.store.list(), "best") == [5]
