@@ -16,7 +16,7 @@ from ctl.hardware import quiet, strategies
 from ctl.hardware.collectives import ProcessGroup
 from ctl.loop import disk
 from ctl.loop.checkpoints import matching, positions
-from ctl.loop.checkpoints.files import CheckpointFiles, read_notes
+from ctl.loop.checkpoints.files import CheckpointFiles, read_notes, report_write_errors
 from ctl.replica.arithmetic.models import adapt
 from ctl.replica.step.inner_loop import loop_of
 from ctl.step import Step
@@ -397,16 +397,17 @@ class Checkpointer:
         self.files.commit(step, notes)
         # A newer one could not be read, or the run would have continued from it: it is the first to go.
         rank = self._rank or (lambda other: (other <= step, other))
+        complete = [self.path(step)]
         # If the disk fails meanwhile, the next save deletes what is old.
         with contextlib.suppress(OSError):
             steps = self.files.prune(keep=self._keep, keep_every=self._keep_every, rank=rank)
             complete = [self.path(step) for step in steps]
-            # For TensorFlow's own tools, such as `tf.train.latest_checkpoint`. The function is
-            # deprecated.
-            with quiet.hide_warnings():
-                tf.compat.v1.train.update_checkpoint_state(
-                    str(self.directory), complete[-1], all_model_checkpoint_paths=complete
-                )
+        # For TensorFlow's own tools, such as `tf.train.latest_checkpoint`. The function is deprecated.
+        state = report_write_errors(f"{self.directory}/checkpoint", self.directory)
+        with quiet.hide_warnings(), state:
+            tf.compat.v1.train.update_checkpoint_state(
+                str(self.directory), complete[-1], all_model_checkpoint_paths=complete
+            )
         self._committed = step
 
 

@@ -276,14 +276,14 @@ def report_write_errors(what: str, checkpoints: str | pathlib.Path | None) -> It
             reason = error.strerror or str(error)
         if reason is None:
             raise
-        intact = "No checkpoint exists yet."
-        # What cannot be written may not be readable either.
-        with contextlib.suppress(OSError):
+        intact = ""
+        with contextlib.suppress(OSError):  # what cannot be written may not be readable either
             files = CheckpointFiles(checkpoints or "")
             steps = files.steps() if checkpoints else []
+            intact = " No checkpoint exists yet."
             if steps:
-                intact = f"The last complete checkpoint, {files.path(steps[-1])}, is intact."
+                intact = f" The last complete checkpoint, {files.path(steps[-1])}, is intact."
         raise Failure(
-            f"{what} could not be written: {reason}. {intact} {find_fix(reason)}, then rerun the same "
+            f"{what} could not be written: {reason}.{intact} {find_fix(reason)}, then rerun the same "
             "command."
         ) from error

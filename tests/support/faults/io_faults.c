@@ -7,6 +7,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdio_ext.h>
@@ -16,17 +17,17 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-#define SHORT_WRITE (-1)
+#define SHORT_WRITE (-1000)
 
 static char root[4096];
 static size_t root_length;
 static volatile long counter, fail_at;
 static volatile int error_number, log_file = -1, armed;
 static char kinds[256];
-static void (*callback)(void);
 
-/* Chooses the folder, the number and its error (SHORT_WRITE: half of the bytes); `also` names the kinds
-   that fail from then on, and `log` the file of the calls. */
+/* Chooses the folder, the number and its error (SHORT_WRITE: half of the bytes; another negative number:
+   the call works, and this process gets that signal); `also` names the kinds that fail from then on, and
+   `log` the file of the calls. */
 void ctl_fault_arm(const char *folder, long number, int error, const char *also, const char *log) {
   armed = 0;
   if (log_file >= 0) close(log_file);
@@ -39,9 +40,6 @@ void ctl_fault_arm(const char *folder, long number, int error, const char *also,
   strncpy(kinds, also, sizeof kinds - 1);
   armed = 1;
 }
-
-/* Calls a function instead of failing, such as one that sends a signal; NULL to fail again. */
-void ctl_fault_callback(void (*function)(void)) { callback = function; }
 
 long ctl_fault_disarm(void) {
   armed = 0;
@@ -85,8 +83,8 @@ static int fails(const char *kind, const char *path, const char *other) {
   log_call(kind, number, path, other);
   errno = saved;
   if (!fail_at || number < fail_at || (number > fail_at && !strstr(kinds, kind))) return 0;
-  if (callback) {
-    if (number == fail_at) callback();
+  if (error_number < 0 && error_number != SHORT_WRITE) {
+    kill(getpid(), -error_number);
     errno = saved;
     return 0;
   }

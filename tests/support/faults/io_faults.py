@@ -1,12 +1,12 @@
-"""Runs a tiny experiment again and again, and lets another call on its files fail each time.
+"""Runs a tiny experiment again and again, and disturbs another point of it each time.
 
-    python -m tests.support.faults.io_faults --stride=20 --json=faults.json
+    python -m tests.support.faults.io_faults --loop=calls --stride=20 --json=faults.json
 
 A library in C (io_faults.c) is preloaded. It counts the calls on files below the folder of the run
-(open, read, write, rename, unlink, fsync, mkdir) and lets the n-th fail, once or from then on. Then the
-fault is gone, and the same command is rerun. A try is survived if
+(open, read, write, rename, unlink, fsync, mkdir) and lets the n-th fail, once or from then on, or sends
+a signal to the process. Then the fault is gone, and the same command is rerun. A try is survived if
 
-- the first command ends with exit code 0, or with one line and exit code 1,
+- the first command ends with exit code 0, or with one line and exit code 1, or 75 after a signal,
 - the second command ends with exit code 0, and
 - the weights, the lines of metrics.jsonl, the best checkpoint, the exported model and result.json are
   those of the undisturbed run.
@@ -24,6 +24,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -32,7 +33,7 @@ from typing import Any
 
 SOURCE = pathlib.Path(__file__).with_suffix(".c")
 LIBRARY = "CTL_IO_FAULTS"  # the variable that names the built library, which is also preloaded
-SHORT = -1  # half of the bytes are written
+SHORT = -1000  # half of the bytes are written
 WRITING = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.EINTR)
 # The errors that a call can have.
 ERRORS = {
@@ -107,7 +108,6 @@ class Faults:
         self._library.ctl_fault_arm.argtypes = (
             ctypes.c_char_p, ctypes.c_long, ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p,
         )  # fmt: skip
-        self._callback: Any = None
 
     @contextlib.contextmanager
     def armed(
@@ -123,11 +123,6 @@ class Faults:
             yield
         finally:
             self._library.ctl_fault_disarm()
-
-    def call_instead(self, function: Any) -> None:
-        """Calls a function at the chosen call, instead of letting it fail; None to let it fail."""
-        self._callback = ctypes.CFUNCTYPE(None)(function) if function else None
-        self._library.ctl_fault_callback(self._callback)
 
 
 def read_calls(log: str) -> list[Call]:
@@ -202,20 +197,11 @@ def check(
     return f"other {', '.join(different)}" if different else ""
 
 
-def attempt(workdir: pathlib.Path, expected: dict[str, Any]) -> tuple[Any, Any]:
-    """Reruns the command without a fault; returns its result and the state of the run."""
-    second = run("--config=experiment.py", f"--workdir={workdir}")
-    try:
-        return second, read_state(workdir)
-    except Exception as error:
-        return second, f"damaged: {error!r}"[:200]
-
-
-def choose(calls: Sequence[Call], stride: int, offset: int) -> Iterator[tuple[int, int, bool]]:
-    """Chooses numbers of calls, and the error of each, in turn."""
+def choose(kinds: Sequence[str], stride: int, offset: int) -> Iterator[tuple[int, int, bool]]:
+    """Chooses numbers of calls, the error of each in turn, and whether it stays."""
     turns: collections.Counter[str] = collections.Counter()
-    for number in range(1 + offset, len(calls) + 1, stride):
-        kind = calls[number - 1].kind
+    for number in range(1 + offset, len(kinds) + 1, stride):
+        kind = kinds[number - 1]
         turn = turns[kind]
         turns[kind] += 1
         error = ERRORS[kind][turn % len(ERRORS[kind])]
@@ -223,47 +209,135 @@ def choose(calls: Sequence[Call], stride: int, offset: int) -> Iterator[tuple[in
         yield number, error, turn % 2 == 1 and error != errno.EINTR
 
 
-def loop(stride: int, offset: int, print_line: Any = lambda line: None) -> dict[str, Any]:
-    """Tries calls; returns the counts, and each try."""
-    faults, tries = Faults(), []
-    pathlib.Path("experiment.py").write_text(EXPERIMENT)
-    whole = pathlib.Path("whole")
-    with faults.armed("whole", 0, log="calls"):
-        assert run("--config=experiment.py", "--workdir=whole")[0] == 0
-    expected, calls = read_state(whole), read_calls("calls")
-    for number, error, stays in choose(calls, stride, offset):
-        workdir = pathlib.Path("whole")  # the same name, which messages and results contain
-        shutil.rmtree(workdir, ignore_errors=True)
-        with faults.armed("whole", number, error, stays=stays):
-            first = run("--config=experiment.py", "--workdir=whole")
-        fault = check(first, *_rerun(workdir, expected))
+def loop_calls(stride: int, offset: int) -> Iterator[Any]:
+    """Lets calls fail; yields first the number of calls, then each try."""
+    faults, expected, calls = _undisturbed()
+    yield len(calls)
+    for number, error, stays in choose([call.kind for call in calls], stride, offset):
         name = "short write" if error == SHORT else errno.errorcode[error]
-        tries.append(
-            {
-                "number": number,
-                "call": dataclasses.asdict(calls[number - 1]),
-                "error": name + (" from then on" if stays else ""),
-                "code": first[0],
-                "err": first[2].strip()[-300:],
-                "fault": fault,
-            }
-        )
-        print_line(json.dumps(tries[-1]))
-    failed = sum(bool(each["fault"]) for each in tries)
+        with _disturb() as result, faults.armed(FOLDER, number, error, stays=stays):
+            result.append(run(*COMMAND))
+        name += " from then on" if stays else ""
+        yield _describe(f"{number} {calls[number - 1].kind}", name, result[0], expected)
+
+
+def loop_signals(stride: int, offset: int) -> Iterator[Any]:
+    """Sends signals at calls; yields first the number of calls, then each try."""
+    faults, expected, calls = _undisturbed()
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    for each in numbers[::2]:
+        signal.signal(each, signal.default_int_handler)  # as ctl.main.console
+    yield len(calls)
+    for turn, number in enumerate(range(1 + offset, len(calls) + 1, stride)):
+        sent = numbers[turn % len(numbers)]
+        with _disturb() as result, faults.armed(FOLDER, number, -sent):
+            result.append(run(*COMMAND))
+        yield _describe(f"{number} {calls[number - 1].kind}", sent.name, result[0], expected)
+
+
+def loop_names(stride: int, offset: int) -> Iterator[Any]:
+    """Yields the number of names that announce something, then each with what was not synced before."""
+    calls = _undisturbed()[2]
+    found = [(name, faults) for name, faults in find_announced(calls)][offset::stride]
+    yield len(found)
+    for name, faults in found:
+        yield {"where": name, "fault": ", ".join(faults)[:300]}
+
+
+def find_announced(calls: Sequence[Call]) -> Iterator[tuple[str, list[str]]]:
+    """Yields each name that announces something, with what a power failure could lose of it.
+
+    The marker of a checkpoint announces its files, the folder of a version its files, and the event of
+    a start config.json. The last event announces everything.
+
+    Args:
+        calls: those of a run, from the first one in its folder.
+    """
+    content: set[pathlib.Path] = set()  # files with content that is not synced
+    names: set[pathlib.Path] = set()  # whose folder is not synced
+    folder = pathlib.Path(FOLDER).absolute()
+    known = {folder}  # names that exist; calls on the parent of the folder are not logged
+    for call in calls:
+        path, other = (pathlib.Path(each).absolute() for each in (call.path, call.other or "."))
+        if call.kind in ("create", "mkdir"):
+            names |= {path} - known  # TensorFlow creates folders that exist
+            known.add(path)
+        elif call.kind == "unlink":
+            for paths in (content, names, known):
+                paths.discard(path)
+        elif call.kind == "write":
+            content.add(path)
+        elif call.kind == "fsync":
+            content.discard(path)
+            names = {name for name in names if name.parent != path}
+        elif call.kind in ("rename", "exchange"):
+            is_version = other.parent == folder / "export" and other.name.isdecimal()
+            if other.suffix == ".whole" or is_version:
+                prefix = str(path.with_suffix("")) if other.suffix == ".whole" else str(path)
+                part = [p for p in content | names if str(p).startswith(prefix) and p != path]
+                parents = [p for p in names if p in other.parents]
+                lost = [*part, *([path] if path in content else []), *parents]
+                yield (
+                    str(other.relative_to(folder)),
+                    [str(p.relative_to(folder.parent)) for p in lost],
+                )
+            content, names, known = (
+                {other / p.relative_to(path) if p.is_relative_to(path) else p for p in paths}
+                for paths in (content, names, known)
+            )
+            names.add(other)
+    durable = ("config.json", "result.json", "checkpoints", "best", "export", "")
+    lost = [p for p in content | names if p in [folder / name for name in durable]]
+    yield "the end", [str(p.relative_to(folder.parent)) for p in lost]
+
+
+FOLDER = "run"  # in all runs the same, since messages and results contain it
+COMMAND = ("--config=experiment.py", f"--workdir={FOLDER}")
+
+
+def _undisturbed() -> tuple[Faults, dict[str, Any], list[Call]]:
+    faults = Faults()
+    with faults.armed(FOLDER, 0, log="calls"):
+        assert run(*COMMAND)[0] == 0
+    return faults, read_state(pathlib.Path(FOLDER)), read_calls("calls")
+
+
+@contextlib.contextmanager
+def _disturb() -> Iterator[list[Any]]:
+    """Removes what an earlier try has left."""
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    yield []
+
+
+def _describe(where: str, error: str, first: Any, expected: dict[str, Any]) -> dict[str, Any]:
+    """Reruns the command without a fault, and describes the try."""
+    second = run(*COMMAND)
+    try:
+        got: Any = read_state(pathlib.Path(FOLDER))
+    except Exception as reason:
+        got = f"damaged: {reason!r}"[:200]
     return {
-        "calls": len(calls), "tries": len(tries), "survived": len(tries) - failed, "failed": failed,
-        "each": tries,
+        "where": where, "error": error, "code": first[0], "err": first[2].strip()[-300:],
+        "fault": check(first, second, expected, got),
     }  # fmt: skip
 
 
-def _rerun(workdir: pathlib.Path, expected: dict[str, Any]) -> tuple[Any, Any, Any]:
-    second, got = attempt(workdir, expected)
-    return second, expected, got
+LOOPS = {"calls": loop_calls, "signals": loop_signals, "names": loop_names}
+
+
+def summarize(count: int, tries: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the counts, and each try."""
+    failed = sum(bool(each["fault"]) for each in tries)
+    return {
+        "points": count, "tries": len(tries), "survived": len(tries) - failed, "failed": failed,
+        "each": tries,
+    }  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Builds and preloads the library in a new process, and runs the loop there."""
     parser = argparse.ArgumentParser(prog="python -m tests.support.faults.io_faults")
+    parser.add_argument("--loop", choices=LOOPS, default="calls", help="what is tried")
     parser.add_argument("--stride", type=int, default=20, help="try every n-th call")
     parser.add_argument("--offset", type=int, default=0, help="the calls to leave out at first")
     parser.add_argument("--json", default="", help="a file for the result")
@@ -278,10 +352,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise SystemExit(subprocess.run(command, env={**os.environ, **variables}).returncode)
     path = os.path.abspath(flags.json) if flags.json else ""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        result = loop(flags.stride, flags.offset, lambda line: print(line, flush=True))
+        pathlib.Path("experiment.py").write_text(EXPERIMENT)
+        count, *tries = _print_each(LOOPS[flags.loop](flags.stride, flags.offset))
+    result = summarize(count, tries)
     if path:
         pathlib.Path(path).write_text(json.dumps(result, indent=1))
     print({k: v for k, v in result.items() if k != "each"})
+
+
+def _print_each(tries: Iterator[Any]) -> Iterator[Any]:
+    for each in tries:
+        print(json.dumps(each), flush=True)
+        yield each
 
 
 if __name__ == "__main__":
