@@ -32,14 +32,11 @@ def export(arguments: Arguments) -> int:
     if not workdir.writes:
         raise UsageError(f"{workdir.exports} cannot be written: copy the run, and export the copy.")
     config = resolve_batch_size(arguments.config, 1)
-    trainer_class = loading.load_trainer_class(
-        config.trainer, arguments.config_path, StandardTrainer
-    )
-    path = select_checkpoint(workdir, arguments.checkpoint)
     step, exported = export_checkpoint(
-        trainer_class,
+        loading.load_trainer_class(config.trainer, arguments.config_path, StandardTrainer),
         TrainerOptions.from_config(config),
-        path,
+        # Last, since a run that trains meanwhile may delete it.
+        path := select_checkpoint(workdir, arguments.checkpoint),
         workdir.exports,
         global_batch_size=config.data.global_batch_size,
     )
@@ -91,14 +88,10 @@ def load(
     with values.ignore_type():
         content = json_files.read(folder.path / "config.json", trainer=str)
         values.update(config_dict.ConfigDict(content))
-    trainer_class = loading.load_trainer_class(
-        values.trainer, config or folder.config_file(), StandardTrainer
-    )
-    path = select_checkpoint(folder, named)
     trainer = inference.restore_trainer(
-        trainer_class,
+        loading.load_trainer_class(values.trainer, config or folder.config_file(), StandardTrainer),
         TrainerOptions.from_config(values),
-        path,
+        path := select_checkpoint(folder, named),
         global_batch_size=values.data.global_batch_size,
         average=average,
     )

@@ -90,21 +90,20 @@ def run(local: LocalCopy, name: str = "", *, every: bool = False, texts_only: bo
         for step in set(files.steps()) - set(present):
             files.remove(step)  # the run has deleted it since an earlier copy
         newest = not every and not name and where != BEST
-        is_lost = newest and bool(present)
         for step in reversed(present):
             if newest or every or name == str(step) or (where == BEST and not name.isdecimal()):
                 fault = checkpoint(local, where, step)
                 if newest and not fault:
-                    is_lost = False
                     break
                 if newest:
                     print_line(f"Skipped {store.url}/{where and where + '/'}ckpt-{step}: {fault}.")
-        # Training from scratch would replace what the user may still be able to repair.
-        if is_lost:
-            raise UsageError(
-                f"{store.url} has checkpoints, but none of them can be read: fix the objects, or name "
-                "another --workdir."
-            )
+        else:
+            # Training from scratch would replace what the user may still be able to repair.
+            if newest and present:
+                raise UsageError(
+                    f"{store.url} has checkpoints, but none of them can be read: fix the objects, or "
+                    "name another --workdir."
+                )
 
 
 def path(name: str, which: str = "", *, texts_only: bool = False) -> str:

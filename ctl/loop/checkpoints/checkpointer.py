@@ -16,7 +16,12 @@ from ctl.hardware import quiet, strategies
 from ctl.hardware.collectives import ProcessGroup
 from ctl.loop import disk
 from ctl.loop.checkpoints import matching, positions
-from ctl.loop.checkpoints.files import CheckpointFiles, read_notes, report_write_errors
+from ctl.loop.checkpoints.files import (
+    CheckpointFiles,
+    check_readable,
+    read_notes,
+    report_write_errors,
+)
 from ctl.replica.arithmetic.models import adapt
 from ctl.replica.step.inner_loop import loop_of
 from ctl.step import Step
@@ -267,22 +272,29 @@ class Checkpointer:
 
         Raises:
             UsageError: it does not match the trainer, or the data that a step has been built with.
-            DamagedCheckpoint: it cannot be read.
+            DamagedCheckpoint: its files are damaged.
+            Failure or OSError: the disk fails.
         """
         self.wait()  # a thread may still copy values of the trainer
         self.unmatched, self._deferred = None, []
         self._check_data(path)
-        with self._owners[0].strategy.scope():
+        for is_last in (False, True):
             try:
-                content = matching.CheckpointContent(path)
-                variables = matching.list_variables(self._checkpoint)
-                if not self._restore_by_place(path, content, variables):
-                    self._restore_by_name(path, content, variables)
+                with self._owners[0].strategy.scope():
+                    content = matching.CheckpointContent(path)
+                    variables = matching.list_variables(self._checkpoint)
+                    if not self._restore_by_place(path, content, variables):
+                        self._restore_by_name(path, content, variables)
+                break
             except UsageError:
                 raise
             except (AssertionError, IndexError, ValueError, tf.errors.OpError) as error:
                 if reason := disk.find_reason(error):
                     raise disk.read_failure(path, reason) from None
+                # TensorFlow takes some failed reads for missing keys.
+                if not is_last:
+                    check_readable(path)
+                    continue
                 reason = str(error).splitlines()[0]
                 if _is_damage(error):
                     raise DamagedCheckpoint(reason) from None

@@ -56,8 +56,7 @@ class CheckpointManager:
 
     def all_due(self, processes: ProcessGroup) -> bool:
         """Returns whether to save now, by the interval or by the chief's clock; collective."""
-        if self.checkpoints is not None and not self.checkpoints.is_writing:
-            self._record()
+        self._record()
         is_multiple = self.every.next(self._step - 1) == self._step
         return is_multiple or self._timer.all_due(processes)
 
@@ -90,8 +89,7 @@ class CheckpointManager:
         self.saved_step = step
         self._timer.restart()
         self._unrecorded = step
-        if not self.checkpoints.is_writing:
-            self._record()
+        self._record()
 
     def wait(self) -> None:
         """Waits until the checkpoint that a thread is writing is complete."""
@@ -127,9 +125,10 @@ class CheckpointManager:
         return path, read_notes(path or "")
 
     def _record(self) -> None:
-        """Records the last checkpoint, which is complete."""
-        step, self._unrecorded = self._unrecorded, None
-        if step is not None and self.checkpoints is not None:
+        """Records the last checkpoint, if it is complete."""
+        step = self._unrecorded
+        if step is not None and self.checkpoints is not None and not self.checkpoints.is_writing:
+            self._unrecorded = None
             self._reporter.record("checkpoint", step, path=self.checkpoints.path(step))
 
     @property

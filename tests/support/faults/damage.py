@@ -6,17 +6,13 @@ A try is survived if each command ends with exit code 0, or with 1 or 2 and one 
 checkpoint is still there.
 """
 
-import argparse
-from collections.abc import Callable, Iterator, Sequence
-import contextlib
-import json
-import os
+from collections.abc import Callable, Iterator
 import pathlib
 import shutil
-import tempfile
 from typing import Any
 
-from tests.support.faults.io_faults import COMMAND, EXPERIMENT, FOLDER, run, summarize
+from tests.support.faults import io_faults
+from tests.support.faults.io_faults import COMMAND, FOLDER, run
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda content: b"",
@@ -85,29 +81,5 @@ def _checkpoints() -> set[str]:
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the loop in a temporary folder."""
-    parser = argparse.ArgumentParser(prog="python -m tests.support.faults.damage")
-    parser.add_argument("--stride", type=int, default=5, help="try every n-th damage")
-    parser.add_argument("--offset", type=int, default=0, help="the damages to leave out at first")
-    parser.add_argument("--json", default="", help="a file for the result")
-    flags = parser.parse_args(arguments)
-    path = os.path.abspath(flags.json) if flags.json else ""
-    tries = []
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        pathlib.Path("experiment.py").write_text(EXPERIMENT)
-        count, *tries = _print_each(loop(flags.stride, flags.offset))
-    result = summarize(count, tries)
-    if path:
-        pathlib.Path(path).write_text(json.dumps(result, indent=1))
-    print({k: v for k, v in result.items() if k != "each"})
-
-
-def _print_each(tries: Iterator[Any]) -> Iterator[Any]:
-    for each in tries:
-        print(json.dumps(each), flush=True)
-        yield each
-
-
 if __name__ == "__main__":
-    main()
+    io_faults.main_in_process(loop)

@@ -14,7 +14,7 @@ a signal to the process. Then the fault is gone, and the same command is rerun. 
 
 import argparse
 import collections
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import ctypes
 import dataclasses
@@ -325,45 +325,52 @@ def _describe(where: str, error: str, first: Any, expected: dict[str, Any]) -> d
 LOOPS = {"calls": loop_calls, "signals": loop_signals, "names": loop_names}
 
 
-def summarize(count: int, tries: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the counts, and each try."""
-    failed = sum(bool(each["fault"]) for each in tries)
-    return {
-        "points": count, "tries": len(tries), "survived": len(tries) - failed, "failed": failed,
-        "each": tries,
-    }  # fmt: skip
+def main_in_process(loop: Callable[[int, int], Iterator[Any]] | None = None) -> None:
+    """Parses the command line, and runs a loop in a temporary folder of this process.
 
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Builds and preloads the library in a new process, and runs the loop there."""
-    parser = argparse.ArgumentParser(prog="python -m tests.support.faults.io_faults")
-    parser.add_argument("--loop", choices=LOOPS, default="calls", help="what is tried")
-    parser.add_argument("--stride", type=int, default=20, help="try every n-th call")
-    parser.add_argument("--offset", type=int, default=0, help="the calls to leave out at first")
-    parser.add_argument("--json", default="", help="a file for the result")
-    flags = parser.parse_args(arguments)
-    if LIBRARY not in os.environ:
-        with tempfile.TemporaryDirectory() as folder:
-            library = build(pathlib.Path(folder))
-            if library is None:
-                raise SystemExit("There is no C compiler: install cc.")
-            variables = {LIBRARY: str(library), "LD_PRELOAD": str(library)}
-            command = [sys.executable, "-m", "tests.support.faults.io_faults", *sys.argv[1:]]
-            raise SystemExit(subprocess.run(command, env={**os.environ, **variables}).returncode)
+    Args:
+        loop: gets the stride and the offset; by default the one that `--loop` names.
+    """
+    flags = _parse()
     path = os.path.abspath(flags.json) if flags.json else ""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         pathlib.Path("experiment.py").write_text(EXPERIMENT)
-        count, *tries = _print_each(LOOPS[flags.loop](flags.stride, flags.offset))
-    result = summarize(count, tries)
+        found = []
+        for each in (loop or LOOPS[flags.loop])(flags.stride, flags.offset):
+            print(json.dumps(each), flush=True)
+            found.append(each)
+    count, *tries = found
+    failed = sum(bool(each["fault"]) for each in tries)
+    counts = {
+        "points": count, "tries": len(tries), "survived": len(tries) - failed, "failed": failed
+    }  # fmt: skip
     if path:
-        pathlib.Path(path).write_text(json.dumps(result, indent=1))
-    print({k: v for k, v in result.items() if k != "each"})
+        pathlib.Path(path).write_text(json.dumps({**counts, "each": tries}, indent=1))
+    print(counts)
 
 
-def _print_each(tries: Iterator[Any]) -> Iterator[Any]:
-    for each in tries:
-        print(json.dumps(each), flush=True)
-        yield each
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--loop", choices=LOOPS, default="calls", help="what is tried")
+    parser.add_argument("--stride", type=int, default=20, help="try every n-th point")
+    parser.add_argument("--offset", type=int, default=0, help="the points to leave out at first")
+    parser.add_argument("--json", default="", help="a file for the result")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Builds and preloads the library in a new process, and runs the loop there."""
+    if LIBRARY in os.environ:
+        return main_in_process()
+    _parse()
+    with tempfile.TemporaryDirectory() as folder:
+        library = build(pathlib.Path(folder))
+        if library is None:
+            raise SystemExit("There is no C compiler: install cc.")
+        variables = {LIBRARY: str(library), "LD_PRELOAD": str(library)}
+        command = [sys.executable, "-m", "tests.support.faults.io_faults", *sys.argv[1:]]
+        raise SystemExit(subprocess.run(command, env={**os.environ, **variables}).returncode)
 
 
 if __name__ == "__main__":
