@@ -9,6 +9,7 @@ import os
 import pathlib
 import re
 import tempfile
+import threading
 import time
 from typing import Any
 
@@ -74,6 +75,7 @@ class Workdir:
         self.exports = self.path / "export"
         self.writes = writes
         self.store = store
+        self._lock = threading.Lock()
         self.name = store.url if store else str(self.path)
         if writes:
             try:
@@ -239,7 +241,8 @@ class Workdir:
             return
         line = {"time": time.time(), "event": event, "step": step, **fields}
         path = self.path / _EVENTS
-        with report_write_errors(str(path), self.checkpoints):
+        # Threads record what they have saved or uploaded.
+        with self._lock, report_write_errors(str(path), self.checkpoints):
             json_files.append_text(path, json.dumps(line) + "\n")
 
     def write_result(self, result: Mapping[str, Any]) -> None:

@@ -114,7 +114,8 @@ def test_two_workers_stop_roll_back_and_export_as_one_process_does(
 def check_events(printed):
     """Both runs have rolled back to step 8, and stopped at step 12; only the chief prints."""
     events = experiments.read_events("two")
-    assert events == experiments.read_events("one")
+    # A thread of the run in one process records a checkpoint when it is complete.
+    assert sorted(events) == sorted(experiments.read_events("one"))
     assert {("non_finite", 9), ("rollback", 8), ("export", 4), ("end", 12)} <= set(events)
     for line in ("Step 9 is not finite: ", "Training ends at step 12", "Exported ", "Done:"):
         assert printed.count(line) == 1

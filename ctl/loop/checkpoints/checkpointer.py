@@ -150,13 +150,18 @@ class Checkpointer:
         """Returns the path of the checkpoint of a step."""
         return self.files.path(step)
 
-    def save(self, notes: Mapping[str, Any] | None = None) -> str:
+    def save(
+        self,
+        notes: Mapping[str, Any] | None = None,
+        on_complete: Callable[[], None] = lambda: None,
+    ) -> str:
         """Saves a checkpoint of the current step; returns its path.
 
         A checkpoint that is written in the background is complete after `wait`.
 
         Args:
             notes: data that `files.notes` returns for it, in JSON types; the chief's notes are saved.
+            on_complete: called once it is complete, in the thread that writes.
         """
         self._check_deferred()
         for part in self._steps:
@@ -171,6 +176,7 @@ class Checkpointer:
             # replica is a collective operation. These files are not needed.
             with tempfile.TemporaryDirectory(prefix="ctl-checkpoint-") as folder:
                 self._checkpoint.write(f"{folder}/ckpt", self._options())
+            on_complete()
             return self.path(step)
         self.wait()
         disk.make_folder(self.directory)
@@ -180,7 +186,7 @@ class Checkpointer:
         options = self._options(
             experimental_enable_async_checkpoint=self._background,
             # Called in the thread that writes, once all files are written.
-            experimental_write_callbacks=[lambda _: self._commit(step, notes)],
+            experimental_write_callbacks=[lambda _: self._commit(step, notes, on_complete)],
         )
         self._writing = step if self._background else None
         self._checkpoint.write(self.path(step), options)
@@ -190,11 +196,6 @@ class Checkpointer:
             atexit.unregister(self._discard_thread_error)
             atexit.register(self._discard_thread_error)
         return self.path(step)
-
-    @property
-    def is_writing(self) -> bool:
-        """Whether a thread is writing a checkpoint, or has failed to."""
-        return self._writing is not None and self._writing != self._committed
 
     def wait(self) -> None:
         """Waits until the checkpoint that a thread is writing is complete.
@@ -405,7 +406,9 @@ class Checkpointer:
         self._checkpoint.sync()
         self._take_thread_error()
 
-    def _commit(self, step: int, notes: Mapping[str, Any] | None) -> None:
+    def _commit(
+        self, step: int, notes: Mapping[str, Any] | None, on_complete: Callable[[], None]
+    ) -> None:
         self.files.commit(step, notes)
         # A newer one could not be read, or the run would have continued from it: it is the first to go.
         rank = self._rank or (lambda other: (other <= step, other))
@@ -420,6 +423,7 @@ class Checkpointer:
             tf.compat.v1.train.update_checkpoint_state(
                 str(self.directory), complete[-1], all_model_checkpoint_paths=complete
             )
+        on_complete()
         self._committed = step
 
 

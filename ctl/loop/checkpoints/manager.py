@@ -1,6 +1,7 @@
 """Decides when a run saves a checkpoint, and records it."""
 
 from collections.abc import Callable, Mapping
+import functools
 from typing import Any
 
 from ctl.errors import Failure
@@ -52,11 +53,9 @@ class CheckpointManager:
         # The time to the first checkpoint counts from the start of the process.
         self._timer = Timer(every.seconds)
         self.saved_step: int | None = None
-        self._unrecorded: int | None = None  # the step of the checkpoint that is being written
 
     def all_due(self, processes: ProcessGroup) -> bool:
         """Returns whether to save now, by the interval or by the chief's clock; collective."""
-        self._record()
         is_multiple = self.every.next(self._step - 1) == self._step
         return is_multiple or self._timer.all_due(processes)
 
@@ -84,12 +83,13 @@ class CheckpointManager:
         # One thread writes at a time; its error belongs to the earlier checkpoint.
         self.wait()
         path = self.checkpoints.path(step)
+        # Only this record shows the next process of a killed run how the time was used.
+        fields = {"path": path, "seconds": self._reporter.seconds()}
+        record = functools.partial(self._reporter.record, "checkpoint", step, **fields)
         with report_write_errors(path, self.checkpoints.directory):
-            self.checkpoints.save(get_notes())
+            self.checkpoints.save(get_notes(), on_complete=record)
         self.saved_step = step
         self._timer.restart()
-        self._unrecorded = step
-        self._record()
 
     def wait(self) -> None:
         """Waits until the checkpoint that a thread is writing is complete."""
@@ -97,7 +97,6 @@ class CheckpointManager:
             path = self.checkpoints.path(self.saved_step or 0)
             with report_write_errors(path, self.checkpoints.directory):
                 self.checkpoints.wait()
-            self._record()
 
     def all_restore(
         self, path: str | None = None, *, before: int | None = None
@@ -123,13 +122,6 @@ class CheckpointManager:
         # The restored checkpoint is not saved again.
         self.saved_step = self._step if path else None
         return path, read_notes(path or "")
-
-    def _record(self) -> None:
-        """Records the last checkpoint, if it is complete."""
-        step = self._unrecorded
-        if step is not None and self.checkpoints is not None and not self.checkpoints.is_writing:
-            self._unrecorded = None
-            self._reporter.record("checkpoint", step, path=self.checkpoints.path(step))
 
     @property
     def _step(self) -> int:

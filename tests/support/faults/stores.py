@@ -7,7 +7,6 @@ with damaged bytes, or gets an earlier listing. Then the fault is gone, the loca
 on another machine, and the same command is rerun. `io_faults.check` decides which tries are survived.
 """
 
-import collections
 from collections.abc import Callable, Iterator
 import os
 import pathlib
@@ -128,12 +127,9 @@ def loop(stride: int, offset: int) -> Iterator[Any]:
         requests = Requests()
         assert _run(requests)[0] == 0
         expected = _read_state()
-        yield len(requests.kinds)
-        turns: collections.Counter[str] = collections.Counter()
-        for number in range(1 + offset, len(requests.kinds) + 1, stride):
-            kind = requests.kinds[number - 1]
-            fault = FAULTS[kind][turns[kind] % len(FAULTS[kind])]
-            turns[kind] += 1
+        points = [(n, k, fault) for n, k in enumerate(requests.kinds, 1) for fault in FAULTS[k]]
+        yield len(points)
+        for number, kind, fault in points[offset::stride]:
             _restore("half")
             first = _run(Requests(number, fault))
             shutil.rmtree("cache", ignore_errors=True)
@@ -145,7 +141,8 @@ def loop(stride: int, offset: int) -> Iterator[Any]:
             yield {
                 "where": f"{number} {kind}", "error": fault, "code": first[0],
                 "err": first[2].strip()[-300:],
-                "fault": io_faults.check(first, second, expected, got),
+                # A listing that is late at the start seems to be another run's, which is a line.
+                "fault": io_faults.check(first, second, expected, got, codes=(0, 1, 2)),
             }  # fmt: skip
 
 
