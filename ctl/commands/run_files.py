@@ -9,7 +9,7 @@ from typing import Any
 from ctl.configs import overrides
 from ctl.errors import UsageError
 from ctl.loop import goodput, json_files
-from ctl.loop.workdir import read_result
+from ctl.loop.workdir import Workdir
 
 # Prefixes of the names of metrics that measure the machine, not the training.
 SPEED = (
@@ -130,6 +130,6 @@ def _read(path: pathlib.Path, name: str) -> RunFiles:
         config=overrides.flatten(json_files.read(path / "config.json")),
         metrics=json_files.read_lines(path / "metrics.jsonl", step=int, split=str),
         events=json_files.read_lines(path / "events.jsonl", event=str),
-        result=read_result(path),
+        result=Workdir(path, writes=False).result(),
         skipped=json_files.read(rollbacks) if rollbacks.exists() else {},
     )

@@ -97,7 +97,6 @@ class Controller(orbit.Controller):
         workdir: the path of the run's folder; None without one.
         is_chief: whether this process is the one that prints and writes.
         outputs: the last loop's loss and metrics.
-        restored_outputs: those that the restored checkpoint was saved with.
         evaluation: the last evaluation's loss and metrics, or None.
         evaluated_step: the step of that evaluation.
         stopped: whether training was interrupted, to be resumed later.
@@ -137,7 +136,6 @@ class Controller(orbit.Controller):
             eval_summary_dir=str(folder / "eval") if folder else None,
         )
         self.outputs: dict[str, Any] = {}
-        self.restored_outputs: dict[str, Any] = {}
         self.evaluation: dict[str, Any] | None = None
         self.evaluated_step: int | None = None
         self.stopped = False
@@ -400,7 +398,6 @@ class Controller(orbit.Controller):
         """Restores the trainer and the actions; returns the path, or None without a checkpoint."""
         path, notes = self._manager.all_restore(path, before=before)
         self.has_other_weights = False
-        self.restored_outputs = notes.get("outputs", {})
         self.actions.set_notes(notes)
         return path
 

@@ -1,6 +1,7 @@
 """Makes files and folders survive a power failure, and recognizes errors of the disk."""
 
 import errno
+import glob
 import os
 import pathlib
 import re
@@ -13,8 +14,7 @@ _FILES = "Allow more open files (ulimit -n)"
 _FIXES = {
     errno.ENOSPC: _FULL, errno.EDQUOT: _FULL, errno.EFBIG: _FULL, errno.EROFS: _DENIED,
     errno.EACCES: _DENIED, errno.EPERM: _DENIED, errno.EMFILE: _FILES, errno.ENFILE: _FILES,
-    errno.EIO: _CHECK, errno.ESTALE: _CHECK, errno.EINTR: _CHECK, errno.ENXIO: _CHECK,
-    errno.ENODEV: _CHECK, errno.EUCLEAN: _CHECK,
+    errno.EIO: _CHECK, errno.ESTALE: _CHECK, errno.EINTR: _CHECK,
 }  # fmt: skip
 _TEXTS = {os.strerror(number).lower(): fix for number, fix in _FIXES.items()}
 _REASONS = re.compile("|".join(map(re.escape, _TEXTS)), re.IGNORECASE)
@@ -52,6 +52,13 @@ def read_failure(path: object, reason: str) -> Failure:
     return Failure(
         f"{path} cannot be read: {reason}. {find_fix(reason)}, then rerun the same command."
     )
+
+
+def check_readable(prefix: str) -> None:
+    """Raises OSError if the beginning of a file whose name has this prefix cannot be read."""
+    for name in glob.glob(f"{glob.escape(prefix)}.*"):
+        with open(name, "rb") as file:
+            file.read(2**20)
 
 
 def flush(path: pathlib.Path) -> None:

@@ -117,7 +117,9 @@ class Workdir:
 
     def result(self) -> dict[str, Any]:
         """Returns the content of `result.json`; empty if it does not exist."""
-        return read_result(self.path)
+        path, optional = self.path / "result.json", dict | None
+        types = dict(best=optional, stopped=optional, goodput=optional, step=int | None)
+        return json_files.read(path, **types) if path.exists() else {}
 
     def check_config(
         self, config: Mapping[str, Any], *, allow_change: bool = False, only_evaluates: bool = False
@@ -293,15 +295,10 @@ class Workdir:
         names -= {json_files.temporary_name("config.json"), lock.NAME, RECORD}
         names -= {"aot_compile.json", "find_lr.html"}
         if names and not self._has_config_of_ctl() and not (moves and _EVENTS in names):
+            fix = "so it is not a run's folder: name another --workdir"
             if _EVENTS in names:
-                raise UsageError(
-                    f"{self.path} has the {_EVENTS} of a run, but no config.json: restore the file, or "
-                    "start from scratch with --fresh."
-                )
-            raise UsageError(
-                f"{self.path} has files in it and no config.json of ctl, so it is not a run's "
-                "folder: name another --workdir."
-            )
+                fix = f"but the {_EVENTS} of a run: restore config.json, or start with --fresh"
+            raise UsageError(f"{self.path} has files in it and no config.json of ctl, {fix}.")
 
     def _has_config_of_ctl(self) -> bool:
         try:
@@ -331,13 +328,6 @@ class Workdir:
 
     def _not_writable(self, reason: str | None) -> str:
         return f"--workdir={self.path} cannot be written ({reason}): name another folder."
-
-
-def read_result(folder: pathlib.Path) -> dict[str, Any]:
-    """Returns the content of `result.json` in the folder of a run; empty if it does not exist."""
-    path, optional = folder / "result.json", dict | None
-    types = dict(best=optional, stopped=optional, goodput=optional, step=int | None)
-    return json_files.read(path, **types) if path.exists() else {}
 
 
 def name_folder(

@@ -100,7 +100,7 @@ def test_lost_config_is_named_and_fresh_moves_what_is_left(tmp_path):
     (folder.path / "config.json").unlink()
     with pytest.raises(
         UsageError,
-        match=r"run has the events\.jsonl of a run, but no config\.json: restore the file",
+        match=r"no config\.json of ctl, but the events\.jsonl of a run: restore config",
     ):
         folder.check_config(config())
     assert (folder.move_aside() / "events.jsonl").exists()

@@ -205,12 +205,9 @@ class Uploader:
             files = group_by_step(self._store.list(where))
             complete = {step for step, names in files.items() if names[0].endswith(MARKER)}
             # Only those that this run has begun to copy: a listing may be late.
-            begun = {
-                s
-                for s, names in files.items()
-                if any(f"{where}/{n}" in self.local.sent for n in names)
-            }
-            old = old_steps(complete, begun - complete, self.keep, self.keep_every)
+            sent = (name.rpartition("/") for name in self.local.sent)
+            begun = group_by_step(name for folder, _, name in sent if folder == where).keys()
+            old = old_steps(complete, (begun & files.keys()) - complete, self.keep, self.keep_every)
             if where == BEST:  # all of them were fetched at the start: the local folder decides
                 old = list(files.keys() - CheckpointFiles(self._folder / where).present())
             names = [f"{where}/{name}" for step in old for name in files[step]]

@@ -16,12 +16,7 @@ from ctl.hardware import quiet, strategies
 from ctl.hardware.collectives import ProcessGroup
 from ctl.loop import disk
 from ctl.loop.checkpoints import matching, positions
-from ctl.loop.checkpoints.files import (
-    CheckpointFiles,
-    check_readable,
-    read_notes,
-    report_write_errors,
-)
+from ctl.loop.checkpoints.files import CheckpointFiles, read_notes, report_write_errors
 from ctl.replica.arithmetic.models import adapt
 from ctl.replica.step.inner_loop import loop_of
 from ctl.step import Step
@@ -294,7 +289,7 @@ class Checkpointer:
                     raise disk.read_failure(path, reason) from None
                 # TensorFlow takes some failed reads for missing keys.
                 if not is_last:
-                    check_readable(path)
+                    disk.check_readable(path)
                     continue
                 reason = str(error).splitlines()[0]
                 if _is_damage(error):

@@ -239,14 +239,6 @@ def read_notes(path: str) -> dict[str, Any]:
     return CheckpointFiles(folder or ".").notes(int(step)) if step.isdecimal() else {}
 
 
-def check_readable(path: str) -> None:
-    """Raises OSError if the disk cannot read the beginning of each file of a checkpoint."""
-    folder, _, name = path.rpartition("/")
-    for file in pathlib.Path(folder or ".").glob(f"{name}.*"):
-        with file.open("rb") as opened:
-            opened.read(2**20)
-
-
 @contextlib.contextmanager
 def hold(path: str) -> Iterator[str]:
     """Keeps a checkpoint in a `with` block, also if a run deletes it; yields its path there.
