@@ -87,13 +87,12 @@ def _run_until_loss(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:  # during training, loop/stop.py handles the signal
         print_line("Interrupted: rerun the same command.")
         return 75
-    except Exception as error:
+    except OSError as error:
         # A file of the run that cannot be read at present, or a limit of the system.
         reason = find_reason(error)
         if reason is None:
             raise
-        what = getattr(error, "filename", None) or "A file of the run"
-        return _print_error(read_failure(what, reason), code=1)
+        return _print_error(read_failure(error.filename or "A file of the run", reason), code=1)
 
 
 def execute(argv: Sequence[str], *, actions: Sequence[Action] = ()) -> int:

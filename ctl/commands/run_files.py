@@ -10,6 +10,7 @@ from ctl.configs import overrides
 from ctl.errors import UsageError
 from ctl.loop import goodput, json_files
 from ctl.loop.workdir import Workdir
+from ctl.loop.writers.json_lines import NOT_FINITE
 
 # Prefixes of the names of metrics that measure the machine, not the training.
 SPEED = (
@@ -49,8 +50,8 @@ class RunFiles:
         curves: dict[str, dict[str, tuple[list[int], list[float]]]] = {}
         for record in self.metrics:
             for name, value in record.items():
-                # NaN and infinity are texts.
-                if name not in _AXES and isinstance(value, int | float | str):
+                is_number = isinstance(value, int | float) or value in NOT_FINITE
+                if name not in _AXES and is_number:
                     splits = curves.setdefault(name, {})
                     steps, values = splits.setdefault(str(record.get("split")), ([], []))
                     steps.append(int(record.get("step", 0)))

@@ -23,22 +23,25 @@ _ERRORS = ("ResourceExhaustedError", "PermissionDeniedError")
 _NODE = re.compile(r"\{\{.*?\}\} *| *\[Op:\w+\]")
 
 
-def find_reason(error: BaseException) -> str | None:
+def find_reason(error: BaseException, *, writes: bool = False) -> str | None:
     """Returns what the operating system says about an error of a disk; None for another error.
 
     The types vary: a full disk is OSError, tf.errors.UnknownError, or RuntimeError in h5py.
+
+    Args:
+        error: the error.
+        writes: whether it was raised where nothing else is done than writing.
     """
     # Checks the name of the module, since TensorFlow need not be imported.
     of_tensorflow = type(error).__module__.startswith("tensorflow.")
-    if isinstance(error, Failure) or not (
-        of_tensorflow or isinstance(error, OSError | RuntimeError)
-    ):
-        return None
+    of_system = isinstance(error, OSError)
+    is_runtime = isinstance(error, RuntimeError) and not isinstance(error, Failure)
     match = _REASONS.search(getattr(error, "strerror", None) or str(error))
-    if match:
+    if match and (is_runtime or of_tensorflow or of_system):
         return match[0]
-    is_known = type(error).__name__ in _ERRORS
-    return _NODE.sub("", str(error)).splitlines()[0] if of_tensorflow and is_known else None
+    if writes and (of_system or type(error).__name__ in _ERRORS):
+        return getattr(error, "strerror", None) or _NODE.sub("", str(error)).splitlines()[0]
+    return None
 
 
 def find_fix(reason: str) -> str:
@@ -49,9 +52,8 @@ def find_fix(reason: str) -> str:
 
 def read_failure(path: object, reason: str) -> Failure:
     """Returns the error of a file that cannot be read at present, whatever its content is."""
-    return Failure(
-        f"{path} cannot be read: {reason}. {find_fix(reason)}, then rerun the same command."
-    )
+    fix = find_fix(reason).replace("writable", "readable")
+    return Failure(f"{path} cannot be read: {reason}. {fix}, then rerun the same command.")
 
 
 def check_readable(prefix: str) -> None:

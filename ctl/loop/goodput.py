@@ -13,7 +13,7 @@ _ENDINGS = ("end", "stop")
 _ACTIVITIES = ("steps", "evaluation", "saving", "starting", "compiling")
 
 _NUMBER = int | float
-_TYPES = dict(event=str, time=_NUMBER, step=int, seconds=dict | None)
+_TYPES = dict(event=str, time=_NUMBER, step=int)
 
 Event = Mapping[str, Any]
 
@@ -84,7 +84,7 @@ def measure_goodput(
         if event["event"] in _BEGINNINGS:
             processes.append({})
             lost += event.get("lost_seconds", 0.0)
-        if "seconds" in event and processes:
+        if isinstance(event.get("seconds"), Mapping) and processes:
             processes[-1] = event["seconds"]  # cumulative
     if current is not None:
         processes[-1:] = [current]

@@ -271,9 +271,7 @@ def report_write_errors(what: str, checkpoints: str | pathlib.Path | None) -> It
     try:
         yield
     except Exception as error:
-        reason = find_reason(error)
-        if reason is None and isinstance(error, OSError):
-            reason = error.strerror or str(error)
+        reason = find_reason(error, writes=True)
         if reason is None:
             raise
         intact = ""

@@ -12,6 +12,7 @@ from ctl.loop import json_files
 from ctl.loop.disk import flush
 from ctl.loop.writers.writer import TRAIN, Record, Writer
 
+NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # as JSON has no such numbers
 _RESERVED = ("time", "split", "step")
 Key = tuple[str, int]
 
