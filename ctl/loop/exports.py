@@ -270,6 +270,8 @@ def _write_saved_model(
             f"The model cannot be exported ({reason}): make variables and tables attributes of the "
             "trainer or of its model."
         ) from error
+    # TensorFlow ignores an error with which it deletes this folder.
+    shutil.rmtree(folder / "variables" / "variables_temp", ignore_errors=True)
 
 
 def _find_resources(trainer: StandardTrainer, signatures: Iterable[Any]) -> list[Any]:

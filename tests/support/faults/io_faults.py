@@ -32,6 +32,7 @@ import traceback
 from typing import Any
 
 SOURCE = pathlib.Path(__file__).with_suffix(".c")
+ROOT = SOURCE.parents[3]
 LIBRARY = "CTL_IO_FAULTS"  # the variable that names the built library, which is also preloaded
 SHORT = -1000  # half of the bytes are written
 WRITING = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.EINTR)
@@ -215,8 +216,10 @@ def choose(kinds: Sequence[str], stride: int, offset: int) -> Iterator[tuple[int
 
 def loop_calls(stride: int, offset: int) -> Iterator[Any]:
     """Lets calls fail; yields first the number of calls, then each try."""
+    crashed = _read_crashed()
     faults, expected, calls = _undisturbed()
     yield len(calls)
+    yield from _describe_crashed(crashed, expected)
     for number, error, stays in choose([call.kind for call in calls], stride, offset):
         name = "short write" if error == SHORT else errno.errorcode[error]
         with _disturb() as result, faults.armed(FOLDER, number, error, stays=stays):
@@ -227,11 +230,13 @@ def loop_calls(stride: int, offset: int) -> Iterator[Any]:
 
 def loop_signals(stride: int, offset: int) -> Iterator[Any]:
     """Sends signals at calls; yields first the number of calls, then each try."""
+    crashed = _read_crashed()
     faults, expected, calls = _undisturbed()
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     for each in numbers[::2]:
         signal.signal(each, signal.default_int_handler)  # as ctl.main.console
     yield len(calls)
+    yield from _describe_crashed(crashed, expected)
     for turn, number in enumerate(range(1 + offset, len(calls) + 1, stride)):
         sent = numbers[turn % len(numbers)]
         with _disturb() as result, faults.armed(FOLDER, number, -sent):
@@ -299,8 +304,33 @@ FOLDER = "run"  # in all runs the same, since messages and results contain it
 COMMAND = ("--config=experiment.py", f"--workdir={FOLDER}")
 
 
+def _read_crashed() -> Any:
+    """Reruns the command after the process of an earlier try has crashed; returns its end and state.
+
+    TensorFlow's reader of checkpoints crashes if one of its first reads fails.
+    """
+    return _finish() if os.path.exists(FOLDER) else None
+
+
+def _describe_crashed(crashed: Any, expected: dict[str, Any]) -> Iterator[Any]:
+    if crashed:
+        second, got = crashed
+        fault = check((75, "", ""), second, expected, got)
+        yield {"where": "a crash of the process", "fault": fault}
+
+
+def _finish() -> tuple[Any, Any]:
+    """Reruns the command without a fault; returns its result, and the state of the run."""
+    second = run(*COMMAND)
+    try:
+        return second, read_state(pathlib.Path(FOLDER))
+    except Exception as error:
+        return second, f"damaged: {error!r}"[:200]
+
+
 def _undisturbed() -> tuple[Faults, dict[str, Any], list[Call]]:
     faults = Faults()
+    shutil.rmtree(FOLDER, ignore_errors=True)
     with faults.armed(FOLDER, 0, log="calls"):
         assert run(*COMMAND)[0] == 0
     return faults, read_state(pathlib.Path(FOLDER)), read_calls("calls")
@@ -315,11 +345,7 @@ def _disturb() -> Iterator[list[Any]]:
 
 def _describe(where: str, error: str, first: Any, expected: dict[str, Any]) -> dict[str, Any]:
     """Reruns the command without a fault, and describes the try."""
-    second = run(*COMMAND)
-    try:
-        got: Any = read_state(pathlib.Path(FOLDER))
-    except Exception as reason:
-        got = f"damaged: {reason!r}"[:200]
+    second, got = _finish()
     return {
         "where": where, "error": error, "code": first[0], "err": first[2].strip()[-300:],
         "fault": check(first, second, expected, got),
@@ -330,7 +356,7 @@ LOOPS = {"calls": loop_calls, "signals": loop_signals, "names": loop_names}
 
 
 def main_in_process(loop: Callable[[int, int], Iterator[Any]] | None = None) -> None:
-    """Parses the command line, and runs a loop in a temporary folder of this process.
+    """Parses the command line, and runs a loop in a temporary folder.
 
     Args:
         loop: gets the stride and the offset; by default the one that `--loop` names.
@@ -339,10 +365,10 @@ def main_in_process(loop: Callable[[int, int], Iterator[Any]] | None = None) -> 
     path = os.path.abspath(flags.json) if flags.json else ""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         pathlib.Path("experiment.py").write_text(EXPERIMENT)
-        found = []
-        for each in (loop or LOOPS[flags.loop])(flags.stride, flags.offset):
-            print(json.dumps(each), flush=True)
-            found.append(each)
+        if loop:
+            found = _collect(loop(flags.stride, flags.offset))
+        else:
+            found = _collect(_preload(flags.loop, flags.stride, flags.offset))
     count, *tries = found
     failed = sum(bool(each["fault"]) for each in tries)
     counts = {
@@ -351,6 +377,41 @@ def main_in_process(loop: Callable[[int, int], Iterator[Any]] | None = None) -> 
     if path:
         pathlib.Path(path).write_text(json.dumps({**counts, "each": tries}, indent=1))
     print(counts)
+
+
+def _collect(tries: Iterator[Any]) -> list[Any]:
+    found = []
+    for each in tries:
+        print(json.dumps(each), flush=True)
+        found.append(each)
+    return found
+
+
+def _preload(loop: str, stride: int, offset: int) -> Iterator[Any]:
+    """Runs a loop in a process with the library; starts another one after a crash."""
+    library = build(pathlib.Path.cwd())
+    if library is None:
+        raise SystemExit("There is no C compiler: install cc.")
+    variables = {LIBRARY: str(library), "LD_PRELOAD": str(library)}
+    variables["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    is_first = True
+    while True:
+        command = [sys.executable, "-m", "tests.support.faults.io_faults", f"--loop={loop}"]
+        command += [f"--stride={stride}", f"--offset={offset}"]
+        with subprocess.Popen(
+            command, env={**os.environ, **variables}, stdout=subprocess.PIPE, text=True
+        ) as process:
+            for line in process.stdout or ():
+                each = json.loads(line)
+                if is_first or not isinstance(each, int):
+                    yield each
+                offset += stride if "error" in (each if isinstance(each, dict) else ()) else 0
+                is_first = False
+        if process.returncode != -signal.SIGSEGV:
+            break
+        offset += stride
+    if process.returncode:
+        raise SystemExit(f"The process has ended with {process.returncode}.")
 
 
 def _parse() -> argparse.Namespace:
@@ -363,19 +424,9 @@ def _parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> None:
-    """Builds and preloads the library in a new process, and runs the loop there."""
-    if LIBRARY in os.environ:
-        return main_in_process()
-    _parse()
-    with tempfile.TemporaryDirectory() as folder:
-        library = build(pathlib.Path(folder))
-        if library is None:
-            raise SystemExit("There is no C compiler: install cc.")
-        variables = {LIBRARY: str(library), "LD_PRELOAD": str(library)}
-        command = [sys.executable, "-m", "tests.support.faults.io_faults", *sys.argv[1:]]
-        raise SystemExit(subprocess.run(command, env={**os.environ, **variables}).returncode)
-
-
 if __name__ == "__main__":
-    main()
+    if LIBRARY in os.environ:
+        arguments = _parse()
+        _collect(LOOPS[arguments.loop](arguments.stride, arguments.offset))
+    else:
+        main_in_process()
