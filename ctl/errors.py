@@ -111,15 +111,20 @@ def print_line(line: str, write: Callable[[str], None] = _print) -> None:
     """Prints a line; if the output cannot be written, this and all later lines are dropped.
 
     Ctrl-C during `python -m ctl.main ... | tee log` ends `tee` first, the terminal of a run that ignores
-    SIGHUP may be closed, and the disk of a log may be full. None of them must end the run.
+    SIGHUP may be closed, and the disk of a log may be full. None of them must end the run, nor must a
+    character that the encoding of the output does not have.
 
     Args:
         line: the line.
         write: writes it to sys.stdout.
     """
+    line = printable(line)
     try:
-        write(printable(line))
-    except OSError:
+        try:
+            write(line)
+        except UnicodeEncodeError as error:
+            write(line.encode(error.encoding, "backslashreplace").decode(error.encoding))
+    except (OSError, ValueError):  # a ValueError if the stream is closed
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - stays open until the process exits
 
 

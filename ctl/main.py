@@ -29,6 +29,7 @@ from ctl.hardware.child_process import stop_with_parent
 from ctl.hardware.strategies import StrategyOptions
 from ctl.loop import store as stores
 from ctl.loop.actions.action import Action
+from ctl.loop.disk import find_reason, read_failure
 from ctl.loop.workdir import Workdir, name_folder
 from ctl.modes import Arguments, cluster_tasks, user_errors
 from ctl.modes.user_errors import report_user_errors
@@ -54,8 +55,10 @@ def run(argv: Sequence[str]) -> int:
 
 def console() -> None:
     """Runs the console script `ctl`: `python -m ctl.main` with the current folder importable."""
-    # Until loop/stop.py handles it, SIGTERM stops the program as Ctrl-C does, with exit code 75.
+    # Until loop/stop.py handles them, they stop the program as Ctrl-C does, with exit code 75.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup sets it
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
     stop_with_parent()
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -82,8 +85,14 @@ def _run_until_loss(argv: Sequence[str]) -> int:
     except Failure as error:
         return _print_error(error, code=1)
     except KeyboardInterrupt:  # during training, loop/stop.py handles the signal
-        print("Interrupted: rerun the same command.", flush=True)
+        print_line("Interrupted: rerun the same command.")
         return 75
+    except OSError as error:
+        # A file of the run that cannot be read at present, or a limit of the system.
+        reason = find_reason(error)
+        if reason is None:
+            raise
+        return _print_error(read_failure(error.filename or "A file of the run", reason), code=1)
 
 
 def execute(argv: Sequence[str], *, actions: Sequence[Action] = ()) -> int:
@@ -147,7 +156,7 @@ def execute(argv: Sequence[str], *, actions: Sequence[Action] = ()) -> int:
         if mode.workdir and not values.workdir and folder != name_folder(values.config, config, []):
             print_line(f"The folder of the run with these changes is {folder}.")
         path = values.workdir or folder
-        workdir = Workdir(path, writes=writes)
+        workdir = Workdir(path, writes=writes, may_read=mode.workdir == "read")
     arguments = Arguments(
         config=config,
         config_path=config_path,
@@ -205,7 +214,7 @@ def _print_error(error: Exception, *, code: int) -> int:
     line = printable(" ".join(str(error).split()))
     if len(line) > _MAX_LINE:
         line = f"{line[: _MAX_LINE // 2]} ... {line[-_MAX_LINE // 2 :]}"
-    print("ctl:", line, file=sys.stderr, flush=True)
+    print_line(f"ctl: {line}", lambda text: print(text, file=sys.stderr, flush=True))
     return code
 
 

@@ -99,6 +99,16 @@ def test_print_line_survives_a_closed_pipe_or_terminal_and_a_full_disk(monkeypat
     errors.print_line("two")
 
 
+def test_print_line_survives_a_closed_stream_and_an_encoding_without_the_character(
+    monkeypatch, tmp_path
+):
+    with open(tmp_path / "log", "w", encoding="ascii") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        errors.print_line("gr\u00f6\u00dfe")
+    errors.print_line("dropped")
+    assert (tmp_path / "log").read_text() == "gr\\xf6\\xdfe\n"
+
+
 @pytest.mark.parametrize(
     ("examples", "batch"),
     [

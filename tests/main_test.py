@@ -3,7 +3,9 @@
 tests/end_to_end/mistakes_test.py has the mistakes that a user can make.
 """
 
+import errno
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -143,6 +145,36 @@ def test_an_error_is_printed_in_one_line_and_decides_the_exit_code(
     replace_modes(error)
     assert main.run(["ctl", "--config=exp.py"]) == code
     assert capsys.readouterr().err == "ctl: one two\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (OSError(errno.ESTALE, os.strerror(errno.ESTALE), "run/events.jsonl"),
+         "run/events.jsonl cannot be read: Stale file handle. Check the disk, then rerun the same"),
+        (OSError(errno.EMFILE, os.strerror(errno.EMFILE)),
+         "A file of the run cannot be read: Too many open files. Allow more open files"),
+    ],
+)  # fmt: skip
+def test_a_disk_that_fails_is_no_mistake(monkeypatch, capsys, error, line):
+    raise_in_program(monkeypatch, error)
+    assert main.run(["ctl", "--config=exp.py"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"ctl: {line}") and err.count("\n") == 1
+
+
+def raise_in_program(monkeypatch, error):
+    def execute(argv):
+        raise error
+
+    monkeypatch.setattr(main, "execute", execute)
+
+
+def test_another_error_keeps_its_traceback(monkeypatch):
+    for error in (KeyError("No space left on device"), FileNotFoundError(2, "No such file", "x")):
+        raise_in_program(monkeypatch, error)
+        with pytest.raises(type(error)):
+            main.run(["ctl", "--config=exp.py"])
 
 
 def test_an_interrupt_before_training_is_exit_code_75(folder, replace_modes, capsys):

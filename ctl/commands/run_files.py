@@ -9,6 +9,8 @@ from typing import Any
 from ctl.configs import overrides
 from ctl.errors import UsageError
 from ctl.loop import goodput, json_files
+from ctl.loop.workdir import Workdir
+from ctl.loop.writers.json_lines import NOT_FINITE
 
 # Prefixes of the names of metrics that measure the machine, not the training.
 SPEED = (
@@ -48,7 +50,8 @@ class RunFiles:
         curves: dict[str, dict[str, tuple[list[int], list[float]]]] = {}
         for record in self.metrics:
             for name, value in record.items():
-                if name not in _AXES:
+                is_number = isinstance(value, int | float) or value in NOT_FINITE
+                if name not in _AXES and is_number:
                     splits = curves.setdefault(name, {})
                     steps, values = splits.setdefault(str(record.get("split")), ([], []))
                     steps.append(int(record.get("step", 0)))
@@ -122,12 +125,12 @@ def _expand(path: pathlib.Path) -> list[pathlib.Path]:
 def _read(path: pathlib.Path, name: str) -> RunFiles:
     if not (path / "config.json").exists():
         raise UsageError(f"{path} has no config.json, so it is not a run: name a run's --workdir.")
-    result, rollbacks = path / "result.json", path / "rollbacks.json"
+    rollbacks = path / "rollbacks.json"
     return RunFiles(
         name=name,
         config=overrides.flatten(json_files.read(path / "config.json")),
-        metrics=json_files.read_lines(path / "metrics.jsonl"),
-        events=json_files.read_lines(path / "events.jsonl"),
-        result=json_files.read(result) if result.exists() else {},
+        metrics=json_files.read_lines(path / "metrics.jsonl", step=int, split=str),
+        events=json_files.read_lines(path / "events.jsonl", event=str),
+        result=Workdir(path, writes=False).result(),
         skipped=json_files.read(rollbacks) if rollbacks.exists() else {},
     )

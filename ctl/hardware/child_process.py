@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import threading
+from types import FrameType
 
 from ctl.errors import print_line
 
@@ -80,10 +81,18 @@ class ChildProcess:
 
 @contextlib.contextmanager
 def receive_signals() -> Iterator[list[int]]:
-    """Collects the SIGINT and SIGTERM that arrive in the `with` block, for `pass_on`."""
+    """Collects the SIGINT, SIGTERM and SIGHUP that arrive in the `with` block, for `pass_on`."""
     received: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {n: signal.signal(n, lambda number, frame: received.append(number)) for n in numbers}
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        # The end of a terminal may send SIGHUP twice, and the second signal kills.
+        if number != signal.SIGHUP or not received:
+            received.append(number)
+
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup sets it
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, receive) for number in numbers}
     try:
         yield received
     finally:

@@ -323,7 +323,12 @@ class Controller(orbit.Controller):
     def save_checkpoint(self) -> None:
         """Saves a checkpoint, unless this step has one already."""
         with self.reporter.clock.measure("saving"):
-            self._manager.save(self.actions.get_notes)
+            self._manager.save(self.get_notes)
+
+    def get_notes(self) -> dict[str, Any]:
+        """Returns the notes for a checkpoint: those of the actions, and the outputs of the last loop."""
+        outputs = {"outputs": self.outputs} if self.outputs else {}
+        return {**self.actions.get_notes(), **outputs}
 
     def any_process_stops(self) -> bool:
         """Returns whether a stop was requested in any process; every process must call it."""

@@ -19,7 +19,8 @@ from ctl.errors import UsageError, did_you_mean
 from ctl.loop import inference
 from ctl.loop.actions import best_checkpoint
 from ctl.loop.actions.action import Action
-from ctl.loop.checkpoints.files import flush, report_write_errors
+from ctl.loop.checkpoints.files import report_write_errors
+from ctl.loop.disk import find_reason, flush, make_folder
 from ctl.loop.workdir import Workdir
 from ctl.replica.step.inner_loop import loop_of
 from ctl.trainer import StandardTrainer
@@ -104,7 +105,7 @@ def export_checkpoint(
     weights = next((part.evaluated for part in parts if part.evaluated), "plain")
     notes = {"checkpoint": path, "weights": weights}
     with report_write_errors(str(folder), pathlib.Path(path).parent):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         version = write_version(trainer, folder, notes)
     return int(trainer.global_step.numpy()), {"path": str(version), **notes}
 
@@ -205,7 +206,7 @@ def _versions() -> dict[str, str]:
 
 def _publish(temporary: pathlib.Path, version: pathlib.Path) -> None:
     """Renames a complete version; a server that watches the folder never sees a part of one."""
-    for path in sorted(temporary.rglob("*"), reverse=True):
+    for path in (*sorted(temporary.rglob("*"), reverse=True), temporary):
         flush(path)
     old = version.with_name(f".{version.name}.old")
     if version.exists() and _exchange(temporary, version):
@@ -269,6 +270,8 @@ def _write_saved_model(
             f"The model cannot be exported ({reason}): make variables and tables attributes of the "
             "trainer or of its model."
         ) from error
+    # TensorFlow ignores an error with which it deletes this folder.
+    shutil.rmtree(folder / "variables" / "variables_temp", ignore_errors=True)
 
 
 def _find_resources(trainer: StandardTrainer, signatures: Iterable[Any]) -> list[Any]:
@@ -293,7 +296,9 @@ def _write_keras(
     inference.unwrap(model._flatten_layers())
     try:
         model.save(folder / "model.keras")
-    except Exception:  # any error that the user's get_config raises
+    except Exception as error:  # any error that the user's get_config raises
+        if find_reason(error):
+            raise
         (folder / "model.keras").unlink(missing_ok=True)
         model.save_weights(folder / "model.weights.h5")
 

@@ -12,6 +12,9 @@ _ENDINGS = ("end", "stop")
 # The activities of a process; the rest of its time is "other".
 _ACTIVITIES = ("steps", "evaluation", "saving", "starting", "compiling")
 
+_NUMBER = int | float
+_TYPES = dict(event=str, time=_NUMBER, step=int)
+
 Event = Mapping[str, Any]
 
 
@@ -31,7 +34,7 @@ class Goodput(Action):
         controller = self.controller
         if not controller.is_chief:
             return {}
-        events = read_lines(controller.workdir / "events.jsonl")
+        events = read_lines(controller.workdir / "events.jsonl", **_TYPES)
         return {"goodput": measure_goodput(events, controller.reporter.seconds())}
 
 
@@ -46,12 +49,12 @@ def find_lost(workdir: pathlib.Path, step: int) -> dict[str, float]:
         `lost_steps`, which are computed again, and `lost_seconds`, the time since the checkpoint; or {}
         if the run was not killed.
     """
-    events = [event for event in read_lines(workdir / "events.jsonl") if "time" in event]
+    events = read_lines(workdir / "events.jsonl", **_TYPES)
     first = max((i for i, e in enumerate(events) if e["event"] in _BEGINNINGS), default=None)
     if first is None or any(event["event"] in _ENDINGS for event in events[first:]):
         return {}
     process = events[first:]
-    records = [r for r in read_lines(workdir / "metrics.jsonl") if "time" in r and "step" in r]
+    records = read_lines(workdir / "metrics.jsonl", time=_NUMBER, step=int)
     saved = [e for e in process if e["event"] == "checkpoint" and e["step"] <= step]
     last_time, last_step = (
         max(line[name] for line in [*process, *records]) for name in ("time", "step")
@@ -81,7 +84,7 @@ def measure_goodput(
         if event["event"] in _BEGINNINGS:
             processes.append({})
             lost += event.get("lost_seconds", 0.0)
-        if "seconds" in event and processes:
+        if isinstance(event.get("seconds"), Mapping) and processes:
             processes[-1] = event["seconds"]  # cumulative
     if current is not None:
         processes[-1:] = [current]

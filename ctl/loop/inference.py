@@ -16,8 +16,9 @@ from ctl.configs.options import TrainerOptions
 from ctl.data.autograph import convert, traced
 from ctl.data.features import RESERVED
 from ctl.data.source import Batch
-from ctl.errors import UsageError
+from ctl.errors import Failure, UsageError
 from ctl.loop.checkpoints.checkpointer import Checkpointer, DamagedCheckpoint
+from ctl.loop.checkpoints.files import hold
 from ctl.replica.arithmetic import precision, row_mask
 from ctl.replica.arithmetic.snapshot import Snapshot
 from ctl.replica.graphs.assignments import find_assignments
@@ -54,26 +55,28 @@ def restore_trainer(
     Raises:
         UsageError: the checkpoint does not match the trainer, or cannot be read.
     """
-    # 16-bit layers have float32 variables: without the policy the same weights compute in float32.
-    of_variables = precision.of(options.precision).floatx
-    trainer = trainer_class(
-        strategy=tf.distribute.get_strategy(),  # the default one: no replicas
-        global_batch_size=global_batch_size,
-        optimizer=lambda: tf_keras.optimizers.SGD(0.0),  # has no state
-        options=dataclasses.replace(
-            options,
-            precision=of_variables,
-            xla="off",
-            on_non_finite="ignore",
-            **{name: getattr(TrainerOptions, name) for name in _OF_TRAINING},
-        ),
-    )
-    models: Any = _Models(trainer)  # all that a `Checkpointer` reads of a trainer
-    checkpoints = Checkpointer(pathlib.Path(path).parent, models, reads_only=True)
-    try:
-        checkpoints.restore(path)
-    except DamagedCheckpoint as error:
-        raise UsageError(f"{path} cannot be read ({error}): name another checkpoint.") from None
+    with hold(path) as held:
+        # 16-bit layers have float32 variables: without the policy the same weights compute in float32.
+        of_variables = precision.of(options.precision).floatx
+        trainer = trainer_class(
+            strategy=tf.distribute.get_strategy(),  # the default one: no replicas
+            global_batch_size=global_batch_size,
+            optimizer=lambda: tf_keras.optimizers.SGD(0.0),  # has no state
+            options=dataclasses.replace(
+                options,
+                precision=of_variables,
+                xla="off",
+                on_non_finite="ignore",
+                **{name: getattr(TrainerOptions, name) for name in _OF_TRAINING},
+            ),
+        )
+        models: Any = _Models(trainer)  # all that a `Checkpointer` reads of a trainer
+        try:
+            Checkpointer(pathlib.Path(held).parent, models, reads_only=True).restore(held)
+        except DamagedCheckpoint as error:
+            raise UsageError(f"{path} cannot be read ({error}): name another checkpoint.") from None
+        except (Failure, UsageError) as error:
+            raise type(error)(str(error).replace(held, path)) from None
     if average:
         loop_of(trainer).step.finish()
     return trainer

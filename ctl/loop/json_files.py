@@ -11,32 +11,62 @@ from typing import Any
 
 from ctl.errors import UsageError
 from ctl.hardware.file_systems import create
-from ctl.loop.checkpoints.files import flush
+from ctl.loop.disk import flush
+
+_MOST_DIGITS = 20  # of an integer; more are damage, which no number of the machine can hold
+_MISTAKES = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
 
 
-def read(path: pathlib.Path) -> dict[str, Any]:
-    """Returns the JSON object in a file.
+class NotAnObject(ValueError):
+    """Raised for JSON that is no object, and so was not written by ctl."""
+
+
+def parse(content: bytes | str, **types: Any) -> dict[str, Any]:
+    """Returns the JSON object in a text that may be damaged.
+
+    Args:
+        content: the text.
+        **types: the type that an entry must have, such as `step=int`, or `best=dict | None` if it may
+            be missing.
 
     Raises:
-        UsageError: the file cannot be read, or contains something else.
+        ValueError: it is something else; the message is a clause.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        value = json.loads(content, parse_int=_parse_int)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if not isinstance(value, dict):
+        raise NotAnObject("it is not a JSON object")
+    for name, expected in types.items():
+        if not isinstance(value.get(name), expected):
+            raise ValueError(f"{name} is {type(value.get(name)).__name__}")
+    return value
+
+
+def read(path: pathlib.Path, **types: Any) -> dict[str, Any]:
+    """Returns the JSON object in a file; `parse` describes `types`.
+
+    Raises:
+        UsageError: the file does not exist, or contains something else.
+        OSError: the disk fails.
+    """
+    try:
+        return parse(path.read_bytes(), **types)
+    except (*_MISTAKES, ValueError) as error:
         raise UsageError(f"{path} cannot be read ({error}): fix it, or use --fresh.") from None
-    if not isinstance(content, dict):
-        raise UsageError(f"{path} is not a JSON object: fix it, or use --fresh.")
-    return content
 
 
-def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
-    """Returns the JSON objects of a file, one per line; lines that a kill cut short are skipped."""
-    lines: list[Any] = []
-    content = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    for text in content.splitlines():
+def read_lines(path: pathlib.Path, **types: Any) -> list[dict[str, Any]]:
+    """Returns the JSON objects of a file, one per line; `parse` describes `types`.
+
+    Other lines, such as those that a kill cut short, are skipped.
+    """
+    lines = []
+    for text in path.read_bytes().splitlines() if path.exists() else ():
         with contextlib.suppress(ValueError):
-            lines.append(json.loads(text))
-    return [line for line in lines if isinstance(line, dict)]
+            lines.append(parse(text, **types))
+    return lines
 
 
 def replace(path: pathlib.Path, content: Mapping[str, Any]) -> None:
@@ -52,6 +82,7 @@ def replace(path: pathlib.Path, content: Mapping[str, Any]) -> None:
             file.write(json.dumps(content, indent=2) + "\n")
         flush(temporary)  # or a power failure could leave an empty file
         os.replace(temporary, path)
+        flush(path.parent)
     except OSError:
         with contextlib.suppress(OSError):
             temporary.unlink()  # to free the space on a full disk
@@ -92,3 +123,9 @@ def _append(file: io.FileIO, line: bytes) -> None:
         with contextlib.suppress(OSError):
             file.truncate(end)
         raise
+
+
+def _parse_int(text: str) -> int:
+    if len(text) > _MOST_DIGITS:
+        raise ValueError("a number is too large")
+    return int(text)

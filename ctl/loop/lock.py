@@ -16,7 +16,9 @@ import filelock
 
 from ctl import errors
 from ctl.errors import UsageError, list_some
+from ctl.loop import json_files
 from ctl.loop.checkpoints.files import report_write_errors
+from ctl.loop.disk import make_folder
 
 if TYPE_CHECKING:  # it imports TensorFlow
     from ctl.hardware.collectives import ProcessGroup
@@ -71,10 +73,10 @@ class RunLock:
         holder = self._read_holder()
         try:
             with report_write_errors(str(self._path), self._folder / "checkpoints"):
-                self._folder.mkdir(parents=True, exist_ok=True)
+                make_folder(self._folder)
                 self._acquire(holder)
-        except BaseException:
-            self._remove_created()
+        except BaseException:  # such as an interrupt just after the lock was taken
+            self.release()
             raise
 
     def follow(self, moved_to: pathlib.Path) -> None:
@@ -159,17 +161,16 @@ class RunLock:
 
     def _read_holder(self) -> dict[str, Any] | None:
         """Returns the holder that the file names; None without a file or valid content."""
-        try:
-            content = json.loads(self._path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            return None
-        complete = isinstance(content, dict) and {"pid", "host", "since"} <= content.keys()
-        return content if complete else None
+        with contextlib.suppress(OSError, ValueError):
+            return json_files.parse(self._path.read_bytes(), pid=int, host=str, since=str)
+        return None
 
     def _read(self) -> bytes:
         try:
             return self._path.read_bytes()
-        except OSError:
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.EIO):
+                raise  # says nothing about what other processes have written
             return b""
 
     def _release(self, path: pathlib.Path) -> None:

@@ -73,9 +73,7 @@ class Reporter:
 
     def record(self, event: str, step: int, **fields: Any) -> None:
         """Records an event."""
-        # Only this record shows the next process of a killed run how the time was used.
-        seconds = {"seconds": self.seconds()} if event == "checkpoint" else {}
-        self._on_event(event, step, **fields, **seconds)
+        self._on_event(event, step, **fields)
 
     def seconds(self) -> dict[str, float]:
         """Returns how this process has used its time so far, in seconds by activity.

@@ -12,7 +12,7 @@ from typing import Any
 
 from ctl import errors
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopRequest:
@@ -46,13 +46,15 @@ class StopRequest:
 
 
 class StopOnSignal(StopRequest):
-    """Takes the first SIGINT or SIGTERM as a request; a second one ends the process immediately.
+    """Takes the first SIGINT, SIGTERM or SIGHUP as a request; a second one ends the process immediately.
 
         with StopOnSignal() as stop:
             while not stop.requested:
                 train_a_little()
 
-    In a thread other than the main one, in which Ray runs functions, signals are left as they are.
+    SIGHUP, of a terminal that is closed, may arrive twice: it never ends the process, and `nohup` makes
+    the process ignore it. In a thread other than the main one, in which Ray runs functions, signals are
+    left as they are.
     """
 
     def __init__(self) -> None:
@@ -61,7 +63,9 @@ class StopOnSignal(StopRequest):
 
     def __enter__(self) -> "StopOnSignal":
         # Python allows only the main thread to set handlers.
-        numbers = SIGNALS if threading.current_thread() is threading.main_thread() else ()
+        is_main = threading.current_thread() is threading.main_thread()
+        ignored = {n for n in SIGNALS if signal.getsignal(n) == signal.SIG_IGN} & {signal.SIGHUP}
+        numbers = [number for number in SIGNALS if is_main and number not in ignored]
         self._previous = {number: signal.signal(number, self._receive) for number in numbers}
         return self
 
@@ -74,7 +78,7 @@ class StopOnSignal(StopRequest):
         self.request(signal=name)
         # A step may hang, or a checkpoint take minutes: the user must be able to end the process.
         for other in SIGNALS:
-            signal.signal(other, signal.SIG_DFL)
+            signal.signal(other, signal.SIG_IGN if other == signal.SIGHUP else signal.SIG_DFL)
         # The signal may interrupt another print: the stream then rejects this one.
         with contextlib.suppress(RuntimeError):
             errors.print_line(f"{name}: saving, then stopping; once more to stop immediately.")

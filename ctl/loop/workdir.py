@@ -9,20 +9,24 @@ import os
 import pathlib
 import re
 import tempfile
+import threading
 import time
 from typing import Any
 
 from ml_collections import config_dict
 
 from ctl.configs import overrides
-from ctl.errors import UsageError, check_local
+from ctl.errors import UsageError, check_local, print_line
 from ctl.loop import json_files, lock
-from ctl.loop.checkpoints.files import report_write_errors
+from ctl.loop.checkpoints.files import CheckpointFiles, report_write_errors
 from ctl.loop.config_changes import INPUTS, ConfigChanges, changes_updates
+from ctl.loop.disk import make_folder
 from ctl.loop.json_files import read_lines
 from ctl.loop.store import RECORD, Store
 
-_MAX_NAME = 100  # characters; file systems allow 255 bytes
+_EVENTS = "events.jsonl"
+# Bytes of a name that ctl makes, with room for what it adds: file systems allow 255 bytes.
+_MAX_NAME, _MAX_BYTES = 100, 220
 
 
 class Workdir:
@@ -44,6 +48,7 @@ class Workdir:
     Args:
         path: the folder.
         writes: whether this process writes there; only the chief does.
+        may_read: if it cannot be written, say so, and write nothing.
         store: the store of the run, of which the folder is a copy, if --workdir is a URL.
 
     Attributes:
@@ -62,6 +67,7 @@ class Workdir:
         *,
         writes: bool = True,
         store: Store | None = None,
+        may_read: bool = False,
     ):
         check_local("The workdir", path)
         self.path = pathlib.Path(path)
@@ -69,9 +75,16 @@ class Workdir:
         self.exports = self.path / "export"
         self.writes = writes
         self.store = store
+        self._lock = threading.Lock()
         self.name = store.url if store else str(self.path)
         if writes:
-            self._check_writable()
+            try:
+                self._check_writable()
+            except UsageError:
+                if not may_read:
+                    raise
+                print_line(f"{path} cannot be written, so nothing is recorded there.")
+                self.writes = False
 
     def sync(self) -> None:
         """Makes a copy of a store up to date, for a process that only evaluates."""
@@ -80,12 +93,13 @@ class Workdir:
 
     def config_file(self) -> str:
         """Returns the config file that the run was started with; "" if it is not recorded."""
-        starts = [e for e in read_lines(self.path / "events.jsonl") if e.get("event") == "start"]
-        return starts[0].get("config", "") if starts else ""
+        lines = read_lines(self.path / _EVENTS, event=str, config=str | None)
+        starts = [line for line in lines if line["event"] == "start"]
+        return starts[0].get("config") or "" if starts else ""
 
     def last_workers(self) -> int | None:
         """Returns the number of workers of the last process that trained, if it is recorded."""
-        events = read_lines(self.path / "events.jsonl")
+        events = read_lines(self.path / _EVENTS, event=str, workers=int | None)
         beginnings = [event for event in events if event.get("event") in ("start", "resume")]
         return beginnings[-1].get("workers") if beginnings else None
 
@@ -99,12 +113,13 @@ class Workdir:
 
     def config(self) -> dict[str, Any]:
         """Returns the values of config.json, by full name."""
-        return overrides.flatten(json_files.read(self.path / "config.json"))
+        return overrides.flatten(json_files.read(self.path / "config.json", trainer=str))
 
     def result(self) -> dict[str, Any]:
         """Returns the content of `result.json`; empty if it does not exist."""
-        path = self.path / "result.json"
-        return json_files.read(path) if path.exists() else {}
+        path, optional = self.path / "result.json", dict | None
+        types = dict(best=optional, stopped=optional, goodput=optional, step=int | None)
+        return json_files.read(path, **types) if path.exists() else {}
 
     def check_config(
         self, config: Mapping[str, Any], *, allow_change: bool = False, only_evaluates: bool = False
@@ -126,6 +141,8 @@ class Workdir:
         self._check_no_foreign_files()
         if not self.has_run():
             return []
+        if not only_evaluates:
+            self._check_checkpoints()
         saved = self.config()
         changes = ConfigChanges(saved, config)
         # Checked first, since most other keys differ, too.
@@ -163,7 +180,7 @@ class Workdir:
 
     def check_movable(self) -> None:
         """Raises UsageError if `move_aside` must not move the folder."""
-        self._check_no_foreign_files()
+        self._check_no_foreign_files(moves=True)
         # The user's shell and the relative paths of the run would then be in the moved folder.
         if self.has_run() and pathlib.Path.cwd().is_relative_to(self.path.resolve()):
             raise UsageError(
@@ -181,7 +198,7 @@ class Workdir:
         if not self.writes:
             return
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path)
         except OSError as error:
             raise UsageError(self._not_writable(error.strerror)) from None
         self._write("config.json", config)
@@ -196,17 +213,17 @@ class Workdir:
             UsageError: the folder has files that belong to no run, or cannot be moved.
         """
         self.check_movable()
-        if not self.has_run():
+        if not (self.has_run() or os.path.exists(self.path / _EVENTS)):
             return None
         # A link to the folder stays where it is, so that the new run is on the same disk.
         folder = self.path.resolve() if self.path.is_symlink() else self.path
         # A sibling: a rename within one file system is atomic and takes no time.
-        name = f"{folder.name}.{datetime.datetime.now():%Y-%m-%d-%H%M%S}"
+        name = f"{_cut(folder.name, _MAX_BYTES)}.{datetime.datetime.now():%Y-%m-%d-%H%M%S}"
         aside, number = folder.with_name(name), 1
-        while aside.exists():
-            number += 1
-            aside = folder.with_name(f"{name}.{number}")
         try:
+            while aside.exists():
+                number += 1
+                aside = folder.with_name(f"{name}.{number}")
             folder.rename(aside)
             if folder != self.path:
                 folder.mkdir()
@@ -225,8 +242,9 @@ class Workdir:
         if not self.writes:
             return
         line = {"time": time.time(), "event": event, "step": step, **fields}
-        path = self.path / "events.jsonl"
-        with report_write_errors(str(path), self.checkpoints):
+        path = self.path / _EVENTS
+        # Threads record what they have saved or uploaded.
+        with self._lock, report_write_errors(str(path), self.checkpoints):
             json_files.append_text(path, json.dumps(line) + "\n")
 
     def write_result(self, result: Mapping[str, Any]) -> None:
@@ -241,10 +259,8 @@ class Workdir:
     def rollbacks(self) -> list[dict[str, Any]]:
         """Returns the decisions that `write_rollbacks` wrote; [] if there are none."""
         path = self.path / "rollbacks.json"
-        decisions: Any = json_files.read(path).get("rollbacks") if path.exists() else []
-        if not isinstance(decisions, list) or not all(
-            isinstance(each, dict) and type(each.get("step")) is int for each in decisions
-        ):
+        decisions = json_files.read(path, rollbacks=list)["rollbacks"] if path.exists() else []
+        if not all(isinstance(d, dict) and type(d.get("step")) is int for d in decisions):
             raise UsageError(f"{path} is not what ctl wrote: fix it, or use --fresh.")
         return decisions
 
@@ -261,26 +277,37 @@ class Workdir:
         with report_write_errors(str(self.path / name), self.checkpoints):
             json_files.replace(self.path / name, content)
 
-    def _check_no_foreign_files(self) -> None:
-        """Raises UsageError if the folder has files, but holds no run."""
+    def _check_checkpoints(self) -> None:
+        """Raises UsageError if the checkpoints are lost, with which a run would begin again."""
+        events = read_lines(self.path / _EVENTS, event=str, step=int)
+        saved = [event["step"] for event in events if event["event"] in ("checkpoint", "durable")]
+        files = CheckpointFiles(self.checkpoints)
+        if saved and not files.steps() and not files.damaged():
+            raise UsageError(
+                f"{self.path / _EVENTS} records a checkpoint at step {saved[-1]}, but "
+                f"{self.checkpoints} has none: restore the folder, or start from scratch with --fresh."
+            )
+
+    def _check_no_foreign_files(self, *, moves: bool = False) -> None:
+        """Raises UsageError if the folder has files, but holds no run; or a run that `moves` accepts."""
         names = set(os.listdir(self.path) if self.path.is_dir() else [])
         # A run that was killed while it started leaves the first three, and modes the others.
         names -= {json_files.temporary_name("config.json"), lock.NAME, RECORD}
         names -= {"aot_compile.json", "find_lr.html"}
-        if names and not self._has_config_of_ctl():
-            raise UsageError(
-                f"{self.path} has files in it and no config.json of ctl, so it is not a run's "
-                "folder: name another --workdir."
-            )
+        if names and not self._has_config_of_ctl() and not (moves and _EVENTS in names):
+            fix = "so it is not a run's folder: name another --workdir"
+            if _EVENTS in names:
+                fix = f"but the {_EVENTS} of a run: restore config.json, or start with --fresh"
+            raise UsageError(f"{self.path} has files in it and no config.json of ctl, {fix}.")
 
     def _has_config_of_ctl(self) -> bool:
         try:
-            content = json.loads((self.path / "config.json").read_text(encoding="utf-8"))
-        except FileNotFoundError:
+            content = json_files.parse((self.path / "config.json").read_bytes())
+        except (FileNotFoundError, json_files.NotAnObject):
             return False
-        except (OSError, ValueError, RecursionError):
+        except (OSError, ValueError):
             return True  # damaged, but it may belong to a run
-        return isinstance(content, dict) and "trainer" in content
+        return "trainer" in content
 
     def _check_writable(self) -> None:
         """Raises UsageError if the path cannot become a folder to write in. Leaves no files."""
@@ -341,7 +368,12 @@ def name_experiment(config: str) -> str:
 def _as_name(text: str) -> str:
     """Returns a part of a file's name; it is unique for each text."""
     name = re.sub(r"[^\w.,=+-]", "_", text)
-    if name == text and len(name) <= _MAX_NAME:
+    if name == text and len(os.fsencode(name)) <= _MAX_NAME:
         return name
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    return f"{name[:_MAX_NAME]}-{digest}"
+    return f"{_cut(name, _MAX_NAME)}-{digest}"
+
+
+def _cut(name: str, size: int) -> str:
+    """Returns the beginning of a name, of at most so many bytes."""
+    return os.fsencode(name)[:size].decode(errors="ignore")

@@ -5,7 +5,7 @@ import contextlib
 import os
 from typing import Any
 
-from ctl.errors import UsageError, align
+from ctl.errors import UsageError, align, print_line
 from ctl.hardware import devices, engines, gpu, host, selection, strategies, tpu
 from ctl.hardware.gpu import DriverGpu
 from ctl.hardware.strategies import StrategyOptions
@@ -18,7 +18,7 @@ _INSTALL_GPU = 'pip install "ctl-tensorflow[gpu]"'
 
 def show_devices(arguments: Arguments) -> int:
     """Prints the description; only the section `runtime` of the config has an effect."""
-    print(describe(arguments.config.runtime))
+    print_line(describe(arguments.config.runtime))
     return DONE
 
 

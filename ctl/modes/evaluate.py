@@ -17,8 +17,10 @@ _POLL_SECONDS = 1.0
 
 def evaluate(arguments: Arguments) -> int:
     """Evaluates a checkpoint of a run, by default the one of its result; returns the exit code."""
-    path = find_checkpoint(arguments.workdir, arguments.checkpoint)
+    find_checkpoint(arguments.workdir, arguments.checkpoint)
     run, changes = _open_run(arguments)
+    # Again: a run that trains meanwhile may have deleted it.
+    path = find_checkpoint(arguments.workdir, arguments.checkpoint)
     is_result = not arguments.checkpoint and not changes
     controller = run.make_controller(
         actions=run.make_actions(trains=False), records=run.is_chief and is_result
@@ -86,7 +88,7 @@ def _has_ended(run: Run, evaluated: int) -> bool:
     """Returns whether a checkpoint was the last one of a run."""
     stopped = run.workdir.result().get("stopped") or {}
     # The number of steps as it was resolved by the run, which may have had other data.
-    steps = run.workdir.config()["train.steps"]
+    steps = run.workdir.config().get("train.steps", run.config.train.steps)
     return evaluated >= steps or stopped.get("step") == evaluated
 
 

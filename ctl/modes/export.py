@@ -29,12 +29,14 @@ from ctl.trainer import StandardTrainer
 def export(arguments: Arguments) -> int:
     """Exports a checkpoint of a run, by default the one of its result; returns the exit code."""
     workdir = arguments.workdir
-    path = select_checkpoint(workdir, arguments.checkpoint)
+    if not workdir.writes:
+        raise UsageError(f"{workdir.exports} cannot be written: copy the run, and export the copy.")
     config = resolve_batch_size(arguments.config, 1)
     step, exported = export_checkpoint(
         loading.load_trainer_class(config.trainer, arguments.config_path, StandardTrainer),
         TrainerOptions.from_config(config),
-        path,
+        # Last, since a run that trains meanwhile may delete it.
+        path := select_checkpoint(workdir, arguments.checkpoint),
         workdir.exports,
         global_batch_size=config.data.global_batch_size,
     )
@@ -84,10 +86,11 @@ def load(
     """
     folder = Workdir(fetch(str(workdir), str(checkpoint)), writes=False)
     folder.check_run()
-    path = select_checkpoint(folder, fetch(str(checkpoint)))
+    chosen = fetch(str(checkpoint))
     values = keys.defaults()
     with values.ignore_type():
-        values.update(config_dict.ConfigDict(json_files.read(folder.path / "config.json")))
+        content = json_files.read(folder.path / "config.json", trainer=str)
+        values.update(config_dict.ConfigDict(content))
     named = flags.load_config(config, []).trainer if config else values.trainer
     if not config and is_url(workdir) and not trust_code:
         raise UsageError(
@@ -98,7 +101,7 @@ def load(
     trainer = inference.restore_trainer(
         loading.load_trainer_class(named, config_path, StandardTrainer),
         TrainerOptions.from_config(values),
-        path,
+        path := select_checkpoint(folder, chosen),
         global_batch_size=values.data.global_batch_size,
         average=average,
     )

@@ -170,7 +170,7 @@ class Run:
             self._controller.reporter.record("learning_rate", self.step, old=old, new=float(value))
             if self._saved_step == self.step:
                 # A kill in the next call resumes from this checkpoint, and must not undo the change.
-                notes = self._controller.actions.get_notes()
+                notes = self._controller.get_notes()
                 self._run.checkpoints.files.commit(self.step, notes)
 
     @_in_one_line

@@ -53,7 +53,8 @@ def has_ended(workdir: Workdir) -> bool:
 
     Early stopping or a time limit may have ended it, so the step does not show it.
     """
-    events = [line.get("event") for line in json_files.read_lines(workdir.path / "events.jsonl")]
+    lines = json_files.read_lines(workdir.path / "events.jsonl", event=str)
+    events = [line["event"] for line in lines]
     lives = [event for event in events if event in ("start", "resume", "end", "stop")]
     return lives[-1:] == ["end"]
 

@@ -92,7 +92,9 @@ class Run:
         names = self.config.summaries.writers
         summarizes = "tensorboard" in names and self.workdir.writes
         self._metrics = MetricLog(
-            make_writers(names, self.workdir.path, self._config_path) if self.is_chief else (),
+            make_writers(
+                names if self.workdir.writes else (), self.workdir.path, self._config_path
+            ),
             summary_folder=self.workdir.path / "summaries" if summarizes else None,
             checkpoint_folder=self.workdir.checkpoints,
             print_line=self.progress.print_line,
@@ -329,6 +331,9 @@ class Run:
         result = results.make_result(self.experiment, controller, seconds)
         if not controller.outputs:  # only evaluated: keep what was recorded of the training
             result |= results.read_training(self.workdir)
+            # The process that trained may have been killed before its result.
+            outputs = self.checkpoints.files.notes(result["step"]).get("outputs")
+            result |= {"train": outputs} if outputs else {}
         if self.has_ended or not self.must_end(result["step"]):
             self.workdir.write_result(result)
         ended_by = {

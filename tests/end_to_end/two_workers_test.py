@@ -114,7 +114,8 @@ def test_two_workers_stop_roll_back_and_export_as_one_process_does(
 def check_events(printed):
     """Both runs have rolled back to step 8, and stopped at step 12; only the chief prints."""
     events = experiments.read_events("two")
-    assert events == experiments.read_events("one")
+    # A thread of the run in one process records a checkpoint when it is complete.
+    assert sorted(events) == sorted(experiments.read_events("one"))
     assert {("non_finite", 9), ("rollback", 8), ("export", 4), ("end", 12)} <= set(events)
     for line in ("Step 9 is not finite: ", "Training ends at step 12", "Exported ", "Done:"):
         assert printed.count(line) == 1
@@ -133,7 +134,8 @@ def check_weights():
     assert CheckpointFiles("two/best").steps() == [4]
     for step in (8, 12):
         one, two = (CheckpointFiles(f"{run}/checkpoints").notes(step) for run in ("one", "two"))
-        assert one == two and one["actions"]["EarlyStopping"]["best_step"] == 4
+        assert one["actions"] == two["actions"]
+        assert one["actions"]["EarlyStopping"]["best_step"] == 4
     expected, actual = map(experiments.read_weights, ("one", "two"))
     assert expected.keys() == actual.keys()
     for key, value in expected.items():

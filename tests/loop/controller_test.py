@@ -214,8 +214,8 @@ def test_state_of_an_action_is_restored_with_the_checkpoint(make, tmp_path):
     other = make()
     other.restore_checkpoint()
     other.train(25)
-    assert "notes" in (tmp_path / "checkpoints/ckpt-20.whole").read_text()
-    assert "notes" not in (tmp_path / "checkpoints/ckpt-25.whole").read_text()
+    assert "actions" in (tmp_path / "checkpoints/ckpt-20.whole").read_text()
+    assert "actions" not in (tmp_path / "checkpoints/ckpt-25.whole").read_text()
 
 
 def test_loss_that_is_not_finite_in_a_step_of_the_users_own_ends_the_run(tmp_path):

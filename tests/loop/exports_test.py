@@ -1,6 +1,7 @@
 """Exported models, in a process that cannot import ctl."""
 
 import dataclasses
+import errno
 import json
 import os
 import pathlib
@@ -13,6 +14,7 @@ import tf_keras
 
 import ctl
 from ctl import testing
+from ctl.errors import Failure
 from ctl.loop import exports, inference
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.exports import write_version
@@ -318,3 +320,26 @@ def test_version_of_a_kill_between_two_renames_is_recovered(write, tmp_path, mon
 def test_unknown_format_is_rejected_with_the_known_one():
     with pytest.raises(ctl.UsageError, match=r"'saved_modle': did you mean saved_model\?"):
         exports.select(["saved_modle"])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(
+            "[Errno 28] Can't write data (errno = 28, error message = 'No space left on device')"
+        ),
+        RuntimeError("Can't decrement id ref count (error message = 'Input/output error')"),
+        OSError(errno.EIO, "Input/output error"),
+    ],
+)
+def test_full_disk_is_not_a_property_of_the_model(checkpoint, tmp_path, monkeypatch, error):
+    def fail(*_):
+        raise error
+
+    path, trainer = checkpoint
+    monkeypatch.setattr(tf_keras.Sequential, "save", fail)
+    monkeypatch.setattr(Images, "export_formats", ("keras",))
+    with pytest.raises(Failure, match=r"export could not be written: (No space|Input/output)"):
+        exports.export_checkpoint(
+            Images, trainer.options, path, tmp_path / "export", global_batch_size=8
+        )

@@ -61,3 +61,8 @@ def test_finished_run_needs_no_current_process():
     events = [*STARTED, event("end", 120.0, 18, seconds={"total": 20.0, "steps": 15.0})]
     assert goodput.measure_goodput(events)["steps"] == 0.75
     assert goodput.measure_goodput([]) == {}
+
+
+def test_seconds_of_an_event_that_are_no_activities_are_not_counted():
+    stall = event("stall", 115.0, 12, seconds=300.0)
+    assert goodput.measure_goodput([*STARTED, stall]) == goodput.measure_goodput(STARTED)

@@ -27,14 +27,14 @@ def test_replaced_file_has_the_last_content_and_no_sibling(tmp_path):
     ],
     ids=["json", "lines"],
 )
-def test_content_is_on_the_disk_before_its_name(tmp_path, monkeypatch, replace):
+def test_content_is_on_the_disk_before_its_name_and_then_the_name(tmp_path, monkeypatch, replace):
     calls = []
     for name in ("fsync", "replace"):
         monkeypatch.setattr(os, name, lambda *_, name=name: calls.append(name))
     path = tmp_path / "metrics.jsonl"
     path.write_text("")
     replace(path)
-    assert calls == ["fsync", "replace"]
+    assert calls == ["fsync", "replace", "fsync"]
 
 
 @pytest.mark.parametrize(
@@ -59,13 +59,40 @@ def test_file_is_replaced_completely_or_not_at_all(tmp_path, monkeypatch, owner,
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("{", "cannot be read"), ("\x00", "cannot be read"), ("[]", "is not a JSON object")],
+    [
+        (b"{", "Expecting property name"),
+        (b"\x00", "Expecting value"),
+        (b"[]", "it is not a JSON object"),
+        (b'{"step": \xff}', "can't decode byte"),
+        (b'{"a": ' * 100_000, "it is nested too deeply"),
+        (b'{"step": 1' + b"0" * 20 + b"}", "a number is too large"),
+        (b'{"step": 1e999}', "step is float"),
+        (b"{}", "step is NoneType"),
+        (b'{"step": 1, "best": []}', "best is list"),
+    ],
 )
-def test_file_without_a_json_object_is_reported(tmp_path, text, message):
-    path = tmp_path / "result.json"
-    path.write_text(text)
-    with pytest.raises(UsageError, match=rf"result\.json {message}.*: fix it, or use --fresh"):
-        json_files.read(path)
+def test_damage_is_named_in_one_line_and_its_line_is_left_out(tmp_path, text, message):
+    path, types = tmp_path / "result.json", dict(step=int, best=dict | None)
+    path.write_bytes(b'{"step": 1}\n' + text + b'\n{"step": 2, "best": {}}\n')
+    assert json_files.read_lines(path, **types) == [{"step": 1}, {"step": 2, "best": {}}]
+    path.write_bytes(text)
+    with pytest.raises(
+        UsageError, match=rf"result\.json cannot be read \(.*{message}.*fix it"
+    ) as error:
+        json_files.read(path, **types)
+    assert "\n" not in str(error.value)
+
+
+def test_disk_that_fails_is_not_taken_for_damage(tmp_path, monkeypatch):
+    monkeypatch.setattr(pathlib.Path, "read_bytes", unreadable)
+    for read in (json_files.read, json_files.read_lines):
+        (tmp_path / "result.json").touch()
+        with pytest.raises(OSError, match="Stale file handle"):
+            read(tmp_path / "result.json")
+
+
+def unreadable(*_):
+    raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
 
 def test_line_after_one_that_a_kill_has_cut_short_is_complete(tmp_path):

@@ -276,3 +276,18 @@ def test_program_that_trains_is_rejected_while_another_trains_and_changes_nothin
             assert {p: p.stat().st_mtime_ns for p in before} == before
             assert [n for n in names(tmp_path) if n != "__pycache__"] == ["experiment.py", "run"]
         assert program("--mode=eval", *short)[0] == 0
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(errno.EIO, "Input/output error")])
+def test_interrupt_while_the_lock_is_taken_frees_it(make, monkeypatch, error):
+    first = make()
+    acquire = first._lock.acquire
+
+    def acquire_and_fail(**options):
+        acquire(**options)
+        raise error
+
+    monkeypatch.setattr(first._lock, "acquire", acquire_and_fail)
+    with pytest.raises((KeyboardInterrupt, Failure)):
+        first.acquire()
+    make().acquire()  # by another run, while the first object exists

@@ -87,8 +87,7 @@ def test_input_of_the_slowest_process_is_in_the_line_the_summaries_and_the_event
     controller, reporter = run(tmp_path, steps=10, processes=OtherWaits())
     assert reporter.lines[1].endswith(" | waited 75% for input")
     assert "speed/input_wait" in read_summaries(tmp_path / "train")
-    reporter.record("checkpoint", 10)
-    assert reporter.events[-1][2]["seconds"]["input"] == pytest.approx(6.0)
+    assert reporter.seconds()["input"] == pytest.approx(6.0)
     assert "input_wait" not in controller.outputs  # which are in result.json
 
 

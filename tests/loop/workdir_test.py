@@ -1,6 +1,7 @@
 """The folder of a run. The messages for unsuitable folders are in mistakes_test.py."""
 
 import datetime
+import errno
 import json
 import pathlib
 
@@ -75,6 +76,57 @@ def test_folder_of_something_else_is_neither_used_nor_moved(tmp_path, files):
         ):
             attempt()
     assert sorted(path.name for path in tmp_path.iterdir()) == files
+
+
+def test_lost_checkpoints_are_not_a_new_beginning(tmp_path):
+    folder = run(tmp_path / "run")
+    assert folder.check_config(config()) == []
+    for event, step in (("start", 0), ("checkpoint", 10), ("checkpoint", 20), ("eval", 25)):
+        folder.event(event, step)
+    with pytest.raises(
+        UsageError,
+        match=r"events\.jsonl records a checkpoint at step 20, but .*/checkpoints has none: restore",
+    ):
+        folder.check_config(config())
+    assert folder.check_config(config(), only_evaluates=True) == []
+    folder.checkpoints.mkdir()
+    (folder.checkpoints / "ckpt-10.whole").write_text("damaged")  # the restore names it
+    assert folder.check_config(config()) == []
+
+
+def test_lost_config_is_named_and_fresh_moves_what_is_left(tmp_path):
+    folder = run(tmp_path / "run")
+    folder.event("start", 0)
+    (folder.path / "config.json").unlink()
+    with pytest.raises(
+        UsageError,
+        match=r"no config\.json of ctl, but the events\.jsonl of a run: restore config",
+    ):
+        folder.check_config(config())
+    assert (folder.move_aside() / "events.jsonl").exists()
+
+
+def test_long_names_are_cut_to_what_file_systems_allow(tmp_path):
+    folder = run(tmp_path / ("\N{GREEK SMALL LETTER ALPHA}" * 127))
+    assert (folder.move_aside() / "config.json").exists()
+    for text in ("a" * 300, "\N{HUGGING FACE}" * 100):
+        assert len(name_values({"name": text}).encode()) <= 120
+
+
+def test_folder_that_can_only_be_read_is_read(tmp_path, monkeypatch, capsys):
+    def denied(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(workdir.tempfile, "TemporaryFile", denied)
+    with pytest.raises(UsageError, match="Read-only file system"):
+        Workdir(tmp_path)
+    folder = Workdir(tmp_path, may_read=True)
+    folder.event("eval", 1)
+    folder.write_result({"step": 1})
+    assert not folder.writes and not any(tmp_path.iterdir())
+    assert (
+        capsys.readouterr().out == f"{tmp_path} cannot be written, so nothing is recorded there.\n"
+    )
 
 
 @pytest.mark.parametrize("left", [".config.json.new", "run.lock", "find_lr.html"])

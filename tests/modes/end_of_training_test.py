@@ -88,3 +88,18 @@ def test_early_stopping_in_a_call_of_evaluate_leaves_the_end_to_the_next_call_of
     assert run.step == 10
     result = experiments.read_result("run")
     assert result["step"] == result["stopped"]["step"] == 15 and result["best"]["restored"]
+
+
+def test_result_of_a_run_that_was_killed_before_it_has_the_values_of_its_training(
+    make, monkeypatch
+):
+    keys = PATIENT | {"train.best.restore": False}
+    with monkeypatch.context() as patch:
+        patch.setattr("ctl.loop.actions.action.ActionList.end", kill)
+        with pytest.raises(Killed):
+            make(keys).train()
+    outputs = experiments.read_notes("run", 30)["outputs"]
+    assert outputs["loss"] > 0 and not pathlib.Path("run/result.json").exists()
+    with make(keys) as run:
+        run.train()
+    assert experiments.read_result("run")["train"] == outputs

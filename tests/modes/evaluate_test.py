@@ -1,5 +1,6 @@
 """--mode=eval and --mode=continuous_eval, called as functions."""
 
+import dataclasses
 import functools
 import json
 import pathlib
@@ -202,3 +203,21 @@ def test_actions_run_in_an_evaluation_and_end_nothing(arguments, monkeypatch, ca
     assert [result["step"] for result in results] == [20, 20]
     assert [result["eval"]["examples"] for result in results] == [50, 50]
     assert experiments.read_result("run") | {"eval": None} == trained
+
+
+def test_eval_of_a_folder_that_can_only_be_read_prints_its_results(arguments, capsys, monkeypatch):
+    before = {path: path.read_bytes() for path in pathlib.Path("run").rglob("*") if path.is_file()}
+    with monkeypatch.context() as planted:
+        planted.setattr("ctl.loop.workdir.tempfile.TemporaryFile", denied)
+        folder = Workdir("run", may_read=True)
+    assert evaluate.evaluate(dataclasses.replace(arguments, workdir=folder)) == DONE
+    out = capsys.readouterr().out
+    assert (
+        "run cannot be written, so nothing is recorded there." in out and "eval       20/20" in out
+    )
+    after = {path: path.read_bytes() for path in pathlib.Path("run").rglob("*") if path.is_file()}
+    assert before == after
+
+
+def denied(*_, **__):
+    raise OSError(30, "Read-only file system")

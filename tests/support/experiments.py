@@ -117,6 +117,11 @@ def read_result(workdir: str | os.PathLike[str]) -> dict[str, Any]:
     return json.loads(pathlib.Path(workdir, "result.json").read_text())
 
 
+def read_notes(workdir: str | os.PathLike[str], step: int) -> dict[str, Any]:
+    """The notes in the marker of a checkpoint."""
+    return json.loads(pathlib.Path(workdir, f"checkpoints/ckpt-{step}.whole").read_text())["notes"]
+
+
 def read_weights(workdir: str | os.PathLike[str], step: int | None = None) -> dict[str, Any]:
     """Every variable in the checkpoint of a step, or in the newest one, as name -> array."""
     import tensorflow as tf

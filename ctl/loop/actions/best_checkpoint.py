@@ -1,10 +1,10 @@
 """Keeps the checkpoints of the best evaluations in a folder of their own."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import pathlib
 from typing import Any
 
-from ctl.errors import Failure, UsageError
+from ctl.errors import Failure, UsageError, print_line
 from ctl.loop.actions.action import Action
 from ctl.loop.actions.monitored_metric import MonitoredMetric
 from ctl.loop.checkpoints.checkpointer import Checkpointer, DamagedCheckpoint
@@ -76,6 +76,8 @@ class BestCheckpoint(Action):
             processes=controller.processes,
             rank=self._rank,
         )
+        if controller.is_chief:
+            name_damaged(self._checkpoints.files, controller.reporter.print_line)
 
     def __call__(self, outputs: Mapping[str, Any]) -> None:
         """Saves the trainer if the value is better than the worst one that is kept."""
@@ -147,7 +149,14 @@ def _read_values(files: CheckpointFiles, metric: MonitoredMetric) -> dict[int, f
     """Returns the values of the complete checkpoints that were saved for a metric, by step."""
     notes = {step: files.notes(step) for step in files.steps()}
     rule = {"metric": metric.name, "mode": metric.mode}
-    return {step: n["value"] for step, n in notes.items() if rule.items() <= n.items()}
+    found = {step: n.get("value") for step, n in notes.items() if rule.items() <= n.items()}
+    return {step: value for step, value in found.items() if isinstance(value, int | float)}
+
+
+def name_damaged(files: CheckpointFiles, print_line: Callable[[str], None] = print_line) -> None:
+    """Prints which of the best checkpoints are damaged, so that another one takes their place."""
+    for step in files.damaged():
+        print_line(f"Skipped {files.path(step)}: {files.fault(step)}.")
 
 
 def find_best(folder: pathlib.Path) -> str:
@@ -157,10 +166,11 @@ def find_best(folder: pathlib.Path) -> str:
         UsageError: the folder has no checkpoint.
     """
     files = CheckpointFiles(folder)
+    name_damaged(files)
     # The newest checkpoint has the current metric, unless the config was changed since.
     for step in reversed(files.steps()):
         notes = files.notes(step)
-        if "metric" in notes:
+        if {"metric", "mode", "value"} <= notes.keys():
             metric = MonitoredMetric(notes["metric"], notes["mode"])
             values = _read_values(files, metric)
             return files.path(max(values, key=lambda k: (metric.sign * values[k], -k)))

@@ -97,6 +97,13 @@ def run(local: LocalCopy, name: str = "", *, every: bool = False, texts_only: bo
                     break
                 if newest:
                     print_line(f"Skipped {store.url}/{where and where + '/'}ckpt-{step}: {fault}.")
+        else:
+            # Training from scratch would replace what the user may still be able to repair.
+            if newest and present:
+                raise UsageError(
+                    f"{store.url} has checkpoints, but none of them can be read: fix the objects, or "
+                    "name another --workdir."
+                )
 
 
 def path(name: str, which: str = "", *, texts_only: bool = False) -> str:

@@ -17,7 +17,7 @@ import time
 from typing import Any
 
 from ctl.errors import Failure, UsageError, print_line
-from ctl.loop import lock
+from ctl.loop import json_files, lock
 from ctl.loop.bucket.store import Store
 
 FOLDER = "owner"
@@ -79,7 +79,11 @@ class Ownership:
 
     def check(self) -> None:
         """Raises Failure if another process has taken over."""
-        if latest(self._store) != self.number:
+        store, seen = self._store, latest(self._store)
+        # A listing may be late. The next owner creates its object, and then removes this one.
+        if seen < self.number and store.read(_name(self.number)):
+            seen = self.number + (store.read(_name(self.number + 1)) is not None)
+        if seen != self.number:
             self._on_lost()
             raise Failure(
                 f"{self._store.url} was taken over by another run, because this one could not reach it "
@@ -129,7 +133,11 @@ class Ownership:
             holder = self._read(number)
 
     def _read(self, number: int) -> dict[str, Any]:
-        return dict(json.loads(self._store.retry(self._store.read, _name(number)) or b"{}"))
+        """Returns the holder that an object names; one that has ended if it names none."""
+        with contextlib.suppress(ValueError):
+            content = self._store.retry(self._store.read, _name(number))
+            return json_files.parse(content or b"", pid=int, host=str)
+        return {"released": True}
 
 
 def latest(store: Store) -> int:

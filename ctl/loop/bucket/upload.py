@@ -13,7 +13,7 @@ import time
 
 from ctl.errors import Failure
 from ctl.hardware.file_systems import one_line
-from ctl.loop import lock
+from ctl.loop import json_files, lock
 from ctl.loop.bucket.fetch import BEST, CHECKPOINTS, checksum
 from ctl.loop.bucket.local import LocalCopy, signature
 from ctl.loop.bucket.ownership import Ownership
@@ -175,7 +175,7 @@ class Uploader:
         seen = signature(path)
         try:
             content = path.read_bytes()
-            marker = json.loads(content)
+            marker = json_files.parse(content, files=dict)
             # A second name, so that the run may delete the checkpoint while it is copied: else
             # no checkpoint would ever arrive in a slow store.
             held = self.local.hold([path.with_name(file) for file in marker["files"]], _link)
@@ -204,9 +204,12 @@ class Uploader:
         for where in (CHECKPOINTS, BEST):
             files = group_by_step(self._store.list(where))
             complete = {step for step, names in files.items() if names[0].endswith(MARKER)}
-            old = old_steps(complete, files.keys() - complete, self.keep, self.keep_every)
+            # Only those that this run has begun to copy: a listing may be late.
+            sent = (name.rpartition("/") for name in self.local.sent)
+            begun = group_by_step(name for folder, _, name in sent if folder == where).keys()
+            old = old_steps(complete, (begun & files.keys()) - complete, self.keep, self.keep_every)
             if where == BEST:  # all of them were fetched at the start: the local folder decides
-                old = list(files.keys() - set(CheckpointFiles(self._folder / where).steps()))
+                old = list(files.keys() - CheckpointFiles(self._folder / where).present())
             names = [f"{where}/{name}" for step in old for name in files[step]]
             if names:
                 self.owner.check()

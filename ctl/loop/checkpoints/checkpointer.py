@@ -2,8 +2,8 @@
 
 import atexit
 from collections.abc import Callable, Mapping, Sequence
+import contextlib
 import errno
-import os
 import pathlib
 import re
 import tempfile
@@ -14,8 +14,9 @@ import tensorflow as tf
 from ctl.errors import UsageError, list_some, type_name
 from ctl.hardware import quiet, strategies
 from ctl.hardware.collectives import ProcessGroup
+from ctl.loop import disk
 from ctl.loop.checkpoints import matching, positions
-from ctl.loop.checkpoints.files import CheckpointFiles, read_notes
+from ctl.loop.checkpoints.files import CheckpointFiles, read_notes, report_write_errors
 from ctl.replica.arithmetic.models import adapt
 from ctl.replica.step.inner_loop import loop_of
 from ctl.step import Step
@@ -128,7 +129,8 @@ class Checkpointer:
         self._partial = partial
         self._reads_only = reads_only
         self._rank = rank
-        self._writing: int | None = None  # the step that a thread is writing
+        self._writing: int | None = None  # the step that a thread is writing, until `wait`
+        self._committed: int | None = None  # the step that it has written
         # The restored checkpoint, and its variables that TensorFlow will restore when the trainer
         # builds them.
         self._restored: matching.CheckpointContent | None = None
@@ -143,13 +145,18 @@ class Checkpointer:
         """Returns the path of the checkpoint of a step."""
         return self.files.path(step)
 
-    def save(self, notes: Mapping[str, Any] | None = None) -> str:
+    def save(
+        self,
+        notes: Mapping[str, Any] | None = None,
+        on_complete: Callable[[], None] = lambda: None,
+    ) -> str:
         """Saves a checkpoint of the current step; returns its path.
 
         A checkpoint that is written in the background is complete after `wait`.
 
         Args:
             notes: data that `files.notes` returns for it, in JSON types; the chief's notes are saved.
+            on_complete: called once it is complete, in the thread that writes.
         """
         self._check_deferred()
         for part in self._steps:
@@ -164,15 +171,17 @@ class Checkpointer:
             # replica is a collective operation. These files are not needed.
             with tempfile.TemporaryDirectory(prefix="ctl-checkpoint-") as folder:
                 self._checkpoint.write(f"{folder}/ckpt", self._options())
+            on_complete()
             return self.path(step)
         self.wait()
-        os.makedirs(self.directory, exist_ok=True)
+        disk.make_folder(self.directory)
         # A damaged checkpoint of the same step may exist: its marker must not match the new files.
-        self.files.remove(step)
+        self.files.begin(step)
+        self._committed = None
         options = self._options(
             experimental_enable_async_checkpoint=self._background,
             # Called in the thread that writes, once all files are written.
-            experimental_write_callbacks=[lambda _: self._commit(step, notes)],
+            experimental_write_callbacks=[lambda _: self._commit(step, notes, on_complete)],
         )
         self._writing = step if self._background else None
         self._checkpoint.write(self.path(step), options)
@@ -194,8 +203,9 @@ class Checkpointer:
         step, self._writing = self._writing, None
         # In TensorFlow 2.20, this does not raise the error of the thread.
         self._checkpoint.sync()
-        if self.files.fault(step):
-            raise self._take_thread_error() or OSError(errno.EIO, "it was not written to the end")
+        error = self._take_thread_error()
+        if error or self._committed != step:
+            raise error or OSError(errno.EIO, "it was not written to the end")
 
     def close(self) -> None:
         """Ends the thread that writes, which would keep the trainer in memory; a `save` starts it again.
@@ -241,13 +251,16 @@ class Checkpointer:
             if not self._processes.any_process(bool(fault)):
                 return self.path(step)
             print_line(f"Skipped {self.path(step)}: {fault}.")
-            step = self._broadcast_latest_step(before=step)
+            # A run that trains meanwhile may have deleted it, and written a newer one.
+            newest = self._broadcast_latest_step(before)
+            step = newest if newest > step else self._broadcast_latest_step(before=step)
         # Training from scratch would overwrite what the user may still be able to repair.
         if self.files.steps() or self.files.damaged():
             raise UsageError(
                 f"{self.directory} has checkpoints, but none of them can be read: fix the files, or "
                 "name another --workdir."
             )
+        self.files.check_foreign()
         return None
 
     def restore(self, path: str) -> None:
@@ -255,20 +268,29 @@ class Checkpointer:
 
         Raises:
             UsageError: it does not match the trainer, or the data that a step has been built with.
-            DamagedCheckpoint: it cannot be read.
+            DamagedCheckpoint: its files are damaged.
+            Failure or OSError: the disk fails.
         """
         self.wait()  # a thread may still copy values of the trainer
         self.unmatched, self._deferred = None, []
         self._check_data(path)
-        with self._owners[0].strategy.scope():
+        for is_last in (False, True):
             try:
-                content = matching.CheckpointContent(path)
-                variables = matching.list_variables(self._checkpoint)
-                if not self._restore_by_place(path, content, variables):
-                    self._restore_by_name(path, content, variables)
+                with self._owners[0].strategy.scope():
+                    content = matching.CheckpointContent(path)
+                    variables = matching.list_variables(self._checkpoint)
+                    if not self._restore_by_place(path, content, variables):
+                        self._restore_by_name(path, content, variables)
+                break
             except UsageError:
                 raise
             except (AssertionError, IndexError, ValueError, tf.errors.OpError) as error:
+                if reason := disk.find_reason(error):
+                    raise disk.read_failure(path, reason) from None
+                # TensorFlow takes some failed reads for missing keys.
+                if not is_last:
+                    disk.check_readable(path)
+                    continue
                 reason = str(error).splitlines()[0]
                 if _is_damage(error):
                     raise DamagedCheckpoint(reason) from None
@@ -379,17 +401,25 @@ class Checkpointer:
         self._checkpoint.sync()
         self._take_thread_error()
 
-    def _commit(self, step: int, notes: Mapping[str, Any] | None) -> None:
+    def _commit(
+        self, step: int, notes: Mapping[str, Any] | None, on_complete: Callable[[], None]
+    ) -> None:
         self.files.commit(step, notes)
         # A newer one could not be read, or the run would have continued from it: it is the first to go.
         rank = self._rank or (lambda other: (other <= step, other))
-        self.files.prune(keep=self._keep, keep_every=self._keep_every, rank=rank)
-        complete = [self.path(step) for step in sorted(self.files.steps(), key=rank)]
+        complete = [self.path(step)]
+        # If the disk fails meanwhile, the next save deletes what is old.
+        with contextlib.suppress(OSError):
+            steps = self.files.prune(keep=self._keep, keep_every=self._keep_every, rank=rank)
+            complete = [self.path(step) for step in steps]
         # For TensorFlow's own tools, such as `tf.train.latest_checkpoint`. The function is deprecated.
-        with quiet.hide_warnings():
+        state = report_write_errors(f"{self.directory}/checkpoint", self.directory)
+        with quiet.hide_warnings(), state:
             tf.compat.v1.train.update_checkpoint_state(
                 str(self.directory), complete[-1], all_model_checkpoint_paths=complete
             )
+        on_complete()
+        self._committed = step
 
 
 def _items(owner: Any) -> dict[str, Any]:

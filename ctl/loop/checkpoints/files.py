@@ -1,10 +1,12 @@
 """Marks complete checkpoints, and lists the checkpoints of a folder.
 
-After the files of a checkpoint, a marker `ckpt-<step>.whole` is written, which lists their sizes. A
-checkpoint whose marker is missing or does not match is skipped, no matter what cut its files short: a
-kill, a full disk, or the user. The marker also holds the notes of a checkpoint: data that is not a
-variable, such as the states of actions. If something cannot be written, the message names the
-checkpoint that is intact.
+Before the files of a checkpoint, an empty `ckpt-<step>.new` is written. After them it lists their sizes,
+and is renamed to the marker `ckpt-<step>.whole`. A checkpoint whose marker is missing or does not match
+is skipped, no matter what cut its files short: a kill, a full disk, or the user. Only one with a
+`.new`, which a run began and did not finish, is ever deleted for that: the others may be repaired, or
+belong to another program. A marker that cannot be read at present is an error, not damage. It also
+holds the notes of a checkpoint: data that is not a variable, such as the states of actions. If
+something cannot be written, the message names the checkpoint that is intact.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,20 +16,18 @@ import os
 import pathlib
 import re
 import shutil
+import sys
+import tempfile
 from typing import Any
 
-from ctl.errors import Failure
-from ctl.hardware.file_systems import create
+from ctl.errors import Failure, UsageError
+from ctl.loop import json_files
+from ctl.loop.disk import find_fix, find_reason, flush
 
-_NAME = re.compile(r"ckpt-(\d+)(\.(?:index|data-\d{5}-of-\d{5}|whole)|_temp)")
+_NAME = re.compile(r"ckpt-(\d+)(\.(?:index|data-\d{5}-of-\d{5}|whole|new)|_temp)")
 MARKER = ".whole"
+_BEGUN = ".new"  # the marker until all files are written; what has one may be deleted
 _UNFINISHED = "it was not written to the end"
-_REASONS = re.compile(
-    r"No space left on device|Disk quota exceeded|Read-only file system|Permission denied",
-    re.IGNORECASE,
-)
-# TensorFlow's errors of a full or read-only disk, if the message has none of these reasons.
-_ERRORS = ("ResourceExhaustedError", "PermissionDeniedError")
 
 
 class CheckpointFiles:
@@ -49,6 +49,10 @@ class CheckpointFiles:
         """Returns the steps of the complete checkpoints, ascending."""
         return [step for step in sorted(self._files()) if self.fault(step) is None]
 
+    def present(self) -> set[int]:
+        """Returns the steps of which there is any file."""
+        return set(self._files())
+
     def faults(self) -> dict[int, str]:
         """Returns the faults of the checkpoints that are not complete, by step."""
         faults = {step: self.fault(step) for step in sorted(self._files())}
@@ -59,27 +63,46 @@ class CheckpointFiles:
         return [step for step, fault in self.faults().items() if fault != _UNFINISHED]
 
     def fault(self, step: int) -> str | None:
-        """Returns what is wrong with a checkpoint, or None."""
-        marker = pathlib.Path(self.path(step) + MARKER)
-        try:
-            content = marker.read_bytes() if marker.exists() else None
-        except OSError:
-            content = b""
+        """Returns what is wrong with a checkpoint, or None.
+
+        Raises:
+            OSError: the disk fails, as everywhere in this class.
+        """
 
         def size_of(name: str) -> int | None:
-            try:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 return (self._directory / name).stat().st_size
-            except OSError:
-                return None
+            return None
 
-        return find_fault(content, size_of)
+        return find_fault(self._read_marker(step), size_of)
 
     def notes(self, step: int) -> dict[str, Any]:
         """Returns the notes that `commit` recorded for a checkpoint; {} if there are none."""
-        try:
-            return dict(json.loads(pathlib.Path(self.path(step) + MARKER).read_text())["notes"])
-        except (OSError, ValueError, TypeError, KeyError):
-            return {}
+        with contextlib.suppress(ValueError):
+            notes: dict[str, Any] = json_files.parse(self._read_marker(step) or b"", notes=dict)
+            return dict(notes["notes"])
+        return {}
+
+    def begin(self, step: int) -> None:
+        """Prepares to write the files of a checkpoint, and deletes what there is of an earlier one.
+
+        Raises:
+            UsageError: the folder has checkpoints of another program only, which have no markers.
+        """
+        self.check_foreign()
+        pathlib.Path(self.path(step) + _BEGUN).touch()
+        self._delete(step)
+
+    def check_foreign(self) -> None:
+        """Raises UsageError if all checkpoints of the folder are of another program."""
+        names = {step: {path.suffix for path in paths} for step, paths in self._files().items()}
+        foreign = [s for s, n in names.items() if ".index" in n and not n & {MARKER, _BEGUN}]
+        if foreign and not any(MARKER in suffixes for suffixes in names.values()):
+            raise UsageError(
+                f"{self.path(max(foreign))} has no marker of ctl, so another program has written it, "
+                "such as tf.train.CheckpointManager: restore it once by tf.train.Checkpoint, and save "
+                "into a new folder."
+            )
 
     def commit(self, step: int, notes: Mapping[str, Any] | None = None) -> None:
         """Marks a checkpoint as complete. All its files must have been written.
@@ -88,15 +111,16 @@ class CheckpointFiles:
             step: the checkpoint.
             notes: what to record with it, in JSON types.
         """
-        files = [path for path in self._files()[step] if path.suffix != MARKER]
+        files = [path for path in self._files()[step] if path.suffix not in (MARKER, _BEGUN)]
         # The files reach the disk before the marker: after a power failure there must be no marker
         # of files that are missing.
         for path in (*files, self._directory):
             flush(path)
-        marker = pathlib.Path(self.path(step) + MARKER)
-        temporary = marker.with_suffix(".new")
+        marker, temporary = (pathlib.Path(self.path(step) + end) for end in (MARKER, _BEGUN))
         content: dict[str, Any] = {"files": {p.name: p.stat().st_size for p in files}}
-        with create(temporary) as file:
+        # The start marker stays in its place until it is the marker; a link there is not followed.
+        opened = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666)
+        with os.fdopen(opened, "w", encoding="utf-8") as file:
             file.write(json.dumps({**content, "notes": dict(notes)} if notes else content))
         flush(temporary)
         os.replace(temporary, marker)
@@ -104,26 +128,49 @@ class CheckpointFiles:
 
     def remove(self, step: int) -> None:
         """Deletes a checkpoint."""
-        # The marker first, so that a kill in between leaves no checkpoint that seems complete.
-        for path in self._files().get(step, []):
-            with contextlib.suppress(FileNotFoundError):
-                if path.is_dir():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink()
+        # A kill in between leaves a checkpoint that does not seem complete, and is deleted later.
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(self.path(step) + MARKER, self.path(step) + _BEGUN)
+        self._delete(step)
+        pathlib.Path(self.path(step) + _BEGUN).unlink(missing_ok=True)
 
     def prune(
         self, *, keep: int, keep_every: int, rank: Callable[[int], Any] | None = None
-    ) -> None:
-        """Deletes old checkpoints, and incomplete ones.
+    ) -> list[int]:
+        """Deletes old checkpoints, and those that were begun and not finished.
 
         Args:
             keep: how many of the last complete checkpoints to keep.
             keep_every: also keep those at multiples of this number of steps; 0 for none.
             rank: the key that orders the steps; by default the step.
+
+        Returns:
+            The steps of the complete checkpoints that are left, in that order.
         """
-        for step in old_steps(self.steps(), self.faults(), keep, keep_every, rank):
+        files = self._files()
+        complete = [step for step in sorted(files) if self.fault(step) is None]
+        begun = [s for s, paths in files.items() if any(p.suffix == _BEGUN for p in paths)]
+        old = old_steps(complete, set(begun) - set(complete), keep, keep_every, rank)
+        for step in old:
             self.remove(step)
+        return [step for step in sorted(complete, key=rank) if step not in old]
+
+    def _read_marker(self, step: int) -> bytes | None:
+        try:
+            return pathlib.Path(self.path(step) + MARKER).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except IsADirectoryError:
+            return b""
+
+    def _delete(self, step: int) -> None:
+        """Deletes the files of a checkpoint, the marker first, except the one of its beginning."""
+        for path in self._files().get(step, []):
+            with contextlib.suppress(FileNotFoundError):
+                if path.is_dir():
+                    shutil.rmtree(path)
+                elif path.suffix != _BEGUN:
+                    path.unlink()
 
     def _files(self) -> dict[int, list[pathlib.Path]]:
         """Returns the files of each checkpoint, by step."""
@@ -144,8 +191,8 @@ def find_fault(marker: bytes | None, size_of: Callable[[str], int | None]) -> st
     if marker is None:
         return _UNFINISHED
     try:
-        sizes = {str(name): int(size) for name, size in json.loads(marker)["files"].items()}
-    except (ValueError, TypeError, KeyError, AttributeError):
+        sizes = json_files.parse(marker, files=dict)["files"]
+    except ValueError:
         return "its marker cannot be read"
     # Sizes, not checksums: reading every byte at each start would take minutes for a large model.
     # TensorFlow checks its own checksums when it reads.
@@ -197,14 +244,23 @@ def read_notes(path: str) -> dict[str, Any]:
     return CheckpointFiles(folder or ".").notes(int(step)) if step.isdecimal() else {}
 
 
-def flush(path: pathlib.Path) -> None:
-    """Waits until the content of a file or folder is on the disk."""
-    # A folder must be flushed, too: its entry for a new file is written separately.
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+@contextlib.contextmanager
+def hold(path: str) -> Iterator[str]:
+    """Keeps a checkpoint in a `with` block, also if a run deletes it; yields its path there.
+
+    The files stay open, under names in a temporary folder. Only Linux has such names.
+    """
+    folder, _, name = path.rpartition("/")
+    with contextlib.ExitStack() as stack:
+        if sys.platform != "linux" or not name.removeprefix("ckpt-").isdecimal():
+            yield path
+            return
+        held = stack.enter_context(tempfile.TemporaryDirectory(prefix="ctl-checkpoint-"))
+        for file in pathlib.Path(folder or ".").glob(f"{name}.*"):
+            with contextlib.suppress(FileNotFoundError):
+                descriptor = stack.enter_context(file.open("rb")).fileno()
+                os.symlink(f"/proc/self/fd/{descriptor}", f"{held}/{file.name}")
+        yield f"{held}/{name}"
 
 
 @contextlib.contextmanager
@@ -220,30 +276,17 @@ def report_write_errors(what: str, checkpoints: str | pathlib.Path | None) -> It
     try:
         yield
     except Exception as error:
-        reason = _find_reason(error)
+        reason = find_reason(error, writes=True)
         if reason is None:
             raise
-        files = CheckpointFiles(checkpoints or "")
-        steps = files.steps() if checkpoints else []
-        intact = "No checkpoint exists yet."
-        if steps:
-            intact = f"The last complete checkpoint, {files.path(steps[-1])}, is intact."
-        full = re.search("space|quota|exhausted", reason, re.IGNORECASE)
-        fix = "Free some space" if full else "Make it writable"
+        intact = ""
+        with contextlib.suppress(OSError):  # what cannot be written may not be readable either
+            files = CheckpointFiles(checkpoints or "")
+            steps = files.steps() if checkpoints else []
+            intact = " No checkpoint exists yet."
+            if steps:
+                intact = f" The last complete checkpoint, {files.path(steps[-1])}, is intact."
         raise Failure(
-            f"{what} could not be written: {reason}. {intact} {fix}, then rerun the same command."
+            f"{what} could not be written: {reason}.{intact} {find_fix(reason)}, then rerun the same "
+            "command."
         ) from error
-
-
-def _find_reason(error: Exception) -> str | None:
-    """Returns why something could not be written; None for an error of another kind."""
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    # Checks the name of the module, since TensorFlow need not be imported.
-    if not type(error).__module__.startswith("tensorflow."):
-        return None
-    # The types vary with the operation: a full disk is ResourceExhausted or Unknown.
-    match = _REASONS.search(str(error))
-    if match:
-        return match[0]
-    return str(error).splitlines()[0] if type(error).__name__ in _ERRORS else None

@@ -1,6 +1,7 @@
 """Decides when a run saves a checkpoint, and records it."""
 
 from collections.abc import Callable, Mapping
+import functools
 from typing import Any
 
 from ctl.errors import Failure
@@ -82,11 +83,13 @@ class CheckpointManager:
         # One thread writes at a time; its error belongs to the earlier checkpoint.
         self.wait()
         path = self.checkpoints.path(step)
+        # Only this record shows the next process of a killed run how the time was used.
+        fields = {"path": path, "seconds": self._reporter.seconds()}
+        record = functools.partial(self._reporter.record, "checkpoint", step, **fields)
         with report_write_errors(path, self.checkpoints.directory):
-            self.checkpoints.save(get_notes())
+            self.checkpoints.save(get_notes(), on_complete=record)
         self.saved_step = step
         self._timer.restart()
-        self._reporter.record("checkpoint", step, path=path)
 
     def wait(self) -> None:
         """Waits until the checkpoint that a thread is writing is complete."""

@@ -1,6 +1,7 @@
 """JsonLinesWriter: writes logged values to metrics.jsonl."""
 
 from collections.abc import Callable, Iterator
+import contextlib
 import json
 import math
 import os
@@ -9,9 +10,10 @@ from typing import Any
 
 from ctl.hardware.file_systems import create
 from ctl.loop import json_files
-from ctl.loop.checkpoints.files import flush
+from ctl.loop.disk import flush
 from ctl.loop.writers.writer import TRAIN, Record, Writer
 
+NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # as JSON has no such numbers
 _RESERVED = ("time", "split", "step")
 Key = tuple[str, int]
 
@@ -55,7 +57,7 @@ class JsonLinesWriter(Writer):
 
     def _read_lines(self) -> Iterator[tuple[str, Key]]:
         if self.path.exists():
-            with open(self.path, encoding="utf-8", newline="") as file:
+            with open(self.path, encoding="utf-8", errors="replace", newline="") as file:
                 for line in file:
                     if line.endswith("\n") and (key := _read_key(line)):
                         yield line, key
@@ -74,15 +76,15 @@ class JsonLinesWriter(Writer):
             file.writelines(line for line, key in self._read_lines() if keep(key))
         flush(temporary)  # or a power failure could leave an empty file
         os.replace(temporary, self.path)
+        flush(self.path.parent)
 
 
 def _read_key(line: str) -> Key | None:
     """Returns the split and step of a line; None if it is not a complete one."""
-    try:
-        content = json.loads(line)
-        return str(content["split"]), int(content["step"])
-    except (ValueError, KeyError, TypeError):
-        return None
+    with contextlib.suppress(ValueError):
+        content = json_files.parse(line, split=str, step=int)
+        return content["split"], content["step"]
+    return None
 
 
 def _as_json(value: int | float) -> int | float | str:

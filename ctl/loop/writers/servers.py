@@ -47,7 +47,7 @@ class MlflowWriter(Writer):
     def begin(self, config: Mapping[str, Any], *, is_new: bool) -> None:
         """Creates the MLflow run, or continues it."""
         if self._path.exists() and not is_new:
-            self._run_id = json_files.read(self._path)["run_id"]
+            self._run_id = json_files.read(self._path, run_id=str)["run_id"]
             self._mlflow.start_run(run_id=self._run_id)
             self._logged = self._read_last_steps()
             return
@@ -107,7 +107,7 @@ class WandbWriter(Writer):
         if is_new or not path.exists():
             json_files.replace(path, {"run_id": uuid.uuid4().hex[:12]})
         self._run = self._init(
-            id=json_files.read(path)["run_id"],
+            id=json_files.read(path, run_id=str)["run_id"],
             name=self._workdir.name,
             dir=str(self._workdir),
             config=dict(config),

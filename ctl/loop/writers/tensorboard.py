@@ -1,6 +1,7 @@
 """TensorBoardWriter: writes logged values as scalars for TensorBoard."""
 
 from collections.abc import Mapping
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -51,6 +52,7 @@ class TensorBoardWriter(Writer):
         # A controller without an evaluator has no manager for evaluations.
         self._evaluation = getattr(controller, "eval_summary_manager", self._training)
         self._folder = folder
+        self._lost = 0  # records that did not reach their file
 
     def begin(self, config: Mapping[str, Any], *, is_new: bool) -> None:
         """Writes the config, as a text and for the HParams plugin."""
@@ -72,6 +74,8 @@ class TensorBoardWriter(Writer):
         is_training = record.split == TRAIN
         summaries = self._training if is_training else self._evaluation
         folders = {"": record.numbers()} if is_training else _split_by_dataset(record)
+        root = self._folder / ("train" if is_training else "eval")
+        sizes = {folder: _size(root / folder) for folder, numbers in folders.items() if numbers}
         for folder, numbers in folders.items():
             with summaries.summary_writer(folder).as_default():
                 for name, value in numbers.items():
@@ -79,6 +83,26 @@ class TensorBoardWriter(Writer):
                     tf.summary.scalar(prefix + name, value, record.step, description)
         # Otherwise the destructor of the writer would meet a full disk, and it cannot report it.
         summaries.flush()
+        # TensorFlow ignores a failed write.
+        if any(_size(root / folder) <= size for folder, size in sizes.items()):
+            self._lost += 1
+            if self._lost == 1:
+                errors.print_line(
+                    f"A record could not be written to {root} (step {record.step}), so TensorBoard does "
+                    "not show it: check the disk."
+                )
+
+    def close(self, status: str) -> None:
+        """Prints how many records are missing."""
+        if self._lost > 1:
+            errors.print_line(f"{self._lost} records are missing in {self._folder}.")
+
+
+def _size(folder: pathlib.Path) -> int:
+    """Returns the bytes of the files in a folder."""
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+        return sum(entry.stat().st_size for entry in entries if entry.is_file())
+    return 0
 
 
 def _split_by_dataset(record: Record, folder: str = "") -> dict[str, dict[str, int | float]]:

@@ -1,7 +1,10 @@
 """Which checkpoints are kept as the best ones."""
 
+import contextlib
+import errno
 import functools
 import json
+import pathlib
 
 import pytest
 import tensorflow as tf
@@ -98,6 +101,44 @@ def test_best_checkpoint_that_cannot_be_read_is_reported_in_one_line(evaluate, t
         Failure, match=r"best/ckpt-1 cannot be read .*: delete its files, then rerun"
     ):
         action.end()
+
+
+@pytest.mark.parametrize("name", ["read_bytes", "stat"])
+def test_best_checkpoint_that_cannot_be_read_at_present_is_not_replaced(
+    evaluate, tmp_path, monkeypatch, name
+):
+    evaluate(1, 0.9, keep=2)
+    evaluate(2, 0.5, keep=2)
+    original, calls = getattr(pathlib.Path, name), []
+
+    def fail(path, *arguments, **options):
+        if "best/ckpt-1." in str(path):
+            calls.append(path)
+            if len(calls) == number:
+                raise OSError(errno.ESTALE, "Stale file handle")
+        return original(path, *arguments, **options)
+
+    with monkeypatch.context() as planted:
+        planted.setattr(pathlib.Path, name, fail)
+        for number in range(1, 9):
+            calls.clear()
+            with contextlib.suppress(OSError, Failure):
+                evaluate(3 + number, 0.6 + number / 100, keep=2)
+    assert 1 in kept(tmp_path) and find_best(tmp_path / "best").endswith("ckpt-1")
+
+
+def test_damaged_best_checkpoint_is_named_and_kept(evaluate, tmp_path, fake_controller, capsys):
+    evaluate(1, 0.9)
+    (tmp_path / "best/ckpt-1.whole").write_bytes(b"\xff")
+    fake_controller.reporter.lines = []
+    fake_controller.reporter.print_line = fake_controller.reporter.lines.append
+    evaluate(2, 0.5)
+    evaluate(3, 0.6)
+    line = f"Skipped {tmp_path}/best/ckpt-1: its marker cannot be read."
+    assert fake_controller.reporter.lines == [line] * 2
+    assert (tmp_path / "best/ckpt-1.index").exists() and kept(tmp_path) == [3]
+    assert find_best(tmp_path / "best").endswith("ckpt-3")
+    assert capsys.readouterr().out == line + "\n"
 
 
 def test_checkpoints_of_another_metric_are_replaced(evaluate, tmp_path):

@@ -81,3 +81,21 @@ def test_store_without_preconditions_is_reported(store, owner, monkeypatch, caps
     monkeypatch.setattr(store, "create", lambda name, content: not store.write(name, content))
     owner.acquire()
     assert "this store ignores preconditions" in capsys.readouterr().out
+
+
+def test_late_listing_is_not_taken_for_the_end_of_the_ownership(store, monkeypatch):
+    leave(store, 3, released=True)
+    owner = Ownership(store)
+    owner.acquire()
+    monkeypatch.setattr(ownership, "latest", lambda store: 3)
+    owner.check()
+    leave(store, 5)
+    with pytest.raises(Failure, match="was taken over"):
+        owner.check()
+    owner.end(released=False)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b'{"pid": "x"}', b"[" * 100_000])
+def test_damaged_object_of_an_owner_is_taken_over(store, owner, content):
+    store.write("owner/00000003", content)
+    assert owner.acquire() == 3

@@ -133,6 +133,7 @@ def test_folder_whose_checkpoints_could_not_be_read_is_rejected(tmp_path, name):
 def test_first_save_that_was_killed_is_no_checkpoint(tmp_path):
     (tmp_path / "ckpt-5_temp").mkdir()
     (tmp_path / "ckpt-5.index").write_bytes(b"half")
+    (tmp_path / "ckpt-5.new").touch()  # written before the others
     assert Checkpointer(tmp_path, make_trainer()).all_restore_latest() is None
 
 
@@ -338,3 +339,59 @@ def test_checkpoints_are_read_and_written_by_this_process_for_a_remote_tpu(tmp_p
 )
 def test_errors_of_the_files_are_damage_and_those_of_the_variables_are_not(error, is_damage):
     assert checkpointer._is_damage(error) == is_damage
+
+
+def test_checkpoints_of_tensorflows_manager_are_refused_and_kept(tmp_path):
+    trainer = make_trainer()
+    theirs = tf.train.CheckpointManager(
+        tf.train.Checkpoint(**trainer.checkpoint_items()), str(tmp_path), max_to_keep=5
+    )
+    for _ in range(2):
+        theirs.save()
+    names = sorted(path.name for path in tmp_path.iterdir())
+    checkpoints = Checkpointer(tmp_path, trainer, keep=1)
+    for call in (checkpoints.all_restore_latest, checkpoints.save):
+        with pytest.raises(ctl.UsageError, match=r"ckpt-2 has no marker of ctl.*restore it once"):
+            call()
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        tf.errors.UnknownError(
+            None, None, "{{function_node x}} a/ckpt-3.index; Input/output error"
+        ),
+        tf.errors.AbortedError(None, None, "a/ckpt-3.index; Stale file handle"),
+    ],
+)
+def test_failed_read_is_neither_damage_nor_a_mismatch(tmp_path, monkeypatch, error):
+    trainer = make_trainer()
+    checkpoints = Checkpointer(tmp_path, trainer)
+    checkpoints.save()
+
+    def fail(path):
+        raise error
+
+    monkeypatch.setattr(checkpointer.matching, "CheckpointContent", fail)
+    with pytest.raises(ctl.errors.Failure, match=r"ckpt-0 cannot be read: (Inp|Sta|Too)[\w/ ]*\. "):
+        checkpoints.all_restore_latest()
+
+
+def test_newer_checkpoint_takes_the_place_of_one_that_a_run_deletes_meanwhile(
+    tmp_path, monkeypatch
+):
+    trainer = make_trainer()
+    checkpoints = Checkpointer(tmp_path, trainer, keep=1)
+    checkpoints.save()
+    original = Checkpointer.restore
+
+    def restore(self, path):
+        if path.endswith("ckpt-0"):  # the other process saves, and prunes
+            trainer.global_step.assign(5)
+            checkpoints.save()
+        original(self, path)
+
+    monkeypatch.setattr(Checkpointer, "restore", restore)
+    reader = Checkpointer(tmp_path, trainer, reads_only=True)
+    assert reader.all_restore_latest() == reader.path(5)

@@ -3,12 +3,13 @@
 import errno
 import json
 import os
+import pathlib
 
 import pytest
 import tensorflow as tf
 
-from ctl.errors import Failure
-from ctl.loop.checkpoints.files import CheckpointFiles, report_write_errors
+from ctl.errors import Failure, UsageError
+from ctl.loop.checkpoints.files import CheckpointFiles, find_files, hold, report_write_errors
 
 
 @pytest.fixture
@@ -77,15 +78,21 @@ def test_pruning_keeps_the_newest_and_multiples_of_keep_every(folder):
     assert CheckpointFiles(folder).steps() == [50, 60]
 
 
-def test_pruning_removes_what_a_kill_left_but_nothing_newer(folder):
+def test_pruning_removes_what_a_kill_left_but_nothing_newer_and_nothing_foreign(folder):
     write(folder, 10, commit=False)
+    (folder / "ckpt-10.new").touch()
+    (folder / "ckpt-12.index").write_bytes(b"of another program")
+    write(folder, 14)
+    (folder / "ckpt-14.whole").write_text("damaged")
     (folder / "ckpt-15_temp").mkdir()
     (folder / "ckpt-15_temp/part-00000-of-00001.data-00000-of-00001").write_bytes(b"d")
+    (folder / "ckpt-15.new").touch()
     write(folder, 20)
     write(folder, 30, commit=False)
     (folder / "notes.txt").write_text("mine")
     CheckpointFiles(folder).prune(keep=1, keep_every=0)
     assert sorted(p.name for p in folder.iterdir()) == [
+        "ckpt-12.index", "ckpt-14.data-00000-of-00001", "ckpt-14.index", "ckpt-14.whole",
         "ckpt-20.data-00000-of-00001", "ckpt-20.index", "ckpt-20.whole",
         "ckpt-30.data-00000-of-00001", "ckpt-30.index", "notes.txt",
     ]  # fmt: skip
@@ -105,7 +112,52 @@ def test_kill_while_a_checkpoint_is_removed_leaves_it_incomplete(folder, monkeyp
     monkeypatch.setattr(type(folder), "unlink", die_after_one)
     with pytest.raises(KeyboardInterrupt):
         CheckpointFiles(folder).remove(10)
-    assert removed == ["ckpt-10.whole"] and CheckpointFiles(folder).damaged() == []
+    assert len(removed) == 1 and CheckpointFiles(folder).damaged() == []
+    monkeypatch.undo()
+    write(folder, 20)
+    CheckpointFiles(folder).prune(keep=1, keep_every=0)
+    assert CheckpointFiles(folder).present() == {20}
+
+
+@pytest.mark.parametrize("name", ["read_bytes", "stat"])
+def test_checkpoint_that_cannot_be_read_at_present_is_neither_damaged_nor_deleted(
+    folder, monkeypatch, name
+):
+    for step in (10, 20, 30):
+        write(folder, step)
+    original = getattr(type(folder), name)
+
+    def fail_once(path, *arguments, **options):
+        if path.name.startswith("ckpt-20"):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return original(path, *arguments, **options)
+
+    files = CheckpointFiles(folder)
+    with monkeypatch.context() as planted:
+        planted.setattr(type(folder), name, fail_once)
+        for call in (files.steps, files.faults, lambda: files.prune(keep=1, keep_every=0)):
+            with pytest.raises(OSError, match="Stale"):
+                call()
+    assert files.steps() == [10, 20, 30]
+
+
+def test_checkpoints_of_another_program_are_refused_unless_some_are_of_ctl(folder):
+    write(folder, 7, commit=False)
+    with pytest.raises(UsageError, match=r"ckpt-7 has no marker of ctl.*CheckpointManager"):
+        CheckpointFiles(folder).begin(7)
+    write(folder, 9)
+    CheckpointFiles(folder).begin(7)
+    assert sorted(p.name for p in folder.glob("ckpt-7*")) == ["ckpt-7.new"]
+
+
+def test_held_checkpoint_can_be_read_after_it_was_deleted(folder):
+    write(folder, 7)
+    files = CheckpointFiles(folder)
+    with hold(files.path(7)) as held:
+        files.remove(7)
+        assert pathlib.Path(f"{held}.index").read_bytes() == b"i" * 10
+        assert find_files(os.path.dirname(held)).steps() == [7]
+    assert not os.path.exists(os.path.dirname(held)) or held == files.path(7)
 
 
 def report(error, folder=None):

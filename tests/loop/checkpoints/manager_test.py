@@ -1,8 +1,13 @@
 """When a run saves."""
 
+import errno
+import threading
+
 import pytest
 
+from ctl.errors import Failure
 from ctl.hardware.collectives import ProcessGroup
+from ctl.loop.checkpoints import files
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.checkpoints.manager import CheckpointManager
 from ctl.loop.timing import Every
@@ -56,6 +61,40 @@ def test_restore_before_a_step_takes_an_older_checkpoint(make, trainer):
     assert manager.all_restore(before=8) == (manager.checkpoints.path(5), {})
     assert (manager.saved_step, int(trainer.global_step.numpy())) == (5, 5)
     assert manager.all_restore(manager.checkpoints.path(8))[0] == manager.checkpoints.path(8)
+
+
+def test_checkpoint_is_recorded_when_it_is_complete(trainer, tmp_path, monkeypatch):
+    is_released = threading.Event()
+    flush = files.flush
+    checkpoints = Checkpointer(tmp_path, trainer, background=True)
+    recording = Recording(trainer)
+    manager = CheckpointManager(trainer, checkpoints, recording, Every(steps=4))
+    monkeypatch.setattr(files, "flush", lambda path: is_released.wait(60) and flush(path))
+    trainer.global_step.assign(4)
+    manager.save()
+    assert not recording.steps("checkpoint")
+    is_released.set()
+    manager.wait()
+    assert recording.steps("checkpoint") == [("checkpoint", 4)]
+
+
+def test_failed_sync_is_reported_with_its_own_checkpoint(trainer, tmp_path, monkeypatch):
+    checkpoints = Checkpointer(tmp_path, trainer, background=True)
+    manager = CheckpointManager(trainer, checkpoints, Recording(trainer))
+    flush, is_marked = files.flush, lambda: (tmp_path / "ckpt-4.whole").exists()
+
+    def fail(path):
+        if path == tmp_path and is_marked():
+            raise OSError(errno.EIO, "Input/output error")
+        flush(path)
+
+    monkeypatch.setattr(files, "flush", fail)
+    trainer.global_step.assign(4)
+    manager.save()
+    trainer.global_step.assign(8)
+    with pytest.raises(Failure, match=r"ckpt-4 could not be written: Input/output error"):
+        manager.save()
+    checkpoints.close()
 
 
 def test_without_checkpoints_nothing_is_saved_and_nothing_can_be_restored(trainer):
