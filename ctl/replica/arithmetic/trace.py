@@ -16,12 +16,14 @@ class GlobalValue(NamedTuple):
         local: this replica's contribution to it.
         copies: how often the value repeats `local` on `axis` if all replicas contribute the same.
         axis: see `copies`.
+        gathered: whether it contains the rows of all replicas.
     """
 
     output: tf.Tensor
     local: tf.Tensor
     copies: int = 1
     axis: int = 0
+    gathered: bool = False
 
 
 class MicroBatchTrace(NamedTuple):
@@ -120,7 +122,7 @@ class Trace:
             self.updates.append(UpdateTrace([]))
         return self.updates[-1]
 
-    def add_global(self, results: Any, values: Any, **repetition: int) -> None:
+    def add_global(self, results: Any, values: Any, **repetition: Any) -> None:
         """Records sums over the replicas, and this replica's contributions to them."""
         for output, local in zip(tf.nest.flatten(results), tf.nest.flatten(values), strict=True):
             if tf.is_symbolic_tensor(output) and tf.is_symbolic_tensor(local):
@@ -140,7 +142,7 @@ class Trace:
 
         def all_gather(value: Any, axis: int, options: Any = None) -> Any:
             result = gather(value, axis, options)
-            self.add_global(result, value, copies=replicas, axis=axis)
+            self.add_global(result, value, copies=replicas, axis=axis, gathered=True)
             return result
 
         # Only on this context, which belongs to this replica and, on several replicas, to this trace.

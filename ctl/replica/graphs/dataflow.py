@@ -1,6 +1,6 @@
 """Follows the tensors of a graph back to their sources, while the step is traced."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 import fractions
 import math
 import re
@@ -30,9 +30,14 @@ def depends_on(value: Any, sources: Iterable[Any]) -> bool:
     return any(id(tensor) in targets for tensor in ancestors(value))
 
 
-def ancestors(*values: Any) -> Iterator[Any]:
-    """Yields tensors of a graph and all that they are computed from; see `depends_on`."""
-    seen, pending = set(), list(values)
+def ancestors(*values: Any, stop: Collection[int] = ()) -> Iterator[Any]:
+    """Yields tensors of a graph and all that they are computed from; see `depends_on`.
+
+    Args:
+        *values: the tensors.
+        stop: the ids of tensors that are left out, with what they are computed from.
+    """
+    seen, pending = set(stop), list(values)
     while pending:
         tensor = pending.pop()
         if id(tensor) in seen or not hasattr(tensor, "graph"):  # eager

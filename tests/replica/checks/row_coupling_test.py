@@ -36,14 +36,16 @@ class FakeStep:
     """Traces a loss of a batch as one replica's step."""
 
     def __init__(self, loss, *, replicas=2, rows=ROWS, read=4, allow=False, padded=False):
-        self.reads = 0
+        self.reads, self.repeated = 0, []
         self.least = read  # the number of rows that can be read for a replica with fewer
         self.loss, self.rows, self.padded = loss, rows, padded
         options = types.SimpleNamespace(allow_row_coupling=allow)
         layout = types.SimpleNamespace(replicas=replicas)
         self.plan = types.SimpleNamespace(options=options, layout=layout)
 
-    def first_batch(self):
+    def first_batch(self, part=0.0):
+        if part:
+            raise StopIteration
         self.reads += 1
         rows = max(self.rows, self.least)
         return {name: tf.constant(values[:rows]) for name, values in BATCH.items()}, None
