@@ -51,12 +51,14 @@ class UpdateTrace:
         aliases: the id of a tensor inside of that function -> the tensor that it stands for.
         micro_batches: the micro-batches, in order.
         gradients: the gradients of each micro-batch.
+        metrics: the ops of each micro-batch's metrics.
     """
 
     inputs: list[tf.Tensor]
     aliases: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
     micro_batches: list[MicroBatchTrace] = dataclasses.field(default_factory=list)
     gradients: list[Sequence[Any]] = dataclasses.field(default_factory=list)
+    metrics: list[Sequence[Any]] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass
@@ -114,6 +116,10 @@ class Trace:
     def add_gradients(self, gradients: Sequence[Any]) -> None:
         """Records the gradients of a micro-batch after its backward pass."""
         self._update.gradients.append(gradients)
+
+    def add_metrics(self, operations: Sequence[Any]) -> None:
+        """Records the ops by which the metrics of a micro-batch are updated."""
+        self._update.metrics.append(operations)
 
     @property
     def _update(self) -> UpdateTrace:
