@@ -46,12 +46,19 @@ def compare_replicas(
     """
     number = None
     for one, two in zip(first.updates, second.updates, strict=False):
+        # What `preprocess` and `sample_weight` returned, which are sources of the losses.
+        prepared = _Comparison(replica=distance)
+        prepared.leaves(_shared(first), _shared(second))
+        prepared.rows = _size(one.micro_batches[0]) or 1
+        difference = prepared.run(one.inputs, two.inputs)
+        if difference is not None:
+            return difference, None
+        number = number or prepared.number
         comparison = _Comparison(replica=distance)
         comparison.leaves(_sources(first, one), _sources(second, two))
         for part, other in zip(one.micro_batches, two.micro_batches, strict=True):
             comparison.rows = _size(part) or 1
             difference = comparison.run(part.losses, other.losses)
-            difference = difference or comparison.run(one.inputs, two.inputs)
             if difference is not None:
                 return difference, None
         number = number or comparison.number
@@ -91,8 +98,13 @@ def has_equal_parts(update: UpdateTrace) -> bool:
 def _sources(trace: Trace, update: UpdateTrace) -> list[tf.Tensor]:
     """Returns the tensors that an update's losses depend on, in the same order on all replicas."""
     parts = [(part.rows, part.first_row, part.size) for part in update.micro_batches]
+    return [*_shared(trace), *symbolic(parts)]
+
+
+def _shared(trace: Trace) -> list[tf.Tensor]:
+    """Returns the tensors of a replica that are the same function of its rows on all of them."""
     values = [value.output for value in trace.global_values]
-    return symbolic([trace.inputs, parts, values, trace.positions])
+    return symbolic([trace.inputs, values, trace.positions])
 
 
 def _size(part: MicroBatchTrace) -> int | None:

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from ctl.data.autograph import traced
 from ctl.errors import UsageError
-from ctl.replica.arithmetic import row_mask
+from ctl.replica.arithmetic import loss, row_mask
 from ctl.replica.arithmetic.row_mask import Rows
 from ctl.replica.arithmetic.trace import Trace, UpdateTrace, symbolic
 from ctl.replica.checks import loss_trace, random_search
@@ -340,6 +340,8 @@ class _Search:
                 losses, by_place = dependent(batches, [value for value, _ in suspects])
             except ProbeError as error:
                 error.op = op
+                if error.counts:  # such as by tf.boolean_mask; the step would report it later
+                    raise UsageError(loss.OTHER_COUNT.format(*error.counts)) from error
                 raise
             if not losses:
                 return False
@@ -442,6 +444,11 @@ def _describe_op(trace: Trace, flow: RowFlow, op: Any) -> str:
     Raises:
         UsageError: it combines labels [rows] and outputs [rows, 1], which is wrong on any split.
     """
+    if op.type == "ConcatV2":
+        return (
+            "ConcatV2; for two views of each row, call the model once for each view, or use "
+            "tf.repeat(x, 2, axis=0)"
+        )
     operands = [x for x in op.inputs if isinstance(flow.state(x), Place)]
     if op.type not in ops.ELEMENTWISE or len(operands) != 2:
         return op.type

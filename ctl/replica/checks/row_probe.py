@@ -32,9 +32,11 @@ class ProbeError(Exception):
 
     Attributes:
         op: the op that may combine rows, if it is known.
+        counts: the number of entries on axis 0 of a value, and the number of rows, if they differ.
     """
 
     op: Any = None
+    counts: tuple[int, int] | None = None
 
 
 class Probe:
@@ -113,6 +115,11 @@ class Probe:
             reference = self.compute(batch, fixed)
             if differ(reference, self.compute(batch, fixed), everything):
                 raise ProbeError("its numbers are not the same each time")
+            for value in reference:
+                if value.shape.rank and value.shape[0] != rows:
+                    error = ProbeError("its values are not one per row")
+                    error.counts = int(value.shape[0]), rows
+                    raise error
             if dropped:
                 fewer = dropped.compute([values[: rows - 1] for values in batch], fixed)
                 return differ([x[: rows - 1] for x in reference], fewer, everything[:-1])
