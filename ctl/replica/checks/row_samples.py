@@ -1,7 +1,7 @@
 """Rows that the probe makes up: labels and features that differ from those of the first batches.
 
 A loss that combines rows shows it only for some rows, such as positive ones. So the labels of a batch
-are moved to other rows, and labels and features become 0, 1, negative, twice as large, and the constants
+are moved to other rows, and labels and features become 0, 1, negative, half as large, and the constants
 that the losses are compared with. Integers of features with several entries per row, such as tokens and
 masks, become 0 only: code may rely on their number.
 """
@@ -38,7 +38,8 @@ def _candidates(x: np.ndarray, label: bool) -> list[np.ndarray]:
     """Returns what the rows of an entry may become."""
     zeros, ones = np.zeros_like(x), np.ones_like(x)
     if x.dtype.kind in "fV":  # V: bfloat16
-        return [x, ones, zeros, -x, 2 * x] if label else [x, 2 * x, -x, zeros, ones]
+        # Not larger: a sum of exponentials minus the maximum of the batch would underflow.
+        return [x, ones, zeros, -x, x / 2] if label else [x, x / 2, -x, zeros, ones]
     if x.dtype.kind not in "iub" or (x.dtype == np.uint8 and x.ndim > 2):  # an image
         return [x]
     return [x, ones, zeros] if label or x.ndim == 1 else [x, x, zeros]

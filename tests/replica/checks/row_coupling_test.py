@@ -187,6 +187,139 @@ COMPUTED = {
 }  # fmt: skip
 
 
+LABEL = lambda b: tf.cast(b["label"], tf.float32)  # noqa: E731
+EXISTS = lambda b: tf.cast(b["tokens"] > 0, tf.float32)  # noqa: E731
+QUERY = tf.Variable(DRAW.normal(size=(FEATURES, FEATURES)).astype(np.float32))
+
+
+def attention(batch):
+    """Masked attention, with logits that are made smaller by the largest one of the batch."""
+    x, mask = batch["series"] @ QUERY, tf.cast(batch["tokens"] > 0, tf.float32)
+    scores = tf.einsum("btd,bsd->bts", x, x) - 1e9 * (1 - mask[:, None])
+    weights = tf.exp(scores - tf.stop_gradient(tf.reduce_max(scores)))
+    weights = tf.math.divide_no_nan(weights, tf.reduce_sum(weights, axis=-1, keepdims=True))
+    return tf.reduce_sum((weights @ x) ** 2 * mask[:, :, None], [1, 2])
+
+
+def ranking(batch):
+    """The pairs of a row's scores, of which the mask selects those that exist."""
+    scores, exists = batch["series"][:, :, 0], batch["tokens"] > 0
+    pairs = tf.nn.softplus(scores[:, :, None] - scores[:, None, :])
+    both = exists[:, :, None] & exists[:, None, :]
+    flat = tf.boolean_mask(pairs, both)
+    rows = tf.where(both)[:, 0]
+    total = tf.math.unsorted_segment_sum(flat, rows, ROWS)
+    return total / tf.maximum(tf.math.unsorted_segment_sum(tf.ones_like(flat), rows, ROWS), 1.0)
+
+
+def ragged(batch):
+    lengths = tf.reduce_sum(tf.cast(batch["tokens"] > 0, tf.int32), axis=1)
+    values = tf.RaggedTensor.from_tensor(batch["series"][:, :, 0], lengths)
+    return tf.reduce_mean(tf.square(values), axis=1)
+
+
+def shifted_by_the_maximum(batch):
+    x = batch["x"] @ QUERY
+    x -= tf.stop_gradient(tf.reduce_max(x))
+    return tf.nn.softmax_cross_entropy_with_logits(tf.one_hot(batch["label"], FEATURES), x)
+
+
+def logsumexp(batch):
+    largest = tf.reduce_max(batch["x"])
+    return tf.math.log(tf.reduce_sum(tf.exp(batch["x"] - largest), axis=1)) + largest
+
+
+# Code of tutorials and papers, with reductions over rows, masks and selections, that is right.
+INDEPENDENT = {
+    "maximum of the batch": shifted_by_the_maximum,
+    "logsumexp by the maximum of the batch": logsumexp,
+    "attention": attention,
+    "ranking in a row": ranking,
+    "ragged rows": ragged,
+    "masked mean of tokens": lambda b: tf.math.divide_no_nan(
+        tf.reduce_sum(b["series"][:, :, 0] * EXISTS(b), axis=1), tf.reduce_sum(EXISTS(b), axis=1)
+    ),
+    "padding to the longest row": longest,
+    "dice of each row": lambda b: 1 - 2 * tf.reduce_sum(b["image"][..., 0] * b["image"][..., 1], [1, 2])
+    / (tf.reduce_sum(b["image"][..., 0] + b["image"][..., 1], [1, 2]) + 1e-6),
+    "focal loss": lambda b: -tf.gather(
+        tf.nn.log_softmax(b["x"]) * (1 - tf.nn.softmax(b["x"])) ** 2, b["label"], batch_dims=1
+    ),
+    "normalization of each row": lambda b: by_row(
+        (b["x"] - tf.reduce_mean(b["x"], 1, keepdims=True)) / (1 + tf.norm(b["x"], axis=1)[:, None])
+    ),
+    "positions of a batch's shape": lambda b: by_row(tf.gather_nd(b["series"], tf.stack([
+        tf.range(tf.shape(b["tokens"])[0], dtype=tf.int64),
+        tf.argmax(b["tokens"], axis=1),
+    ], axis=1))),
+    "hardest negative class": lambda b: tf.nn.relu(
+        1 + tf.reduce_max(b["x"] - 1e9 * tf.one_hot(b["label"], FEATURES), axis=1)
+        - tf.gather(b["x"], b["label"], batch_dims=1)
+    ),
+    "one weight per class": lambda b: (
+        tf.gather(tf.constant([1.0, 2.0, 3.0]), b["label"]) * by_row(b["x"])
+    ),
+    "a branch if any row is positive": lambda b: tf.cond(
+        tf.reduce_any(b["label"] > 0),
+        lambda: by_row(b["x"]) * LABEL(b),
+        lambda: by_row(b["x"]) * LABEL(b),
+    ),
+    "rows that are sorted, and put back": lambda b: tf.gather(
+        tf.gather(by_row(b["x"]), tf.argsort(b["label"], stable=True)),
+        tf.argsort(tf.argsort(b["label"], stable=True)),
+    ),
+    "a warm-up": lambda b: by_row(b["x"]) * tf.cast(tf.minimum(STEP, 10), tf.float32),
+}  # fmt: skip
+STEP = tf.Variable(0, dtype=tf.int64, trainable=False)
+# They depend on other rows, but not in the first batch: no label is positive, every token exists, no
+# label is 255, and the first step is no late one.
+HIDDEN = {
+    "sum of the labels": lambda b: (
+        LABEL(b) * by_row(b["x"]) / tf.maximum(tf.reduce_sum(LABEL(b)), 1.0)
+    ),
+    "hardest positive": lambda b: by_row(b["x"]) * LABEL(b) + LABEL(b) * tf.reduce_max(
+        tf.where(b["label"] > 0, by_row(b["x"]), 0.0)
+    ),
+    "rows of a class": lambda b: (
+        tf.math.unsorted_segment_mean(by_row(b["x"]), b["label"], 3)[1] * LABEL(b)
+    ),
+    "mean of the rows to use": lambda b: by_row(b["x"]) / tf.reduce_mean(
+        tf.cast(b["label"] != 255, tf.float32)
+    ),
+    "a branch": lambda b: tf.cond(
+        tf.reduce_any(b["label"] > 0),
+        lambda: by_row(b["x"] - tf.reduce_mean(b["x"], axis=0)),
+        lambda: by_row(b["x"]),
+    ),
+    "a late term": lambda b: by_row(b["x"]) + tf.where(STEP >= 2, tf.reduce_mean(b["x"]), 0.0),
+    "a late branch": lambda b: tf.cond(
+        STEP >= 5000, lambda: by_row(b["x"] - tf.reduce_mean(b["x"], axis=0)), lambda: by_row(b["x"])
+    ),
+    "a step of many": lambda b: by_row(b["x"]) + tf.where(
+        STEP % 1000 == 0, tf.reduce_mean(b["x"]) * tf.cast(STEP > 0, tf.float32), 0.0
+    ),
+    "the place of a positive row": lambda b: LABEL(b) * tf.cast(tf.range(ROWS), tf.float32),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", INDEPENDENT)
+def test_rows_that_are_made_up_cause_no_false_alarm(name, caplog):
+    trace(INDEPENDENT[name])
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_losses_are_rejected_that_depend_on_other_rows_in_other_batches_or_later_steps(
+    name, monkeypatch
+):
+    monkeypatch.setitem(BATCH, "label", np.zeros(ROWS, np.int64))
+    with pytest.raises(
+        ctl.UsageError, match=r"row_coupling_test\.py:\d+.* (combines rows|the place)"
+    ):
+        trace(HIDDEN[name])
+    assert STEP.numpy() == 0
+
+
 DYNAMIC = ("transformer", "dense", "synchronized batch normalization")
 
 
