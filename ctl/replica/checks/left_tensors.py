@@ -15,6 +15,7 @@ from ctl.replica.arithmetic import row_mask
 from ctl.replica.arithmetic.row_mask import Rows
 from ctl.replica.arithmetic.trace import UpdateTrace, symbolic
 from ctl.replica.checks import random_search
+from ctl.replica.graphs.assignments import READS
 from ctl.replica.graphs.dataflow import ancestors
 from ctl.replica.step.observers import Observer
 
@@ -36,9 +37,10 @@ class LeftTensors(Observer):
         rows.graph._ctl_started = self._traces
 
     def search(self, operations: Sequence[Any], rows: Rows) -> None:
-        """Raises a UsageError if an op reads the rows of another replica or micro-batch."""
+        """Raises a UsageError if an op reads what another replica or micro-batch has computed."""
         own = {id(x) for x in symbolic(rows.trace.inputs)}
         others = {id(x) for trace in self._traces for x in symbolic(trace.inputs)} - own
+        is_in_replica = functools.cache(_is_in_replica)
         for op in operations if others else ():
             if _replica(op.name) != self._replica:
                 continue
@@ -46,8 +48,8 @@ class LeftTensors(Observer):
                 if (
                     _replica(tensor.op.name) != self._replica
                     # The code of a merge_call, such as a reduction, runs in no replica.
-                    and _is_in_replica(op) and _is_in_replica(tensor.op)
-                    and any(id(x) in others for x in ancestors(tensor, stop=own))
+                    and is_in_replica(tensor.op) and is_in_replica(op)
+                    and any(id(x) in others or _is_weight(x) for x in ancestors(tensor, stop=own))
                 ):  # fmt: skip
                     _reject(op, "replica")
         for update in rows.trace.updates:
@@ -81,8 +83,13 @@ class LeftTensors(Observer):
 
 
 def _replica(name: str) -> str:
-    match = _REPLICA.search(name)
+    match = _REPLICA.search(name) if "replica_" in name else None
     return match[1] if match else "0"
+
+
+def _is_weight(tensor: Any) -> bool:
+    """Returns whether a tensor is read from a variable that may be trained, but by its own replica."""
+    return tensor.op.type in READS and bool(tensor.dtype.is_floating)
 
 
 def _is_in_replica(op: Any) -> bool:
@@ -92,7 +99,7 @@ def _is_in_replica(op: Any) -> bool:
 
 def _reject(op: Any, part: str) -> None:
     raise UsageError(
-        f"{random_search.place(op)} reads a tensor that another {part} has computed from its rows: they "
+        f"{random_search.place(op)} reads a tensor that another {part} has computed: they "
         "share the attributes of one Python object, so return it as an output of the model, or of "
         "forward, and read it from the outputs."
     )

@@ -14,6 +14,7 @@ from ctl.replica.graphs import ops
 # Ops that move the entries of axis 0 without changing its size.
 _REORDERING = ("ReverseV2", "Roll", "ReverseSequence", "RandomShuffle", "SortV2", "While", "Case")
 _REDUCING = ("All", "Any", "ArgMax", "ArgMin", "EuclideanNorm", "Max", "Mean", "Min", "Prod", "Sum")
+_SELECTING = ("Gather", "GatherV2", "Slice", "StridedSlice")
 # Ops whose result has an entry for each entry of one input only.
 _INPUTS = {**ops.DATA_INPUT, "MatMul": 0}
 
@@ -90,6 +91,8 @@ def holds_rows(tensor: tf.Tensor) -> bool:
         seen.add(id(tensor))
         sources = _sources(tensor)
         stack += sources
+        if tensor.op.type in _SELECTING and not any(map(depends_on_batch, sources)):
+            sources = []  # rows at constant places, such as those of a micro-batch
         if not sources and not _moves_axis(tensor.op) and depends_on_batch(tensor):
             return True
     return False
