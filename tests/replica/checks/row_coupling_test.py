@@ -8,6 +8,9 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
+from ctl.errors import LateUsageError
+from ctl.loop.checkpoints.checkpointer import Checkpointer
+from ctl.loop.controller import Controller
 from ctl.replica.arithmetic import row_mask
 from ctl.replica.arithmetic.trace import Trace
 from ctl.replica.checks import row_coupling
@@ -660,6 +663,82 @@ def test_losses_that_cannot_be_compared_are_accepted_with_a_warning(loss, option
 def test_layers_that_normalize_a_row_by_itself_are_accepted_if_there_is_only_one_row(name, caplog):
     trace(SEARCHED[name](), rows=1)
     assert "may combine rows" not in caplog.text
+
+
+class Gated(Case):
+    """A mean over rows, whose factor is zero at first."""
+
+    def per_example_loss(self, batch, outputs):
+        factor = self.model.layers[-1].bias[0]
+        return super().per_example_loss(batch, outputs) + factor * tf.reduce_mean(outputs**2)
+
+
+class Scarce(Case):
+    """The only positive example is a late one, by a feature."""
+
+    features = ("x", "amount")
+
+    def build_dataset(self, split, input_context):
+        return ctl.data.arrays({"x": EXAMPLES["x"], "amount": 1.0 * (np.arange(19) == 5)})
+
+    def forward(self, batch, training):
+        return self.model(batch["x"], training=training)
+
+    def per_example_loss(self, batch, outputs):
+        weights = batch["amount"]
+        return tf.reduce_sum(outputs**2, axis=1) * weights / tf.maximum(tf.reduce_sum(weights), 1.0)
+
+
+def test_batches_of_later_steps_are_searched_and_the_run_ends_after_them():
+    trainer = running.build(Gated, Split(2))
+    with pytest.raises(LateUsageError, match=r"_test\.py:\d+.* combines rows"):
+        trainer.train(tf.constant(1))
+    assert trainer.global_step.numpy() == 1
+    with pytest.raises(ctl.UsageError, match="combines rows"):
+        running.build(Scarce, Split(2)).train(tf.constant(1))
+
+
+def test_steps_of_a_loop_of_the_user_are_searched_again_at_powers_of_two(monkeypatch):
+    strategy = running.strategy(2)
+    factor = tf.Variable(0.0, trainable=False)
+    step = ctl.Step(
+        lambda: tf_keras.Sequential([layers.Dense(3)]),
+        lambda: tf_keras.optimizers.SGD(0.1),
+        lambda b, outputs: by_row(outputs) + factor * tf.reduce_mean(outputs),
+        global_batch_size=8, strategy=strategy,
+    )  # fmt: skip
+    data = ctl.data.arrays({"x": EXAMPLES["x"].astype(np.float32), "label": EXAMPLES["label"]})
+    batches = iter(ctl.data.distribute(data, 8, strategy))
+    for _ in range(4):  # the steps 1, 2 and 4 are searched
+        step(next(batches))
+    factor.assign(1.0)
+    for _ in range(3):
+        step(next(batches))
+    with pytest.raises(LateUsageError, match="combines rows"):
+        step(next(batches))
+
+
+def test_run_saves_the_step_that_shows_that_a_loss_combines_rows(tmp_path):
+    trainer = running.build(Gated, Split(2))
+    checkpoints = Checkpointer(str(tmp_path), trainer)
+    controller = Controller(trainer=trainer, steps_per_loop=3, checkpoints=checkpoints)
+    with pytest.raises(LateUsageError, match="combines rows"):
+        controller.train(6)
+    assert [path.name for path in tmp_path.glob("*.index")] == ["ckpt-3.index"]
+
+
+def test_reduction_that_no_batch_shows_is_reported_in_one_line(caplog):
+    limit = tf.Variable(0.0, trainable=False)
+    trace(lambda b: by_row(b["x"]) * tf.exp(limit * tf.reduce_max(by_row(b["x"]))))
+    assert not caplog.text  # not even another maximum changes a row
+
+    def loss(batch):
+        x = by_row(batch["x"])
+        return x * (1 + tf.nn.relu(tf.reduce_max(tf.nn.relu(x - 1e6)) - 0.4))
+
+    trace(loss)
+    (line,) = caplog.messages
+    assert line.startswith("tests/") and "reduces the rows" in line and "(Max)" in line
 
 
 @pytest.mark.slow
