@@ -163,8 +163,8 @@ def _moves_axis(op: Any) -> bool:
         axes = tf.get_static_value(op.inputs[1])
         return axes is None or bool({0, -(op.inputs[0].shape.rank or 0)} & {*np.ravel(axes)})
     if op.type == "Tile":
-        multiples = tf.get_static_value(op.inputs[1])
-        return multiples is None or multiples[0] != 1
+        before, after = (x.shape[0] for x in (op.inputs[0], op.outputs[0]))
+        return before is None or before != after
     if op.type == "MatMul":
         return bool(op.get_attr("transpose_a"))
     if op.type == "Einsum":
