@@ -13,9 +13,10 @@ from typing import Any
 from ctl.errors import UsageError
 from ctl.replica.arithmetic import row_mask
 from ctl.replica.arithmetic.row_mask import Rows
+from ctl.replica.arithmetic.snapshot import handles
 from ctl.replica.arithmetic.trace import UpdateTrace, symbolic
 from ctl.replica.checks import random_search
-from ctl.replica.graphs.assignments import READS
+from ctl.replica.graphs.assignments import READS, outermost
 from ctl.replica.graphs.dataflow import ancestors
 from ctl.replica.step.observers import Observer
 
@@ -40,18 +41,27 @@ class LeftTensors(Observer):
         """Raises a UsageError if an op reads what another replica or micro-batch has computed."""
         own = {id(x) for x in symbolic(rows.trace.inputs)}
         others = {id(x) for trace in self._traces for x in symbolic(trace.inputs)} - own
+        # They are equal on all replicas, but a loss would not get the gradient of them, or of weights.
+        equal = {id(x.output) for trace in self._traces for x in trace.global_values}
+        parts = [part for update in rows.trace.updates for part in update.micro_batches]
+        of_losses = {x.op for part in parts for x in ancestors(*part.losses)}
+        trained = handles(self.step.update.variables.values())
         is_in_replica = functools.cache(_is_in_replica)
         for op in operations if others else ():
             if _replica(op.name) != self._replica:
                 continue
             for tensor in op.inputs:
-                if (
-                    _replica(tensor.op.name) != self._replica
-                    # The code of a merge_call, such as a reduction, runs in no replica.
-                    and is_in_replica(tensor.op) and is_in_replica(op)
-                    and any(id(x) in others or _is_weight(x) for x in ancestors(tensor, stop=own))
-                ):  # fmt: skip
-                    _reject(op, "replica")
+                # The code of a merge_call, such as a reduction, runs in no replica.
+                if _replica(tensor.op.name) == self._replica or not (
+                    is_in_replica(tensor.op) and is_in_replica(op)
+                ):
+                    continue
+                in_loss = op in of_losses
+                stop = own if in_loss else own | equal
+                for x in ancestors(tensor, stop=stop, through_shapes=False):
+                    is_weight = x.op.type in READS and id(outermost(x.op.inputs[0])) in trained
+                    if id(x) in others or (in_loss and is_weight):
+                        _reject(op, "replica")
         for update in rows.trace.updates:
             if len(update.micro_batches) > 1:
                 self._check_micro_batches(update)
@@ -85,11 +95,6 @@ class LeftTensors(Observer):
 def _replica(name: str) -> str:
     match = _REPLICA.search(name) if "replica_" in name else None
     return match[1] if match else "0"
-
-
-def _is_weight(tensor: Any) -> bool:
-    """Returns whether a tensor is read from a variable that may be trained, but by its own replica."""
-    return tensor.op.type in READS and bool(tensor.dtype.is_floating)
 
 
 def _is_in_replica(op: Any) -> bool:

@@ -33,12 +33,15 @@ def depends_on(value: Any, sources: Iterable[Any]) -> bool:
     return any(id(tensor) in targets for tensor in ancestors(value))
 
 
-def ancestors(*values: Any, stop: Collection[int] = ()) -> Iterator[Any]:
+def ancestors(
+    *values: Any, stop: Collection[int] = (), through_shapes: bool = True
+) -> Iterator[Any]:
     """Yields tensors of a graph and all that they are computed from; see `depends_on`.
 
     Args:
         *values: the tensors.
         stop: the ids of tensors that are left out, with what they are computed from.
+        through_shapes: whether to follow the inputs of ops that only read their shapes.
     """
     seen, pending = set(stop), list(values)
     while pending:
@@ -47,6 +50,8 @@ def ancestors(*values: Any, stop: Collection[int] = ()) -> Iterator[Any]:
             continue
         seen.add(id(tensor))
         yield tensor
+        if not through_shapes and tensor.op.type in ops.SHAPES:
+            continue
         pending.extend(tensor.op.inputs)
         # A function graph captures the tensors of the enclosing graph as inputs of its own.
         outer = outer_tensor(tensor)
@@ -163,8 +168,10 @@ def _moves_axis(op: Any) -> bool:
         axes = tf.get_static_value(op.inputs[1])
         return axes is None or bool({0, -(op.inputs[0].shape.rank or 0)} & {*np.ravel(axes)})
     if op.type == "Tile":
-        before, after = (x.shape[0] for x in (op.inputs[0], op.outputs[0]))
-        return before is None or before != after
+        multiples = tf.get_static_value(op.inputs[1])
+        if multiples is None:  # as in tf.repeat
+            return op.inputs[0].shape[0] is None or op.inputs[0].shape[0] != op.outputs[0].shape[0]
+        return bool(multiples[0] != 1)
     if op.type == "MatMul":
         return bool(op.get_attr("transpose_a"))
     if op.type == "Einsum":

@@ -741,6 +741,40 @@ def test_reduction_that_no_batch_shows_is_reported_in_one_line(caplog):
     assert line.startswith("tests/") and "reduces the rows" in line and "(Max)" in line
 
 
+class TwoViews(Case):
+    """A Siamese network on both views at once, which the global statistics of a layer join."""
+
+    features = ("x", "view", "label")
+
+    def build_model(self):
+        return tf_keras.Sequential([layers.Dense(4), ctl.SyncBatchNormalization(), layers.Dense(3)])
+
+    def forward(self, batch, training):
+        return self.model(tf.concat([batch["x"], batch["view"]], axis=0), training=training)
+
+    def per_example_loss(self, batch, outputs):
+        first, second = tf.split(outputs, 2)
+        return by_row(first - second) + Case.per_example_loss(self, batch, first)
+
+
+def test_two_views_at_once_are_right_beside_synchronized_batch_normalization(caplog):
+    row_coupling._warn.cache_clear()
+    expected = running.train(TwoViews, Split(1, 8))
+    assert running.difference(expected, running.train(TwoViews, Split(2, 8))) <= 1e-10
+    assert "rows" not in caplog.text
+
+
+def test_line_of_two_views_that_are_concatenated_names_what_to_write():
+    def loss(batch):
+        both = tf.concat([batch["x"], 2 * batch["x"]], axis=0)
+        scores = both @ tf.transpose(both)
+        first, second = tf.split(tf.reduce_logsumexp(scores, axis=1), 2)
+        return first + second
+
+    with pytest.raises(ctl.UsageError, match=r"call the model once for each view, .*tf\.repeat"):
+        trace(loss)
+
+
 @pytest.mark.slow
 def test_application_is_accepted():
     network = tf_keras.applications.MobileNetV2(weights=None, input_shape=(32, 32, 3), classes=2)
