@@ -30,6 +30,10 @@ class UsageError(ValueError):
     _keras_call_info_injected = True
 
 
+class LateUsageError(UsageError):
+    """A mistake that a step has shown which is complete; a run saves it before it ends."""
+
+
 class Failure(RuntimeError):
     """A failure outside the user's control, such as a process that never starts; exit code 1.
 

@@ -151,6 +151,7 @@ class Step:
         self._evaluations: dict[Any, tuple[Evaluation, Any, Any]] = {}
         # The descriptions of the data of ctl.data.distribute that the updates depend on.
         self.descriptions: list[str] = []
+        self._calls = 0
         self._example: Any = ()  # rows and their mask, for the checks
         layout = Layout(global_batch_size, self.strategy.num_replicas_in_sync)
         if strategies.spec_of(self.strategy).coordinated:
@@ -195,6 +196,9 @@ class Step:
         if step.is_unfinished:
             self._example = ()
             step.finish_loop()
+        self._calls += 1
+        if step.repeated and not self._calls & (self._calls - 1):  # 1, 2, 4, ...
+            step.repeat_checks([lambda: first_rows(unpack(batch), self.strategy)])
         return result
 
     def build(self, batch: Any) -> None:
@@ -292,9 +296,9 @@ class Step:
                     spec, full_batches=full, has_one_shape=True, supports_chunks=False
                 ),
                 hooks=_Hooks(self),
-                # Once the code is checked there is no batch: () raises a ValueError, like data that
-                # ended.
-                first_batch=lambda: self._example,
+                # There is no later batch, and none once the code is checked: () raises a ValueError,
+                # like data that ended.
+                first_batch=lambda part=0.0: () if part else self._example,
                 is_default=self._is_default,
             )
         if self._example:

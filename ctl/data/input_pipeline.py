@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import importlib
 import json
+import logging
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from ctl.data.layout import Layout, WorkerShard
 from ctl.data.source import Arrays, Data, Source, described_batch
 from ctl.errors import UsageError, name_arguments
 from ctl.hardware import strategies
+
+_LOG = logging.getLogger("ctl")
 
 BuildDataset = Callable[[str, tf.distribute.InputContext], Data]
 # What an input pipeline can do without, by what it is for: "module:function" in `ctl.data`.
@@ -154,7 +157,7 @@ class InputPipeline:
             start: the global step of the first batch.
             marks: whether the type of the elements has the description of their data.
         """
-        data = self.data("train")
+        data = self._resumed(start)
         self._check_strategy(data)
         order: dict[str, Any] = {"seed": self._seed, "start": start}
         if data.is_split_by_strategy:
@@ -204,7 +207,7 @@ class InputPipeline:
             size: number of batches in an element, stacked along its first axis.
             indexes_only: give the indexes of the examples, as `index`, instead of the examples.
         """
-        data = self.data("train")
+        data = self._resumed(start)
         if not data.supports_chunks:
             raise UsageError(
                 "runtime.xla=loop requires single examples: let build_dataset return a "
@@ -296,6 +299,17 @@ class InputPipeline:
             returned = self._build_dataset(split, context)
             data = kind_of(returned, split)
             return _open("cache")(data, self._cache) if self._cache else data
+
+    def _resumed(self, start: int) -> Kind:
+        """Returns the training data; warns if a dataset is read from its beginning."""
+        data = self.data("train")
+        if start and data.source is None:
+            _LOG.warning(
+                "The training data is a tf.data.Dataset: to resume at step %d, all batches before it "
+                "are read again and dropped. A ctl.data.Source would seek.",
+                start,
+            )
+        return data
 
     def _check_strategy(self, data: Kind) -> None:
         """Raises UsageError for data that the strategy would not split by the global batch."""

@@ -13,7 +13,6 @@ the same on any number of replicas and input pipelines.
 import abc
 from collections.abc import Iterator
 import dataclasses
-import logging
 import math
 from typing import Any
 
@@ -34,8 +33,6 @@ from ctl.data.source import (
     Source,
 )
 from ctl.errors import UsageError, type_name
-
-_LOG = logging.getLogger("ctl")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -407,11 +404,5 @@ def _prefetched(dataset: tf.data.Dataset, layout: Layout, prefetch: int) -> tf.d
 
 def _repeat(dataset: tf.data.Dataset, start: int, *, elements_per_step: int) -> tf.data.Dataset:
     """Repeats a dataset endlessly and skips the elements of the first `start` steps."""
-    if start:
-        _LOG.warning(
-            "The training data is a tf.data.Dataset: to resume at step %d, all batches before it "
-            "are read again and dropped. A ctl.data.Source would seek.",
-            start,
-        )
     # repeat() comes first: `start` may lie in any epoch, and the number of examples may be unknown.
     return dataset.repeat().skip(start * elements_per_step)

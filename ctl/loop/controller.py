@@ -7,7 +7,7 @@ from typing import Any
 import orbit
 import tensorflow as tf
 
-from ctl.errors import Failure, NonFiniteStep, UsageError
+from ctl.errors import Failure, LateUsageError, NonFiniteStep, UsageError
 from ctl.evaluator import Interrupted, StandardEvaluator
 from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.actions.action import ActionList
@@ -352,6 +352,10 @@ class Controller(orbit.Controller):
                     # count as steps.
                     with self.actions.around(first, boundary), self._monitor.measure(steps):
                         self.outputs = self._monitor.read(self.trainer.train(tf.constant(steps)))
+                except LateUsageError:  # the steps before it are complete
+                    self.save_checkpoint()
+                    self._manager.wait()
+                    raise
                 except NonFiniteStep as error:
                     self._all_roll_back(error)
                     self._has_restored = self.actions.has("eval")

@@ -4,7 +4,9 @@
 the global batch in eager TensorFlow; if it draws random numbers, with itself on one replica.
 """
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
 import ctl
 from tests.users_code import metrics, normalization, pairs, state, table
@@ -108,3 +110,29 @@ def test_metrics_are_those_of_one_batch_and_one_replica():
 def test_plain_batch_normalization_is_warned_of(caplog):
     build(normalization.PlainBatchNormalization, QUICK)
     assert "Use ctl.SyncBatchNormalization" in caplog.text
+
+
+class OnlyOfPositives(pairs.Case):
+    """A mean over the positive rows of a replica, of which the first batch has none."""
+
+    def per_example_loss(self, batch, outputs):
+        positive = tf.cast(batch["label"] > 0, outputs.dtype)
+        losses = super().per_example_loss(batch, outputs) * positive
+        return losses / tf.maximum(tf.reduce_sum(positive), 1.0)
+
+
+class FromSecondStepOn(pairs.Case):
+    def per_example_loss(self, batch, outputs):
+        late = tf.cast(self.global_step >= 2, outputs.dtype)
+        return super().per_example_loss(batch, outputs) + late * tf.reduce_mean(outputs**2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [OnlyOfPositives, FromSecondStepOn])
+def test_kit_rejects_losses_that_combine_rows_in_other_batches_only(case):
+    rows = {"x": EXAMPLES["x"][:8], "label": np.zeros(8, np.int32)}
+    with pytest.raises(ctl.UsageError, match="combines rows"):
+        report = ctl.testing.check_replica_equivalence(
+            case, rows, replicas=(1, 2), accumulation=(1,), batch_sizes=(4,)
+        )
+        raise ctl.UsageError(" ".join(report.headline))

@@ -141,6 +141,9 @@ TENSORFLOW = {
     "_cross_device_ops": lambda _: central_storage()._cross_device_ops.accumulation_fn is tf.add_n,
     "_get_function": lambda _: graph_function().get_operations(),
     "_get_replica_id_in_sync_group": lambda _: extended()._get_replica_id_in_sync_group(0) == 0,
+    "_handle_data": lambda _: (
+        tf.Variable(1).handle._handle_data.shape_and_type[0].dtype == tf.int32.as_datatype_enum
+    ),
     "_handle_name": lambda _: tf.Variable(1.0, name="w")._handle_name == "w:0",
     "_input_workers_devices": lambda _: len(extended()._input_workers_devices) == 1,
     "_inputs": lambda _: len(tf.data.Dataset.range(2).batch(1)._inputs()) == 1,

@@ -1,10 +1,13 @@
 """Checks of numbers that are known only when a step runs, whose errors are one line."""
 
 import contextlib
+import math
 import re
 from typing import Any
 
 import tensorflow as tf
+
+from ctl.replica.graphs import ops
 
 # Around a message, to find it in the error of TensorFlow.
 _BEGIN, _END = "ctl rejects this step: ", " (end of the reason)"
@@ -22,9 +25,26 @@ def require_equal(one: Any, two: Any, problem: str) -> contextlib.AbstractContex
     return tf.control_dependencies([] if check is None else [check])
 
 
+def require(condition: tf.Tensor, value: tf.Tensor, problem: str, *numbers: Any) -> tf.Tensor:
+    """Returns a tensor of floats if a condition holds; XLA, which ignores checks, returns NaN otherwise.
+
+    Args:
+        condition: a scalar bool.
+        value: the tensor.
+        problem: the message, with {} for each of the numbers.
+        *numbers: scalar tensors.
+    """
+    if ops.is_compiled():
+        return tf.where(condition, value, tf.constant(math.nan, value.dtype))
+    first, *others = f"{_BEGIN}{problem}{_END}".split("{}")
+    data = [first, *(each for pair in zip(numbers, others, strict=True) for each in pair)]
+    with tf.control_dependencies([tf.debugging.Assert(condition, data, summarize=1)]):
+        return tf.identity(value)
+
+
 def explain(error: BaseException, trainer: Any) -> str:
     """Returns the `problem` of a check that failed when the step ran; "" for other errors."""
     if not isinstance(error, tf.errors.InvalidArgumentError):
         return ""
     match = re.search(f"{_BEGIN}(.*?){re.escape(_END)}", str(error))
-    return match[1] if match else ""
+    return match[1].replace("] [", "") if match else ""

@@ -20,9 +20,15 @@ import tensorflow as tf
 from ctl.configs.error_location import name_function
 from ctl.data.autograph import convert
 from ctl.errors import UsageError, type_name
+from ctl.replica.arithmetic.assertions import require
+from ctl.replica.arithmetic.row_mask import current
 from ctl.replica.graphs import dataflow
 
 SampleWeight: TypeAlias = tf.Tensor | Mapping[str, tf.Tensor | None] | None
+OTHER_COUNT = (
+    "per_example_loss returned {} losses for {} examples: return one loss per example, reduced over all "
+    "other axes, or the losses of all tokens, with weight 0 in sample_weight for those to leave out."
+)
 SINGLE = {"": 1.0}  # the factor of a loss that has no name
 
 
@@ -136,10 +142,26 @@ def row_weights(
             f"sample_weight has shape {weights.shape}, but must be [rows], or have the shape of the "
             "losses: return one weight per example."
         )
+    weights = _not_negative(weights)
     if row_mask is None:
         return weights
     mask = tf.cast(row_mask, dtype)
     return weights * tf.reshape(mask, [-1] + [1] * (weights.shape.rank - 1))
+
+
+def _not_negative(weights: tf.Tensor) -> tf.Tensor:
+    """Rejects negative weights: the loss is divided by the sum of the weights, which may cancel them."""
+    first = tf.cast(tf.argmin(tf.reduce_min(weights, axis=range(1, weights.shape.rank))), tf.int64)
+    rows = current()
+    place = first + tf.cast(rows.first_row if rows else 0, tf.int64)
+    return require(
+        tf.reduce_all(weights >= 0),
+        weights,
+        "sample_weight is {} for example {} of the global batch, counted from 0, but weights must not "
+        "be negative, since ctl divides by their sum: multiply the loss by it in per_example_loss.",
+        tf.reduce_min(weights),
+        place,
+    )
 
 
 def global_weight(
@@ -187,7 +209,7 @@ def contribution(
         weights: from `row_weights`, or None.
         denominator: scalar from `global_weight`. If it is zero (all weights are zero), the
             contribution and its gradient are zero.
-        rows: the number of rows; a tensor is not compared with the number of losses.
+        rows: the number of rows.
 
     Returns:
         A scalar; the sum over all replicas and micro-batches is the loss of the global batch.
@@ -196,6 +218,15 @@ def contribution(
         UsageError: the shapes do not fit each other.
     """
     _check_shapes(per_example, weights, rows if isinstance(rows, int) else None)
+    if rows is not None and per_example.shape[0] is None:  # such as by tf.boolean_mask
+        count = tf.shape(per_example)[0]
+        per_example = require(
+            tf.equal(count, rows),
+            per_example,
+            OTHER_COUNT,
+            count,
+            rows,
+        )
     if weights is not None:
         # Dimensions that are known only when the step runs must not broadcast either.
         if not (per_example.shape.is_fully_defined() and weights.shape.is_fully_defined()):

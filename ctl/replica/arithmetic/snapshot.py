@@ -79,7 +79,7 @@ class Snapshot:
         """
         rows = list(rows)
         every = [*(copy.variable for copy in self._copies.values()), *others]
-        known = _handles(every)
+        known = handles(every)
         for assignment in self._assignments():
             copy = self._copies.get(id(assignment.handle))
             if copy is not None and assignment.depends_on(rows):
@@ -100,7 +100,7 @@ class Snapshot:
 
     def places_of_others(self, variables: Iterable[tf.Variable]) -> list[str]:
         """Returns the user's lines of code that have assigned other variables than these."""
-        known = _handles(variables)
+        known = handles(variables)
         others = (a.place for a in self._assignments() if id(a.handle) not in known)
         return list(dict.fromkeys(others))
 
@@ -116,7 +116,8 @@ class Snapshot:
         return list(find_assignments(self._graph.get_operations()[self._start :]))
 
 
-def _handles(variables: Iterable[tf.Variable]) -> set[int]:
+def handles(variables: Iterable[tf.Variable]) -> set[int]:
+    """Returns the ids of the handles of variables, of all replicas of this process."""
     # On all replicas, because their code is traced in turn whenever they communicate.
     return {id(part.handle) for v in variables for part in getattr(v, "values", (v,))}
 

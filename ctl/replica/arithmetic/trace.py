@@ -16,12 +16,14 @@ class GlobalValue(NamedTuple):
         local: this replica's contribution to it.
         copies: how often the value repeats `local` on `axis` if all replicas contribute the same.
         axis: see `copies`.
+        gathered: whether it contains the rows of all replicas.
     """
 
     output: tf.Tensor
     local: tf.Tensor
     copies: int = 1
     axis: int = 0
+    gathered: bool = False
 
 
 class MicroBatchTrace(NamedTuple):
@@ -49,12 +51,14 @@ class UpdateTrace:
         aliases: the id of a tensor inside of that function -> the tensor that it stands for.
         micro_batches: the micro-batches, in order.
         gradients: the gradients of each micro-batch.
+        metrics: the ops of each micro-batch's metrics.
     """
 
     inputs: list[tf.Tensor]
     aliases: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
     micro_batches: list[MicroBatchTrace] = dataclasses.field(default_factory=list)
     gradients: list[Sequence[Any]] = dataclasses.field(default_factory=list)
+    metrics: list[Sequence[Any]] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass
@@ -113,6 +117,10 @@ class Trace:
         """Records the gradients of a micro-batch after its backward pass."""
         self._update.gradients.append(gradients)
 
+    def add_metrics(self, operations: Sequence[Any]) -> None:
+        """Records the ops by which the metrics of a micro-batch are updated."""
+        self._update.metrics.append(operations)
+
     @property
     def _update(self) -> UpdateTrace:
         """The current update; micro-batches may be computed outside of one."""
@@ -120,7 +128,7 @@ class Trace:
             self.updates.append(UpdateTrace([]))
         return self.updates[-1]
 
-    def add_global(self, results: Any, values: Any, **repetition: int) -> None:
+    def add_global(self, results: Any, values: Any, **repetition: Any) -> None:
         """Records sums over the replicas, and this replica's contributions to them."""
         for output, local in zip(tf.nest.flatten(results), tf.nest.flatten(values), strict=True):
             if tf.is_symbolic_tensor(output) and tf.is_symbolic_tensor(local):
@@ -140,7 +148,7 @@ class Trace:
 
         def all_gather(value: Any, axis: int, options: Any = None) -> Any:
             result = gather(value, axis, options)
-            self.add_global(result, value, copies=replicas, axis=axis)
+            self.add_global(result, value, copies=replicas, axis=axis, gathered=True)
             return result
 
         # Only on this context, which belongs to this replica and, on several replicas, to this trace.

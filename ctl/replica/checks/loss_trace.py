@@ -31,24 +31,43 @@ class Difference(NamedTuple):
     values: tuple[str, str]
 
 
-def compare_replicas(first: Trace, second: Trace, distance: int) -> Difference | None:
+def compare_replicas(
+    first: Trace, second: Trace, distance: int
+) -> tuple[Difference | None, Any | None]:
     """Returns the first difference of the losses of two replicas; None without one.
+
+    The second result is an op that makes an integer which differs by the number of the replica, other
+    than ctl's positions; None without one.
 
     Args:
         first: the trace of the first replica of the process.
         second: the trace of another one.
         distance: the difference of the replicas' numbers.
     """
+    number = None
     for one, two in zip(first.updates, second.updates, strict=False):
+        # What `preprocess` and `sample_weight` returned, which are sources of the losses.
+        prepared = _Comparison(replica=distance)
+        prepared.leaves(_shared(first), _shared(second))
+        prepared.rows = _size(one.micro_batches[0]) or 1
+        difference = prepared.run(one.inputs, two.inputs)
+        if difference is not None:
+            return difference, None
+        number = number or prepared.number
         comparison = _Comparison(replica=distance)
         comparison.leaves(_sources(first, one), _sources(second, two))
         for part, other in zip(one.micro_batches, two.micro_batches, strict=True):
             comparison.rows = _size(part) or 1
             difference = comparison.run(part.losses, other.losses)
-            difference = difference or comparison.run(one.inputs, two.inputs)
             if difference is not None:
-                return difference
-    return None
+                return difference, None
+        number = number or comparison.number
+    return None, number
+
+
+def is_replica_number(op: Any) -> bool:
+    """Returns whether an op is the constant that a replica context returns as its number."""
+    return op.type == "Const" and "replica_id_in_sync_group" in op.name
 
 
 def compare_micro_batches(trace: Trace) -> Difference | None:
@@ -79,7 +98,13 @@ def has_equal_parts(update: UpdateTrace) -> bool:
 def _sources(trace: Trace, update: UpdateTrace) -> list[tf.Tensor]:
     """Returns the tensors that an update's losses depend on, in the same order on all replicas."""
     parts = [(part.rows, part.first_row, part.size) for part in update.micro_batches]
-    return symbolic([trace.inputs, parts, [value.output for value in trace.global_values]])
+    return [*_shared(trace), *symbolic(parts)]
+
+
+def _shared(trace: Trace) -> list[tf.Tensor]:
+    """Returns the tensors of a replica that are the same function of its rows on all of them."""
+    values = [value.output for value in trace.global_values]
+    return symbolic([trace.inputs, values, trace.positions])
 
 
 def _size(part: MicroBatchTrace) -> int | None:
@@ -95,10 +120,12 @@ class _Comparison:
 
     Attributes:
         rows: the number of rows of each trace, if it is static.
+        number: an op that makes a number which differs by that of the replica.
     """
 
     def __init__(self, *, replica: int):
         self.rows = 1
+        self.number: Any = None
         self._replica = replica
         self._seen: set[tuple[int, int]] = set()
         self._leaves: tuple[dict[int, int], dict[int, int]] = ({}, {})
@@ -152,7 +179,10 @@ class _Comparison:
     def _unequal(self, a: Any, b: Any) -> tuple[str, str] | None:
         """Returns the values of two constants, if they differ other than by the replica."""
         one, two = a.get_attr("value"), b.get_attr("value")
-        if one == two or "replica_id_in_sync_group" in b.name:
+        if one == two:
+            return None
+        if is_replica_number(b):
+            self.number = b
             return None
         x, y = tf.make_ndarray(one), tf.make_ndarray(two)
         if x.shape == y.shape and x.dtype.kind in "iu":
@@ -160,6 +190,7 @@ class _Comparison:
             # The number of the replica, and the position of its first row.
             allowed = {self._replica * self.rows} | ({self._replica} if not x.any() else set())
             if len(set(shift.flatten().tolist())) == 1 and shift.flatten()[0] in allowed:
+                self.number = b
                 return None
         return _show(x, y)
 

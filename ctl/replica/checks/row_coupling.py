@@ -1,10 +1,11 @@
 """Rejects losses in which a row of the batch depends on other rows of its replica or micro-batch.
 
 The ops from the batch to the losses are searched while the step is traced; nothing is added to the
-graph. An op that may combine rows is a suspect. The losses are then computed for the first batch with
-other rows exchanged, once, before the first step: if the loss of a row changes, it is rejected. It
-must not change either if the replica begins one row later, as it does on another split. A trace with
-one row cannot show that, so the step is then traced again with several.
+graph. An op that may combine rows is a suspect. The losses are then computed with other rows exchanged,
+before the first step, for batches of the whole epoch and for rows that are made up from them: if the
+loss of a row changes, it is rejected. It must not change either if the replica begins one row later, as
+it does on another split. The batches of steps 1, 2, 4, ... are computed in the same way, after these
+steps. A trace with one row cannot show that, so the step is then traced again with several.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,12 +21,21 @@ import tensorflow as tf
 
 from ctl.data.autograph import traced
 from ctl.errors import UsageError
-from ctl.replica.arithmetic import row_mask
+from ctl.replica.arithmetic import loss, row_mask
 from ctl.replica.arithmetic.row_mask import Rows
 from ctl.replica.arithmetic.trace import Trace, UpdateTrace, symbolic
 from ctl.replica.checks import loss_trace, random_search
 from ctl.replica.checks.row_flow import Mixed, RowFlow
-from ctl.replica.checks.row_probe import Probe, ProbeError, ReadBatch, find_dependent, read_existing
+from ctl.replica.checks.row_probe import (
+    FAILURES,
+    Probe,
+    ProbeError,
+    ReadBatch,
+    differ,
+    find_dependent,
+    read_existing,
+    read_values,
+)
 from ctl.replica.checks.row_rules import Place
 from ctl.replica.graphs import ops
 from ctl.replica.graphs.dataflow import ancestors, outer_tensor
@@ -45,8 +55,11 @@ _PLACE_FIX = (
 # Ops that turn an integer into a number of a loss, or into a condition.
 _NUMBERS = ("Cast", "Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual")
 _OUTPUTS = "outputs"  # what is computed from variables
+_REDUCTIONS = ("All", "Any", "EuclideanNorm", "Max", "Mean", "Min", "Prod", "Sum")
+_PARTS = (0.25, 0.5, 0.75, 0.99)  # of the epoch, whose batches are read besides the next one
 _ROWS = 4  # of a micro-batch, if the step is traced again
 Compute = Callable[[Any], Any]
+Again = Callable[[Sequence[ReadBatch]], object]
 
 
 class RowCoupling(Observer):
@@ -56,7 +69,10 @@ class RowCoupling(Observer):
         """Raises a UsageError if the loss of a row depends on other rows of the replica."""
         plan = self.step.plan
         if rows.earlier is None and not plan.options.allow_row_coupling:
-            search(rows, plan.layout.replicas, self.step.first_batch, self.step.compute)
+            read = self.step.first_batch
+            batches = [read, *(functools.partial(read, part) for part in _PARTS)]
+            again = search(rows, plan.layout.replicas, batches, self.step.compute)
+            self.step.repeated.extend(again)
 
     @classmethod
     def check_losses(
@@ -76,15 +92,21 @@ class RowCoupling(Observer):
             check_count(losses, step.first_batch, name=name, split=split, fewer=fewer)
 
 
-def search(rows: Rows, replicas: int, read_batch: ReadBatch, compute: Compute) -> None:
+def search(
+    rows: Rows, replicas: int, batches: Sequence[ReadBatch], compute: Compute
+) -> list[Again]:
     """Searches the losses that a replica has traced.
 
     Args:
         rows: the rows of the replica, with its trace.
         replicas: the number of replicas that compute the global batch.
-        read_batch: returns the first batch of a replica, like the tensors of the trace, and its mask.
-            It may have more rows.
+        batches: return batches of a replica, like the tensors of the trace, and their masks. They may
+            have more rows, and all but the first may fail.
         compute: what was traced, as a function of a batch.
+
+    Returns:
+        Functions that repeat the search where the ops do not show that rows are independent, for other
+        batches.
 
     Raises:
         UsageError: the loss of a row depends on other rows of the replica, or the replicas compute
@@ -92,24 +114,28 @@ def search(rows: Rows, replicas: int, read_batch: ReadBatch, compute: Compute) -
     """
     trace = rows.trace
     if not symbolic(trace.inputs):
-        return
-    # The graph keeps the traces, because it also keeps their tensors.
-    traces = [*getattr(rows.graph, "_ctl_traces", ()), trace]
-    rows.graph._ctl_traces = traces
-    if len(traces) > 1:  # another replica of this process, in the same graph
-        difference = loss_trace.compare_replicas(traces[0], trace, len(traces) - 1)
-        _check_equal(difference, "replicas")
-        return
+        return []
     # On several replicas the first position is computed from the rows of all.
     numbers = symbolic([rows.first_row, rows.step])
     first = {id(x): np.zeros([], x.dtype.as_numpy_dtype) for x in numbers}
     trace.positions.extend(symbolic([rows.first_row]))
+    found = _Search(trace, replicas, rows.micro_batches, batches, rows.allow_unkeyed, first)
+    # The graph keeps the searches, because it also keeps their tensors.
+    earlier = getattr(rows.graph, "_ctl_searches", ())
+    rows.graph._ctl_searches = [*earlier, found]
+    if earlier:  # another replica of this process, in the same graph
+        difference, number = loss_trace.compare_replicas(earlier[0].trace, trace, len(earlier))
+        _check_equal(difference, "replicas")
+        if number is not None:
+            found.check_number(earlier[0], number)
+        return []
     try:
-        _Search(trace, replicas, rows.micro_batches, read_batch, rows.allow_unkeyed, first).run()
+        found.run()
     except ProbeError as unknown:
         try:
             with tf.init_scope(), futures.ThreadPoolExecutor(1) as thread:  # in no strategy
-                thread.submit(_check_again, rows, replicas, read_batch, compute).result()
+                again = thread.submit(_check_again, rows, replicas, batches[0], compute)
+                return again.result()
         except ProbeError as error:
             op = error.op or unknown.op
             if op is not None and replicas * rows.micro_batches > 1:
@@ -119,9 +145,10 @@ def search(rows: Rows, replicas: int, read_batch: ReadBatch, compute: Compute) -
                     "measures.",
                     random_search.place(op), op.type, error,
                 )  # fmt: skip
+    return found.again
 
 
-def _check_again(rows: Rows, replicas: int, read_batch: ReadBatch, compute: Compute) -> None:
+def _check_again(rows: Rows, replicas: int, read_batch: ReadBatch, compute: Compute) -> list[Again]:
     """Checks the losses of a step that is traced again, with several rows in each micro-batch."""
     count = _ROWS * rows.micro_batches
     batch = tf.nest.map_structure(lambda x: x[:count], read_existing(read_batch, count))
@@ -145,9 +172,10 @@ def _check_again(rows: Rows, replicas: int, read_batch: ReadBatch, compute: Comp
         if len(updates) < len(rows.trace.updates):
             reason = f"the step cannot be traced with {_ROWS} rows ({type(error).__name__})"
             raise ProbeError(reason) from error
-    _Search(
-        traces[0], replicas, rows.micro_batches, lambda: (batch, None), rows.allow_unkeyed
-    ).run()
+    read = [lambda: (batch, None)]
+    found = _Search(traces[0], replicas, rows.micro_batches, read, rows.allow_unkeyed)
+    found.run()
+    return found.again
 
 
 def check_count(
@@ -179,9 +207,9 @@ def check_count(
     probe = Probe(losses.values, losses.trace)
     dropped = Probe(fewer.values, fewer.trace) if fewer else probe
     try:
-        depends_on_number = find_dependent(probe, read_batch, None, dropped=dropped)
+        depends_on_number = find_dependent(probe, [read_batch], None, dropped=dropped)
         # A loss that depends on the other rows is rejected by `search`, with a message of its own.
-        if not depends_on_number or find_dependent(probe, read_batch, None):
+        if not depends_on_number or find_dependent(probe, [read_batch], None):
             return
     except ProbeError:  # it is not known
         return
@@ -227,17 +255,19 @@ class _Search:
         trace: the trace of a replica.
         replicas: the number of replicas that compute the global batch.
         micro_batches: the number of micro-batches.
-        read_batch: returns a batch like the tensors of the trace, and its mask.
-        first: the id of a tensor of the trace -> its value in the first step.
+        batches: as for `search`.
         allow_unkeyed: whether numbers may be drawn for the place of a row in its replica.
+        first: the id of a tensor of the trace -> its value in the first step.
+        again: as the result of `search`.
     """
 
     trace: Trace
     replicas: int
     micro_batches: int
-    read_batch: ReadBatch
+    batches: Sequence[ReadBatch]
     allow_unkeyed: bool
     first: Mapping[int, Any] = dataclasses.field(default_factory=dict)
+    again: list[Again] = dataclasses.field(default_factory=list)
 
     def run(self) -> None:
         """Raises a UsageError, or a ProbeError if the trace cannot show what the losses are."""
@@ -286,45 +316,121 @@ class _Search:
             if count == 1 and self.trace.global_values:
                 raise ProbeError("a micro-batch has one row")
             return
-        by_place: set[int] = set()
         positions = None if self.allow_unkeyed else self.trace.positions
+        own_places = self._reads_number(update, values)
+        first, probes = suspects[0][1], {}
 
-        def dependent(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-            probe = Probe(
-                values, self.trace, self.first, update.aliases, flow.statistics, positions
-            )
-            others = find_dependent(probe, self.read_batch, count, micro_batches)
-            by_place.update(id(values[i]) for i in probe.by_place - others)
-            return [values[i] for i in sorted(others | probe.by_place)]
+        def dependent(
+            batches: Sequence[ReadBatch], values: Sequence[tf.Tensor]
+        ) -> tuple[list[tf.Tensor], set[int]]:
+            key = tuple(map(id, values))
+            if key not in probes:
+                probes[key] = Probe(
+                    values, self.trace, self.first, update.aliases, flow.statistics, positions,
+                    own_places,
+                )  # fmt: skip
+            probe = probes[key]
+            others = find_dependent(probe, batches, count, micro_batches)
+            by_place = {id(values[i]) for i in probe.by_place - others}
+            return [values[i] for i in sorted(others | probe.by_place)], by_place
 
-        op = suspects[0][1]
-        try:
-            losses = dependent([value for value, _ in suspects])
-        except ProbeError as error:
-            error.op = op
-            raise
-        if not losses:
-            return
-        # The first suspect may be harmless: what it computes shows that.
-        with contextlib.suppress(ProbeError):
-            flow = flow.without_suspects(dependent)
-            op = getattr(flow.state(losses[0]), "op", op)
-        if id(losses[0]) in by_place:
-            use, fix = (
-                f"uses the place of a row among the rows of its replica ({op.type})",
-                _PLACE_FIX,
-            )
-        else:
-            described = _describe_op(self.trace, flow, op)
-            use, fix = f"combines rows of the same replica or micro-batch ({described})", _FIX
+        def examine(batches: Sequence[ReadBatch]) -> bool:
+            op = first
+            try:
+                losses, by_place = dependent(batches, [value for value, _ in suspects])
+            except ProbeError as error:
+                error.op = op
+                if error.counts:  # such as by tf.boolean_mask; the step would report it later
+                    raise UsageError(loss.OTHER_COUNT.format(*error.counts)) from error
+                raise
+            if not losses:
+                return False
+            # The first suspect may be harmless: what it computes shows that.
+            known = flow
+            with contextlib.suppress(ProbeError):
+                known = flow.without_suspects(lambda values: dependent(batches, values)[0])
+                op = getattr(known.state(losses[0]), "op", op)
+            if id(losses[0]) in by_place:
+                use, fix = (
+                    f"uses the place of a row among the rows of its replica ({op.type})",
+                    _PLACE_FIX,
+                )
+            else:
+                described = _describe_op(self.trace, known, op)
+                use, fix = f"combines rows of the same replica or micro-batch ({described})", _FIX
+            self._reject(op, use, fix, split=self.replicas * micro_batches > 1)
+            return True
+
+        if not examine(self.batches):
+            self.again.append(examine)
+            if self.replicas * micro_batches > 1:
+                (probe,) = probes.values()
+                self._warn_of_reductions(update, flow, probe, [value for value, _ in suspects])
+
+    def _reject(self, op: Any, use: str, fix: str, *, split: bool) -> None:
         line = (
             f"{random_search.place(op)} {use}, so the loss of a row depends on how the batch is "
             f"split: {fix}, {_ACCEPT}."
         )
-        if self.replicas * micro_batches > 1:
+        if split:
             raise UsageError(line)
         # All rows are those of one replica: the update is right, until the config splits the batch.
         _warn(line)
+
+    def check_number(self, other: "_Search", op: Any) -> None:
+        """Raises a UsageError if losses are not those of another replica for the same rows.
+
+        Args:
+            other: the search of the other replica.
+            op: the op that makes a number of this replica which is no position of ctl.
+        """
+        results = []
+        for each in (other, self):
+            update = each.trace.updates[0]
+            values = [*update.micro_batches[0].losses, *update.inputs]
+            probe = Probe(values, each.trace, each.first, update.aliases)
+            with contextlib.suppress(ProbeError, *FAILURES), tf.init_scope():
+                size = symbolic(each.trace.inputs)[0].shape[0]
+                batch, _ = read_values(each.trace, self.batches[0], size, least=2)
+                results.append(probe.compute(batch))
+        if len(results) == 2 and differ(results[0], results[1], slice(None)):
+            self._reject(op, "uses the number of the replica", _PLACE_FIX, split=True)
+
+    def _reads_number(self, update: UpdateTrace, values: Sequence[tf.Tensor]) -> bool:
+        """Returns whether values contain the number of the replica, other than in ctl's positions."""
+        known = [*self.trace.positions, *(each.output for each in self.trace.global_values)]
+        known += symbolic([part.first_row for part in update.micro_batches])
+        sources = ancestors(*values, stop={id(x) for x in known})
+        return any(loss_trace.is_replica_number(x.op) for x in sources)
+
+    def _warn_of_reductions(
+        self, update: UpdateTrace, flow: RowFlow, probe: Probe, values: Sequence[tf.Tensor]
+    ) -> None:
+        """Warns of a reduction over the rows that the losses depend on, although no batch shows it."""
+        for tensor in ancestors(*values):
+            op = tensor.op
+            if op.type not in _REDUCTIONS or not isinstance(flow.state(tensor), Mixed):
+                continue
+            axes = tf.get_static_value(op.inputs[1])
+            is_inner = axes is not None and 0 not in np.ravel(axes)
+            if isinstance(flow.state(op.inputs[0]), Mixed) and is_inner:
+                continue
+            if tensor.dtype.is_integer and not any(x.type == "Cast" for x in tensor.consumers()):
+                continue  # such as the largest length, which is a shape
+            shifted = Probe(
+                values, self.trace, self.first, update.aliases, flow.statistics, shifted=[tensor]
+            )
+            size = symbolic(self.trace.inputs)[0].shape[0]
+            with contextlib.suppress(ProbeError, *FAILURES), tf.init_scope():
+                batch, labels = read_values(self.trace, self.batches[0], size, least=2)
+                if probe.is_changed_by(shifted, batch, labels):
+                    _LOG.warning(
+                        "%s reduces the rows of a replica or micro-batch (%s) for the loss. The loss of "
+                        "a row did not change with the other rows in any batch that ctl has tried; if "
+                        "it does in another one, the update depends on how the batch is split: %s.",
+                        random_search.place(op), op.type, _FIX,
+                    )  # fmt: skip
+                    return
 
 
 @functools.cache
@@ -338,6 +444,11 @@ def _describe_op(trace: Trace, flow: RowFlow, op: Any) -> str:
     Raises:
         UsageError: it combines labels [rows] and outputs [rows, 1], which is wrong on any split.
     """
+    if op.type == "ConcatV2":
+        return (
+            "ConcatV2; for two views of each row, call the model once for each view, or use "
+            "tf.repeat(x, 2, axis=0)"
+        )
     operands = [x for x in op.inputs if isinstance(flow.state(x), Place)]
     if op.type not in ops.ELEMENTWISE or len(operands) != 2:
         return op.type

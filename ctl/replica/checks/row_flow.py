@@ -22,6 +22,7 @@ _NORMALIZATIONS = (
     os.path.join("keras", "src", "layers", "normalization", "batch_normalization.py"),
     os.path.join("ctl", "replica", "arithmetic", "moments.py"),
 )
+_STATISTICS = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3", "Mean", "Sum")
 # Sums over the replicas that user code may contain.
 _COLLECTIVES = (
     "CollectiveAllToAllV2", "CollectiveGather", "CollectiveGatherV2", "CollectiveReduce",
@@ -135,6 +136,9 @@ class RowFlow:
                 return [Mixed(op)] * outputs
         mixed = next((state for state in states if isinstance(state, Mixed)), None)
         if mixed is not None:
+            # Also the statistics of rows that are in two views, or combined in another way before.
+            if kind in _STATISTICS and _is_statistics(op):
+                return self._statistics(op, states)
             return [mixed] * outputs
         places = [state if isinstance(state, Place) else None for state in states]
         rows = row_rules.apply(op, places, self._count)

@@ -1,13 +1,16 @@
-"""The probe: computes values of a traced step for the first batch, with other rows exchanged."""
+"""The probe: computes values of a traced step for some batches, with other rows exchanged."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
 import types
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from ctl.private.tensorflow import resource_variable_ops
 from ctl.replica.arithmetic.trace import Trace, symbolic
+from ctl.replica.checks.row_samples import vary
 from ctl.replica.graphs import ops
 
 ReadBatch = Callable[[], Any]
@@ -20,7 +23,9 @@ _NOT_COPIED = (
     "ResourceApply", "Queue", "Barrier", "Stage", "Unstage", "Send", "Recv", "_Arg",
     "CrossReplicaSum", "XlaAllReduce", "XlaReplicaId",
 )  # fmt: skip
-_FAILURES = (tf.errors.OpError, AttributeError, LookupError, TypeError, ValueError, RuntimeError)
+_COMPARISONS = ("Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual")
+_LATE = (10**6, 10**6 + 1, 3, 100)  # of counters, such as global_step
+FAILURES = (tf.errors.OpError, AttributeError, LookupError, TypeError, ValueError, RuntimeError)
 
 
 class ProbeError(Exception):
@@ -28,13 +33,15 @@ class ProbeError(Exception):
 
     Attributes:
         op: the op that may combine rows, if it is known.
+        counts: the number of entries on axis 0 of a value, and the number of rows, if they differ.
     """
 
     op: Any = None
+    counts: tuple[int, int] | None = None
 
 
 class Probe:
-    """Computes values from the batch of one replica.
+    """Computes values from the batch of one replica; traced once.
 
     Values of the global batch (sums over the replicas) and statistics of batch normalizations stay as
     they are for the first batch, so that only dependence within the replica is seen.
@@ -46,6 +53,9 @@ class Probe:
         aliases: the id of a tensor -> the tensor that it stands for.
         statistics: the ops of batch normalizations that combine rows.
         positions: positions of rows in the global batch; None if the places of rows do not matter.
+        shifted: tensors that are copied with other values.
+        own_places: whether the values contain positions that the user computed, from the number of the
+            replica. What a collective returned then moves with the rows.
 
     Attributes:
         by_place: the positions of the values that depend on the place of a row in its replica.
@@ -59,62 +69,160 @@ class Probe:
         aliases: Mapping[int, tf.Tensor] = types.MappingProxyType({}),
         statistics: Sequence[Any] = (),
         positions: Sequence[tf.Tensor] | None = None,
+        own_places: bool = False,
+        shifted: Sequence[tf.Tensor] = (),
     ):
         self.trace = trace
         self.by_place: set[int] = set()
         self._moves = positions is not None
+        self._own_places = own_places
+        self._shifted = {id(x) for x in shifted}
         self._positions = {id(x): x for x in positions or ()}
         self._values, self._first, self._aliases = values, first, aliases
         self._global = {id(value.output): value for value in trace.global_values}
         self._statistics = {id(output): op for op in statistics for output in op.outputs}
         self._fixed: list[tf.Tensor] = []
+        self._functions: dict[Any, Any] = {}
+        self._constants: set[float] = set()
+        # Handle of an integer scalar -> the handle, and a variable that the copied ops read instead.
+        self._counters: dict[int, tuple[Any, Any]] = {}
 
     def depends_on_other_rows(
-        self, batch: Sequence[Any], rows: int, *, dropped: "Probe | None" = None
+        self,
+        batches: Sequence[Sequence[Any]],
+        rows: int,
+        *,
+        labels: Sequence[bool] = (),
+        dropped: "Probe | None" = None,
     ) -> set[int]:
         """Returns the positions of the values that change for a row if other rows of the batch change.
 
         Args:
-            batch: the values of the batch, of the first `rows` rows, which exist.
+            batches: the values of some batches, of the first `rows` rows, which exist.
             rows: the number of rows of the values, at least 2.
+            labels: which values of a batch are labels.
             dropped: instead of changing other rows, drop the last one, and compute the values of this
                 probe.
 
         Raises:
             ProbeError: the values cannot be computed, or differ from one computation to the next.
         """
+        batch, *others = batches
         changing: set[int] = set()
+        self.by_place = set()
+        everything = np.arange(rows)
         try:
-            observe = tf.function(self._observe, autograph=False)
-            compute = tf.function(self._compute, autograph=False)
-            first = tf.zeros([], tf.int64)
-            fixed = observe(batch, first)
-            reference = compute(batch, fixed, first)
-            everything = np.arange(rows)
-            if _differ(reference, compute(batch, fixed, first), everything):
+            fixed = self.observe(batch)
+            reference = self.compute(batch, fixed)
+            if differ(reference, self.compute(batch, fixed), everything):
                 raise ProbeError("its numbers are not the same each time")
+            for value in reference:
+                if value.shape.rank and value.shape[0] != rows:
+                    error = ProbeError("its values are not one per row")
+                    error.counts = int(value.shape[0]), rows
+                    raise error
             if dropped:
-                compute = tf.function(dropped._compute, autograph=False)
-                fewer = compute([values[: rows - 1] for values in batch], fixed, first)
-                return _differ([x[: rows - 1] for x in reference], fewer, everything[:-1])
+                fewer = dropped.compute([values[: rows - 1] for values in batch], fixed)
+                return differ([x[: rows - 1] for x in reference], fewer, everything[:-1])
             for kept in _kept_rows(rows, reference):
-                changed = compute(_replace_others(batch, kept), fixed, first)
-                changing |= _differ(reference, changed, kept)
+                changed = self.compute(_replace_others(batch, kept), fixed)
+                changing |= differ(reference, changed, kept)
                 if len(changing) == len(reference):
                     break
-            if self._moves:
-                # The replica begins one row later: the loss of each row is now in the place before.
-                moved = compute(
-                    [_move(values) for values in batch], self._move_fixed(fixed), first + 1
-                )
-                before, after = [x[1:rows] for x in reference], [x[: rows - 1] for x in moved]
-                self.by_place = _differ(before, after, everything[:-1])
-        except _FAILURES as error:
+            self._move(batch, fixed, reference, finite=False)
+        except FAILURES as error:
             raise ProbeError(type(error).__name__) from error
+        earlier = batch
+        for sample, number in self._samples(batch, others, labels):
+            if len(changing | self.by_place) == len(reference):
+                break
+            try:  # the code may reject rows that are made up
+                reference = self.compute(sample, fixed, number)
+                for kept in (everything[::2], everything[1::2]):
+                    mixed = [_combine(*pair, kept) for pair in zip(sample, earlier, strict=True)]
+                    changed = self.compute(mixed, fixed, number)
+                    changing |= differ(reference, changed, kept, finite=True)
+                if not number:
+                    self._move(sample, fixed, reference, finite=True)
+            except FAILURES:
+                continue
+            finally:
+                earlier = sample
         return changing
 
-    def _observe(self, batch: Sequence[tf.Tensor], first: tf.Tensor) -> list[tf.Tensor]:
+    def compute(self, batch: Sequence[Any], fixed: Any = None, number: int | None = None) -> Any:
+        """Computes the values.
+
+        Args:
+            batch: the values of a batch.
+            fixed: the values of the global batch, from another batch; None for those of this one.
+            number: the value of counters, such as `global_step`; None for the one that they have.
+        """
+        fixed = self.observe(batch) if fixed is None else fixed
+        self._set_counters(number)
+        return self._call(self._compute, batch, fixed)
+
+    def observe(self, batch: Sequence[Any]) -> Any:
         """Computes the values that stay constant for the other batches."""
+        self._set_counters(None)
+        return self._call(self._observe, batch)
+
+    def is_changed_by(self, shifted: "Probe", batch: Sequence[Any], labels: Sequence[bool]) -> bool:
+        """Returns whether a probe of the same values, with shifted tensors, computes other ones."""
+        rows = np.arange(batch[0].shape[0])
+        for sample in [batch, *(sample for sample, _ in self._samples(batch, (), labels))]:
+            with contextlib.suppress(*FAILURES):
+                if differ(self.compute(sample), shifted.compute(sample), rows, finite=True):
+                    return True
+        return False
+
+    def _set_counters(self, number: int | None) -> None:
+        for handle, variable in self._counters.values():
+            value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype)
+            variable.assign(value if number is None else tf.cast(number, variable.dtype))
+
+    def _samples(
+        self, batch: Sequence[Any], others: Sequence[Sequence[Any]], labels: Sequence[bool]
+    ) -> Iterator[tuple[Sequence[Any], int | None]]:
+        """Yields further batches, and numbers of late steps for some of them."""
+        yield from ((other, None) for other in others)
+        made = [*vary([x.numpy() for x in batch], labels, self._constants)] if labels else []
+        yield from ((each, None) for each in made)
+        late = [*_LATE, *(int(v) for v in self._constants)] if self._counters else []
+        yield from ((made[i % len(made)], number) for i, number in enumerate(late) if made)
+
+    def _move(
+        self, batch: Sequence[Any], fixed: Any, reference: Sequence[Any], *, finite: bool
+    ) -> None:
+        """Lets the replica begin one row later: the loss of each row is then in the place before."""
+        if not self._moves:
+            return
+        pairs = zip(self._fixed, fixed, strict=True)
+        fixed = [self._move_fixed(tensor, value) for tensor, value in pairs]
+        moved = self._call(self._compute, [_move(x) for x in batch], fixed, first=1)
+        before, after = [x[1:] for x in reference], [x[:-1] for x in moved]
+        self.by_place |= differ(before, after, np.arange(before[0].shape[0]), finite=finite)
+
+    def _move_fixed(self, tensor: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+        if id(tensor) in self._positions:
+            return _move(value)
+        collected = self._global.get(id(tensor))
+        if not (self._own_places and collected and collected.gathered and not collected.axis):
+            return value
+        return tf.concat([_move(part) for part in tf.split(value, collected.copies)], 0)
+
+    def _call(self, method: Callable[..., Any], *arguments: Any, first: int = 0) -> Any:
+        """Calls a method as a traced function."""
+        arguments = tf.nest.map_structure(tf.convert_to_tensor, (*arguments, np.int64(first)))
+        shapes = [x.shape for x in tf.nest.flatten(arguments)]
+        key = (method.__name__, *map(str, shapes))
+        # A concrete function, since TensorFlow warns of a tf.function that is made often.
+        if key not in self._functions:
+            traced = tf.function(method, autograph=False)
+            self._functions[key] = traced.get_concrete_function(*arguments)
+        return self._functions[key](*arguments)
+
+    def _observe(self, batch: Sequence[tf.Tensor], first: tf.Tensor) -> list[tf.Tensor]:
         copy = _Copy(self, self._known(batch, first))
         for value in self._values:
             copy.tensor(value)
@@ -128,9 +236,21 @@ class Probe:
         copy = _Copy(self, known, fixed=True)
         return [copy.tensor(value) for value in self._values]
 
-    def _move_fixed(self, fixed: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        pairs = zip(self._fixed, fixed, strict=True)
-        return [_move(value) if id(x) in self._positions else value for x, value in pairs]
+    def handle_of(self, handle: Any) -> Any:
+        """Returns the handle of a variable; for an integer scalar, of one that a sample may set."""
+        data = getattr(handle, "_handle_data", None)
+        if data is None or not data.is_set or not data.shape_and_type:
+            return handle
+        kind = data.shape_and_type[0]
+        dtype, shape = tf.as_dtype(kind.dtype), tf.TensorShape(kind.shape)
+        if not dtype.is_integer or shape.rank != 0:
+            return handle
+        if id(handle) not in self._counters:
+            with tf.init_scope(), tf.device(handle.device):
+                value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+                variable = resource_variable_ops.ResourceVariable(value, trainable=False)
+            self._counters[id(handle)] = handle, variable
+        return self._counters[id(handle)][1].handle
 
     def _known(self, batch: Sequence[tf.Tensor], first: tf.Tensor) -> dict[int, Any]:
         numbers = {key: tf.convert_to_tensor(value) for key, value in self._first.items()}
@@ -170,10 +290,10 @@ class _Copy:
 
     def _sources(self, tensor: tf.Tensor) -> list[tf.Tensor]:
         """Returns the tensors that a tensor is copied from."""
-        if not hasattr(tensor, "op"):  # eager, such as the handle of a variable
-            self._copies[id(tensor)] = tensor
-            return []
         probe = self._probe
+        if not hasattr(tensor, "op"):  # eager, such as the handle of a variable
+            self._copies[id(tensor)] = probe.handle_of(tensor)
+            return []
         if id(tensor) in probe._global:
             return [probe._global[id(tensor)].local]
         if id(tensor) in probe._aliases:
@@ -198,6 +318,9 @@ class _Copy:
             )
             return
         op = tensor.op
+        if op.type in _COMPARISONS:
+            constants = [tf.get_static_value(x) for x in op.inputs]
+            probe._constants |= {float(c) for c in constants if np.ndim(c) == 0 and _is_number(c)}
         if id(tensor) in probe._aliases or op.type == "Placeholder":
             self._copies[id(tensor)] = inputs[0]
             return
@@ -221,7 +344,7 @@ class _Copy:
             attrs=attributes,
         )
         for old, new in zip(op.outputs, copied.outputs, strict=True):
-            self._copies.setdefault(id(old), new)
+            self._copies.setdefault(id(old), _shift(new) if id(old) in probe._shifted else new)
         if id(tensor) in probe._positions:
             self.reached.append(tensor)
 
@@ -256,55 +379,107 @@ def _replace_others(batch: Sequence[Any], kept: np.ndarray) -> list[Any]:
     return result
 
 
+def _shift(value: tf.Tensor) -> tf.Tensor:
+    if value.dtype.is_bool:
+        return tf.logical_not(value)
+    return value + 1 if value.dtype.is_integer else value * 1.01 + 0.5
+
+
+def _is_number(value: Any) -> bool:
+    return value is not None and np.asarray(value).dtype.kind in "iuf" and np.isfinite(value)
+
+
+def _combine(values: Any, others: Any, kept: np.ndarray) -> Any:
+    """Returns values with the rows of others, except for the kept ones."""
+    result = np.array(others)
+    result[kept] = np.asarray(values)[kept]
+    return result
+
+
 def _move(values: tf.Tensor) -> tf.Tensor:
     """Moves each row to the place before; the first one becomes the last."""
     return tf.gather(values, np.roll(np.arange(values.shape[0]), -1))
 
 
-def _differ(one: Sequence[Any], two: Sequence[Any], rows: np.ndarray) -> set[int]:
+def differ(one: Sequence[Any], two: Sequence[Any], rows: Any, *, finite: bool = False) -> set[int]:
     """Returns the positions of the values in which entries of some rows differ beyond rounding."""
     pairs = enumerate(zip(one, two, strict=True))
-    return {i for i, (a, b) in pairs if _differs(a.numpy(), b.numpy(), rows)}
+    return {i for i, (a, b) in pairs if _differs(a.numpy(), b.numpy(), rows, finite=finite)}
 
 
-def _differs(one: np.ndarray, two: np.ndarray, rows: np.ndarray) -> bool:
+def _differs(one: np.ndarray, two: np.ndarray, rows: Any, *, finite: bool = False) -> bool:
+    """Returns whether entries of some rows differ beyond rounding.
+
+    Args:
+        one: [rows, ...].
+        two: [rows, ...].
+        rows: the rows.
+        finite: ignore entries that are not finite in both, and values of other shapes.
+    """
     if one.shape != two.shape:
-        return True
+        return not finite
     one, two = one[rows], two[rows]
     if one.dtype.kind not in "fV":  # V: bfloat16
         return not np.array_equal(one, two)
     tolerance = _TOLERANCES[one.dtype.itemsize]
     one, two = one.astype(np.float64), two.astype(np.float64)
+    if finite:
+        both = np.isfinite(one) & np.isfinite(two)
+        one, two = one[both], two[both]
     scale = np.max(np.abs(one), initial=0.0, where=np.isfinite(one))
     return not np.allclose(one, two, rtol=0.0, atol=tolerance * scale, equal_nan=True)
 
 
 def find_dependent(
-    probe: Probe, read_batch: ReadBatch, count: int | None, micro_batches: int = 1,
+    probe: Probe, batches: Sequence[ReadBatch], count: int | None, micro_batches: int = 1,
     *, dropped: Probe | None = None,
 ) -> set[int]:  # fmt: skip
-    """Returns which values of a probe depend on other rows, as computed for the first batch.
+    """Returns which values of a probe depend on other rows, as computed for some batches.
 
     Args:
         probe: values of the first of some micro-batches of the batch.
-        read_batch: returns a batch like the tensors of the trace, possibly with more rows, and its mask.
+        batches: return a batch like the tensors of the trace, possibly with more rows, and its mask.
+            All but the first may fail.
         count: the number of rows of the values; None if the trace accepts any number.
         micro_batches: their number.
         dropped: see `Probe.depends_on_other_rows`.
     """
     with tf.init_scope():
-        tensors = symbolic(probe.trace.inputs)
-        size = tensors[0].shape[0] if count else None
-        values = tf.nest.flatten(read_existing(read_batch, size or 2 * micro_batches))
-        # The row mask, or weights that the step has added.
-        values += [tf.ones(values[0].shape[:1])] * (len(values) + 1 == len(tensors))
-        if len(values) != len(tensors):
-            raise ProbeError("the batches of the data are others")
-        values = [tf.cast(v[:size], x.dtype) for v, x in zip(values, tensors, strict=True)]
-        rows = count or values[0].shape[0] // micro_batches
+        size = symbolic(probe.trace.inputs)[0].shape[0] if count else None
+        first, labels = read_values(probe.trace, batches[0], size, least=2 * micro_batches)
+        rows = count or first[0].shape[0] // micro_batches
         if rows < 2:
             raise ProbeError("a micro-batch has one row")
-        return probe.depends_on_other_rows(values, rows, dropped=dropped)
+        others = []
+        for read in batches[1:]:
+            with contextlib.suppress(ProbeError):
+                values, _ = read_values(probe.trace, read, size or len(first[0]), least=2)
+                others += [values] if values[0].shape == first[0].shape else []
+        return probe.depends_on_other_rows([first, *others], rows, labels=labels, dropped=dropped)
+
+
+def read_values(
+    trace: Trace, read: ReadBatch, size: int | None, *, least: int
+) -> tuple[list[tf.Tensor], list[bool]]:
+    """Returns the values of a batch for the tensors of a trace, and which of them are labels.
+
+    Args:
+        trace: the trace.
+        read: returns the batch and its mask.
+        size: the number of rows; None for those that the batch has, or `least`.
+        least: see `size`.
+    """
+    tensors = symbolic(trace.inputs)
+    batch = read_existing(read, size or least)
+    values = tf.nest.flatten(batch)
+    keys = sorted(batch) if isinstance(batch, Mapping) else []
+    labels = [key == "label" for key in keys for _ in tf.nest.flatten(batch[key])]
+    # The row mask, or weights that the step has added.
+    values += [tf.ones(values[0].shape[:1])] * (len(values) + 1 == len(tensors))
+    if len(values) != len(tensors):
+        raise ProbeError("the batches of the data are others")
+    values = [tf.cast(v[:size], x.dtype) for v, x in zip(values, tensors, strict=True)]
+    return values, [*labels, *[False] * (len(values) - len(labels))]
 
 
 def read_existing(read_batch: ReadBatch, least: int) -> Any:

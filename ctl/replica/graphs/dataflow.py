@@ -1,17 +1,20 @@
 """Follows the tensors of a graph back to their sources, while the step is traced."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 import fractions
 import math
 import re
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from ctl.replica.graphs import ops
 
 # Ops that move the entries of axis 0 without changing its size.
 _REORDERING = ("ReverseV2", "Roll", "ReverseSequence", "RandomShuffle", "SortV2", "While", "Case")
+_REDUCING = ("All", "Any", "ArgMax", "ArgMin", "EuclideanNorm", "Max", "Mean", "Min", "Prod", "Sum")
+_SELECTING = ("Gather", "GatherV2", "Slice", "StridedSlice")
 # Ops whose result has an entry for each entry of one input only.
 _INPUTS = {**ops.DATA_INPUT, "MatMul": 0}
 
@@ -30,15 +33,25 @@ def depends_on(value: Any, sources: Iterable[Any]) -> bool:
     return any(id(tensor) in targets for tensor in ancestors(value))
 
 
-def ancestors(*values: Any) -> Iterator[Any]:
-    """Yields tensors of a graph and all that they are computed from; see `depends_on`."""
-    seen, pending = set(), list(values)
+def ancestors(
+    *values: Any, stop: Collection[int] = (), through_shapes: bool = True
+) -> Iterator[Any]:
+    """Yields tensors of a graph and all that they are computed from; see `depends_on`.
+
+    Args:
+        *values: the tensors.
+        stop: the ids of tensors that are left out, with what they are computed from.
+        through_shapes: whether to follow the inputs of ops that only read their shapes.
+    """
+    seen, pending = set(stop), list(values)
     while pending:
         tensor = pending.pop()
         if id(tensor) in seen or not hasattr(tensor, "graph"):  # eager
             continue
         seen.add(id(tensor))
         yield tensor
+        if not through_shapes and tensor.op.type in ops.SHAPES:
+            continue
         pending.extend(tensor.op.inputs)
         # A function graph captures the tensors of the enclosing graph as inputs of its own.
         outer = outer_tensor(tensor)
@@ -61,6 +74,35 @@ def outer_tensor(tensor: tf.Tensor) -> tf.Tensor | None:
     return outer if is_value else None
 
 
+def depends_on_batch(value: tf.Tensor) -> bool:
+    """Returns whether a tensor depends on more than variables and constants."""
+    return any(
+        tensor.op.type in ("IteratorGetNext", "OptionalGetValue")
+        or (tensor.op.type == "Placeholder" and captured(tensor) is None)
+        for tensor in ancestors(value)
+    )
+
+
+def holds_rows(tensor: tf.Tensor) -> bool:
+    """Returns whether the entries of axis 0 are those of a batch, as far as the ops show.
+
+    Another axis, or a variable, may have the same size.
+    """
+    stack, seen = [tensor], set()
+    while stack:
+        tensor = stack.pop()
+        if id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        sources = _sources(tensor)
+        stack += sources
+        if tensor.op.type in _SELECTING and not any(map(depends_on_batch, sources)):
+            sources = []  # rows at constant places, such as those of a micro-batch
+        if not sources and not _moves_axis(tensor.op) and depends_on_batch(tensor):
+            return True
+    return False
+
+
 def entries_per_row(tensor: tf.Tensor, count: int | tf.Tensor) -> int | None:
     """Returns how many consecutive entries of axis 0 belong to one row.
 
@@ -81,9 +123,12 @@ def entries_per_row(tensor: tf.Tensor, count: int | tf.Tensor) -> int | None:
     stack, seen = [(tensor, fractions.Fraction(1))], set()
     while stack:
         tensor, factor = stack.pop()
-        if isinstance(count, int) and tensor.shape.rank and tensor.shape[0] == count:
-            return int(factor) if factor.denominator == 1 else None
         if id(tensor) in seen:
+            continue
+        if isinstance(count, int) and tensor.shape.rank and tensor.shape[0] == count:
+            if holds_rows(tensor):
+                return int(factor) if factor.denominator == 1 else None
+            seen.add(id(tensor))
             continue
         seen.add(id(tensor))
         sources = _sources(tensor)
@@ -114,12 +159,19 @@ def _sources(tensor: tf.Tensor) -> list[tf.Tensor]:
 
 def _moves_axis(op: Any) -> bool:
     """Returns whether axis 0 of an op's result is not axis 0 of its first input."""
+    if "Segment" in op.type:
+        return True
     if op.type == "Transpose":
         order = tf.get_static_value(op.inputs[1])
         return order is None or order[0] != 0
+    if op.type in _REDUCING:
+        axes = tf.get_static_value(op.inputs[1])
+        return axes is None or bool({0, -(op.inputs[0].shape.rank or 0)} & {*np.ravel(axes)})
     if op.type == "Tile":
         multiples = tf.get_static_value(op.inputs[1])
-        return multiples is None or multiples[0] != 1
+        if multiples is None:  # as in tf.repeat
+            return op.inputs[0].shape[0] is None or op.inputs[0].shape[0] != op.outputs[0].shape[0]
+        return bool(multiples[0] != 1)
     if op.type == "MatMul":
         return bool(op.get_attr("transpose_a"))
     if op.type == "Einsum":

@@ -37,7 +37,7 @@ def _wrap_update(metric: Any) -> None:
             return update_state(*args, **kwargs)
         tensors = [v for v in tf.nest.flatten((args, kwargs)) if tf.is_symbolic_tensor(v)]
         has_rows = any(_has_rows(value, rows) for value in tensors)
-        if not has_rows and _is_split(rows) and any(map(_depends_on_rows, tensors)):
+        if not has_rows and _is_split(rows) and any(map(dataflow.depends_on_batch, tensors)):
             args = _averaged(metric, args, rows)
             if not args:
                 return None
@@ -79,22 +79,14 @@ def _has_rows(value: tf.Tensor, rows: row_mask.Rows) -> bool:
     """Returns whether axis 0 is that of the rows, as far as their number is static."""
     if not value.shape.rank:
         return False
-    return value.shape[0] == (rows.count if isinstance(rows.count, int) else None)
+    count = rows.count if isinstance(rows.count, int) else None
+    return value.shape[0] == count and dataflow.holds_rows(value)
 
 
 def _is_split(rows: row_mask.Rows) -> bool:
     """Returns whether these rows may not be all rows of the batch, or contain padding."""
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     return replicas > 1 or bool(rows.isolated) or rows.row_mask is not None
-
-
-def _depends_on_rows(value: tf.Tensor) -> bool:
-    """Returns whether a tensor depends on more than variables and constants."""
-    return any(
-        tensor.op.type in ("IteratorGetNext", "OptionalGetValue")
-        or (tensor.op.type == "Placeholder" and dataflow.captured(tensor) is None)
-        for tensor in dataflow.ancestors(value)
-    )
 
 
 def _averaged(metric: Any, args: Any, rows: row_mask.Rows) -> tuple[Any, ...]:

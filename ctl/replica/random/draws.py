@@ -28,9 +28,10 @@ _EVALUATION = 2**64 - 2
 _GAMMA_TRIES = 12  # each is rejected with a probability of at most 0.05, so all are with 2e-16
 _PROBLEM = (
     "{name} draws random numbers of shape [{entries}, ...], which do not belong to the{count} rows of "
-    "this replica: draw [rows, ...] with the rows of the batch on axis 0, or use ctl.random with "
-    "per_row=N for N consecutive entries of each row, or with shared=True for numbers that all rows "
-    "share."
+    "this replica: draw [rows, ...] with the rows of the batch on axis 0 (for two views of each row, "
+    "call the layer once for each view, or use tf.repeat(x, 2, axis=0) instead of tf.concat), or use "
+    "ctl.random with per_row=N for N consecutive entries of each row, or with shared=True for numbers "
+    "that all rows share."
 )
 
 

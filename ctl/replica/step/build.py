@@ -94,7 +94,7 @@ def build_trainer(trainer: Any, optimizer: Any, base: Any) -> InnerLoop:
             data=pipeline.training_data(trainer.global_batch_size),
             hooks=trainer,
             function=trainer.replica_step if own_replica_step else None,
-            first_batch=lambda: inner_loop.first_batch(),
+            first_batch=lambda *part: inner_loop.first_batch(*part),
             is_default=type(trainer).forward is base.forward,
             # The constructor of a subclass may still create the models that a pattern matches.
             complete=type(trainer).__init__ is base.__init__,
@@ -117,7 +117,7 @@ def build_step(
     data: TrainingData,
     hooks: Any,
     function: Callable[[Batch], Any] | None = None,
-    first_batch: Callable[[], Any],
+    first_batch: Callable[..., Any],
     is_default: bool,
     complete: bool = True,
     source: Any = None,

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.data.autograph import convert
+from ctl.errors import LateUsageError, UsageError
 from ctl.replica.arithmetic import precision, row_mask
 from ctl.replica.arithmetic.snapshot import Snapshot
 from ctl.replica.arithmetic.trace import Trace
@@ -53,7 +54,8 @@ class BuiltStep:
         function: computes and applies the updates of one replica's prepared batch by `update`, and
             returns the loss of the global batch, a scalar; `update_model` by default.
         global_step: scalar int64, the number of consumed batches.
-        first_batch: returns the first batch of a replica and its row mask, for the checks of the code.
+        first_batch: returns the next batch of a replica and its row mask, for the checks of the code;
+            with a number from 0 to 1, a batch of that part of the epoch, if it can be read.
         parts: what the options add to the step.
 
     Attributes:
@@ -64,6 +66,7 @@ class BuiltStep:
         parts: the same as the argument.
         checks_copies: whether the first steps end with a comparison of the replicas' variables.
         is_unfinished: whether `finish_loop` was not called since the last trace.
+        repeated: checks of the last trace that are repeated for the batches of steps 1, 2, 4, ...
     """
 
     def __init__(
@@ -74,7 +77,7 @@ class BuiltStep:
         *,
         function: Callable[[Batch], tf.Tensor] | None,
         global_step: tf.Variable,
-        first_batch: Callable[[], Any],
+        first_batch: Callable[..., Any],
         parts: Sequence[Part] = (),
     ):
         self.plan = plan
@@ -88,6 +91,7 @@ class BuiltStep:
         self.first_batch = first_batch
         self.checks_copies = plan.layout.replicas > 1
         self.is_unfinished = False
+        self.repeated: list[Callable[[Sequence[Callable[[], Any]]], object]] = []
         # What the trace depends on. Tuples, because the models in lists are searched for further models.
         self._layers: tuple[Any, ...] = ()
         self._optimizers: tuple[Any, ...] = ()
@@ -266,6 +270,7 @@ class BuiltStep:
         if not (self.plan.own_replica_step or self.plan.own_train_step):
             self.attributes.check_slot_variables()
         self._note_trace()
+        self.repeated.clear()
         self.is_unfinished = True
         return True
 
@@ -290,6 +295,21 @@ class BuiltStep:
             _LOG.warning(_UNSAVED, place)
         self.update.unsaved.clear()  # a later trace lists its own
         self.checks_copies = self.is_unfinished = False
+
+    def repeat_checks(self, batches: Sequence[Callable[[], Any]]) -> None:
+        """Repeats the checks of the code for other batches.
+
+        Args:
+            batches: return batches as `first_batch` does.
+
+        Raises:
+            LateUsageError: a check failed.
+        """
+        try:
+            for check in self.repeated if batches else ():
+                check(batches)
+        except UsageError as error:
+            raise LateUsageError(str(error)) from error
 
     @contextlib.contextmanager
     def trace_scope(self) -> Iterator[None]:

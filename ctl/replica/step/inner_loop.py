@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 import contextlib
+import functools
 from typing import Any
 
 import orbit
 
 from ctl.data.input_pipeline import InputPipeline
+from ctl.data.source import Source
 from ctl.errors import NonFiniteStep, UsageError
 from ctl.replica.measure.non_finite import NonFiniteReport
 from ctl.replica.step.built_step import BuiltStep
@@ -14,6 +16,7 @@ from ctl.replica.step.compiled_loop import compile_loop
 from ctl.replica.step.explanations import explained
 from ctl.replica.step.microbatches import first_rows, unpack
 
+_MOST_READ = 16  # batches of a dataset that are read for one batch of the checks
 _RESERVED = "self.{name} belongs to orbit.StandardTrainer: give your attribute another name."
 
 
@@ -40,6 +43,7 @@ class InnerLoop:
         self.pipeline = pipeline
         self.own_dataset = False
         self._trainer = trainer
+        self._checked = 0  # the last step after which the checks of the code were repeated
         self._data_step: int | None = None  # the global step that the data iterator stands at
         self.compiled_loop = None
         if plan.xla == "loop":
@@ -92,10 +96,17 @@ class InnerLoop:
 
         Raises:
             NonFiniteStep: there were some, and the options do not say to skip them.
-            UsageError: the replicas hold different values of a variable, after the first loop.
+            UsageError: the replicas hold different values of a variable, after the first loop; or the
+                batch of step 1, 2, 4, ... shows that a loss depends on how the batch is split.
         """
-        self._data_step = int(self._trainer.global_step.numpy())
+        self._data_step = step = int(self._trainer.global_step.numpy())
         self.step.finish_loop()
+        powers = [2**i for i in range(step.bit_length()) if self._checked < 2**i <= step]
+        self._checked = step
+        # A dataset is read from its beginning, so only once; an iterator of the user may have a state.
+        if self._source is None:
+            powers = [] if self.own_dataset else [each % _MOST_READ for each in powers[-1:]]
+        self.step.repeat_checks([functools.partial(self._read, each) for each in powers])
         recorder = self.step.update.recorder
         report = recorder.take() if recorder else None
         if report and self.plan.options.on_non_finite != "skip":
@@ -120,15 +131,29 @@ class InnerLoop:
         self.plan.check_own_dataset()
         self.own_dataset = True
 
-    def first_batch(self) -> Any:
-        """Returns the next batch of the first replica, of at least four rows, and its row mask."""
-        trainer = self._trainer
+    def first_batch(self, part: float = 0.0) -> Any:
+        """Returns a batch of the first replica, of at least four rows, and its row mask.
+
+        Args:
+            part: how much of the epoch lies between the next batch and this one, from 0 to 1.
+        """
+        trainer, source = self._trainer, self._source
+        if part and source is None and (self.own_dataset or part != 0.5):
+            raise StopIteration  # one more batch of a dataset must be enough
         if self.own_dataset:
             element = unpack(next(iter(trainer.train_dataset)))
             return first_rows(element, trainer.strategy)
-        step, layout = int(trainer.global_step.numpy()), self.plan.layout
+        epoch = len(source) // self.plan.layout.global_batch_size if source else _MOST_READ
+        return self._read(int(trainer.global_step.numpy()) + int(part * epoch))
+
+    def _read(self, step: int) -> Any:
+        layout = self.plan.layout
         batch_size = max(layout.global_batch_size, 4 * layout.replicas)
         return unpack(self.pipeline.first_batch(batch_size, step))
+
+    @property
+    def _source(self) -> Source | None:
+        return None if self.own_dataset else self.pipeline.training_source()
 
     def training_data(self, step: int) -> Any:
         """Returns the distributed training data from a global step on."""

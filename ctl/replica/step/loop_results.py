@@ -90,7 +90,10 @@ class LoopResults:
                 count=count,
                 isolated=self._plan.isolation if len(micro_batches) > 1 else "",
             ):
+                before = len(rows.graph.get_operations()) if rows.graph else 0
                 convert(update)(self._attributes.metrics, each.batch, each.outputs, each.row_mask)
+                if rows.graph and len(micro_batches) > 1:
+                    rows.trace.add_metrics(rows.graph.get_operations()[before:])
             first_row += tf.cast(count, tf.int64)
 
     def reset(self) -> None:

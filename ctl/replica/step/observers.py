@@ -14,6 +14,7 @@ from ctl.replica.arithmetic.trace import Trace
 # The classes of the observers as "module:class", relative to `ctl.replica.checks`, in their order.
 OBSERVERS = (
     "onednn:WrongGradients",
+    "left_tensors:LeftTensors",
     "random_search:RandomOps",
     "random_search:HostRandom",
     "row_coupling:RowCoupling",

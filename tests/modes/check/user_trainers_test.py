@@ -162,3 +162,18 @@ def test_batches_of_several_lengths_are_padded():
     rows = replica_check.read_examples(factory, 3)
     assert rows["x"].tolist() == [[1, 1, 1, 0, 0]] * 2 + [[1] * 5]
     assert rows["label"].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("label", "expected"),
+    [
+        (np.zeros(4, np.int32), [0, 1, 0, 1]),
+        (np.full(4, 2.0), [2, 0, 2, 0]),
+        (np.array([0, 1, 1, 1]), [0, 1, 1, 1]),
+        (np.zeros((4, 2)), np.zeros((4, 2))),
+    ],
+)
+def test_rows_of_one_label_get_another_one(label, expected):
+    rows = replica_check.with_two_labels({"x": np.ones(4), "label": label})
+    np.testing.assert_array_equal(rows["label"], expected)
+    assert rows["label"].dtype == label.dtype

@@ -1,5 +1,7 @@
 """The denominator of the loss, which is that of the global batch."""
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -7,7 +9,7 @@ import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.replica.arithmetic import loss
+from ctl.replica.arithmetic import assertions, loss
 from tests.support import one_batch
 
 
@@ -127,6 +129,78 @@ def test_weights_do_not_broadcast_if_shapes_are_known_only_in_the_step():
     assert float(share(tf.ones([2, 3]), 2 * tf.ones([2, 3]))) == 12.0
     with pytest.raises(tf.errors.InvalidArgumentError):
         share(tf.ones([2, 3]), tf.ones([2, 1]))
+
+
+@pytest.mark.parametrize(
+    ("weights", "place"),
+    [([1.0, -2.0, 1.0], 1), ([-1.0, 1.0, 0.0], 0), ([[1.0, 1.0], [0.0, -1.0], [2.0, 0.0]], 1)],
+)
+def test_negative_weights_are_rejected_with_the_example(weights, place):
+    compute = tf.function(lambda w: loss.row_weights(w, None, tf.float64))
+    with pytest.raises(tf.errors.InvalidArgumentError) as raised:
+        compute(tf.constant(weights))
+    line = assertions.explain(raised.value, None)
+    assert line.startswith(f"sample_weight is {np.min(weights):.0f} for example {place} of the")
+    assert "multiply the loss by it" in line and "\n" not in line
+
+
+def test_negative_weights_are_not_finite_in_xla_and_weights_of_zero_are_right():
+    compute = tf.function(lambda w: loss.row_weights(w, None, tf.float64), jit_compile=True)
+    assert np.isnan(compute(tf.constant([1.0, -1.0]))).all()
+    np.testing.assert_array_equal(compute(tf.zeros([2])), [0.0, 0.0])
+    np.testing.assert_array_equal(loss.row_weights(tf.zeros([2]), None, tf.float64), [0.0, 0.0])
+
+
+def test_losses_whose_number_only_a_step_shows_are_rejected_in_one_line():
+    @tf.function(input_signature=[tf.TensorSpec([None])])
+    def share(losses):
+        return loss.contribution(losses, None, tf.constant(2.0), rows=2)
+
+    assert float(share(tf.ones([2]))) == 1.0
+    with pytest.raises(tf.errors.InvalidArgumentError) as raised:
+        share(tf.ones([3]))
+    line = assertions.explain(raised.value, None)
+    assert line.startswith("per_example_loss returned 3 losses for 2 examples: return one loss per")
+
+
+class Signed(one_batch.Trainer):
+    EXAMPLES: ClassVar = {
+        "x": np.ones((8, 2)), "label": np.ones(8), "weight": np.array([1.0] * 6 + [-3.0, 1.0])
+    }  # fmt: skip
+
+    def build_model(self):
+        return tf_keras.Sequential([tf_keras.layers.Dense(3)])
+
+    def per_example_loss(self, batch, outputs):
+        return outputs[:, 0] ** 2
+
+
+class Tokens(Signed):
+    """The losses of the tokens that exist."""
+
+    EXAMPLES: ClassVar = {
+        "x": Signed.EXAMPLES["x"], "label": np.arange(24).reshape(8, 3) % 4 > 0
+    }  # fmt: skip
+
+    def per_example_loss(self, batch, outputs):
+        return tf.boolean_mask(outputs**2, batch["label"])
+
+
+@pytest.mark.parametrize("replicas", [1, 4])
+@pytest.mark.parametrize(
+    ("case", "line"),
+    [
+        (
+            Signed,
+            r"^sample_weight is -3 for example 6 of the global batch.* multiply the loss by it",
+        ),
+        (Tokens, r"^per_example_loss returned \d+ losses for [28] examples: return one loss per"),
+    ],
+)
+def test_step_rejects_negative_weights_and_losses_of_tokens_in_one_line(case, line, replicas):
+    with pytest.raises(ctl.UsageError, match=line) as raised:
+        one_batch.make(case, 8, replicas).train(tf.constant(1))
+    assert "\n" not in str(raised.value)
 
 
 TOKENS, VOCABULARY = 6, 5

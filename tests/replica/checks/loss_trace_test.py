@@ -45,6 +45,68 @@ class OwnPositions(Case):
         return tf.cast(own >= 0, outputs.dtype) * super().per_example_loss(batch, outputs)
 
 
+def own_number():
+    context = tf.distribute.get_replica_context()
+    return context.replica_id_in_sync_group if context else 0  # None while the model is built
+
+
+class NumberInLoss(Case):
+    def per_example_loss(self, batch, outputs):
+        factor = 1 + tf.cast(own_number(), outputs.dtype)
+        return factor * super().per_example_loss(batch, outputs)
+
+
+class NumberInWeight(Case):
+    def sample_weight(self, batch, training=True):
+        return 1.0 + tf.cast(own_number() + 0 * batch["label"], tf.float64)
+
+
+class NumberInPython(Case):
+    def per_example_loss(self, batch, outputs):
+        number = tf.get_static_value(own_number()) or 0
+        losses = super().per_example_loss(batch, outputs)
+        return losses * tf.cast(tf.constant(number), losses.dtype)
+
+
+class NumberInPreprocess(Case):
+    def preprocess(self, batch):
+        return {**batch, "x": batch["x"] + tf.cast(own_number(), batch["x"].dtype)}
+
+
+class GatheredByTensorFlow(Case):
+    """The place of a row among the gathered rows, which the user computes."""
+
+    places = True
+
+    def per_example_loss(self, batch, outputs):
+        context, count = tf.distribute.get_replica_context(), tf.shape(outputs)[0]
+        rows = context.all_gather(outputs, axis=0)
+        places = (own_number() * count if self.places else 0) + tf.range(count)
+        scores = outputs @ tf.transpose(rows)
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(places, scores)
+
+
+class FirstGathered(GatheredByTensorFlow):
+    places = False
+
+
+@pytest.mark.parametrize("case", [NumberInLoss, NumberInWeight, NumberInPython, NumberInPreprocess])
+def test_number_of_the_replica_is_rejected_with_its_line(case):
+    with pytest.raises(ctl.UsageError) as raised:
+        train(case, Split(2, 8))
+    message = str(raised.value)
+    assert message.startswith("tests/") and "\n" not in message
+    assert "uses the number of the replica" in message and "ctl.replica.positions" in message
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_positions_of_the_user_among_rows_that_tensorflow_gathers_are_accepted(replicas):
+    expected = train(GatheredByTensorFlow, Split(1, 8))
+    assert difference(expected, train(GatheredByTensorFlow, Split(replicas, 8))) <= 1e-10
+    with pytest.raises(ctl.UsageError, match=r"uses the place .*ctl\.replica\.positions"):
+        train(FirstGathered, Split(2, 8))
+
+
 @pytest.mark.parametrize(
     ("case", "split"),
     [

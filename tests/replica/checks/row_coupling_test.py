@@ -8,6 +8,9 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
+from ctl.errors import LateUsageError
+from ctl.loop.checkpoints.checkpointer import Checkpointer
+from ctl.loop.controller import Controller
 from ctl.replica.arithmetic import row_mask
 from ctl.replica.arithmetic.trace import Trace
 from ctl.replica.checks import row_coupling
@@ -36,14 +39,16 @@ class FakeStep:
     """Traces a loss of a batch as one replica's step."""
 
     def __init__(self, loss, *, replicas=2, rows=ROWS, read=4, allow=False, padded=False):
-        self.reads = 0
+        self.reads, self.repeated = 0, []
         self.least = read  # the number of rows that can be read for a replica with fewer
         self.loss, self.rows, self.padded = loss, rows, padded
         options = types.SimpleNamespace(allow_row_coupling=allow)
         layout = types.SimpleNamespace(replicas=replicas)
         self.plan = types.SimpleNamespace(options=options, layout=layout)
 
-    def first_batch(self):
+    def first_batch(self, part=0.0):
+        if part:
+            raise StopIteration
         self.reads += 1
         rows = max(self.rows, self.least)
         return {name: tf.constant(values[:rows]) for name, values in BATCH.items()}, None
@@ -183,6 +188,139 @@ COMPUTED = {
     ),
     "two views": lambda: two_views,
 }  # fmt: skip
+
+
+LABEL = lambda b: tf.cast(b["label"], tf.float32)  # noqa: E731
+EXISTS = lambda b: tf.cast(b["tokens"] > 0, tf.float32)  # noqa: E731
+QUERY = tf.Variable(DRAW.normal(size=(FEATURES, FEATURES)).astype(np.float32))
+
+
+def attention(batch):
+    """Masked attention, with logits that are made smaller by the largest one of the batch."""
+    x, mask = batch["series"] @ QUERY, tf.cast(batch["tokens"] > 0, tf.float32)
+    scores = tf.einsum("btd,bsd->bts", x, x) - 1e9 * (1 - mask[:, None])
+    weights = tf.exp(scores - tf.stop_gradient(tf.reduce_max(scores)))
+    weights = tf.math.divide_no_nan(weights, tf.reduce_sum(weights, axis=-1, keepdims=True))
+    return tf.reduce_sum((weights @ x) ** 2 * mask[:, :, None], [1, 2])
+
+
+def ranking(batch):
+    """The pairs of a row's scores, of which the mask selects those that exist."""
+    scores, exists = batch["series"][:, :, 0], batch["tokens"] > 0
+    pairs = tf.nn.softplus(scores[:, :, None] - scores[:, None, :])
+    both = exists[:, :, None] & exists[:, None, :]
+    flat = tf.boolean_mask(pairs, both)
+    rows = tf.where(both)[:, 0]
+    total = tf.math.unsorted_segment_sum(flat, rows, ROWS)
+    return total / tf.maximum(tf.math.unsorted_segment_sum(tf.ones_like(flat), rows, ROWS), 1.0)
+
+
+def ragged(batch):
+    lengths = tf.reduce_sum(tf.cast(batch["tokens"] > 0, tf.int32), axis=1)
+    values = tf.RaggedTensor.from_tensor(batch["series"][:, :, 0], lengths)
+    return tf.reduce_mean(tf.square(values), axis=1)
+
+
+def shifted_by_the_maximum(batch):
+    x = batch["x"] @ QUERY
+    x -= tf.stop_gradient(tf.reduce_max(x))
+    return tf.nn.softmax_cross_entropy_with_logits(tf.one_hot(batch["label"], FEATURES), x)
+
+
+def logsumexp(batch):
+    largest = tf.reduce_max(batch["x"])
+    return tf.math.log(tf.reduce_sum(tf.exp(batch["x"] - largest), axis=1)) + largest
+
+
+# Code of tutorials and papers, with reductions over rows, masks and selections, that is right.
+INDEPENDENT = {
+    "maximum of the batch": shifted_by_the_maximum,
+    "logsumexp by the maximum of the batch": logsumexp,
+    "attention": attention,
+    "ranking in a row": ranking,
+    "ragged rows": ragged,
+    "masked mean of tokens": lambda b: tf.math.divide_no_nan(
+        tf.reduce_sum(b["series"][:, :, 0] * EXISTS(b), axis=1), tf.reduce_sum(EXISTS(b), axis=1)
+    ),
+    "padding to the longest row": longest,
+    "dice of each row": lambda b: 1 - 2 * tf.reduce_sum(b["image"][..., 0] * b["image"][..., 1], [1, 2])
+    / (tf.reduce_sum(b["image"][..., 0] + b["image"][..., 1], [1, 2]) + 1e-6),
+    "focal loss": lambda b: -tf.gather(
+        tf.nn.log_softmax(b["x"]) * (1 - tf.nn.softmax(b["x"])) ** 2, b["label"], batch_dims=1
+    ),
+    "normalization of each row": lambda b: by_row(
+        (b["x"] - tf.reduce_mean(b["x"], 1, keepdims=True)) / (1 + tf.norm(b["x"], axis=1)[:, None])
+    ),
+    "positions of a batch's shape": lambda b: by_row(tf.gather_nd(b["series"], tf.stack([
+        tf.range(tf.shape(b["tokens"])[0], dtype=tf.int64),
+        tf.argmax(b["tokens"], axis=1),
+    ], axis=1))),
+    "hardest negative class": lambda b: tf.nn.relu(
+        1 + tf.reduce_max(b["x"] - 1e9 * tf.one_hot(b["label"], FEATURES), axis=1)
+        - tf.gather(b["x"], b["label"], batch_dims=1)
+    ),
+    "one weight per class": lambda b: (
+        tf.gather(tf.constant([1.0, 2.0, 3.0]), b["label"]) * by_row(b["x"])
+    ),
+    "a branch if any row is positive": lambda b: tf.cond(
+        tf.reduce_any(b["label"] > 0),
+        lambda: by_row(b["x"]) * LABEL(b),
+        lambda: by_row(b["x"]) * LABEL(b),
+    ),
+    "rows that are sorted, and put back": lambda b: tf.gather(
+        tf.gather(by_row(b["x"]), tf.argsort(b["label"], stable=True)),
+        tf.argsort(tf.argsort(b["label"], stable=True)),
+    ),
+    "a warm-up": lambda b: by_row(b["x"]) * tf.cast(tf.minimum(STEP, 10), tf.float32),
+}  # fmt: skip
+STEP = tf.Variable(0, dtype=tf.int64, trainable=False)
+# They depend on other rows, but not in the first batch: no label is positive, every token exists, no
+# label is 255, and the first step is no late one.
+HIDDEN = {
+    "sum of the labels": lambda b: (
+        LABEL(b) * by_row(b["x"]) / tf.maximum(tf.reduce_sum(LABEL(b)), 1.0)
+    ),
+    "hardest positive": lambda b: by_row(b["x"]) * LABEL(b) + LABEL(b) * tf.reduce_max(
+        tf.where(b["label"] > 0, by_row(b["x"]), 0.0)
+    ),
+    "rows of a class": lambda b: (
+        tf.math.unsorted_segment_mean(by_row(b["x"]), b["label"], 3)[1] * LABEL(b)
+    ),
+    "mean of the rows to use": lambda b: by_row(b["x"]) / tf.reduce_mean(
+        tf.cast(b["label"] != 255, tf.float32)
+    ),
+    "a branch": lambda b: tf.cond(
+        tf.reduce_any(b["label"] > 0),
+        lambda: by_row(b["x"] - tf.reduce_mean(b["x"], axis=0)),
+        lambda: by_row(b["x"]),
+    ),
+    "a late term": lambda b: by_row(b["x"]) + tf.where(STEP >= 2, tf.reduce_mean(b["x"]), 0.0),
+    "a late branch": lambda b: tf.cond(
+        STEP >= 5000, lambda: by_row(b["x"] - tf.reduce_mean(b["x"], axis=0)), lambda: by_row(b["x"])
+    ),
+    "a step of many": lambda b: by_row(b["x"]) + tf.where(
+        STEP % 1000 == 0, tf.reduce_mean(b["x"]) * tf.cast(STEP > 0, tf.float32), 0.0
+    ),
+    "the place of a positive row": lambda b: LABEL(b) * tf.cast(tf.range(ROWS), tf.float32),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", INDEPENDENT)
+def test_rows_that_are_made_up_cause_no_false_alarm(name, caplog):
+    trace(INDEPENDENT[name])
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_losses_are_rejected_that_depend_on_other_rows_in_other_batches_or_later_steps(
+    name, monkeypatch
+):
+    monkeypatch.setitem(BATCH, "label", np.zeros(ROWS, np.int64))
+    with pytest.raises(
+        ctl.UsageError, match=r"row_coupling_test\.py:\d+.* (combines rows|the place)"
+    ):
+        trace(HIDDEN[name])
+    assert STEP.numpy() == 0
 
 
 DYNAMIC = ("transformer", "dense", "synchronized batch normalization")
@@ -525,6 +663,116 @@ def test_losses_that_cannot_be_compared_are_accepted_with_a_warning(loss, option
 def test_layers_that_normalize_a_row_by_itself_are_accepted_if_there_is_only_one_row(name, caplog):
     trace(SEARCHED[name](), rows=1)
     assert "may combine rows" not in caplog.text
+
+
+class Gated(Case):
+    """A mean over rows, whose factor is zero at first."""
+
+    def per_example_loss(self, batch, outputs):
+        factor = self.model.layers[-1].bias[0]
+        return super().per_example_loss(batch, outputs) + factor * tf.reduce_mean(outputs**2)
+
+
+class Scarce(Case):
+    """The only positive example is a late one, by a feature."""
+
+    features = ("x", "amount")
+
+    def build_dataset(self, split, input_context):
+        return ctl.data.arrays({"x": EXAMPLES["x"], "amount": 1.0 * (np.arange(19) == 5)})
+
+    def forward(self, batch, training):
+        return self.model(batch["x"], training=training)
+
+    def per_example_loss(self, batch, outputs):
+        weights = batch["amount"]
+        return tf.reduce_sum(outputs**2, axis=1) * weights / tf.maximum(tf.reduce_sum(weights), 1.0)
+
+
+def test_batches_of_later_steps_are_searched_and_the_run_ends_after_them():
+    trainer = running.build(Gated, Split(2))
+    with pytest.raises(LateUsageError, match=r"_test\.py:\d+.* combines rows"):
+        trainer.train(tf.constant(1))
+    assert trainer.global_step.numpy() == 1
+    with pytest.raises(ctl.UsageError, match="combines rows"):
+        running.build(Scarce, Split(2)).train(tf.constant(1))
+
+
+def test_steps_of_a_loop_of_the_user_are_searched_again_at_powers_of_two(monkeypatch):
+    strategy = running.strategy(2)
+    factor = tf.Variable(0.0, trainable=False)
+    step = ctl.Step(
+        lambda: tf_keras.Sequential([layers.Dense(3)]),
+        lambda: tf_keras.optimizers.SGD(0.1),
+        lambda b, outputs: by_row(outputs) + factor * tf.reduce_mean(outputs),
+        global_batch_size=8, strategy=strategy,
+    )  # fmt: skip
+    data = ctl.data.arrays({"x": EXAMPLES["x"].astype(np.float32), "label": EXAMPLES["label"]})
+    batches = iter(ctl.data.distribute(data, 8, strategy))
+    for _ in range(4):  # the steps 1, 2 and 4 are searched
+        step(next(batches))
+    factor.assign(1.0)
+    for _ in range(3):
+        step(next(batches))
+    with pytest.raises(LateUsageError, match="combines rows"):
+        step(next(batches))
+
+
+def test_run_saves_the_step_that_shows_that_a_loss_combines_rows(tmp_path):
+    trainer = running.build(Gated, Split(2))
+    checkpoints = Checkpointer(str(tmp_path), trainer)
+    controller = Controller(trainer=trainer, steps_per_loop=3, checkpoints=checkpoints)
+    with pytest.raises(LateUsageError, match="combines rows"):
+        controller.train(6)
+    assert [path.name for path in tmp_path.glob("*.index")] == ["ckpt-3.index"]
+
+
+def test_reduction_that_no_batch_shows_is_reported_in_one_line(caplog):
+    limit = tf.Variable(0.0, trainable=False)
+    trace(lambda b: by_row(b["x"]) * tf.exp(limit * tf.reduce_max(by_row(b["x"]))))
+    assert not caplog.text  # not even another maximum changes a row
+
+    def loss(batch):
+        x = by_row(batch["x"])
+        return x * (1 + tf.nn.relu(tf.reduce_max(tf.nn.relu(x - 1e6)) - 0.4))
+
+    trace(loss)
+    (line,) = caplog.messages
+    assert line.startswith("tests/") and "reduces the rows" in line and "(Max)" in line
+
+
+class TwoViews(Case):
+    """A Siamese network on both views at once, which the global statistics of a layer join."""
+
+    features = ("x", "view", "label")
+
+    def build_model(self):
+        return tf_keras.Sequential([layers.Dense(4), ctl.SyncBatchNormalization(), layers.Dense(3)])
+
+    def forward(self, batch, training):
+        return self.model(tf.concat([batch["x"], batch["view"]], axis=0), training=training)
+
+    def per_example_loss(self, batch, outputs):
+        first, second = tf.split(outputs, 2)
+        return by_row(first - second) + Case.per_example_loss(self, batch, first)
+
+
+def test_two_views_at_once_are_right_beside_synchronized_batch_normalization(caplog):
+    row_coupling._warn.cache_clear()
+    expected = running.train(TwoViews, Split(1, 8))
+    assert running.difference(expected, running.train(TwoViews, Split(2, 8))) <= 1e-10
+    assert "rows" not in caplog.text
+
+
+def test_line_of_two_views_that_are_concatenated_names_what_to_write():
+    def loss(batch):
+        both = tf.concat([batch["x"], 2 * batch["x"]], axis=0)
+        scores = both @ tf.transpose(both)
+        first, second = tf.split(tf.reduce_logsumexp(scores, axis=1), 2)
+        return first + second
+
+    with pytest.raises(ctl.UsageError, match=r"call the model once for each view, .*tf\.repeat"):
+        trace(loss)
 
 
 @pytest.mark.slow

@@ -50,7 +50,15 @@ SHOWN = {
     "folded and computed": (lambda x: tf.reshape(x, [-1, FEATURES]) @ tf.ones([FEATURES, 5]), TIME),
     "all elements": (lambda x: tf.reshape(x, [-1]), TIME * FEATURES),
 }
+KERNEL = tf.Variable(tf.ones([ROWS, 2]))
 NOT_SHOWN = {
+    "a variable of as many rows": lambda x: tf.reshape(KERNEL * tf.reduce_mean(x), [-1]),
+    "another axis of that size": lambda x: tf.reshape(
+        tf.reduce_mean(tf.reshape(x, [ROWS, 2, ROWS]), axis=0), [-1]
+    ),
+    "segments": lambda x: tf.repeat(
+        tf.math.unsorted_segment_sum(x, tf.cast(x[:, 0, 0], tf.int32), ROWS), 2, axis=0
+    ),
     "time first": lambda x: tf.reshape(tf.transpose(x, [1, 0, 2]), [-1, FEATURES]),
     "tiled": lambda x: tf.tile(x, [2, 1, 1]),
     "weights": lambda x: tf.ones([2 * ROWS, 3]) + 0.0,
@@ -74,6 +82,11 @@ def entries(function, static):
 def test_entries_of_a_row_are_counted(name, static):
     function, expected = SHOWN[name]
     assert entries(function, static) == expected
+
+
+def test_repeated_rows_and_rows_at_constant_places_are_shown():
+    assert entries(lambda x: tf.repeat(x, 2, axis=0), static=True) == 2
+    assert entries(lambda x: tf.reshape(tf.gather(x, range(ROWS)), [-1, FEATURES]), True) == TIME
 
 
 @pytest.mark.parametrize("name", NOT_SHOWN)

@@ -77,6 +77,44 @@ def test_metrics_of_layers_are_those_of_the_rows_that_exist(replicas, options, c
     assert "Metric 'deviation' of layer observed is not reported" in caplog.text
 
 
+class SizeOfRows(tf_keras.layers.Layer):
+    """Adds metrics of two values, as many as a replica has rows."""
+
+    def build(self, shape):
+        numbers = np.arange(6.0).reshape(3, 2)
+        self.kernel = self.add_weight(
+            name="kernel", shape=[3, 2], initializer=tf.constant_initializer(numbers)
+        )
+
+    def call(self, inputs):
+        outputs = inputs @ self.kernel
+        self.add_metric(tf.norm(self.kernel, axis=0), name="norm")
+        self.add_metric(tf.reduce_mean(outputs, axis=0), name="features")
+        self.add_metric(outputs[:, 0], name="rows")
+        return tf.reduce_sum(outputs, axis=1, keepdims=True)
+
+
+class SizeOfRowsTrainer(Trainer):
+    def build_model(self):
+        return tf_keras.Sequential([SizeOfRows()])
+
+
+@pytest.mark.parametrize(("replicas", "options"), [(4, {}), (1, {"micro_batches": 3})])
+def test_values_whose_number_is_that_of_the_rows_are_not_taken_for_rows(replicas, options):
+    """5 rows are 2 + 2 + 1 + 0 on four replicas, and 1 + 2 + 2 in three micro-batches."""
+    trained = numbers(
+        one_batch.make(SizeOfRowsTrainer, 5, replicas, **options).train(tf.constant(1))
+    )
+    kernel = np.arange(6.0).reshape(3, 2)
+    outputs = ROWS["x"][:5] @ kernel
+    expected = {
+        "norm": np.linalg.norm(kernel, axis=0).mean(),
+        "features": outputs.mean(),
+        "rows": outputs[:, 0].mean(),
+    }
+    assert trained == pytest.approx(expected, abs=1e-12)
+
+
 @pytest.mark.slow
 def test_evaluation_keeps_the_metrics_of_the_steps_before_it():
     strategy = one_batch.strategy(2)

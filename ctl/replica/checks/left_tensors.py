@@ -1,0 +1,110 @@
+"""Rejects tensors that one replica or micro-batch leaves in an attribute, and another one reads.
+
+The replicas of a process are threads with one set of Python objects. They take turns whenever they
+communicate, so `self.hidden` may be the tensor of another replica by then.
+"""
+
+from collections.abc import Sequence
+import functools
+import operator
+import re
+from typing import Any
+
+from ctl.errors import UsageError
+from ctl.replica.arithmetic import row_mask
+from ctl.replica.arithmetic.row_mask import Rows
+from ctl.replica.arithmetic.snapshot import handles
+from ctl.replica.arithmetic.trace import UpdateTrace, symbolic
+from ctl.replica.checks import random_search
+from ctl.replica.graphs.assignments import READS, outermost
+from ctl.replica.graphs.dataflow import ancestors
+from ctl.replica.step.observers import Observer
+
+_REPLICA = re.compile(r"(?:^|/)replica_(\d+)(?:/|$)")  # in the names of all but the first replica
+_THREAD = "mirrored_run.py"  # the file of tf.distribute whose `run` calls the code of a replica
+
+
+class LeftTensors(Observer):
+    """Searches what a replica reads in training steps and evaluations."""
+
+    def __init__(self, step: Any):
+        super().__init__(step)
+        rows = row_mask.current()
+        assert rows is not None and rows.graph is not None
+        self._replica = _replica(rows.graph.get_name_scope())
+        # All replicas of the process that have begun: what one of them reads exists by then.
+        self._traces = getattr(rows.graph, "_ctl_started", [])
+        self._traces.append(rows.trace)
+        rows.graph._ctl_started = self._traces
+
+    def search(self, operations: Sequence[Any], rows: Rows) -> None:
+        """Raises a UsageError if an op reads what another replica or micro-batch has computed."""
+        own = {id(x) for x in symbolic(rows.trace.inputs)}
+        others = {id(x) for trace in self._traces for x in symbolic(trace.inputs)} - own
+        # They are equal on all replicas, but a loss would not get the gradient of them, or of weights.
+        equal = {id(x.output) for trace in self._traces for x in trace.global_values}
+        parts = [part for update in rows.trace.updates for part in update.micro_batches]
+        of_losses = {x.op for part in parts for x in ancestors(*part.losses)}
+        trained = handles(self.step.update.variables.values())
+        is_in_replica = functools.cache(_is_in_replica)
+        for op in operations if others else ():
+            if _replica(op.name) != self._replica:
+                continue
+            for tensor in op.inputs:
+                # The code of a merge_call, such as a reduction, runs in no replica.
+                if _replica(tensor.op.name) == self._replica or not (
+                    is_in_replica(tensor.op) and is_in_replica(op)
+                ):
+                    continue
+                in_loss = op in of_losses
+                stop = own if in_loss else own | equal
+                for x in ancestors(tensor, stop=stop, through_shapes=False):
+                    is_weight = x.op.type in READS and id(outermost(x.op.inputs[0])) in trained
+                    if id(x) in others or (in_loss and is_weight):
+                        _reject(op, "replica")
+        for update in rows.trace.updates:
+            if len(update.micro_batches) > 1:
+                self._check_micro_batches(update)
+
+    def _check_micro_batches(self, update: UpdateTrace) -> None:
+        parts = update.micro_batches
+        # The micro-batches that a tensor depends on, and those whose losses or metrics use an op, as
+        # bits.
+        reached = {id(x): 1 << i for i, part in enumerate(parts) for x in part.rows}
+        users: dict[Any, int] = {}
+        used = [[x.op for x in ancestors(*part.losses)] for part in parts]
+        for i, operations in [*enumerate(used), *enumerate(update.metrics)]:
+            for op in operations:
+                users[op] = users.get(op, 0) | 1 << i
+        for op in parts[0].losses[0].graph.get_operations():
+            masks = [reached.get(id(x), 0) for x in op.inputs]
+            every, user = functools.reduce(operator.or_, masks, 0), users.get(op, 0)
+            # What two of them use is what one has left.
+            if user.bit_count() == 1 and every & ~user and _replica(op.name) == self._replica:
+                _reject(op, "micro-batch")
+            for i, output in enumerate(op.outputs):
+                is_barrier = op.type == "XlaOptimizationBarrier"  # its output i is its input i
+                mask = masks[i] if is_barrier else every
+                reached[id(output)] = reached.get(id(output), 0) | mask
+        for i, part in enumerate(parts):
+            for loss in part.losses:
+                if reached[id(loss)] & ~(1 << i):
+                    _reject(loss.op, "micro-batch")
+
+
+def _replica(name: str) -> str:
+    match = _REPLICA.search(name) if "replica_" in name else None
+    return match[1] if match else "0"
+
+
+def _is_in_replica(op: Any) -> bool:
+    """Returns whether an op was created by the code of a replica."""
+    return any(frame.name == "run" and frame.filename.endswith(_THREAD) for frame in op.traceback)
+
+
+def _reject(op: Any, part: str) -> None:
+    raise UsageError(
+        f"{random_search.place(op)} reads a tensor that another {part} has computed: they "
+        "share the attributes of one Python object, so return it as an output of the model, or of "
+        "forward, and read it from the outputs."
+    )

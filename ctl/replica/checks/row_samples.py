@@ -1,0 +1,59 @@
+"""Rows that the probe makes up: labels and features that differ from those of the first batches.
+
+A loss that combines rows shows it only for some rows, such as positive ones. So the labels of a batch
+are moved to other rows, and labels and features become 0, 1, negative, half as large, and the constants
+that the losses are compared with. Integers of features with several entries per row, such as tokens and
+masks, become 0 only: code may rely on their number.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+
+import numpy as np
+
+_SHIFTS = 5
+_MAX_CONSTANTS = 8
+
+
+def vary(
+    batch: Sequence[np.ndarray], labels: Sequence[bool], constants: Collection[float]
+) -> Iterator[list[np.ndarray]]:
+    """Yields batches of the same shapes.
+
+    Args:
+        batch: [rows, ...] each.
+        labels: which of them are labels.
+        constants: numbers that rows are compared with.
+    """
+    pairs = [*zip(batch, labels, strict=True)]
+    # Entries of a group get the same change, so that they still fit each other.
+    for shift in range(_SHIFTS):
+        yield [_mix(_candidates(x, label), shift if label else 2 * shift + 1) for x, label in pairs]
+    yield [np.roll(x, 1, axis=0) if label else x for x, label in pairs]
+    near = [v + d for v in sorted(constants)[:_MAX_CONSTANTS] for d in (0, 1, -1)]
+    for shift in range(0, len(near), len(batch[0])):
+        yield [_mix([*_near(x, near, label=label), x], shift) for x, label in pairs]
+
+
+def _candidates(x: np.ndarray, label: bool) -> list[np.ndarray]:
+    """Returns what the rows of an entry may become."""
+    zeros, ones = np.zeros_like(x), np.ones_like(x)
+    if x.dtype.kind in "fV":  # V: bfloat16
+        # Not larger: a sum of exponentials minus the maximum of the batch would underflow.
+        return [x, ones, zeros, -x, x / 2] if label else [x, x / 2, -x, zeros, ones]
+    if x.dtype.kind not in "iub" or (x.dtype == np.uint8 and x.ndim > 2):  # an image
+        return [x]
+    return [x, ones, zeros] if label or x.ndim == 1 else [x, x, zeros]
+
+
+def _near(x: np.ndarray, values: Sequence[float], *, label: bool) -> list[np.ndarray]:
+    """Returns entries that are equal to, or near, constants of the code."""
+    if x.dtype.kind not in "iuf" or not (label or x.ndim == 1):
+        return []
+    exact = (np.asarray(v).astype(x.dtype) for v in values)
+    return [np.full_like(x, e) for e, v in zip(exact, values, strict=True) if e == v]
+
+
+def _mix(candidates: Sequence[np.ndarray], shift: int) -> np.ndarray:
+    """Takes each row from another candidate, in turns."""
+    count = len(candidates[0])
+    return np.stack([candidates[(i + shift) % len(candidates)][i] for i in range(count)])
