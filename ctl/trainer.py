@@ -300,7 +300,8 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         Args:
             batch: this replica's rows, preprocessed.
             loss_fn: micro-batch -> [rows] losses, not reduced, as for `per_example_loss`.
-            variables: the variables to train; the model's trainable variables by default.
+            variables: the variables to train; by default the model's trainable variables, and those of
+                this trainer that `per_example_loss` reads.
             optimizer: the trainer's by default. Under float16 it must be a LossScaleOptimizer.
             regularization: returns scalars to add once. By default, the penalties of the layers that
                 hold `variables`, of any model; `regularization_losses` if it is overridden, or if
@@ -314,7 +315,10 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         is_own = inner_loop.step.attributes.overrides("regularization_losses")
         if regularization is None and variables is not None and not is_own:
             regularization = functools.partial(inner_loop.step.attributes.penalties, variables)
-        variables = self.model.trainable_variables if variables is None else variables
+        chosen = variables is not None
+        variables = (
+            inner_loop.step.attributes.trained_variables() if variables is None else variables
+        )
         check_known(optimizer, variables, self.strategy)
         # This also covers an optimizer that the trainer does not hold as an attribute.
         inner_loop.step.configure(optimizer)
@@ -326,6 +330,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
             variables=variables,
             optimizer=optimizer,
             regularization=regularization or self.regularization_losses,
+            chosen=chosen,
         ).loss
 
     def train_step(self, iterator: Any) -> None:

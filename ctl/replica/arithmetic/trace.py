@@ -49,12 +49,14 @@ class UpdateTrace:
         aliases: the id of a tensor inside of that function -> the tensor that it stands for.
         micro_batches: the micro-batches, in order.
         gradients: the gradients of each micro-batch.
+        chosen: whether the user has chosen the variables to train.
     """
 
     inputs: list[tf.Tensor]
     aliases: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
     micro_batches: list[MicroBatchTrace] = dataclasses.field(default_factory=list)
     gradients: list[Sequence[Any]] = dataclasses.field(default_factory=list)
+    chosen: bool = False
 
 
 @dataclasses.dataclass
@@ -83,10 +85,10 @@ class Trace:
     results: Any = None
     losses_only: bool = False
 
-    def begin_update(self, inputs: Any) -> None:
+    def begin_update(self, inputs: Any, *, chosen: bool = False) -> None:
         """Records the tensors that the micro-batches of an update are cut from."""
         self._structure = inputs
-        self.updates.append(UpdateTrace(symbolic([inputs.batch, inputs.weights])))
+        self.updates.append(UpdateTrace(symbolic([inputs.batch, inputs.weights]), chosen=chosen))
 
     def enter_function(self, inputs: Any) -> None:
         """Records the same structure inside the function that computes the micro-batches."""

@@ -22,7 +22,7 @@ from ctl.data.source import Batch
 from ctl.errors import UsageError, type_name
 from ctl.hardware import garbage, strategies
 from ctl.optimizers import FromConfig
-from ctl.replica.arithmetic import loss, models, precision, row_mask
+from ctl.replica.arithmetic import held_variables, loss, models, precision, row_mask
 from ctl.replica.arithmetic.trace import Trace
 from ctl.replica.graphs import custom_gradients
 from ctl.replica.measure.non_finite import counter
@@ -178,6 +178,42 @@ def build_step(
         for observer in observers.load():
             observer.check_losses(step, losses, trace_again, name)
 
+    def read_losses(batch: Batch) -> list[tf.Tensor]:
+        """Returns the losses of a batch; [] if they cannot be traced yet."""
+        if function is None:
+            trace(batch)
+            return [value for each in traces for value in each.values]
+        reports: list[Trace] = []
+
+        def compute(batch: Batch) -> None:
+            reports.append(Trace(batch, losses_only=True))
+            with row_mask.examples(
+                count=row_count(batch),
+                seed=options.seed,
+                allow_unkeyed=options.allow_unkeyed_random,
+                trace=reports[-1],
+            ):
+                convert(function)(preprocess(hooks, batch))
+
+        with contextlib.suppress(Exception):  # the step reports it
+            owner.strategy.run(compute, args=(batch,))
+        updates = [each for report in reports for each in report.updates if not each.chosen]
+        return [x for update in updates for part in update.micro_batches for x in part.losses]
+
+    def find_read(candidates: Sequence[tf.Variable]) -> list[tf.Variable] | None:
+        """Returns the variables that the losses depend on; None if they cannot be traced yet."""
+        kept, results = traces.copy(), []
+        traces.clear()
+
+        def search(batch: Batch) -> None:
+            compute = functools.partial(read_losses, batch)
+            results.append(held_variables.find_read(candidates, compute, owner.strategy))
+
+        with precision.scope(options.precision), owner.strategy.scope():
+            create_variables(search, data.spec)
+        traces[:] = kept
+        return results[0]
+
     # Creates the variables of the model's first call, too: a checkpoint is restored, and slots are
     # created, before the first step.
     with report_rejected_features(data.spec) if is_default else contextlib.nullcontext():
@@ -189,7 +225,9 @@ def build_step(
         update = functools.partial(trace, updates_metrics=True)
         create_variables(lambda batch: owner.strategy.run(update, args=(batch,)), data.spec)
     parts = open_parts(options)
-    _prepare_optimizer(owner, parts, complete=complete, source=source)
+    attributes = Attributes(owner, find_read)
+    attributes.find_held()
+    _prepare_optimizer(attributes, parts, complete=complete, source=source)
     plan = make_plan(
         owner.options,
         strategy=owner.strategy,
@@ -200,7 +238,7 @@ def build_step(
     )
     step = BuiltStep(
         plan,
-        Attributes(owner),
+        attributes,
         hooks,
         function=function,
         global_step=owner.global_step,
@@ -211,8 +249,11 @@ def build_step(
     return step, check_losses
 
 
-def _prepare_optimizer(owner: Any, parts: Sequence[Part], *, complete: bool, source: Any) -> None:
+def _prepare_optimizer(
+    attributes: Attributes, parts: Sequence[Part], *, complete: bool, source: Any
+) -> None:
     """Applies the parts to a built model and its optimizer, and creates the slot variables."""
+    owner = attributes.owner
 
     def prepare_slots(optimizer: Any) -> Any:
         for part in parts:
@@ -220,7 +261,7 @@ def _prepare_optimizer(owner: Any, parts: Sequence[Part], *, complete: bool, sou
         return optimizer
 
     prepare_slots(owner.optimizer)
-    models = Attributes(owner).named_models()
+    models = attributes.named_models()
     for part in parts:
         part.prepare(
             models,
@@ -231,8 +272,8 @@ def _prepare_optimizer(owner: Any, parts: Sequence[Part], *, complete: bool, sou
         )
     # One replica can train what was built outside of its scope, but TensorFlow makes no slots for it.
     if owner.strategy.num_replicas_in_sync > 1 or not getattr(owner.optimizer, "_built", False):
-        check_scope(owner.model.trainable_variables, owner.strategy)
-    owner.optimizer.build(owner.model.trainable_variables)
+        check_scope(attributes.trained_variables(), owner.strategy)
+    owner.optimizer.build(attributes.trained_variables())
 
 
 # Model and optimizer, as functions of the seed and the precision.

@@ -81,7 +81,9 @@ class BuiltStep:
         self.attributes = attributes
         self.hooks = hooks
         self.parts = parts
-        self.update = Update(plan, global_step, attributes.assignable, parts)
+        self.update = Update(
+            plan, global_step, attributes.assignable, parts, attributes.frozen_variables
+        )
         self.results = LoopResults(plan, self.update, attributes)
         self._function = function or self.update_model
         self._global_step = global_step
@@ -200,7 +202,7 @@ class BuiltStep:
             hooks.per_example_loss,
             forward=functools.partial(hooks.forward, training=True),
             sample_weight=call_sample_weight(hooks, batch, training=True),
-            variables=attributes.model.trainable_variables,
+            variables=attributes.trained_variables(),
             optimizer=attributes.optimizer,
             regularization=hooks.regularization_losses,
         )
@@ -325,6 +327,7 @@ class BuiltStep:
         Raises UsageError if a pattern of the options has no effect on any of them.
         """
         self.attributes.key_new_models(self.plan.options.seed)
+        self.attributes.add_held()
         models = self.attributes.named_models() if self.parts else {}
         for part in self.parts:
             part.add_models(models)
