@@ -14,7 +14,7 @@ import tensorflow as tf
 from ctl import errors, optimizers
 from ctl.configs import durations, group_values, keys, loading, overrides
 from ctl.configs.keys import OPTION_KEYS
-from ctl.configs.options import Section, TrainerOptions
+from ctl.configs.options import CLIP_KEYS, Section, TrainerOptions
 from ctl.errors import UsageError
 from ctl.evaluator import StandardEvaluator
 from ctl.hardware import selection
@@ -149,13 +149,10 @@ def _check_optimizer_is_used(
     if optimizer.called:
         return
     default, values = overrides.flatten(keys.defaults()), overrides.flatten(config)
+    options = {**OPTION_KEYS, **CLIP_KEYS}.values()
     for key, value in values.items():
         # The trainer itself reads its options, whoever makes the optimizer.
-        if (
-            not key.startswith("optimizer.")
-            or key in OPTION_KEYS.values()
-            or key.startswith("optimizer.clip")
-        ):
+        if not key.startswith("optimizer.") or key in options:
             continue
         if value != default.get(key):
             raise UsageError(
