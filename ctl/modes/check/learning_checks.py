@@ -261,4 +261,4 @@ def _count_classes(
     if weights is not None and weights.shape == label.shape:
         label = label[weights > 0]
     count = int(outputs.shape[-1])
-    return count if count > 1 and label.max(initial=-1) < count else None
+    return count if count > 1 and label.max(initial=0) < count else None  # it may be unsigned

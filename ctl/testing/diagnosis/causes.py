@@ -13,7 +13,13 @@ OPTIMIZER = (
 # The loss and its gradient.
 REDUCED_TWICE = (
     "The gradients are summed over the replicas twice: call apply_gradients with "
-    "experimental_aggregate_gradients=False. A sum of the replicas' means has the same factor."
+    "experimental_aggregate_gradients=False."
+)
+# Even splits show no difference between these two.
+MEANS_OR_TWICE = (
+    "The replicas' gradients are summed, but each is that of the mean over the replica's own rows; or "
+    "they are summed twice. Divide the sum of the losses by the rows of the global batch. If the loss "
+    "is divided so already, call apply_gradients with experimental_aggregate_gradients=False."
 )
 AVERAGED = (
     "Each replica's share of the global loss is averaged over the replicas, or divided by their "

@@ -128,7 +128,7 @@ def explain_coefficients(coefficients: Mapping[Split, Coefficients], split: Spli
         return cause
     if _all_close(first.rows, first.rows[0]):
         known = {split.micro_batches: causes.MICRO_BATCH, 1 / split.replicas: causes.AVERAGED}
-        known[split.replicas] = causes.REDUCED_TWICE
+        known[split.replicas] = causes.REDUCED_TWICE if uneven else causes.MEANS_OR_TWICE
         matches = (k for k in known if k != 1 and abs(first.rows[0] / k - 1) < _CLOSE)
         return known.get(next(matches, 0))
     sizes = _micro_batch_sizes(split)
@@ -182,7 +182,10 @@ def _explain_other_model(differences: Sequence[Difference]) -> Finding | None:
     same_split = [d for d in differences if (d.split, d.step) == (first.split, first.step)]
     same_split = [d for d in same_split if d.factor is not None]
     replicas = first.split.replicas
-    for factor, cause in ((replicas, causes.REDUCED_TWICE), (1 / replicas, causes.AVERAGED)):
+    of_uneven = [d for d in differences if not d.split.even and d.name == first.name]
+    is_twice = any(d.has_factor(d.split.replicas) for d in of_uneven)
+    twice = causes.REDUCED_TWICE if is_twice else causes.MEANS_OR_TWICE
+    for factor, cause in ((replicas, twice), (1 / replicas, causes.AVERAGED)):
         if same_split and all(d.has_factor(factor) for d in same_split):
             return same_split[0], cause
     return None
