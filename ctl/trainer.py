@@ -357,7 +357,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         inner_loop = self._ctl_loop
         inner_loop.prepare(int(num_steps))
         waiting = inner_loop.step.results.reduction_wait.active()
-        with inner_loop.report_errors(), inner_loop.step.trace_scope(), waiting:
+        with inner_loop.step.trace_scope(), inner_loop.report_errors(), waiting:
             # As in Orbit's own `train`, except that the user may freeze layers in `train_loop_begin`.
             self.train_loop_begin()
             for steps in inner_loop.step.split(int(num_steps)):

@@ -6,7 +6,6 @@ import functools
 import inspect
 import os
 import re
-from typing import Any
 
 from ml_collections import config_dict
 import tensorflow as tf
@@ -182,30 +181,6 @@ def _check_class(trainer_class: type, name: str) -> None:
             "accept **arguments only, pass them to super().__init__, and read further values from "
             "self.options.model."
         ) from None
-    for method, base in inspect.getmembers(StandardTrainer, inspect.isfunction):
-        own = inspect.getattr_static(trainer_class, method)
-        if method[0] == "_" or own is base or not inspect.isfunction(own):
-            continue
-        positional = [
-            p for p in inspect.signature(base).parameters.values() if p.kind < p.VAR_POSITIONAL
-        ]
-        required = [p.name for p in positional if p.default is p.empty]
-        try:
-            _bind(own, [p.name for p in positional])
-        except TypeError:
-            try:  # an override may leave out what has a default
-                _bind(own, required)
-            except TypeError as error:
-                given = ", ".join(required[1:])
-                raise UsageError(
-                    f"{name}.{method} cannot be called with ({given}): {error}."
-                ) from None
-
-
-def _bind(function: Any, names: Sequence[str]) -> None:
-    """Raises TypeError if a method cannot be called with arguments of these names."""
-    named = {name: None for name in names if name == "training"}
-    inspect.signature(function).bind(*(name for name in names if name not in named), **named)
 
 
 def _check_spelling(trainer_class: type, name: str, missing: Sequence[str]) -> None:

@@ -180,8 +180,9 @@ def test_two_processes_end_with_the_same_line_and_the_code_of_a_mistake(case, me
     (tmp_path / "net.py").write_text(PROJECT)
     command = ["-m", "ctl.launch", "--workers=2", "--", "--config=net.py", "--workdir=run"]
     result = child.run(command, cwd=tmp_path, CASE=case)
-    assert result.returncode == (2 if message else 0), result.stderr
+    printed = result.stdout + result.stderr
+    assert result.returncode == (2 if message else 0), printed
     if message:
         line = f"ctl: worker 1 was started with {message}"
-        assert all(f"[worker {i}] {line}" in result.stderr for i in range(2))
+        assert all(f"[worker {i}] {line}" in printed for i in range(2))
         assert not (tmp_path / "run").exists()

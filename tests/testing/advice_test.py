@@ -123,3 +123,18 @@ def test_every_advice_about_an_update_is_followed():
         causes.PART_SUMMED,
         causes.LOSS,
     }
+
+
+class CountsInPython:
+    """Multiplies the loss by a counter in Python, which each replica increments."""
+
+    calls = 0
+
+    def share_of_loss(self, batch, outputs):
+        self.calls = self.calls % self.strategy.num_replicas_in_sync + 1
+        return Steps.share_of_loss(self, batch, outputs) * self.calls
+
+
+def test_counter_in_python_is_named():
+    cause = compare(CountsInPython, gallery.ByHand, sizes=EVEN, replicas=(1, 2)).cause
+    assert cause == causes.PYTHON.format(times="1, 1, 1, 1, 2, 2, 2, 2")

@@ -123,7 +123,7 @@ def _judge(
     every = dataclasses.replace(reports[-1], compared=compared)
     failed = [report for report in reports if not report.equivalent]
     # An uneven batch may show the cause that an even one does not.
-    vague = (causes.MEANS_OR_TWICE, causes.UNKNOWN)
+    vague = (causes.MEANS_OR_TWICE, causes.LOSS, causes.UNKNOWN)
     report = next((each for each in failed if each.cause not in vague), (failed or [every])[0])
     return describe_report(report, notes=notes, left_out=left_out)
 

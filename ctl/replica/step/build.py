@@ -27,7 +27,7 @@ from ctl.replica.arithmetic.trace import Trace
 from ctl.replica.graphs import custom_gradients
 from ctl.replica.measure.non_finite import counter
 from ctl.replica.parts.part import Part, open_parts
-from ctl.replica.step import metrics, observers, preparations
+from ctl.replica.step import hooks, metrics, observers, preparations
 from ctl.replica.step.attributes import STATELESS, Attributes, check_scope, check_stateless
 from ctl.replica.step.built_step import BuiltStep
 from ctl.replica.step.explanations import explained
@@ -55,6 +55,8 @@ def build_trainer(trainer: Any, optimizer: Any, base: Any) -> InnerLoop:
     Raises:
         UsageError: the options cannot compute the right update with this model, data or strategy.
     """
+    hooks.check_methods(type(trainer), base)
+    check_eager()
     custom_gradients.free_with_their_graphs()
     options: TrainerOptions = trainer.options
     pipeline = InputPipeline(
@@ -78,8 +80,8 @@ def build_trainer(trainer: Any, optimizer: Any, base: Any) -> InnerLoop:
         trainer.metrics = metrics.prepare(trainer.build_metrics())
         trainer.global_step = counter("global_step")
         spec = pipeline.element_spec()
-        hooks = ("sample_weight", "preprocess", "replica_step", "train_step")
-        if all(getattr(type(trainer), hook) is getattr(base, hook) for hook in hooks):
+        names = ("sample_weight", "preprocess", "replica_step", "train_step")
+        if all(getattr(type(trainer), name) is getattr(base, name) for name in names):
             default_sample_weight(spec)
         groups = durations.resolve_groups(
             options.optimizer_groups,
@@ -309,6 +311,15 @@ def check_before_model(
     if options.recompute not in (None, "", "blocks"):
         value = options.recompute
         raise UsageError(f"model.recompute is {value!r}, but must be 'blocks', or '' for none.")
+
+
+def check_eager() -> None:
+    """Raises a UsageError if TensorFlow's eager execution is switched off for the process."""
+    if not tf.compat.v1.executing_eagerly_outside_functions():
+        raise UsageError(
+            "TensorFlow's eager execution is disabled in this process: remove "
+            "tf.compat.v1.disable_eager_execution() or disable_v2_behavior()."
+        )
 
 
 @contextlib.contextmanager

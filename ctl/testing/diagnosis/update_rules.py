@@ -58,7 +58,27 @@ def _explain_parts(evidence: Evidence, differences: Sequence[Difference]) -> str
         terms = attempt(functools.partial(evidence.subject.terms, each.batch, reference.names))
         if terms and (solution := solve(terms, record, reference)):
             coefficients[each] = solution
-    return explain_coefficients(coefficients, split) if split in coefficients else None
+    cause = explain_coefficients(coefficients, split) if split in coefficients else None
+    unexplained = causes.DENOMINATOR.partition("{")[0]
+    if cause and cause.startswith(unexplained) and _differs_for_equal_rows(evidence, split):
+        factors = cause.removeprefix(unexplained).partition(" times")[0]
+        return causes.PYTHON.format(times=factors)
+    return cause
+
+
+def _differs_for_equal_rows(evidence: Evidence, split: Split) -> bool:
+    """Returns whether replicas count differently that have the same rows, and as many.
+
+    A loss that is divided by something of the replica's rows is then the same on all replicas.
+    """
+    if split.replicas < 2 or not split.even:
+        return False
+    subject = evidence.subject.select([0] * evidence.subject.count)
+    one = subject.start(split.reference).record(steps=1)
+    several = subject.start(split).record(one.names, steps=1)
+    factor = common_factor(several.flat_update(), one.flat_update(), _CLOSE)
+    usual = (1, split.replicas, 1 / split.replicas)
+    return factor is not None and all(abs(factor / each - 1) > _CLOSE for each in usual)
 
 
 def solve(terms: Terms, record: Record, reference: Record) -> Coefficients | None:
