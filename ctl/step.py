@@ -405,8 +405,11 @@ class _Hooks:
 
     def __init__(self, step: Step):
         self._step = step
-        self.per_example_loss = step.loss_fn
         self.update_metrics = metric_results.update_by_name
+
+    @property
+    def per_example_loss(self) -> Callable[[Batch, Any], Any]:
+        return self._step.loss_fn
 
     def preprocess(self, batch: Batch) -> Batch:
         return batch

@@ -17,7 +17,7 @@ from ctl.data.source import Batch, Data
 from ctl.errors import UsageError
 from ctl.hardware import coordinator, garbage, strategies
 from ctl.replica.arithmetic import precision
-from ctl.replica.arithmetic.models import raw
+from ctl.replica.arithmetic.models import adapt, raw
 from ctl.replica.measure.non_finite import NonFiniteReport
 from ctl.replica.step import xla
 from ctl.replica.step.attributes import check_known
@@ -310,7 +310,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         Returns:
             The loss of the global batch, the same on every replica.
         """
-        inner_loop, optimizer = self._ctl_loop, check_optimizer(optimizer or self.optimizer)
+        inner_loop, optimizer = self._ctl_loop, check_optimizer(adapt(optimizer or self.optimizer))
         variables = None if variables is None else raw(variables)
         is_own = inner_loop.step.attributes.overrides("regularization_losses")
         if regularization is None and variables is not None and not is_own:
