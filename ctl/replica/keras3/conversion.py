@@ -32,6 +32,7 @@ def optimizer_of(optimizer: Any) -> Any:
         return optimizer
     if "_ctl_converted" not in vars(optimizer):
         converted = _convert(optimizer)
+        object.__setattr__(converted, "_ctl_of", optimizer)  # without TensorFlow's tracking
         object.__setattr__(optimizer, "_ctl_converted", converted)
         # Only the class is replaced, so that the user's object shows and sets what is trained with.
         object.__setattr__(optimizer, "__class__", _following(type(optimizer)))  # type: ignore[arg-type]

@@ -31,6 +31,7 @@ from ctl.replica.step import hooks, metrics, observers, preparations
 from ctl.replica.step.attributes import STATELESS, Attributes, check_scope, check_stateless
 from ctl.replica.step.built_step import BuiltStep
 from ctl.replica.step.explanations import explained
+from ctl.replica.step.hooks import warn_of_model
 from ctl.replica.step.inner_loop import InnerLoop
 from ctl.replica.step.microbatches import row_count
 from ctl.replica.step.plan import make_plan
@@ -248,6 +249,8 @@ def build_step(
         parts=parts,
     )
     owner.skipped_steps = step.update.skipped_steps
+    loss_owner = type(owner) if hooks is owner else hooks.per_example_loss
+    warn_of_model(owner.model, precision.inner(owner.optimizer), loss_owner)
     return step, check_losses
 
 
@@ -407,6 +410,7 @@ def check_optimizer(optimizer: Any) -> Any:
             f"The optimizer is {shown}, but must be an optimizer of tf_keras, or a function that makes "
             "one: write for example optimizer=lambda: tf_keras.optimizers.Adam(1e-3)."
         )
+    hooks.check_optimizer(inner)
     nadam = tf_keras.optimizers.Nadam
     if isinstance(inner, nadam) and type(inner).update_step is nadam.update_step:
         # The count is a constant of the trace, and differs from variable to variable and from replica

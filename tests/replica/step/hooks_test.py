@@ -75,3 +75,53 @@ def test_disabled_eager_execution_is_one_line():
         [sys.executable, "-c", code], capture_output=True, text=True, env=child.environment()
     )
     assert "UsageError: TensorFlow's eager execution is disabled" in result.stderr
+
+
+class OwnGradients(tf_keras.optimizers.SGD):
+    def compute_gradients(self, loss, var_list, tape=None):
+        return []
+
+
+class OwnUpdate(tf_keras.optimizers.SGD):
+    def apply_gradients(self, *args, **kwargs):
+        return super().apply_gradients(*args, **kwargs)
+
+
+def test_optimizer_that_overrides_what_nothing_calls_is_rejected():
+    model = tf_keras.Sequential([tf_keras.layers.Dense(1)])
+    with pytest.raises(
+        UsageError, match="OwnGradients overrides compute_gradients, which ctl does"
+    ):
+        ctl.Step(model, OwnGradients(), lambda b, o: o[:, 0], global_batch_size=2)
+    ctl.Step(model, OwnUpdate(), lambda b, o: o[:, 0], global_batch_size=2)
+
+
+class OwnStep(tf_keras.Sequential):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+class OwnLoss(tf_keras.Sequential):
+    def compute_loss(self, x=None, y=None):
+        return y
+
+
+@pytest.mark.parametrize(
+    ("cls", "compiled", "line"),
+    [
+        (OwnStep, False, "OwnStep overrides train_step, which ctl does not call"),
+        (OwnLoss, False, ""),  # this file calls it below
+        (tf_keras.Sequential, True, "The model was compiled with an optimizer and a loss"),
+        (tf_keras.Sequential, False, ""),
+    ],
+)
+def test_training_that_a_model_defines_is_named(cls, compiled, line, caplog):
+    model = cls([tf_keras.layers.Dense(1)])
+    if compiled:
+        model.compile(optimizer="sgd", loss="mse")
+
+    def loss(batch, outputs):
+        return model.compute_loss(None, outputs)[:, 0] if cls is OwnLoss else outputs[:, 0]
+
+    ctl.Step(model, tf_keras.optimizers.SGD(), loss, global_batch_size=2)({"x": tf.ones([2, 3])})
+    assert (line in caplog.text) if line else not caplog.records

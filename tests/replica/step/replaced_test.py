@@ -129,8 +129,8 @@ def test_second_optimizer_of_keras_3_is_converted_as_the_first(replicas, tmp_pat
         trainer = one_batch.make(cls, 6, replicas)
         trainer.train(tf.constant(3))
         weights.append(trainer.second.get_weights()[0])
-        assert int(trainer.second_optimizer.iterations) == 3
+        assert trainer.second_optimizer.iterations.numpy() == 3
         path = tf.train.Checkpoint(**trainer.checkpoint_items()).write(str(tmp_path / "ckpt"))
         saved = [name for name, _ in tf.train.list_variables(path)]
         assert sum(name.startswith("second_optimizer/") for name in saved) >= 5
-    np.testing.assert_allclose(*weights, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(*weights, rtol=0, atol=1e-8)  # a rate of float32
