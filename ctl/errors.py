@@ -49,6 +49,7 @@ class NonFiniteStep(Failure):
     Args:
         report: a `ctl.replica.measure.non_finite.NonFiniteReport`.
         examples: the indices of the examples in the batch, if the data source numbers them.
+        rows: the rows of the batch whose own features or loss are not finite, if they are known.
 
     Attributes:
         step: the global step.
@@ -56,12 +57,16 @@ class NonFiniteStep(Failure):
         what: one sentence that describes the step.
     """
 
-    def __init__(self, report: Any, examples: Sequence[int] | None):
+    def __init__(self, report: Any, examples: Sequence[int] | None, rows: Sequence[int] = ()):
         self.step: int = report.step
         self.tensor: str = report.tensor
-        listed = ", ".join(map(str, (examples or [])[:_MAX_LISTED]))
-        more = ", ..." if examples and len(examples) > _MAX_LISTED else ""
-        batch = f", on the examples {listed}{more}" if examples else ""
+        named = [examples[row] for row in rows] if examples else rows
+        shown = named or examples or ()
+        listed = ", ".join(map(str, shown[:_MAX_LISTED]))
+        more = ", ..." if len(shown) > _MAX_LISTED else ""
+        kind = f"{'example' if examples else 'row'}{'s' * (len(shown) != 1)}"
+        batch = f", on the {kind} {listed}{more}" if shown else ""
+        batch += ", whose own features or loss are not finite" if rows else ""
         self.what = f"Step {report.step} {report}{batch}."
         super().__init__(
             f"{self.what} No checkpoint was saved after it: check these examples, lower the learning "

@@ -15,6 +15,7 @@ from ctl.configs.error_location import name_function
 from ctl.configs.options import TrainerOptions
 from ctl.data import distribution
 from ctl.data.autograph import convert, traced
+from ctl.data.features import check_names
 from ctl.data.input_pipeline import TrainingData
 from ctl.data.layout import Layout
 from ctl.data.source import Batch, MaskedBatch
@@ -25,7 +26,7 @@ from ctl.replica.arithmetic.models import adapt, is_layer
 from ctl.replica.arithmetic.variables import variables_of
 from ctl.replica.measure.non_finite import counter
 from ctl.replica.measure.outputs import concatenate
-from ctl.replica.step import build, preprocessing, xla
+from ctl.replica.step import build, hooks, preprocessing, xla
 from ctl.replica.step import metrics as metric_results
 from ctl.replica.step.attributes import check_scope
 from ctl.replica.step.built_step import BuiltStep
@@ -140,6 +141,10 @@ class Step:
         self.sample_weight = sample_weight or (
             lambda batch, training: preprocessing.default_sample_weight(batch)
         )
+        functions = {"loss_fn": ("batch", "outputs"), "forward": ("batch", "training")}
+        for name, given in {**functions, "sample_weight": ("batch", "training")}.items():
+            hooks.check(name, getattr(self, name), given)
+        build.check_eager()
         self.models = list(models)
         self.options = _make_options(
             model, precision=precision, on_non_finite=on_non_finite, **options
@@ -216,6 +221,8 @@ class Step:
         self._describe(batch)
         if self._built:
             return
+        if isinstance(batch, dict):
+            check_names(batch)
         distribution.check_distributed(batch, self.strategy)
         rows, row_mask = first_rows(unpack(batch), self.strategy)
         if not isinstance(rows, dict):
@@ -402,8 +409,11 @@ class _Hooks:
 
     def __init__(self, step: Step):
         self._step = step
-        self.per_example_loss = step.loss_fn
         self.update_metrics = metric_results.update_by_name
+
+    @property
+    def per_example_loss(self) -> Callable[[Batch, Any], Any]:
+        return self._step.loss_fn
 
     def preprocess(self, batch: Batch) -> Batch:
         return batch

@@ -17,7 +17,7 @@ from ctl.data.source import Batch, Data
 from ctl.errors import UsageError
 from ctl.hardware import coordinator, garbage, strategies
 from ctl.replica.arithmetic import precision
-from ctl.replica.arithmetic.models import raw
+from ctl.replica.arithmetic.models import adapt, raw
 from ctl.replica.measure.non_finite import NonFiniteReport
 from ctl.replica.step import xla
 from ctl.replica.step.attributes import check_known
@@ -300,7 +300,8 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         Args:
             batch: this replica's rows, preprocessed.
             loss_fn: micro-batch -> [rows] losses, not reduced, as for `per_example_loss`.
-            variables: the variables to train; the model's trainable variables by default.
+            variables: the variables to train; by default the model's trainable variables, and those of
+                this trainer that `per_example_loss` reads.
             optimizer: the trainer's by default. Under float16 it must be a LossScaleOptimizer.
             regularization: returns scalars to add once. By default, the penalties of the layers that
                 hold `variables`, of any model; `regularization_losses` if it is overridden, or if
@@ -309,12 +310,15 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         Returns:
             The loss of the global batch, the same on every replica.
         """
-        inner_loop, optimizer = self._ctl_loop, check_optimizer(optimizer or self.optimizer)
+        inner_loop, optimizer = self._ctl_loop, check_optimizer(adapt(optimizer or self.optimizer))
         variables = None if variables is None else raw(variables)
         is_own = inner_loop.step.attributes.overrides("regularization_losses")
         if regularization is None and variables is not None and not is_own:
             regularization = functools.partial(inner_loop.step.attributes.penalties, variables)
-        variables = self.model.trainable_variables if variables is None else variables
+        chosen = variables is not None
+        variables = (
+            inner_loop.step.attributes.trained_variables() if variables is None else variables
+        )
         check_known(optimizer, variables, self.strategy)
         # This also covers an optimizer that the trainer does not hold as an attribute.
         inner_loop.step.configure(optimizer)
@@ -326,6 +330,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
             variables=variables,
             optimizer=optimizer,
             regularization=regularization or self.regularization_losses,
+            chosen=chosen,
         ).loss
 
     def train_step(self, iterator: Any) -> None:
@@ -352,7 +357,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         inner_loop = self._ctl_loop
         inner_loop.prepare(int(num_steps))
         waiting = inner_loop.step.results.reduction_wait.active()
-        with inner_loop.report_errors(), inner_loop.step.trace_scope(), waiting:
+        with inner_loop.step.trace_scope(), inner_loop.report_errors(), waiting:
             # As in Orbit's own `train`, except that the user may freeze layers in `train_loop_begin`.
             self.train_loop_begin()
             for steps in inner_loop.step.split(int(num_steps)):

@@ -10,7 +10,7 @@ from ctl import errors
 from ctl.configs.keys import OPTION_KEYS, check_rules, check_values, flatten
 from ctl.errors import UsageError
 
-_CLIP_KEYS = {f"clip.{name}": f"optimizer.clip.{name}" for name in ("global_norm", "norm", "value")}
+CLIP_KEYS = {f"clip.{name}": f"optimizer.clip.{name}" for name in ("global_norm", "norm", "value")}
 
 
 @contextlib.contextmanager
@@ -48,7 +48,7 @@ class Clip:
         values = {
             f"optimizer.clip.{name}": bound for name, bound in dataclasses.asdict(self).items()
         }
-        with _named_by_options(_CLIP_KEYS):
+        with _named_by_options(CLIP_KEYS):
             check_values(values)
             check_rules(values)
 
@@ -240,7 +240,10 @@ class TrainerOptions:
 
     def by_key(self) -> dict[str, Any]:
         """Returns the options by the full names of the config keys that set them."""
-        return {key: getattr(self, option) for option, key in OPTION_KEYS.items()}
+        values = {key: getattr(self, option) for option, key in OPTION_KEYS.items()}
+        return values | {
+            key: getattr(self.clip, key.rpartition(".")[-1]) for key in CLIP_KEYS.values()
+        }
 
     def __post_init__(self) -> None:
         if not isinstance(self.clip, Clip):
@@ -249,7 +252,7 @@ class TrainerOptions:
             )
         values = self.by_key()
         # The checks know the keys alone: the message of a script names the option.
-        with _named_by_options(OPTION_KEYS):
+        with _named_by_options(OPTION_KEYS | CLIP_KEYS):
             check_values(values)
             check_rules(values)
         for name, factor in self.loss_weights.items():

@@ -31,6 +31,22 @@ _DAMAGED_RECORD = re.compile(rf"{DamagedRecord.__name__}: (?P<problem>.*)\.")
 _OWN_ERROR = re.compile(rf"\b(?:{UsageError.__name__}|{Failure.__name__}): (?P<line>.*)")
 
 
+# Of tf.io.parse_example and tf.io.parse_single_example.
+_SCHEMA = tuple(
+    map(
+        re.compile,
+        (
+            r"Key: (?P<name>[^,\n]+?)[.,].* Data types don't match\. Data type: (?P<found>\w+) but "
+            r"expected type: (?P<wanted>\w+)",
+            r"Key: (?P<name>[^,\n]+?)[.,].* (?:Number of \w+ values != expected|Can't parse serialized "
+            r"Example)",
+            r"Feature: (?P<name>[^(\n]+?) \(data type: \w+\) is required but could not be "
+            r"(?P<missing>found)",
+        ),
+    )
+)
+
+
 @contextlib.contextmanager
 def report_data_errors(
     kind: str,
@@ -50,6 +66,7 @@ def explain(
     kind: str,
     read_spec: Callable[[], Mapping[str, Any]],
     find_unreadable: Callable[[], str],
+    find_files: Callable[[], str] = lambda: "",
 ) -> None:
     """Raises a UsageError of one line for TensorFlow's error about corrupt or ragged data.
 
@@ -58,6 +75,7 @@ def explain(
         kind: "training" or "evaluation", for the message.
         read_spec: returns the spec of a batch, whose keys name the features.
         find_unreadable: returns the name of the example that cannot be decoded, if there is one.
+        find_files: returns the names of the files that are read, if they are known.
 
     Raises:
         UsageError: an example or a file is corrupt, or examples of different shapes cannot be batched.
@@ -96,6 +114,22 @@ def explain(
             "ctl.data.GlobalBatches(dataset.padded_batch(...))."
         ) from None
     example = find_unreadable()
+    schema = next(filter(None, (pattern.search(error.message) for pattern in _SCHEMA)), None)
+    if schema:
+        parts = schema.groupdict()
+        found, wanted = parts.get("found"), parts.get("wanted")
+        types = {"float": "float32"}
+        problem = (
+            f"is {types.get(found, found)} in the records and {types.get(wanted, wanted)} in the schema"
+            if found and wanted
+            else f"is in the schema and not in {example or 'an example'}"
+            if "missing" in parts
+            else f"has another length in {example or 'an example'} than in the schema"
+        )
+        raise UsageError(
+            f"{find_files() or f'The {kind} data'}: the feature {schema['name']} {problem}: correct the "
+            "schema."
+        ) from error
     if example:
         line = f"{example} cannot be read ({describe(error)}): replace it."
         raise UsageError(line) from error

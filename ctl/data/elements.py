@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from ctl.data import host_random
 from ctl.data.autograph import traced
-from ctl.data.features import RESERVED, name_as_features
+from ctl.data.features import RESERVED, check_names, name_as_features
 from ctl.data.source import Augment, Source
 from ctl.errors import UsageError
 
@@ -94,6 +94,7 @@ def batch_spec(spec: Any, *, is_batched: bool) -> dict[str, tf.TensorSpec]:
             f"The elements of the data are {spec}, but must be dicts, such as "
             '{"x": ..., "label": ...}, or (x, label) or (x, label, weight) of a dataset.'
         )
+    check_names(spec)
     return tf.nest.map_structure(lambda s: _feature_spec(s, is_batched, spec), spec)
 
 

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ctl.errors import UsageError
+
 RESERVED = ("label", "weight")  # the entries of a batch that are not features
 _FEATURE = "x/"  # before the name of a feature that is called like one of them
 
@@ -21,6 +23,16 @@ def select_features(batch: Mapping[str, Any]) -> dict[str, Any]:
     return {own.get(name, name): v for name, v in batch.items() if name not in RESERVED}
 
 
+def check_names(features: Mapping[Any, Any]) -> None:
+    """Raises UsageError if a feature has a name that is no string."""
+    for name in features:
+        if not isinstance(name, str):
+            raise UsageError(
+                f"A feature has the name {name!r}, but names must be strings: write for example "
+                f'"x{name}" in place of {name!r}.'
+            )
+
+
 def map_features(
     function: Callable[[str, Any], Any], features: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -30,6 +42,7 @@ def map_features(
         function: (name, value) -> new value; a target's name is "label/NAME".
         features: name -> value, or a dict of values.
     """
+    check_names(features)
 
     def apply(name: str, value: Any) -> Any:
         if isinstance(value, Mapping):

@@ -26,6 +26,7 @@ _LEAVES = {
     "cache": "cache:cache_data",
     "description": "description:describe",
     "errors": "data_errors:explain",
+    "files": "description:describe_files",
     "remote": "python_functions:without_python",
     "unreadable": "data_errors:find_unreadable",
 }
@@ -261,8 +262,13 @@ class InputPipeline:
         try:
             yield
         except tf.errors.OpError as error:
-            _open("errors")(error, kind, lambda: self.element_spec(split), find_unreadable)
+            spec, files = lambda: self.element_spec(split), lambda: self._files(split)
+            _open("errors")(error, kind, spec, find_unreadable, files)
             raise
+
+    def _files(self, split: str) -> str:
+        source = self.data(split).source
+        return _open("files")(source.files) if source and source.files else ""
 
     def copy_to_device(self, device: str) -> Arrays:
         """Returns a copy of the training examples in the memory of a device."""

@@ -31,13 +31,14 @@ class ProcessGroup:
 
     Attributes:
         is_chief: whether this process is the one that prints and writes.
+        is_single: whether this process decides alone.
     """
 
     def __init__(self, hardware: Hardware | None = None):
         self._cluster = cluster = hardware.cluster if hardware else None
         self.is_chief = hardware is None or hardware.is_chief
         # With parameter servers the chief makes every decision, and the others only serve it.
-        self._is_single = cluster is None or cluster.has_servers
+        self.is_single = cluster is None or cluster.has_servers
         self._strategy = hardware.strategy if hardware else tf.distribute.get_strategy()
         self._all_reduce = tf.function(self._sum_over_replicas, autograph=False)
         self._gather = tf.function(self._gather_from_replicas, autograph=False)
@@ -51,18 +52,18 @@ class ProcessGroup:
 
     def any_process(self, value: bool) -> bool:
         """Collective: returns, in every process, whether `value` is true in any of them."""
-        return value if self._is_single else self._sum(float(value), chief_only=False) > 0
+        return value if self.is_single else self._sum(float(value), chief_only=False) > 0
 
     def broadcast_from_chief(self, value: int) -> int:
         """Collective: returns, in every process, the chief's `value`, whose magnitude is < 2^53."""
-        return value if self._is_single else round(self._sum(float(value), chief_only=True))
+        return value if self.is_single else round(self._sum(float(value), chief_only=True))
 
     def broadcast_json_from_chief(self, value: Any) -> Any:
         """Collective: returns, in every process, the chief's `value`, which has JSON types.
 
         Keep the value small: each six bytes of its JSON text require one all-reduce.
         """
-        if self._is_single:
+        if self.is_single:
             return value
         encoded = json.dumps(value).encode()
         count = self.broadcast_from_chief(len(encoded))
@@ -85,12 +86,22 @@ class ProcessGroup:
         Returns:
             A list for each process, in the order of `members`.
         """
-        if self._is_single:
+        if self.is_single:
             return [list(values)]
         table = self._gather(tf.constant(values, tf.float64))  # [replicas, values]
         local = self._strategy.experimental_local_results(table)
         # All replicas of a process pass the same values.
         return [[float(value) for value in row] for row in local[0].numpy()[:: len(local)]]
+
+    def gather_text(self, text: str) -> list[str]:
+        """Collective: returns, in every process, the text of each process, as `gather`."""
+        encoded = text.encode()
+        size = -(-int(self.maximum(len(encoded))) // 6) * 6
+        # Six bytes are an integer below 2^53.
+        padded = encoded.ljust(size)
+        parts = [int.from_bytes(padded[i : i + 6], "big") for i in range(0, size, 6)]
+        rows = self.gather(parts)
+        return [b"".join(round(v).to_bytes(6, "big") for v in row).decode() for row in rows]
 
     def read_on_servers(self, path: str) -> dict[str, bytes]:
         """Returns the content of a file on each parameter server, by its name and host.

@@ -12,6 +12,7 @@ from ctl.optimizers import schedules
 
 INPUTS = "inputs."  # the section of config.json with the data of each split and the files of `init`
 _GROUPS = "optimizer.groups"
+_POLICY, _SPIKE = "train.on_non_finite", "train.loss_spike"  # they decide which updates are applied
 _BATCH_SIZES = ("data.global_batch_size", "data.per_replica_batch_size")
 _ONLY_TRAINING = ("optimizer.", "init.", "train.", INPUTS, *_BATCH_SIZES)
 
@@ -102,6 +103,11 @@ def _is_harmless(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bo
             )
             for each in (own, *others)
         )
+    policy, factor = old.get(_POLICY), old.get(_SPIKE)
+    if key == _POLICY:  # a run that stops has applied the updates that any other policy applies
+        return policy == "stop"
+    if key == _SPIKE:  # and it would have stopped at a larger spike
+        return policy == "stop" and bool(factor) and not 0 < new[_SPIKE] < factor
     if key.startswith(INPUTS):  # the best checkpoint and early stopping compare evaluations
         split = key.split(".")[1]
         return split not in ("train", "init") and not new.get("train.best.metric")

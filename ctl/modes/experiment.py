@@ -6,7 +6,6 @@ import functools
 import inspect
 import os
 import re
-from typing import Any
 
 from ml_collections import config_dict
 import tensorflow as tf
@@ -14,11 +13,13 @@ import tensorflow as tf
 from ctl import errors, optimizers
 from ctl.configs import durations, group_values, keys, loading, overrides
 from ctl.configs.keys import OPTION_KEYS
-from ctl.configs.options import Section, TrainerOptions
+from ctl.configs.options import CLIP_KEYS, Section, TrainerOptions
 from ctl.errors import UsageError
 from ctl.evaluator import StandardEvaluator
 from ctl.hardware import selection
+from ctl.hardware.collectives import ProcessGroup
 from ctl.hardware.strategies import StrategyOptions
+from ctl.modes import workers
 from ctl.replica.step.inner_loop import loop_of
 from ctl.trainer import StandardTrainer
 
@@ -88,12 +89,15 @@ def build(
     options = TrainerOptions.from_config(config)
     _check_class(trainer_class, config.trainer)
     optimizer = optimizers.FromConfig(functools.partial(resolve_durations, config))
-    trainer = trainer_class(
-        strategy=hardware.strategy,
-        global_batch_size=config.data.global_batch_size,
-        optimizer=optimizer,
-        options=options,
-    )
+    processes = ProcessGroup(hardware)
+    workers.compare_programs(processes, config, trainer_class)
+    with workers.comparing_variables(processes):
+        trainer = trainer_class(
+            strategy=hardware.strategy,
+            global_batch_size=config.data.global_batch_size,
+            optimizer=optimizer,
+            options=options,
+        )
     if not hasattr(trainer, "options"):
         raise UsageError(
             f"__init__ of {config.trainer} does not call super().__init__(**arguments)."
@@ -109,6 +113,7 @@ def build(
             splits=config.eval.splits,
         )
         evaluator.check_data()
+    workers.compare_trainers(processes, trainer)
     _check_unread_keys(options, config, trainer_class)
     return Experiment(config, hardware, trainer, evaluator, optimizer)
 
@@ -149,13 +154,10 @@ def _check_optimizer_is_used(
     if optimizer.called:
         return
     default, values = overrides.flatten(keys.defaults()), overrides.flatten(config)
+    options = {**OPTION_KEYS, **CLIP_KEYS}.values()
     for key, value in values.items():
         # The trainer itself reads its options, whoever makes the optimizer.
-        if (
-            not key.startswith("optimizer.")
-            or key in OPTION_KEYS.values()
-            or key.startswith("optimizer.clip")
-        ):
+        if not key.startswith("optimizer.") or key in options:
             continue
         if value != default.get(key):
             raise UsageError(
@@ -179,30 +181,6 @@ def _check_class(trainer_class: type, name: str) -> None:
             "accept **arguments only, pass them to super().__init__, and read further values from "
             "self.options.model."
         ) from None
-    for method, base in inspect.getmembers(StandardTrainer, inspect.isfunction):
-        own = inspect.getattr_static(trainer_class, method)
-        if method[0] == "_" or own is base or not inspect.isfunction(own):
-            continue
-        positional = [
-            p for p in inspect.signature(base).parameters.values() if p.kind < p.VAR_POSITIONAL
-        ]
-        required = [p.name for p in positional if p.default is p.empty]
-        try:
-            _bind(own, [p.name for p in positional])
-        except TypeError:
-            try:  # an override may leave out what has a default
-                _bind(own, required)
-            except TypeError as error:
-                given = ", ".join(required[1:])
-                raise UsageError(
-                    f"{name}.{method} cannot be called with ({given}): {error}."
-                ) from None
-
-
-def _bind(function: Any, names: Sequence[str]) -> None:
-    """Raises TypeError if a method cannot be called with arguments of these names."""
-    named = {name: None for name in names if name == "training"}
-    inspect.signature(function).bind(*(name for name in names if name not in named), **named)
 
 
 def _check_spelling(trainer_class: type, name: str, missing: Sequence[str]) -> None:

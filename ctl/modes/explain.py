@@ -51,7 +51,7 @@ def _describe(experiment: Experiment, actions: Sequence[Action]) -> str:
     hardware, trainer = experiment.hardware, experiment.trainer
     inner_loop = loop_of(trainer)
     layout, parameters = inner_loop.plan.layout, inner_loop.step.attributes.parameter_count()
-    parts = trainer.options.micro_batches
+    trained, parts = inner_loop.step.attributes.trained_variables(), trainer.options.micro_batches
     micro_batches = f", each in {parts} micro-batches" if parts > 1 else ""
     with attention.observe() as observed:
         memory = _describe_memory(experiment)
@@ -70,7 +70,7 @@ def _describe(experiment: Experiment, actions: Sequence[Action]) -> str:
         "clip": trainer.options.clip,
         "optimizer": _describe_optimizer(trainer.optimizer, trainer.options.optimizer_groups),
         "schedule": _describe_learning_rate(experiment),
-        "variables": f"{len(trainer.model.trainable_variables)} trainable, {parameters:,} parameters",
+        "variables": f"{len(trained)} trainable, {parameters:,} parameters",
         **memory,
         "actions": "; ".join(map(_describe_action, actions)) or "none",
     }
@@ -90,7 +90,7 @@ def _describe_reduction(experiment: Experiment) -> str:
         return "none: one replica"
     copies = max(1, options.logical_shards)  # each shard's sum is sent by itself
     width = 2 if options.all_reduce_dtype else 0  # a 16-bit dtype
-    variables = trainer.model.trainable_variables
+    variables = loop_of(trainer).step.attributes.trained_variables()
     size = sum(copies * v.shape.num_elements() * (width or v.dtype.size) for v in variables)
     text = f"SUM all-reduce, {_mib(size)} in {options.all_reduce_dtype or plan.dtype.name}"
     groups = strategies.bucket_bytes(experiment.hardware.strategy)

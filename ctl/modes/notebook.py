@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import functools
+import json
 import math
 import numbers
 import operator
@@ -17,7 +18,6 @@ from ml_collections import config_dict
 from ctl import optimizers
 from ctl.configs import durations, overrides, validation
 from ctl.configs import flags as command_line
-from ctl.configs.keys import OPTION_KEYS
 from ctl.errors import Failure, UsageError, print_line
 from ctl.evaluator import StandardEvaluator
 from ctl.hardware import engines, selection, strategies
@@ -320,14 +320,17 @@ def _wrap(trainer: StandardTrainer) -> Experiment:
         model=_to_dict(trainer.options.model),
         loss_weights=dict(trainer.options.loss_weights),
     )
-    with config.ignore_type():
-        for option, key in OPTION_KEYS.items():
+    with config.unlocked(), config.ignore_type():
+        config.data.update(_to_dict(trainer.options.data))
+        for key, value in trainer.options.by_key().items():
             path, _, name = key.rpartition(".")
             section = operator.attrgetter(path)(config) if path else config
-            section[name] = getattr(trainer.options, option)
+            section[name] = value
         config.optimizer.name = f"{type(inner).__module__}:{type(inner).__name__}"
         if not callable(inner._learning_rate):
             config.optimizer.learning_rate = float(inner.learning_rate.numpy())
+        # All that its constructor got, such as a schedule or a momentum.
+        config.optimizer.arguments = json.loads(json.dumps(inner.get_config(), default=str))
     name = strategies.strategy_name(trainer.strategy)
     hardware = selection.Hardware(trainer.strategy, name, "the trainer's own")
     make: Callable[[int | None], Any] = lambda examples: config  # noqa: E731 - never called

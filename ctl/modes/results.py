@@ -1,22 +1,17 @@
 """Computes the entries of result.json."""
 
 from collections.abc import Sequence
-import importlib.metadata
-import logging
 from typing import Any
 
 import tensorflow as tf
-import tf_keras
 
 from ctl.hardware import host
 from ctl.loop import json_files
 from ctl.loop.controller import Controller
 from ctl.loop.workdir import Workdir
 from ctl.modes.experiment import Experiment
+from ctl.modes.workers import versions
 from ctl.replica.step.inner_loop import loop_of
-from ctl.version import find_version
-
-_PACKAGES = ("tf-models-official", "numpy")
 
 # A run that an action has ended continues if one of these keys changes.
 _KEYS_OF_STOPS = ("train.best.", "train.max_duration:", "eval.", "actions:")
@@ -72,7 +67,7 @@ def make_result(experiment: Experiment, controller: Controller, seconds: float) 
         "seconds": seconds,
         "strategy": experiment.hardware.name,
         "replicas": loop_of(experiment.trainer).plan.layout.replicas,
-        "versions": _versions(),
+        "versions": versions(),
         "host": host.describe_kernels(tf.config.threading.get_intra_op_parallelism_threads()),
         **({"stopped": stopped} if stopped else {}),
         **controller.actions.results(),
@@ -83,17 +78,3 @@ def read_training(workdir: Workdir) -> dict[str, Any]:
     """Reads the training results of an earlier process, for one that only evaluated."""
     names = ("train", "examples_per_second", "flops_per_step", "model_flops_utilization")
     return {name: value for name, value in workdir.result().items() if name in names}
-
-
-def _versions() -> dict[str, str]:
-    # TensorFlow's package has another name on each kind of hardware: tensorflow_cpu, tensorflow_tpu.
-    # The wheel of ctl has a copy of tf_keras, which is no package of its own.
-    versions = {
-        "ctl": find_version(), "tensorflow": tf.__version__, "tf_keras": tf_keras.__version__
-    }  # fmt: skip
-    for name in _PACKAGES:
-        try:
-            versions.setdefault(name, importlib.metadata.version(name))
-        except importlib.metadata.PackageNotFoundError:
-            logging.getLogger("ctl").debug("%s is not installed as a package", name)
-    return versions

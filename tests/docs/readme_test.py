@@ -15,6 +15,7 @@ import tf_keras
 
 import ctl
 from ctl import main
+from ctl.modes.check import CHECKS
 from tests.docs.pages import blocks
 from tests.support import child
 from tests.support.experiments import read_result
@@ -125,6 +126,10 @@ def test_first_run_trains_a_model_of_keras_3(folder, tmp_path, monkeypatch, caps
     monkeypatch.setattr("keras.datasets.mnist.load_data", lambda: (arrays, arrays))
     assert main.run(["ctl", "digits.py", "--config.train.steps=20"]) == 0
     assert read_result(tmp_path / "runs/digits")["eval"]["examples"] == TEST_EXAMPLES
+    # The labels are uint8. The comparison of replicas needs a process with several CPUs.
+    checks = ",".join(each.replace(" ", "_") for each in CHECKS)
+    assert main.run(["ctl", "check", "digits.py", f"--checks={checks}"]) == 0
+    assert "a uniform guess among 10 classes" in capsys.readouterr().out
 
 
 def test_picture_of_the_first_run_has_the_lines_that_are_printed():

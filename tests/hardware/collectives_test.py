@@ -50,7 +50,7 @@ def test_a_collective_gives_every_replica_the_same_answer(replicas):
     """A group of one process, made to run the collectives that several processes would."""
     hardware = selection.build("mirrored", StrategyOptions(logical_devices=replicas))
     processes = ProcessGroup(hardware)
-    processes._is_single = False
+    processes.is_single = False
     check_answers(processes)
 
 

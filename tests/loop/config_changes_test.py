@@ -28,6 +28,7 @@ HARMFUL = {
     "optimizer.warmup_steps", "optimizer.decay_steps", "optimizer.momentum",
     "optimizer.weight_decay", "optimizer.clip.global_norm", "optimizer.clip.norm",
     "optimizer.clip.value", "optimizer.weight_decay_exclude", "optimizer.ema_decay", "optimizer.groups",
+    "train.loss_spike",
 }  # fmt: skip
 
 
@@ -61,6 +62,24 @@ def test_every_key_is_harmless_or_harmful(name):
     else:
         assert changes.lines == {name: f"{name}: {KEYS[name]!r} -> {value!r}"}
         assert changes.harmful == [name] * (name in HARMFUL)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "harmful"),
+    [
+        ({}, dict(on_non_finite="skip"), False),  # the advice after such a step
+        (dict(on_non_finite="skip"), dict(on_non_finite="stop"), True),
+        (dict(on_non_finite="ignore"), dict(on_non_finite="skip"), True),
+        (dict(loss_spike=3.0), dict(loss_spike=4.0), False),
+        (dict(loss_spike=3.0), {}, False),
+        (dict(loss_spike=3.0), dict(loss_spike=2.0), True),
+        ({}, dict(loss_spike=2.0), True),
+        (dict(on_non_finite="skip", loss_spike=3.0), dict(on_non_finite="skip"), True),
+    ],
+)
+def test_what_decides_on_updates_may_change_only_if_no_update_was_left_out(before, after, harmful):
+    changes = compare(config(train=before), config(train=after))
+    assert len(changes.lines) == 1 and bool(changes.harmful) == harmful
 
 
 @pytest.mark.parametrize(

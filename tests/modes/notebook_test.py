@@ -1,5 +1,7 @@
 """ctl.Run: the bits of the program, the history, and a learning rate that is set between calls."""
 
+import dataclasses
+import functools
 import json
 import math
 import pathlib
@@ -14,9 +16,12 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.configs import loading, overrides
+from ctl.configs.keys import OPTION_KEYS
+from ctl.errors import UsageError
 from ctl.hardware import strategies
+from ctl.loop.config_changes import ConfigChanges, changes_updates
 from ctl.loop.lock import RunLock
-from ctl.modes import DONE, train
+from ctl.modes import DONE, notebook, train
 from tests.support import experiments, reference_model
 
 KEYS = {"train.steps": 30, "train.steps_per_loop": 5, "eval.interval": 10}
@@ -146,6 +151,66 @@ def test_run_of_a_trainer_records_its_config(tmp_path, monkeypatch):
     assert saved["trainer"] == "tests.support.reference_model:ReferenceTrainer"
     assert saved["data.global_batch_size"] == 7 and saved["optimizer.learning_rate"] == 0.125
     assert saved["optimizer.name"].endswith(":SGD")
+
+
+# Each option with another value, and what the value requires.
+CHANGES = {
+    "seed": 3, "precision": "bfloat16", "loss_scale": 8.0, "xla": "off", "fused_attention": "off",
+    "placement": "device", "logical_shards": 4, "allow_unkeyed_random": True,
+    "allow_row_coupling": True, "all_reduce_dtype": "bfloat16", "compression": "float16",
+    "micro_batches": 2, "shard_state": True, "clip": ctl.Clip(norm=0.5),
+    "loss_weights": {"a": 2.0}, "on_non_finite": "skip", "loss_spike": 3.0, "norms": "global",
+    "histogram_interval": 10, "ema_decay": 0.9, "weight_decay_exclude": ["*bias*"],
+    "optimizer_groups": [{"variables": "*", "frozen": True}], "prefetch": 3, "cache": "memory",
+    "data": {"dir": "x"}, "model": {"width": 3},
+}  # fmt: skip
+NEEDS = {"placement": {"xla": "loop"}, "loss_scale": {"precision": "float16"}}
+
+
+@functools.cache
+def _trainer():
+    return reference_model.make_trainer(testing.make_strategy(1), 8)
+
+
+def _record(trainer, options):
+    trainer.options = ctl.TrainerOptions(**options)
+    return json.loads(json.dumps(notebook._wrap(trainer).config.to_dict()))
+
+
+@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(ctl.TrainerOptions)])
+def test_a_changed_option_of_a_trainer_is_the_change_of_a_config(field):
+    needs, options = NEEDS.get(field, {}), _trainer().options
+    try:
+        before, after = (
+            _record(_trainer(), needs | change) for change in ({}, {field: CHANGES[field]})
+        )
+    finally:
+        _trainer().options = options
+    changes = ConfigChanges(overrides.flatten(before), after)
+    key = {"clip": "optimizer.clip.norm", "data": "data.dir", "model": "model.width"}.get(
+        field, "loss_weights.a" if field == "loss_weights" else OPTION_KEYS.get(field)
+    )
+    assert [*changes.lines] == [key]
+    assert changes.harmful == [key] * changes_updates(key, after) * (field != "on_non_finite")
+
+
+def test_run_of_a_trainer_with_another_option_or_optimizer_does_not_resume(tmp_path):
+    def make(clip=0.5, **arguments):
+        trainer = reference_model.make_trainer(
+            testing.make_strategy(1),
+            8,
+            clip=ctl.Clip(global_norm=clip),
+            optimizer=lambda: tf_keras.optimizers.SGD(0.1, **arguments),
+        )
+        return ctl.Run(trainer, tmp_path / "run", print_lines=False)
+
+    with make() as run:
+        run.train(steps=1)
+    with pytest.raises(UsageError, match=r"optimizer.clip.global_norm: 0.5 -> 0.0"):
+        make(clip=0.0)
+    with pytest.raises(UsageError, match=r"optimizer.arguments.momentum: 0.0 -> 0.9"):
+        make(momentum=0.9)
+    make().close()
 
 
 def test_ipython_shows_one_line(make, monkeypatch, capsys):

@@ -397,7 +397,7 @@ normalized = functools.partial(
 )
 masked = functools.partial(Mistake, loop_base=loop_gallery.Masked, batch_sizes=FIVE)
 MISTAKES = [
-    Mistake(ReducedTwice, KERNEL + TWICE, causes.REDUCED_TWICE),
+    Mistake(ReducedTwice, KERNEL + TWICE, causes.REDUCED_TWICE, batch_sizes=(8, 5)),
     Mistake(LocalMean, KERNEL + TWICE, TWICE_PADDING, batch_sizes=(8, 5), loop_cause=SUMMED),
     Mistake(Averaged, KERNEL + HALF, causes.AVERAGED),
     Mistake(MeanOfMeans, UNEVEN_KERNEL, AVERAGED, batch_sizes=FIVE),
@@ -479,6 +479,7 @@ MISTAKES = [
         causes.REDUCED_TWICE,
         trainer_base=gallery.Adversarial,
         loop_base=None,
+        batch_sizes=(8, 5),
     ),
 ]
 OF_TRAINERS = [mistake for mistake in MISTAKES if mistake.trainer_base]

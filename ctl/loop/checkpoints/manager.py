@@ -11,6 +11,7 @@ from ctl.loop.checkpoints.files import read_notes, report_write_errors
 from ctl.loop.reporter import Reporter
 from ctl.loop.timing import Every, Timer
 from ctl.replica.measure.non_finite import first_non_finite_variable
+from ctl.replica.step.inner_loop import loop_of
 from ctl.trainer import StandardTrainer
 
 
@@ -74,7 +75,8 @@ class CheckpointManager:
         # A step may make weights infinite with finite gradients. Saving them would replace the
         # checkpoint to go back to.
         if self._trainer.options.on_non_finite != "ignore":
-            variable = first_non_finite_variable(self._trainer.model.trainable_variables)
+            trained = loop_of(self._trainer).step.attributes.trained_variables()
+            variable = first_non_finite_variable(trained)
             if variable:
                 raise Failure(
                     f"{variable} is not finite after step {step}, which is not saved: lower the "

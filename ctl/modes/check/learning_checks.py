@@ -124,7 +124,8 @@ def check_gradients(factory: TrainerFactory) -> Outcome:
             FAIL if len(unchanged) == len(variables) else WARNING,
             f"{len(unchanged)} of {len(variables)} trainable variables do not change: "
             f"{list_some(_name_by_model(trainer, unchanged, variables))}",
-            "let the loss depend on them, or set trainable=False on their layers",
+            "let the loss depend on them and an update train them, or set trainable=False on their "
+            "layers, or on a variable of the trainer",
         )
     for text in onednn.find(op for graph in list_graphs(trainer) for op in graph.get_operations()):
         return Outcome(WARNING, text, onednn.FIX)
@@ -260,4 +261,4 @@ def _count_classes(
     if weights is not None and weights.shape == label.shape:
         label = label[weights > 0]
     count = int(outputs.shape[-1])
-    return count if count > 1 and label.max(initial=-1) < count else None
+    return count if count > 1 and label.max(initial=0) < count else None  # it may be unsigned

@@ -27,6 +27,7 @@ from ctl.modes.check.trainer_factory import Rows, TrainerFactory
 from ctl.private.tensorflow import context
 from ctl.replica.parts.part import DEPENDS_ON_SPLIT
 from ctl.testing import check_replica_equivalence, split_cpu
+from ctl.testing.diagnosis import causes
 from ctl.testing.equivalence_report import NotComparable, Report
 from ctl.testing.splits import default_batch_sizes
 from ctl.trainer import StandardTrainer
@@ -120,7 +121,10 @@ def _judge(
     # The first report of a difference; without any, one report of all splits.
     compared = tuple(split for report in reports for split in report.compared)
     every = dataclasses.replace(reports[-1], compared=compared)
-    report = next((report for report in reports if not report.equivalent), every)
+    failed = [report for report in reports if not report.equivalent]
+    # An uneven batch may show the cause that an even one does not.
+    vague = (causes.MEANS_OR_TWICE, causes.LOSS, causes.UNKNOWN)
+    report = next((each for each in failed if each.cause not in vague), (failed or [every])[0])
     return describe_report(report, notes=notes, left_out=left_out)
 
 

@@ -121,5 +121,5 @@ def _package_of(value: Any) -> Any:
 @functools.lru_cache(1024)  # each training loop asks for every attribute of the trainer
 def _find_package(classes: tuple[type, ...]) -> str:
     """Returns the package of `_PACKAGES` that a class is from; "" if it is from none."""
-    names = (each.__module__.partition(".")[0] for each in classes)
+    names = (str(each.__module__).partition(".")[0] for each in classes)
     return next((name for name in names if name in _PACKAGES), "")

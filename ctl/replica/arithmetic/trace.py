@@ -52,6 +52,7 @@ class UpdateTrace:
         micro_batches: the micro-batches, in order.
         gradients: the gradients of each micro-batch.
         metrics: the ops of each micro-batch's metrics.
+        chosen: whether the user has chosen the variables to train.
     """
 
     inputs: list[tf.Tensor]
@@ -59,6 +60,7 @@ class UpdateTrace:
     micro_batches: list[MicroBatchTrace] = dataclasses.field(default_factory=list)
     gradients: list[Sequence[Any]] = dataclasses.field(default_factory=list)
     metrics: list[Sequence[Any]] = dataclasses.field(default_factory=list)
+    chosen: bool = False
 
 
 @dataclasses.dataclass
@@ -87,10 +89,10 @@ class Trace:
     results: Any = None
     losses_only: bool = False
 
-    def begin_update(self, inputs: Any) -> None:
+    def begin_update(self, inputs: Any, *, chosen: bool = False) -> None:
         """Records the tensors that the micro-batches of an update are cut from."""
         self._structure = inputs
-        self.updates.append(UpdateTrace(symbolic([inputs.batch, inputs.weights])))
+        self.updates.append(UpdateTrace(symbolic([inputs.batch, inputs.weights]), chosen=chosen))
 
     def enter_function(self, inputs: Any) -> None:
         """Records the same structure inside the function that computes the micro-batches."""

@@ -6,6 +6,7 @@ metrics keep a part of their sums on each replica without adding them up.
 
 from collections.abc import Iterator
 import contextlib
+import functools
 from typing import Any
 
 import tensorflow as tf
@@ -29,6 +30,43 @@ def optimizer_of(optimizer: Any) -> Any:
     """
     if not detection.is_keras3(optimizer, "Optimizer"):
         return optimizer
+    if "_ctl_converted" not in vars(optimizer):
+        converted = _convert(optimizer)
+        object.__setattr__(converted, "_ctl_of", optimizer)  # without TensorFlow's tracking
+        object.__setattr__(optimizer, "_ctl_converted", converted)
+        # Only the class is replaced, so that the user's object shows and sets what is trained with.
+        object.__setattr__(optimizer, "__class__", _following(type(optimizer)))  # type: ignore[arg-type]
+    return vars(optimizer)["_ctl_converted"]
+
+
+@functools.cache
+def _following(cls: Any) -> type:
+    """Returns a class of optimizers whose rate and count are those of the tf_keras optimizer."""
+
+    class Following(cls):
+        @property
+        def learning_rate(self) -> Any:
+            return self._ctl_converted.learning_rate
+
+        @learning_rate.setter
+        def learning_rate(self, rate: Any) -> None:
+            self._ctl_converted.learning_rate = _schedule_of(rate)
+
+        @property
+        def iterations(self) -> Any:
+            return self._ctl_converted.iterations
+
+    Following.__name__, Following.__module__ = cls.__name__, cls.__module__
+    return Following
+
+
+def _schedule_of(rate: Any) -> Any:
+    schedules = tf_keras.optimizers.schedules
+    is_schedule = detection.is_keras3(rate, "LearningRateSchedule")
+    return _make(rate, schedules, _config(rate, schedules)) if is_schedule else rate
+
+
+def _convert(optimizer: Any) -> Any:
     config = _config(optimizer, tf_keras.optimizers)
     for name, option in _OPTIONS.items():
         if config.pop(name, None) is not None:
@@ -46,8 +84,7 @@ def optimizer_of(optimizer: Any) -> Any:
             "The optimizer of Keras 3 is built, and its slot variables cannot be used: make a new one."
         )
     if isinstance(config.get("learning_rate"), dict):
-        rate, schedules = private.learning_rate_of(optimizer), tf_keras.optimizers.schedules
-        config["learning_rate"] = _make(rate, schedules, _config(rate, schedules))
+        config["learning_rate"] = _schedule_of(private.learning_rate_of(optimizer))
     return _make(optimizer, tf_keras.optimizers, config)
 
 

@@ -23,7 +23,8 @@ def adapt(value: Any) -> Any:
             tf.Variable.
     """
     if not is_layer(value):
-        return value
+        # Further optimizers of a trainer, too.
+        return conversion.optimizer_of(value)
     backend = sys.modules["keras"].backend.backend()
     if backend != "tensorflow":
         raise UsageError(

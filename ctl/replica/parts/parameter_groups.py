@@ -17,6 +17,7 @@ from ctl.errors import UsageError, list_some
 from ctl.optimizers import FromConfig
 from ctl.replica.arithmetic import precision
 from ctl.replica.arithmetic.gradients import optimizers_of
+from ctl.replica.arithmetic.held_variables import Held
 from ctl.replica.arithmetic.variables import variables_of
 from ctl.replica.parts import grouped_optimizer
 from ctl.replica.parts.part import Part
@@ -54,7 +55,7 @@ class ParameterGroups(Part):
         groups = self.options.optimizer_groups
         others = [
             (_make_optimizer(groups[i]["optimizer"], i, make, source), variables)
-            for i, variables in with_optimizers(models[""], groups).items()
+            for i, variables in with_optimizers(models, groups).items()
         ]
         if others:
             grouped_optimizer.attach(optimizer, others)
@@ -75,6 +76,16 @@ class ParameterGroups(Part):
         check_patterns(models, self.options)
         # Only once: a trainer may unfreeze layers later, and `trainer.model` was frozen when built.
         new = {k: model for k, model in models.items() if k and model not in self._seen}
+        for name, model in new.items() if self._seen else ():
+            own = [
+                _group_of(names, self.options.optimizer_groups)
+                for _, names in _names({name: model})
+            ]
+            if isinstance(model, Held) and any(group.get("optimizer") for group in own):
+                raise UsageError(
+                    f"optimizer.groups has an optimizer for self.{name.partition('/')[0]}, which was "
+                    "set after the optimizer was built: set it in build_model."
+                )
         freeze(new, self.options)
         self._freeze_until(new)
         self._seen = {*models.values()}
@@ -250,12 +261,13 @@ def configure(optimizer: Any, models: Models, options: TrainerOptions) -> None:
 
 
 def with_optimizers(
-    model: tf_keras.Model, groups: Sequence[Mapping[str, Any]]
+    models: Models, groups: Sequence[Mapping[str, Any]]
 ) -> dict[int, list[tf.Variable]]:
     """Returns the groups that have an optimizer.
 
     Args:
-        model: the model that the optimizer of the trainer updates.
+        models: the models by name, as for `freeze`; the optimizer of the trainer updates the first one,
+            and what is trained with it.
         groups: `optimizer.groups`.
 
     Returns:
@@ -264,8 +276,10 @@ def with_optimizers(
     Raises:
         UsageError: there are none, so that the optimizer would have no effect.
     """
-    names = {id(variable): own for variable, own in _names({"": model})} if groups else {}
-    members = [(v, _group_of(names.get(id(v), ()), groups)) for v in model.trainable_variables]
+    own = {name: model for name, model in models.items() if not name or isinstance(model, Held)}
+    names = {id(variable): every for variable, every in _names(own)} if groups else {}
+    trained = [variable for model in own.values() for variable in model.trainable_variables]
+    members = [(v, _group_of(names.get(id(v), ()), groups)) for v in trained]
     result = {
         i: [variable for variable, own in members if own is group]
         for i, group in enumerate(groups)

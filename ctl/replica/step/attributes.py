@@ -1,6 +1,6 @@
 """The models, optimizers and variables that an object, such as a trainer, holds in its attributes."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -9,6 +9,7 @@ import tf_keras
 from ctl.errors import UsageError, list_some
 from ctl.hardware import strategies
 from ctl.replica.arithmetic import models, precision
+from ctl.replica.arithmetic.held_variables import Held, build_again, trainable_variables_of
 from ctl.replica.arithmetic.snapshot import Assignable
 from ctl.replica.arithmetic.variables import moving_statistics, variables_of
 from ctl.replica.step import preparations
@@ -29,10 +30,20 @@ class Attributes:
     Args:
         owner: holds `model`, `optimizer`, `metrics`, `global_step` and `skipped_steps`, and possibly
             more models, optimizers and variables: a `StandardTrainer`.
+        find_read: returns those of some variables that the losses depend on; None if the losses cannot
+            be traced.
     """
 
-    def __init__(self, owner: Any):
+    def __init__(
+        self,
+        owner: Any,
+        find_read: Callable[[Sequence[tf.Variable]], list[tf.Variable] | None] = lambda _: [],
+    ):
         self.owner = owner
+        self._find_read = find_read
+        # Attributes that are no models, and are trained with `model`.
+        self._held: dict[str, Held] = {}
+        self._searched: set[int] = set()
         self._keyed: set[str] = set()
 
     @property
@@ -63,10 +74,70 @@ class Attributes:
         return list(self.named_models().values())
 
     def named_models(self) -> dict[str, tf_keras.Model]:
-        """Returns every model by its attribute, as "name/index"; `trainer.model` is the first, as ""."""
+        """Returns every model by its attribute, as "name/index"; `trainer.model` is the first, as "".
+
+        What is trained with it is seen as further models, such as a variable that the loss reads.
+        """
         # Excludes TensorFlow's own records of the attributes, which hold the same models.
         others = {k: m for k, m in self._other_models() if not k.startswith("_self_")}
-        return {"": self.model, **others}
+        return {"": self.model, **others, **self._held}
+
+    def trained_variables(self) -> list[tf.Variable]:
+        """Returns the variables that the step trains, unless `minimize` gets others."""
+        held = [v for each in self._held.values() for v in each.trainable_variables]
+        return [*self.model.trainable_variables, *held] if held else self.model.trainable_variables
+
+    def frozen_variables(self) -> list[tf.Variable]:
+        """Returns the variables of the layers that are not trained."""
+        built = [model for model in self.models() if model.built]
+        trained = {id(v) for model in built for v in model.trainable_variables}
+        return [v for model in built for v in variables_of(model) if id(v) not in trained]
+
+    def find_held(self, *, final: bool = False) -> bool:
+        """Finds variables outside of models that the losses read; returns whether there are new ones.
+
+        They may be set at any time before the first update.
+
+        Args:
+            final: whether losses that cannot be traced now are not tried again.
+        """
+        in_models = {id(v) for m in self.models() if m.built for v in variables_of(m)}
+        candidates: dict[str, list[tf.Variable]] = {}
+        values: dict[str, Any] = {}
+        for name, value in self._values():
+            variables = [v for v in trainable_variables_of(value) if id(v) not in in_models]
+            if variables and not name.startswith("_self_"):
+                candidates[name], values[name] = variables, value
+        every = {id(v): v for variables in candidates.values() for v in variables}
+        if every.keys() <= self._searched:
+            return False
+        read = self._find_read(list(every.values()))
+        # A loss may need attributes that a subclass sets after the constructor.
+        self._searched |= every.keys() if final or read is not None else set()
+        ids = {id(variable) for variable in read or ()}
+        for name, variables in candidates.items():
+            if any(id(v) in ids for v in variables):
+                self._held[name] = Held(values[name])
+                ids -= {id(v) for v in variables}  # of an attribute that holds the same variable
+        return bool(read)
+
+    def add_held(self) -> None:
+        """Lets the optimizer train what `find_held` finds.
+
+        Raises:
+            UsageError: a variable was set too late, or outside of the strategy's scope.
+        """
+        if not self.find_held(final=True):
+            return
+        variables, optimizer = self.trained_variables(), self.optimizer
+        if optimizer.iterations > 0:
+            raise UsageError(
+                f"{list_some(unknown_variables(optimizer, variables))}, which the loss reads, became an "
+                "attribute after the first update: set it in the constructor or in build_model."
+            )
+        check_scope(variables, self.owner.strategy)
+        with self.owner.strategy.scope():
+            build_again(optimizer, variables)
 
     def parameter_count(self) -> int:
         """Returns the number of parameters of all models."""
@@ -150,8 +221,7 @@ class Attributes:
 
     def check_slot_variables(self) -> None:
         """Raises UsageError if the optimizer has no slot variables for a trainable variable."""
-        variables = self.model.trainable_variables
-        unknown = unknown_variables(self.optimizer, variables)
+        unknown = unknown_variables(self.optimizer, self.trained_variables())
         if unknown:
             raise UsageError(
                 f"{list_some(unknown)} became trainable after the trainer was built, so the optimizer "

@@ -22,15 +22,16 @@ from ctl.data.source import Batch
 from ctl.errors import UsageError, type_name
 from ctl.hardware import garbage, strategies
 from ctl.optimizers import FromConfig
-from ctl.replica.arithmetic import loss, models, precision, row_mask
+from ctl.replica.arithmetic import held_variables, loss, models, precision, row_mask
 from ctl.replica.arithmetic.trace import Trace
 from ctl.replica.graphs import custom_gradients
 from ctl.replica.measure.non_finite import counter
 from ctl.replica.parts.part import Part, open_parts
-from ctl.replica.step import metrics, observers, preparations
+from ctl.replica.step import hooks, metrics, observers, preparations
 from ctl.replica.step.attributes import STATELESS, Attributes, check_scope, check_stateless
 from ctl.replica.step.built_step import BuiltStep
 from ctl.replica.step.explanations import explained
+from ctl.replica.step.hooks import warn_of_model
 from ctl.replica.step.inner_loop import InnerLoop
 from ctl.replica.step.microbatches import row_count
 from ctl.replica.step.plan import make_plan
@@ -55,6 +56,8 @@ def build_trainer(trainer: Any, optimizer: Any, base: Any) -> InnerLoop:
     Raises:
         UsageError: the options cannot compute the right update with this model, data or strategy.
     """
+    hooks.check_methods(type(trainer), base)
+    check_eager()
     custom_gradients.free_with_their_graphs()
     options: TrainerOptions = trainer.options
     pipeline = InputPipeline(
@@ -78,8 +81,8 @@ def build_trainer(trainer: Any, optimizer: Any, base: Any) -> InnerLoop:
         trainer.metrics = metrics.prepare(trainer.build_metrics())
         trainer.global_step = counter("global_step")
         spec = pipeline.element_spec()
-        hooks = ("sample_weight", "preprocess", "replica_step", "train_step")
-        if all(getattr(type(trainer), hook) is getattr(base, hook) for hook in hooks):
+        names = ("sample_weight", "preprocess", "replica_step", "train_step")
+        if all(getattr(type(trainer), name) is getattr(base, name) for name in names):
             default_sample_weight(spec)
         groups = durations.resolve_groups(
             options.optimizer_groups,
@@ -178,6 +181,42 @@ def build_step(
         for observer in observers.load():
             observer.check_losses(step, losses, trace_again, name)
 
+    def read_losses(batch: Batch) -> list[tf.Tensor]:
+        """Returns the losses of a batch; [] if they cannot be traced yet."""
+        if function is None:
+            trace(batch)
+            return [value for each in traces for value in each.values]
+        reports: list[Trace] = []
+
+        def compute(batch: Batch) -> None:
+            reports.append(Trace(batch, losses_only=True))
+            with row_mask.examples(
+                count=row_count(batch),
+                seed=options.seed,
+                allow_unkeyed=options.allow_unkeyed_random,
+                trace=reports[-1],
+            ):
+                convert(function)(preprocess(hooks, batch))
+
+        with contextlib.suppress(Exception):  # the step reports it
+            owner.strategy.run(compute, args=(batch,))
+        updates = [each for report in reports for each in report.updates if not each.chosen]
+        return [x for update in updates for part in update.micro_batches for x in part.losses]
+
+    def find_read(candidates: Sequence[tf.Variable]) -> list[tf.Variable] | None:
+        """Returns the variables that the losses depend on; None if they cannot be traced yet."""
+        kept, results = traces.copy(), []
+        traces.clear()
+
+        def search(batch: Batch) -> None:
+            compute = functools.partial(read_losses, batch)
+            results.append(held_variables.find_read(candidates, compute, owner.strategy))
+
+        with precision.scope(options.precision), owner.strategy.scope():
+            create_variables(search, data.spec)
+        traces[:] = kept
+        return results[0]
+
     # Creates the variables of the model's first call, too: a checkpoint is restored, and slots are
     # created, before the first step.
     with report_rejected_features(data.spec) if is_default else contextlib.nullcontext():
@@ -189,7 +228,9 @@ def build_step(
         update = functools.partial(trace, updates_metrics=True)
         create_variables(lambda batch: owner.strategy.run(update, args=(batch,)), data.spec)
     parts = open_parts(options)
-    _prepare_optimizer(owner, parts, complete=complete, source=source)
+    attributes = Attributes(owner, find_read)
+    attributes.find_held()
+    _prepare_optimizer(attributes, parts, complete=complete, source=source)
     plan = make_plan(
         owner.options,
         strategy=owner.strategy,
@@ -200,7 +241,7 @@ def build_step(
     )
     step = BuiltStep(
         plan,
-        Attributes(owner),
+        attributes,
         hooks,
         function=function,
         global_step=owner.global_step,
@@ -208,11 +249,16 @@ def build_step(
         parts=parts,
     )
     owner.skipped_steps = step.update.skipped_steps
+    loss_owner = type(owner) if hooks is owner else hooks.per_example_loss
+    warn_of_model(owner.model, precision.inner(owner.optimizer), loss_owner)
     return step, check_losses
 
 
-def _prepare_optimizer(owner: Any, parts: Sequence[Part], *, complete: bool, source: Any) -> None:
+def _prepare_optimizer(
+    attributes: Attributes, parts: Sequence[Part], *, complete: bool, source: Any
+) -> None:
     """Applies the parts to a built model and its optimizer, and creates the slot variables."""
+    owner = attributes.owner
 
     def prepare_slots(optimizer: Any) -> Any:
         for part in parts:
@@ -220,7 +266,7 @@ def _prepare_optimizer(owner: Any, parts: Sequence[Part], *, complete: bool, sou
         return optimizer
 
     prepare_slots(owner.optimizer)
-    models = Attributes(owner).named_models()
+    models = attributes.named_models()
     for part in parts:
         part.prepare(
             models,
@@ -231,8 +277,8 @@ def _prepare_optimizer(owner: Any, parts: Sequence[Part], *, complete: bool, sou
         )
     # One replica can train what was built outside of its scope, but TensorFlow makes no slots for it.
     if owner.strategy.num_replicas_in_sync > 1 or not getattr(owner.optimizer, "_built", False):
-        check_scope(owner.model.trainable_variables, owner.strategy)
-    owner.optimizer.build(owner.model.trainable_variables)
+        check_scope(attributes.trained_variables(), owner.strategy)
+    owner.optimizer.build(attributes.trained_variables())
 
 
 # Model and optimizer, as functions of the seed and the precision.
@@ -268,6 +314,15 @@ def check_before_model(
     if options.recompute not in (None, "", "blocks"):
         value = options.recompute
         raise UsageError(f"model.recompute is {value!r}, but must be 'blocks', or '' for none.")
+
+
+def check_eager() -> None:
+    """Raises a UsageError if TensorFlow's eager execution is switched off for the process."""
+    if not tf.compat.v1.executing_eagerly_outside_functions():
+        raise UsageError(
+            "TensorFlow's eager execution is disabled in this process: remove "
+            "tf.compat.v1.disable_eager_execution() or disable_v2_behavior()."
+        )
 
 
 @contextlib.contextmanager
@@ -355,6 +410,7 @@ def check_optimizer(optimizer: Any) -> Any:
             f"The optimizer is {shown}, but must be an optimizer of tf_keras, or a function that makes "
             "one: write for example optimizer=lambda: tf_keras.optimizers.Adam(1e-3)."
         )
+    hooks.check_optimizer(inner)
     nadam = tf_keras.optimizers.Nadam
     if isinstance(inner, nadam) and type(inner).update_step is nadam.update_step:
         # The count is a constant of the trace, and differs from variable to variable and from replica

@@ -7,10 +7,13 @@ import logging
 from typing import Any
 
 import tensorflow as tf
+import tf_keras
 
 from ctl.data.autograph import convert
 from ctl.errors import LateUsageError, UsageError
 from ctl.replica.arithmetic import precision, row_mask
+from ctl.replica.arithmetic.gradients import optimizers_of
+from ctl.replica.arithmetic.models import inner
 from ctl.replica.arithmetic.snapshot import Snapshot
 from ctl.replica.arithmetic.trace import Trace
 from ctl.replica.parts.part import Part
@@ -25,6 +28,11 @@ from ctl.replica.step.preprocessing import call_sample_weight, preprocess
 from ctl.replica.step.update import Update, UpdateResult
 
 _LOG = logging.getLogger("ctl")
+# Functions that a trace contains, of a trainer or of a `ctl.Step`, whoever sets them on the object.
+_FUNCTIONS = (
+    "loss_fn", "preprocess", "forward", "per_example_loss", "sample_weight", "regularization_losses",
+    "update_metrics",
+)  # fmt: skip
 _UNSAVED = (
     "%s assigns a variable that the trainer or ctl.Step does not hold: it is in no checkpoint, and a "
     "skipped step does not restore it. Make it an attribute of the trainer or step, of a layer or of a "
@@ -84,7 +92,9 @@ class BuiltStep:
         self.attributes = attributes
         self.hooks = hooks
         self.parts = parts
-        self.update = Update(plan, global_step, attributes.assignable, parts)
+        self.update = Update(
+            plan, global_step, attributes.assignable, parts, attributes.frozen_variables
+        )
         self.results = LoopResults(plan, self.update, attributes)
         self._function = function or self.update_model
         self._global_step = global_step
@@ -96,7 +106,7 @@ class BuiltStep:
         self._layers: tuple[Any, ...] = ()
         self._optimizers: tuple[Any, ...] = ()
         self._state: Any = None
-        model = attributes.model
+        model = self._model = attributes.model
         for part in parts:
             part.create(plan, model)
         # The step is traced later, so it draws by row from the first step on.
@@ -204,7 +214,7 @@ class BuiltStep:
             hooks.per_example_loss,
             forward=functools.partial(hooks.forward, training=True),
             sample_weight=call_sample_weight(hooks, batch, training=True),
-            variables=attributes.model.trainable_variables,
+            variables=attributes.trained_variables(),
             optimizer=attributes.optimizer,
             regularization=hooks.regularization_losses,
         )
@@ -262,6 +272,7 @@ class BuiltStep:
         Raises:
             UsageError: a variable is trainable that the optimizer does not know.
         """
+        self._check_replaced()
         if search:
             self._search()
         if self._state is not None and self._state == self._read_state():
@@ -335,7 +346,32 @@ class BuiltStep:
             (freezing(layer), [_size(each) for each in layer._self_tracked_trackables])
             for layer in self._layers
         ]
-        return layers, self._optimizers, self.attributes.optimizer, self.results.measures_waiting
+        rates = [each._learning_rate for o in self._optimizers for each in optimizers_of(o)]
+        rates = [rate for rate in rates if not isinstance(rate, tf.Variable)]  # schedules
+        own = [getattr(self.attributes.owner, name, None) for name in _FUNCTIONS]
+        used = (self._optimizers, self.attributes.optimizer, rates, self.results.measures_waiting)
+        return layers, used, own, {**self.attributes.metrics}
+
+    def _check_replaced(self) -> None:
+        """Raises UsageError if an object was replaced by one that the built step cannot use."""
+        owner, optimizer = self.attributes.owner, precision.inner(self.attributes.optimizer)
+        if owner.global_batch_size != self.plan.layout.global_batch_size:
+            raise UsageError(
+                f"global_batch_size was {self.plan.layout.global_batch_size} when the step was built, "
+                f"and is {owner.global_batch_size} now: make a new trainer or ctl.Step."
+            )
+        if self._state is not None and inner(self.attributes.model) is not inner(self._model):
+            raise UsageError(
+                "The model was replaced after a step, but the optimizer has slot variables for the "
+                "first one: assign weights (set_weights), or make a new trainer or ctl.Step."
+            )
+        schedule = tf_keras.optimizers.schedules.LearningRateSchedule
+        is_schedule = isinstance(getattr(optimizer, "_learning_rate", None), schedule)
+        if is_schedule and not hasattr(optimizer, "_current_learning_rate"):
+            raise UsageError(
+                "learning_rate of the optimizer was set to a schedule after the optimizer was made: "
+                "pass the schedule to its constructor, or set numbers."
+            )
 
     # Models, checkpoints and descriptions.
 
@@ -345,6 +381,7 @@ class BuiltStep:
         Raises UsageError if a pattern of the options has no effect on any of them.
         """
         self.attributes.key_new_models(self.plan.options.seed)
+        self.attributes.add_held()
         models = self.attributes.named_models() if self.parts else {}
         for part in self.parts:
             part.add_models(models)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 import contextlib
 import functools
+import pkgutil
 from typing import Any
 
 import orbit
@@ -10,13 +11,14 @@ import orbit
 from ctl.data.input_pipeline import InputPipeline
 from ctl.data.source import Source
 from ctl.errors import NonFiniteStep, UsageError
-from ctl.replica.measure.non_finite import NonFiniteReport
+from ctl.replica.measure.non_finite import SPIKE, NonFiniteReport
 from ctl.replica.step.built_step import BuiltStep
 from ctl.replica.step.compiled_loop import compile_loop
 from ctl.replica.step.explanations import explained
 from ctl.replica.step.microbatches import first_rows, unpack
 
 _MOST_READ = 16  # batches of a dataset that are read for one batch of the checks
+_FIND_ROWS = "ctl.replica.step.bad_rows:find_non_finite"  # imported for a step that is not finite
 _RESERVED = "self.{name} belongs to orbit.StandardTrainer: give your attribute another name."
 
 
@@ -111,7 +113,10 @@ class InnerLoop:
         report = recorder.take() if recorder else None
         if report and self.plan.options.on_non_finite != "skip":
             batch_size = self.plan.layout.global_batch_size
-            raise NonFiniteStep(report, self.pipeline.example_indexes(batch_size, report.step))
+            is_spike = report.tensor == SPIKE
+            rows = () if is_spike else pkgutil.resolve_name(_FIND_ROWS)(self, report.step)
+            indexes = self.pipeline.example_indexes(batch_size, report.step)
+            raise NonFiniteStep(report, indexes, rows)
         return report
 
     @contextlib.contextmanager

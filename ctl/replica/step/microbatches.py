@@ -15,6 +15,7 @@ from ctl.data.source import Batch, MaskedBatch
 from ctl.errors import UsageError
 from ctl.replica.arithmetic import gradients, loss, precision, row_mask
 from ctl.replica.arithmetic.gradients import Gradient
+from ctl.replica.arithmetic.held_variables import Untrained
 from ctl.replica.arithmetic.snapshot import Assignable, Snapshot
 from ctl.replica.graphs import order
 from ctl.replica.step import metrics
@@ -101,6 +102,8 @@ class MicroBatches:
         factors: name of a loss -> its factor in the sum.
         assignable: variables that a forward pass may assign. Each micro-batch starts with the values
             before the first one, so that they are assigned once.
+        untrained: names further variables that the loss depends on; None if the user has chosen
+            `variables`.
     """
 
     count: int
@@ -115,6 +118,7 @@ class MicroBatches:
     compiled: bool = False
     factors: Mapping[str, float] = dataclasses.field(default_factory=lambda: loss.SINGLE)
     assignable: Assignable = dataclasses.field(default_factory=Assignable)
+    untrained: Untrained | None = None
 
     def __call__(self, inputs: Inputs) -> Contributions:
         """Computes the contributions; call it in a replica context.
@@ -215,7 +219,12 @@ class MicroBatches:
                 # Only what is differentiated is scaled; the reported loss is not.
                 if inputs.loss_scale is not None:
                     terms = [term * inputs.loss_scale for term in terms]
-            new, *others = [tape.gradient(term, self.variables) for term in terms]
+            more = self.untrained.find(tape, self.variables) if self.untrained else []
+            count = len(self.variables)
+            new, *others = [tape.gradient(term, [*self.variables, *more]) for term in terms]
+            if self.untrained:
+                self.untrained.warn(more, new[count:])
+            new, *others = [values[:count] for values in (new, *others)]
             new = zero_without_rows(new, mask, rows)
             new = gradients.accumulate([new, *others]) if others else new
             examples.trace.add_gradients(new)

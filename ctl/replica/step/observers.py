@@ -20,6 +20,7 @@ OBSERVERS = (
     "row_coupling:RowCoupling",
     "metric_rows:MetricRows",
     "copies:Copies",
+    "inactive_layers:InactiveLayers",
 )
 
 

@@ -5,7 +5,7 @@ unscales, checks and clips the gradients of the global batch, decides whether to
 applies it on all replicas or on none.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import functools
 import logging
@@ -17,6 +17,7 @@ from ctl.errors import UsageError
 from ctl.hardware import devices, strategies
 from ctl.replica.arithmetic import gradients, loss, precision, reduction, row_mask, waits
 from ctl.replica.arithmetic.gradients import Gradient
+from ctl.replica.arithmetic.held_variables import Untrained
 from ctl.replica.arithmetic.snapshot import Assignable, Snapshot
 from ctl.replica.measure.losses import LossMeans
 from ctl.replica.measure.non_finite import (
@@ -71,6 +72,7 @@ class Update:
         global_step: scalar int64, the number of consumed batches.
         assignable: returns the variables that the code of the user may assign.
         parts: what the options add to an update.
+        frozen: returns the variables of layers that are not trained.
 
     Attributes:
         skipped_steps: int64 variable, the number of updates that were not applied.
@@ -89,8 +91,10 @@ class Update:
         global_step: tf.Variable,
         assignable: Callable[[], Assignable] = Assignable,
         parts: Sequence[Part] = (),
+        frozen: Callable[[], Iterable[tf.Variable]] = tuple,
     ):
         self.parts = parts
+        self._untrained = Untrained(frozen)
         self._assignable = assignable
         self._plan = plan
         self._global_step = global_step
@@ -115,6 +119,7 @@ class Update:
         variables: Sequence[tf.Variable],
         optimizer: Any,
         regularization: Callable[[], Sequence[tf.Tensor]],
+        chosen: bool = False,
     ) -> UpdateResult:
         """Computes the update and applies it; call it in a replica context, on every replica.
 
@@ -129,6 +134,7 @@ class Update:
             optimizer: a tf_keras optimizer. Steps that overflow are skipped if it is a
                 LossScaleOptimizer.
             regularization: returns the scalars that are added to the loss once.
+            chosen: whether the user has chosen `variables`, so that the loss may depend on others.
 
         Returns:
             The loss, the micro-batches, and whether the update was applied.
@@ -155,13 +161,14 @@ class Update:
             factors=self._factors,
             assignable=self._assignable(),
             compiled=plan.compiles_micro_batches,
+            untrained=None if chosen or rows.trace.losses_only else self._untrained,
         )
         inputs = Inputs(
             batch, rows.row_mask, weights, denominators, rows.first_row, rows.step, loss_scale
         )
-        rows.trace.begin_update(inputs)
+        rows.trace.begin_update(inputs, chosen=chosen)
         snapshot = Snapshot([])
-        if plan.xla == "gradients":
+        if plan.xla == "gradients" and not rows.trace.losses_only:
             # A micro-batch cannot read the other rows, with or without XLA.
             may_retry = plan.options.xla == "auto" and plan.micro_batches == 1
             contributions = compute_by_xla(compute, inputs, rows, may_retry=may_retry)

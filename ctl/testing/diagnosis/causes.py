@@ -13,7 +13,13 @@ OPTIMIZER = (
 # The loss and its gradient.
 REDUCED_TWICE = (
     "The gradients are summed over the replicas twice: call apply_gradients with "
-    "experimental_aggregate_gradients=False. A sum of the replicas' means has the same factor."
+    "experimental_aggregate_gradients=False."
+)
+# Even splits show no difference between these two.
+MEANS_OR_TWICE = (
+    "The replicas' gradients are summed, but each is that of the mean over the replica's own rows; or "
+    "they are summed twice. Divide the sum of the losses by the rows of the global batch. If the loss "
+    "is divided so already, call apply_gradients with experimental_aggregate_gradients=False."
 )
 AVERAGED = (
     "Each replica's share of the global loss is averaged over the replicas, or divided by their "
@@ -35,6 +41,11 @@ DENOMINATOR = (
     "The rows count {times} times as much as on one replica, so the denominator of the loss depends on "
     "the split: divide by the rows of the global batch, or first reduce the value that you divide by."
 )
+PYTHON = (
+    "The rows of each replica have a factor of their own, also if all rows are equal: {times}. Code in "
+    "Python, such as a counter, runs once for each replica, while the step is traced: use a tf.Variable "
+    "such as self.global_step in place of it, and not the number of the replica."
+)
 CLIPPED = (
     "Gradients are clipped before they are summed over the replicas: every update has the norm "
     "{norm:.4g} on one replica, but {times} times this norm here. Clip the summed gradients."
@@ -52,7 +63,8 @@ PER_EXAMPLE = (
     "from that row alone. A loss over pairs compares each row with ctl.replica.all_gather(values)."
 )
 LOSS = (
-    "The updates are right, but the step returns one replica's share of the loss, or a mean of them: "
+    "The updates are the same on the splits that were compared, but the step returns one replica's "
+    "share of the loss, or a mean of them: "
     "return the sum of the replicas' losses, each divided by the rows of the global batch."
 )
 LOSS_SCALE = (

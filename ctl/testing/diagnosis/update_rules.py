@@ -58,7 +58,27 @@ def _explain_parts(evidence: Evidence, differences: Sequence[Difference]) -> str
         terms = attempt(functools.partial(evidence.subject.terms, each.batch, reference.names))
         if terms and (solution := solve(terms, record, reference)):
             coefficients[each] = solution
-    return explain_coefficients(coefficients, split) if split in coefficients else None
+    cause = explain_coefficients(coefficients, split) if split in coefficients else None
+    unexplained = causes.DENOMINATOR.partition("{")[0]
+    if cause and cause.startswith(unexplained) and _differs_for_equal_rows(evidence, split):
+        factors = cause.removeprefix(unexplained).partition(" times")[0]
+        return causes.PYTHON.format(times=factors)
+    return cause
+
+
+def _differs_for_equal_rows(evidence: Evidence, split: Split) -> bool:
+    """Returns whether replicas count differently that have the same rows, and as many.
+
+    A loss that is divided by something of the replica's rows is then the same on all replicas.
+    """
+    if split.replicas < 2 or not split.even:
+        return False
+    subject = evidence.subject.select([0] * evidence.subject.count)
+    one = subject.start(split.reference).record(steps=1)
+    several = subject.start(split).record(one.names, steps=1)
+    factor = common_factor(several.flat_update(), one.flat_update(), _CLOSE)
+    usual = (1, split.replicas, 1 / split.replicas)
+    return factor is not None and all(abs(factor / each - 1) > _CLOSE for each in usual)
 
 
 def solve(terms: Terms, record: Record, reference: Record) -> Coefficients | None:
@@ -128,7 +148,7 @@ def explain_coefficients(coefficients: Mapping[Split, Coefficients], split: Spli
         return cause
     if _all_close(first.rows, first.rows[0]):
         known = {split.micro_batches: causes.MICRO_BATCH, 1 / split.replicas: causes.AVERAGED}
-        known[split.replicas] = causes.REDUCED_TWICE
+        known[split.replicas] = causes.REDUCED_TWICE if uneven else causes.MEANS_OR_TWICE
         matches = (k for k in known if k != 1 and abs(first.rows[0] / k - 1) < _CLOSE)
         return known.get(next(matches, 0))
     sizes = _micro_batch_sizes(split)
@@ -182,7 +202,10 @@ def _explain_other_model(differences: Sequence[Difference]) -> Finding | None:
     same_split = [d for d in differences if (d.split, d.step) == (first.split, first.step)]
     same_split = [d for d in same_split if d.factor is not None]
     replicas = first.split.replicas
-    for factor, cause in ((replicas, causes.REDUCED_TWICE), (1 / replicas, causes.AVERAGED)):
+    of_uneven = [d for d in differences if not d.split.even and d.name == first.name]
+    is_twice = any(d.has_factor(d.split.replicas) for d in of_uneven)
+    twice = causes.REDUCED_TWICE if is_twice else causes.MEANS_OR_TWICE
+    for factor, cause in ((replicas, twice), (1 / replicas, causes.AVERAGED)):
         if same_split and all(d.has_factor(factor) for d in same_split):
             return same_split[0], cause
     return None

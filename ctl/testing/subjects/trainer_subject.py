@@ -261,7 +261,7 @@ def compute_terms(trainer: StandardTrainer, names: Sequence[Names]) -> Terms:
         trainer: the trainer on one replica.
         names: `Record.names` of another run.
     """
-    variables = trainer.model.trainable_variables
+    variables = loop_of(trainer).step.attributes.trained_variables()
     rows, row_mask = _first_batch(trainer)
 
     @traced

@@ -9,6 +9,7 @@ import tensorflow as tf
 import ctl
 from ctl.data import batching, distribution, sampler
 from ctl.data.data_errors import report_data_errors
+from ctl.data.input_pipeline import InputPipeline
 from ctl.data.kinds import kind_of
 from ctl.data.layout import Layout
 from ctl.errors import Failure
@@ -243,3 +244,36 @@ def test_skipping_requires_reading_by_python(pattern):
     gather = source.without_python().gather
     message = one_line(gather, tf.constant([0], tf.int64))
     assert "skip_damaged=True requires an input pipeline that does not run on a remote" in message
+
+
+@pytest.mark.parametrize(
+    ("feature", "line"),
+    [
+        (
+            tf.io.FixedLenFeature([3], tf.float32),
+            "is int64 in the records and float32 in the schema",
+        ),
+        (tf.io.FixedLenFeature([4], tf.int64), "has another length in example "),
+    ],
+)
+@pytest.mark.parametrize("together", [True, False])
+def test_schema_that_does_not_fit_the_records_is_named(feature, line, together, tmp_path):
+    values = tf.train.Feature(int64_list=tf.train.Int64List(value=[1, 2, 3]))
+    example = tf.train.Example(features=tf.train.Features(feature={"x": values}))
+    path = str(tmp_path / "a.tfrecord")
+    with tf.io.TFRecordWriter(path) as writer:
+        for _ in range(4):
+            writer.write(example.SerializeToString())
+    schema = {"x": feature}
+    parse = schema if together else lambda record: tf.io.parse_single_example(record, schema)
+    pipeline = InputPipeline(
+        lambda split, context: ctl.data.records(path, parse),
+        strategy=tf.distribute.get_strategy(), seed=0, prefetch=0,
+    )  # fmt: skip
+    reports = pipeline.report_errors("training", "train", lambda: pipeline.example_indexes(2, 0))
+    with pytest.raises(ctl.UsageError) as error, reports:
+        next(iter(pipeline.training_dataset(2, start=0)))
+    assert str(error.value).startswith("a.tfrecord (") and "the feature x " + line in str(
+        error.value
+    )
+    assert str(error.value).endswith(": correct the schema.")

@@ -22,7 +22,7 @@ def coefficients(rows, **terms):
 @pytest.mark.parametrize(
     ("split", "rows", "cause"),
     [
-        (EVEN, [2, 2, 2, 2], causes.REDUCED_TWICE),
+        (EVEN, [2, 2, 2, 2], causes.MEANS_OR_TWICE),
         (EVEN, [0.5] * 4, causes.AVERAGED),
         (ACCUMULATED, [2] * 4, causes.MICRO_BATCH),
         (UNEQUAL_PARTS, [5 / 2, 5 / 2, 5 / 3, 5 / 3, 5 / 3], causes.MICRO_BATCH),
@@ -43,6 +43,8 @@ def test_rows(split, rows, cause):
 def test_uneven_split_decides_between_causes_that_are_equal_on_even_ones():
     found = {EVEN: coefficients([0.5] * 4), UNEVEN: coefficients([5 / 6] * 3 + [5 / 4] * 2)}
     assert update_rules.explain_coefficients(found, EVEN) == causes.OWN_ROWS.format(how="averaged")
+    twice = {EVEN: coefficients([2] * 4), UNEVEN: coefficients([2] * 5)}
+    assert update_rules.explain_coefficients(twice, EVEN) == causes.REDUCED_TWICE
 
 
 def test_penalty():

@@ -1,0 +1,143 @@
+"""Trainable variables outside of the models: which of them the losses depend on."""
+
+from collections.abc import Callable, Iterable, Sequence
+import gc
+import logging
+from typing import Any
+import weakref
+
+import tensorflow as tf
+import tf_keras
+
+from ctl.errors import list_some
+from ctl.replica.arithmetic import models
+from ctl.replica.arithmetic.gradients import Gradient, optimizers_of
+from ctl.replica.arithmetic.snapshot import Snapshot
+from ctl.replica.graphs.assignments import find_assignments
+
+_LOG = logging.getLogger("ctl")
+
+
+class Held(tf_keras.layers.Layer):
+    """A variable, layer or module that a trainer holds beside its models, seen as one more model.
+
+    So it is averaged, grouped and compressed as the models are.
+
+    Args:
+        value: the variable, layer or `tf.Module`.
+    """
+
+    def __init__(self, value: Any):
+        super().__init__(name="held")
+        self.built = True
+        if not isinstance(value, tf_keras.layers.Layer):
+            layer = tf_keras.layers.Layer(name="value")  # which a group can freeze
+            layer.value = value
+            value = layer
+        self.inner = value
+
+
+def trainable_variables_of(value: Any) -> list[tf.Variable]:
+    """Returns the trainable variables of an attribute that is no model, optimizer or metric."""
+    if models.is_foreign(value):  # a variable of Keras 3
+        value = next(iter(models.raw([value])), None)
+    if isinstance(value, tf.Variable):
+        variables = [value]
+    elif isinstance(value, tf_keras.Model) and hasattr(models.inner(value), "fit"):
+        return []  # such as a teacher: a model is trained if `minimize` gets its variables
+    elif isinstance(value, tf.Module) and not isinstance(value, tf_keras.metrics.Metric):
+        variables = value.trainable_variables if getattr(value, "built", True) else []
+    else:
+        return []
+    return [v for v in variables if v.trainable and v.dtype.real_dtype.is_floating]
+
+
+def find_read(
+    candidates: Sequence[tf.Variable],
+    compute: Callable[[], Sequence[tf.Tensor]],
+    strategy: tf.distribute.Strategy,
+) -> list[tf.Variable] | None:
+    """Returns the variables that tensors depend on; None without tensors. Call it while tracing.
+
+    Variables that the same code assigns are left out, such as the moving centers of a loss.
+
+    Args:
+        candidates: the variables.
+        compute: computes the tensors.
+        strategy: the strategy of the variables.
+    """
+    copies = [strategy.experimental_local_results(variable)[0] for variable in candidates]
+    snapshot, graph = Snapshot(copies), tf.compat.v1.get_default_graph()
+    handles = [graph.capture(copy.handle) for copy in copies]
+    # Not by a tape, which tf.init_scope stops: ctl.Step is built in one.
+    values = compute()
+    if not values:
+        return None
+    gradients, assigned = tf.gradients(values, handles), snapshot.assigned()
+    return [
+        variable
+        for variable, copy, gradient in zip(candidates, copies, gradients, strict=True)
+        if gradient is not None and id(copy) not in assigned
+    ]
+
+
+def build_again(optimizer: Any, variables: Sequence[tf.Variable]) -> None:
+    """Makes an optimizer that has not updated anything create its slot variables again."""
+    for each in optimizers_of(optimizer):
+        rates = (
+            getattr(each, "_learning_rate", None),
+            getattr(each, "_current_learning_rate", None),
+        )
+        kept = {id(v) for v in (each.iterations, *rates)}
+        each._variables = [v for v in each._variables if id(v) in kept]
+        each._built = False
+        vars(each).pop("_coalesced_children", None)  # what a checkpoint has seen of the old ones
+    optimizer.build(variables)
+
+
+class Untrained:
+    """Names the variables that a loss depends on and that its update does not train.
+
+    Args:
+        frozen: returns variables that stay unchanged on purpose, such as those of frozen layers.
+    """
+
+    def __init__(self, frozen: Callable[[], Iterable[tf.Variable]]):
+        self._frozen = frozen
+        self._named: list[str] = []
+
+    def find(self, tape: tf.GradientTape, trained: Sequence[tf.Variable]) -> list[tf.Variable]:
+        """Returns the variables that a tape has watched and that are not trained.
+
+        Those of frozen layers, and those that the code of the step assigns, are left out.
+        """
+        watched = {id(v): v for v in tape.watched_variables()}
+        others = watched.keys() - {id(variable) for variable in trained}
+        others = others - {id(variable) for variable in self._frozen()} if others else others
+        if not others:
+            return []
+        # The variable of a frozen layer is still a trainable variable of TensorFlow, and a model in a
+        # closure is known to nobody: its layers are found among all objects.
+        is_layer: dict[type, bool] = dict.fromkeys(weakref.ProxyTypes, False)
+        for each in gc.get_objects():
+            if type(each) not in is_layer:
+                is_layer[type(each)] = models.is_layer(each)
+            if is_layer[type(each)] and getattr(each, "built", False):
+                held = {id(v) for v in models.raw(each.weights)}
+                others -= held - {id(v) for v in models.raw(each.trainable_weights)}
+        graph = tf.compat.v1.get_default_graph()
+        assigned = {id(each.handle) for each in find_assignments(graph.get_operations())}
+        return [v for key, v in watched.items() if key in others and id(v.handle) not in assigned]
+
+    def warn(self, variables: Sequence[tf.Variable], gradients: Sequence[Gradient]) -> None:
+        """Prints a line for the variables of `find` that have a gradient."""
+        pairs = zip(variables, gradients, strict=True)
+        names = [v.name for v, gradient in pairs if gradient is not None]
+        if names and names != self._named:
+            self._named = names
+            _LOG.warning(
+                "The loss depends on %s, which the step does not train: make it an attribute of the "
+                "trainer or of ctl.Step before the first step, or a part of the model. If it must stay "
+                "as it is, set trainable=False.",
+                list_some(names),
+            )

@@ -1,0 +1,84 @@
+"""Finds the rows of a batch that make a step fail, once it has failed."""
+
+import contextlib
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ctl.data.autograph import convert
+from ctl.data.features import flatten_features
+from ctl.data.layout import Layout
+from ctl.replica.arithmetic import loss
+from ctl.replica.step.microbatches import unpack
+
+_SMALL = 1e-3  # in place of an element of a weight that is not finite
+
+
+def read_batch(inner_loop: Any, step: int) -> Any:
+    """Returns the global batch of a step; None if it cannot be read again."""
+    plan, pipeline = inner_loop.plan, inner_loop.pipeline
+    if inner_loop.own_dataset or pipeline.data("train").in_batches:
+        return None
+    layout = Layout(plan.layout.global_batch_size, 1)
+    batch, _ = unpack(pipeline.data("train").first(layout, seed=plan.options.seed, start=step))
+    return batch
+
+
+def find_non_finite(inner_loop: Any, step: int) -> list[int]:
+    """Returns the rows whose own features or loss are not finite; [] if that is not known.
+
+    The weights may not be finite by now. In their place, small numbers are good enough: most of such
+    losses come from a logarithm or a division of the data.
+    """
+    with contextlib.suppress(Exception):  # the user's code may not run outside of a step
+        batch = read_batch(inner_loop, step)
+        floats = [np.asarray(v) for v in flatten_features(batch).values() if v.dtype.is_floating]
+        bad = _rows(floats)
+        if not bad:
+            with _finite_variables(inner_loop.step):
+                losses = _compute_losses(inner_loop.step, batch)
+            bad = _rows([np.asarray(value) for value in losses.values()])
+        return bad if len(bad) < len(tf.nest.flatten(batch)[0]) else []
+    return []
+
+
+def find_label(inner_loop: Any, step: int, value: int) -> str:
+    """Returns the name of the first example with a label, such as "example 3"; "" if not known."""
+    with contextlib.suppress(Exception):
+        labels = flatten_features({"label": read_batch(inner_loop, step)["label"]})
+        row = next(
+            int(np.argwhere(np.asarray(each) == value)[0][0])
+            for each in labels.values()
+            if (np.asarray(each) == value).any()
+        )
+        size = inner_loop.plan.layout.global_batch_size
+        indexes = inner_loop.pipeline.example_indexes(size, step)
+        return f"example {indexes[row]}" if indexes else f"row {row} of the batch of step {step}"
+    return ""
+
+
+def _rows(values: list[np.ndarray]) -> list[int]:
+    finite = [np.isfinite(v).reshape(len(v), -1).all(axis=1) for v in values]
+    return np.flatnonzero(~np.logical_and.reduce(finite)).tolist() if finite else []
+
+
+def _compute_losses(step: Any, batch: Any) -> dict[str, tf.Tensor]:
+    hooks, factors = step.hooks, step.plan.options.loss_weights or loss.SINGLE
+    with step.trace_scope(), step.rows(batch, None):
+        prepared = convert(hooks.preprocess)(batch)
+        outputs = convert(hooks.forward)(prepared, training=False)
+        return loss.compute(hooks.per_example_loss, prepared, outputs, factors)
+
+
+@contextlib.contextmanager
+def _finite_variables(step: Any) -> Any:
+    variables = [v for m in step.attributes.models() for v in m.variables if v.dtype.is_floating]
+    values = [variable.numpy() for variable in variables]
+    try:
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(np.where(np.isfinite(value), value, _SMALL))
+        yield
+    finally:
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)

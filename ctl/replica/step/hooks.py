@@ -1,0 +1,121 @@
+"""Checks that the functions of a user take the arguments that ctl passes to them."""
+
+from collections.abc import Callable, Sequence
+import contextlib
+import inspect
+import logging
+import re
+import sys
+from typing import Any
+
+from ctl.errors import UsageError
+from ctl.replica.arithmetic import models
+
+_LOG = logging.getLogger("ctl")
+_OF_OPTIMIZERS = ("compute_gradients", "minimize", "aggregate_gradients")
+_OF_MODELS = ("train_step", "compute_loss", "make_train_function")
+
+
+def check_methods(cls: type, base: type) -> None:
+    """Raises UsageError if a method of `base` is overridden with other arguments.
+
+    Args:
+        cls: the class of the user.
+        base: the class of ctl.
+    """
+    for name, method in inspect.getmembers(base, inspect.isfunction):
+        own = inspect.getattr_static(cls, name)
+        if name[0] == "_" or own is method or not inspect.isfunction(own):
+            continue
+        parameters = [
+            p for p in inspect.signature(method).parameters.values() if p.kind < p.VAR_POSITIONAL
+        ]
+        required = [p.name for p in parameters if p.default is p.empty]
+        # An override may leave out what has a default.
+        check(f"{cls.__name__}.{name}", own, [p.name for p in parameters], required)
+
+
+def check(name: str, function: Callable[..., Any], given: Sequence[str], *others: Any) -> None:
+    """Raises UsageError if a function cannot be called with arguments, or names them in another order.
+
+    Args:
+        name: the name of the function, for messages.
+        function: the function.
+        given: the names of the arguments, of which `training` is passed by its name to a method.
+        *others: the names of fewer arguments, with which it may be called, too.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a function in C
+        return
+    names = [argument for argument in given if argument != "self"]
+    own = [p.name for p in signature.parameters.values() if p.name in names]
+    if own != [argument for argument in names if argument in own]:
+        raise UsageError(
+            f"{name} takes ({', '.join(own)}), but is called with ({', '.join(names)}): write its "
+            "arguments in this order."
+        )
+    errors = []
+    for each in (given, *others):
+        by_name = dict.fromkeys(a for a in each if a == "training" and "self" in given)
+        try:
+            signature.bind(*(a for a in each if a not in by_name), **by_name)
+            return
+        except TypeError as error:
+            errors.append(str(error))
+    shown = [argument for argument in (others or [given])[-1] if argument != "self"]
+    raise UsageError(f"{name} cannot be called with ({', '.join(shown)}): {errors[-1]}.")
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Raises UsageError if a user's optimizer overrides what the step does not call."""
+    for name in _overridden(type(optimizer), _OF_OPTIMIZERS):
+        raise UsageError(
+            f"{type(optimizer).__name__} overrides {name}, which ctl does not call, because it computes "
+            "and sums the gradients itself: override apply_gradients or update_step, or change the "
+            "gradients in a ctl.Part."
+        )
+
+
+def warn_of_model(model: Any, optimizer: Any, loss: Any) -> None:
+    """Prints a line if a user's model defines how it is trained in a way that nothing calls.
+
+    Args:
+        model: the model.
+        optimizer: the optimizer that ctl trains it with.
+        loss: the function of the losses, or the trainer.
+    """
+    model = models.inner(model)
+    sources = ""
+    for module in {type(model).__module__, getattr(loss, "__module__", "")}:
+        with contextlib.suppress(OSError, TypeError, KeyError):
+            sources += inspect.getsource(sys.modules[module])
+    unused = [
+        name
+        for name in _overridden(type(model), _OF_MODELS)
+        if not re.search(rf"(?<!super\(\))\.{name}\(", sources)  # the trainer may call it
+    ]
+    if unused:
+        _LOG.warning(
+            "%s overrides %s, which ctl does not call: its step trains by per_example_loss of the "
+            "trainer, or loss_fn of ctl.Step.",
+            type(model).__name__, " and ".join(unused),
+        )  # fmt: skip
+    compiled = getattr(model, "optimizer", None)
+    if compiled is not None and compiled not in (optimizer, getattr(optimizer, "_ctl_of", None)):
+        _LOG.warning(
+            "The model was compiled with an optimizer and a loss, which ctl does not use: it trains "
+            "with those of the trainer or ctl.Step."
+        )
+
+
+def _overridden(cls: type, names: Sequence[str]) -> list[str]:
+    """Returns the methods that a user's class overrides; packages that are installed may do so."""
+    found = []
+    for each in cls.__mro__:
+        file = getattr(sys.modules.get(each.__module__), "__file__", None) or ""
+        if each.__module__.partition(".")[0] in ("tf_keras", "keras"):
+            break
+        if "site-packages" not in file and each.__module__.partition(".")[0] != "ctl":
+            found += [name for name in names if name in vars(each)]
+    return found

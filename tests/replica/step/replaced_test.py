@@ -1,0 +1,136 @@
+"""Objects that are replaced between two steps are used, or named in one line."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl.errors import UsageError
+from tests.support import one_batch
+
+X = np.random.RandomState(0).randn(16, 3)
+EXAMPLES = {"x": X, "label": X.sum(axis=1, keepdims=True) ** 2}
+SCHEDULE = tf_keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
+
+
+def squares(batch, outputs):
+    return tf.reduce_sum((batch["label"] - outputs) ** 2, axis=1)
+
+
+class Trainer(one_batch.Trainer):
+    EXAMPLES = EXAMPLES
+
+    def build_model(self):
+        return tf_keras.Sequential([tf_keras.layers.Dense(1)])
+
+    def per_example_loss(self, batch, outputs):
+        return squares(batch, outputs)
+
+
+def make_trainer():
+    trainer = Trainer(
+        strategy=one_batch.strategy(1),
+        global_batch_size=8,
+        optimizer=lambda: tf_keras.optimizers.SGD(0.01),
+        options=ctl.TrainerOptions(precision="float64"),
+    )
+    return trainer, lambda: trainer.train(tf.constant(1))
+
+
+def make_step(optimizer=None):
+    model = tf_keras.Sequential([tf_keras.layers.Dense(1, dtype="float64")])
+    model.build((None, 3))
+    optimizer = optimizer or tf_keras.optimizers.SGD(0.01)
+    step = ctl.Step(model, optimizer, squares, global_batch_size=16, precision="float64")
+    batch = {name: tf.constant(values) for name, values in EXAMPLES.items()}
+    return step, lambda: step(batch)
+
+
+@pytest.mark.parametrize("make", [make_trainer, make_step])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda owner: setattr(owner, "model", Trainer.build_model(owner)),
+            "The model was replaced after a step",
+        ),
+        (
+            lambda owner: setattr(owner, "global_batch_size", 4),
+            r"global_batch_size was (8|16) when",
+        ),
+        (
+            lambda owner: setattr(owner.optimizer, "learning_rate", SCHEDULE),
+            "learning_rate of the optimizer was set to a schedule",
+        ),
+    ],
+)
+def test_what_the_step_cannot_use_is_one_line(make, change, message):
+    owner, step = make()
+    step()
+    change(owner)
+    with pytest.raises(UsageError, match=message):
+        step()
+
+
+@pytest.mark.parametrize(
+    ("make", "name"), [(make_trainer, "per_example_loss"), (make_step, "loss_fn")]
+)
+def test_another_loss_is_used_from_the_next_step_on(make, name):
+    owner, step = make()
+    step()
+    setattr(owner, name, lambda batch, outputs: 0.0 * squares(batch, outputs))
+    before = owner.model.get_weights()[0]
+    assert float(step()["loss"] if make is make_trainer else step().loss) == 0
+    np.testing.assert_array_equal(owner.model.get_weights()[0], before)
+
+
+def test_optimizer_of_keras_3_shows_and_sets_what_is_trained_with():
+    optimizer = keras.optimizers.SGD(0.01)
+    step, run = make_step(optimizer)
+    run()
+    before = step.model.get_weights()[0]
+    optimizer.learning_rate = 0.0
+    run()
+    np.testing.assert_array_equal(step.model.get_weights()[0], before)
+    assert (int(optimizer.iterations), float(step.optimizer.learning_rate)) == (2, 0.0)
+    assert isinstance(optimizer, keras.optimizers.SGD)
+
+
+class Second(Trainer):
+    """Trains a second model by an optimizer of its own."""
+
+    package = keras
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        with self.build_scope():
+            self.second = tf_keras.Sequential(
+                [tf_keras.layers.Dense(1, kernel_initializer="ones", input_shape=(3,))]
+            )
+            self.second_optimizer = self.package.optimizers.Adam(0.01)
+
+    def replica_step(self, batch):
+        self.minimize(
+            batch,
+            lambda rows: squares(rows, self.second(rows["x"])),
+            variables=self.second.trainable_variables,
+            optimizer=self.second_optimizer,
+        )
+        return super().replica_step(batch)
+
+
+@pytest.mark.parametrize("replicas", [1, 4])
+def test_second_optimizer_of_keras_3_is_converted_as_the_first(replicas, tmp_path):
+    weights = []
+    for package in (keras, tf_keras):
+        cls = type("Second", (Second,), {"package": package})
+        trainer = one_batch.make(cls, 6, replicas)
+        trainer.train(tf.constant(3))
+        weights.append(trainer.second.get_weights()[0])
+        assert trainer.second_optimizer.iterations.numpy() == 3
+        path = tf.train.Checkpoint(**trainer.checkpoint_items()).write(str(tmp_path / "ckpt"))
+        saved = [name for name, _ in tf.train.list_variables(path)]
+        assert sum(name.startswith("second_optimizer/") for name in saved) >= 5
+    np.testing.assert_allclose(*weights, rtol=0, atol=1e-8)  # a rate of float32
