@@ -49,9 +49,9 @@ KEYS = (
              "are added to the next ones. Updates are then no longer a function of the global batch "
              'alone. With "", this is off.'),
     Key("runtime.all_reduce.bucket_mib", 0.0, least=0, harmless=True,
-        text="With several processes, reduce the gradients in groups of about this many MiB, each "
-             "as soon as the backward pass has computed it. With 0, all are reduced at once after "
-             "the backward pass."),
+        text="With several processes, reduce the gradients in packs of about this many MiB, each as "
+             "soon as the backward pass has computed it, which XLA would prevent. With 0, packs "
+             "have 32 MiB, to save memory, and may be reduced after the backward pass."),
     Key("runtime.allow_unkeyed_random", False, option="allow_unkeyed_random", harmless=True,
         text="Accept random operations that ctl cannot make a function of the seed, the step and "
              "the row, such as tf.random.uniform in a layer. The update then depends on how the "

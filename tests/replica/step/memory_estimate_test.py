@@ -1,5 +1,6 @@
 """The parts of a step's memory, counted by hand for a small model."""
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -106,6 +107,23 @@ def test_each_replica_needs_its_own_rows_and_its_own_errors_of_compressed_gradie
     assert two.parts == {"errors": two.weights}
     assert two.persistent == two.weights + two.slots + two.weights
     assert not one.parts
+
+
+def test_the_buffers_of_the_reduction_follow_the_backward_pass():
+    one, two = memory(batch=4), memory(replicas=2, batch=8)
+    # On logical devices each gradient is reduced by itself.
+    assert (one.reduction, two.reduction) == (0, 3 * WIDTH * WIDTH * FLOAT)
+    # With few rows the gradients are most of a step, and the buffers exceed its activations.
+    assert two.peak == two.persistent + two.input + two.gradients + two.reduction
+    large = dataclasses.replace(two, reduction=10 * two.gradients)
+    assert large.step_bytes(2) == two.input + 11 * two.gradients
+
+
+@pytest.mark.slow
+def test_logical_shards_are_sent_in_a_buffer_with_the_slots_of_all():
+    assert memory(replicas=2, logical_shards=4).reduction == 4 * (
+        PARAMETERS * FLOAT + 3 * WIDTH * WIDTH * FLOAT
+    )
 
 
 @pytest.mark.slow
