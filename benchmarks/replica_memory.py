@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> list[list[Any]]:
     for mode in flags.modes:
         for pack in flags.packs:
             answers = testing.run_workers(
-                replica_memory.work, mode, pack or _EVERYTHING, flags.width, flags.depth,
+                replica_memory.work, mode, pack or _EVERYTHING, flags.width, flags.depth, flags.rows,
                 timeout=600, environment={**ENVIRONMENT, "TF_ENABLE_ONEDNN_OPTS": flags.onednn},
             )  # fmt: skip
             worst = max(answers, key=lambda answer: answer["peak"])
@@ -51,7 +51,12 @@ def main(arguments: Sequence[str] | None = None) -> list[list[Any]]:
             print(rows[-1], {k: round(v) for k, v in worst.items()}, flush=True)
     if flags.result:
         titles = ("in use between steps, MiB", "peak of a step, MiB", "estimated peak, MiB")
-        columns = [("`optimizer.shard_state`", None), ("packs", None), *((t, 0) for t in titles)]
+        columns = [
+            ("rows per replica", 0),
+            ("`optimizer.shard_state`", None),
+            ("packs", None),
+            *((t, 0) for t in titles),
+        ]
         results.save(
             flags.result,
             {"peaks": results.Table(columns, rows)},
@@ -62,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> list[list[Any]]:
     return rows
 
 
-def work(mode: str, pack: float, width: int, depth: int) -> dict[str, float]:
+def work(mode: str, pack: float, width: int, depth: int, rows: int) -> dict[str, float]:
     """Trains in one worker; returns MiB: held between steps, peak of a step, its estimate; and ms."""
     import numpy as np
     import tensorflow as tf
@@ -81,8 +86,8 @@ def work(mode: str, pack: float, width: int, depth: int) -> dict[str, float]:
 
         def build_dataset(self, split: str, input_context: Any) -> Any:
             draw = np.random.default_rng(0)
-            x = draw.normal(size=(64, width)).astype(np.float32)
-            return ctl.data.arrays({"x": x, "label": draw.integers(0, 10, 64)})
+            x = draw.normal(size=(4 * rows, width)).astype(np.float32)
+            return ctl.data.arrays({"x": x, "label": draw.integers(0, 10, 4 * rows)})
 
         def per_example_loss(self, batch: Any, outputs: Any) -> Any:
             return tf.nn.sparse_softmax_cross_entropy_with_logits(batch["label"], outputs)
@@ -93,7 +98,7 @@ def work(mode: str, pack: float, width: int, depth: int) -> dict[str, float]:
     start = _status("VmRSS")
     trainer = Trainer(
         strategy=strategy,
-        global_batch_size=8,
+        global_batch_size=2 * rows,
         optimizer=lambda: tf_keras.optimizers.Adam(1e-4),
         options=ctl.TrainerOptions(
             clip=ctl.Clip(global_norm=1.0),
@@ -127,6 +132,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--packs", nargs="+", type=number, default=[None, 32.0], metavar="MIB")
     parser.add_argument("--width", type=int, default=3072)
     parser.add_argument("--depth", type=int, default=8)
+    parser.add_argument("--rows", type=int, default=4, help="of each worker's batch")
     parser.add_argument(
         "--onednn", default="0", choices=("0", "1"), help="TensorFlow's use of oneDNN"
     )

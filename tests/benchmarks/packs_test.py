@@ -25,6 +25,6 @@ def test_each_size_is_measured_at_each_rate():
 def test_one_message_needs_more_memory_than_packs_of_it():
     flags = ["--modes", "False", "--packs", "none", "4", "--width=1024", "--depth=8"]
     one, packed = replica_memory.main(flags)
-    assert [one[:2], packed[:2]] == [["`False`", "all at once"], ["`False`", "4 MiB"]]
+    assert [one[:3], packed[:3]] == [[4, "`False`", "all at once"], [4, "`False`", "4 MiB"]]
     # The gradients are 32 MiB, of which one message needs two or three copies.
-    assert one[3] - packed[3] > 32 and one[4] - packed[4] > 64
+    assert one[4] - packed[4] > 32 and one[5] - packed[5] > 64

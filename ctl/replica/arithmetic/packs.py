@@ -53,8 +53,19 @@ def buffer_bytes(strategy: tf.distribute.Strategy, sizes: Sequence[int]) -> int:
         limit = sum(sizes)
     elif isinstance(operations, tf.distribute.ReductionToOneDevice):
         limit = 0
-    largest = pack = 0
-    for each in reversed(sizes):  # as TensorFlow does
-        pack = each if pack > limit else pack + each
-        largest = max(largest, pack)
-    return _COPIES * largest
+    return _COPIES * max((sum(sizes[i] for i in pack) for pack in split(sizes, limit)), default=0)
+
+
+def split(sizes: Sequence[int], limit: int) -> list[list[int]]:
+    """Returns the numbers of the tensors of each pack, beginning with the last, as TensorFlow does.
+
+    Args:
+        sizes: the bytes of the tensors.
+        limit: a pack ends as soon as it exceeds this number of bytes.
+    """
+    packs: list[list[int]] = []
+    for i in reversed(range(len(sizes))):
+        if not packs or sum(sizes[each] for each in packs[-1]) > limit:
+            packs.append([])
+        packs[-1].append(i)
+    return packs

@@ -16,7 +16,7 @@ import tf_keras
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError, type_name
 from ctl.optimizers import CLASSES, ELEMENTWISE, arguments
-from ctl.replica.arithmetic import gradients, precision, reduction, waits
+from ctl.replica.arithmetic import gradients, packs, precision, reduction, waits
 from ctl.replica.arithmetic.gradients import Gradient
 from ctl.replica.arithmetic.slices import Slice
 from ctl.replica.parts.part import GlobalUpdate, Part
@@ -64,16 +64,27 @@ class ShardedSlots(Part):
         and freed once its slices are copied. Sparse gradients stay complete, and so do those of
         variables that another optimizer updates.
         """
-        sums, total = reduction.all_reduce(contributions, loss, dtype=self._dtype)
-        waits.observe((contributions, loss), (sums, total))
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        for i, variable in enumerate(variables):
-            layout = _layout_of(optimizer, variable)
-            if layout is not None and isinstance(sums[i], tf.Tensor):
-                sums[i] = Slice(layout.cut(sums[i], replica), layout.body)
+        context = tf.distribute.get_replica_context()
+        sizes = [_bytes(each) for each in contributions]
+        sums, totals = list(contributions), list[tf.Tensor]()
+        # One call for each pack: the results of a call exist only once all of its packs are summed.
+        for pack in packs.split(sizes, packs.size(context.strategy)):
+            share = tf.zeros_like(loss) if totals else loss
+            part, value = reduction.all_reduce(
+                [contributions[i] for i in pack], share, dtype=self._dtype
+            )
+            totals.append(value)
+            for i, each in zip(pack, part, strict=True):
+                layout = _layout_of(optimizer, variables[i])
+                sums[i] = each
+                if layout is not None and isinstance(each, tf.Tensor):
+                    # A slice of rows shares the memory of its tensor, and would keep the whole pack.
+                    own = layout.cut(each, context.replica_id_in_sync_group)
+                    sums[i] = Slice(tf.raw_ops.DeepCopy(x=own), layout.body)
+        waits.observe((contributions, loss), totals)
         if loss_scale is not None:
             sums = gradients.unscale(sums, loss_scale)
-        return GlobalUpdate(variables, sums, total)
+        return GlobalUpdate(variables, sums, totals[0])
 
     @classmethod
     def saved_bytes(cls, optimizer: Any, slots: int, replicas: int) -> int:
@@ -139,6 +150,13 @@ def held_variables(optimizer: Any) -> list[tf.Variable]:
         shards = getattr(each, "_ctl_shards", None)
         held += shards.slices.values() if shards else ()
     return held
+
+
+def _bytes(gradient: Gradient) -> int:
+    """Returns the bytes of a dense gradient that are known; sparse ones are sent by themselves."""
+    if not isinstance(gradient, tf.Tensor):
+        return 0
+    return (gradient.shape.num_elements() or 0) * gradient.dtype.size
 
 
 def _layout_of(optimizer: Any, variable: tf.Variable) -> SliceLayout | None:

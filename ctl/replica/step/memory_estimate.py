@@ -38,9 +38,10 @@ class MemoryEstimate:
     """The memory of a step on one replica, in bytes.
 
     Attributes:
-        weights: the variables of all models.
-        slots: the variables of all optimizers that one replica holds.
-        parts: the variables of the step's parts, such as the averages of the weights, by a word.
+        weights: the variables of all models; with central storage their copies, of which most exist
+            until the backward pass has read them.
+        slots: the variables of all optimizers that one replica holds; with central storage none.
+        parts: the variables of the step's parts that it holds, such as averages of weights, by a word.
         gradients: the gradients of a micro-batch.
         gradient_sum: their sum over the earlier micro-batches; 0 for a single micro-batch.
         activations: the tensors that the forward pass of a micro-batch keeps for its backward pass,
@@ -104,7 +105,8 @@ def estimate(trainer: Any) -> MemoryEstimate:
     inner_loop = trainer._ctl_loop
     if inner_loop.plan.own_train_step:
         raise UsageError("the trainer overrides train_step")
-    if strategies.spec_of(trainer.strategy).coordinated:
+    spec = strategies.spec_of(trainer.strategy)
+    if spec.coordinated:
         raise UsageError("parameter servers hold the variables, and workers run the step")
     _function, traces, batch = _trace(trainer)  # the function holds the graph
     updates = [update for update in traces[0].updates if update.gradients]
@@ -123,11 +125,12 @@ def estimate(trainer: Any) -> MemoryEstimate:
         weights=_unique_bytes(
             v for m in inner_loop.step.attributes.models() for v in variables_of(m)
         ),
-        slots=_unique_bytes(_optimizer_variables(trainer)),
+        slots=0 if spec.central else _unique_bytes(_optimizer_variables(trainer)),
         parts={
             word: _unique_bytes(variables)
             for part in inner_loop.step.parts
             for word, variables in part.variables().items()
+            if not spec.central
         },
         gradient_sum=sums * step["gradients"],
         input=batches * batch,

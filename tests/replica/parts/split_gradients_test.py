@@ -11,8 +11,9 @@ import ctl
 from ctl import testing
 from ctl.errors import UsageError
 from ctl.loop.checkpoints.checkpointer import Checkpointer
-from ctl.replica.arithmetic import gradients, slices
+from ctl.replica.arithmetic import gradients, packs, slices
 from ctl.replica.arithmetic.slices import Slice
+from ctl.replica.graphs import dataflow
 from ctl.replica.parts.replica_values import SliceLayout
 from tests.replica.parts import sharded_optimizer_test as sharded
 
@@ -76,23 +77,30 @@ def test_split_gradients_train_as_one_replica(replicas, batch, options):
 
 @functools.cache
 def traced():
-    """A trainer on two replicas, and the types of the gradients that each replica applied."""
-    types, update = [], gradients.apply
+    """A trainer on two replicas, and the gradients that each replica applied."""
+    all_applied, update = [], gradients.apply
     trainer = make(2, cls=sharded.Embedded, **CLIP)
     with pytest.MonkeyPatch.context() as patch:
 
         def apply(optimizer, applied, variables):
-            types.append([type(each) for each in applied])
+            all_applied.append(applied)
             return update(optimizer, applied, variables)
 
         patch.setattr(gradients, "apply", apply)
+        patch.setattr(packs, "BYTES", 100)  # several packs: the kernel of the head has 840 bytes
         trainer.train(tf.constant(1))
-    return trainer, types
+    return trainer, all_applied
 
 
-def test_a_replica_applies_its_slices_and_complete_sparse_gradients():
-    _, types = traced()
-    assert types and all(each == [tf.IndexedSlices, Slice, Slice] for each in types)
+def test_a_replica_applies_copies_of_its_slices_and_complete_sparse_gradients():
+    _, applied = traced()
+    assert applied
+    for sparse, *split in applied:
+        assert isinstance(sparse, tf.IndexedSlices)
+        for each in split:
+            # A slice of rows would share the memory of the complete gradient.
+            copies = [x for x in dataflow.ancestors(each.values) if x.op.type == "DeepCopy"]
+            assert isinstance(each, Slice) and each.values.shape in [x.shape for x in copies]
 
 
 @pytest.mark.slow
