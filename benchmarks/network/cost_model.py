@@ -1,11 +1,11 @@
 """A model of the time of a step: computing, and a ring all-reduce over links of one rate.
 
 Between processes on CPUs, TensorFlow 2.20 reduces dense gradients by a ring for every value of
-`CommunicationImplementation`: AUTO and NCCL select NCCL only on GPUs. ctl reduces all gradients of a
-step as one concatenated tensor. It is divided into one chunk per worker. In each of 2 (N - 1) rounds,
-every worker sends one chunk to the next worker of the ring, so that it sends 2 (N - 1) / N of the
-gradients' bytes per step (Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for
-clusters of workstations").
+`CommunicationImplementation`: AUTO and NCCL select NCCL only on GPUs. ctl reduces the gradients of a
+step as one concatenated tensor, or as several of about 32 MiB. It is divided into one chunk per worker.
+In each of 2 (N - 1) rounds, every worker sends one chunk to the next worker of the ring, so that it
+sends 2 (N - 1) / N of the gradients' bytes per step (Patarasuk and Yuan 2009, "Bandwidth optimal
+all-reduce algorithms for clusters of workstations").
 
     reducing = overhead x sent bytes / bandwidth + latency x rounds
 

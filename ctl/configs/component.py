@@ -26,7 +26,8 @@ class Key:
         name: its full name, such as "train.steps".
         default: its default; {} for a section.
         text: what it means.
-        choices: the allowed values; empty for any of the default's type.
+        choices: the allowed values, of which texts are allowed besides booleans; empty for any of the
+            default's type.
         least: the smallest number that is allowed; None for no bound.
         most: the largest integer that is allowed if `least` is set.
         bound: another condition: whether a value is allowed, and what the message requires.
@@ -50,7 +51,7 @@ class Key:
     name: str
     default: Any
     text: str = ""
-    choices: Sequence[str] = ()
+    choices: Sequence[Any] = ()
     least: int | None = None
     most: int = _MOST
     bound: tuple[Callable[[Any], bool], str] | None = None
@@ -72,6 +73,11 @@ class Key:
         return self.default == {} and not self.free
 
     @property
+    def is_mixed(self) -> bool:
+        """Whether the value is a boolean or a text."""
+        return isinstance(self.default, bool) and bool(self.choices)
+
+    @property
     def type(self) -> str:
         """boolean, integer, number, string, list, duration or free section."""
         if self.free:
@@ -81,9 +87,10 @@ class Key:
     def check(self, value: Any) -> None:
         """Raises UsageError if a value of the default's type is not allowed; the message is one line."""
         if self.choices and value not in self.choices:
-            known = {**{each: each for each in self.choices}, **self.meant}
+            shown = [str(each).lower() if each in (False, True) else each for each in self.choices]
+            known = {**{each: each for each in shown}, **self.meant}
             meant = closest(str(value), known)
-            hint = f": did you mean {meant}?" if meant else did_you_mean("", self.choices)
+            hint = f": did you mean {meant}?" if meant else did_you_mean("", shown)
             raise UsageError(f"{self.name} is {value!r}{hint}")
         if self.least is not None and isinstance(self.default, float):
             if not self.least <= value < math.inf:

@@ -49,8 +49,8 @@ def defaults() -> config_dict.ConfigDict:
         section = functools.reduce(getattr, path, config)
         if key.default == {}:
             section[last] = config_dict.ConfigDict()
-        elif key.duration:
-            # Of any type, because ConfigDict rejects a string where the default is an integer.
+        elif key.duration or key.is_mixed:
+            # Of any type, because ConfigDict rejects a string where the default is none.
             section[last] = config_dict.FieldReference(key.default, field_type=object)
         else:
             section[last] = list(key.default) if isinstance(key.default, list) else key.default

@@ -163,7 +163,8 @@ class TrainerOptions:
         compression: "float16" or "bfloat16" to send the gradients in 16 bits, and to add the rounding
             errors to the next gradients; "" for their own dtype.
         micro_batches: the number of micro-batches that a per-replica batch is divided into.
-        shard_state: split the optimizer's slot variables over the replicas.
+        shard_state: split the optimizer's slot variables over the replicas; "gradients" splits the
+            gradients, too.
         clip: how the reduced gradients are clipped.
         ema_decay: the decay of the exponential moving average of the weights, which evaluations use;
             0 for none.
@@ -205,7 +206,7 @@ class TrainerOptions:
     all_reduce_dtype: str = ""
     compression: str = ""
     micro_batches: int = 1
-    shard_state: bool = False
+    shard_state: bool | str = False
     clip: Clip = Clip()
     loss_weights: Mapping[str, float] = dataclasses.field(default_factory=dict)
     on_non_finite: str = "stop"

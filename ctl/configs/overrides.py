@@ -15,6 +15,7 @@ from ctl.errors import UsageError
 # The sections whose keys are new where the config file does not set them.
 _ARGUMENTS = [name for name in FREE_SECTIONS if name != "model"]
 _OPTIONAL = {key.name for key in KEYS if key.optional}
+_MIXED = {key.name: key for key in KEYS if key.is_mixed}
 _DURATIONS = {key.name for key in KEYS if key.duration}
 
 
@@ -151,8 +152,11 @@ def _convert(name: str, value: Any, default: Any) -> Any:
     if name in _DURATIONS and isinstance(value, str):
         durations.check(name, value)
         return value
+    if name in _MIXED and isinstance(value, bool | str):
+        _MIXED[name].check(value)
+        return value
     # A duration that the config file gives with a unit is a text here.
-    expected = int if name in _DURATIONS else type(default)
+    expected = int if name in _DURATIONS else bool if name in _MIXED else type(default)
     if expected is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     if type(value) is not expected:
@@ -166,9 +170,14 @@ def _from_text(name: str, text: str | None, default: Any) -> Any:
     if _is_section(default):
         example = next(iter(flatten(default, f"{name}.")), f"{name}.KEY")
         raise UsageError(f"{name} is a section: set one of its keys, --config.{example}=VALUE.")
-    if text is None and isinstance(default, bool):
+    if text is None and (isinstance(default, bool) or name in _MIXED):
         return True
     text = _required(name, text)
+    if name in _MIXED:
+        default = _MIXED[name].default
+        if text.lower() not in _BOOLEANS:
+            _MIXED[name].check(text)
+            return text
     if name in _DURATIONS:
         return durations.from_text(name, text)
     expected = type(default)
@@ -188,8 +197,11 @@ def _required(name: str, text: str | None) -> str:
     return text
 
 
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+
+
 def _boolean(text: str) -> bool:
-    return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+    return _BOOLEANS[text.lower()]
 
 
 def _literal(text: str) -> Any:

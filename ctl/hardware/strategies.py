@@ -39,8 +39,9 @@ class StrategyOptions:
             machine without a GPU; 0 uses the devices of the machine as they are.
         devices: the devices to use, such as ("GPU:0", "GPU:2"); empty for all.
         algorithm: the all-reduce algorithm, one of `ALGORITHMS`.
-        bucket_mib: processes reduce their gradients in groups, each of which ends as soon as it
-            exceeds this number of MiB, beginning with the gradients of the last layer; 0 for one group.
+        bucket_mib: processes reduce their gradients in packs, each of which ends as soon as it
+            exceeds this number of MiB, beginning with the gradients of the last layer; 0 for packs of
+            32 MiB, which are not made to be sent during the backward pass.
         timeout: seconds that a collective between processes may take; 0 for no limit.
         start_timeout: seconds to wait for the other processes to start.
         heartbeat_timeout: seconds until an unreachable process counts as lost.
@@ -248,7 +249,7 @@ NAMES = ("auto", *STRATEGIES)
 
 
 def bucket_bytes(strategy: "tf.distribute.Strategy") -> int:
-    """Returns the bytes above which a strategy ends a group; 0 if it has only one group."""
+    """Returns the bytes above which a strategy ends a pack; 0 if it has no number of its own."""
     # Strategies of one process may have the attribute too, with the default value.
     options = getattr(strategy.extended, "_communication_options", None)
     return options.bytes_per_pack if options else 0

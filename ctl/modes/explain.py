@@ -17,7 +17,7 @@ from ctl.loop.exports import ExportModel
 from ctl.modes import DONE, Arguments, experiment, messages
 from ctl.modes.experiment import Experiment
 from ctl.optimizers.arguments import REPLACED
-from ctl.replica.arithmetic import precision
+from ctl.replica.arithmetic import packs, precision
 from ctl.replica.arithmetic.gradients import optimizers_of
 from ctl.replica.layers import attention
 from ctl.replica.step import memory_estimate
@@ -93,8 +93,9 @@ def _describe_reduction(experiment: Experiment) -> str:
     variables = loop_of(trainer).step.attributes.trained_variables()
     size = sum(copies * v.shape.num_elements() * (width or v.dtype.size) for v in variables)
     text = f"SUM all-reduce, {_mib(size)} in {options.all_reduce_dtype or plan.dtype.name}"
-    groups = strategies.bucket_bytes(experiment.hardware.strategy)
-    return f"{text}, in groups during the backward pass" if groups else f"one {text}"
+    if strategies.bucket_bytes(experiment.hardware.strategy):
+        return f"{text}, in packs during the backward pass"
+    return f"{text}, in packs of {_mib(packs.BYTES)}" if size > packs.BYTES else f"one {text}"
 
 
 def _describe_optimizer(optimizer: Any, groups: Sequence[Mapping[str, Any]]) -> str:
@@ -153,6 +154,7 @@ def _describe_memory(experiment: Experiment) -> dict[str, str]:
         "gradients": memory.gradients,
         "sums": memory.gradient_sum,
         f"activations of {rows} rows": memory.activations,
+        "buffers of sums": memory.reduction,
         "input": memory.input,
         "prefetched by the host": memory.prefetched,
     }

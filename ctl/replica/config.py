@@ -49,9 +49,9 @@ KEYS = (
              "are added to the next ones. Updates are then no longer a function of the global batch "
              'alone. With "", this is off.'),
     Key("runtime.all_reduce.bucket_mib", 0.0, least=0, harmless=True,
-        text="With several processes, reduce the gradients in groups of about this many MiB, each "
-             "as soon as the backward pass has computed it. With 0, all are reduced at once after "
-             "the backward pass."),
+        text="With several processes, reduce the gradients in packs of about this many MiB, each as "
+             "soon as the backward pass has computed it, which XLA would prevent. With 0, packs "
+             "have 32 MiB, to save memory, and may be reduced after the backward pass."),
     Key("runtime.allow_unkeyed_random", False, option="allow_unkeyed_random", harmless=True,
         text="Accept random operations that ctl cannot make a function of the seed, the step and "
              "the row, such as tf.random.uniform in a layer. The update then depends on how the "
@@ -68,9 +68,12 @@ KEYS = (
         evaluated=True,
         text="Evaluate and export the exponential moving average of the weights, with this decay, "
              "such as 0.999, after a warm-up. With 0, this is off."),
-    Key("optimizer.shard_state", False, option="shard_state", harmless=True,
+    Key("optimizer.shard_state", False, choices=(False, True, "gradients"), option="shard_state",
+        harmless=True,
         text="Split the optimizer's slot variables, which it keeps for each weight, over the "
-             "replicas, to save memory. The updates have the same bits."),
+             "replicas, to save memory. The updates have the same bits. With gradients, each replica "
+             "also keeps only its part of the summed gradients, and norms are summed in another "
+             "order."),
     Key("optimizer.micro_batches", 1, least=1,
         also=("gradient accumulation", "accumulate_grad_batches", "accumulation"),
         option="micro_batches", harmless=True,
@@ -232,6 +235,21 @@ RULES = (
         "storage and parameter servers hold once; on TPUs it was never run",
         "set optimizer.shard_state=false, or choose runtime.strategy=mirrored or "
         "multi_worker_mirrored",
+    ),
+    Rule(
+        lambda v: (
+            v["optimizer.shard_state"] == "gradients"
+            and (v["runtime.all_reduce.compression"] or v["runtime.logical_shards"])
+        ),
+        "optimizer.shard_state=gradients, runtime.all_reduce.compression and runtime.logical_shards "
+        "each reduce the gradients in a way of their own",
+        "set only one of them, or optimizer.shard_state=true",
+    ),
+    Rule(
+        lambda v: v["optimizer.shard_state"] == "gradients" and v["summaries.histogram_interval"],
+        "summaries.histogram_interval writes complete gradients, which no replica has with "
+        "optimizer.shard_state=gradients",
+        "set it to 0, or optimizer.shard_state=true",
     ),
     Rule(
         lambda v: v["runtime.all_reduce.dtype"] and _spec(v).coordinated,

@@ -126,6 +126,30 @@ def test_change_rejects(name, text, line):
         overrides.change(config, name, text)
 
 
+KEY = "optimizer.shard_state"
+
+
+@pytest.mark.parametrize("value", [True, False, "gradients"])
+def test_a_boolean_or_text_is_one_of_its_choices(value):
+    config = ctl.config(optimizer=dict(shard_state=value))
+    assert config.optimizer.shard_state is value
+    for text, parsed in (("true", True), ("gradients", "gradients"), ("0", False), (None, True)):
+        overrides.change(config, KEY, text)
+        assert config.optimizer.shard_state is parsed
+
+
+def test_another_text_is_rejected_with_the_choices():
+    for call in (
+        lambda: ctl.config(optimizer=dict(shard_state="gradient")),
+        lambda: overrides.change(ctl.config(), KEY, "gradient"),
+        lambda: ctl.TrainerOptions(shard_state="gradient"),
+    ):
+        with pytest.raises(UsageError, match="is 'gradient': did you mean gradients"):
+            call()
+    with pytest.raises(UsageError, match=f"{KEY} is 1, but must be true or false"):
+        ctl.config(optimizer=dict(shard_state=1))
+
+
 def test_attribute_that_does_not_exist_has_a_default():
     config = ctl.config(model=dict(head=dict(rate=0.5)))
     assert getattr(config.model.head, "size", 3) == 3 and not hasattr(config.train, "stps")

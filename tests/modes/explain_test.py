@@ -7,6 +7,7 @@ import pytest
 
 from ctl import main
 from ctl.hardware import strategies
+from ctl.replica.arithmetic import packs
 from tests.support import experiments
 
 
@@ -110,16 +111,20 @@ def test_actions_are_listed_in_order(explain):
 
 
 @pytest.mark.slow
-def test_groups_and_a_reduced_dtype_are_part_of_the_reduction(explain, monkeypatch):
+def test_packs_and_a_reduced_dtype_are_part_of_the_reduction(explain, monkeypatch):
     mirrored = (
         "runtime.strategy=mirrored",
         "runtime.logical_devices=2",
         "data.global_batch_size=8",
     )
     assert explain(*mirrored)[0]["reduction"] == "one SUM all-reduce, 0.00 MiB in float32"
+    monkeypatch.setattr(packs, "BYTES", 64)
+    assert explain(*mirrored)[0]["reduction"] == (
+        "SUM all-reduce, 0.00 MiB in float32, in packs of 0.00 MiB"
+    )
     monkeypatch.setattr(strategies, "bucket_bytes", lambda strategy: 1)
     assert explain(*mirrored, "runtime.all_reduce.dtype=bfloat16")[0]["reduction"] == (
-        "SUM all-reduce, 0.00 MiB in bfloat16, in groups during the backward pass"
+        "SUM all-reduce, 0.00 MiB in bfloat16, in packs during the backward pass"
     )
 
 

@@ -49,7 +49,7 @@ class Case:
         micro_batches: `micro_batches`.
         logical_shards: shards whose gradients are summed in order; 0 for none.
         clip: "none", "global_norm", "norm" or "value".
-        shard_state: whether the slot variables are split over the replicas.
+        shard_state: whether the slot variables are split over the replicas, and also the gradients.
         recompute: whether the backward pass computes the activations of each layer again.
         penalty: whether dense layers have an L2 penalty.
         updates: `minimize` is called this many times per step; 0: the class does not override
@@ -74,7 +74,7 @@ class Case:
     micro_batches: int = 1
     logical_shards: int = 0
     clip: str = "none"
-    shard_state: bool = False
+    shard_state: bool | str = False
     recompute: bool = False
     penalty: bool = False
     updates: int = 0
@@ -138,6 +138,9 @@ def cases(draw) -> Case:
     optimizer = draw(st.sampled_from([*OPTIMIZERS]))
     data = draw(mostly("arrays", ["dataset", "global_batches"]))
     recompute = draw(mostly(False, [True]))
+    shard_state = draw(mostly(False, [True] if logical_shards else [True, "gradients"]))
+    if optimizer in WHOLE or (optimizer in SPARSE and "tokens" in source):
+        shard_state = False
     # The update would be compared with itself.
     assume(replicas > 1 or micro_batches > 1 or logical_shards or recompute)
     return Case(
@@ -154,8 +157,7 @@ def cases(draw) -> Case:
         micro_batches=micro_batches,
         logical_shards=logical_shards,
         clip=draw(st.sampled_from(["none", "global_norm", "norm", "value"])),
-        shard_state=draw(mostly(False, [True]))
-        and not (optimizer in WHOLE or (optimizer in SPARSE and "tokens" in source)),
+        shard_state=shard_state,
         recompute=recompute,
         penalty=draw(st.booleans()),
         updates=draw(mostly(0, [1, 2])),

@@ -54,6 +54,12 @@ BROKEN = {
     "optimizer.shard_state splits the slot variables": Choice(
         shard_state=True, strategy="central_storage"
     ),
+    "optimizer.shard_state=gradients, runtime.all_reduce.compression and": Choice(
+        shard_state="gradients", compression="float16"
+    ),
+    "summaries.histogram_interval writes complete gradients": Choice(
+        shard_state="gradients", histogram_interval=10
+    ),
     "runtime.all_reduce.dtype is the dtype of a reduction": Choice(
         reduce_dtype="bfloat16", strategy="parameter_server"
     ),
@@ -129,6 +135,12 @@ def check_options(changes):
     keys.check_rules(overrides.flatten(keys.defaults()) | valid | changes)
 
 
+def test_logical_shards_have_a_reduction_of_their_own():
+    with pytest.raises(UsageError, match=r"^optimizer\.shard_state=gradients, "):
+        Choice(shard_state="gradients", shards=4).check()
+    Choice(shard_state=True, shards=4).check()
+
+
 def test_defaults_and_micro_batches_of_an_unknown_per_replica_batch_are_allowed():
     check_options({})
     Choice().check()
@@ -142,7 +154,7 @@ def test_check_of_options_needs_neither_model_nor_hardware():
         for choice in BROKEN.values()
     ]
     options = [changes for changes in broken if all("." in name for name in changes)]
-    assert len(options) == 12
+    assert len(options) == 14
     for mode in ("gradients", "autocluster"):
         options.append({"runtime.all_reduce.bucket_mib": 1.0, "runtime.xla": mode})
     for changes in [{"data.placement": "device"}, *options]:

@@ -2,10 +2,11 @@
 
 Sparse gradients (`tf.IndexedSlices`, of embeddings) stay sparse, except where they are added to dense
 gradients. A gradient that is None (the loss does not depend on the variable) stays None and is excluded
-from the update.
+from the update. Reduced gradients may be slices (`slices.Slice`).
 """
 
 from collections.abc import Callable, Sequence
+import functools
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,7 +14,8 @@ import tensorflow as tf
 
 from ctl.configs.options import Clip
 from ctl.optimizers.arguments import CLIPPING
-from ctl.replica.arithmetic import replicas
+from ctl.replica.arithmetic import replicas, slices
+from ctl.replica.arithmetic.slices import Slice
 from ctl.replica.arithmetic.snapshot import Snapshot
 from ctl.replica.graphs.assignments import OPTIMIZER_UPDATE
 from ctl.replica.graphs.ops import is_compiled
@@ -22,7 +24,9 @@ from ctl.replica.graphs.ops import is_compiled
 _SMALL = 2**15  # a gradient with fewer elements is not summed
 _ROWS = 2**12  # a gradient is summed over as few of its last axes as leave fewer sums
 _PARTS = 64  # XLA merges the computation of fewer than 96 tensors into a kernel
-Gradient: TypeAlias = Any  # a tf.Tensor, tf.IndexedSlices, or None; TensorFlow has no type hints
+Gradient: TypeAlias = (
+    Any  # tf.Tensor, tf.IndexedSlices, Slice, or None; TensorFlow has no type hints
+)
 
 
 def accumulate(micro_batches: Sequence[Sequence[Gradient]]) -> list[Gradient]:
@@ -63,7 +67,8 @@ def find_non_finite(gradients: Sequence[Gradient], loss: tf.Tensor) -> tf.Tensor
         Scalar int64: 0 for the loss, 1 + i for gradient i, and 1 + the number of gradients if all of
         them are finite or None.
     """
-    values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+    values = slices.replace(gradients, lambda value: tf.reduce_sum(_real(value)))
+    values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in values]
     values = [tf.constant(0.0) if value is None else _real(value) for value in (loss, *values)]
     dtype = _widest(values)
     if not is_compiled():
@@ -114,13 +119,26 @@ def global_norm(gradients: Sequence[Gradient]) -> tf.Tensor:
     """
     existing = [_values(sum_rows(gradient)) for gradient in gradients if gradient is not None]
     dtype = _widest(existing)
+    existing = _replace_by_norms(existing)
     parts = [part for v in existing for part in _parts(v)]
     # As in tf.linalg.global_norm, which requires one real dtype.
     halves = tf.stack([tf.nn.l2_loss(tf.cast(part, dtype)) for part in parts])
     return tf.sqrt(tf.reduce_sum(halves) * tf.constant(2.0, dtype))
 
 
-def _values(gradient: Any) -> tf.Tensor:
+def _replace_by_norms(gradients: Sequence[Gradient]) -> list[Gradient]:
+    """Replaces slices by the norms of the complete gradients."""
+
+    def square(value: tf.Tensor) -> tf.Tensor:
+        return tf.add_n([tf.reduce_sum(tf.square(part)) for part in _parts(value)])
+
+    squares = zip(gradients, slices.replace(gradients, square), strict=True)
+    return [tf.sqrt(new) if isinstance(old, Slice) else old for old, new in squares]
+
+
+def _values(gradient: Any) -> Any:
+    if isinstance(gradient, Slice):
+        return gradient
     return (
         gradient.values
         if isinstance(gradient, tf.IndexedSlices)
@@ -157,15 +175,24 @@ def clip(gradients: Sequence[Gradient], rule: Clip) -> list[Gradient]:
         scale += norm - norm  # NaN if the norm is not finite, as in tf.clip_by_global_norm
         return [map_values(g, lambda v: v * tf.cast(scale, v.dtype)) for g in summed]
     if rule.norm:
-        return [map_values(g, lambda v: _clip_norm(v, rule.norm)) for g in summed]
+        norms = _replace_by_norms(summed)
+        return [
+            g.map(functools.partial(_scale, norm=norm, bound=rule.norm))
+            if isinstance(g, Slice)
+            else map_values(g, lambda v: _clip_norm(v, rule.norm))
+            for g, norm in zip(summed, norms, strict=True)
+        ]
     return [map_values(g, lambda v: _clip_value(v, rule.value)) for g in summed]
 
 
 def _clip_norm(value: tf.Tensor, bound: float) -> tf.Tensor:
     if not value.dtype.is_complex:
         return tf.clip_by_norm(value, bound)
-    factor = bound / tf.maximum(global_norm([value]), bound)
-    return value * tf.cast(factor, value.dtype)
+    return _scale(value, norm=global_norm([value]), bound=bound)
+
+
+def _scale(value: tf.Tensor, *, norm: tf.Tensor, bound: float) -> tf.Tensor:
+    return value * tf.cast(bound / tf.maximum(norm, bound), value.dtype)
 
 
 def _clip_value(value: tf.Tensor, bound: float) -> tf.Tensor:
@@ -378,6 +405,8 @@ def map_values(gradient: Gradient, function: Callable[[tf.Tensor], tf.Tensor]) -
     """Applies a function to the values of a dense or sparse gradient, and not to None."""
     if gradient is None:
         return None
+    if isinstance(gradient, Slice):
+        return gradient.map(function)
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(
             values=function(gradient.values),

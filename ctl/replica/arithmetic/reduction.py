@@ -1,8 +1,8 @@
 """Sums the contributions of the replicas to a step: gradients, losses and denominators.
 
-With `runtime.all_reduce.bucket_mib`, TensorFlow splits each batched all-reduce of several processes
-into groups, beginning with the gradients of the last layer. A group depends only on its own gradients,
-so it is sent while the backward pass computes the gradients of earlier layers.
+TensorFlow splits each batched all-reduce into packs, beginning with the gradients of the last layer. A
+pack depends only on its own gradients, so it is sent while the backward pass computes the gradients of
+earlier layers, if `runtime.all_reduce.bucket_mib` or the size of the model makes several packs.
 
 Every replica must call these functions in the same order, in a replica context.
 """
@@ -12,7 +12,7 @@ import functools
 
 import tensorflow as tf
 
-from ctl.replica.arithmetic import replicas
+from ctl.replica.arithmetic import packs, replicas
 from ctl.replica.arithmetic.gradients import Gradient, map_values
 
 
@@ -46,7 +46,7 @@ def all_reduce(
 
 
 def sum_over_replicas(values: Sequence[Gradient]) -> list[Gradient]:
-    """Sums tensors over the replicas, in one all-reduce per dtype; call it in a replica context."""
+    """Sums tensors over the replicas, in packs of one dtype; call it in a replica context."""
     if replicas.are_merged():
         return _sum(values)
     # TensorFlow gathers the rows of sparse gradients, and XLA has no such collective.
@@ -71,7 +71,7 @@ def _sum(values: Sequence[Gradient]) -> list[Gradient]:
     for dtype in dict.fromkeys(value.dtype for value in values):
         places = [i for i, value in enumerate(values) if value.dtype == dtype]
         same = [values[i] for i in places]
-        reduced = context.all_reduce(tf.distribute.ReduceOp.SUM, same)
+        reduced = context.all_reduce(tf.distribute.ReduceOp.SUM, same, packs.options_for(same))
         for i, value in zip(places, reduced, strict=True):
             sums[i] = value
     return sums

@@ -103,6 +103,7 @@ class Compression(Part):
         variables: Sequence[tf.Variable],
         *,
         loss_scale: tf.Tensor | None,
+        optimizer: Any = None,
     ) -> GlobalUpdate:
         """Sums gradients and loss over the replicas; call it in a replica context, on every replica.
 
@@ -113,6 +114,7 @@ class Compression(Part):
             loss: this replica's share of the loss, not scaled.
             variables: the variables of the gradients.
             loss_scale: the scale of the gradients, a scalar; None if they are not scaled.
+            optimizer: is not used.
 
         Returns:
             The sums, and the new errors, which are not assigned yet.

@@ -9,6 +9,7 @@ import tf_keras
 
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError
+from ctl.replica.arithmetic import slices
 from ctl.replica.arithmetic.gradients import Gradient, elements, global_norm, modulus
 from ctl.replica.parts.part import LAYERS, GlobalUpdate, Part
 
@@ -87,18 +88,13 @@ class Norms(Part):
 
     def _add_shares(self, gradients: Sequence[Gradient], variables: Sequence[tf.Variable]) -> None:
         """Adds a step; a row that a sparse gradient does not have is zero."""
-        non_zero, non_finite, total = [], [], 0
-        for gradient, variable in zip(gradients, variables, strict=True):
-            if gradient is not None:
-                values = elements(gradient)
-                non_zero.append(tf.math.count_nonzero(values, dtype=tf.int64))
-                finite = tf.math.count_nonzero(tf.math.is_finite(modulus(values)), dtype=tf.int64)
-                non_finite.append(tf.size(values, tf.int64) - finite)
-                total += variable.shape.num_elements()
-        if total:
-            counts = (total - tf.add_n(non_zero), tf.add_n(non_finite))
+        existing = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
+        values = [elements(gradient) for gradient, _ in existing]
+        size = sum(variable.shape.num_elements() for _, variable in existing)
+        if size:
+            counts = (size - slices.total(values, _non_zero), slices.total(values, _non_finite))
             for mean, count in zip(self._shares.values(), counts, strict=True):
-                mean.update_state(tf.cast(count, self._dtype) / total)
+                mean.update_state(tf.cast(count, self._dtype) / size)
 
     def reset(self) -> None:
         """Resets the means."""
@@ -127,3 +123,12 @@ class Norms(Part):
         if all_skipped:
             results = tf.nest.map_structure(lambda x: tf.constant(math.nan, x.dtype), results)
         return results | {name: mean.result() for name, mean in self._shares.items()}
+
+
+def _non_zero(values: tf.Tensor) -> tf.Tensor:
+    return tf.math.count_nonzero(values, dtype=tf.int64)
+
+
+def _non_finite(values: tf.Tensor) -> tf.Tensor:
+    finite = tf.math.count_nonzero(tf.math.is_finite(modulus(values)), dtype=tf.int64)
+    return tf.size(values, tf.int64) - finite

@@ -47,7 +47,8 @@ class GlobalUpdate:
 
     Attributes:
         variables: the variables to train.
-        gradients: their gradients, unscaled and not clipped; None for a variable that has none.
+        gradients: their gradients, unscaled and not clipped, complete or slices; None for a variable
+            that has none.
         loss: scalar.
         changes: variables, and the values that `reduce` computed for `after`.
     """
@@ -66,7 +67,8 @@ class Part:
 
     Attributes:
         reduce: sums the gradients in place of the all-reduce of the step. It gets this replica's
-            gradients and its share of the loss, the variables, and the scale of the gradients or None.
+            gradients and its share of the loss, the variables, the scale of the gradients or None, and
+            the optimizer. The sums may be slices, whose type is `slices.Slice`.
         evaluated: the word for the weights that `evaluating` sets, if it sets any.
     """
 

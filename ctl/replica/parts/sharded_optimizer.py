@@ -1,8 +1,9 @@
-"""Splits slot variables over the replicas (`optimizer.shard_state`).
+"""Splits slot variables, and also gradients, over the replicas (`optimizer.shard_state`).
 
 This is stage 1 of ZeRO (Rajbhandari et al. 2020): every replica holds the slots of its slice of each
 variable, updates this slice from the reduced gradient, and gathers the new values of the others. The
-optimizer itself computes the updates, of variables that hold slices.
+optimizer itself computes the updates, of variables that hold slices. With `gradients`, stage 2, it keeps
+the slices of the reduced gradients only.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,11 +13,13 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError, type_name
 from ctl.optimizers import CLASSES, ELEMENTWISE, arguments
-from ctl.replica.arithmetic import gradients, precision
+from ctl.replica.arithmetic import gradients, packs, precision, reduction, waits
 from ctl.replica.arithmetic.gradients import Gradient
-from ctl.replica.parts.part import Part
+from ctl.replica.arithmetic.slices import Slice
+from ctl.replica.parts.part import GlobalUpdate, Part
 from ctl.replica.parts.replica_values import SlicedSlot, SliceLayout, make_gather
 
 # The optimizers that update each element from that element's gradient and slots alone.
@@ -25,11 +28,63 @@ _BUCKET = 4 * 2**20  # the least bytes of slices per collective, except for the 
 
 
 class ShardedSlots(Part):
-    """Makes every optimizer of a step keep the slots of its slices."""
+    """Makes every optimizer of a step keep the slots of its slices, and maybe their gradients."""
+
+    def __init__(self, options: TrainerOptions):
+        super().__init__(options)
+        self._dtype: tf.DType | None = None
+        if options.shard_state == "gradients":
+            self.reduce = self._reduce
+
+    def create(self, plan: Any, model: tf_keras.Model) -> None:
+        """Rejects a step in which nothing would split the gradients."""
+        self._dtype = plan.reduce_dtype
+        if self.reduce and plan.own_train_step:
+            raise UsageError(
+                "optimizer.shard_state=gradients splits the gradients in ctl's own step, but this "
+                "trainer overrides train_step: override replica_step, or set optimizer.shard_state=true."
+            )
 
     def prepare_slots(self, optimizer: Any, strategy: tf.distribute.Strategy) -> None:
         """Prepares an optimizer before it creates its slot variables."""
         shard(optimizer, strategy)
+
+    def _reduce(
+        self,
+        contributions: Sequence[Gradient],
+        loss: tf.Tensor,
+        variables: Sequence[tf.Variable],
+        *,
+        loss_scale: tf.Tensor | None,
+        optimizer: Any,
+    ) -> GlobalUpdate:
+        """Sums gradients and loss over the replicas, and cuts out this replica's slices.
+
+        TensorFlow has a reduce-scatter for NCCL only. So each pack of gradients is summed completely,
+        and freed once its slices are copied. Sparse gradients stay complete, and so do those of
+        variables that another optimizer updates.
+        """
+        context = tf.distribute.get_replica_context()
+        sizes = [_bytes(each) for each in contributions]
+        sums, totals = list(contributions), list[tf.Tensor]()
+        # One call for each pack: the results of a call exist only once all of its packs are summed.
+        for pack in packs.split(sizes, packs.size(context.strategy)):
+            share = tf.zeros_like(loss) if totals else loss
+            part, value = reduction.all_reduce(
+                [contributions[i] for i in pack], share, dtype=self._dtype
+            )
+            totals.append(value)
+            for i, each in zip(pack, part, strict=True):
+                layout = _layout_of(optimizer, variables[i])
+                sums[i] = each
+                if layout is not None and isinstance(each, tf.Tensor):
+                    # A slice of rows shares the memory of its tensor, and would keep the whole pack.
+                    own = layout.cut(each, context.replica_id_in_sync_group)
+                    sums[i] = Slice(tf.raw_ops.DeepCopy(x=own), layout.body)
+        waits.observe((contributions, loss), totals)
+        if loss_scale is not None:
+            sums = gradients.unscale(sums, loss_scale)
+        return GlobalUpdate(variables, sums, totals[0])
 
     @classmethod
     def saved_bytes(cls, optimizer: Any, slots: int, replicas: int) -> int:
@@ -95,6 +150,23 @@ def held_variables(optimizer: Any) -> list[tf.Variable]:
         shards = getattr(each, "_ctl_shards", None)
         held += shards.slices.values() if shards else ()
     return held
+
+
+def _bytes(gradient: Gradient) -> int:
+    """Returns the bytes of a dense gradient that are known; sparse ones are sent by themselves."""
+    if not isinstance(gradient, tf.Tensor):
+        return 0
+    return (gradient.shape.num_elements() or 0) * gradient.dtype.size
+
+
+def _layout_of(optimizer: Any, variable: tf.Variable) -> SliceLayout | None:
+    """Returns the layout of the slices that an optimizer updates; None if it is complete."""
+    for each in gradients.optimizers_of(optimizer):
+        shards = getattr(each, "_ctl_shards", None)
+        if shards and each._var_key(variable) in shards.layouts:
+            layout: SliceLayout = shards.layouts[each._var_key(variable)]
+            return layout
+    return None
 
 
 class _Shards:
@@ -199,6 +271,8 @@ class _Sharded(tf_keras.optimizers.Optimizer):
         return result
 
     def _cut_gradient(self, gradient: Gradient, layout: SliceLayout, replica: Any) -> Gradient:
+        if isinstance(gradient, Slice):
+            return gradient.values
         if not isinstance(gradient, tf.IndexedSlices):
             return layout.cut(gradient, replica)
         # These divide by the root of gathered elements, whose rounding depends on their position.

@@ -1,7 +1,7 @@
 """Estimates the memory that a training step needs on one replica, from the traced step.
 
-It omits work space of kernels, fragmentation, buffers of the reduction over replicas, and the memory
-of the process itself. XLA fuses operations and may need less.
+It omits work space of kernels, fragmentation, and the memory of the process itself. XLA fuses operations
+and may need less.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,7 +14,7 @@ import tensorflow as tf
 from ctl.data.autograph import convert, traced
 from ctl.errors import UsageError
 from ctl.hardware import strategies
-from ctl.replica.arithmetic import precision, row_mask
+from ctl.replica.arithmetic import packs, precision, row_mask
 from ctl.replica.arithmetic.trace import Trace, UpdateTrace
 from ctl.replica.arithmetic.variables import variables_of
 from ctl.replica.graphs import ops
@@ -38,9 +38,10 @@ class MemoryEstimate:
     """The memory of a step on one replica, in bytes.
 
     Attributes:
-        weights: the variables of all models.
-        slots: the variables of all optimizers that one replica holds.
-        parts: the variables of the step's parts, such as the averages of the weights, by a word.
+        weights: the variables of all models; with central storage their copies, of which most exist
+            until the backward pass has read them.
+        slots: the variables of all optimizers that one replica holds; with central storage none.
+        parts: the variables of the step's parts that it holds, such as averages of weights, by a word.
         gradients: the gradients of a micro-batch.
         gradient_sum: their sum over the earlier micro-batches; 0 for a single micro-batch.
         activations: the tensors that the forward pass of a micro-batch keeps for its backward pass,
@@ -52,6 +53,7 @@ class MemoryEstimate:
         input: one batch of the input pipeline.
         prefetched: further batches, in the memory of the host.
         micro_batches: the number of micro-batches.
+        reduction: the buffers in which gradients are sent to the other replicas and received.
         incomplete: whether tensors of unknown size are missing, such as those of a loop.
     """
 
@@ -66,6 +68,7 @@ class MemoryEstimate:
     input: int
     prefetched: int
     micro_batches: int
+    reduction: int = 0
     incomplete: bool = False
 
     @property
@@ -76,7 +79,8 @@ class MemoryEstimate:
     @property
     def peak(self) -> int:
         """The largest number of bytes that are in use on the device at a time."""
-        return self.persistent + self.input + self.step + self.gradient_sum
+        reducing = self.gradients + self.reduction  # nothing else of the step exists by then
+        return self.persistent + self.input + max(self.step + self.gradient_sum, reducing)
 
     def step_bytes(self, micro_batches: int) -> int:
         """Returns the most that a step needs besides `persistent`, with other micro-batches."""
@@ -85,7 +89,8 @@ class MemoryEstimate:
         part = (self.activations - self.fixed) * self.micro_batches / micro_batches
         # The smaller the activations are, the more gradients exist at the peak.
         copies = 2 if micro_batches > 1 else 1
-        return self.input + self.fixed + math.ceil(part) + copies * self.gradients
+        computing = self.fixed + math.ceil(part) + copies * self.gradients
+        return self.input + max(computing, self.gradients + self.reduction)
 
 
 def estimate(trainer: Any) -> MemoryEstimate:
@@ -100,14 +105,16 @@ def estimate(trainer: Any) -> MemoryEstimate:
     inner_loop = trainer._ctl_loop
     if inner_loop.plan.own_train_step:
         raise UsageError("the trainer overrides train_step")
-    if strategies.spec_of(trainer.strategy).coordinated:
+    spec = strategies.spec_of(trainer.strategy)
+    if spec.coordinated:
         raise UsageError("parameter servers hold the variables, and workers run the step")
     _function, traces, batch = _trace(trainer)  # the function holds the graph
     updates = [update for update in traces[0].updates if update.gradients]
     if not updates:
         raise UsageError("the step does not call minimize")
     count = inner_loop.plan.micro_batches
-    steps = [_measure(update, count) for update in updates]
+    shards = inner_loop.plan.options.logical_shards
+    steps = [_measure(update, count, trainer.strategy, shards) for update in updates]
     step = max(steps, key=lambda step: step["step"])
     # The gradients of a shard are kept by themselves until all are reduced.
     sums = count - 1 if inner_loop.plan.options.logical_shards else min(count - 1, 1)
@@ -118,11 +125,12 @@ def estimate(trainer: Any) -> MemoryEstimate:
         weights=_unique_bytes(
             v for m in inner_loop.step.attributes.models() for v in variables_of(m)
         ),
-        slots=_unique_bytes(_optimizer_variables(trainer)),
+        slots=0 if spec.central else _unique_bytes(_optimizer_variables(trainer)),
         parts={
             word: _unique_bytes(variables)
             for part in inner_loop.step.parts
             for word, variables in part.variables().items()
+            if not spec.central
         },
         gradient_sum=sums * step["gradients"],
         input=batches * batch,
@@ -175,7 +183,9 @@ def _trace(trainer: Any) -> tuple[Any, list[Trace], int]:
     return function, traces, sum(bytes_of(x) or 0 for x in tf.nest.flatten(spec))
 
 
-def _measure(update: UpdateTrace, micro_batches: int) -> dict[str, Any]:
+def _measure(
+    update: UpdateTrace, micro_batches: int, strategy: tf.distribute.Strategy, shards: int
+) -> dict[str, Any]:
     """Returns attributes of `MemoryEstimate` of an update, by the first of its micro-batches."""
     flat = tf.nest.flatten(update.gradients[0], expand_composites=True)
     gradients = [x for x in flat if tf.is_symbolic_tensor(x)]
@@ -188,8 +198,12 @@ def _measure(update: UpdateTrace, micro_batches: int) -> dict[str, Any]:
     # The tensors that metrics read, such as outputs, exist until the end of the step.
     outputs = timeline.alive(range(start, end), end, excluded)
     others = (micro_batches - 1) * outputs
+    sizes = [bytes_of(x) or 0 for x in gradients]
+    # Each replica sends a buffer with the slots of all shards.
+    sent = [shards * size for size in sizes] if strategy.num_replicas_in_sync > 1 else []
     return {
-        "gradients": sum(bytes_of(x) or 0 for x in gradients),
+        "gradients": sum(sizes),
+        "reduction": sum(sent) + packs.buffer_bytes(strategy, sent if shards else sizes),
         "step": max(timeline.live(set())[:end], default=0) + others,
         "activations": max(timeline.live(excluded)[:end], default=0) + others,
         "fixed": timeline.alive(range(start), start, excluded) + micro_batches * outputs,

@@ -183,7 +183,7 @@ class Update:
         # From here on every value is that of the global batch, the same on every replica, so all
         # replicas agree without another message.
         update = reduce_contributions(
-            contributions, variables, loss_scale, plan=plan, parts=self.parts
+            contributions, variables, loss_scale, optimizer, plan=plan, parts=self.parts
         )
         decision = self._decide(update.gradients, update.loss, variables)
         self._warn_unused(update.gradients, variables)
@@ -340,6 +340,7 @@ def reduce_contributions(
     contributions: Contributions,
     variables: Sequence[tf.Variable],
     loss_scale: tf.Tensor | None,
+    optimizer: Any = None,
     *,
     plan: Plan,
     parts: Sequence[Part] = (),
@@ -352,6 +353,7 @@ def reduce_contributions(
         contributions: this replica's contributions.
         variables: the variables of the gradients.
         loss_scale: the scale of the gradients; None if they are not scaled.
+        optimizer: will update the variables.
         plan: the resolved options.
         parts: what the options add to an update.
     """
@@ -359,7 +361,9 @@ def reduce_contributions(
     values, losses = contributions.gradients, contributions.losses
     for part in parts:
         if part.reduce:
-            return part.reduce(values[0], losses[0], variables, loss_scale=loss_scale)
+            return part.reduce(
+                values[0], losses[0], variables, loss_scale=loss_scale, optimizer=optimizer
+            )
     if shards:
         # The loss is one more value of each shard, so that its bits do not depend on the replicas.
         rows = [[*each, share] for each, share in zip(values, losses, strict=True)]

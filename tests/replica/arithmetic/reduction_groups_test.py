@@ -1,4 +1,4 @@
-"""Gradients that are reduced in groups during the backward pass.
+"""Gradients that are reduced in packs, during the backward pass.
 
 The strategies reduce over logical CPUs by the collectives that several processes use.
 """
@@ -12,15 +12,15 @@ import tensorflow as tf
 from tensorflow.python.distribute import collective_util, cross_device_ops, cross_device_utils
 import tf_keras
 
-from ctl.replica.arithmetic import reduction
+from ctl.replica.arithmetic import packs, reduction
 from tests.support import optimized_graph, reference_model
 
 _GROUP_KEYS = itertools.count(1_000_000, 1000)  # other strategies of this process begin at 1
 LAYERS, WIDTH = 4, 8
 
 
-def make_strategy(replicas: int, bucket: int) -> tf.distribute.Strategy:
-    """Replicas on logical CPUs that reduce in groups of `bucket` bytes; 0 for one group."""
+def make_strategy(replicas: int, bucket: int = 0) -> tf.distribute.Strategy:
+    """Replicas on logical CPUs that reduce in packs of `bucket` bytes; 0 for those of ctl."""
     options = collective_util.Options(bytes_per_pack=bucket)
     devices = [f"/CPU:{i}" for i in range(replicas)]
     strategy = tf.distribute.MirroredStrategy(
@@ -75,22 +75,58 @@ def layers_before(nodes, name):
 
 
 @pytest.mark.parametrize("shards", [0, 2])
-def test_group_depends_on_its_own_gradients_only(shards):
+def test_pack_depends_on_its_own_gradients_only(shards):
     matrix = max(1, shards) * WIDTH * WIDTH * 8
     nodes = optimized_graph.optimized_nodes(backward_pass(matrix, shards))
     layers = sorted(layers_before(nodes, name) for name in collectives(nodes))
-    # The second group waits for the first, which is already sent, but not for the layers below.
+    # The second pack waits for the first, which is already sent, but not for the layers below.
     assert layers == [[0, 1, 2, 3], [1, 2, 3], [3]]
 
 
 @pytest.mark.parametrize("shards", [0, 2])
-def test_one_group_waits_for_the_backward_pass(shards):
+def test_one_pack_waits_for_the_backward_pass(shards):
+    # Fewer gradients than a pack of ctl, which is also of 32 MiB if the strategy says nothing.
     nodes = optimized_graph.optimized_nodes(backward_pass(0, shards))
     assert [layers_before(nodes, name) for name in collectives(nodes)] == [[0, 1, 2, 3]]
 
 
+def test_packs_are_the_default_and_a_tensor_of_unknown_shape_makes_none(monkeypatch):
+    monkeypatch.setattr(packs, "BYTES", WIDTH * WIDTH * 8)
+    nodes = optimized_graph.optimized_nodes(backward_pass.__wrapped__(0, 0))
+    assert sorted(layers_before(nodes, name) for name in collectives(nodes)) == [
+        [0, 1, 2, 3], [1, 2, 3], [3]
+    ]  # fmt: skip
+    sizes = [packs.options_for([tf.zeros([4]), x]).bytes_per_pack for x in unknown_and_sparse()]
+    assert sizes == [0, packs.BYTES]
+
+
+def test_buffers_are_those_of_the_largest_pack(monkeypatch):
+    monkeypatch.setattr(packs, "BYTES", 45)
+    sizes = [10, 20, 30, 40]  # 40 + 30 exceed a pack, and 20 + 10 are the next one
+    mirrored = functools.partial(tf.distribute.MirroredStrategy, ["/CPU:0", "/CPU:1"])
+    strategies = {
+        "in packs": make_strategy(2),
+        "in packs of 5 bytes": make_strategy(2, 5),
+        "all at once": mirrored(tf.distribute.HierarchicalCopyAllReduce()),
+        "each by itself": mirrored(tf.distribute.ReductionToOneDevice()),
+        "none": make_strategy(1),
+    }
+    found = {name: packs.buffer_bytes(each, sizes) for name, each in strategies.items()}
+    assert found == {
+        "in packs": 3 * 70, "in packs of 5 bytes": 3 * 40, "all at once": 3 * 100,
+        "each by itself": 3 * 40, "none": 0,
+    }  # fmt: skip
+
+
+def unknown_and_sparse():
+    """A tensor whose shape a graph does not know, and a sparse gradient, which is sent by itself."""
+    with tf.Graph().as_default():
+        unknown = tf.compat.v1.placeholder(tf.float32, [None])
+    return unknown, tf.IndexedSlices(tf.zeros([1, 2]), tf.zeros([1], tf.int32), tf.constant([3, 2]))
+
+
 @pytest.mark.parametrize("shards", [0, 2])
-def test_groups_of_two_replicas_have_the_sums_of_one_group_bit_for_bit(shards):
+def test_packs_of_two_replicas_have_the_sums_of_one_pack_bit_for_bit(shards):
     for one, groups in zip(backward_pass(0, shards)(), backward_pass(1, shards)(), strict=True):
         for values in zip(one, groups, strict=True):  # of each replica
             assert values[0].numpy().tobytes() == values[1].numpy().tobytes()
@@ -111,7 +147,7 @@ def losses_and_weights(replicas: int, **options):
 
 # 23 rows on 4 replicas are uneven; the gradient of the embedding is sparse.
 @pytest.mark.slow
-def test_fifty_steps_in_groups_are_those_of_one_replica():
+def test_fifty_steps_in_packs_are_those_of_one_replica():
     losses, [expected] = losses_and_weights(1)
     grouped, replicas = losses_and_weights(4, micro_batches=2)
     np.testing.assert_allclose(grouped, losses, rtol=0, atol=1e-10)

@@ -88,6 +88,7 @@ def weights(step):
     [
         (2, 8, {"norms": "global", "ema_decay": 0.9}),
         pytest.param(4, 5, {"shard_state": True}, marks=pytest.mark.slow),
+        pytest.param(4, 5, {"shard_state": "gradients"}, marks=pytest.mark.slow),
     ],
 )
 def test_groups_have_one_update_with_a_joint_clip_schedules_and_skipped_steps(

@@ -30,7 +30,8 @@ class Choice:
     string_features: bool = False
     on_non_finite: str = "stop"
     loss_spike: float = 0.0
-    shard_state: bool = False
+    shard_state: bool | str = False
+    histogram_interval: int = 0
     strategy: str = "mirrored"
     cpu_collectives: bool = False
     compiles_collectives: bool = False
@@ -64,6 +65,7 @@ _NAMES = {
     "on_non_finite": "train.on_non_finite",
     "loss_spike": "train.loss_spike",
     "shard_state": "optimizer.shard_state",
+    "histogram_interval": "summaries.histogram_interval",
     "ema_decay": "optimizer.ema_decay",
     "shard_mib": "runtime.cluster.shard_mib",
 }

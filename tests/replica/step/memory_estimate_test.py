@@ -1,5 +1,6 @@
 """The parts of a step's memory, counted by hand for a small model."""
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -10,6 +11,7 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.errors import UsageError
+from ctl.replica.step import memory_estimate
 from ctl.replica.step.memory_estimate import Timeline, bytes_of, estimate
 from tests.support import one_batch, reference_model
 
@@ -108,11 +110,52 @@ def test_each_replica_needs_its_own_rows_and_its_own_errors_of_compressed_gradie
     assert not one.parts
 
 
+def test_the_buffers_of_the_reduction_follow_the_backward_pass():
+    one, two = memory(batch=4), memory(replicas=2, batch=8)
+    # On logical devices each gradient is reduced by itself.
+    assert (one.reduction, two.reduction) == (0, 3 * WIDTH * WIDTH * FLOAT)
+    # With few rows the gradients are most of a step, and the buffers exceed its activations.
+    assert two.peak == two.persistent + two.input + two.gradients + two.reduction
+    large = dataclasses.replace(two, reduction=10 * two.gradients)
+    assert large.step_bytes(2) == two.input + 11 * two.gradients
+
+
+@pytest.mark.slow
+def test_logical_shards_are_sent_in_a_buffer_with_the_slots_of_all():
+    assert memory(replicas=2, logical_shards=4).reduction == 4 * (
+        PARAMETERS * FLOAT + 3 * WIDTH * WIDTH * FLOAT
+    )
+
+
 @pytest.mark.slow
 def test_split_slots_are_those_of_a_replicas_slices():
     slots = memory(replicas=2, optimizer="adam", shard_state=True).slots
     # Half of the two slots of each parameter, and a slice of the parameters themselves.
     assert slots == pytest.approx((2 + 1) / 2 * PARAMETERS * FLOAT, rel=0.02)
+
+
+def central(**options):
+    devices = ["CPU:0", "CPU:1"]
+    strategy = tf.distribute.experimental.CentralStorageStrategy(devices, "CPU:0")
+    make_optimizer = lambda: tf_keras.optimizers.Adam()  # noqa: E731
+    return estimate(
+        reference_model.make_trainer(
+            strategy, 8, cls=Deep, optimizer=make_optimizer, prefetch=2, **options
+        )
+    )
+
+
+@pytest.mark.slow
+def test_central_storage_keeps_a_copy_of_the_weights_on_each_replica_and_no_slots(monkeypatch):
+    parts, mirrored = central(ema_decay=0.9), memory(Deep, replicas=2, batch=8, optimizer="adam")
+    assert (parts.weights, parts.slots, parts.parts) == (mirrored.weights, 0, {})
+    # Counts what operations read of variables, from the read to the last use.
+    monkeypatch.setattr(memory_estimate, "_NOT_COUNTED", ("Const", "Placeholder", "VarHandleOp"))
+    kernels = 9 * WIDTH * WIDTH * FLOAT
+    # The backward pass reads every kernel but the first one, which no gradient depends on: when it
+    # begins, their copies exist together with the activations.
+    copies = central().activations - parts.activations
+    assert copies == pytest.approx(kernels - WIDTH * WIDTH * FLOAT, rel=0.03)
 
 
 def test_a_train_step_of_the_user_is_not_estimated():
