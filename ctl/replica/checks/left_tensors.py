@@ -79,11 +79,12 @@ class LeftTensors(Observer):
         for op in parts[0].losses[0].graph.get_operations():
             masks = [reached.get(id(x), 0) for x in op.inputs]
             every, user = functools.reduce(operator.or_, masks, 0), users.get(op, 0)
+            is_barrier = op.type == "XlaOptimizationBarrier"  # its output i is its input i
+            reads_others = user.bit_count() == 1 and every & ~user and not is_barrier
             # What two of them use is what one has left.
-            if user.bit_count() == 1 and every & ~user and _replica(op.name) == self._replica:
+            if reads_others and _replica(op.name) == self._replica:
                 _reject(op, "micro-batch")
             for i, output in enumerate(op.outputs):
-                is_barrier = op.type == "XlaOptimizationBarrier"  # its output i is its input i
                 mask = masks[i] if is_barrier else every
                 reached[id(output)] = reached.get(id(output), 0) | mask
         for i, part in enumerate(parts):

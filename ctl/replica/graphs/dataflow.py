@@ -52,7 +52,8 @@ def ancestors(
         yield tensor
         if not through_shapes and tensor.op.type in ops.SHAPES:
             continue
-        pending.extend(tensor.op.inputs)
+        is_barrier = tensor.op.type == "XlaOptimizationBarrier"  # its output i is its input i
+        pending.extend([tensor.op.inputs[tensor.value_index]] if is_barrier else tensor.op.inputs)
         # A function graph captures the tensors of the enclosing graph as inputs of its own.
         outer = outer_tensor(tensor)
         if outer is not None:
