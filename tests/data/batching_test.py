@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import ctl
 from ctl.data import batching, distribution
+from ctl.data.input_pipeline import InputPipeline
 from ctl.data.kinds import kind_of
 from ctl.data.layout import Layout, WorkerShard
 from tests.data.reading import (
@@ -122,12 +123,20 @@ def test_training_stream_has_infinite_cardinality(kind):
         assert training(make(kind, 3), layout).cardinality() == tf.data.INFINITE_CARDINALITY
 
 
+def pipeline(kind):
+    strategy = tf.distribute.get_strategy()
+    return InputPipeline(
+        lambda split, context: make(kind, 11), strategy=strategy, seed=SEED, prefetch=1
+    )
+
+
 def test_resuming_a_dataset_warns_that_it_is_read_again(caplog):
     with caplog.at_level(logging.WARNING, "ctl"):
-        training(make("source", 3), Layout(4, 2), start=7)
-        training(make("dataset", 3), Layout(4, 2), start=0)
+        pipeline("source").training_dataset(4, start=7)
+        pipeline("dataset").training_dataset(4, start=0)
+        pipeline("dataset").first_batch(4, 7)  # of a check
         assert not caplog.messages
-        training(make("dataset", 3), Layout(4, 2), start=7)
+        pipeline("dataset").training_dataset(4, start=7)
     (message,) = caplog.messages
     assert "step 7" in message
     assert "\n" not in message
@@ -138,8 +147,25 @@ def test_chunks_stack_consecutive_batches(kind):
     layout, size = Layout(4, 1), 3
     chunks = kind_of(make(kind, 11)).chunks(layout, seed=SEED, start=2, size=size)
     (chunk,) = distribution.disable_autotune(chunks).take(1)
-    assert chunk["id"].numpy().tolist() == one_replica_ids(make(kind, 11), 4, size, start=2)
-    assert chunk["x"].shape == [size, 4, 2]
+    assert chunk.row_mask is None
+    assert chunk.batch["id"].numpy().tolist() == one_replica_ids(make(kind, 11), 4, size, start=2)
+    assert chunk.batch["x"].shape == [size, 4, 2]
+
+
+@pytest.mark.parametrize("kind", KINDS[:2])
+@pytest.mark.parametrize("pipelines", [1, 2])
+def test_chunks_of_replicas_come_in_turn_and_have_the_rows_of_their_batches(kind, pipelines):
+    size, replicas = 3, 4
+    expected = one_replica_ids(make(kind, 22), 5, size, start=2)  # 2 + 2 + 1 + 0 rows
+    found = [[] for _ in range(size)]
+    for i in range(pipelines):
+        layout = Layout(5, replicas, pipelines, i)
+        chunks = kind_of(make(kind, 22)).chunks(layout, seed=SEED, start=2, size=size)
+        for chunk in distribution.disable_autotune(chunks).take(replicas // pipelines):
+            assert chunk.batch["x"].shape == [size, 2, 2]
+            for n in range(size):
+                found[n] += chunk.batch["id"].numpy()[n][chunk.row_mask.numpy()[n] > 0].tolist()
+    assert found == expected
 
 
 # Evaluation.

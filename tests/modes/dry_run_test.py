@@ -33,8 +33,8 @@ def recorded(monkeypatch):
     save = Checkpointer.save
     monkeypatch.setattr("ctl.StandardTrainer.build_actions", lambda trainer: [Recorder()])
 
-    def record_save(checkpointer, notes=None):
-        path = save(checkpointer, notes)
+    def record_save(checkpointer, *arguments, **options):
+        path = save(checkpointer, *arguments, **options)
         record["saved"].append(path)
         return path
 

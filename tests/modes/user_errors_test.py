@@ -48,8 +48,6 @@ MISTAKES = {
     "TensorFlow rejects an op while the step is traced": (LOSS,
         f"tf.reshape(outputs, [4, 5])\n        {LOSS}",
         "tiny.py:12: ValueError: Cannot reshape a tensor with 8 elements", 2),
-    "a label is out of range when the step runs": ("[0, 1] * 4", "[0, 7, 7, 7] * 2",
-        "tiny.py:13: InvalidArgumentError: Received a label value of 7", 2),
     "a function of the dataset raises": (DATA, f'{DATASET}.map(lambda e: {{**e, "x": e["z"]}})',
         "tiny.py:9: The batch has no 'z': expected one of x, label. (", 2),
     "the loss reads a misspelt feature": ('batch["label"]', 'batch["lable"]',

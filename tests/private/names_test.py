@@ -153,6 +153,7 @@ TENSORFLOW = {
         tf.config.list_physical_devices("CPU")[0] in tensorflow.context.context()._physical_devices
     ),
     "_registry": lambda _: "Add" in tensorflow.ops.gradient_registry._registry,
+    "_replica_id": lambda _: tf.distribute.get_replica_context()._replica_id == 0,
     "_resource_handle": lambda _: tf.random.Generator.from_seed(1).state.handle is not None,
     "_trackable_children": lambda _: [*build_optimizer()[0]._trackable_children()],
     "_variant_tensor": lambda _: tf.data.Dataset.range(2)._variant_tensor.dtype == tf.variant,
@@ -207,6 +208,7 @@ MEMBERS = {
     "context": ["context"],
     "control_flow_util": ["GraphOrParentsInXlaContext"],
     "coordination_config_pb2": ["CoordinatedJob"],
+    "distributed_values": ["apply_aggregation_replica_context"],
     "gen_xla_ops": [
         "xla_all_reduce",
         "xla_call_module",

@@ -118,7 +118,9 @@ class CheckpointFiles:
             flush(path)
         marker, temporary = (pathlib.Path(self.path(step) + end) for end in (MARKER, _BEGUN))
         content: dict[str, Any] = {"files": {p.name: p.stat().st_size for p in files}}
-        # The start marker stays in its place until it is the marker; a link there is not followed.
+        # The start marker stays in its place until it is the marker; a link of someone else does not.
+        if temporary.is_symlink():
+            temporary.unlink()
         opened = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666)
         with os.fdopen(opened, "w", encoding="utf-8") as file:
             file.write(json.dumps({**content, "notes": dict(notes)} if notes else content))
