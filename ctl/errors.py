@@ -82,8 +82,9 @@ class LostWorker(RuntimeError):
 
 # The user and the password in a URL, and the signature of a signed one.
 _SECRET = re.compile(
-    r"(\bhttps?:/{1,2}|\b[a-z][\w+.-]{0,20}:/{1,2}(?=[^\s/@]*:))[^\s/@]+(?=@)"
-    r"|([?&][\w-]{0,40}(?:credential|key|password|secret|sig|token)[\w-]{0,40}=)[^\s&#]+",
+    r"(\b[a-z][\w+.-]{0,20}:/{1,2}(?=[^\s/@?#]*:)|\bhttps?:/{1,2}(?=[^\s/@?#.]+@))[^\s/@?#]+(?=@)"
+    r"|([?&](?:[\w-]{0,40}[_-])?(?:credential|(?:api|access|aws)?-?(?:access)?key(?:id)?|password|secret|"
+    r"sig|signature|token)=)[^\s&#]+",
     re.IGNORECASE,
 )
 # Characters that a terminal obeys, or that change the order of the others; names of files have them.

@@ -12,6 +12,7 @@ other numbers of workers: the documentation page "A cluster" has the command for
 """
 
 from collections.abc import Callable, Mapping, Sequence
+import contextlib
 import dataclasses
 import math
 import runpy
@@ -213,7 +214,9 @@ class Launcher:
 
 
 def _print(text: str) -> None:
-    print(f"ctl.launch: {printable(text)}", file=sys.stderr, flush=True)
+    # A closed stream must not end the processes before they have saved.
+    with contextlib.suppress(OSError, ValueError):
+        print(f"ctl.launch: {printable(text)}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,9 @@ SECRETS = {
     "https://secret@host/w.h5": "https://***@host/w.h5",
     "https://host/w?X-Amz-Signature=secret&x=1": "https://host/w?X-Amz-Signature=***&x=1",
     "https://host/w?a=1&sig=secret": "https://host/w?a=1&sig=***",
+    "https://host/w?X-Amz-Security-Token=secret": "https://host/w?X-Amz-Security-Token=***",
+    "https://host/w?AWSAccessKeyId=secret": "https://host/w?AWSAccessKeyId=***",
+    "https://host/w?api_key=secret": "https://host/w?api_key=***",
 }
 
 
@@ -56,7 +59,8 @@ def test_credentials_of_a_url_are_in_no_line_and_rejected(url, capsys):
     "text",
     [
         "gs://bucket/a@b:c/run", "sftp://me@host/run", "runs/a:b@c", "worker 0 (localhost:2222)",
-        "https://host/a?page=key", "http://[::1]:80/a", "a.py:A and b@c",
+        "https://host/a?page=key", "http://[::1]:80/a", "a.py:A and b@c", "https://h/x?tokenizer=bpe",
+        "https://h/x?keywords=cat&design=1&sigma=2", "https://h?email=a@b", "https://github.com@v1",
     ],
 )  # fmt: skip
 def test_text_without_credentials_is_not_changed(text):

@@ -40,7 +40,8 @@ def find_reason(error: BaseException, *, writes: bool = False) -> str | None:
     if match and (is_runtime or of_tensorflow or of_system):
         return match[0]
     if writes and (of_system or type(error).__name__ in _ERRORS):
-        return getattr(error, "strerror", None) or _NODE.sub("", str(error)).splitlines()[0]
+        text = getattr(error, "strerror", None) or _NODE.sub("", str(error))
+        return (text or type(error).__name__).splitlines()[0]
     return None
 
 

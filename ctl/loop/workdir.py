@@ -368,7 +368,7 @@ def name_experiment(config: str) -> str:
 def _as_name(text: str) -> str:
     """Returns a part of a file's name; it is unique for each text."""
     name = re.sub(r"[^\w.,=+-]", "_", text)
-    if name == text and len(os.fsencode(name)) <= _MAX_NAME:
+    if name == text and len(name) <= _MAX_NAME and len(os.fsencode(name)) <= _MAX_BYTES:
         return name
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     return f"{_cut(name, _MAX_NAME)}-{digest}"

@@ -37,6 +37,7 @@ from ctl.modes import DONE, FAILED, STOPPED
 FROM_FILE = "get_sweep"  # the value of --sweep that calls the function of this name
 _SEARCH = re.compile(r"(random|tpe):([1-9]\d{0,3})")  # a value of --sweep
 _JOURNAL = "optuna.journal"
+_IMPORTS = ("trainer", "optimizer.", "actions", "summaries.writers")  # keys that can name code
 _CODE = re.compile(r"[\w./-]+:[A-Za-z_]\w*")  # what a value may name, such as mine.py:Trainer
 _FRESH = "start the sweep from scratch by --fresh, or name another --workdir"
 _PROGRAM = (sys.executable, "-m", "ctl.main")
@@ -257,7 +258,9 @@ def _choose(study: Any, values: flags.FlagValues, changes: Changes) -> Iterator[
     kind, count = values.sweep[0].split(":")
     known = [run for name, run in _read_journal(study).items() if name.startswith("trial=")]
     source = pathlib.Path(values.config.partition(":")[0]).read_text(encoding="utf-8")
-    for code in _CODE.findall(" ".join(text for run in known for text in run.values.values())):
+    pairs = (pair for run in known for pair in run.values.items())
+    imported = " ".join(text for key, text in pairs if key.startswith(_IMPORTS))
+    for code in _CODE.findall(imported):
         if code not in source:  # a journal is data, which must not choose what is imported
             raise UsageError(f"{_JOURNAL} names {code}, but {values.config} does not: {_FRESH}.")
     yield from known

@@ -184,6 +184,8 @@ def _list_npz(archive: zipfile.ZipFile) -> dict[str, _Entry]:
         with archive.open(member) as file:
             version = "_".join(map(str, np.lib.format.read_magic(file)))
             shape, _, dtype = getattr(np.lib.format, f"read_array_header_{version}")(file)
+        if dtype.kind in "SU":  # such as the names of classes
+            continue
         read = functools.partial(_read_npy, archive, member)
         entries[member.removesuffix(".npy")] = (shape, dtype, read)
     return entries
