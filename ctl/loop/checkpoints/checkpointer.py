@@ -237,7 +237,8 @@ class Checkpointer:
         """
         print_line = print_line or (lambda line: None)
         self.wait()  # a thread may be writing the newest one
-        step = self._broadcast_latest_step(before)
+        failed: set[int] = set()
+        step = self._broadcast_latest_step(before, failed)
         for newer, fault in self.files.faults().items():
             if newer > step and (before is None or newer < before):
                 print_line(f"Skipped {self.path(newer)}: {fault}.")
@@ -252,8 +253,8 @@ class Checkpointer:
                 return self.path(step)
             print_line(f"Skipped {self.path(step)}: {fault}.")
             # A run that trains meanwhile may have deleted it, and written a newer one.
-            newest = self._broadcast_latest_step(before)
-            step = newest if newest > step else self._broadcast_latest_step(before=step)
+            failed.add(step)
+            step = self._broadcast_latest_step(before, failed)
         # Training from scratch would overwrite what the user may still be able to repair.
         if self.files.steps() or self.files.damaged():
             raise UsageError(
@@ -304,10 +305,15 @@ class Checkpointer:
         device = spec.io_device or own
         return tf.train.CheckpointOptions(experimental_io_device=device or None, **options)
 
-    def _broadcast_latest_step(self, before: int | None) -> int:
-        """Returns the newest step of the chief, or -1: a shared disk may show others an older state."""
-        step = self.latest_step(before)
-        return self._processes.broadcast_from_chief(-1 if step is None else step)
+    def _broadcast_latest_step(self, before: int | None, failed: set[int]) -> int:
+        """Returns the newest step of the chief that has not failed, or -1.
+
+        A shared disk may show the other processes an older state.
+        """
+        steps = (
+            s for s in self.files.steps() if s not in failed and (before is None or s < before)
+        )
+        return self._processes.broadcast_from_chief(max(steps, default=-1))
 
     def _restore_by_place(
         self, path: str, content: matching.CheckpointContent, variables: list[matching.Variable]

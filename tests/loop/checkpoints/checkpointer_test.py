@@ -116,6 +116,23 @@ def test_checkpoint_is_not_deleted_for_a_newer_one_that_cannot_be_read(saved):
     assert checkpoints.files.steps() == [2]
 
 
+def test_each_checkpoint_that_cannot_be_read_is_tried_once(saved):
+    folder, _ = saved
+    for name in (DATA, DATA.replace("3", "2")):
+        (folder / name).write_bytes(bytes((folder / name).stat().st_size))
+    lines, trainer = [], make_trainer()
+
+    def print_line(line):
+        assert len(lines) < 2, "tried again"
+        lines.append(line)
+
+    Checkpointer(folder, trainer).all_restore_latest(print_line=print_line)
+    assert trainer.global_step.numpy() == 1
+    assert [line.partition(":")[0] for line in lines] == [
+        f"Skipped {folder}/ckpt-{step}" for step in (3, 2)
+    ]
+
+
 def test_run_does_not_start_from_scratch_if_all_checkpoints_are_damaged(saved):
     folder, _ = saved
     for path in folder.glob("*.index"):
