@@ -2,7 +2,6 @@
 
 import atexit
 from collections.abc import Callable, Mapping, Sequence
-import contextlib
 import errno
 import pathlib
 import re
@@ -11,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ctl.errors import UsageError, list_some, type_name
+from ctl.errors import UsageError, list_some, print_line, type_name
 from ctl.hardware import quiet, strategies
 from ctl.hardware.collectives import ProcessGroup
 from ctl.loop import disk
@@ -131,6 +130,7 @@ class Checkpointer:
         self._rank = rank
         self._writing: int | None = None  # the step that a thread is writing, until `wait`
         self._committed: int | None = None  # the step that it has written
+        self._prune_failed = False  # which is printed once
         # The restored checkpoint, and its variables that TensorFlow will restore when the trainer
         # builds them.
         self._restored: matching.CheckpointContent | None = None
@@ -415,9 +415,17 @@ class Checkpointer:
         rank = self._rank or (lambda other: (other <= step, other))
         complete = [self.path(step)]
         # If the disk fails meanwhile, the next save deletes what is old.
-        with contextlib.suppress(OSError):
+        try:
             steps = self.files.prune(keep=self._keep, keep_every=self._keep_every, rank=rank)
             complete = [self.path(step) for step in steps]
+        except OSError as error:
+            if not self._prune_failed:
+                reason = error.strerror or error
+                print_line(
+                    f"Old checkpoints in {self.directory} cannot be deleted ({reason}): check its "
+                    "permissions. Each save tries again."
+                )
+            self._prune_failed = True
         # For TensorFlow's own tools, such as `tf.train.latest_checkpoint`. The function is deprecated.
         state = report_write_errors(f"{self.directory}/checkpoint", self.directory)
         with quiet.hide_warnings(), state:

@@ -290,6 +290,23 @@ def test_newest_checkpoints_and_multiples_of_keep_every_are_kept(tmp_path):
     assert checkpoints.files.steps() == [3, 6, 7, 8]
 
 
+def test_checkpoints_that_cannot_be_deleted_are_reported_once(tmp_path, monkeypatch, capsys):
+    checkpoints = Checkpointer(tmp_path, trainer := make_trainer(), keep=1)
+
+    def fail(step):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(checkpoints.files, "remove", fail)
+    for step in (1, 2, 3):
+        trainer.global_step.assign(step)
+        checkpoints.save()
+    assert checkpoints.files.steps() == [1, 2, 3]
+    assert capsys.readouterr().out == (
+        f"Old checkpoints in {tmp_path} cannot be deleted (Permission denied): check its permissions. "
+        "Each save tries again.\n"
+    )
+
+
 def test_closed_checkpointer_is_not_kept_in_memory_and_can_save_again(tmp_path):
     trainer, threads = make_trainer(), threading.active_count()
     checkpoints = Checkpointer(tmp_path, trainer, background=True)
