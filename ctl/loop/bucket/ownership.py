@@ -130,7 +130,8 @@ class Ownership:
                 f"{url} is owned by {who}: waiting up to {LEASE_SECONDS:.0f} s in case that "
                 "process has died."
             )
-        while not _has_ended(holder) and time.monotonic() < deadline:
+        # A read may take longer than the lease: what it shows counts.
+        while not _has_ended(holder) and (holder != first or time.monotonic() < deadline):
             if holder != first:
                 raise lock.in_use(url, who)
             time.sleep(_POLL_SECONDS)

@@ -111,3 +111,18 @@ def test_damaged_reads_of_a_live_owner_are_no_end_and_no_sign_of_life(store, own
     with pytest.raises(UsageError, match="in use by another run, pid 1 on beta"):
         owner.acquire()
     assert next(reads, "all were read") == "all were read"
+
+
+def test_owner_that_is_seen_to_live_after_the_lease_is_not_replaced(
+    store, owner, monkeypatch, clock
+):
+    beats = iter((1, 2))
+
+    def read_slowly(name):
+        clock.now += 1.0
+        return json.dumps({"pid": 1, "host": "beta", "beat": next(beats)}).encode()
+
+    leave(store, 3)
+    monkeypatch.setattr(store, "read", read_slowly)
+    with pytest.raises(UsageError, match="in use by another run, pid 1 on beta"):
+        owner.acquire()
