@@ -280,12 +280,15 @@ class Workdir:
     def _check_checkpoints(self) -> None:
         """Raises UsageError if the checkpoints are lost, with which a run would begin again."""
         events = read_lines(self.path / _EVENTS, event=str, step=int)
-        saved = [event["step"] for event in events if event["event"] in ("checkpoint", "durable")]
+        # What only the lost machine had is no checkpoint of the store; --fresh does not move objects.
+        kinds = ("durable",) if self.store else ("checkpoint", "durable")
+        fix = "name another --workdir" if self.store else "start from scratch with --fresh"
+        saved = [event["step"] for event in events if event["event"] in kinds]
         files = CheckpointFiles(self.checkpoints)
         if saved and not files.steps() and not files.damaged():
             raise UsageError(
-                f"{self.path / _EVENTS} records a checkpoint at step {saved[-1]}, but "
-                f"{self.checkpoints} has none: restore the folder, or start from scratch with --fresh."
+                f"{self.name}/{_EVENTS} records a checkpoint at step {saved[-1]}, but "
+                f"{self.name}/checkpoints has none: restore the folder, or {fix}."
             )
 
     def _check_no_foreign_files(self, *, moves: bool = False) -> None:

@@ -4,6 +4,7 @@ import datetime
 import errno
 import json
 import pathlib
+import types
 
 import pytest
 
@@ -92,6 +93,19 @@ def test_lost_checkpoints_are_not_a_new_beginning(tmp_path):
     folder.checkpoints.mkdir()
     (folder.checkpoints / "ckpt-10.whole").write_text("damaged")  # the restore names it
     assert folder.check_config(config()) == []
+
+
+def test_only_checkpoints_that_were_in_a_store_can_be_lost_there(tmp_path):
+    folder = Workdir(tmp_path, store=types.SimpleNamespace(url="gs://bucket/run"))
+    folder.create(config())
+    folder.event("checkpoint", 10)  # the machine was lost before the upload
+    assert folder.check_config(config()) == []
+    folder.event("durable", 20)
+    with pytest.raises(
+        UsageError,
+        match=r"gs://bucket/run/events\.jsonl records .* 20, .*or name another --workdir",
+    ):
+        folder.check_config(config())
 
 
 def test_lost_config_is_named_and_fresh_moves_what_is_left(tmp_path):

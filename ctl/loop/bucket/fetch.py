@@ -95,7 +95,7 @@ def run(local: LocalCopy, name: str = "", *, every: bool = False, texts_only: bo
                 fault = checkpoint(local, where, step)
                 if newest and not fault:
                     break
-                if newest:
+                if fault and not every:
                     print_line(f"Skipped {store.url}/{where and where + '/'}ckpt-{step}: {fault}.")
         else:
             # Training from scratch would replace what the user may still be able to repair.

@@ -118,26 +118,34 @@ class Ownership:
         return json.dumps({**self._holder, **fields}).encode()
 
     def _wait_for_end(self, number: int) -> None:
-        """Waits until an owner has ended; raises UsageError if it lives."""
+        """Waits until an owner has ended; raises UsageError if it lives.
+
+        An object that cannot be parsed shows nothing: the lease begins with the first that can.
+        """
         url, first = self._store.url, self._read(number)
-        holder, who, deadline = first, lock.describe(first), time.monotonic() + LEASE_SECONDS
+        who = lock.describe(first) if first else "a process that its object does not name"
+        holder, deadline = first, time.monotonic() + LEASE_SECONDS
         if not _has_ended(first):
             print_line(
                 f"{url} is owned by {who}: waiting up to {LEASE_SECONDS:.0f} s in case that "
                 "process has died."
             )
-        while not _has_ended(holder) and time.monotonic() < deadline:
+        # A read may take longer than the lease: what it shows counts.
+        while not _has_ended(holder) and (holder != first or time.monotonic() < deadline):
             if holder != first:
                 raise lock.in_use(url, who)
             time.sleep(_POLL_SECONDS)
-            holder = self._read(number)
+            holder = self._read(number) or holder
+            if not first and holder:
+                first, who = holder, lock.describe(holder)
+                deadline = time.monotonic() + LEASE_SECONDS
 
     def _read(self, number: int) -> dict[str, Any]:
-        """Returns the holder that an object names; one that has ended if it names none."""
+        """Returns the holder that an object names; {} if it names none."""
         with contextlib.suppress(ValueError):
             content = self._store.retry(self._store.read, _name(number))
             return json_files.parse(content or b"", pid=int, host=str)
-        return {"released": True}
+        return {}
 
 
 def latest(store: Store) -> int:

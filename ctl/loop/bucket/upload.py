@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from concurrent import futures
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -14,7 +15,7 @@ import time
 from ctl.errors import Failure
 from ctl.hardware.file_systems import one_line
 from ctl.loop import json_files, lock
-from ctl.loop.bucket.fetch import BEST, CHECKPOINTS, checksum
+from ctl.loop.bucket.fetch import BEST, CHECKPOINTS, checksum, steps
 from ctl.loop.bucket.local import LocalCopy, signature
 from ctl.loop.bucket.ownership import Ownership
 from ctl.loop.checkpoints.files import (
@@ -160,15 +161,15 @@ class Uploader:
         """Returns the folder and the step of each checkpoint to copy, the newest first."""
         found = []
         for where in (CHECKPOINTS, BEST):
-            steps = CheckpointFiles(self._folder / where).steps()
-            for step in reversed(steps):
+            present = CheckpointFiles(self._folder / where).steps()
+            for step in reversed(present):
                 kept = self.keep_every and step % self.keep_every == 0
-                if where == BEST or kept or step == steps[-1]:
+                if where == BEST or kept or step == present[-1]:
                     found.append((where, step))
         return [each for each in found if self.local.changed([self._marker(*each)])]
 
     def _marker(self, where: str, step: int) -> pathlib.Path:
-        return self._folder / where / f"ckpt-{step}{MARKER}"
+        return self._folder / _marker(where, step)
 
     def _copy_checkpoint(self, where: str, step: int) -> None:
         start, path, sent = time.monotonic(), self._marker(where, step), self.local.sent
@@ -204,12 +205,16 @@ class Uploader:
         for where in (CHECKPOINTS, BEST):
             files = group_by_step(self._store.list(where))
             complete = {step for step, names in files.items() if names[0].endswith(MARKER)}
-            # Only those that this run has begun to copy: a listing may be late.
-            sent = (name.rpartition("/") for name in self.local.sent)
-            begun = group_by_step(name for folder, _, name in sent if folder == where).keys()
-            old = old_steps(complete, (begun & files.keys()) - complete, self.keep, self.keep_every)
-            if where == BEST:  # all of them were fetched at the start: the local folder decides
-                old = list(files.keys() - CheckpointFiles(self._folder / where).present())
+            incomplete = files.keys() - complete
+            copied, local = steps(self.local.sent, where), CheckpointFiles(self._folder / where)
+            # A newer one could not be read, or the run would have continued from it: it goes first.
+            newest = min(max(each, default=math.inf) for each in (copied, local.steps()))
+            rank = functools.partial(_rank, newest=newest)
+            old = old_steps(complete, incomplete, self.keep, self.keep_every, rank)
+            if where == BEST:  # the local folder decides, except of those that could not be fetched
+                old = list((incomplete | {*copied}) & files.keys() - local.present())
+            # A listing may be late, and show no marker.
+            old = [s for s in old if s in complete or self._store.read(_marker(where, s)) is None]
             names = [f"{where}/{name}" for step in old for name in files[step]]
             if names:
                 self.owner.check()
@@ -222,6 +227,14 @@ def exported_files(folder: pathlib.Path) -> list[pathlib.Path]:
     """Returns the files of the exported models of a run; those that complete a model come last."""
     files = [path for path in (folder / _EXPORT).glob("[0-9]*/**/*") if path.is_file()]
     return sorted(files, key=lambda p: (p.suffix in (".pb", ".json"), p.name == "saved_model.pb"))
+
+
+def _marker(where: str, step: int) -> str:
+    return f"{where}/ckpt-{step}{MARKER}"
+
+
+def _rank(step: int, newest: float) -> tuple[bool, int]:
+    return step <= newest, step
 
 
 def _link(path: pathlib.Path, other: pathlib.Path) -> None:

@@ -2,7 +2,6 @@
 
 import atexit
 from collections.abc import Callable, Mapping, Sequence
-import contextlib
 import errno
 import pathlib
 import re
@@ -11,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ctl.errors import UsageError, list_some, type_name
+from ctl.errors import UsageError, list_some, print_line, type_name
 from ctl.hardware import quiet, strategies
 from ctl.hardware.collectives import ProcessGroup
 from ctl.loop import disk
@@ -131,6 +130,7 @@ class Checkpointer:
         self._rank = rank
         self._writing: int | None = None  # the step that a thread is writing, until `wait`
         self._committed: int | None = None  # the step that it has written
+        self._prune_failed = False  # which is printed once
         # The restored checkpoint, and its variables that TensorFlow will restore when the trainer
         # builds them.
         self._restored: matching.CheckpointContent | None = None
@@ -237,7 +237,8 @@ class Checkpointer:
         """
         print_line = print_line or (lambda line: None)
         self.wait()  # a thread may be writing the newest one
-        step = self._broadcast_latest_step(before)
+        failed: set[int] = set()
+        step = self._broadcast_latest_step(before, failed)
         for newer, fault in self.files.faults().items():
             if newer > step and (before is None or newer < before):
                 print_line(f"Skipped {self.path(newer)}: {fault}.")
@@ -252,8 +253,8 @@ class Checkpointer:
                 return self.path(step)
             print_line(f"Skipped {self.path(step)}: {fault}.")
             # A run that trains meanwhile may have deleted it, and written a newer one.
-            newest = self._broadcast_latest_step(before)
-            step = newest if newest > step else self._broadcast_latest_step(before=step)
+            failed.add(step)
+            step = self._broadcast_latest_step(before, failed)
         # Training from scratch would overwrite what the user may still be able to repair.
         if self.files.steps() or self.files.damaged():
             raise UsageError(
@@ -304,10 +305,15 @@ class Checkpointer:
         device = spec.io_device or own
         return tf.train.CheckpointOptions(experimental_io_device=device or None, **options)
 
-    def _broadcast_latest_step(self, before: int | None) -> int:
-        """Returns the newest step of the chief, or -1: a shared disk may show others an older state."""
-        step = self.latest_step(before)
-        return self._processes.broadcast_from_chief(-1 if step is None else step)
+    def _broadcast_latest_step(self, before: int | None, failed: set[int]) -> int:
+        """Returns the newest step of the chief that has not failed, or -1.
+
+        A shared disk may show the other processes an older state.
+        """
+        steps = (
+            s for s in self.files.steps() if s not in failed and (before is None or s < before)
+        )
+        return self._processes.broadcast_from_chief(max(steps, default=-1))
 
     def _restore_by_place(
         self, path: str, content: matching.CheckpointContent, variables: list[matching.Variable]
@@ -409,9 +415,17 @@ class Checkpointer:
         rank = self._rank or (lambda other: (other <= step, other))
         complete = [self.path(step)]
         # If the disk fails meanwhile, the next save deletes what is old.
-        with contextlib.suppress(OSError):
+        try:
             steps = self.files.prune(keep=self._keep, keep_every=self._keep_every, rank=rank)
             complete = [self.path(step) for step in steps]
+        except OSError as error:
+            if not self._prune_failed:
+                reason = error.strerror or error
+                print_line(
+                    f"Old checkpoints in {self.directory} cannot be deleted ({reason}): check its "
+                    "permissions. Each save tries again."
+                )
+            self._prune_failed = True
         # For TensorFlow's own tools, such as `tf.train.latest_checkpoint`. The function is deprecated.
         state = report_write_errors(f"{self.directory}/checkpoint", self.directory)
         with quiet.hide_warnings(), state:

@@ -99,9 +99,10 @@ class CheckpointFiles:
         foreign = [s for s, n in names.items() if ".index" in n and not n & {MARKER, _BEGUN}]
         if foreign and not any(MARKER in suffixes for suffixes in names.values()):
             raise UsageError(
-                f"{self.path(max(foreign))} has no marker of ctl, so another program has written it, "
-                "such as tf.train.CheckpointManager: restore it once by tf.train.Checkpoint, and save "
-                "into a new folder."
+                f"{self.path(max(foreign))} has no marker of ctl: if an older ctl did not finish its "
+                "first save, start with --fresh; if another program has written it, such as "
+                "tf.train.CheckpointManager, restore it once by tf.train.Checkpoint, and save into a "
+                "new folder."
             )
 
     def commit(self, step: int, notes: Mapping[str, Any] | None = None) -> None:

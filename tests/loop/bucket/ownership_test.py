@@ -96,6 +96,33 @@ def test_late_listing_is_not_taken_for_the_end_of_the_ownership(store, monkeypat
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b'{"pid": "x"}', b"[" * 100_000])
-def test_damaged_object_of_an_owner_is_taken_over(store, owner, content):
+def test_damaged_object_of_an_owner_is_taken_over_after_the_lease(store, owner, content, capsys):
     store.write("owner/00000003", content)
     assert owner.acquire() == 3
+    assert "owned by a process that its object does not name: waiting" in capsys.readouterr().out
+
+
+def test_damaged_reads_of_a_live_owner_are_no_end_and_no_sign_of_life(store, owner, monkeypatch):
+    monkeypatch.setattr(ownership, "LEASE_SECONDS", 1e9)
+    lives = [json.dumps({"pid": 1, "host": "beta", "beat": beat}).encode() for beat in (1, 2)]
+    reads = iter([b"", lives[0], None, b"{", lives[0], lives[1]])
+    leave(store, 3)
+    monkeypatch.setattr(store, "read", lambda name: next(reads))
+    with pytest.raises(UsageError, match="in use by another run, pid 1 on beta"):
+        owner.acquire()
+    assert next(reads, "all were read") == "all were read"
+
+
+def test_owner_that_is_seen_to_live_after_the_lease_is_not_replaced(
+    store, owner, monkeypatch, clock
+):
+    beats = iter((1, 2))
+
+    def read_slowly(name):
+        clock.now += 1.0
+        return json.dumps({"pid": 1, "host": "beta", "beat": next(beats)}).encode()
+
+    leave(store, 3)
+    monkeypatch.setattr(store, "read", read_slowly)
+    with pytest.raises(UsageError, match="in use by another run, pid 1 on beta"):
+        owner.acquire()

@@ -41,17 +41,20 @@ def upload(local, keep_every=0):
 
 def test_newest_checkpoint_is_copied_and_older_ones_are_passed_over(local):
     save(local, 10, 20, 30)
-    for step in (4, 5):
+    for step in (4, 5, 60):
         local.store.write(f"checkpoints/ckpt-{step}.index", b"left by a killed run")
-    local.sent["checkpoints/ckpt-5.index"] = [1, 1]
+    local.store.write("checkpoints/ckpt-4.whole", b"{}")
+    original = local.store.list
+    local.store.list = lambda where="": {  # a late listing
+        name: size for name, size in original(where).items() if "ckpt-4.whole" not in name
+    }
     uploader, durable = upload(local)
     assert uploader.copy()
     save(local, 40, 50)
     assert uploader.copy() and not uploader.copy()
     assert durable == fetch.steps(local.store.list()) == [30, 50]
-    # The marker of the other one may be missing in a late listing only.
-    names = local.store.list()
-    assert "checkpoints/ckpt-4.index" in names and "checkpoints/ckpt-5.index" not in names
+    left = {step: f"checkpoints/ckpt-{step}.index" in local.store.list() for step in (4, 5, 60)}
+    assert left == {4: True, 5: False, 60: True}
 
 
 def test_checkpoints_to_keep_are_copied_after_the_newest_one(local):
@@ -134,3 +137,29 @@ def test_best_checkpoint_that_is_damaged_here_is_not_deleted_in_the_store(local)
     save(local, 20)
     uploader.copy()
     assert fetch.steps(local.store.list(), "best") == [5]
+
+
+def test_checkpoints_that_cannot_be_fetched_replace_no_good_ones(local, tmp_path, capsys):
+    store, other = local.store, LocalCopy(local.store.url, tmp_path / "other")
+    save(local, 20, 30)
+    save(local, 5, 10, where="best")
+    upload(local, keep_every=10)[0].copy()
+    for name in ("checkpoints/ckpt-30.index", "best/ckpt-5.index"):
+        store.write(name, b"#" * len(store.read(name)))
+    fetch.run(other)
+    other.mark_sent()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(": ckpt")[0] for line in lines] == [
+        f"Skipped {store.url}/checkpoints/ckpt-30", f"Skipped {store.url}/best/ckpt-5",
+    ]  # fmt: skip
+    uploader, _ = upload(other)
+    uploader.keep = 1
+    uploader.copy(logs=True)
+    assert fetch.steps(store.list()) == [20]
+    assert fetch.steps(store.list(), "best") == [5, 10]
+    # One that is saved, but not yet copied, protects none.
+    save(other, 40)
+    store.write("checkpoints/ckpt-30.index", b"30")
+    store.write("checkpoints/ckpt-30.whole", b"{}")
+    uploader._prune()
+    assert fetch.steps(store.list()) == [20]

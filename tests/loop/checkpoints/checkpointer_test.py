@@ -116,6 +116,23 @@ def test_checkpoint_is_not_deleted_for_a_newer_one_that_cannot_be_read(saved):
     assert checkpoints.files.steps() == [2]
 
 
+def test_each_checkpoint_that_cannot_be_read_is_tried_once(saved):
+    folder, _ = saved
+    for name in (DATA, DATA.replace("3", "2")):
+        (folder / name).write_bytes(bytes((folder / name).stat().st_size))
+    lines, trainer = [], make_trainer()
+
+    def print_line(line):
+        assert len(lines) < 2, "tried again"
+        lines.append(line)
+
+    Checkpointer(folder, trainer).all_restore_latest(print_line=print_line)
+    assert trainer.global_step.numpy() == 1
+    assert [line.partition(":")[0] for line in lines] == [
+        f"Skipped {folder}/ckpt-{step}" for step in (3, 2)
+    ]
+
+
 def test_run_does_not_start_from_scratch_if_all_checkpoints_are_damaged(saved):
     folder, _ = saved
     for path in folder.glob("*.index"):
@@ -271,6 +288,23 @@ def test_newest_checkpoints_and_multiples_of_keep_every_are_kept(tmp_path):
         checkpoints.save()
     checkpoints.wait()
     assert checkpoints.files.steps() == [3, 6, 7, 8]
+
+
+def test_checkpoints_that_cannot_be_deleted_are_reported_once(tmp_path, monkeypatch, capsys):
+    checkpoints = Checkpointer(tmp_path, trainer := make_trainer(), keep=1)
+
+    def fail(step):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(checkpoints.files, "remove", fail)
+    for step in (1, 2, 3):
+        trainer.global_step.assign(step)
+        checkpoints.save()
+    assert checkpoints.files.steps() == [1, 2, 3]
+    assert capsys.readouterr().out == (
+        f"Old checkpoints in {tmp_path} cannot be deleted (Permission denied): check its permissions. "
+        "Each save tries again.\n"
+    )
 
 
 def test_closed_checkpointer_is_not_kept_in_memory_and_can_save_again(tmp_path):

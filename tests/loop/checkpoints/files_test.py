@@ -143,7 +143,7 @@ def test_checkpoint_that_cannot_be_read_at_present_is_neither_damaged_nor_delete
 
 def test_checkpoints_of_another_program_are_refused_unless_some_are_of_ctl(folder):
     write(folder, 7, commit=False)
-    with pytest.raises(UsageError, match=r"ckpt-7 has no marker of ctl.*CheckpointManager"):
+    with pytest.raises(UsageError, match=r"ckpt-7 .* older ctl .* --fresh; .*CheckpointManager"):
         CheckpointFiles(folder).begin(7)
     write(folder, 9)
     CheckpointFiles(folder).begin(7)
