@@ -53,7 +53,10 @@ def read(path: pathlib.Path, **types: Any) -> dict[str, Any]:
     """
     try:
         return parse(path.read_bytes(), **types)
-    except (*_MISTAKES, ValueError) as error:
+    except (OSError, ValueError) as error:
+        of_disk = isinstance(error, OSError) and not isinstance(error, _MISTAKES)
+        if of_disk and getattr(error, "errno", None) != errno.ELOOP:  # of a link to itself
+            raise
         raise UsageError(f"{path} cannot be read ({error}): fix it, or use --fresh.") from None
 
 

@@ -75,8 +75,8 @@ class Workdir:
         self.exports = self.path / "export"
         self.writes = writes
         self.store = store
-        self._lock = threading.Lock()
         self.name = store.url if store else str(self.path)
+        self._lock = threading.Lock()  # of the threads that add events
         if writes:
             try:
                 self._check_writable()
@@ -85,6 +85,13 @@ class Workdir:
                     raise
                 print_line(f"{path} cannot be written, so nothing is recorded there.")
                 self.writes = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what another process gets, which has a lock of its own."""
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=threading.Lock())
 
     def sync(self) -> None:
         """Makes a copy of a store up to date, for a process that only evaluates."""
