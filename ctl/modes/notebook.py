@@ -301,6 +301,19 @@ class Run:
         return int(steps)
 
 
+def _read_arguments(optimizer: Any) -> dict[str, Any]:
+    """Returns the arguments of an optimizer in JSON types; {} if its schedule has no get_config."""
+
+    def describe(value: Any) -> Any:
+        return value.item() if hasattr(value, "item") else type(value).__name__
+
+    try:
+        arguments: dict[str, Any] = json.loads(json.dumps(optimizer.get_config(), default=describe))
+    except NotImplementedError:
+        return {}
+    return arguments
+
+
 def _wrap(trainer: StandardTrainer) -> Experiment:
     """Makes the experiment of a trainer that a script has made; its config records what is known.
 
@@ -330,7 +343,7 @@ def _wrap(trainer: StandardTrainer) -> Experiment:
         if not callable(inner._learning_rate):
             config.optimizer.learning_rate = float(inner.learning_rate.numpy())
         # All that its constructor got, such as a schedule or a momentum.
-        config.optimizer.arguments = json.loads(json.dumps(inner.get_config(), default=str))
+        config.optimizer.arguments = _read_arguments(inner)
     name = strategies.strategy_name(trainer.strategy)
     hardware = selection.Hardware(trainer.strategy, name, "the trainer's own")
     make: Callable[[int | None], Any] = lambda examples: config  # noqa: E731 - never called

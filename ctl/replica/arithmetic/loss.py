@@ -142,11 +142,10 @@ def row_weights(
             f"sample_weight has shape {weights.shape}, but must be [rows], or have the shape of the "
             "losses: return one weight per example."
         )
-    weights = _not_negative(weights)
-    if row_mask is None:
-        return weights
-    mask = tf.cast(row_mask, dtype)
-    return weights * tf.reshape(mask, [-1] + [1] * (weights.shape.rank - 1))
+    if row_mask is not None:  # before the check: padding has any weight
+        mask = tf.cast(row_mask, dtype)
+        weights = weights * tf.reshape(mask, [-1] + [1] * (weights.shape.rank - 1))
+    return _not_negative(weights)
 
 
 def _not_negative(weights: tf.Tensor) -> tf.Tensor:
@@ -155,7 +154,7 @@ def _not_negative(weights: tf.Tensor) -> tf.Tensor:
     rows = current()
     place = first + tf.cast(rows.first_row if rows else 0, tf.int64)
     return require(
-        tf.reduce_all(weights >= 0),
+        tf.logical_not(tf.reduce_any(weights < 0)),  # NaN is left to the check for finite values
         weights,
         "sample_weight is {} for example {} of the global batch, counted from 0, but weights must not "
         "be negative, since ctl divides by their sum: multiply the loss by it in per_example_loss.",

@@ -361,8 +361,12 @@ class _Search:
             self._reject(op, use, fix, split=self.replicas * micro_batches > 1)
             return True
 
+        def examine_again(batches: Sequence[ReadBatch]) -> None:
+            with contextlib.suppress(ProbeError):  # such as a batch of one row, which shows nothing
+                examine(batches)
+
         if not examine(self.batches):
-            self.again.append(examine)
+            self.again.append(examine_again)
             if self.replicas * micro_batches > 1:
                 (probe,) = probes.values()
                 self._warn_of_reductions(update, flow, probe, [value for value, _ in suspects])

@@ -107,7 +107,7 @@ class InnerLoop:
         self._checked = step
         # A dataset is read from its beginning, so only once; an iterator of the user may have a state.
         if self._source is None:
-            powers = [] if self.own_dataset else [each % _MOST_READ for each in powers[-1:]]
+            powers = [] if self.own_dataset else [min(each, _MOST_READ - 1) for each in powers[-1:]]
         self.step.repeat_checks([functools.partial(self._read, each) for each in powers])
         recorder = self.step.update.recorder
         report = recorder.take() if recorder else None
