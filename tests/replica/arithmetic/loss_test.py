@@ -343,3 +343,10 @@ def test_added_loss_that_depends_on_rows_is_rejected(cls, replicas, options):
         trainer.train(tf.constant(1))
     assert "\n" not in str(error.value)
     assert cls is not WithRowLoss or "/divergence/" in str(error.value)
+
+
+def test_weights_of_padding_and_weights_that_are_no_number_are_not_called_negative():
+    weights = loss.row_weights(tf.constant([2.0, -1.0]), tf.constant([1.0, 0.0]), tf.float64)
+    assert weights.numpy().tolist() == [2.0, 0.0]
+    (weight,) = loss.row_weights(tf.constant([np.nan]), None, tf.float64).numpy()
+    assert np.isnan(weight)  # the check for finite values reports it
