@@ -79,9 +79,11 @@ class Key:
 
     @property
     def type(self) -> str:
-        """boolean, integer, number, string, list, duration or free section."""
+        """The word for the type in help and in the reference, such as "integer" or "duration"."""
         if self.free:
             return "free section"
+        if self.is_mixed:
+            return "boolean or string"
         return "duration" if self.duration else _TYPE_NAMES[type(self.default)]
 
     def check(self, value: Any) -> None:

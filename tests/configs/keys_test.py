@@ -37,6 +37,7 @@ def test_each_key_is_declared_once_and_described_by_a_sentence():
         ("optimizer.learning_rate", "number"),
         ("data.dir", "string"),
         ("model", "free section"),
+        ("optimizer.shard_state", "boolean or string"),
     ],
 )
 def test_type_of_a_key_is_that_of_its_default(name, type_name):
