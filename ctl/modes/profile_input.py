@@ -62,7 +62,7 @@ class Profile:
 def profile_input(arguments: Arguments) -> int:
     """Trains for a few seconds, prints what limits the speed, and writes nothing."""
     # Before this process takes the memory of the GPUs.
-    apart = dict(measure_apart(arguments)) if len(gpu.list_gpus()) > 1 else {}
+    apart = dict(measure_apart(arguments)) if has_several_gpus(arguments.config.runtime) else {}
     built = experiment.build(arguments.config, arguments.config_path, evaluates=False)
     if strategies.spec_of(built.hardware.strategy).coordinated:
         raise UsageError(
@@ -83,6 +83,13 @@ def profile_input(arguments: Arguments) -> int:
         for line in all_compare_xla(arguments, hardware, used, profile.step, processes, apart):
             report(line)
     return DONE
+
+
+def has_several_gpus(runtime: Any) -> bool:
+    """Whether a config of this machine's GPUs trains on several of them."""
+    gpus = runtime.devices or gpu.list_gpus()
+    spec = strategies.STRATEGIES.get(runtime.strategy)  # none for auto, which takes all
+    return bool(gpu.list_gpus()) and len(gpus) > 1 and (spec is None or spec.scope == "all")
 
 
 def measure_apart(arguments: Arguments) -> Iterator[tuple[str, float | UsageError]]:

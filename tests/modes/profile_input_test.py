@@ -185,6 +185,25 @@ def fake(folder, code):
     return str(path)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "devices", "gpus", "expected"),
+    [
+        ("auto", [], 2, True),
+        ("mirrored", ["GPU:0", "GPU:1"], 8, True),
+        ("mirrored", ["GPU:3"], 8, False),
+        ("one_device", [], 8, False),
+        ("auto", [], 1, False),
+        ("mirrored", ["CPU:0", "CPU:1"], 0, False),
+    ],
+)
+def test_only_modes_of_several_gpus_are_timed_in_processes(
+    monkeypatch, strategy, devices, gpus, expected
+):
+    monkeypatch.setattr(profile_input.gpu, "list_gpus", lambda: [None] * gpus)
+    runtime = types.SimpleNamespace(strategy=strategy, devices=devices)
+    assert profile_input.has_several_gpus(runtime) is expected
+
+
 NO_KERNEL = tf.errors.InvalidArgumentError(None, None, "No kernel")
 
 
