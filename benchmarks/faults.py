@@ -26,7 +26,10 @@ LOOPS = {
     "a name that is announced before it is durable": ("io_faults --loop=names", 1),
     "a call on the run's files fails": ("io_faults --loop=calls", 3),
     "a signal at a call": ("io_faults --loop=signals", 7),
-    "a request to the object store fails, is late, or is answered with damaged bytes": ("stores", 2),
+    "a request to the object store fails, is late, or is answered with damaged bytes": (
+        "stores",
+        2,
+    ),
     "a file of the run is damaged": ("damage", 3),
 }
 
@@ -75,9 +78,7 @@ def run(loop: str, stride: int, offset: int = 0, tree: pathlib.Path = results.RO
         command = [sys.executable, "-m", f"tests.support.faults.{module}", *options]
         command += [f"--stride={stride}", f"--offset={offset}", f"--json={path}"]
         environment = {**os.environ, "PYTHONPATH": str(tree), "TF_CPP_MIN_LOG_LEVEL": "3"}
-        subprocess.run(
-            command, cwd=tree, env=environment, stdout=subprocess.DEVNULL, check=True
-        )
+        subprocess.run(command, cwd=tree, env=environment, stdout=subprocess.DEVNULL, check=True)
         return json.loads(path.read_text())
 
 

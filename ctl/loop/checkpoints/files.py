@@ -249,9 +249,10 @@ def read_notes(path: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def hold(path: str) -> Iterator[str]:
-    """Keeps a checkpoint in a `with` block, also if a run deletes it; yields its path there.
+    """Keeps a checkpoint in a `with` block, also if a run deletes it; yields its path in this process.
 
-    The files stay open, under names in a temporary folder. Only Linux has such names.
+    The files stay open, under names in a temporary folder. Only Linux has such names. An error that
+    leaves the block has the checkpoint's own path.
     """
     folder, _, name = path.rpartition("/")
     with contextlib.ExitStack() as stack:
@@ -263,7 +264,12 @@ def hold(path: str) -> Iterator[str]:
             with contextlib.suppress(FileNotFoundError):
                 descriptor = stack.enter_context(file.open("rb")).fileno()
                 os.symlink(f"/proc/self/fd/{descriptor}", f"{held}/{file.name}")
-        yield f"{held}/{name}"
+        try:
+            yield f"{held}/{name}"
+        except Exception as error:
+            texts = (str(each).replace(f"{held}/{name}", path) for each in error.args)
+            error.args = tuple(texts) if f"{held}/" in str(error) else error.args
+            raise
 
 
 @contextlib.contextmanager
