@@ -132,7 +132,7 @@ def print_line(line: str, write: Callable[[str], None] = _print) -> None:
 
 
 def write_text(line: str, write: Callable[[str], None] = _print) -> None:
-    """Prints a line as `print_line` does, with control characters, such as the colors of a user's code."""
+    """Prints a line as `print_line` does, with the control characters in it, such as those of colors."""
     try:
         try:
             write(line)
