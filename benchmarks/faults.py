@@ -1,6 +1,6 @@
 """Counts the faults that a run survives: failed calls on its files, signals, requests, damaged files.
 
-    python -m benchmarks.faults                         # about twenty minutes
+    python -m benchmarks.faults                         # about ten minutes
     python -m benchmarks.faults --before=../before      # also in a checkout of an earlier version
 
 The tries are those of tests/support/faults. The earlier version is tried with the tests of this one:
@@ -21,16 +21,14 @@ from typing import Any
 
 from benchmarks import results
 
-# The title of each loop in the table, its module and options, and the stride of the table.
+COUNTS = ("survived", "failed")
+# The fault -> the module that tries it and its options, and the strides of the table.
 LOOPS = {
-    "a name that is announced before it is durable": ("io_faults --loop=names", 1),
-    "a call on the run's files fails": ("io_faults --loop=calls", 3),
-    "a signal at a call": ("io_faults --loop=signals", 7),
-    "a request to the object store fails, is late, or is answered with damaged bytes": (
-        "stores",
-        2,
-    ),
-    "a file of the run is damaged": ("damage", 3),
+    "a name is announced before it is durable": ("io_faults --loop=names", 1),
+    "a call on a file fails": ("io_faults --loop=calls", 17),
+    "a signal at a call": ("io_faults --loop=signals", 41),
+    "a request to a store fails, is late, or is answered with damaged bytes": ("stores", 17),
+    "a file is damaged": ("damage", 13),
 }
 
 
@@ -39,28 +37,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--before", type=pathlib.Path, help="the checkout of an earlier version")
-    parser.add_argument("--loops", nargs="*", default=list(LOOPS.values()), help="modules")
     results.add_flag(parser)
     flags = parser.parse_args(arguments)
+    trees = {"before: ": flags.before, "": results.ROOT} if flags.before else {"": results.ROOT}
+    columns: list[tuple[str, int | None]] = [("fault", None)]
+    columns += [(f"{which}{count}", 0) for which in trees for count in ("tries", *COUNTS)]
     rows = []
     for title, (loop, stride) in LOOPS.items():
-        trees = [*([flags.before] if flags.before else []), results.ROOT]
-        found = [run(loop, stride, tree=tree) for tree in trees]
-        rows.append([title, found[-1]["points"]])
-        rows[-1] += [each[count] for each in found for count in ("tries", "survived", "failed")]
+        found = [run(loop, stride, tree=tree) for tree in trees.values()]
+        rows.append([title, *(each[count] for each in found for count in ("tries", *COUNTS))])
         print(rows[-1], flush=True)
-    names = [*(["before: tries"] if flags.before else []), "tries"]
-    columns = [("fault", None), ("points", 0)]
-    for name in names:
-        columns += [(name, 0), (name.replace("tries", "survived"), 0)]
-        columns += [(name.replace("tries", "failed"), 0)]
     table = results.Table(columns, rows)
     print(results.format_table(vars(table)))
     if flags.result:
-        results.save(
-            flags.result, {"tries": table}, packages=["tensorflow-cpu"],
-            samples="each try is a run with one fault, and the same command again",
-        )  # fmt: skip
+        samples = "each try is a run with one fault, and the same command without it"
+        results.save(flags.result, {"tries": table}, samples=samples, packages=["tensorflow-cpu"])
 
 
 def run(loop: str, stride: int, offset: int = 0, tree: pathlib.Path = results.ROOT) -> Any:
