@@ -128,7 +128,11 @@ def print_line(line: str, write: Callable[[str], None] = _print) -> None:
         line: the line.
         write: writes it to sys.stdout.
     """
-    line = printable(line)
+    write_text(printable(line), write)
+
+
+def write_text(line: str, write: Callable[[str], None] = _print) -> None:
+    """Prints a line as `print_line` does, with the control characters in it, such as those of colors."""
     try:
         try:
             write(line)

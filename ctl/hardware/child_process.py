@@ -9,7 +9,7 @@ import subprocess
 import threading
 from types import FrameType
 
-from ctl.errors import print_line
+from ctl.errors import write_text
 
 # Environment variables that decide what a user's code imports.
 KERAS = ("TF_USE_LEGACY_KERAS", "KERAS_BACKEND")
@@ -75,7 +75,7 @@ class ChildProcess:
 
     def _print_output(self) -> None:
         for line in self._popen.stdout or ():
-            print_line(f"[{self.name}] {line}", _print)
+            write_text(f"[{self.name}] {line}", _print)
             self.line = line.strip() or self.line
 
 

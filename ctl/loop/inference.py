@@ -16,7 +16,7 @@ from ctl.configs.options import TrainerOptions
 from ctl.data.autograph import convert, traced
 from ctl.data.features import RESERVED
 from ctl.data.source import Batch
-from ctl.errors import Failure, UsageError
+from ctl.errors import UsageError
 from ctl.loop.checkpoints.checkpointer import Checkpointer, DamagedCheckpoint
 from ctl.loop.checkpoints.files import hold
 from ctl.replica.arithmetic import precision, row_mask
@@ -75,8 +75,6 @@ def restore_trainer(
             Checkpointer(pathlib.Path(held).parent, models, reads_only=True).restore(held)
         except DamagedCheckpoint as error:
             raise UsageError(f"{path} cannot be read ({error}): name another checkpoint.") from None
-        except (Failure, UsageError) as error:
-            raise type(error)(str(error).replace(held, path)) from None
     if average:
         loop_of(trainer).step.finish()
     return trainer

@@ -295,7 +295,7 @@ class Workdir:
         if saved and not files.steps() and not files.damaged():
             raise UsageError(
                 f"{self.name}/{_EVENTS} records a checkpoint at step {saved[-1]}, but "
-                f"{self.name}/checkpoints has none: restore the folder, or {fix}."
+                f"{self.name}/checkpoints has no complete one: restore the folder, or {fix}."
             )
 
     def _check_no_foreign_files(self, *, moves: bool = False) -> None:

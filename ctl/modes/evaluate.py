@@ -7,6 +7,7 @@ from typing import Any
 
 from ctl.errors import UsageError
 from ctl.loop.checkpoints.checkpointer import DamagedCheckpoint
+from ctl.loop.checkpoints.files import hold
 from ctl.loop.stop import StopOnSignal
 from ctl.modes import DONE, STOPPED, Arguments
 from ctl.modes.export import find_checkpoint
@@ -17,18 +18,22 @@ _POLL_SECONDS = 1.0
 
 def evaluate(arguments: Arguments) -> int:
     """Evaluates a checkpoint of a run, by default the one of its result; returns the exit code."""
-    find_checkpoint(arguments.workdir, arguments.checkpoint)
-    run, changes = _open_run(arguments)
-    # Again: a run that trains meanwhile may have deleted it.
     path = find_checkpoint(arguments.workdir, arguments.checkpoint)
-    is_result = not arguments.checkpoint and not changes
-    controller = run.make_controller(
-        actions=run.make_actions(trains=False), records=run.is_chief and is_result
-    )
-    try:
-        restored = controller.restore_checkpoint(path)
-    except DamagedCheckpoint as error:
-        raise UsageError(f"{path} cannot be read ({error}): name another --checkpoint.") from None
+    # A run that trains meanwhile may delete it.
+    with hold(path or "") as held:
+        run, changes = _open_run(arguments)
+        is_result = not arguments.checkpoint and not changes
+        controller = run.make_controller(
+            actions=run.make_actions(trains=False), records=run.is_chief and is_result
+        )
+        # A parameter server cannot open what this process holds.
+        source = path if run.experiment.hardware.cluster else held
+        try:
+            restored = controller.restore_checkpoint(source)
+        except DamagedCheckpoint as error:
+            raise UsageError(
+                f"{path} cannot be read ({error}): name another --checkpoint."
+            ) from None
     if not restored:
         raise UsageError(f"{run.workdir.path} has no checkpoint to evaluate: train first.")
     if path:
@@ -40,7 +45,7 @@ def evaluate(arguments: Arguments) -> int:
             step = {} if path else {"step": controller.step}
             _write_result(run, {**step, "eval": evaluation})
         else:
-            _write_other(run, controller.step, restored, changes, evaluation)
+            _write_other(run, controller.step, path or restored, changes, evaluation)
     run.processes.barrier()  # no process exits while another one still evaluates
     return DONE
 

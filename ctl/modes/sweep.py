@@ -8,6 +8,7 @@ Optuna also chooses the values, from what the config file defines:
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -229,15 +230,33 @@ def _open_study(path: pathlib.Path, config: Any, *, fresh: bool) -> Any:
     if fresh:
         path.unlink(missing_ok=True)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
+    # Optuna would append to a last line that a kill has cut short.
+    if path.exists() and (end := path.read_bytes().rfind(b"\n") + 1):
+        os.truncate(path, end)
     backend = optuna.storages.journal.JournalFileBackend(str(path))
     content = repr(sorted(overrides.flatten(config).items()))
-    return optuna.create_study(
-        storage=optuna.storages.JournalStorage(backend),
-        # Results of another config are not comparable.
-        study_name=hashlib.sha256(content.encode()).hexdigest(),
-        direction="maximize" if config.train.best.mode == "max" else "minimize",
-        load_if_exists=True,
-    )
+    with _report_damage():
+        return optuna.create_study(
+            storage=optuna.storages.JournalStorage(backend),
+            # Results of another config are not comparable.
+            study_name=hashlib.sha256(content.encode()).hexdigest(),
+            direction="maximize" if config.train.best.mode == "max" else "minimize",
+            load_if_exists=True,
+        )
+
+
+@contextlib.contextmanager
+def _report_damage() -> Iterator[None]:
+    """Turns the errors of Optuna about a damaged journal, which have no common class, into one line."""
+    try:
+        yield
+    except (UsageError, OSError):
+        raise
+    except Exception as error:
+        reason = type(error).__name__
+        raise UsageError(
+            f"{_JOURNAL} cannot be read ({reason}): restore it, or {_FRESH}."
+        ) from None
 
 
 def _resume(study: Any, listed: Mapping[str, Mapping[str, str]]) -> Iterator[SweepRun]:
@@ -275,6 +294,7 @@ def _choose(study: Any, values: flags.FlagValues, changes: Changes) -> Iterator[
         yield _record(trial, name_values({"trial": str(number), **texts}), texts)
 
 
+@_report_damage()
 def _read_journal(study: Any) -> dict[str, SweepRun]:
     """Returns the runs of the journal by their names."""
     runs = {}

@@ -75,9 +75,11 @@ def test_process_that_the_user_has_started_outlives_its_parent(folder):
 
 
 def test_output_exit_code_and_signals(capfd):
-    process = ChildProcess("a run", [sys.executable, "-c", "print('a\\n'); exit(3)"], {})
+    program = "print('\\033[31ma\\033[0m\\n'); exit(3)"
+    process = ChildProcess("a run", [sys.executable, "-c", program], {})
     process._popen.wait()
     process.stop()
     process.kill()
-    assert capfd.readouterr().out == "[a run] a\n[a run] \n"
-    assert (process.exit_code, process.line) == (3, "a")
+    colored = "\x1b[31ma\x1b[0m"
+    assert capfd.readouterr().out == f"[a run] {colored}\n[a run] \n"
+    assert (process.exit_code, process.line) == (3, colored)

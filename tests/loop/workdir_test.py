@@ -86,7 +86,7 @@ def test_lost_checkpoints_are_not_a_new_beginning(tmp_path):
         folder.event(event, step)
     with pytest.raises(
         UsageError,
-        match=r"events\.jsonl records a checkpoint at step 20, but .*/checkpoints has none: restore",
+        match=r"events\.jsonl records a checkpoint at step 20, but .*/checkpoints has no complete one",
     ):
         folder.check_config(config())
     assert folder.check_config(config(), only_evaluates=True) == []

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import os
 import pathlib
 import shutil
 
@@ -12,6 +13,7 @@ import ctl
 from ctl.configs import overrides
 from ctl.errors import UsageError
 from ctl.loop.checkpoints.checkpointer import Checkpointer, DamagedCheckpoint
+from ctl.loop.checkpoints.files import CheckpointFiles
 from ctl.loop.workdir import Workdir
 from ctl.modes import DONE, STOPPED, evaluate, train
 from tests.support import experiments
@@ -45,6 +47,27 @@ def test_eval_of_a_named_checkpoint_keeps_the_result_of_the_run(best_arguments, 
     assert entry["step"] == step and entry["eval"]["examples"] == 50
     if step == 5:
         assert entry["eval"]["loss"] == trained["best"]["value"]
+
+
+def test_eval_reads_the_checkpoint_that_it_chose_if_a_run_deletes_it(best_arguments, monkeypatch):
+    open_run = evaluate._open_run
+
+    def open_late(arguments):
+        run = open_run(arguments)
+        CheckpointFiles("run/checkpoints").remove(10)
+        return run
+
+    monkeypatch.setattr(evaluate, "_open_run", open_late)
+    assert evaluate.evaluate(best_arguments(checkpoint="10")) == DONE
+    entry = experiments.read_result("run")["checkpoint"]
+    assert (entry["step"], entry["path"]) == (10, "run/checkpoints/ckpt-10")
+    path = "run/checkpoints/ckpt-20"
+    pathlib.Path(f"{path}.index").write_bytes(b"0" * os.path.getsize(f"{path}.index"))
+    with pytest.raises(UsageError) as error:
+        evaluate.evaluate(best_arguments(checkpoint="20"))
+    assert str(error.value).startswith(f"{path} cannot be read (") and "/tmp" not in str(
+        error.value
+    )
 
 
 def test_unknown_checkpoints_are_rejected_in_one_line(best_arguments):

@@ -15,6 +15,7 @@ from ctl import main
 from ctl.errors import UsageError
 from ctl.modes import sweep as sweeps
 from tests.support import child, experiments
+from tests.support.faults import damage as damages
 
 GET_SWEEP = """
 def get_sweep(trial):
@@ -152,7 +153,7 @@ class Done:
         self.environment = environment
         values = dict(argument.split("=", 1) for argument in command if "=" in argument)
         folder = pathlib.Path(values["--workdir"])
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         loss = float(values["--config.optimizer.learning_rate"])
         result = {"step": 10, "eval": {"loss": loss}, "seconds": 1.0}
         (folder / "result.json").write_text(json.dumps(result))
@@ -207,6 +208,18 @@ def test_journal_is_data(search, sweep, capsys, name, values, message):
     error = capsys.readouterr().err
     assert message in error and "by --fresh, or name another --workdir" in error
     assert len(list(pathlib.Path("sweep").glob("trial=*"))) == 1
+
+
+@pytest.mark.parametrize("damage", damages.DAMAGES)
+def test_damaged_journal_is_one_line_and_stays(search, sweep, capsys, damage):
+    search("random:2", "sweep")
+    journal = pathlib.Path("sweep/optuna.journal")
+    damaged = damages.DAMAGES[damage](journal.read_bytes())
+    journal.write_bytes(damaged)
+    capsys.readouterr()
+    code, error = sweep("--sweep=random:2"), capsys.readouterr().err
+    assert (code, error.count("\n")) in ((0, 0), (2, 1))
+    assert journal.read_bytes().startswith(damaged[: damaged.rfind(b"\n") + 1 or None])
 
 
 def test_run_of_a_list_has_the_values_of_the_list():

@@ -24,6 +24,8 @@ from ctl.hardware import host
 _TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _MAX_AXES = 32  # supported by every numpy version; numpy 2 supports 64
 _BLOCK = 2**18  # bytes that are read at a time
+# Pixels of an image, or of each byte of its file, that are always decoded.
+_MOST_PIXELS, _MOST_EXPANSION = 2.0**26, 100.0
 _PREFIXES = {"train": "train", "eval": "t10k"}
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
 
@@ -131,13 +133,33 @@ class ImageFolder(RowSource):
     def parse(self, row: tuple[tf.Tensor, tf.Tensor]) -> Batch:
         """Reads and decodes an image."""
         path, label = row
-        # The first image of an animation.
-        image = tf.io.decode_image(tf.io.read_file(path), channels=3, expand_animations=False)
-        image = tf.ensure_shape(image, [None, None, 3])
+        image = tf.ensure_shape(_decode(tf.io.read_file(path)), [None, None, 3])
         if self._size is not None:
             image = tf.image.resize(image, self._size, antialias=True)
             image = image if self._dtype.is_floating else tf.round(image)
         return {"image": tf.cast(image, self._dtype), "label": label}
+
+
+def _decode(content: tf.Tensor) -> tf.Tensor:
+    """Decodes an image, or the first one of an animation.
+
+    A small PNG or JPEG file may declare a size that takes gigabytes: that is an error before they are
+    allocated.
+    """
+    head = tf.strings.join([tf.strings.substr(content, 0, 24), b"\0" * 24])
+    sides = tf.reshape(tf.cast(tf.io.decode_raw(head, tf.uint8)[16:24], tf.float64), [2, 4])
+    of_png = tf.reduce_prod(tf.reduce_sum(sides * [2.0**24, 2.0**16, 2.0**8, 1.0], axis=1))
+    of_png = tf.where(tf.strings.substr(head, 0, 4) == b"\x89PNG", of_png, 0.0)
+    pixels = tf.cond(
+        tf.strings.substr(head, 0, 3) == b"\xff\xd8\xff",
+        lambda: tf.reduce_prod(tf.cast(tf.io.extract_jpeg_shape(content)[:2], tf.float64)),
+        lambda: of_png,
+    )
+    size = tf.cast(tf.strings.length(content), tf.float64)
+    is_possible = (pixels <= _MOST_PIXELS) | (pixels <= _MOST_EXPANSION * size)
+    check = tf.debugging.Assert(is_possible, ["it declares far more pixels than its file can have"])
+    with tf.control_dependencies([check] if check is not None else []):  # None outside of a graph
+        return tf.io.decode_image(content, channels=3, expand_animations=False)
 
 
 def idx(directory: str | pathlib.Path, split: str) -> Arrays:

@@ -19,6 +19,7 @@ from ctl.data.source import Arrays, Source
 from ctl.errors import UsageError
 from ctl.hardware import host
 
+_BYTES = {"INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8}  # of a value in Parquet
 Columns = Sequence[str] | Mapping[str, str]  # of a file, or name of a feature -> column
 
 
@@ -149,8 +150,9 @@ def parquet(files: str | Sequence[str], *, columns: Columns | None = None) -> Ar
         parts = [group.column(i) for group in groups for i in range(metadata.num_columns)]
         chosen = [p for p in parts if not names or p.path_in_schema.partition(".")[0] in names]
         # A million equal values are a few bytes of a file.
-        if (values := sum(part.num_values for part in chosen)) > (host.memory_limit() or values):
-            raise pyarrow.ArrowInvalid(f"its {values} values do not fit into the memory")
+        least = sum(part.num_values * _BYTES.get(part.physical_type, 1) for part in chosen)
+        if least > (host.memory_limit() or least):
+            raise pyarrow.ArrowInvalid(f"its {least} bytes do not fit into the memory")
         table = pyarrow.parquet.read_table(file, columns=names)
         missing = set(names or ()) - set(table.column_names)  # pyarrow ignores them
         if missing:

@@ -134,8 +134,10 @@ class Uploader:
         sent, result = dict(self.local.sent), self._folder / "result.json"
         logs = logs or time.monotonic() - self._logs_copied >= LOG_SECONDS
         before = signature(result)
-        self._send(self._folder / name for name in _FIRST)
-        for where, step in self._new_checkpoints():
+        new = self._new_checkpoints()
+        # A run that resumes from a checkpoint does not compute the metrics before it again.
+        self._send(self._folder / name for name in (*_FIRST, *["metrics.jsonl"] * bool(new)))
+        for where, step in new:
             self._copy_checkpoint(where, step)
         if logs or sent != self.local.sent:
             self._prune()

@@ -89,13 +89,14 @@ class CheckpointFiles:
         Raises:
             UsageError: the folder has checkpoints of another program only, which have no markers.
         """
-        self.check_foreign()
+        files = self.check_foreign()
         pathlib.Path(self.path(step) + _BEGUN).touch()
-        self._delete(step)
+        self._delete(files.get(step, []))
 
-    def check_foreign(self) -> None:
-        """Raises UsageError if all checkpoints of the folder are of another program."""
-        names = {step: {path.suffix for path in paths} for step, paths in self._files().items()}
+    def check_foreign(self) -> dict[int, list[pathlib.Path]]:
+        """Returns the files; raises UsageError if all checkpoints are of another program."""
+        files = self._files()
+        names = {step: {path.suffix for path in paths} for step, paths in files.items()}
         foreign = [s for s, n in names.items() if ".index" in n and not n & {MARKER, _BEGUN}]
         if foreign and not any(MARKER in suffixes for suffixes in names.values()):
             raise UsageError(
@@ -104,6 +105,7 @@ class CheckpointFiles:
                 "tf.train.CheckpointManager, restore it once by tf.train.Checkpoint, and save into a "
                 "new folder."
             )
+        return files
 
     def commit(self, step: int, notes: Mapping[str, Any] | None = None) -> None:
         """Marks a checkpoint as complete. All its files must have been written.
@@ -134,7 +136,7 @@ class CheckpointFiles:
         # A kill in between leaves a checkpoint that does not seem complete, and is deleted later.
         with contextlib.suppress(FileNotFoundError):
             os.replace(self.path(step) + MARKER, self.path(step) + _BEGUN)
-        self._delete(step)
+        self._delete(self._files().get(step, []))
         pathlib.Path(self.path(step) + _BEGUN).unlink(missing_ok=True)
 
     def prune(
@@ -166,9 +168,9 @@ class CheckpointFiles:
         except IsADirectoryError:
             return b""
 
-    def _delete(self, step: int) -> None:
+    def _delete(self, paths: Iterable[pathlib.Path]) -> None:
         """Deletes the files of a checkpoint, the marker first, except the one of its beginning."""
-        for path in self._files().get(step, []):
+        for path in paths:
             with contextlib.suppress(FileNotFoundError):
                 if path.is_dir():
                     shutil.rmtree(path)
@@ -249,9 +251,10 @@ def read_notes(path: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def hold(path: str) -> Iterator[str]:
-    """Keeps a checkpoint in a `with` block, also if a run deletes it; yields its path there.
+    """Keeps a checkpoint in a `with` block, also if a run deletes it; yields its path in this process.
 
-    The files stay open, under names in a temporary folder. Only Linux has such names.
+    The files stay open, under names in a temporary folder. Only Linux has such names. An error that
+    leaves the block has the checkpoint's own path.
     """
     folder, _, name = path.rpartition("/")
     with contextlib.ExitStack() as stack:
@@ -263,7 +266,12 @@ def hold(path: str) -> Iterator[str]:
             with contextlib.suppress(FileNotFoundError):
                 descriptor = stack.enter_context(file.open("rb")).fileno()
                 os.symlink(f"/proc/self/fd/{descriptor}", f"{held}/{file.name}")
-        yield f"{held}/{name}"
+        try:
+            yield f"{held}/{name}"
+        except Exception as error:
+            texts = (str(each).replace(f"{held}/{name}", path) for each in error.args)
+            error.args = tuple(texts) if f"{held}/" in str(error) else error.args
+            raise
 
 
 @contextlib.contextmanager

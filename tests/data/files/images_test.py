@@ -246,6 +246,25 @@ def test_images_are_labelled_by_their_subfolder(classes, dtype):
     np.testing.assert_allclose(batch["image"][:, 0, 0, 0], grey, rtol=1e-6)
 
 
+@pytest.mark.parametrize("encode", [tf.io.encode_png, tf.io.encode_jpeg])
+def test_image_with_far_more_pixels_than_its_file_can_have_is_not_decoded(classes, encode):
+    content, layout = bytearray(encode(tf.zeros([6, 9, 3], tf.uint8)).numpy()), ">II"
+    sides = (9, 6)
+    if encode is tf.io.encode_jpeg:
+        layout, sides = ">HH", (6, 9)
+    place = content.index(struct.pack(layout, *sides))
+    path, limit = classes / "eel" / "1.PNG", r"1\.PNG cannot be read .*it declares far more pixels"
+    source = ctl.data.image_folder(str(classes), size=(4, 5), dtype="float32")
+    struct.pack_into(layout, content, place, 8192, 8193)
+    path.write_bytes(content)
+    with pytest.raises(ctl.UsageError, match=limit):
+        ctl.data.cached(source, "memory")
+    if layout == ">II":  # TensorFlow decodes such a JPEG file, in 200 MB
+        path.write_bytes(content.ljust(700_000))  # a byte has fewer than 100 pixels
+        with pytest.raises(ctl.UsageError, match="Invalid PNG"):
+            ctl.data.cached(source, "memory")
+
+
 def test_classes_may_be_given_in_another_order(classes):
     source = ctl.data.image_folder(str(classes), size=(4, 5), classes=["eel", "cat"])
     assert read_all(source)["label"].numpy().tolist() == [0, 0, 0, 1]

@@ -57,6 +57,22 @@ def test_newest_checkpoint_is_copied_and_older_ones_are_passed_over(local):
     assert left == {4: True, 5: False, 60: True}
 
 
+def test_metrics_are_copied_before_the_checkpoint_that_follows_them(local):
+    save(local, 10)
+    (uploader, _), metrics = upload(local), local.folder / "metrics.jsonl"
+    uploader.copy(logs=True)
+    metrics.write_text("10\n")
+    assert not uploader.copy()  # it grows with each loop, and is not copied with each
+    save(local, 20)
+    names, original = [], local.store.write
+    local.store.write = lambda name, content: names.append(name) or original(name, content)
+    upload_file = local.store.upload
+    local.store.upload = lambda path, name: names.append(name) or upload_file(path, name)
+    assert uploader.copy()
+    assert names.index("metrics.jsonl") < names.index("checkpoints/ckpt-20.whole")
+    assert local.store.read("metrics.jsonl") == b"10\n"
+
+
 def test_checkpoints_to_keep_are_copied_after_the_newest_one(local):
     save(local, 10, 20, 30, 40, 50)
     save(local, 10, 30, where="best")

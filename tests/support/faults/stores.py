@@ -3,29 +3,39 @@
     python -m tests.support.faults.stores --stride=10 --json=stores.json
 
 The store is in memory. The n-th request fails, fails after it took effect, is truncated, is answered
-with damaged bytes, or gets an earlier listing. Then the fault is gone, the local folder is deleted, as
-on another machine, and the same command is rerun. `io_faults.check` decides which tries are survived.
+with damaged bytes, is delayed, or gets an earlier listing; or it and all later ones fail. Then the
+fault is gone, the local folder is deleted, as on another machine, and the same command is rerun.
+`io_faults.check` decides which tries are survived.
+
+A delayed request of the thread that copies arrives when the run has ended and waits for that thread.
+One of the main thread, which waits for it, moves the clock past the lease of an owner.
 """
 
 from collections.abc import Callable, Iterator
+import contextlib
 import os
 import pathlib
 import shutil
+import threading
+import time
 from typing import Any
 from unittest import mock
 
+from ctl.errors import Failure
 from tests.support.faults import io_faults
 
 URL = "memory://bucket/run"
 COMMAND = ("--config=experiment.py", f"--workdir={URL}")
 READS, WRITES = ("cat_file", "get_file"), ("pipe_file", "put_file")
 REQUESTS = (*READS, *WRITES, "find", "rm_file")
+ALL = ("fails", "fails from then on", "delayed")
 FAULTS = {
-    **dict.fromkeys(READS, ("fails", "truncated", "damaged")),
-    **dict.fromkeys(WRITES, ("fails", "answer lost", "truncated")),
-    "find": ("fails", "late"),
-    "rm_file": ("fails", "answer lost"),
+    **dict.fromkeys(READS, (*ALL, "truncated", "damaged")),
+    **dict.fromkeys(WRITES, (*ALL, "answer lost", "truncated")),
+    "find": (*ALL, "late"),
+    "rm_file": (*ALL, "answer lost"),
 }
+DELAY = 100.0  # seconds; longer than any lease here
 
 
 class Requests:
@@ -39,6 +49,8 @@ class Requests:
         self.kinds: list[str] = []
         self._number, self._fault = number, fault
         self._listed: dict[str, Any] = {}
+        self._arrives, self._is_over, self._delay = threading.Event(), False, 0.0
+        self.time = mock.Mock(wraps=time, monotonic=lambda: time.monotonic() + self._delay)
 
     def wrap(self, open_url: Callable[[str], Any]) -> Callable[[str], Any]:
         """Returns the function that opens a URL with disturbed requests."""
@@ -49,11 +61,41 @@ class Requests:
 
         return open_disturbed
 
+    @contextlib.contextmanager
+    def disturbed(self) -> Iterator[None]:
+        """Disturbs the requests of the `with` block; ends the threads that it has started."""
+        from ctl.loop.bucket import ownership, store, upload
+
+        finish = upload.Uploader.finish
+
+        def finish_late(uploader: Any, seconds: float) -> None:
+            self._arrives.set()
+            finish(uploader, seconds)
+
+        with (
+            mock.patch.object(store, "open_url", self.wrap(store.open_url)),
+            mock.patch.object(upload.Uploader, "finish", finish_late),
+            mock.patch.object(ownership, "time", self.time),
+            mock.patch.object(upload, "time", self.time),
+        ):
+            try:
+                yield
+            finally:
+                self._is_over = True
+                self._arrives.set()
+
     def call(self, name: str, method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """Sends a request."""
         self.kinds.append(name)
-        fault = self._fault if len(self.kinds) == self._number else ""
-        if fault == "fails":
+        if self._is_over:
+            raise Failure("The process of this thread has ended.")
+        later = self._fault.endswith("then on") and len(self.kinds) > self._number > 0
+        fault = self._fault if later or len(self.kinds) == self._number else ""
+        if fault == "delayed" and threading.current_thread() is threading.main_thread():
+            self._delay += DELAY
+        elif fault == "delayed":
+            self._arrives.wait()
+        if fault.startswith("fails"):
             raise ConnectionError("connection reset by peer")
         if fault in ("truncated", "damaged"):
             change = _halve if fault == "truncated" else _damage
@@ -131,7 +173,9 @@ def loop(stride: int, offset: int) -> Iterator[Any]:
         yield len(points)
         for number, kind, fault in points[offset::stride]:
             _restore("half")
-            first = _run(Requests(number, fault))
+            # A store that never answers ends the run after its grace.
+            grace = ["--config.train.upload_grace=0.1"] if fault.endswith("then on") else []
+            first = _run(Requests(number, fault), *grace)
             shutil.rmtree("cache", ignore_errors=True)
             second = _run(Requests())
             try:
@@ -147,9 +191,7 @@ def loop(stride: int, offset: int) -> Iterator[Any]:
 
 
 def _run(requests: Requests, *keys: str) -> tuple[int | None, str, str]:
-    from ctl.loop.bucket import store
-
-    with mock.patch.object(store, "open_url", requests.wrap(store.open_url)):
+    with requests.disturbed():
         return io_faults.run(*COMMAND, *keys)
 
 
