@@ -10,6 +10,7 @@ import operator
 import re
 from typing import Any
 
+from ctl.configs.error_location import user_frame
 from ctl.errors import UsageError
 from ctl.replica.arithmetic import row_mask
 from ctl.replica.arithmetic.row_mask import Rows
@@ -20,8 +21,26 @@ from ctl.replica.graphs.assignments import READS, outermost
 from ctl.replica.graphs.dataflow import ancestors
 from ctl.replica.step.observers import Observer
 
+_FIX = (
+    "they share the attributes of one Python object, so return it as an output of the model, or of "
+    "forward, and read it from the outputs."
+)
+_FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.MULTILINE)
 _REPLICA = re.compile(r"(?:^|/)replica_(\d+)(?:/|$)")  # in the names of all but the first replica
+_OUT_OF_SCOPE = "out of scope"  # of TensorFlow's error for a tensor of another graph
 _THREAD = "mirrored_run.py"  # the file of tf.distribute whose `run` calls the code of a replica
+
+
+def explain(error: BaseException, trainer: Any) -> str:
+    """Explains an error about a tensor of another graph in one line; "" for other errors."""
+    text = str(error)
+    if not isinstance(error, TypeError | ValueError) or _OUT_OF_SCOPE not in text:
+        return ""
+    place = user_frame([(name, int(line)) for name, line in _FRAME.findall(text)])
+    return (
+        f"A tensor {f'that {place} has computed' if place else 'of the batch'} is read while another "
+        f"function is traced, such as an evaluation: {_FIX}"
+    )
 
 
 class LeftTensors(Observer):
@@ -52,6 +71,8 @@ class LeftTensors(Observer):
                 continue
             for tensor in op.inputs:
                 # The code of a merge_call, such as a reduction, runs in no replica.
+                if id(tensor) in others and is_in_replica(op):
+                    _reject(op, "replica")
                 if _replica(tensor.op.name) == self._replica or not (
                     is_in_replica(tensor.op) and is_in_replica(op)
                 ):
@@ -105,7 +126,5 @@ def _is_in_replica(op: Any) -> bool:
 
 def _reject(op: Any, part: str) -> None:
     raise UsageError(
-        f"{random_search.place(op)} reads a tensor that another {part} has computed: they "
-        "share the attributes of one Python object, so return it as an output of the model, or of "
-        "forward, and read it from the outputs."
+        f"{random_search.place(op)} reads a tensor that another {part} has computed: {_FIX}"
     )

@@ -11,6 +11,7 @@ from ctl.errors import Failure, UsageError
 # trainer is None if a `ctl.Step` or an evaluation raised it.
 _EXPLANATIONS = (
     "ctl.replica.arithmetic.assertions:explain",
+    "ctl.replica.checks.left_tensors:explain",
     "ctl.replica.keras3.detection:explain",
     "ctl.replica.step.loop_errors:explain",
     "ctl.replica.step.out_of_memory:explain",

@@ -90,6 +90,21 @@ class SameLosses(LeftForNextMicroBatch):
         return self.losses
 
 
+class RowsInAList(LeftByLayer):
+    """Leaves the rows themselves, which no op of a replica has computed."""
+
+    def build_model(self):
+        self.seen = []
+        return super().build_model()
+
+    def forward(self, batch, training):
+        self.seen.append(batch["x"])
+        return super().forward(batch, training)
+
+    def per_example_loss(self, batch, outputs):
+        return tf.reduce_sum((outputs - tf.reduce_mean(self.seen[-1])) ** 2, axis=1)
+
+
 class OfVariables(Case):
     """The gradient of a penalty that another replica computes is that of its copy of the weights."""
 
@@ -108,6 +123,7 @@ class OfVariables(Case):
     [
         (LeftByLayer, Split(2)),
         (LeftByForward, Split(2)),
+        (RowsInAList, Split(2)),
         (LeftForMetric, Split(2)),
         (LeftForMetric, Split(1, 8, micro_batches=2)),
         (LeftForNextMicroBatch, Split(1, 8, micro_batches=2)),
@@ -122,6 +138,20 @@ def test_tensor_of_another_replica_or_micro_batch_is_rejected_with_the_line(case
     assert message.startswith("tests/") and "\n" not in message
     assert "return it as an output of the model" in message
     assert f"another {'replica' if split.replicas > 1 else 'micro-batch'}" in message
+
+
+class LeftInTraining(LeftByForward):
+    """An evaluation reads what a step has left."""
+
+    def forward(self, batch, training):
+        return super().forward(batch, training) if training else self.model(batch["x"])
+
+
+def test_tensor_that_a_step_has_left_is_rejected_in_an_evaluation_with_one_line():
+    trainer = running.build(LeftInTraining, Split(1))
+    trainer.train(tf.constant(1))
+    with pytest.raises(ctl.UsageError, match=r"^A tensor that tests/.*_test\.py:\d+ .*outputs\.$"):
+        ctl.StandardEvaluator(trainer, global_batch_size=7).evaluate(tf.constant(-1))
 
 
 class Constant(LeftByForward):
