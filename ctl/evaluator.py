@@ -86,7 +86,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
         self.global_batch_size = global_batch_size or trainer.global_batch_size
         inner_loop = loop_of(trainer)
         with StandardTrainer.build_scope(trainer):
-            self.metrics = metrics.prepare(trainer.build_metrics())
+            self.metrics = metrics.prepare(trainer.build_metrics(), trainer.weighted_metrics)
             self._sums = Evaluation(
                 inner_loop.step,
                 self.metrics,
@@ -285,6 +285,8 @@ def evaluate(
     step: Step,
     data: Data | Any,
     metrics: Mapping[str, tf_keras.metrics.Metric] | None = None,
+    *,
+    weighted_metrics: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Evaluates the model of a step on every example of a dataset, once.
 
@@ -300,6 +302,7 @@ def evaluate(
             finite distributed dataset.
         metrics: name -> metric, made in the strategy's scope. Pass the same objects in each call: the
             evaluation of other objects is traced again.
+        weighted_metrics: the names of the metrics that are weighted by the weights of the losses.
 
     Returns:
         "loss", the metrics by name, and "examples", the number of examples: numbers, and a list of a
@@ -317,5 +320,5 @@ def evaluate(
             steps = pipeline.evaluation_steps(step.global_batch_size)
             # The batches of a source have no end.
             batches = itertools.islice(pipeline.evaluation_dataset(step.global_batch_size), steps)
-    results = step.evaluate(batches, metrics or {})
+    results = step.evaluate(batches, metrics or {}, weighted_metrics)
     return {name: value.numpy().tolist() for name, value in results.items()}

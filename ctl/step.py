@@ -84,6 +84,7 @@ class Step:
         sample_weight: (batch, training) -> the weights of the losses, or None for 1. By default it is
             `batch["weight"]`, if that exists.
         metrics: name -> metric of `batch["label"]` and the outputs; `results` returns them.
+        weighted_metrics: the names of the metrics that are weighted by `sample_weight`.
         models: further models that `loss_fn` or `forward` calls, such as the discriminator of a GAN.
         outputs: whether a step returns the outputs.
         precision: "float32", "float64", "bfloat16" or "float16"; by default that of the
@@ -116,6 +117,7 @@ class Step:
         forward: Callable[[Batch, bool], Any] | None = None,
         sample_weight: Callable[[Batch, bool], tf.Tensor | None] | None = None,
         metrics: Mapping[str, tf_keras.metrics.Metric] | None = None,
+        weighted_metrics: Sequence[str] | None = None,
         models: Sequence[tf_keras.Model] = (),
         outputs: bool = False,
         precision: str | None = None,
@@ -169,7 +171,7 @@ class Step:
             self.model = build.check_model(model if is_layer(model) else model())
             make = optimizer if callable(optimizer) else lambda: optimizer
             self.optimizer = build.make_optimizer(make, self.options)
-            self.metrics = metric_results.prepare(metrics or {})
+            self.metrics = metric_results.prepare(metrics or {}, weighted_metrics)
             self.global_step = counter("global_step")
 
     def __call__(self, batch: Any) -> StepResult:
@@ -262,15 +264,19 @@ class Step:
         return self.built().evaluating()
 
     def evaluate(
-        self, batches: Iterable[Any], metrics: Mapping[str, tf_keras.metrics.Metric]
+        self,
+        batches: Iterable[Any],
+        metrics: Mapping[str, tf_keras.metrics.Metric],
+        weighted_metrics: Sequence[str] | None = None,
     ) -> dict[str, Any]:
         """Evaluates distributed batches; `ctl.evaluate` calls it."""
         step, key = self.built(), (*metrics, *map(id, tf.nest.flatten(metrics)))
+        key = *key, *(weighted_metrics or ())
         if key not in self._evaluations:
             with build.build_scope(self.options, self.strategy), _report_errors():
                 evaluation = Evaluation(
                     step,
-                    metric_results.prepare(metrics),
+                    metric_results.prepare(metrics, weighted_metrics),
                     global_batch_size=self.global_batch_size,
                 )
 
@@ -409,7 +415,6 @@ class _Hooks:
 
     def __init__(self, step: Step):
         self._step = step
-        self.update_metrics = metric_results.update_by_name
 
     @property
     def per_example_loss(self) -> Callable[[Batch, Any], Any]:
@@ -423,6 +428,10 @@ class _Hooks:
 
     def sample_weight(self, batch: Batch, training: bool) -> tf.Tensor | None:
         return convert(self._step.sample_weight)(batch, training)
+
+    def update_metrics(self, metrics: Any, batch: Batch, outputs: Any, weights: Any) -> None:
+        sample_weight = functools.partial(self.sample_weight, batch)
+        metric_results.update_by_name(metrics, batch, outputs, weights, sample_weight)
 
     def regularization_losses(self) -> Sequence[tf.Tensor]:
         return self._step.model.losses

@@ -62,6 +62,8 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
             subclass may set another limit.
         export_formats: the formats of an exported model, names in `ctl/loop/exports.py`; a
             subclass may choose others.
+        weighted_metrics: the names of the metrics that are weighted by `sample_weight`; a subclass may
+            name some, or () for none.
         global_step: int64 variable, the number of consumed batches, which is the position in the data.
         skipped_steps: int64 variable, the number of updates that were not applied.
         non_finite_report: the steps of the last loop that were not finite; None if all were.
@@ -72,6 +74,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
 
     collect_limit_mib = 1024.0
     export_formats: Sequence[str] = ("saved_model", "keras")
+    weighted_metrics: Sequence[str] | None = None
     model: tf_keras.Model
     optimizer: Any
     metrics: dict[str, tf_keras.metrics.Metric]
@@ -198,7 +201,13 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         return optimizer() if callable(optimizer) else optimizer
 
     def build_metrics(self) -> dict[str, tf_keras.metrics.Metric]:
-        """Builds the metrics by name; called in `build_scope`, for training and for evaluation."""
+        """Builds the metrics by name; called in `build_scope`, for training and for evaluation.
+
+        Every row counts once, with all its tokens, but in the metrics that the attribute
+        `weighted_metrics` names the weights of the loss count, as in Keras:
+
+            weighted_metrics = ["accuracy"]
+        """
         return {}
 
     def build_actions(self) -> Sequence[Callable[[Any], Any]]:
@@ -224,9 +233,11 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
             batch: what `preprocess` returned.
             outputs: what `forward` returned.
             weights: [rows], 1 for a row that exists and 0 for padding; None if all exist. It does not
-                contain the loss' sample weights: multiply it by them to weight the metrics as well.
+                contain the loss' sample weights: multiply it by them to weight the metrics as well, or
+                name the metrics in `weighted_metrics`, which this method weights by default.
         """
-        update_by_name(metrics, batch, outputs, weights)
+        sample_weight = functools.partial(call_sample_weight, self, batch)
+        update_by_name(metrics, batch, outputs, weights, sample_weight)
 
     def collect_outputs(self, batch: Batch, outputs: Any) -> dict[str, tf.Tensor]:
         """Returns the values that an evaluation collects for `compute_metrics`; none by default.

@@ -128,7 +128,7 @@ def _positions(
     last = batch_size - 1 if examples is None else tf.minimum(examples - 1 - start, batch_size - 1)
     # Padding repeats the last row of the same global batch.
     existing = tf.reshape(start + tf.minimum(offsets, last), [-1])
-    all_exist = examples is None and layout.even
+    all_exist = layout.even and (examples is None or examples % batch_size == 0)
     return existing, None if all_exist else tf.cast(offsets <= last, tf.float32)
 
 

@@ -276,8 +276,9 @@ class DatasetKind(Kind):
         return examples.enumerate(start=position).map(augment, **batching.PARALLEL)
 
     def _evaluation(self, layout: Layout) -> tf.data.Dataset:
-        batches = self.dataset.batch(layout.global_batch_size)
-        return _split(batches, layout, always_full=False)
+        full = self.count is not None and self.count % layout.global_batch_size == 0
+        batches = self.dataset.batch(layout.global_batch_size, drop_remainder=full)
+        return _split(batches, layout, always_full=full)
 
     def steps(self, layout: Layout) -> int | None:
         """Returns the number of steps that read every example once; None if it is not known."""

@@ -142,6 +142,9 @@ def row_weights(
             f"sample_weight has shape {weights.shape}, but must be [rows], or have the shape of the "
             "losses: return one weight per example."
         )
+    rows = current()
+    if rows is not None:
+        rows.trace.weights.append(weights)
     if row_mask is not None:  # before the check: padding has any weight
         mask = tf.cast(row_mask, dtype)
         weights = weights * tf.reshape(mask, [-1] + [1] * (weights.shape.rank - 1))

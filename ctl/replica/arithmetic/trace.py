@@ -42,6 +42,24 @@ class MicroBatchTrace(NamedTuple):
     losses: Sequence[tf.Tensor]
 
 
+class MetricUpdate(NamedTuple):
+    """A call of a metric's `update_state` in the user's `update_metrics`.
+
+    Attributes:
+        metric: the metric.
+        values: the arguments, without the sample weights.
+        sample_weight: the sample weights; None if there are none.
+        outputs: the outputs that `update_metrics` got.
+        row_mask: the weights that it got.
+    """
+
+    metric: Any
+    values: list[Any]
+    sample_weight: Any
+    outputs: Any
+    row_mask: tf.Tensor | None
+
+
 @dataclasses.dataclass
 class UpdateTrace:
     """One update of the step.
@@ -76,6 +94,9 @@ class Trace:
         refused: the functions that could not read other rows because of `Rows.isolated`.
         folded: the draws for tensors with several entries per row on axis 0.
         results: what the step returns; None if that is not known.
+        weights: the weights of the losses.
+        metric_updates: the updates of metrics.
+        metric_rows: the outputs and the weights of the `update_metrics` that is being traced.
         losses_only: whether the step ends its updates once the losses are recorded.
     """
 
@@ -87,6 +108,9 @@ class Trace:
     refused: list[str] = dataclasses.field(default_factory=list)
     folded: list[Any] = dataclasses.field(default_factory=list)
     results: Any = None
+    weights: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    metric_updates: list[MetricUpdate] = dataclasses.field(default_factory=list)
+    metric_rows: tuple[Any, tf.Tensor | None] | None = None
     losses_only: bool = False
 
     def begin_update(self, inputs: Any, *, chosen: bool = False) -> None:

@@ -1,16 +1,21 @@
-"""Detects metrics in a user's code that are not sums over rows, by the shapes of their tensors."""
+"""Detects metrics in a user's code that are not sums over rows, or count other rows than the loss."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+import logging
 from typing import Any
 
 import tensorflow as tf
 import tf_keras
 
 from ctl.data.autograph import convert, traced
-from ctl.errors import UsageError
+from ctl.errors import UsageError, list_some
 from ctl.private.tf_keras import losses_utils
+from ctl.replica.arithmetic.row_mask import Rows
+from ctl.replica.arithmetic.trace import MetricUpdate, symbolic
+from ctl.replica.graphs.dataflow import ancestors, depends_on_batch
 from ctl.replica.step.observers import Observer
 
+_LOG = logging.getLogger("ctl")
 _ROWS = 7919  # a number of rows that no other axis has, to recognize the axes of rows
 
 
@@ -21,6 +26,65 @@ class MetricRows(Observer):
     def check_metric(cls, metric: Any, values: Mapping[str, tf.Tensor], name: str) -> None:
         """Raises a UsageError if a metric is not a sum over rows."""
         check_rows(metric, values, name)
+
+    def search(self, operations: Sequence[Any], rows: Rows) -> None:
+        """Prints a line if `update_metrics` counts padding, or no metric has the weights of tokens."""
+        updates = [
+            update
+            for update in rows.trace.metric_updates
+            if all(x.graph is rows.graph for x in symbolic([*update.values, update.sample_weight]))
+        ]
+        padded = {update.metric._ctl_name for update in updates if _counts_padding(update)}
+        if padded:
+            self._print(
+                f"update_metrics updates {list_some(sorted(padded))} without its argument weights, so "
+                "that rows of padding are counted: pass it on, or call "
+                "ctl.replica.update_metric(metric, labels, outputs, weights)."
+            )
+        unweighted = _find_unweighted(updates, rows.trace.weights)
+        if unweighted:
+            self._print(
+                "sample_weight weights each token of the losses, but no metric: "
+                f"{list_some(unweighted)} counts all tokens. Name the metrics that are to be weighted "
+                f"in weighted_metrics, such as {unweighted[:1]}, or none of them: []."
+            )
+
+    def _print(self, line: str) -> None:
+        printed = vars(self.step).setdefault("printed_of_metrics", set())  # by any of its traces
+        if line not in printed:
+            printed.add(line)
+            _LOG.warning("%s", line)
+
+
+def _counts_padding(update: MetricUpdate) -> bool:
+    """Returns whether a metric gets values of rows that do not depend on which rows exist."""
+    values = symbolic([*update.values, update.sample_weight])
+    if update.row_mask is None:
+        return False
+    # The outputs may depend on the mask, such as by batch normalization, with or without padding.
+    outputs = {id(x) for x in symbolic(update.outputs)}
+    uses_mask = any(x is update.row_mask for x in ancestors(*values, stop=outputs))
+    return not uses_mask and any(map(depends_on_batch, values))
+
+
+def _find_unweighted(updates: Sequence[MetricUpdate], weights: Sequence[tf.Tensor]) -> list[str]:
+    """Names the metrics of tokens if the tokens of the loss have weights and no metric has them."""
+    tokens = [
+        w
+        for w in weights
+        # Weights that depend on shapes alone are all equal.
+        if {*w.shape[1:].as_list()} - {1} and depends_on_batch(w, through_shapes=False)
+    ]
+    chosen = any(update.metric._ctl_weighted is not None for update in updates)
+    if chosen or any(getattr(u.sample_weight, "shape", [])[1:] for u in updates):
+        return []
+    names = {
+        update.metric._ctl_name
+        for update in updates
+        for value in symbolic(update.values)[:1]  # the labels
+        if any(value.shape[1 : w.shape.rank].is_compatible_with(w.shape[1:]) for w in tokens)
+    }
+    return sorted(names)
 
 
 def check_rows(metric: Any, values: Mapping[str, tf.Tensor], name: str) -> None:

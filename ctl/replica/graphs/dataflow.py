@@ -75,12 +75,12 @@ def outer_tensor(tensor: tf.Tensor) -> tf.Tensor | None:
     return outer if is_value else None
 
 
-def depends_on_batch(value: tf.Tensor) -> bool:
-    """Returns whether a tensor depends on more than variables and constants."""
+def depends_on_batch(value: tf.Tensor, *, through_shapes: bool = True) -> bool:
+    """Returns whether a tensor depends on more than variables and constants; see `ancestors`."""
     return any(
         tensor.op.type in ("IteratorGetNext", "OptionalGetValue")
         or (tensor.op.type == "Placeholder" and captured(tensor) is None)
-        for tensor in ancestors(value)
+        for tensor in ancestors(value, through_shapes=through_shapes)
     )
 
 

@@ -78,7 +78,7 @@ def build_trainer(trainer: Any, optimizer: Any, base: Any) -> InnerLoop:
         if isinstance(optimizer, FromConfig):
             optimizer.examples_per_epoch = pipeline.examples_per_epoch()
         trainer.optimizer = make_optimizer(lambda: trainer.build_optimizer(optimizer), options)
-        trainer.metrics = metrics.prepare(trainer.build_metrics())
+        trainer.metrics = metrics.prepare(trainer.build_metrics(), trainer.weighted_metrics)
         trainer.global_step = counter("global_step")
         spec = pipeline.element_spec()
         names = ("sample_weight", "preprocess", "replica_step", "train_step")
@@ -161,7 +161,7 @@ def build_step(
             prepared = preprocess(hooks, batch)
             outputs = precision.cast_to_float32(convert(hooks.forward)(prepared, training=False))
             if updates_metrics:
-                convert(hooks.update_metrics)(owner.metrics, prepared, outputs, None)
+                metrics.call(hooks.update_metrics, owner.metrics, prepared, outputs, None)
                 return
             # The step of a trainer reports the errors: its loss may read attributes that do not exist
             # yet, or need a static number of rows.

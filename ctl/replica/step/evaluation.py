@@ -116,7 +116,7 @@ class Evaluation:
                 self._add_loss(batch, outputs, row_mask)
             self._check_assignments(state)
             earlier = state.assigned()
-            convert(hooks.update_metrics)(self.metrics, batch, outputs, row_mask)
+            metrics.call(hooks.update_metrics, self.metrics, batch, outputs, row_mask)
             collected = None
             if self._collect:
                 values = check_values(convert(self._collect)(batch, outputs), row_count(batch))

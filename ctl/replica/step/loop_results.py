@@ -7,7 +7,6 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from ctl.data.autograph import convert
 from ctl.replica.arithmetic import precision, row_mask
 from ctl.replica.arithmetic.waits import InputWait, ReductionWait
 from ctl.replica.step import metrics
@@ -91,7 +90,9 @@ class LoopResults:
                 isolated=self._plan.isolation if len(micro_batches) > 1 else "",
             ):
                 before = len(rows.graph.get_operations()) if rows.graph else 0
-                convert(update)(self._attributes.metrics, each.batch, each.outputs, each.row_mask)
+                metrics.call(
+                    update, self._attributes.metrics, each.batch, each.outputs, each.row_mask
+                )
                 if rows.graph and len(micro_batches) > 1:
                     rows.trace.add_metrics(rows.graph.get_operations()[before:])
             first_row += tf.cast(count, tf.int64)

@@ -4,7 +4,8 @@ A metric is a function of the evaluated rows alone if its variables are sums ove
 sums its own rows, and tf.distribute sums the replicas when the result is read.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
 import functools
 import inspect
 from typing import Any
@@ -13,19 +14,24 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
+from ctl.data.autograph import convert
 from ctl.data.source import Batch
-from ctl.errors import UsageError, type_name
+from ctl.errors import UsageError, did_you_mean, type_name
 from ctl.private.tf_keras import compile_utils, losses_utils
-from ctl.replica.arithmetic import models, row_mask
+from ctl.replica.arithmetic import loss, models, row_mask
+from ctl.replica.arithmetic.trace import MetricUpdate
 from ctl.replica.step import observers
 from ctl.replica.step.plan import Plan
 
 
-def prepare(metrics: Any) -> dict[str, tf_keras.metrics.Metric]:
+def prepare(
+    metrics: Any, weighted: Sequence[str] | None = None
+) -> dict[str, tf_keras.metrics.Metric]:
     """Checks the result of `build_metrics`, and makes `results` skip metrics that nothing updates.
 
     Args:
         metrics: name -> metric.
+        weighted: the names of those that are weighted as the loss; None if the user has not chosen.
 
     Returns:
         The metrics.
@@ -38,6 +44,11 @@ def prepare(metrics: Any) -> dict[str, tf_keras.metrics.Metric]:
             f"build_metrics returned {type_name(metrics)}, but must return a dict of name -> metric."
         )
     metrics = {name: models.convert(metric) for name, metric in metrics.items()}
+    for name in weighted or ():
+        if name not in metrics:
+            raise UsageError(
+                f"weighted_metrics names {name!r}, which is no metric{did_you_mean(name, metrics)}"
+            )
     for name, metric in metrics.items():
         if isinstance(metric, type):
             raise UsageError(f"Metric {name!r} is a class: call it, {metric.__name__}().")
@@ -64,6 +75,7 @@ def prepare(metrics: Any) -> dict[str, tf_keras.metrics.Metric]:
                 "each variable v."
             )
         _wrap_update(metric, name)
+        metric._ctl_weighted = None if weighted is None else name in weighted
     return metrics
 
 
@@ -97,6 +109,7 @@ def update_by_name(
     batch: Batch,
     outputs: Any,
     weights: tf.Tensor | None,
+    sample_weight: Callable[..., Any],
 ) -> None:
     """Updates every metric by `update`; with a dict of labels, each by the target that it is named by.
 
@@ -105,7 +118,8 @@ def update_by_name(
             as "age_error" with "age", and the target's outputs have the same name.
         batch: its "label" is [rows, ...], or a dict of them.
         outputs: the outputs of `forward`.
-        weights: as for `update`.
+        weights: the mask of the rows that exist.
+        sample_weight: (training=) -> the weights of the losses, for metrics that are weighted by them.
 
     Raises:
         UsageError: a metric has no target or no outputs, or does not accept them.
@@ -114,11 +128,12 @@ def update_by_name(
         raise UsageError('The batch has no "label": override update_metrics.')
     labels = batch.get("label")
     for name, metric in metrics.items():
+        own = _weights_of(metric, name, weights, sample_weight)
         if not isinstance(labels, Mapping):
-            update(metric, labels, outputs, weights, name=name)
+            update(metric, labels, outputs, own, name=name)
             continue
         both = [k for k in labels if isinstance(outputs, Mapping) and k in outputs]
-        target = max((k for k in both if f"{name}_".startswith(f"{k}_")), key=len, default=None)
+        target = _target(name, both)
         if target is None:
             raise UsageError(
                 f"Metric {name!r} is named by none of the targets that have outputs of the same name "
@@ -126,7 +141,44 @@ def update_by_name(
                 f"'{next(iter(labels))}_{name}', for example, and return a dict from the model, or "
                 "override update_metrics."
             )
-        update(metric, labels[target], outputs[target], weights, name=name)
+        update(metric, labels[target], outputs[target], own, name=name)
+
+
+def call(
+    update: Callable[..., None], metrics: Any, batch: Batch, outputs: Any, weights: Any
+) -> None:
+    """Calls a user's `update_metrics`, and notes its updates in the trace."""
+    rows = row_mask.current() or row_mask.Rows()
+    rows.trace.metric_rows = outputs, weights
+    try:
+        convert(update)(metrics, batch, outputs, weights)
+    finally:
+        rows.trace.metric_rows = None
+
+
+def _target(name: str, targets: Iterable[str]) -> str | None:
+    """Returns the target that a metric is named by."""
+    return max((k for k in targets if f"{name}_".startswith(f"{k}_")), key=len, default=None)
+
+
+def _weights_of(
+    metric: Any, name: str, weights: Any, sample_weight: Callable[..., Any]
+) -> tf.Tensor | None:
+    """Returns the weights of a metric: the mask of the rows, or its product with the loss' weights."""
+    if not getattr(metric, "_ctl_weighted", False):
+        return weights
+    rows = row_mask.current()
+    training = rows is None or rows.earlier is None
+    own = sample_weight(training=training)
+    if isinstance(own, Mapping):
+        target = _target(name, own)
+        if target is None:
+            raise UsageError(
+                f"Metric {name!r} of weighted_metrics is named by none of the losses that have weights "
+                f"({', '.join(own)}): call it '{next(iter(own))}_{name}', or override update_metrics."
+            )
+        own = own[target]
+    return loss.row_weights(own, weights, tf.as_dtype(tf_keras.backend.floatx()))
 
 
 def update(
@@ -296,6 +348,7 @@ def _wrap_update(metric: Any, name: str) -> None:
     @functools.wraps(update_state, assigned=("__name__", "__doc__"))
     def record(*args: Any, **arguments: Any) -> Any:
         metric._ctl_updated = True
+        _note_update(metric, args, arguments)
         try:
             return update_state(*args, **arguments)
         except ValueError as error:
@@ -308,6 +361,22 @@ def _wrap_update(metric: Any, name: str) -> None:
             ) from error
 
     metric.update_state = record
+
+
+def _note_update(metric: Any, args: tuple[Any, ...], arguments: Mapping[str, Any]) -> None:
+    """Notes an update in the trace of the `update_metrics` that calls it."""
+    rows = row_mask.current()
+    if rows is None or rows.trace.metric_rows is None:
+        return
+    function = type(metric).update_state
+    signature = inspect.signature(getattr(function, "python_function", function))
+    with contextlib.suppress(TypeError):  # the update itself will raise it
+        given = {**signature.bind(metric, *args, **arguments).arguments}
+        given |= given.pop("kwargs", {})
+        weight, values = given.pop("sample_weight", None), list(given.values())[1:]
+        rows.trace.metric_updates.append(
+            MetricUpdate(metric, values, weight, *rows.trace.metric_rows)
+        )
 
 
 def _is_updated(metric: Any) -> bool:

@@ -1,11 +1,14 @@
-"""The shapes of a metric's tensors show whether it is a sum over rows."""
+"""The graph shows whether a metric is a sum over rows, and whether it counts those of the loss."""
 
+import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
 
 import ctl
 from ctl.replica.checks.metric_rows import check_rows
+from ctl.replica.step.metrics import prepare, update_by_name
+from tests.support import one_batch
 
 WRAPPER = tf_keras.metrics.MeanMetricWrapper
 
@@ -85,3 +88,158 @@ def test_error_of_the_users_code_is_left_to_the_update():
         raise ZeroDivisionError
 
     check(WRAPPER(fail))
+
+
+ROWS, LENGTHS = 7, np.array([1, 3, 2, 3, 1, 2, 1])
+RNG = np.random.default_rng(0)
+TOKENS = {
+    "x": RNG.normal(size=(ROWS, 3, 1)),
+    "label": RNG.normal(size=(ROWS, 3, 1)),
+    "weight": (np.arange(3) < LENGTHS[:, None]) * RNG.uniform(0.5, 2, (ROWS, 3)),
+}
+ERRORS = np.abs(TOKENS["label"] - TOKENS["x"])[..., 0]
+MASKED = ERRORS[TOKENS["weight"] > 0].mean()
+WEIGHTED, PLAIN = np.average(ERRORS, weights=TOKENS["weight"]), ERRORS.mean()
+
+
+class Tokens(one_batch.Trainer):
+    """Its outputs are the inputs, until the first update."""
+
+    EXAMPLES = TOKENS
+
+    def build_model(self):
+        return tf_keras.Sequential([tf_keras.layers.Dense(1, "linear", False, "ones")])
+
+    def forward(self, batch, training):
+        return self.model(batch["x"])
+
+    def per_example_loss(self, batch, outputs):
+        return (batch["label"] - outputs)[..., 0] ** 2
+
+    def build_metrics(self):
+        return {"mae": tf_keras.metrics.MeanAbsoluteError()}
+
+
+class Weighted(Tokens):
+    weighted_metrics = ("mae",)
+
+
+class Unweighted(Tokens):
+    weighted_metrics = ()
+
+
+class TrainingAlone(Weighted):
+    def sample_weight(self, batch, training):
+        return batch["weight"] if training else tf.ones_like(batch["weight"])
+
+
+class Ones(Tokens):
+    def sample_weight(self, batch):
+        return tf.ones_like(batch["weight"])
+
+
+class Ignores(Unweighted):
+    def update_metrics(self, metrics, batch, outputs, weights):
+        metrics["mae"].update_state(batch["label"], outputs)
+
+
+class Masks(Unweighted):
+    def update_metrics(self, metrics, batch, outputs, weights):
+        present = ctl.replica.present()
+        values = batch["label"], outputs
+        if present is not None:
+            values = [tf.boolean_mask(value, present > 0) for value in values]
+        metrics["mae"].update_state(*values)
+
+
+class Selects(Ignores):
+    """Masks the tokens by itself."""
+
+    weighted_metrics = None
+
+    def update_metrics(self, metrics, batch, outputs, weights):
+        present = tf.ones([len(batch["x"])], tf.float64) if weights is None else weights
+        chosen = tf.where((batch["weight"] > 0) & (present[:, tf.newaxis] > 0))
+        values = [tf.gather_nd(value, chosen) for value in (batch["label"], outputs)]
+        metrics["mae"].update_state(*values)
+
+
+def run(cls, replicas, *, size=4, **options):
+    """The metric of one step of all rows, and that of an evaluation."""
+    trainer = one_batch.make(cls, ROWS, replicas, **options)
+    evaluator = ctl.StandardEvaluator(trainer, global_batch_size=size)
+    evaluated = evaluator.evaluate(tf.constant(-1))
+    return float(trainer.train(tf.constant(1))["mae"]), float(evaluated["mae"])
+
+
+@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize(
+    ("cls", "training", "evaluation", "words"),
+    [
+        (Tokens, PLAIN, PLAIN, "mae counts all tokens"),
+        (Weighted, WEIGHTED, WEIGHTED, ""),
+        (Unweighted, PLAIN, PLAIN, ""),
+        (TrainingAlone, WEIGHTED, PLAIN, ""),
+        (Ones, PLAIN, PLAIN, ""),
+        (Masks, PLAIN, PLAIN, ""),
+        (Ignores, PLAIN, None, "update_metrics updates mae without its argument weights"),
+        (Selects, MASKED, MASKED, ""),
+    ],
+)
+def test_metrics_count_the_rows_and_weights_of_the_loss_or_a_line_says_so(
+    cls, training, evaluation, words, replicas, caplog
+):
+    found = run(cls, replicas)
+    if cls is Ignores:  # the numbers that the line is about
+        assert abs(found[1] - PLAIN) > 1e-3 and (abs(found[0] - PLAIN) > 1e-3) == (replicas > 1)
+    else:
+        assert found == pytest.approx((training, evaluation), abs=1e-12)
+    lines = [r.getMessage() for r in caplog.records if "mae" in r.getMessage()]
+    assert (len(lines), words) == ((1, words) if words else (0, "")), lines
+    assert words in "".join(lines)
+
+
+def test_unpadded_batches_may_be_counted_without_weights(caplog):
+    assert run(Ignores, 1, size=ROWS) == pytest.approx((PLAIN, PLAIN), abs=1e-12)
+    assert "update_metrics" not in caplog.text
+
+
+def test_metric_of_a_target_has_the_weights_of_the_loss_that_it_is_named_by():
+    names = ("age_mae", "size_mae")
+    metrics = {name: tf_keras.metrics.MeanAbsoluteError() for name in names}
+    prepare(metrics, names)
+    labels = {"age": tf.constant([1.0, 2.0]), "size": tf.constant([3.0, 5.0])}
+    weights = {"age": tf.constant([1.0, 3.0]), "size": None}
+    outputs = {name: tf.zeros([2, 1]) for name in labels}
+    update_by_name(metrics, {"label": labels}, outputs, None, lambda training: weights)
+    assert [float(metrics[name].result()) for name in names] == [(1 + 6) / 4, 4.0]
+    with pytest.raises(ctl.UsageError, match="'age_mae' of weighted_metrics is named by none"):
+        update_by_name(metrics, {"label": labels}, outputs, None, lambda training: {"b": None})
+
+
+def test_step_weights_the_metrics_of_training_and_evaluation_by_name():
+    strategy = one_batch.strategy(2)
+    make = dict.fromkeys(("mae", "plain"), tf_keras.metrics.MeanAbsoluteError)
+    with strategy.scope():
+        metrics, of_evaluation = [{k: m(dtype="float64") for k, m in make.items()} for _ in "ab"]
+        model = tf_keras.Sequential(
+            [tf_keras.layers.Dense(1, "linear", False, "ones", dtype="float64")]
+        )
+    step = ctl.Step(
+        model,
+        tf_keras.optimizers.SGD(0.0),
+        lambda batch, outputs: (batch["label"] - outputs)[..., 0] ** 2,
+        global_batch_size=ROWS,
+        strategy=strategy,
+        precision="float64",
+        metrics=metrics,
+        weighted_metrics=["mae"],
+    )
+    source = ctl.data.arrays(TOKENS)
+    step(next(iter(ctl.data.distribute(source, ROWS, strategy))))
+    evaluated = ctl.evaluate(step, source, of_evaluation, weighted_metrics=["mae"])
+    for results in (step.results(), evaluated):
+        assert float(results["mae"]) == pytest.approx(WEIGHTED, abs=1e-12)
+        assert float(results["plain"]) == pytest.approx(PLAIN, abs=1e-12)
+    with pytest.raises(ctl.UsageError, match="weighted_metrics names 'mea'"):
+        ctl.evaluate(step, source, of_evaluation, weighted_metrics=["mea"])
