@@ -16,7 +16,8 @@ reshape. With `shared=True` all rows of the global batch share the numbers, and 
     ratio = ctl.random.uniform([], shared=True)
 
 An evaluation uses the position of the row in the evaluation data: all evaluations draw the same numbers.
-Outside of a step a draw is a function of its arguments alone, with row 0 first.
+An optimizer has no rows: its draws are the same on every replica. Outside of a step a draw is a function
+of its arguments alone, with row 0 first; on a replica it is an error.
 
 All functions take these arguments besides their own:
 

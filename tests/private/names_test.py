@@ -208,6 +208,7 @@ MEMBERS = {
     "context": ["context"],
     "control_flow_util": ["GraphOrParentsInXlaContext"],
     "coordination_config_pb2": ["CoordinatedJob"],
+    "distribute_lib": ["get_update_replica_id"],
     "distributed_values": ["apply_aggregation_replica_context"],
     "gen_xla_ops": [
         "xla_all_reduce",

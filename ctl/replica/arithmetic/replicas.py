@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ctl.private.tensorflow import distributed_values
+from ctl.private.tensorflow import distribute_lib, distributed_values
 
 # Thread-local, because tf.distribute traces each replica in its own thread.
 _THREAD = threading.local()
@@ -79,6 +79,17 @@ def number() -> tf.Tensor:
     """Returns the number of this replica in the global batch, int32; call it in a replica context."""
     own = getattr(_THREAD, "number", None)
     return tf.distribute.get_replica_context().replica_id_in_sync_group if own is None else own
+
+
+def local_number() -> int | None:
+    """Returns the number of this replica in its process; None in code that runs once for all replicas.
+
+    The code that updates a variable runs for one replica after the other, outside of their contexts.
+    """
+    context = tf.distribute.get_replica_context()
+    number: Any = distribute_lib.get_update_replica_id() if context is None else context._replica_id
+    # With one replica, it may be a device or a variable; on a TPU one trace serves all replicas.
+    return 0 if number is not None and not isinstance(number, int) else number
 
 
 def own_slot(value: tf.Tensor) -> tf.Tensor:

@@ -46,6 +46,7 @@ class Rows:
         compiled: whether XLA compiles the computation of the rows.
         kernels: whether layers may use a kernel of the device that rounds in another way.
         normalizes_micro_batches: whether batch normalization may use the rows of one micro-batch.
+        update: the part of an update that is computed, in which there are no rows; "" for all else.
         trace: what layers, losses and updates report while the step is traced.
     """
 
@@ -64,6 +65,7 @@ class Rows:
     compiled: bool = False
     kernels: bool = True
     normalizes_micro_batches: bool = False
+    update: str = ""
     trace: Trace = dataclasses.field(default_factory=Trace)
 
 
@@ -102,9 +104,34 @@ def replay(rows: Rows, calls: dict[str, int]) -> contextlib.AbstractContextManag
 
 
 @contextlib.contextmanager
+def of_update(name: str) -> Iterator[None]:
+    """Sets what is known where all values are those of the global batch, such as in an optimizer.
+
+    There are no rows, so that a random draw is the same on every replica. TensorFlow merges the replicas
+    to update variables: their optimizer may run in other threads, which read it from the graph.
+
+    Args:
+        name: identifies the part of the step, by which its draws are keyed.
+    """
+    rows = dataclasses.replace(
+        _enclosing() or Rows(), row_mask=None, first_row=0, count=None, calls={}, update=name,
+        isolated="but an update has no rows: do it in the forward pass.",
+    )  # fmt: skip
+    graph: Any = tf.compat.v1.get_default_graph()
+    updates = graph._ctl_updates = getattr(graph, "_ctl_updates", {})
+    number = replicas.local_number()
+    updates[number] = rows
+    try:
+        with _set(rows):
+            yield
+    finally:
+        del updates[number]
+
+
+@contextlib.contextmanager
 def _set(rows: Rows) -> Iterator[Rows]:
     # Restored afterwards, because the micro-batches of a step nest in the step.
-    outer, _THREAD.examples = _enclosing(), rows
+    outer, _THREAD.examples = getattr(_THREAD, "examples", None), rows
     try:
         yield rows
     finally:
@@ -112,7 +139,12 @@ def _set(rows: Rows) -> Iterator[Rows]:
 
 
 def _enclosing() -> Rows | None:
-    return getattr(_THREAD, "examples", None)
+    rows: Rows | None = getattr(_THREAD, "examples", None)
+    if rows is None:
+        updates = (getattr(graph, "_ctl_updates", None) for graph in enclosing_graphs())
+        current: dict[int | None, Rows] = next(filter(None, updates), {})
+        rows = current.get(replicas.local_number(), current.get(0))
+    return rows
 
 
 def current() -> Rows | None:

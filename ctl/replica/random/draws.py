@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.errors import UsageError
-from ctl.replica.arithmetic import gather, row_mask
+from ctl.replica.arithmetic import gather, replicas, row_mask
 from ctl.replica.arithmetic.assertions import require_equal
 from ctl.replica.graphs import dataflow
 from ctl.replica.random import philox
@@ -163,11 +163,14 @@ def draw_bits(
     Raises:
         UsageError: axis 0 does not hold the rows of this replica, or the numbers cannot be keyed here.
     """
-    rows = row_mask.current() or row_mask.Rows()
+    rows = row_mask.current() or _outside(stream)
+    identity = stream.identity
+    if rows.update:
+        identity += f" {rows.update}{', merged' if replicas.local_number() is None else ''}"
     # Counted while the step is traced: a layer that is called twice in a step draws other numbers.
-    call = rows.calls.get(stream.identity, 0)
-    rows.calls[stream.identity] = call + 1
-    key = philox.make_key(f"{stream.identity} {call}")
+    call = rows.calls.get(identity, 0)
+    rows.calls[identity] = call + 1
+    key = philox.make_key(f"{identity} {call}")
     loops = _loop_counters(rows, stream)
     for counter in loops:
         key = philox.fold_in(key, counter)
@@ -187,6 +190,20 @@ def draw_bits(
     if fold.problem and isinstance(rows.count, int):
         rows.trace.folded.append(Folded(bits, rows.count, fold.problem))
     return bits
+
+
+def _outside(stream: Stream) -> row_mask.Rows:
+    """Returns the rows of a draw outside of a step, which is a function of its arguments alone.
+
+    Raises:
+        UsageError: it is on a replica, where the numbers would be the same in all steps.
+    """
+    if tf.distribute.has_strategy() and replicas.local_number() is not None:
+        raise UsageError(
+            f"{stream.name} draws random numbers on a replica outside of a step, where they would be "
+            "the same in every call: draw in the code of a trainer or ctl.Step, or in its optimizer."
+        )
+    return row_mask.Rows()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -198,8 +198,9 @@ class BuiltStep:
             own, used = self.attributes.optimizer, self.update.optimizers
             # The user's code may leave the trainer's optimizer unused, so that it counts nothing.
             optimizer = own if id(own) in used else next(iter(used.values()), own)
-            for part in self.parts:
-                part.end_step(optimizer, applied)
+            with row_mask.of_update("end"):
+                for part in self.parts:
+                    part.end_step(optimizer, applied)
         return result if details else loss
 
     def compute(self, batch: Batch) -> Any:

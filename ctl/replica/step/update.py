@@ -187,7 +187,10 @@ class Update:
         )
         decision = self._decide(update.gradients, update.loss, variables)
         self._warn_unused(update.gradients, variables)
-        before = [part.before(update) for part in self.parts]
+        # The name of the update in the step, by which its random numbers are keyed.
+        number = f"update {len(rows.trace.updates)}"
+        with row_mask.of_update(number):
+            before = [part.before(update) for part in self.parts]
         # After the reduction, because a norm is not linear: the sum of clipped contributions depends on
         # the split.
         clipped = gradients.clip(update.gradients, plan.options.clip)
@@ -198,18 +201,20 @@ class Update:
         self.variables |= {id(variable): variable for variable in variables}
         # A Python bool if no step can be skipped: the update is then unconditional in the graph.
         applied: tf.Tensor | bool = True
-        if plan.skips or loss_scale is not None:
-            self._apply_or_skip(decision, clipped, variables, optimizer)
-            applied = decision.should_apply
-            rows.trace.applied.append(applied)
-        else:
-            if self._waits_for_all_gradients():
-                clipped = gradients.after_all(clipped)
-            gradients.apply(optimizer, clipped, variables)
-            self._record_non_finite(decision)
+        with row_mask.of_update(f"{number}, optimizer"):
+            if plan.skips or loss_scale is not None:
+                self._apply_or_skip(decision, clipped, variables, optimizer)
+                applied = decision.should_apply
+                rows.trace.applied.append(applied)
+            else:
+                if self._waits_for_all_gradients():
+                    clipped = gradients.after_all(clipped)
+                gradients.apply(optimizer, clipped, variables)
+                self._record_non_finite(decision)
         self.losses.update([each.losses for each in contributions.micro_batches], applied)
-        for part, noted in zip(self.parts, before, strict=True):
-            part.after(update, noted, applied)
+        with row_mask.of_update(f"{number}, after"):
+            for part, noted in zip(self.parts, before, strict=True):
+                part.after(update, noted, applied)
         return UpdateResult(update.loss, contributions.micro_batches, applied)
 
     def _loss_scale(self, optimizer: Any) -> tf.Tensor | None:
