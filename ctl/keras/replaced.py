@@ -50,9 +50,10 @@ REPLACED = (
         "as max_pool2d; MaxPooling2D of tf_keras calls it"),
     Replacement("tf_keras:layers.MultiHeadAttention", ("_compute_attention",),
         "ctl.replica.layers.keras_attention:multi_head",
-        "the fused kernel of cuDNN, where XLA compiles for a GPU (runtime.kernels)"),
+        "the fused kernel of cuDNN (runtime.kernels)"),
     Replacement("tf_keras:layers.Attention", ("_apply_scores",),
-        "ctl.replica.layers.keras_attention:apply_scores", "the fused kernel of cuDNN, as above"),
+        "ctl.replica.layers.keras_attention:apply_scores",
+        "the fused kernel of cuDNN (runtime.kernels)"),
     Replacement("tf_keras:layers.MultiHeadAttention", ("__call__",),
         "ctl.replica.layers.keras_attention:note_scores",
         "notes whether the scores are returned, which the fused kernel does not store"),
@@ -60,7 +61,7 @@ REPLACED = (
         "ctl.replica.layers.keras_attention:note_scores",
         "notes whether the scores are returned, which the fused kernel does not store"),
     Replacement(f"{_KERAS_3}.nn", ("dot_product_attention",),
-        "ctl.replica.layers.keras_attention:keras3", "the fused kernel of cuDNN, as above"),
+        "ctl.replica.layers.keras_attention:keras3", "the fused kernel of cuDNN (runtime.kernels)"),
     Replacement("tf_keras.src.backend:RandomGenerator",
         ("dropout", "random_uniform", "random_normal", "truncated_normal",
          "make_seed_for_stateless_op", "make_legacy_seed"),
@@ -158,7 +159,8 @@ def _replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
     if cell:
         cell.cell_contents = run
     else:
-        setattr(owner, name, run)
+        is_static = isinstance(inspect.getattr_static(owner, name), staticmethod)
+        setattr(owner, name, staticmethod(run) if is_static else run)
 
 
 def _cells(function: Any) -> Iterator[Any]:
