@@ -146,7 +146,7 @@ class Step:
         functions = {"loss_fn": ("batch", "outputs"), "forward": ("batch", "training")}
         for name, given in {**functions, "sample_weight": ("batch", "training")}.items():
             hooks.check(name, getattr(self, name), given)
-        build.check_eager()
+        build.prepare_process()
         self.models = list(models)
         self.options = _make_options(
             model, precision=precision, on_non_finite=on_non_finite, **options
@@ -460,7 +460,9 @@ def _make_options(
                 f"{name} is an option of ctl.StandardTrainer: ctl.Step does not read it."
             )
         if name not in known:
-            former = {"gradient_accumulation_steps": "micro_batches"}
+            former = {
+                "gradient_accumulation_steps": "micro_batches", "fused_attention": "kernels"
+            }  # fmt: skip
             raise UsageError(
                 f"ctl.Step has no argument {name!r}{did_you_mean(name, known, former)}"
             )

@@ -215,6 +215,13 @@ def test_devices_accepts_a_config_but_does_not_require_one(
     assert capsys.readouterr().out == f"{strategy} {devices}\n"
 
 
+def test_devices_lists_what_is_replaced(capsys):
+    assert main.run(["ctl", "devices", "--replaced"]) == 0
+    lines = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
+    assert "(runtime.kernels)" in lines["tensorflow.nn.gelu"]
+    assert lines["tf_keras.src.backend.RandomGenerator.dropout"].strip().startswith("in a step: ")
+
+
 def test_devices_describes_this_machine_and_writes_nothing(folder, capsys):
     before = sorted(folder.iterdir())
     code = main.run(["ctl", "--mode=devices", "--config=exp.py"])

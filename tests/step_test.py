@@ -403,6 +403,7 @@ def test_outputs_may_hold_the_terms_of_the_loss():
         (lambda: make_step(1, 4, cache="memory"), "cache is an option of ctl.StandardTrainer"),
         (lambda: make_step(1, 4, micro_batchs=2), "did you mean micro_batches?"),
         (lambda: make_step(1, 4, gradient_accumulation_steps=2), "did you mean micro_batches?"),
+        (lambda: make_step(1, 4, fused_attention="off"), "did you mean kernels?"),
         (lambda: make_step(1, 4, on_non_finite="stop"), "must be 'skip' or 'ignore'"),
         (lambda: make_step(1, 4).state(), "call step.build"),
         (

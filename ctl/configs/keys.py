@@ -26,7 +26,10 @@ RULES = tuple(rule for module in _modules for rule in module.RULES)
 BY_NAME = {key.name: key for key in KEYS}
 FREE_SECTIONS = tuple(key.name for key in KEYS if key.free)
 # Former name of a key -> its name. A run that was saved with the former name can be resumed.
-RENAMED = {"optimizer.gradient_accumulation_steps": "optimizer.micro_batches"}
+RENAMED = {
+    "optimizer.gradient_accumulation_steps": "optimizer.micro_batches",
+    "runtime.fused_attention": "runtime.kernels",
+}
 # Former key -> what to do instead. A run that was saved with it can be resumed if it had no effect: its
 # value was 0, false or empty.
 REMOVED = {

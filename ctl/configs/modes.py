@@ -98,7 +98,8 @@ MODES = {
         text="compile the training loop for a TPU, without a TPU", builds_strategy=False),
     "explain": Mode("explain:explain", flags=("workdir",),
         text="print what the config means, with the estimated memory"),
-    "devices": Mode("devices:show_devices", builds_trainer=False, builds_strategy=False,
+    "devices": Mode("devices:show_devices", builds_trainer=False, builds_strategy=False, own=(
+            Flag("replaced", "with devices: list what ctl replaces in TensorFlow and Keras instead"),),
         text="list the devices of this machine"),
 }
 # fmt: on

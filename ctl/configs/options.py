@@ -148,8 +148,8 @@ class TrainerOptions:
         precision: "float32", "float64", "bfloat16" or "float16".
         loss_scale: a fixed loss scale for float16; 0 for a dynamic one.
         xla: what XLA compiles: "auto", "off", "loop", "step", "gradients" or "autocluster".
-        fused_attention: "auto" to compute attention by a fused kernel where the device has one, or
-            "off".
+        kernels: "auto" to compute attention, GELU and max pooling by ctl's kernels where XLA compiles
+            for a GPU, or "off" to leave all three to TensorFlow.
         placement: "stream", or "device" to hold the examples in device memory (xla="loop").
         logical_shards: if not 0, the gradient is the sum of this many shards in a fixed order, which
             gives the same bits on any number of replicas that divides it. The all-reduce transfers
@@ -198,7 +198,7 @@ class TrainerOptions:
     precision: str = "float32"
     loss_scale: float = 0.0
     xla: str = "auto"
-    fused_attention: str = "auto"
+    kernels: str = "auto"
     placement: str = "stream"
     logical_shards: int = 0
     allow_unkeyed_random: bool = False

@@ -15,12 +15,14 @@ from ctl.private.tensorflow import autograph_artifact, autograph_config
 
 T = TypeVar("T", bound=Callable)
 
-# Functions of ctl are called as they are. AutoGraph stays active inside of them, so that tf_keras
-# converts the layers and metrics that users write.
-autograph_config.CONVERSION_RULES = (
-    autograph_config.DoNotConvert("ctl"),
-    *autograph_config.CONVERSION_RULES,
-)
+
+def without_ctl(rules: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Adds a rule to those of AutoGraph by which functions of ctl are called as they are.
+
+    AutoGraph stays active inside of them, so that tf_keras converts the layers and metrics that users
+    write.
+    """
+    return autograph_config.DoNotConvert("ctl"), *rules
 
 
 def convert(function: T) -> T:

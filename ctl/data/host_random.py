@@ -3,9 +3,8 @@
 Such a number is drawn once, and is a constant of the graph: all examples get the same.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 import contextlib
-import functools
 import inspect
 import pickle
 import random
@@ -18,7 +17,6 @@ import numpy as np
 from ctl.configs.error_location import user_frame
 from ctl.errors import UsageError
 from ctl.hardware import file_systems
-from ctl.private.tensorflow import structured_function
 
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 _PYTHON = "Python's random"
@@ -108,19 +106,8 @@ def checked_maps() -> Iterator[None]:
         _THREAD.checks = outer
 
 
-def _check_maps(original: Callable[..., None]) -> Callable[..., None]:
-    """Wraps the constructor of tf.data that traces the function of a map, filter or interleave."""
-
-    @functools.wraps(original)
-    def construct(self: Any, func: Any, *args: Any, **kwargs: Any) -> None:
-        enabled = getattr(_THREAD, "checks", False)
-        with check(func) if enabled else contextlib.nullcontext():
-            original(self, func, *args, **kwargs)
-
-    construct.ctl_checks = True  # type: ignore[attr-defined]
-    return construct
-
-
-_WRAPPER = structured_function.StructuredFunctionWrapper
-if not hasattr(_WRAPPER.__init__, "ctl_checks"):
-    _WRAPPER.__init__ = _check_maps(_WRAPPER.__init__)
+def check_map(original: Any, wrapper: Any, func: Any, *args: Any, **kwargs: Any) -> None:
+    """Runs the constructor of tf.data that traces the function of a map, filter or interleave."""
+    enabled = getattr(_THREAD, "checks", False)
+    with check(func) if enabled else contextlib.nullcontext():
+        original(wrapper, func, *args, **kwargs)

@@ -17,6 +17,7 @@ from ctl.data.layout import Layout, WorkerShard
 from ctl.data.source import Arrays, Data, Source, described_batch
 from ctl.errors import UsageError, name_arguments
 from ctl.hardware import strategies
+from ctl.keras import replaced
 
 _LOG = logging.getLogger("ctl")
 
@@ -382,6 +383,7 @@ def distribute(
     """
     if start_step < 0:
         raise UsageError(f"start_step is {start_step}, but must be at least 0.")
+    replaced.apply()
     strategy = strategy or tf.distribute.get_strategy()
     pipeline = InputPipeline(
         lambda split, context: data, strategy=strategy, seed=seed, prefetch=prefetch

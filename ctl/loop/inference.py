@@ -17,6 +17,7 @@ from ctl.data.autograph import convert, traced
 from ctl.data.features import RESERVED
 from ctl.data.source import Batch
 from ctl.errors import UsageError
+from ctl.keras import classes
 from ctl.loop.checkpoints.checkpointer import Checkpointer, DamagedCheckpoint
 from ctl.loop.checkpoints.files import hold
 from ctl.replica.arithmetic import precision, row_mask
@@ -192,8 +193,8 @@ def unwrap(layers: Iterable[tf_keras.layers.Layer]) -> None:
     """Replaces ctl's parts of layers by the originals of tf_keras, for files of tf_keras."""
     for layer in layers:
         if "counts_all_rows" in vars(type(layer)):  # ctl.SyncBatchNormalization
-            # Keras' own __setattr__ would track the class as an attribute of the layer.
-            object.__setattr__(layer, "__class__", tf_keras.layers.BatchNormalization)
+            # In place, because the graph of a functional model holds the layer.
+            classes.set_class(layer, tf_keras.layers.BatchNormalization)
 
 
 def _describe_use(trainer: StandardTrainer, name: str) -> str:

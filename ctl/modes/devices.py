@@ -9,6 +9,7 @@ from ctl.errors import UsageError, align, print_line
 from ctl.hardware import devices, engines, gpu, host, selection, strategies, tpu
 from ctl.hardware.gpu import DriverGpu
 from ctl.hardware.strategies import StrategyOptions
+from ctl.keras import replaced
 from ctl.modes import DONE, Arguments
 
 Row = tuple[str, str]
@@ -18,7 +19,10 @@ _INSTALL_GPU = 'pip install "ctl-tensorflow[gpu]"'
 
 def show_devices(arguments: Arguments) -> int:
     """Prints the description; only the section `runtime` of the config has an effect."""
-    print_line(describe(arguments.config.runtime))
+    if arguments.flags["replaced"]:
+        print_line("\n".join(align(replaced.describe())))
+    else:
+        print_line(describe(arguments.config.runtime))
     return DONE
 
 

@@ -3,9 +3,7 @@
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.python.autograph.core import config as autograph_config
 from tensorflow.python.autograph.impl.api import autograph_artifact
-from tensorflow.python.data.ops import structured_function
 from tensorflow.python.distribute import distribute_lib, one_device_strategy
-from tensorflow.python.distribute import values as distributed_values
 from tensorflow.python.eager import context, record
 from tensorflow.python.framework import config, ops
 from tensorflow.python.ops import control_flow_util, resource_variable_ops
@@ -25,13 +23,11 @@ __all__ = [
     "control_flow_util",
     "coordination_config_pb2",
     "distribute_lib",
-    "distributed_values",
     "gen_xla_ops",
     "nest",
     "one_device_strategy",
     "ops",
     "record",
     "resource_variable_ops",
-    "structured_function",
     "xplane_pb2",
 ]

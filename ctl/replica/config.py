@@ -31,11 +31,11 @@ KEYS = (
              "autocluster (the parts that TensorFlow selects), or auto, which chooses on GPUs the "
              "fastest of these that the strategy and the model support, and on CPUs off. The "
              "command ctl profile_input compares the modes."),
-    Key("runtime.fused_attention", "auto", choices=("auto", "off"), option="fused_attention",
-        harmless=True,
+    Key("runtime.kernels", "auto", choices=("auto", "off"), option="kernels", harmless=True,
         text="With auto, where XLA compiles the step for a GPU, attention in 16 bits is one kernel "
-             "that stores no matrix of length x length. The command ctl explain shows which layers "
-             "have it. With off, the formula is computed."),
+             "that stores no matrix of length x length (ctl explain shows which layers have it), and "
+             "GELU in 16 bits and max pooling have gradients that store and read less. With off, "
+             "TensorFlow computes all three."),
     Key("runtime.logical_shards", 0, least=0, option="logical_shards",
         text="Compute the gradient as the sum of this many shards in a fixed order, which has the "
              "same bits on any number of replicas that divides it. The all-reduce then sends this "

@@ -104,7 +104,7 @@ def test_from_config_reads_every_option_from_its_key(monkeypatch):
         seed=3,
         runtime=dict(
             precision="float16", loss_scale=8.0, xla="loop", logical_shards=4, allow_unkeyed_random=True,
-            fused_attention="off", allow_row_coupling=True, all_reduce=dict(dtype="bfloat16"),
+            kernels="off", allow_row_coupling=True, all_reduce=dict(dtype="bfloat16"),
         ),
         data=dict(dir="there", placement="device", prefetch=2, cache="memory"),
         optimizer=dict(
@@ -123,7 +123,7 @@ def test_from_config_reads_every_option_from_its_key(monkeypatch):
     }
     assert values == dict(
         seed=3, precision="float16", loss_scale=8.0, xla="loop", placement="device",
-        fused_attention="off", logical_shards=4, allow_unkeyed_random=True,
+        kernels="off", logical_shards=4, allow_unkeyed_random=True,
         all_reduce_dtype="bfloat16", compression="", allow_row_coupling=True, micro_batches=2,
         clip=options.Clip(norm=1.5), on_non_finite="skip", loss_spike=3.0, norms="layers",
         histogram_interval=50, prefetch=2, cache="memory", loss_weights=dict(age=0.5),

@@ -113,6 +113,8 @@ def test_change_parses_a_text_by_the_type_of_the_key(name, text, value):
         ("optimizer.gradient_accumulation_steps", "2",
          r"There is no config key optimizer\.gradient_accumulation_steps: it is now "
          r"optimizer\.micro_batches\."),
+        ("runtime.fused_attention", "off",
+         r"There is no config key runtime\.fused_attention: it is now runtime\.kernels\."),
         ("data.overfit_batches", "2",
          r"There is no config key data\.overfit_batches any more: run ctl check CONFIG --checks=o"),
         ("runtime.all_reduce.rank", "2",

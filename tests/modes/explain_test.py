@@ -165,7 +165,7 @@ def test_each_attention_has_its_form_and_the_reason(explain):
     dropout = "formula (attention dropout, whose masks the kernel cannot key by row): second"
     for changes, form in (
         ((), "formula (XLA does not compile it for a GPU)"),
-        (("runtime.fused_attention=off",), "formula (runtime.fused_attention=off)"),
+        (("runtime.kernels=off",), "formula (runtime.kernels=off)"),
     ):
         rows, _ = explain("runtime.precision=bfloat16", *changes)
         assert rows["attention"] == f"{form}: first; {dropout}"

@@ -155,7 +155,7 @@ def test_run_of_a_trainer_records_its_config(tmp_path, monkeypatch):
 
 # Each option with another value, and what the value requires.
 CHANGES = {
-    "seed": 3, "precision": "bfloat16", "loss_scale": 8.0, "xla": "off", "fused_attention": "off",
+    "seed": 3, "precision": "bfloat16", "loss_scale": 8.0, "xla": "off", "kernels": "off",
     "placement": "device", "logical_shards": 4, "allow_unkeyed_random": True,
     "allow_row_coupling": True, "all_reduce_dtype": "bfloat16", "compression": "float16",
     "micro_batches": 2, "shard_state": True, "clip": ctl.Clip(norm=0.5),

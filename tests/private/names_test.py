@@ -209,7 +209,6 @@ MEMBERS = {
     "control_flow_util": ["GraphOrParentsInXlaContext"],
     "coordination_config_pb2": ["CoordinatedJob"],
     "distribute_lib": ["get_update_replica_id"],
-    "distributed_values": ["apply_aggregation_replica_context"],
     "gen_xla_ops": [
         "xla_all_reduce",
         "xla_call_module",
@@ -221,7 +220,6 @@ MEMBERS = {
     "ops": ["get_default_graph", "gradient_registry"],
     "record": ["VariableWatcher", "record_operation", "should_record_backprop", "stop_recording"],
     "resource_variable_ops": ["ResourceVariable"],
-    "structured_function": ["StructuredFunctionWrapper"],
     "xplane_pb2": ["XSpace"],
 }
 KERAS_MEMBERS = {

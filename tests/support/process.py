@@ -18,7 +18,7 @@ import tf_keras
 
 from ctl import testing
 from ctl.data import distribution
-from ctl.replica.graphs import custom_gradients
+from ctl.keras import replaced
 from ctl.testing import multiprocess
 from tests.support import fork_server
 
@@ -26,7 +26,7 @@ devices = testing.split_cpu(4)
 assert len(tf.config.list_logical_devices("CPU")) == len(devices)  # initializes the devices
 tf.get_logger().setLevel("ERROR")
 # The first trainer of a process calls it, but tests trace functions before that.
-custom_gradients.free_with_their_graphs()
+replaced.apply()
 
 # Without tf.data's autotune thread in the datasets that tests make themselves: the deletion of an
 # iterator can wait for its sleep of up to a minute (ctl/data/distribution.py). TensorFlow has no setting

@@ -17,10 +17,6 @@ import tf_keras
 
 _PACKAGES = {"keras": "ctl.replica.keras3.package"}
 
-# The only module of tf_keras that uses tf.keras, whose InputSpec tf_keras rejects if it is Keras 3.
-_module: Any = sys.modules[tf_keras.layers.SpectralNormalization.__module__]
-_module.tf = types.SimpleNamespace(**{**vars(tf), "keras": tf_keras})
-
 
 class Adapted(tf_keras.Model):
     """A layer or model of another package, seen as a tf_keras model with the same tf.Variables.
@@ -99,6 +95,15 @@ def is_layer(value: Any) -> bool:
     """Returns whether a value is a layer or model, of any package."""
     package = _package_of(value)
     return package.is_layer(value) if package else isinstance(value, tf_keras.layers.Layer)
+
+
+def with_tf_keras(module: Any) -> Any:
+    """Returns a copy of the module tf whose `keras` is tf_keras, and not Keras 3.
+
+    The module of SpectralNormalization is the only one of tf_keras that uses tf.keras, whose InputSpec
+    tf_keras rejects if it is Keras 3.
+    """
+    return types.SimpleNamespace(**{**vars(module), "keras": tf_keras})
 
 
 def reset_names() -> None:

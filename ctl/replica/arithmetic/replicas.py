@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ctl.private.tensorflow import distribute_lib, distributed_values
+from ctl.private.tensorflow import distribute_lib
 
 # Thread-local, because tf.distribute traces each replica in its own thread.
 _THREAD = threading.local()
@@ -103,16 +103,14 @@ def own_slot(value: tf.Tensor) -> tf.Tensor:
     return tf.where(is_own, value, tf.zeros_like(value))
 
 
-_aggregate = distributed_values.apply_aggregation_replica_context
-
-
-def _aggregate_without_merge(value: Any, aggregation: Any, destinations: Any) -> Any:
+def aggregate(original: Any, value: Any, aggregation: Any, destinations: Any) -> Any:
     """Returns what each replica assigns to its own copy of a variable, as TensorFlow's function.
 
-    TensorFlow would merge the replicas to send the value of the first one, which fails.
+    TensorFlow calls it only where it does not merge the replicas, but would merge them to send the value
+    of the first one, which fails.
     """
     if aggregation != _FIRST or not tf.is_tensor(value):
-        return _aggregate(value, aggregation, destinations)
+        return original(value, aggregation, destinations)
     if getattr(_THREAD, "alike", False):
         return value
     context, sent = tf.distribute.get_replica_context(), value
@@ -120,7 +118,3 @@ def _aggregate_without_merge(value: Any, aggregation: Any, destinations: Any) ->
         sent = tf.cast(value, tf.int32)
     sent = tf.where(number() == 0, sent, tf.zeros_like(sent))
     return tf.cast(context.all_reduce(tf.distribute.ReduceOp.SUM, sent), value.dtype)
-
-
-# TensorFlow calls it only where it does not merge the replicas.
-distributed_values.apply_aggregation_replica_context = _aggregate_without_merge

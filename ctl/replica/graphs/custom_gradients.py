@@ -12,7 +12,7 @@ from ctl.private.tensorflow import autograph_artifact, ops
 _PREFIX = "CustomGradient-"  # of the names that tf.custom_gradient generates
 
 
-class _Gradients(dict):
+class Gradients(dict):
     """TensorFlow's gradients by name; the graph of a custom gradient owns it, and removes it."""
 
     def __setitem__(self, name: str, entry: dict[str, Any]) -> None:
@@ -21,13 +21,6 @@ class _Gradients(dict):
             entry = {**entry, "type": _owned_by(graph, name, entry["type"])}
             weakref.finalize(graph, self.pop, name, None).atexit = False
         super().__setitem__(name, entry)
-
-
-def free_with_their_graphs() -> None:
-    """Lets TensorFlow forget each custom gradient that is traced from now on with its graph."""
-    registry = ops.gradient_registry
-    if not isinstance(registry._registry, _Gradients):
-        registry._registry = _Gradients(registry._registry)
 
 
 def _owned_by(graph: Any, name: str, function: Any) -> Any:

@@ -2,11 +2,8 @@
 
 from collections.abc import Callable, Iterator
 import contextlib
-import functools
 import threading
 from typing import Any, TypeVar
-
-import tf_keras
 
 _T = TypeVar("_T")
 _THREAD = threading.local()  # tf.distribute traces each replica in a thread of its own
@@ -71,20 +68,6 @@ def in_second_pass() -> bool:
     return any(each.replays for each in _passes())
 
 
-def _run_once(method: str) -> None:
-    """Makes a method of all tf_keras layers do nothing in a recomputation."""
-    original = getattr(tf_keras.layers.Layer, method)
-
-    @functools.wraps(original)
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not in_second_pass():
-            return original(self, *args, **kwargs)
-        return None
-
-    run.ctl_once = True  # type: ignore[attr-defined]
-    setattr(tf_keras.layers.Layer, method, run)
-
-
-if not hasattr(tf_keras.layers.Layer.add_update, "ctl_once"):
-    _run_once("add_update")
-    _run_once("add_loss")
+def run_once(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Calls a method of a layer, except in a recomputation."""
+    return None if in_second_pass() else original(*args, **kwargs)

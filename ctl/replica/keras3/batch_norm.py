@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from ctl.errors import UsageError, type_name
+from ctl.keras import classes
 from ctl.replica.arithmetic import normalization
 from ctl.replica.graphs import passes
 from ctl.replica.keras3 import private
@@ -68,8 +69,8 @@ def prepare(layer: Any) -> None:
     """
     kind = keras.layers.BatchNormalization
     if type(layer) is kind:
-        # Keras' own __setattr__ would track the class.
-        object.__setattr__(layer, "__class__", BatchNormalization)
+        # In place, because the graph of a functional model holds the layer.
+        classes.set_class(layer, BatchNormalization)
     if not isinstance(layer, kind):
         return
     if layer.synchronized and not isinstance(layer, BatchNormalization):
@@ -102,7 +103,7 @@ def original_classes(model: Any) -> Iterator[None]:
     layers = [model, *private.layers_of(model, recursive=True)]
     own = [layer for layer in layers if type(layer) is BatchNormalization]
     for layer in own:
-        object.__setattr__(layer, "__class__", keras.layers.BatchNormalization)
+        classes.set_class(layer, keras.layers.BatchNormalization)  # as in `prepare`
     try:
         yield
     finally:

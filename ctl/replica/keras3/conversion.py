@@ -6,13 +6,13 @@ metrics keep a part of their sums on each replica without adding them up.
 
 from collections.abc import Iterator
 import contextlib
-import functools
 from typing import Any
 
 import tensorflow as tf
 import tf_keras
 
 from ctl.errors import UsageError
+from ctl.keras import classes
 from ctl.replica.keras3 import detection, private
 
 # Arguments of Keras 3's optimizers that tf_keras does not have -> the options of ctl.
@@ -34,30 +34,27 @@ def optimizer_of(optimizer: Any) -> Any:
         converted = _convert(optimizer)
         object.__setattr__(converted, "_ctl_of", optimizer)  # without TensorFlow's tracking
         object.__setattr__(optimizer, "_ctl_converted", converted)
-        # Only the class is replaced, so that the user's object shows and sets what is trained with.
-        object.__setattr__(optimizer, "__class__", _following(type(optimizer)))  # type: ignore[arg-type]
+        # The user's object shows and sets what is trained with.
+        classes.extend(optimizer, _Following)
     return vars(optimizer)["_ctl_converted"]
 
 
-@functools.cache
-def _following(cls: Any) -> type:
-    """Returns a class of optimizers whose rate and count are those of the tf_keras optimizer."""
+class _Following:
+    """An optimizer of Keras 3 whose rate and count are those of the tf_keras optimizer."""
 
-    class Following(cls):
-        @property
-        def learning_rate(self) -> Any:
-            return self._ctl_converted.learning_rate
+    _ctl_converted: Any
 
-        @learning_rate.setter
-        def learning_rate(self, rate: Any) -> None:
-            self._ctl_converted.learning_rate = _schedule_of(rate)
+    @property
+    def learning_rate(self) -> Any:
+        return self._ctl_converted.learning_rate
 
-        @property
-        def iterations(self) -> Any:
-            return self._ctl_converted.iterations
+    @learning_rate.setter
+    def learning_rate(self, rate: Any) -> None:
+        self._ctl_converted.learning_rate = _schedule_of(rate)
 
-    Following.__name__, Following.__module__ = cls.__name__, cls.__module__
-    return Following
+    @property
+    def iterations(self) -> Any:
+        return self._ctl_converted.iterations
 
 
 def _schedule_of(rate: Any) -> Any:

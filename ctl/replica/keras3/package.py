@@ -4,6 +4,7 @@ import sys
 from typing import Any
 
 from ctl.errors import UsageError
+from ctl.keras import replaced
 from ctl.replica.arithmetic.precision import Dtypes
 from ctl.replica.keras3 import conversion, detection, private
 from ctl.replica.keras3.detection import check
@@ -31,9 +32,10 @@ def adapt(value: Any) -> Any:
             f"The backend of Keras 3 is {backend}, but ctl trains models of TensorFlow: set "
             "KERAS_BACKEND=tensorflow before keras is imported."
         )
-    # Both import keras. `random` makes its layers draw by ctl's streams.
+    # Both import keras. `random` registers how its layers get their streams.
     from ctl.replica.keras3 import adapter, random  # noqa: F401
 
+    replaced.apply()  # what belongs to Keras 3
     adapter.prepare(value)
     return adapter.adapter_of(value)
 

@@ -6,7 +6,6 @@ reject other generators, whose state would depend on restarts and on the split o
 """
 
 from collections.abc import Callable, Sequence
-import functools
 from typing import Any
 
 import keras
@@ -97,39 +96,30 @@ def _draw_seed(seed: Any) -> None:
     )
 
 
-def _replace(name: str, draw: Callable[..., Any]) -> None:
-    """Makes a function of Keras draw by rows in a step."""
-    module = private.random_module()
-    original = getattr(module, name)
-
-    @functools.wraps(original)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        seed = kwargs.get("seed", args[0] if name == "draw_seed" and args else None)
-        rows = row_mask.current()
-        # An integer seed is a constant, which the search of the step's ops checks. An integer step is
-        # that of a model that is being built, whose layers are not keyed yet.
-        if rows is None or not row_mask.in_step() or isinstance(seed, int):
-            return original(*args, **kwargs)
-        if isinstance(rows.step, int) and not hasattr(seed, "ctl_stream"):
-            return original(*args, **kwargs)
-        if name == "draw_seed":
-            return original(seed) if rows.allow_unkeyed else draw(seed)
-        stream = getattr(seed, "ctl_stream", None)
-        if stream is None:
-            return original(*args, **kwargs)  # calls draw_seed
-        try:
-            return draw(stream, *args, **kwargs)
-        except UsageError:
-            if not rows.allow_unkeyed:
-                raise
-            return original(*args, **kwargs)
-
-    run.ctl_keyed = True  # type: ignore[attr-defined]
-    setattr(module, name, run)
+_KEYED: dict[str, Callable[..., tf.Tensor]] = {
+    "dropout": _dropout, "uniform": _uniform, "normal": _normal
+}  # fmt: skip
 
 
-if not hasattr(private.random_module().dropout, "ctl_keyed"):
-    _replace("dropout", _dropout)
-    _replace("uniform", _uniform)
-    _replace("normal", _normal)
-    _replace("draw_seed", _draw_seed)
+def draw(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Draws by rows in a step, for a function of Keras."""
+    name = original.__name__
+    seed = kwargs.get("seed", args[0] if name == "draw_seed" and args else None)
+    rows = row_mask.current()
+    # An integer seed is a constant, which the search of the step's ops checks. An integer step is
+    # that of a model that is being built, whose layers are not keyed yet.
+    if rows is None or not row_mask.in_step() or isinstance(seed, int):
+        return original(*args, **kwargs)
+    if isinstance(rows.step, int) and not hasattr(seed, "ctl_stream"):
+        return original(*args, **kwargs)
+    if name == "draw_seed":
+        return original(seed) if rows.allow_unkeyed else _draw_seed(seed)
+    stream = getattr(seed, "ctl_stream", None)
+    if stream is None:
+        return original(*args, **kwargs)  # calls draw_seed
+    try:
+        return _KEYED[name](stream, *args, **kwargs)
+    except UsageError:
+        if not rows.allow_unkeyed:
+            raise
+        return original(*args, **kwargs)

@@ -168,7 +168,7 @@ def _find_static_obstacle(attention: Attention) -> str:
     """Returns the obstacle in the arguments and the options."""
     rows, tensors = row_mask.current(), (attention.query, attention.key, attention.value)
     if rows is not None and not rows.kernels:
-        return "runtime.fused_attention=off"
+        return "runtime.kernels=off"
     if config.is_op_determinism_enabled():
         return "runtime.deterministic: the kernel adds in any order"
     if not any({x.dtype for x in tensors} == {dtype} for dtype in _DTYPES):

@@ -6,6 +6,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.errors import UsageError
+from ctl.keras import classes
 from ctl.replica.arithmetic import models, normalization
 
 
@@ -136,8 +137,8 @@ def convert_sync_batch_norm(model: tf_keras.layers.Layer) -> list[str]:
     for layer in unique.values():
         _check_supported(layer)
     for layer in unique.values():
-        # Keras' own __setattr__ would track the class as an attribute of the layer.
-        object.__setattr__(layer, "__class__", SyncBatchNormalization)
+        # In place, because the graph of a functional model holds the layer.
+        classes.set_class(layer, SyncBatchNormalization)
         layer.synchronized = True
         for variable in (layer.moving_mean, layer.moving_variance) if layer.built else ():
             if isinstance(variable, tf.distribute.DistributedValues):

@@ -5,10 +5,10 @@
 - `max_pool` of images. For its gradient XLA searches each window again, writes the positions of the
   largest elements as four integers each, and adds to the gradient at these positions one by one.
 
-Elsewhere, and for other arguments, both are as in TensorFlow.
+Elsewhere, for other arguments, and with `runtime.kernels=off`, both are as in TensorFlow.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import functools
 import inspect
 import itertools
@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-import tf_keras
 
 from ctl.private.tensorflow import gen_xla_ops
 from ctl.replica.arithmetic import row_mask
@@ -26,27 +25,16 @@ from ctl.replica.graphs.ops import is_compiled_for_gpu
 _MOST = 9  # elements of a window; each one adds operations to the program
 
 
-def _replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
-    """Replaces a function by one that, in a step, first calls `function`, which may return None."""
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def run(*args: Any, **kwargs: Any) -> tf.Tensor:
-        outputs = None if row_mask.current() is None else function(*args, **kwargs)
-        return original(*args, **kwargs) if outputs is None else outputs
-
-    # By which a layer of Keras decides what to pass.
-    run.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
-    setattr(owner, name, run)
-
-
 def _is_compiled(tensor: Any) -> bool:
-    return isinstance(tensor, tf.Tensor) and is_compiled_for_gpu(tensor)
+    rows = row_mask.current()
+    uses_kernels = rows is not None and rows.kernels and isinstance(tensor, tf.Tensor)
+    return uses_kernels and is_compiled_for_gpu(tensor)
 
 
-def _gelu(features: Any, approximate: bool = False, name: Any = None) -> tf.Tensor | None:
+def gelu(original: Any, features: Any, approximate: bool = False, name: Any = None) -> tf.Tensor:
+    """Computes `tf.nn.gelu`."""
     if approximate or not _is_compiled(features) or features.dtype not in (tf.bfloat16, tf.float16):
-        return None
+        return original(features, approximate, name)
     return _gelu_of_16_bits(features)
 
 
@@ -75,33 +63,28 @@ def _cdf(x: tf.Tensor) -> tf.Tensor:
     return 0.5 * (1 + tf.math.erf(math.sqrt(0.5) * x))
 
 
-def _max_pool(
-    input: Any = None,
-    ksize: Any = None,
-    strides: Any = None,
-    padding: Any = None,
-    data_format: Any = None,
-    name: Any = None,
-) -> tf.Tensor | None:
-    fits = _is_compiled(input) and input.dtype.is_floating and data_format in (None, "NHWC")
-    if not fits or input.shape.rank != 4 or not input.shape.is_fully_defined():
+def max_pool(original: Callable[..., tf.Tensor], *args: Any, **kwargs: Any) -> tf.Tensor:
+    """Computes `tf.nn.max_pool2d` and `tf.compat.v1.nn.max_pool`."""
+    given = inspect.signature(original).bind(*args, **kwargs).arguments
+    x = given.get("value", given.get("input"))
+    windows = _windows(x, given) if _is_compiled(x) else None
+    return original(*args, **kwargs) if windows is None else _pool(x, *windows)
+
+
+def _windows(x: tf.Tensor, given: Mapping[str, Any]) -> list["_Windows"] | None:
+    """Returns the windows of the height and the width; None for arguments that `_pool` lacks."""
+    fits = x.dtype.is_floating and given.get("data_format") in (None, "NHWC")
+    if not fits or x.shape.rank != 4 or not x.shape.is_fully_defined():
         return None
-    sizes, steps = _two_numbers(ksize), _two_numbers(strides)
-    if not sizes or not steps or padding not in ("VALID", "SAME"):
+    sizes, steps = _two_numbers(given["ksize"]), _two_numbers(given["strides"])
+    if not sizes or not steps or given["padding"] not in ("VALID", "SAME"):
         return None
     windows = [
-        _Windows(n, size, step, padding == "SAME")
-        for n, size, step in zip(input.shape[1:3], sizes, steps, strict=True)
+        _Windows(n, size, step, given["padding"] == "SAME")
+        for n, size, step in zip(x.shape[1:3], sizes, steps, strict=True)
     ]
     covers = all(each.step <= each.size and each.count > 0 for each in windows)
-    return _pool(input, *windows) if covers and math.prod(sizes) <= _MOST else None
-
-
-def _max_pooling(layer: Any, inputs: Any) -> tf.Tensor | None:
-    """Computes a layer of tf_keras, which does not call `tf.nn.max_pool`."""
-    if layer.data_format != "channels_last":
-        return None
-    return _max_pool(inputs, layer.pool_size, layer.strides, layer.padding.upper())
+    return windows if covers and math.prod(sizes) <= _MOST else None
 
 
 def _two_numbers(value: Any) -> list[int] | None:
@@ -180,10 +163,3 @@ def _pool(x: tf.Tensor, vertical: _Windows, horizontal: _Windows) -> tf.Tensor:
         return largest, gradient
 
     return pool(x)
-
-
-for _module in (tf.nn, tf.compat.v2.nn):  # through which Keras 3 and tf_keras call them
-    _replace(_module, "gelu", _gelu)
-    _replace(_module, "max_pool", _max_pool)
-    _replace(_module, "max_pool2d", _max_pool)
-_replace(tf_keras.layers.MaxPooling2D, "call", _max_pooling)

@@ -1,9 +1,8 @@
 """The attention layers of tf_keras and Keras 3, by the fused kernel where it can be used in a step."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import contextvars
 import functools
-import sys
 from typing import Any
 
 import numpy as np
@@ -21,34 +20,7 @@ _RETURNS_SCORES = contextvars.ContextVar("returns_scores", default=True)
 _SOURCES = {"Placeholder", *ops.RANDOM, *ops.PYTHON}
 
 
-def prepare(model: Any, seed: int, *, scope: str) -> None:
-    """Makes the attention layers of Keras use the kernel in a step, where it can be used.
-
-    Outside of a step they compute as before. Call it again once Keras 3 is imported.
-    """
-    _replace(_LAYERS[0], "_compute_attention", _multi_head)
-    _replace(_LAYERS[1], "_apply_scores", _apply_scores)
-    for layer in _LAYERS:
-        _replace(layer, "__call__", _note_scores)
-    backend = sys.modules.get("keras.src.backend.tensorflow.nn")
-    if hasattr(backend, "dot_product_attention"):  # which the layers of Keras 3 call
-        _replace(backend, "dot_product_attention", _keras3)
-
-
-def _replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
-    original = getattr(owner, name)
-    if not hasattr(original, "ctl_fuses"):
-
-        @functools.wraps(original)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            is_step = row_mask.current() is not None
-            return function(original, *args, **kwargs) if is_step else original(*args, **kwargs)
-
-        run.ctl_fuses = True  # type: ignore[attr-defined]
-        setattr(owner, name, run)
-
-
-def _note_scores(original: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
+def note_scores(original: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
     """Notes whether a layer may return its scores, which the kernel does not store."""
     own_call = not any(type(layer).call is base.call for base in _LAYERS)
     asked = len(args) > 4 or bool(kwargs.get("return_attention_scores"))
@@ -59,7 +31,7 @@ def _note_scores(original: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
         _RETURNS_SCORES.reset(token)
 
 
-def _multi_head(
+def multi_head(
     original: Any,
     layer: Any,
     query: Any,
@@ -68,8 +40,13 @@ def _multi_head(
     attention_mask: Any = None,
     training: Any = None,
 ) -> Any:
-    outputs = None
-    if query.shape.rank == 4 and _may_compute(query, layer.get_config()["dropout"], training):
+    """Computes the attention of a `tf_keras.layers.MultiHeadAttention`."""
+    outputs, in_step = None, row_mask.current() is not None
+    if (
+        in_step
+        and query.shape.rank == 4
+        and _may_compute(query, layer.get_config()["dropout"], training)
+    ):
         outputs = _compute(
             (query, key, value), attention_mask, scale=layer.get_config()["key_dim"] ** -0.5
         )
@@ -78,7 +55,7 @@ def _multi_head(
     return original(layer, query, key, value, attention_mask, training)
 
 
-def _apply_scores(
+def apply_scores(
     original: Any,
     layer: Any,
     scores: Any,
@@ -86,8 +63,9 @@ def _apply_scores(
     scores_mask: Any = None,
     training: Any = None,
 ) -> Any:
+    """Computes the attention of a `tf_keras.layers.Attention`."""
     outputs, factor = None, None
-    product: Any = getattr(scores, "op", None)
+    product: Any = None if row_mask.current() is None else getattr(scores, "op", None)
     if product is not None and product.type == "Mul":  # by the variable of `use_scale`
         factor, product = product.inputs[1], product.inputs[0].op
     is_product = product is not None and product.type.startswith("BatchMatMul")
@@ -104,12 +82,14 @@ def _apply_scores(
     return original(layer, scores, value, scores_mask, training)
 
 
-def _keras3(
+def keras3(
     original: Any, query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None,
     scale: Any = None, is_causal: bool = False, flash_attention: Any = None, **others: Any,
 ) -> Any:  # fmt: skip
+    """Computes the attention of the layers of Keras 3."""
     outputs, tensors = None, (query, key, value)
-    fits = all(tf.is_tensor(x) and x.shape.rank == 4 for x in tensors) and not any(others.values())
+    fits = row_mask.current() is not None and not any(others.values())
+    fits = fits and all(tf.is_tensor(x) and x.shape.rank == 4 for x in tensors)
     if fits and isinstance(scale, float | int | None) and _may_compute(query, 0.0, False, False):
         factor = query.shape[3] ** -0.5 if scale is None else scale
         outputs = _compute(tensors, mask, bias=bias, scale=factor, is_causal=is_causal)

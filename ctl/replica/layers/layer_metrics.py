@@ -47,32 +47,23 @@ def _wrap_update(metric: Any) -> None:
     metric.update_state = update
 
 
-def _allow_construction() -> None:
-    """Lets layers update metrics while a model is built in a strategy's scope.
+def create(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """Creates a metric of tf_keras that layers may update while a model is built in a strategy's scope.
 
     Nothing is computed then, but tf_keras raises an error: there is no replica whose rows it could add.
     """
-    create = tf_keras.metrics.Metric.__new__
+    metric = original(cls, *args, **kwargs)
+    update_state = metric.update_state
 
-    @functools.wraps(create)
-    def create_metric(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        metric = create(cls, *args, **kwargs)
-        update_state = metric.update_state
+    @functools.wraps(update_state, assigned=("__name__", "__doc__"))
+    def update(*args: Any, **kwargs: Any) -> Any:
+        is_called = base_layer_utils.call_context().in_call
+        if is_called and tf.distribute.in_cross_replica_context():
+            return None
+        return update_state(*args, **kwargs)
 
-        @functools.wraps(update_state, assigned=("__name__", "__doc__"))
-        def update(*args: Any, **kwargs: Any) -> Any:
-            is_called = base_layer_utils.call_context().in_call
-            if is_called and tf.distribute.in_cross_replica_context():
-                return None
-            return update_state(*args, **kwargs)
-
-        metric.update_state = update
-        return metric
-
-    tf_keras.metrics.Metric.__new__ = create_metric
-
-
-_allow_construction()
+    metric.update_state = update
+    return metric
 
 
 def _has_rows(value: tf.Tensor, rows: row_mask.Rows) -> bool:

@@ -4,39 +4,32 @@ tf_keras keeps such functions for as long as the layer exists: each trace of the
 replica, would count the penalty once more.
 """
 
-import functools
 from typing import Any
 
 import tensorflow as tf
-import tf_keras
 
 from ctl.private.tf_keras import autocast_variable, base_layer_utils
 from ctl.replica.arithmetic import row_mask
+from ctl.replica.graphs import passes
 
 
-def _replace_add_loss() -> None:
-    original = tf_keras.layers.Layer.add_loss
-
-    @functools.wraps(original)
-    def add_loss(self: Any, losses: Any, **kwargs: Any) -> None:
-        losses = tf.nest.flatten(losses)
-        functions = [loss for loss in losses if callable(loss)]
-        # A function that `build` adds, such as the regularizer of a weight, is added once in any case.
-        if not (functions and self.built and base_layer_utils.call_context().in_call):
-            original(self, losses, **kwargs)
-        elif row_mask.current() is None:  # such as the construction of a functional model
-            original(self, losses, **kwargs)
-            for function in self._callable_losses[-len(functions) :]:
-                function.ctl_in_call = True
-        else:
-            kept = [each for each in self._callable_losses if not hasattr(each, "ctl_in_call")]
-            self._callable_losses[:] = kept
-            # As tf_keras does, because penalties are unstable in 16 bits.
-            with autocast_variable.enable_auto_cast_variables(None):
-                losses = [loss() if callable(loss) else loss for loss in losses]
-            original(self, losses, **kwargs)
-
-    tf_keras.layers.Layer.add_loss = add_loss
-
-
-_replace_add_loss()
+def add_loss(original: Any, layer: Any, losses: Any, **kwargs: Any) -> None:
+    """Adds penalties to a layer of tf_keras; none in a recomputation, which would add them again."""
+    if passes.in_second_pass():
+        return
+    losses = tf.nest.flatten(losses)
+    functions = [loss for loss in losses if callable(loss)]
+    # A function that `build` adds, such as the regularizer of a weight, is added once in any case.
+    if not (functions and layer.built and base_layer_utils.call_context().in_call):
+        original(layer, losses, **kwargs)
+    elif row_mask.current() is None:  # such as the construction of a functional model
+        original(layer, losses, **kwargs)
+        for function in layer._callable_losses[-len(functions) :]:
+            function.ctl_in_call = True
+    else:
+        kept = [each for each in layer._callable_losses if not hasattr(each, "ctl_in_call")]
+        layer._callable_losses[:] = kept
+        # As tf_keras does, because penalties are unstable in 16 bits.
+        with autocast_variable.enable_auto_cast_variables(None):
+            losses = [loss() if callable(loss) else loss for loss in losses]
+        original(layer, losses, **kwargs)

@@ -5,13 +5,13 @@ passes on the gradients of the groups.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-import functools
 from typing import Any
 
 import tensorflow as tf
 import tf_keras
 
 from ctl.errors import UsageError
+from ctl.keras import classes
 
 
 def attach(optimizer: Any, groups: Sequence[tuple[Any, Sequence[tf.Variable]]]) -> None:
@@ -32,9 +32,8 @@ def attach(optimizer: Any, groups: Sequence[tuple[Any, Sequence[tf.Variable]]]) 
             "makes a new one, and name all patterns of one optimizer in one group."
         )
     members = {inner._var_key(v): i for i, (_, own) in enumerate(groups) for v in own}
-    cls: Any = type(inner)
-    # Only the class is replaced, so that the object and its part of a checkpoint stay the same.
-    object.__setattr__(inner, "__class__", _grouped_class(cls))
+    # The user and checkpoints know this object, so it cannot be wrapped.
+    classes.extend(inner, _Grouped)
     inner._ctl_groups = others  # an attribute that checkpoints hold
     inner._ctl_members = inner._no_dependency(members)
 
@@ -90,8 +89,3 @@ class _Grouped(tf_keras.optimizers.Optimizer):
         for pair in pairs:
             parts[1 + self._ctl_members.get(self._var_key(pair[1]), -1)].append(pair)
         return parts
-
-
-@functools.cache
-def _grouped_class(cls: Any) -> type:
-    return type(cls.__name__, (_Grouped, cls), {})

@@ -14,6 +14,7 @@ import tf_keras
 from ctl.configs.group_values import patterns
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError, list_some
+from ctl.keras import classes
 from ctl.optimizers import FromConfig
 from ctl.replica.arithmetic import precision
 from ctl.replica.arithmetic.gradients import optimizers_of
@@ -309,49 +310,43 @@ def _configure(inner: Any, names: _Names, options: TrainerOptions) -> None:
     if hasattr(inner, "_ctl_scales"):
         inner._ctl_scales.update(scales)
     elif scales:
-        _scale_learning_rates(inner, scales)
+        # The user and checkpoints know this object, so it cannot be wrapped.
+        classes.extend(inner, _Scaled)
+        inner._ctl_scales = inner._no_dependency(scales)
 
 
-def _scale_learning_rates(optimizer: Any, scales: dict[Any, float]) -> None:
-    """Makes an optimizer multiply its learning rate by a factor while it updates a variable.
+class _Scaled(tf_keras.optimizers.Optimizer):
+    """Multiplies the learning rate of an optimizer by a factor while it updates a variable.
 
-    Args:
-        optimizer: a tf_keras optimizer.
-        scales: the optimizer's key of a variable -> factor; the others have the factor 1.
+    `_ctl_scales` has the factors by the optimizer's keys of variables; the others have the factor 1.
     """
-    cls = type(optimizer)
 
-    class Scaled(cls):  # type: ignore[valid-type, misc]
-        _ctl_scale: float | None = None  # the factor of the variable that is being updated
-        _ctl_scales = scales
+    _ctl_scale: float | None = None  # the factor of the variable that is being updated
+    _ctl_scales: dict[Any, float]
 
-        @property
-        def learning_rate(self) -> Any:
-            rate = cls.learning_rate.fget(self)
-            return rate if self._ctl_scale is None else rate * self._ctl_scale
+    @property
+    def learning_rate(self) -> Any:
+        rate = super().learning_rate
+        return rate if self._ctl_scale is None else rate * self._ctl_scale
 
-        @learning_rate.setter
-        def learning_rate(self, rate: Any) -> None:
-            cls.learning_rate.fset(self, rate)
+    @learning_rate.setter
+    def learning_rate(self, rate: Any) -> None:
+        super(_Scaled, type(self)).learning_rate.fset(self, rate)
 
-        def _apply_weight_decay(self, variables: Sequence[tf.Variable]) -> None:
-            """Does nothing: `update_step` decays the variable just before its update instead."""
+    def _apply_weight_decay(self, variables: Sequence[tf.Variable]) -> None:
+        """Does nothing: `update_step` decays the variable just before its update instead."""
 
-        def update_step(self, gradient: Any, variable: tf.Variable) -> None:
-            self._ctl_scale = scales.get(self._var_key(variable))
-            try:
-                # The base class decays all variables with one rate.
-                if self.weight_decay is not None and self._use_weight_decay(variable):
-                    rate = tf.cast(self.learning_rate, variable.dtype)
-                    decay = tf.cast(self.weight_decay, variable.dtype)
-                    variable.assign_sub(variable * decay * rate)
-                super().update_step(gradient, variable)
-            finally:
-                self._ctl_scale = None
-
-    # Only the class is replaced, so that the object and its checkpoint stay the same.
-    Scaled.__name__ = cls.__name__
-    object.__setattr__(optimizer, "__class__", Scaled)
+    def update_step(self, gradient: Any, variable: tf.Variable) -> None:
+        self._ctl_scale = self._ctl_scales.get(self._var_key(variable))
+        try:
+            # The base class decays all variables with one rate.
+            if self.weight_decay is not None and self._use_weight_decay(variable):
+                rate = tf.cast(self.learning_rate, variable.dtype)
+                decay = tf.cast(self.weight_decay, variable.dtype)
+                variable.assign_sub(variable * decay * rate)
+            super().update_step(gradient, variable)
+        finally:
+            self._ctl_scale = None
 
 
 def _names(models: Models) -> _Names:

@@ -7,7 +7,6 @@ the slices of the reduced gradients only.
 """
 
 from collections.abc import Iterable, Sequence
-import functools
 from typing import Any
 
 import tensorflow as tf
@@ -15,6 +14,7 @@ import tf_keras
 
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError, type_name
+from ctl.keras import classes
 from ctl.optimizers import CLASSES, ELEMENTWISE, arguments
 from ctl.replica.arithmetic import gradients, packs, precision, reduction, waits
 from ctl.replica.arithmetic.gradients import Gradient
@@ -109,11 +109,10 @@ def shard(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
         UsageError: the update of an element depends on other elements, or may depend on them.
     """
     inner = precision.inner(optimizer)
-    cls: Any = type(inner)
     check_elementwise(inner)
     if strategy.num_replicas_in_sync > 1:
-        # Only the class is replaced, so that the object and its checkpoint stay the same.
-        object.__setattr__(inner, "__class__", _sharded_class(cls))
+        # The user and checkpoints know this object, so it cannot be wrapped.
+        classes.extend(inner, _Sharded)
         inner._ctl_shards = inner._no_dependency(_Shards(strategy))
 
 
@@ -303,11 +302,6 @@ class _Sharded(tf_keras.optimizers.Optimizer):
                     shards.children[name] = wrapped
                 children[name] = shards.children[name]
         return children
-
-
-@functools.cache
-def _sharded_class(cls: Any) -> type:
-    return type(cls.__name__, (_Sharded, cls), {})
 
 
 def _gather_values(

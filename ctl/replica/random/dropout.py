@@ -14,7 +14,6 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.errors import UsageError
-from ctl.private.tf_keras import backend
 from ctl.replica.arithmetic import row_mask
 from ctl.replica.random import draws
 from ctl.replica.random.draws import Stream
@@ -117,60 +116,41 @@ _KEYED: dict[str, Callable[..., Any]] = {
 }
 
 
-def _key_method(name: str) -> None:
-    """Makes a method of the generators of all tf_keras layers draw by row in a step.
+def draw(original: Any, generator: Any, *args: Any, **kwargs: Any) -> Any:
+    """Draws by row in a step, for a method of the generators of all tf_keras layers.
 
     A layer that is made while the step is traced, or that no model contains, has no stream of its own.
     Such draws are numbered in the order in which the step is traced, which is the same in every process
     and for every split.
     """
-    original = getattr(backend.RandomGenerator, name)
-
-    @functools.wraps(original)
-    def draw(self: Any, *args: Any, **kwargs: Any) -> Any:
-        stream = getattr(self, "ctl_stream", None)
-        # Initializers have generators of type "stateless", which draw the same on every replica. They
-        # run outside of the graph of the step, or in it if a layer is built there.
-        is_keyed = stream or (self._rng_type != self.RNG_STATELESS and row_mask.in_step())
-        rows = row_mask.current() if is_keyed and not _UNKEYED.get() else None
-        if rows is None:
-            return original(self, *args, **kwargs)
-        if stream is None:
-            graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-            scope = graph.get_name_scope() if graph else ""
-            stream = Stream(f"ctl layers {rows.seed}", f"Layer {scope or 'in a step'}")
-        try:
-            return _KEYED[name](stream, *args, **kwargs)
-        except UsageError:
-            if not rows.allow_unkeyed:
-                raise
-        token = _UNKEYED.set(True)
-        try:
-            return original(self, *args, **kwargs)
-        finally:
-            _UNKEYED.reset(token)
-
-    setattr(backend.RandomGenerator, name, draw)
+    stream = getattr(generator, "ctl_stream", None)
+    # Initializers have generators of type "stateless", which draw the same on every replica. They
+    # run outside of the graph of the step, or in it if a layer is built there.
+    is_keyed = stream or (generator._rng_type != generator.RNG_STATELESS and row_mask.in_step())
+    rows = row_mask.current() if is_keyed and not _UNKEYED.get() else None
+    if rows is None:
+        return original(generator, *args, **kwargs)
+    if stream is None:
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        scope = graph.get_name_scope() if graph else ""
+        stream = Stream(f"ctl layers {rows.seed}", f"Layer {scope or 'in a step'}")
+    try:
+        return _KEYED[original.__name__](stream, *args, **kwargs)
+    except UsageError:
+        if not rows.allow_unkeyed:
+            raise
+    token = _UNKEYED.set(True)
+    try:
+        return original(generator, *args, **kwargs)
+    finally:
+        _UNKEYED.reset(token)
 
 
-def _reset_masks(cls: Any) -> None:
-    """Makes a recurrent layer draw new masks in each call, as tf_keras' other recurrent layers do.
+def call_with_new_masks(original: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls a recurrent layer with new masks, as tf_keras' other recurrent layers do.
 
     Its cell keeps the masks of a graph, which would be those of another replica or micro-batch.
     """
-    original = cls.call
-
-    @functools.wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        self.cell.reset_dropout_mask()
-        self.cell.reset_recurrent_dropout_mask()
-        return original(self, *args, **kwargs)
-
-    cls.call = call
-
-
-if not hasattr(backend.RandomGenerator.dropout, "__wrapped__"):
-    for _name in _KEYED:
-        _key_method(_name)
-    # The base class of the convolutional recurrent layers.
-    _reset_masks(next(cls for cls in tf_keras.layers.ConvLSTM2D.__mro__[1:] if "call" in vars(cls)))
+    layer.cell.reset_dropout_mask()
+    layer.cell.reset_recurrent_dropout_mask()
+    return original(layer, *args, **kwargs)

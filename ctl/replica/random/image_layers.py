@@ -5,7 +5,6 @@ own instead. The other random image layers of tf_keras draw numbers [rows, ...] 
 """
 
 from collections.abc import Callable
-import functools
 from typing import Any
 
 import tensorflow as tf
@@ -58,23 +57,19 @@ def _draw(layer: Any, images: tf.Tensor, low: float, high: float) -> tf.Tensor:
     return layer._random_generator.random_uniform(shape, low, high, dtype)
 
 
-def _key(cls: Any, keyed: Callable[..., tf.Tensor]) -> None:
-    """Makes a class of layers compute by `keyed` in a step, and otherwise as tf_keras does."""
-    original = cls.call
-
-    @functools.wraps(original)
-    def call(self: Any, inputs: Any, training: Any = True) -> tf.Tensor:
-        rows = row_mask.current()
-        if rows is None or rows.allow_unkeyed or not row_mask.in_step() or tf.is_tensor(training):
-            return original(self, inputs, training)
-        images = tf.cast(inputs, self.compute_dtype)
-        outputs = keyed(self, images, bool(training))
-        return tf.ensure_shape(outputs, self.compute_output_shape(images.shape))
-
-    cls.call = call
+_KEYED: dict[type, Callable[..., tf.Tensor]] = {
+    tf_keras.layers.RandomFlip: _flip,
+    tf_keras.layers.RandomContrast: _contrast,
+    tf_keras.layers.RandomCrop: _crop,
+}
 
 
-if not hasattr(tf_keras.layers.RandomFlip.call, "__wrapped__"):
-    _key(tf_keras.layers.RandomFlip, _flip)
-    _key(tf_keras.layers.RandomContrast, _contrast)
-    _key(tf_keras.layers.RandomCrop, _crop)
+def call(original: Any, layer: Any, inputs: Any, training: Any = True) -> tf.Tensor:
+    """Computes a layer with numbers of its rows in a step, and otherwise as tf_keras does."""
+    rows = row_mask.current()
+    if rows is None or rows.allow_unkeyed or not row_mask.in_step() or tf.is_tensor(training):
+        return original(layer, inputs, training)
+    images = tf.cast(inputs, layer.compute_dtype)
+    keyed = next(keyed for cls, keyed in _KEYED.items() if isinstance(layer, cls))
+    outputs = keyed(layer, images, bool(training))
+    return tf.ensure_shape(outputs, layer.compute_output_shape(images.shape))

@@ -21,10 +21,10 @@ from ctl.data.layout import Layout
 from ctl.data.source import Batch
 from ctl.errors import UsageError, type_name
 from ctl.hardware import garbage, strategies
+from ctl.keras import replaced
 from ctl.optimizers import FromConfig
 from ctl.replica.arithmetic import held_variables, loss, models, precision, row_mask
 from ctl.replica.arithmetic.trace import Trace
-from ctl.replica.graphs import custom_gradients
 from ctl.replica.measure.non_finite import counter
 from ctl.replica.parts.part import Part, open_parts
 from ctl.replica.step import hooks, metrics, observers, preparations
@@ -57,8 +57,7 @@ def build_trainer(trainer: Any, optimizer: Any, base: Any) -> InnerLoop:
         UsageError: the options cannot compute the right update with this model, data or strategy.
     """
     hooks.check_methods(type(trainer), base)
-    check_eager()
-    custom_gradients.free_with_their_graphs()
+    prepare_process()
     options: TrainerOptions = trainer.options
     pipeline = InputPipeline(
         trainer.build_dataset,
@@ -316,13 +315,18 @@ def check_before_model(
         raise UsageError(f"model.recompute is {value!r}, but must be 'blocks', or '' for none.")
 
 
-def check_eager() -> None:
-    """Raises a UsageError if TensorFlow's eager execution is switched off for the process."""
+def prepare_process() -> None:
+    """Replaces what ctl replaces in TensorFlow and Keras; call it before a model is built.
+
+    Raises:
+        UsageError: TensorFlow's eager execution is switched off for the process.
+    """
     if not tf.compat.v1.executing_eagerly_outside_functions():
         raise UsageError(
             "TensorFlow's eager execution is disabled in this process: remove "
             "tf.compat.v1.disable_eager_execution() or disable_v2_behavior()."
         )
+    replaced.apply()
 
 
 @contextlib.contextmanager

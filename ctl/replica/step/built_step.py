@@ -148,7 +148,7 @@ class BuiltStep:
                 allow_unkeyed=options.allow_unkeyed_random,
                 earlier=earlier,
                 compiled=self.plan.compiles_update,
-                kernels=options.fused_attention == "auto",
+                kernels=options.kernels == "auto",
                 micro_batches=1 if earlier else self.plan.micro_batches,
                 normalizes_micro_batches=self.plan.per_micro_batch,
                 trace=Trace((batch, mask)),

@@ -166,7 +166,7 @@ def _trace(trainer: Any) -> tuple[Any, list[Trace], int]:
             seed=plan.options.seed,
             allow_unkeyed=True,
             compiled=plan.compiles_update,
-            kernels=plan.options.fused_attention == "auto",
+            kernels=plan.options.kernels == "auto",
             micro_batches=plan.micro_batches,
             trace=trace,
         ):

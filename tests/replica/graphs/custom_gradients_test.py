@@ -8,10 +8,7 @@ import tensorflow as tf
 from tensorflow.python.framework import ops
 import tf_keras
 
-from ctl.replica.graphs import custom_gradients
 from tests.support import one_batch
-
-custom_gradients.free_with_their_graphs()
 
 
 @tf.custom_gradient

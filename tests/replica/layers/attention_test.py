@@ -275,7 +275,7 @@ def test_dropout_and_returned_scores_are_the_formula(gpu):
 def test_the_estimate_of_memory_counts_matrices_only_where_the_kernel_is_not_used(gpu):
     make = from_parts(lambda: Own(is_causal=True))
     kernel, formula = (
-        estimate(make_trainer(make, fused_attention=each)).activations for each in ("auto", "off")
+        estimate(make_trainer(make, kernels=each)).activations for each in ("auto", "off")
     )
     logits = 4 * 4 * LENGTH * LENGTH  # numbers: 4 rows, 4 heads
     # The backward pass of each of the two layers reads the softmax in float32, and cast to bfloat16.
