@@ -253,10 +253,8 @@ def _report_damage() -> Iterator[None]:
     except (UsageError, OSError):
         raise
     except Exception as error:
-        reason = type(error).__name__
-        raise UsageError(
-            f"{_JOURNAL} cannot be read ({reason}): restore it, or {_FRESH}."
-        ) from None
+        what = f"{_JOURNAL} cannot be read ({type(error).__name__})"
+        raise UsageError(f"{what}: restore it, or {_FRESH}.") from None
 
 
 def _resume(study: Any, listed: Mapping[str, Mapping[str, str]]) -> Iterator[SweepRun]:
