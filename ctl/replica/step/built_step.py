@@ -346,10 +346,24 @@ class BuiltStep:
             (freezing(layer), [_size(each) for each in layer._self_tracked_trackables])
             for layer in self._layers
         ]
-        rates = [each._learning_rate for o in self._optimizers for each in optimizers_of(o)]
+        optimizers = [each for o in self._optimizers for each in optimizers_of(o)]
+        rates = [each._learning_rate for each in optimizers]
         rates = [rate for rate in rates if not isinstance(rate, tf.Variable)]  # schedules
+        # Such as momentum, which is a constant of the trace.
+        numbers = [
+            (name, value)
+            for each in optimizers
+            for name, value in vars(each).items()
+            if name[0] != "_" and isinstance(value, bool | int | float | None)
+        ]
         own = [getattr(self.attributes.owner, name, None) for name in _FUNCTIONS]
-        used = (self._optimizers, self.attributes.optimizer, rates, self.results.measures_waiting)
+        used = (
+            self._optimizers,
+            self.attributes.optimizer,
+            rates,
+            numbers,
+            self.results.measures_waiting,
+        )
         return layers, used, own, {**self.attributes.metrics}
 
     def _check_replaced(self) -> None:

@@ -29,11 +29,11 @@ class Trainer(one_batch.Trainer):
         return squares(batch, outputs)
 
 
-def make_trainer():
+def make_trainer(optimizer=None):
     trainer = Trainer(
         strategy=one_batch.strategy(1),
         global_batch_size=8,
-        optimizer=lambda: tf_keras.optimizers.SGD(0.01),
+        optimizer=optimizer or (lambda: tf_keras.optimizers.SGD(0.01)),
         options=ctl.TrainerOptions(precision="float64"),
     )
     return trainer, lambda: trainer.train(tf.constant(1))
@@ -83,6 +83,18 @@ def test_another_loss_is_used_from_the_next_step_on(make, name):
     setattr(owner, name, lambda batch, outputs: 0.0 * squares(batch, outputs))
     before = owner.model.get_weights()[0]
     assert float(step()["loss"] if make is make_trainer else step().loss) == 0
+    np.testing.assert_array_equal(owner.model.get_weights()[0], before)
+
+
+@pytest.mark.parametrize("make", [make_trainer, make_step])
+def test_another_momentum_is_used_from_the_next_step_on(make):
+    """With rate 0 the weights move by the velocity alone, times the momentum."""
+    owner, step = make(tf_keras.optimizers.SGD(0.01, momentum=0.5))
+    step()
+    owner.optimizer.learning_rate = 0.0
+    owner.optimizer.momentum = 0.0
+    before = owner.model.get_weights()[0]
+    step()
     np.testing.assert_array_equal(owner.model.get_weights()[0], before)
 
 
