@@ -69,15 +69,16 @@ def _find_active(step: Any, rows: Rows) -> set[str]:
 
 
 def _layers(model: Any, operations: Sequence[Any], rows: Rows) -> Iterator[tuple[str, bool]]:
-    """Yields the names of layers that draw or have moving statistics, and whether they do it."""
+    """Yields the names of layers that draw or have other state than weights, and whether they do it."""
     assigned = {id(assignment.handle) for assignment in find_assignments(operations)}
     for layer in model._flatten_layers(include_self=False):
         own = getattr(models.inner(layer), "seed_generator", None)  # of Keras 3
         stream = getattr(own or getattr(layer, "_random_generator", None), "ctl_stream", None)
         if stream is not None:
             yield layer.name, stream.identity in rows.calls
-        elif hasattr(layer, "moving_mean") and layer.trainable:
-            ids = moving_statistics(layer)
+        elif layer.trainable:
+            ids = moving_statistics(layer) | {id(v) for v in layer._non_trainable_weights}
             variables = [v for v in layer.variables if id(v) in ids]
             handles = {id(p.handle) for v in variables for p in getattr(v, "values", (v,))}
-            yield layer.name, bool(handles & assigned)
+            if handles:
+                yield layer.name, bool(handles & assigned)

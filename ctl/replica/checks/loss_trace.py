@@ -89,6 +89,15 @@ def compare_micro_batches(trace: Trace) -> Difference | None:
     return None
 
 
+def compare(
+    one: Sequence[Any], inputs: Any, two: Sequence[Any], other_inputs: Any
+) -> Difference | None:
+    """Returns the first difference of two lists of tensors, as functions of their inputs."""
+    comparison = _Comparison(replica=0)
+    comparison.leaves(symbolic(inputs), symbolic(other_inputs))
+    return comparison.run(one, two)
+
+
 def has_equal_parts(update: UpdateTrace) -> bool:
     """Returns whether two micro-batches have the same number of rows, if there are several."""
     sizes = [_size(part) for part in update.micro_batches]

@@ -127,8 +127,13 @@ class RowFlow:
     def _apply(self, op: Any, states: Sequence[State]) -> Sequence[State]:
         """Returns the states of an op's outputs."""
         kind, outputs = op.type, len(op.outputs)
-        if kind in ops.SHAPES or kind in _COLLECTIVES or not any(states):
+        if kind in _COLLECTIVES or not any(states):
             return [None] * outputs
+        if kind in ops.SHAPES:
+            # The number of entries that an op selects, such as tf.where, depends on the rows.
+            is_known = [x.shape.is_fully_defined() for x in op.inputs]
+            pairs = zip(states, is_known, strict=True)
+            return [None if known or not isinstance(s, Mixed) else s for s, known in pairs]
         if kind in ops.FUNCTIONS:
             try:
                 return self._call(op, states)

@@ -181,10 +181,13 @@ def build_step(
             observer.check_losses(step, losses, trace_again, name)
 
     def read_losses(batch: Batch) -> list[tf.Tensor]:
-        """Returns the losses of a batch; [] if they cannot be traced yet."""
+        """Returns the losses of a batch and the penalties; [] if they cannot be traced yet."""
         if function is None:
             trace(batch)
-            return [value for each in traces for value in each.values]
+            values = [value for each in traces for value in each.values]
+            with contextlib.suppress(Exception):  # the step reports it
+                values += convert(hooks.regularization_losses)() if values else []
+            return values
         reports: list[Trace] = []
 
         def compute(batch: Batch) -> None:

@@ -334,6 +334,7 @@ class BuiltStep:
 
     def _search(self) -> None:
         self._layers = tuple(self.attributes.layers())
+        self._numbers = [_numbers(inner(layer)) for layer in self._layers]
         self._optimizers = tuple(self.attributes.optimizers())
 
     def _note_trace(self) -> None:
@@ -347,10 +348,19 @@ class BuiltStep:
             (freezing(layer), [_size(each) for each in layer._self_tracked_trackables])
             for layer in self._layers
         ]
-        rates = [each._learning_rate for o in self._optimizers for each in optimizers_of(o)]
+        optimizers = [each for o in self._optimizers for each in optimizers_of(o)]
+        rates = [each._learning_rate for each in optimizers]
         rates = [rate for rate in rates if not isinstance(rate, tf.Variable)]  # schedules
+        # Such as momentum and the rate of dropout, which are constants of the trace.
+        numbers = self._numbers, [_numbers(each) for each in optimizers]
         own = [getattr(self.attributes.owner, name, None) for name in _FUNCTIONS]
-        used = (self._optimizers, self.attributes.optimizer, rates, self.results.measures_waiting)
+        used = (
+            self._optimizers,
+            self.attributes.optimizer,
+            rates,
+            numbers,
+            self.results.measures_waiting,
+        )
         return layers, used, own, {**self.attributes.metrics}
 
     def _check_replaced(self) -> None:
@@ -442,6 +452,15 @@ class BuiltStep:
             own |= part.state()
         # The names in every checkpoint, unless a subclass has an attribute of the same name.
         return items | {f"ctl_{k}" if k in items else k: state for k, state in own.items()}
+
+
+def _numbers(value: Any) -> dict[str, Any]:
+    """Returns the public attributes of a layer or an optimizer that are numbers or functions."""
+    return {
+        name: each
+        for name, each in vars(value).items()
+        if name[0] != "_" and (isinstance(each, bool | int | float | None) or callable(each))
+    }
 
 
 def _size(tracked: Any) -> int:

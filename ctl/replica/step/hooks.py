@@ -69,7 +69,7 @@ def check(name: str, function: Callable[..., Any], given: Sequence[str], *others
 
 def check_optimizer(optimizer: Any) -> None:
     """Raises UsageError if a user's optimizer overrides what the step does not call."""
-    for name in _overridden(type(optimizer), _OF_OPTIMIZERS):
+    for name in _overridden(optimizer, _OF_OPTIMIZERS):
         raise UsageError(
             f"{type(optimizer).__name__} overrides {name}, which ctl does not call, because it computes "
             "and sums the gradients itself: override apply_gradients or update_step, or change the "
@@ -92,7 +92,7 @@ def warn_of_model(model: Any, optimizer: Any, loss: Any) -> None:
             sources += inspect.getsource(sys.modules[module])
     unused = [
         name
-        for name in _overridden(type(model), _OF_MODELS)
+        for name in _overridden(model, _OF_MODELS)
         if not re.search(rf"(?<!super\(\))\.{name}\(", sources)  # the trainer may call it
     ]
     if unused:
@@ -109,10 +109,10 @@ def warn_of_model(model: Any, optimizer: Any, loss: Any) -> None:
         )
 
 
-def _overridden(cls: type, names: Sequence[str]) -> list[str]:
-    """Returns the methods that a user's class overrides; packages that are installed may do so."""
-    found = []
-    for each in cls.__mro__:
+def _overridden(value: Any, names: Sequence[str]) -> list[str]:
+    """Returns the methods that a user's object, or its class, overrides; installed packages may."""
+    found = [name for name in names if name in vars(value)]
+    for each in type(value).__mro__:
         file = getattr(sys.modules.get(each.__module__), "__file__", None) or ""
         if each.__module__.partition(".")[0] in ("tf_keras", "keras"):
             break

@@ -18,6 +18,7 @@ OBSERVERS = (
     "random_search:RandomOps",
     "random_search:HostRandom",
     "row_coupling:RowCoupling",
+    "replica_count:ReplicaCount",
     "metric_rows:MetricRows",
     "copies:Copies",
     "inactive_layers:InactiveLayers",

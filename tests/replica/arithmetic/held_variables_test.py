@@ -44,6 +44,25 @@ class Late(Learned):
     late = True
 
 
+class Penalized(Late):
+    """Reads the variable in the penalty alone."""
+
+    def per_example_loss(self, batch, outputs):
+        return tf.reduce_sum(outputs, axis=1)
+
+    def regularization_losses(self):
+        return [0.25 * tf.square(self.log_variance)]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_variable_that_a_penalty_reads_is_trained(replicas, caplog):
+    trainer = one_batch.make(Penalized, 8, replicas)
+    before = float(trainer.log_variance.numpy())
+    trainer.train(tf.constant(1))
+    np.testing.assert_allclose(trainer.log_variance.numpy(), before - 0.5 * before)
+    assert not caplog.text
+
+
 class OwnStep(Late):
     """Reads the variable in the loss of its own step."""
 

@@ -59,6 +59,29 @@ class OnPurpose(Trainer):
         return tf_keras.Model(inputs, layers.Dense(1)(inner(inputs, training=False)))
 
 
+class Centered(tf_keras.layers.Layer):
+    """Moves a mean of its own, and has a constant."""
+
+    def build(self, shape):
+        self.center = self.add_weight("center", shape[-1:], trainable=False)
+        self.constant = self.add_weight("constant", (), trainable=False)
+
+    def call(self, inputs, training=False):
+        if training:
+            self.center.assign(0.9 * self.center + tf.reduce_mean(inputs, axis=0))
+        return inputs - self.center + self.constant
+
+
+class OwnState(Trainer):
+    def build_model(self):
+        layers = tf_keras.layers
+        return tf_keras.Sequential([layers.Dense(4), Centered(name="centered"), layers.Dense(1)])
+
+
+class ForgetsOwnState(Forgets):
+    build_model = OwnState.build_model
+
+
 class NoRate(Forgets):
     def build_model(self):
         layers = tf_keras.layers
@@ -77,6 +100,8 @@ class NoRate(Forgets):
         (type("Frozen", (Forgets,), {"frozen": True}), ["drop"], {}),
         (OnPurpose, [], {}),
         (NoRate, [], {}),
+        (OwnState, [], {}),
+        (ForgetsOwnState, ["centered"], {}),
         (Trainer, [], {"micro_batches": 2}),
         (Trainer, [], {"replicas": 2}),
         (Forgets, ["drop", "norm"], {"replicas": 2}),

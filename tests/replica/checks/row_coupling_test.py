@@ -301,6 +301,15 @@ HIDDEN = {
     "a step of many": lambda b: by_row(b["x"]) + tf.where(
         STEP % 1000 == 0, tf.reduce_mean(b["x"]) * tf.cast(STEP > 0, tf.float32), 0.0
     ),
+    "the shape of the positive rows": lambda b: by_row(b["x"]) / tf.maximum(
+        tf.cast(tf.shape(tf.where(b["label"] > 0))[0], tf.float32), 1.0
+    ),
+    "ones for the positive rows": lambda b: by_row(b["x"]) * (
+        1.0 + tf.reduce_sum(tf.ones_like(tf.boolean_mask(b["x"][:, 0], b["label"] > 0)))
+    ),
+    "the number of classes": lambda b: by_row(b["x"]) / tf.cast(
+        tf.size(tf.unique(b["label"]).y), tf.float32
+    ),
     "the place of a positive row": lambda b: LABEL(b) * tf.cast(tf.range(ROWS), tf.float32),
 }  # fmt: skip
 

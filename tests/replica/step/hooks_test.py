@@ -93,6 +93,10 @@ def test_optimizer_that_overrides_what_nothing_calls_is_rejected():
         UsageError, match="OwnGradients overrides compute_gradients, which ctl does"
     ):
         ctl.Step(model, OwnGradients(), lambda b, o: o[:, 0], global_batch_size=2)
+    changed = tf_keras.optimizers.SGD()
+    changed.compute_gradients = lambda loss, var_list, tape=None: []
+    with pytest.raises(UsageError, match="SGD overrides compute_gradients"):
+        ctl.Step(model, changed, lambda b, o: o[:, 0], global_batch_size=2)
     ctl.Step(model, OwnUpdate(), lambda b, o: o[:, 0], global_batch_size=2)
 
 
@@ -106,11 +110,19 @@ class OwnLoss(tf_keras.Sequential):
         return y
 
 
+def changed(layers):
+    """Makes a model whose object has a method of its own."""
+    model = tf_keras.Sequential(layers)
+    model.train_step = lambda data: {}
+    return model
+
+
 @pytest.mark.parametrize(
     ("cls", "compiled", "line"),
     [
         (OwnStep, False, "OwnStep overrides train_step, which ctl does not call"),
         (OwnLoss, False, ""),  # this file calls it below
+        (changed, False, "Sequential overrides train_step, which ctl does not call"),
         (tf_keras.Sequential, True, "The model was compiled with an optimizer and a loss"),
         (tf_keras.Sequential, False, ""),
     ],

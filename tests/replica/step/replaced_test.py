@@ -29,11 +29,11 @@ class Trainer(one_batch.Trainer):
         return squares(batch, outputs)
 
 
-def make_trainer():
+def make_trainer(optimizer=None):
     trainer = Trainer(
         strategy=one_batch.strategy(1),
         global_batch_size=8,
-        optimizer=lambda: tf_keras.optimizers.SGD(0.01),
+        optimizer=optimizer or (lambda: tf_keras.optimizers.SGD(0.01)),
         options=ctl.TrainerOptions(precision="float64"),
     )
     return trainer, lambda: trainer.train(tf.constant(1))
@@ -84,6 +84,39 @@ def test_another_loss_is_used_from_the_next_step_on(make, name):
     before = owner.model.get_weights()[0]
     assert float(step()["loss"] if make is make_trainer else step().loss) == 0
     np.testing.assert_array_equal(owner.model.get_weights()[0], before)
+
+
+@pytest.mark.parametrize("make", [make_trainer, make_step])
+def test_another_momentum_is_used_from_the_next_step_on(make):
+    """With rate 0 the weights move by the velocity alone, times the momentum."""
+    owner, step = make(tf_keras.optimizers.SGD(0.01, momentum=0.5))
+    step()
+    owner.optimizer.learning_rate = 0.0
+    owner.optimizer.momentum = 0.0
+    before = owner.model.get_weights()[0]
+    step()
+    np.testing.assert_array_equal(owner.model.get_weights()[0], before)
+
+
+@pytest.mark.parametrize("name", ["activation", "scale"])
+def test_another_attribute_of_a_layer_is_used_from_the_next_loop_on(name):
+    class Scaled(tf_keras.layers.Dense):
+        scale = 1.0
+
+        def call(self, inputs):
+            return super().call(inputs) * self.scale
+
+    class WithLayer(Trainer):
+        def build_model(self):
+            return tf_keras.Sequential([Scaled(1, input_shape=(3,))])
+
+    trainer = one_batch.make(WithLayer, 8, 1)
+    trainer.train(tf.constant(1))
+    before = trainer.model.get_weights()
+    setattr(trainer.model.layers[0], name, tf.zeros_like if name == "activation" else 0.0)
+    trainer.train(tf.constant(1))
+    for one, two in zip(before, trainer.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, two)
 
 
 def test_optimizer_of_keras_3_shows_and_sets_what_is_trained_with():

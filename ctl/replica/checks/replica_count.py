@@ -1,0 +1,113 @@
+"""Rejects losses and penalties that contain the number of replicas.
+
+A loop of one's own divides by it, because it sums the gradients of the replicas. ctl divides once, by
+the weight of the global batch, so the update would depend on the split. The number is a constant of the
+trace: code that reads it is traced again with another number, and the constants are compared.
+"""
+
+from collections.abc import Iterator, Sequence
+from concurrent import futures
+import contextlib
+import inspect
+import os
+import re
+import sys
+from typing import Any
+
+import tensorflow as tf
+
+from ctl.data.autograph import convert, traced
+from ctl.errors import UsageError
+from ctl.replica.arithmetic import models
+from ctl.replica.arithmetic.trace import Trace
+from ctl.replica.checks import loss_trace, random_search
+from ctl.replica.step.observers import Losses, Observer, TraceAgain
+
+_NAME = "num_replicas_in_sync"
+_READS = re.compile(rf"{_NAME}|scale_regularization_loss|compute_average_loss")
+_PACKAGES = ("ctl", "keras", "tensorflow", "tf_keras")
+# Its functions scale_regularization_loss and compute_average_loss read the number for the user.
+_SCALES = os.path.join("ops", "nn_impl_distribute.py")
+_ROWS = 2
+
+
+class ReplicaCount(Observer):
+    """Compares the losses and the penalties for two numbers of replicas."""
+
+    @classmethod
+    def check_losses(
+        cls, step: Any, losses: Losses | None, trace_again: TraceAgain | None, name: str
+    ) -> None:
+        """Raises a UsageError if the losses or the penalties contain the number of replicas."""
+        replicas, options = step.plan.layout.replicas, step.plan.options
+        if replicas == 1 or options.allow_row_coupling or not trace_again or not _reads(step):
+            return
+
+        def trace(number: int) -> tuple[Sequence[Any], Sequence[Any]]:
+            values: list[Any] = []
+            inputs: Any = ()
+            with _counting(number):
+                with contextlib.suppress(Exception):  # the step reports it
+                    report = Trace()
+                    with report.record_collectives():
+                        found = trace_again(_ROWS)
+                    # A sum over the replicas may be divided by their number.
+                    if not (report.global_values or found.trace.global_values):
+                        values, inputs = [*found.values], found.trace.inputs
+                with contextlib.suppress(Exception):
+                    penalties = traced(convert(step.hooks.regularization_losses))
+                    values += penalties.get_concrete_function().outputs
+            return values, inputs
+
+        with tf.init_scope(), futures.ThreadPoolExecutor(1) as thread:  # in no strategy
+            one, two = (thread.submit(trace, replicas + i).result() for i in range(2))
+        difference = loss_trace.compare(*one, *two)
+        if difference is not None:
+            first, second = difference.values
+            raise UsageError(
+                f"{random_search.place(difference.op)} is {first} on {replicas} replicas and {second} "
+                f"on {replicas + 1}: ctl divides a loss by the weight of the global batch, and adds a "
+                "penalty once, so leave out the number of replicas, or accept it with "
+                "allow_row_coupling=True (runtime.allow_row_coupling)."
+            )
+
+
+def _reads(step: Any) -> bool:
+    """Returns whether the user's files name the number of replicas."""
+    owner = step.attributes.owner
+    parts = [type(owner), getattr(owner, "loss_fn", None), getattr(owner, "forward", None)]
+    parts += [type(models.inner(layer)) for layer in step.attributes.layers()]
+    for name in {getattr(part, "__module__", None) or "" for part in parts}:
+        with contextlib.suppress(OSError, TypeError, KeyError):
+            if name.partition(".")[0] not in _PACKAGES and _READS.search(
+                inspect.getsource(sys.modules[name])
+            ):
+                return True
+    return False
+
+
+@contextlib.contextmanager
+def _counting(number: int) -> Iterator[None]:
+    """Lets the user's code see another number of replicas within a `with` block."""
+    kinds = (tf.distribute.Strategy, tf.distribute.ReplicaContext)
+    owners = [next(each for each in kind.__mro__ if _NAME in vars(each)) for kind in kinds]
+    originals = [vars(owner)[_NAME] for owner in owners]
+    folders = tuple(
+        os.path.dirname(sys.modules[name].__file__ or "") + os.sep for name in _PACKAGES[::2]
+    )
+
+    def replace(original: property) -> property:
+        def read(self: Any) -> int:
+            file = sys._getframe(1).f_code.co_filename
+            is_user = file.endswith(_SCALES) or not file.startswith(folders)
+            return number if is_user else original.fget(self)  # type: ignore[misc]
+
+        return property(read)
+
+    try:
+        for owner, original in zip(owners, originals, strict=True):
+            setattr(owner, _NAME, replace(original))
+        yield
+    finally:
+        for owner, original in zip(owners, originals, strict=True):
+            setattr(owner, _NAME, original)

@@ -1,0 +1,58 @@
+"""Losses and penalties that contain the number of replicas are rejected, and no others."""
+
+import pytest
+import tensorflow as tf
+
+import ctl
+from tests.users_code.examples import Case
+from tests.users_code.running import Split, difference, train
+
+
+class Divided(Case):
+    """Divides as a loop does that sums the gradients of the replicas."""
+
+    def per_example_loss(self, batch, outputs):
+        losses = super().per_example_loss(batch, outputs)
+        return losses / tf.cast(self.strategy.num_replicas_in_sync, losses.dtype)
+
+
+class DividedByRows(Case):
+    def per_example_loss(self, batch, outputs):
+        rows = self.global_batch_size // tf.distribute.get_strategy().num_replicas_in_sync
+        return super().per_example_loss(batch, outputs) / rows
+
+
+class ScaledPenalty(Case):
+    def regularization_losses(self):
+        kernel = self.model.layers[0].kernel
+        return [tf.nn.scale_regularization_loss(tf.reduce_sum(kernel**2))]
+
+
+class Mean(Case):
+    """Divides a sum over the replicas by their number."""
+
+    def per_example_loss(self, batch, outputs):
+        context, losses = (
+            tf.distribute.get_replica_context(),
+            super().per_example_loss(batch, outputs),
+        )
+        mean = context.all_reduce("SUM", tf.reduce_mean(tf.cast(batch["label"], losses.dtype)))
+        return losses * mean / self.strategy.num_replicas_in_sync
+
+
+class Branch(Case):
+    def per_example_loss(self, batch, outputs):
+        losses = super().per_example_loss(batch, outputs)
+        return losses * 1.0 if self.strategy.num_replicas_in_sync > 1 else losses
+
+
+@pytest.mark.parametrize("case", [Divided, DividedByRows, ScaledPenalty])
+def test_the_number_of_replicas_in_a_loss_is_rejected_with_its_line(case):
+    with pytest.raises(ctl.UsageError, match=r" on 2 replicas and .* on 3: ctl divides") as raised:
+        train(case, Split(2, 8))
+    assert "\n" not in str(raised.value) and "_test.py:" in str(raised.value)
+
+
+@pytest.mark.parametrize("case", [Mean, Branch])
+def test_means_over_replicas_and_branches_are_right(case):
+    assert difference(train(case, Split(1, 8)), train(case, Split(2, 8))) <= 1e-10
