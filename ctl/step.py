@@ -460,9 +460,7 @@ def _make_options(
                 f"{name} is an option of ctl.StandardTrainer: ctl.Step does not read it."
             )
         if name not in known:
-            former = {
-                "gradient_accumulation_steps": "micro_batches", "fused_attention": "kernels"
-            }  # fmt: skip
+            former = {"gradient_accumulation_steps": "micro_batches", "fused_attention": "kernels"}
             raise UsageError(
                 f"ctl.Step has no argument {name!r}{did_you_mean(name, known, former)}"
             )

@@ -1,4 +1,4 @@
-"""Puts a class before that of an object of Keras."""
+"""Changes the class of an object of Keras in place."""
 
 import functools
 from typing import Any

@@ -114,7 +114,7 @@ def main():
     for name in ctl.__all__:  # imports them
         getattr(ctl, name)
     imported = snapshot()
-    listed = [(replaced._find(row.owner), name) for row in replaced.REPLACED for name in row.names]
+    listed = [each for row in replaced.REPLACED for each in replaced.owners(row)]
     originals = [getattr(owner, name) for owner, name in listed]
     for package in (tf_keras, keras):
         train(ctl, package)

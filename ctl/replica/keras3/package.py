@@ -35,7 +35,7 @@ def adapt(value: Any) -> Any:
     # Both import keras. `random` registers how its layers get their streams.
     from ctl.replica.keras3 import adapter, random  # noqa: F401
 
-    replaced.apply()  # what belongs to Keras 3
+    replaced.apply()  # what belongs to Keras 3, which `build_model` may have imported
     adapter.prepare(value)
     return adapter.adapter_of(value)
 

@@ -78,13 +78,6 @@ def learning_rate_of(optimizer: Any) -> Any:
     return optimizer._learning_rate
 
 
-def random_module() -> Any:
-    """Returns the module whose functions all layers and keras.random draw by."""
-    import keras.src.backend
-
-    return keras.src.backend.random
-
-
 def policy() -> Any:
     """Returns the global dtype policy of Keras 3; None if it is that of floatx."""
     policy = _states().get_global_attribute("dtype_policy")  # a layer makes it if the user set none

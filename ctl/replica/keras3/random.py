@@ -96,11 +96,6 @@ def _draw_seed(seed: Any) -> None:
     )
 
 
-_KEYED: dict[str, Callable[..., tf.Tensor]] = {
-    "dropout": _dropout, "uniform": _uniform, "normal": _normal
-}  # fmt: skip
-
-
 def draw(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Draws by rows in a step, for a function of Keras."""
     name = original.__name__
@@ -118,7 +113,8 @@ def draw(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if stream is None:
         return original(*args, **kwargs)  # calls draw_seed
     try:
-        return _KEYED[name](stream, *args, **kwargs)
+        keyed: Any = {"dropout": _dropout, "uniform": _uniform, "normal": _normal}[name]
+        return keyed(stream, *args, **kwargs)
     except UsageError:
         if not rows.allow_unkeyed:
             raise

@@ -32,47 +32,31 @@ def note_scores(original: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def multi_head(
-    original: Any,
-    layer: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    attention_mask: Any = None,
+    original: Any, layer: Any, query: Any, key: Any, value: Any, attention_mask: Any = None,
     training: Any = None,
-) -> Any:
+) -> Any:  # fmt: skip
     """Computes the attention of a `tf_keras.layers.MultiHeadAttention`."""
-    outputs, in_step = None, row_mask.current() is not None
-    if (
-        in_step
-        and query.shape.rank == 4
-        and _may_compute(query, layer.get_config()["dropout"], training)
-    ):
-        outputs = _compute(
-            (query, key, value), attention_mask, scale=layer.get_config()["key_dim"] ** -0.5
-        )
+    outputs, fits = None, row_mask.current() is not None and query.shape.rank == 4
+    if fits and _may_compute(query, layer.get_config()["dropout"], training):
+        scale = layer.get_config()["key_dim"] ** -0.5
+        outputs = _compute((query, key, value), attention_mask, scale=scale)
     if outputs is not None:
         return outputs, None
     return original(layer, query, key, value, attention_mask, training)
 
 
 def apply_scores(
-    original: Any,
-    layer: Any,
-    scores: Any,
-    value: Any,
-    scores_mask: Any = None,
-    training: Any = None,
-) -> Any:
+    original: Any, layer: Any, scores: Any, value: Any, scores_mask: Any = None, training: Any = None
+) -> Any:  # fmt: skip
     """Computes the attention of a `tf_keras.layers.Attention`."""
     outputs, factor = None, None
     product: Any = None if row_mask.current() is None else getattr(scores, "op", None)
     if product is not None and product.type == "Mul":  # by the variable of `use_scale`
         factor, product = product.inputs[1], product.inputs[0].op
     is_product = product is not None and product.type.startswith("BatchMatMul")
-    is_product = (
-        is_product and product.get_attr("adj_y") and (factor is None or not factor.shape.rank)
-    )
-    if is_product and value.shape.rank == 3 and _may_compute(value, layer.dropout, training):
+    is_scaled = factor is not None and factor.shape.rank
+    fits = is_product and product.get_attr("adj_y") and not is_scaled
+    if fits and value.shape.rank == 3 and _may_compute(value, layer.dropout, training):
         query, key = product.inputs
         query = query if factor is None else query * factor
         one_head = [tf.expand_dims(x, 2) for x in (query, key, value)]

@@ -1,8 +1,5 @@
 """Preparations of models: what ctl changes in layers of Keras, as the rows of a table."""
 
-from collections.abc import Callable
-import functools
-import importlib
 from typing import Any
 
 from ctl.keras import replaced
@@ -16,13 +13,6 @@ PREPARATIONS = (
 _SYNCHRONIZE = "ctl.replica.layers.batch_norm:convert_sync_batch_norm"
 
 
-@functools.cache
-def _load(row: str) -> Callable[..., Any]:
-    module, _, name = row.partition(":")
-    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return function
-
-
 def prepare(model: Any, seed: int, *, scope: str = "model") -> None:
     """Prepares the layers of a model for the steps that are traced later; may be called again.
 
@@ -33,9 +23,9 @@ def prepare(model: Any, seed: int, *, scope: str = "model") -> None:
     """
     replaced.apply()  # what belongs to Keras 3, if the model has imported it
     for row in PREPARATIONS:
-        _load(row)(model, seed, scope=scope)
+        replaced.load(row)(model, seed, scope=scope)
 
 
 def synchronize_batch_norm(model: Any) -> None:
     """Makes the plain batch normalizations of a model use the statistics of the global batch."""
-    _load(_SYNCHRONIZE)(model)
+    replaced.load(_SYNCHRONIZE)(model)
