@@ -25,7 +25,10 @@ EXAMPLES = {
     "segmentation": DRAW.integers(0, 2, size=(ROWS, 6, 6, 1)).astype(np.float64),
     "amount": DRAW.normal(size=ROWS),
     "label": (np.arange(ROWS) % CLASSES).astype(np.int32),
+    "length": (1 + np.arange(ROWS) * 3 % TOKENS).astype(np.int32),
 }
+# Pairs of the first `length` tokens of a row.
+EXAMPLES["pairs"] = DRAW.integers(0, 60, size=(ROWS, TOKENS, 2)) % EXAMPLES["length"][:, None, None]
 
 
 class Case(ctl.StandardTrainer):

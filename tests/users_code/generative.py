@@ -3,6 +3,7 @@
 import tensorflow as tf
 import tf_keras
 
+import ctl
 from tests.users_code.examples import Case
 
 layers = tf_keras.layers
@@ -60,3 +61,21 @@ class AddLossAutoencoder(VariationalAutoencoder):
 
     def per_example_loss(self, batch, outputs):
         return tf.reduce_sum((batch["x"] - outputs) ** 2, axis=1)
+
+
+class ImportanceWeighted(VariationalAutoencoder):
+    """The mean over three samples of each row, which stand one after another (Burda et al.)."""
+
+    def build_model(self):
+        x = tf_keras.Input((6,))
+        return tf_keras.Model(x, [layers.Dense(6)(x), layers.Dense(6)(x)])
+
+    def per_example_loss(self, batch, outputs):
+        noise = ctl.random.normal([None, 3, 6], dtype=tf.float64)
+        noise = tf.reshape(tf.transpose(noise, [1, 0, 2]), [-1, 6])
+        mean, log_var, x = (tf.tile(values, [3, 1]) for values in (*outputs, batch["x"]))
+        z = mean + tf.exp(0.5 * log_var) * noise
+        logs = tf.reduce_sum(noise**2 + log_var - z**2 - (z - x) ** 2, axis=1)
+        logs = tf.reshape(logs, [3, tf.shape(batch["x"])[0]])
+        largest = tf.reduce_max(logs)
+        return -largest - tf.math.log(tf.reduce_mean(tf.exp(logs - largest), axis=0))

@@ -3,7 +3,7 @@
 import tensorflow as tf
 import tf_keras
 
-from tests.users_code.examples import CLASSES, TOKENS, Case
+from tests.users_code.examples import CLASSES, TOKENS, WORDS, Case
 
 layers = tf_keras.layers
 
@@ -55,3 +55,35 @@ class LatentAttention(tf_keras.Model):
         latents = tf.repeat(self.latents[None], tf.shape(series)[0], axis=0)
         attended = self.attention(latents, series)
         return self.dense(layers.Flatten()(attended))
+
+
+class LastOutput(Case):
+    """The last output of each sequence, by its place among those of all rows."""
+
+    features = ("tokens", "length", "label")
+
+    def build_model(self):
+        recurrent = layers.GRU(CLASSES, return_sequences=True)
+        return tf_keras.Sequential([layers.Embedding(WORDS, 3), recurrent])
+
+    def forward(self, batch, training):
+        outputs = tf.reshape(self.model(batch["tokens"], training=training), [-1, CLASSES])
+        first = tf.range(tf.size(batch["length"])) * TOKENS
+        return tf.gather(outputs, first + batch["length"] - 1)
+
+
+class Molecules(Case):
+    """The molecules of a batch as one graph, with the atoms of all of them in one list."""
+
+    features = ("series", "length", "pairs", "label")
+
+    def forward(self, batch, training):
+        count = batch["length"]
+        atoms = tf.boolean_mask(batch["series"], tf.sequence_mask(count, TOKENS))
+        first = tf.cast(tf.cumsum(count, exclusive=True), tf.int64)
+        bonds = tf.reshape(batch["pairs"] + first[:, None, None], [-1, 2])
+        states = self.model(atoms, training=training)
+        messages = tf.gather(states, bonds[:, 0])
+        sums = tf.math.unsorted_segment_sum(messages, bonds[:, 1], tf.shape(atoms)[0])
+        molecules = tf.repeat(tf.range(tf.size(count)), count)
+        return tf.math.unsorted_segment_mean(states + tf.tanh(sums), molecules, tf.size(count))

@@ -124,4 +124,7 @@ ROWS = (
         gathered.RolledCandidates,
         gathered.LocalPlaces,
     ),
+    right("last output of a sequence", "TF 1: dynamic_rnn", models.LastOutput),
+    right("molecules as one graph", "Keras: mpnn", models.Molecules),
+    right("three samples of a row", "Burda et al.", generative.ImportanceWeighted, plain=False),
 )

@@ -13,6 +13,7 @@ derives it).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
 from typing import Any, TypeAlias
 
 import tensorflow as tf
@@ -29,6 +30,8 @@ OTHER_COUNT = (
     "per_example_loss returned {} losses for {} examples: return one loss per example, reduced over all "
     "other axes, or the losses of all tokens, with weight 0 in sample_weight for those to leave out."
 )
+# In the names of the penalties of tf_keras; those of the second micro-batch have a number.
+_ACTIVITY = re.compile(r"/ActivityRegularizer(_\d+)?/")
 SINGLE = {"": 1.0}  # the factor of a loss that has no name
 
 
@@ -266,7 +269,7 @@ def regularization_contribution(
 
 def check_regularization(
     losses: Sequence[tf.Tensor], rows: Iterable[tf.Tensor | None], *, equal: bool
-) -> None:
+) -> list[tf.Tensor]:
     """Raises UsageError if a regularization loss depends on the rows of a micro-batch.
 
     It would be added once per part of the batch, so its weight would depend on the split. A tf_keras
@@ -276,17 +279,20 @@ def check_regularization(
         losses: the losses, in the graph that is being traced.
         rows: the tensors of the micro-batch.
         equal: whether all parts have the same number of rows, without padding.
+
+    Returns:
+        The losses that depend on the rows.
     """
     rows = [tensor for tensor in rows if tensor is not None]
-    for loss in losses:
-        if not dataflow.depends_on(loss, rows) or (
-            equal and "/ActivityRegularizer/" in loss.op.name
-        ):
-            continue
-        raise UsageError(
-            f'The loss "{loss.op.name}" of add_loss or regularization_losses depends on the rows of the '
-            "batch: return its values from forward, one per row, and add them in per_example_loss."
-        )
+    dependent = [loss for loss in losses if dataflow.depends_on(loss, rows)]
+    for loss in dependent:
+        if not (equal and _ACTIVITY.search(loss.op.name)):
+            raise UsageError(
+                f'The loss "{loss.op.name}" of add_loss or regularization_losses depends on the rows of '
+                "the batch: return its values from forward, one per row, and add them in "
+                "per_example_loss."
+            )
+    return dependent
 
 
 def _check_shapes(per_example: tf.Tensor, weights: tf.Tensor | None, rows: int | None) -> None:

@@ -68,6 +68,7 @@ class UpdateTrace:
         inputs: the batch and the weights, outside of a compiled function.
         aliases: the id of a tensor inside of that function -> the tensor that it stands for.
         micro_batches: the micro-batches, in order.
+        penalties: the regularization losses of each micro-batch that depend on its rows.
         gradients: the gradients of each micro-batch.
         metrics: the ops of each micro-batch's metrics.
         chosen: whether the user has chosen the variables to train.
@@ -76,6 +77,7 @@ class UpdateTrace:
     inputs: list[tf.Tensor]
     aliases: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
     micro_batches: list[MicroBatchTrace] = dataclasses.field(default_factory=list)
+    penalties: list[Sequence[tf.Tensor]] = dataclasses.field(default_factory=list)
     gradients: list[Sequence[Any]] = dataclasses.field(default_factory=list)
     metrics: list[Sequence[Any]] = dataclasses.field(default_factory=list)
     chosen: bool = False
@@ -125,6 +127,7 @@ class Trace:
         update = self._update
         update.aliases.clear()  # of an earlier attempt, which failed
         update.micro_batches.clear()
+        update.penalties.clear()
         update.gradients.clear()
         pairs = zip(tf.nest.flatten(inputs), tf.nest.flatten(self._structure), strict=True)
         update.aliases.update(
@@ -138,6 +141,10 @@ class Trace:
         """Records a micro-batch after its forward pass."""
         part = MicroBatchTrace(symbolic(rows), first_row, size, losses)
         self._update.micro_batches.append(part)
+
+    def add_penalties(self, penalties: Sequence[tf.Tensor]) -> None:
+        """Records the regularization losses of a micro-batch that depend on its rows."""
+        self._update.penalties.append(penalties)
 
     def add_gradients(self, gradients: Sequence[Any]) -> None:
         """Records the gradients of a micro-batch after its backward pass."""

@@ -31,6 +31,7 @@ from ctl.replica.checks.row_probe import (
     Probe,
     ProbeError,
     ReadBatch,
+    combine,
     differ,
     find_dependent,
     read_existing,
@@ -54,6 +55,7 @@ _PLACE_FIX = (
 )
 # Ops that turn an integer into a number of a loss, or into a condition.
 _NUMBERS = ("Cast", "Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual")
+_PENALTY_FIX = "return the penalty of each row from forward, and add it in per_example_loss"
 _OUTPUTS = "outputs"  # what is computed from variables
 _REDUCTIONS = ("All", "Any", "EuclideanNorm", "Max", "Mean", "Min", "Prod", "Sum")
 _PARTS = (0.25, 0.5, 0.75, 0.99)  # of the epoch, whose batches are read besides the next one
@@ -298,6 +300,40 @@ class _Search:
 
         losses = RowFlow({**batch, **leading}, count=rows, clean=clean, resolve=resolve)
         self._check(update, losses, part.losses, rows, micro_batches=self.micro_batches)
+        for penalty in update.penalties[0] if update.penalties else ():
+            self._check_penalty(update, losses, penalty, rows)
+
+    def _check_penalty(
+        self, update: UpdateTrace, flow: RowFlow, penalty: tf.Tensor, count: int | None
+    ) -> None:
+        """Rejects an activity regularizer that is not a mean over the rows of their own penalties.
+
+        If rows are exchanged between two batches, the sum of the two means stays the same.
+        """
+        probe = Probe([penalty], self.trace, self.first, update.aliases, flow.statistics)
+        size = symbolic(self.trace.inputs)[0].shape[0]
+
+        def examine(batches: Sequence[ReadBatch]) -> None:
+            is_sum = True
+            with contextlib.suppress(ProbeError, *FAILURES), tf.init_scope():
+                one = [x.numpy() for x in read_values(self.trace, batches[0], size, least=2)[0]]
+                two = [np.roll(x, 1, axis=0) for x in one]
+                mixed = [
+                    [combine(*pair, slice(first, None, 2)) for pair in zip(one, two, strict=True)]
+                    for first in (0, 1)
+                ]
+                fixed = probe.observe(one)
+                a, b, c, d = (probe.compute(x, fixed)[0] for x in (one, two, *mixed))
+                is_sum = not differ([a + b], [c + d], ...)
+            if not is_sum:
+                op = getattr(flow.state(penalty), "op", penalty.op)
+                use = f"combines rows of the same replica or micro-batch ({op.type})"
+                self._reject(op, use, _PENALTY_FIX, split=self.replicas * self.micro_batches > 1)
+
+        if count == 1:
+            raise ProbeError("a micro-batch has one row")
+        examine(self.batches)
+        self.again.append(examine)
 
     def _check(
         self,
@@ -369,7 +405,7 @@ class _Search:
             self.again.append(examine_again)
             if self.replicas * micro_batches > 1:
                 (probe,) = probes.values()
-                self._warn_of_reductions(update, flow, probe, [value for value, _ in suspects])
+                self._warn_of_reductions(update, flow, probe, [x for x, _ in suspects], count)
 
     def _reject(self, op: Any, use: str, fix: str, *, split: bool) -> None:
         line = (
@@ -408,7 +444,12 @@ class _Search:
         return any(loss_trace.is_replica_number(x.op) for x in sources)
 
     def _warn_of_reductions(
-        self, update: UpdateTrace, flow: RowFlow, probe: Probe, values: Sequence[tf.Tensor]
+        self,
+        update: UpdateTrace,
+        flow: RowFlow,
+        probe: Probe,
+        values: Sequence[tf.Tensor],
+        count: int | None,
     ) -> None:
         """Warns of a reduction over the rows that the losses depend on, although no batch shows it."""
         for tensor in ancestors(*values):
@@ -419,6 +460,10 @@ class _Search:
             is_inner = axes is not None and 0 not in np.ravel(axes)
             if isinstance(flow.state(op.inputs[0]), Mixed) and is_inner:
                 continue
+            if axes is not None and count and op.inputs[0].shape.rank:
+                sizes = [op.inputs[0].shape[axis] for axis in np.ravel(axes)]
+                if all(size and size % count for size in sizes):
+                    continue  # such as the samples of each row
             if tensor.dtype.is_integer and not any(x.type == "Cast" for x in tensor.consumers()):
                 continue  # such as the largest length, which is a shape
             shifted = Probe(

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from ctl.private.tensorflow import resource_variable_ops
 from ctl.replica.arithmetic.trace import Trace, symbolic
-from ctl.replica.checks.row_samples import vary
+from ctl.replica.checks.row_samples import is_flag, vary
 from ctl.replica.graphs import ops
 
 ReadBatch = Callable[[], Any]
@@ -84,6 +84,7 @@ class Probe:
         self._fixed: list[tf.Tensor] = []
         self._functions: dict[Any, Any] = {}
         self._constants: set[float] = set()
+        self._flags: list[bool] = []  # in all batches until now
         # Handle of an integer scalar -> the handle, and a variable that the copied ops read instead.
         self._counters: dict[int, tuple[Any, Any]] = {}
 
@@ -139,7 +140,7 @@ class Probe:
             try:  # the code may reject rows that are made up
                 reference = self.compute(sample, fixed, number)
                 for kept in (everything[::2], everything[1::2]):
-                    mixed = [_combine(*pair, kept) for pair in zip(sample, earlier, strict=True)]
+                    mixed = [combine(*pair, kept) for pair in zip(sample, earlier, strict=True)]
                     changed = self.compute(mixed, fixed, number)
                     changing |= differ(reference, changed, kept, finite=True)
                 if not number:
@@ -186,7 +187,12 @@ class Probe:
     ) -> Iterator[tuple[Sequence[Any], int | None]]:
         """Yields further batches, and numbers of late steps for some of them."""
         yield from ((other, None) for other in others)
-        made = [*vary([x.numpy() for x in batch], labels, self._constants)] if labels else []
+        made: list[list[np.ndarray]] = []
+        if labels:
+            values = [[x.numpy() for x in each] for each in (batch, *others)]
+            flags = [all(map(is_flag, column)) for column in zip(*values, strict=True)]
+            self._flags = [a and b for a, b in zip(flags, self._flags or flags, strict=True)]
+            made = [*vary(values[0], labels, self._constants, self._flags)]
         yield from ((each, None) for each in made)
         late = [*_LATE, *(int(v) for v in self._constants)] if self._counters else []
         yield from ((made[i % len(made)], number) for i, number in enumerate(late) if made)
@@ -389,7 +395,7 @@ def _is_number(value: Any) -> bool:
     return value is not None and np.asarray(value).dtype.kind in "iuf" and np.isfinite(value)
 
 
-def _combine(values: Any, others: Any, kept: np.ndarray) -> Any:
+def combine(values: Any, others: Any, kept: Any) -> Any:
     """Returns values with the rows of others, except for the kept ones."""
     result = np.array(others)
     result[kept] = np.asarray(values)[kept]

@@ -2,8 +2,9 @@
 
 A loss that combines rows shows it only for some rows, such as positive ones. So the labels of a batch
 are moved to other rows, and labels and features become 0, 1, negative, half as large, and the constants
-that the losses are compared with. Integers of features with several entries per row, such as tokens and
-masks, become 0 only: code may rely on their number.
+that the losses are compared with. Integers of features must still fit each other, and the code: a length
+of 0, or one of another row, may point at the entries of other rows. So only flags become 0 and 1, and of
+several entries per row, such as tokens and masks, all but the first become 0.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -15,7 +16,10 @@ _MAX_CONSTANTS = 8
 
 
 def vary(
-    batch: Sequence[np.ndarray], labels: Sequence[bool], constants: Collection[float]
+    batch: Sequence[np.ndarray],
+    labels: Sequence[bool],
+    constants: Collection[float],
+    flags: Sequence[bool],
 ) -> Iterator[list[np.ndarray]]:
     """Yields batches of the same shapes.
 
@@ -23,18 +27,28 @@ def vary(
         batch: [rows, ...] each.
         labels: which of them are labels.
         constants: numbers that rows are compared with.
+        flags: which of them may be set if they are integers, see `is_flag`.
     """
-    pairs = [*zip(batch, labels, strict=True)]
+    free = [one or two for one, two in zip(labels, flags, strict=True)]
+    pairs = [*zip(batch, labels, free, strict=True)]
     # Entries of a group get the same change, so that they still fit each other.
     for shift in range(_SHIFTS):
-        yield [_mix(_candidates(x, label), shift if label else 2 * shift + 1) for x, label in pairs]
-    yield [np.roll(x, 1, axis=0) if label else x for x, label in pairs]
+        yield [
+            _mix(_candidates(x, label=label, free=may), shift if label else 2 * shift + 1)
+            for x, label, may in pairs
+        ]
+    yield [np.roll(x, 1, axis=0) if label else x for x, label, _ in pairs]
     near = [v + d for v in sorted(constants)[:_MAX_CONSTANTS] for d in (0, 1, -1)]
     for shift in range(0, len(near), len(batch[0])):
-        yield [_mix([*_near(x, near, label=label), x], shift) for x, label in pairs]
+        yield [_mix([*_near(x, near, label=label, free=may), x], shift) for x, label, may in pairs]
 
 
-def _candidates(x: np.ndarray, label: bool) -> list[np.ndarray]:
+def is_flag(x: np.ndarray) -> bool:
+    """Returns whether an entry has one integer per row, which is 0, 1 or -1."""
+    return x.dtype.kind in "iub" and x.ndim == 1 and bool((np.abs(x.astype(int)) <= 1).all())
+
+
+def _candidates(x: np.ndarray, *, label: bool, free: bool) -> list[np.ndarray]:
     """Returns what the rows of an entry may become."""
     zeros, ones = np.zeros_like(x), np.ones_like(x)
     if x.dtype.kind in "fV":  # V: bfloat16
@@ -42,12 +56,16 @@ def _candidates(x: np.ndarray, label: bool) -> list[np.ndarray]:
         return [x, ones, zeros, -x, x / 2] if label else [x, x / 2, -x, zeros, ones]
     if x.dtype.kind not in "iub" or (x.dtype == np.uint8 and x.ndim > 2):  # an image
         return [x]
-    return [x, ones, zeros] if label or x.ndim == 1 else [x, x, zeros]
+    if not free:
+        ones, first = x, x.reshape(len(x), -1)[:, :1]
+        zeros.reshape(len(x), -1)[:, :1] = first
+    return [x, ones, zeros]
 
 
-def _near(x: np.ndarray, values: Sequence[float], *, label: bool) -> list[np.ndarray]:
+def _near(x: np.ndarray, values: Sequence[float], *, label: bool, free: bool) -> list[np.ndarray]:
     """Returns entries that are equal to, or near, constants of the code."""
-    if x.dtype.kind not in "iuf" or not (label or x.ndim == 1):
+    is_float = x.dtype.kind == "f" and (label or x.ndim == 1)
+    if not is_float and not (x.dtype.kind in "iu" and free):
         return []
     exact = (np.asarray(v).astype(x.dtype) for v in values)
     return [np.full_like(x, e) for e, v in zip(exact, values, strict=True) if e == v]

@@ -17,6 +17,7 @@ from ctl.replica.arithmetic import gradients, loss, precision, row_mask
 from ctl.replica.arithmetic.gradients import Gradient
 from ctl.replica.arithmetic.held_variables import Untrained
 from ctl.replica.arithmetic.snapshot import Assignable, Snapshot
+from ctl.replica.arithmetic.trace import Trace
 from ctl.replica.graphs import order
 from ctl.replica.step import metrics
 from ctl.replica.step.empty_batches import keep_statistics, zero_outputs, zero_without_rows
@@ -211,7 +212,7 @@ class MicroBatches:
                 ]
                 named = dict(zip(losses, zero_without_rows(shares, mask, rows), strict=True))
                 share = loss.weighted_sum(named, self.factors)
-                penalty = self._penalty(_row_tensors(inputs), equal=equal)
+                penalty = self._penalty(_row_tensors(inputs), examples.trace, equal=equal)
                 terms = [share] if penalty is None else [share, penalty]
                 share = share if penalty is None else share + penalty
                 # Without rows, only the gradient of the penalty counts.
@@ -233,10 +234,12 @@ class MicroBatches:
             outputs = zero_outputs(outputs, mask, rows)
         return new, share, MicroBatch(batch, mask, outputs, keras_masks, named)
 
-    def _penalty(self, rows: Sequence[tf.Tensor | None], *, equal: bool) -> tf.Tensor | None:
+    def _penalty(
+        self, rows: Sequence[tf.Tensor | None], trace: Trace, *, equal: bool
+    ) -> tf.Tensor | None:
         """Returns a micro-batch's share of the regularization; `rows` are its tensors of rows."""
         penalties = list(convert(self.regularization)())
-        loss.check_regularization(penalties, rows, equal=equal)
+        trace.add_penalties(loss.check_regularization(penalties, rows, equal=equal))
         # Every micro-batch of every replica adds its part, even without rows: the sum has it once.
         replicas = tf.distribute.get_replica_context().num_replicas_in_sync
         return loss.regularization_contribution(penalties, replicas * self.count, self.dtype)

@@ -31,6 +31,7 @@ BATCH = {
     "tokens": (
         DRAW.integers(1, 9, (ROWS, TIME)) * (np.arange(TIME) < [[2], [5], [3], [1], [4], [5]])
     ),
+    "length": np.array([2, 5, 3, 1, 4, 5]),
     "label": np.array([0, 1, 2, 1, 0, 2]),
 }
 
@@ -232,6 +233,20 @@ def logsumexp(batch):
     return tf.math.log(tf.reduce_sum(tf.exp(batch["x"] - largest), axis=1)) + largest
 
 
+def last(batch, length):
+    """The last value of each row, by its place among the values of all rows."""
+    values = tf.reshape(batch["series"][:, :, 0], [-1])
+    return tf.gather(values, tf.range(ROWS, dtype=tf.int64) * TIME + length - 1) ** 2
+
+
+def samples(batch):
+    """The mean over three samples of each row, which stand one after another."""
+    x = tf.tile(batch["x"], [3, 1]) * tf.repeat(tf.constant([1.0, 2.0, 3.0]), ROWS)[:, None]
+    logs = tf.reshape(-by_row(x), [3, ROWS])
+    largest = tf.reduce_max(logs)
+    return tf.math.log(tf.reduce_mean(tf.exp(logs - largest), axis=0)) + largest
+
+
 # Code of tutorials and papers, with reductions over rows, masks and selections, that is right.
 INDEPENDENT = {
     "maximum of the batch": shifted_by_the_maximum,
@@ -271,6 +286,9 @@ INDEPENDENT = {
         tf.gather(by_row(b["x"]), tf.argsort(b["label"], stable=True)),
         tf.argsort(tf.argsort(b["label"], stable=True)),
     ),
+    "last value by its length": lambda b: last(b, b["length"]),
+    "last value by the tokens": lambda b: last(b, tf.reduce_sum(tf.sign(b["tokens"]), axis=1)),
+    "samples of each row": samples,
     "a warm-up": lambda b: by_row(b["x"]) * tf.cast(tf.minimum(STEP, 10), tf.float32),
 }  # fmt: skip
 STEP = tf.Variable(0, dtype=tf.int64, trainable=False)
@@ -682,6 +700,31 @@ class Gated(Case):
         return super().per_example_loss(batch, outputs) + factor * tf.reduce_mean(outputs**2)
 
 
+def of_pairs(x):
+    """Keras' example of PointNet: each matrix of a row meets those of the other rows."""
+    x = tf.reshape(x, [-1, 2, 2])
+    squares = tf.reshape(tf.tensordot(x, x, axes=(2, 2)), [-1, 2, 2])
+    return tf.reduce_sum((squares - tf.eye(2, dtype=x.dtype)) ** 2)
+
+
+class PenaltyOfPairs(Case):
+    """An activity regularizer over pairs of rows, which are equal at first."""
+
+    start, penalty = "zeros", staticmethod(of_pairs)
+
+    def build_model(self):
+        first = layers.Dense(
+            4, kernel_initializer=self.start, bias_initializer=lambda shape, dtype: (
+                tf.constant([1, 0, 0, 1], dtype)
+            ), activity_regularizer=self.penalty,
+        )  # fmt: skip
+        return tf_keras.Sequential([first, layers.Dense(3)])
+
+
+class PenaltyOfRows(PenaltyOfPairs):
+    start, penalty = "glorot_uniform", tf_keras.regularizers.L2(0.1)
+
+
 class Scarce(Case):
     """The only positive example is a late one, by a feature."""
 
@@ -705,6 +748,22 @@ def test_batches_of_later_steps_are_searched_and_the_run_ends_after_them():
     assert trainer.global_step.numpy() == 1
     with pytest.raises(ctl.UsageError, match="combines rows"):
         running.build(Scarce, Split(2)).train(tf.constant(1))
+
+
+def test_activity_regularizer_over_pairs_of_rows_is_rejected():
+    with pytest.raises(LateUsageError, match=r"_test\.py:\d+ .* \(MatMul\).*in per_example_loss"):
+        running.train(PenaltyOfPairs, Split(2, 8))
+    other = type("", (PenaltyOfPairs,), {"start": "glorot_uniform"})
+    with pytest.raises(ctl.UsageError, match=r"combines rows") as raised:
+        running.train(other, Split(1, 8, 2))
+    assert not isinstance(raised.value, LateUsageError)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", [Split(2, 8), Split(1, 8, 2), Split(4, 4)], ids=str)
+def test_activity_regularizer_of_single_rows_computes_the_update_of_one_replica(split):
+    expected = running.train(PenaltyOfRows, split.reference)
+    assert running.difference(expected, running.train(PenaltyOfRows, split)) <= 1e-10
 
 
 def test_steps_of_a_loop_of_the_user_are_searched_again_at_powers_of_two(monkeypatch):
