@@ -78,7 +78,7 @@ def restore_trainer(
         except (Failure, UsageError) as error:
             raise type(error)(str(error).replace(held, path)) from None
     if average:
-        loop_of(trainer).step.finish()
+        loop_of(trainer).step.exchange()
     return trainer
 
 

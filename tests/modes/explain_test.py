@@ -79,7 +79,7 @@ def test_memory_is_listed_by_part(explain):
     rows, _ = explain("optimizer.micro_batches=2", "optimizer.ema_decay=0.9")
     assert rows["memory"].endswith(" MiB on a replica at its peak, estimated")
     names = [
-        "memory", "weights", "slots", "averages", "gradients", "sums", "activations of 4 rows", "input",
+        "memory", "weights", "slots", "ema", "gradients", "sums", "activations of 4 rows", "input",
         "prefetched by the host",
     ]  # fmt: skip
     assert [name for name in rows if name in names] == names
@@ -141,7 +141,7 @@ def test_memory_and_bytes_of_compressed_gradients_include_further_models(explain
     experiments.write(".", {"experiment.py": text})
     compression = "runtime.all_reduce.compression=float16"
     rows, _ = explain(compression, "runtime.strategy=mirrored", "runtime.logical_devices=2")
-    assert rows["errors"] == "3.82 MiB"
+    assert rows["compression"] == "3.82 MiB"
     assert rows["reduction"].startswith(
         "Dense gradients are compressed by float16: 1.91 MiB in place of 3.82 MiB "
     )
