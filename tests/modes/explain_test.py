@@ -92,6 +92,16 @@ def test_memory_of_a_step_that_cannot_be_traced_is_not_estimated(explain):
     assert rows["memory"].startswith("not estimated: The batch has no 'lable': did you mean")
 
 
+def test_parts_of_the_user_are_named(explain):
+    method = (
+        "def transform_gradients(self, gradients, variables):\n        return gradients\n\n    "
+    )
+    text = experiments.DROPOUT.replace("def per_example_loss", f"{method}def per_example_loss")
+    experiments.write(".", {"experiment.py": text})
+    rows, _ = explain()
+    assert rows["parts"] == "The updates have parts of your own: transform_gradients."
+
+
 def test_actions_are_listed_in_order(explain):
     rows, _ = explain()
     assert rows["actions"] == "none"
