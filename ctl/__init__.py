@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ctl.loop.actions.action import Action as Action
     from ctl.loop.actions.action import as_action as as_action
     from ctl.loop.actions.keras_callback import KerasCallback as KerasCallback
+    from ctl.loop.bucket.store import Store as Store
     from ctl.loop.checkpoints.checkpointer import Checkpointer as Checkpointer
     from ctl.modes.export import load as load
     from ctl.modes.notebook import Run as Run
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from ctl.replica.layers.batch_norm import SyncBatchNormalization as SyncBatchNormalization
     from ctl.replica.layers.batch_norm import convert_sync_batch_norm as convert_sync_batch_norm
     from ctl.replica.layers.recompute import recompute as recompute
+    from ctl.replica.parts.part import Part as Part
     from ctl.step import Step as Step
     from ctl.trainer import StandardTrainer as StandardTrainer
 
@@ -55,12 +57,14 @@ _MODULES = {
     "evaluator": "StandardEvaluator evaluate",
     "loop.actions.action": "Action as_action",
     "loop.actions.keras_callback": "KerasCallback",
+    "loop.bucket.store": "Store",
     "loop.checkpoints.checkpointer": "Checkpointer",
     "modes.export": "load",
     "modes.notebook": "Run",
     "replica.layers.attention": "dot_product_attention",
     "replica.layers.batch_norm": "SyncBatchNormalization convert_sync_batch_norm",
     "replica.layers.recompute": "recompute",
+    "replica.parts.part": "Part",
     "step": "Step",
     "trainer": "StandardTrainer",
 }

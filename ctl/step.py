@@ -26,6 +26,7 @@ from ctl.replica.arithmetic.models import adapt, is_layer
 from ctl.replica.arithmetic.variables import variables_of
 from ctl.replica.measure.non_finite import counter
 from ctl.replica.measure.outputs import concatenate
+from ctl.replica.parts.part import Part
 from ctl.replica.step import build, hooks, preprocessing, xla
 from ctl.replica.step import metrics as metric_results
 from ctl.replica.step.attributes import check_scope
@@ -83,6 +84,9 @@ class Step:
             is neither `label` nor `weight`, or with a dict of them if there are several.
         sample_weight: (batch, training) -> the weights of the losses, or None for 1. By default it is
             `batch["weight"]`, if that exists.
+        transform_gradients: (gradients, variables) -> the new gradients of the global batch, as the
+            method of `ctl.StandardTrainer`.
+        parts: parts of your own of the update, `ctl.Part`s.
         metrics: name -> metric of `batch["label"]` and the outputs; `results` returns them.
         weighted_metrics: the names of the metrics that are weighted by `sample_weight`.
         models: further models that `loss_fn` or `forward` calls, such as the discriminator of a GAN.
@@ -116,6 +120,8 @@ class Step:
         strategy: tf.distribute.Strategy | None = None,
         forward: Callable[[Batch, bool], Any] | None = None,
         sample_weight: Callable[[Batch, bool], tf.Tensor | None] | None = None,
+        transform_gradients: Callable[[list[Any], list[tf.Variable]], Sequence[Any]] | None = None,
+        parts: Sequence[Part] = (),
         metrics: Mapping[str, tf_keras.metrics.Metric] | None = None,
         weighted_metrics: Sequence[str] | None = None,
         models: Sequence[tf_keras.Model] = (),
@@ -143,8 +149,13 @@ class Step:
         self.sample_weight = sample_weight or (
             lambda batch, training: preprocessing.default_sample_weight(batch)
         )
+        self.transform_gradients, self.parts = transform_gradients, list(parts)
         functions = {"loss_fn": ("batch", "outputs"), "forward": ("batch", "training")}
-        for name, given in {**functions, "sample_weight": ("batch", "training")}.items():
+        functions |= {"sample_weight": ("batch", "training")}
+        functions |= (
+            {"transform_gradients": ("gradients", "variables")} if transform_gradients else {}
+        )
+        for name, given in functions.items():
             hooks.check(name, getattr(self, name), given)
         build.prepare_process()
         self.models = list(models)
@@ -313,6 +324,7 @@ class Step:
                 # like data that ended.
                 first_batch=lambda part=0.0: () if part else self._example,
                 is_default=self._is_default,
+                transform=self.transform_gradients,
             )
         if self._example:
             check_losses()
@@ -435,6 +447,9 @@ class _Hooks:
 
     def regularization_losses(self) -> Sequence[tf.Tensor]:
         return self._step.model.losses
+
+    def build_parts(self) -> Sequence[Part]:
+        return self._step.parts
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from ctl.hardware import coordinator, garbage, strategies
 from ctl.replica.arithmetic import precision
 from ctl.replica.arithmetic.models import adapt, raw
 from ctl.replica.measure.non_finite import NonFiniteReport
+from ctl.replica.parts.part import Part
 from ctl.replica.step import xla
 from ctl.replica.step.attributes import check_known
 from ctl.replica.step.build import build_scope, build_trainer, check_optimizer
@@ -199,6 +200,28 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
                 "build_optimizer."
             )
         return optimizer() if callable(optimizer) else optimizer
+
+    def build_parts(self) -> Sequence[Part]:
+        """Builds parts of your own of the update; called in `build_scope`, after `build_optimizer`."""
+        return []
+
+    def transform_gradients(
+        self, gradients: list[Any], variables: list[tf.Variable]
+    ) -> Sequence[Any]:
+        """Changes the gradients of the global batch before they are clipped; called once per update.
+
+        The random numbers of `ctl.random` in it are the same on every replica.
+
+        Args:
+            gradients: tensors, unscaled; for a variable of which the loss reads some rows, such as that
+                of an embedding, `tf.IndexedSlices` of the rows that are not zero, in their order; None
+                for a variable that has none.
+            variables: the variables, in the same order.
+
+        Returns:
+            The new gradients, in the same order. A variable whose gradient is None stays unchanged.
+        """
+        return gradients
 
     def build_metrics(self) -> dict[str, tf_keras.metrics.Metric]:
         """Builds the metrics by name; called in `build_scope`, for training and for evaluation.

@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
     # Imported once the arguments are checked: TensorFlow takes seconds.
     from ctl.data.files import convert, record_index
 
-    paths = record_index.find_files(flags.files)
+    paths = record_index.find_files(flags.files, "ctl convert")
     for number, path in enumerate(paths, start=1):
         output, count = convert.convert(path, flags.output, output_format=flags.format)
         print_line(f"{number} of {len(paths)}: {output}, {count} records")

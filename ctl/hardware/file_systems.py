@@ -24,7 +24,6 @@ def open_url(url: str) -> tuple[Any, str]:
         raise UsageError(f"{url} is no URL: write :// and, in Python, pass it as a string.")
     # Another process may write there at any time, so listings must not be cached.
     options: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
-    options |= {"auto_mkdir": True} if scheme in ("file", "local") else {}
     try:
         import fsspec
 

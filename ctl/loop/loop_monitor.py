@@ -50,7 +50,6 @@ class StepSummaries:
         self._print_line = print_line
         self._reason = _why_not(trainer)
         self._dropped = self._reported = False
-        self._noted = False  # after the first loop, in which the step is traced
 
     @contextlib.contextmanager
     def recording(self) -> Any:
@@ -63,10 +62,6 @@ class StepSummaries:
         if self._dropped and not self._reported:
             self._reported = True
             self._print_line(f"tf.summary calls in the step are not written: {self._reason}.")
-        if not self._noted:
-            self._noted = True
-            for line in loop_of(self._trainer).step.notes():
-                self._print_line(line)
 
     def _should_record(self) -> Any:
         """Returns whether a `tf.summary` call writes; called in traces and hooks of the trainer."""

@@ -13,12 +13,12 @@ if TYPE_CHECKING:  # it imports TensorFlow
 
 RECORD = ".bucket.json"  # the file in the local folder that names the store
 
-# The scheme of a URL -> the functions with which `open_store` and `fetch` open it, as "module:function";
-# "" for every other scheme.
-STORES = {"": ("ctl.loop.bucket.bucket:open_store", "ctl.loop.bucket.fetch:path")}
+# The scheme of a URL -> the class of its stores, a `ctl.Store`, or its name as "module:Class"; "" for
+# every other scheme.
+STORES: dict[str, Any] = {"": "ctl.loop.bucket.store:FileSystem"}
 
 
-class Store(Protocol):
+class RunStore(Protocol):
     """What a run needs of the store that its --workdir names.
 
     Attributes:
@@ -57,7 +57,9 @@ class Store(Protocol):
         """Sends what this process has written, unless `all_open` has sent it."""
 
 
-def open_store(url: str, train: Any, *, reads: bool, checkpoint: str = "", task: str = "") -> Store:
+def open_store(
+    url: str, train: Any, *, reads: bool, checkpoint: str = "", task: str = ""
+) -> RunStore:
     """Opens the store of a run.
 
     Args:
@@ -70,8 +72,8 @@ def open_store(url: str, train: Any, *, reads: bool, checkpoint: str = "", task:
     Raises:
         UsageError: the store cannot be opened.
     """
-    function, _ = _find(url)
-    store: Store = load(function)(url, train, reads=reads, checkpoint=checkpoint, task=task)
+    open_bucket = load("ctl.loop.bucket.bucket:open_store")
+    store: RunStore = open_bucket(url, train, reads=reads, checkpoint=checkpoint, task=task)
     return store
 
 
@@ -88,10 +90,5 @@ def fetch(name: str, which: str = "", *, texts_only: bool = False) -> str:
     """
     if not is_url(name):
         return name
-    _, function = _find(name)
-    path: str = load(function)(name, which, texts_only=texts_only)
+    path: str = load("ctl.loop.bucket.fetch:path")(name, which, texts_only=texts_only)
     return path
-
-
-def _find(url: str) -> tuple[str, str]:
-    return STORES.get(url.partition(":")[0], STORES[""])

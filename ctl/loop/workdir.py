@@ -22,7 +22,7 @@ from ctl.loop.checkpoints.files import CheckpointFiles, report_write_errors
 from ctl.loop.config_changes import INPUTS, ConfigChanges, changes_updates
 from ctl.loop.disk import make_folder
 from ctl.loop.json_files import read_lines
-from ctl.loop.store import RECORD, Store
+from ctl.loop.store import RECORD, RunStore
 
 _EVENTS = "events.jsonl"
 # Bytes of a name that ctl makes, with room for what it adds: file systems allow 255 bytes.
@@ -66,7 +66,7 @@ class Workdir:
         path: str | pathlib.Path,
         *,
         writes: bool = True,
-        store: Store | None = None,
+        store: RunStore | None = None,
         may_read: bool = False,
     ):
         check_local("The workdir", path)

@@ -68,6 +68,7 @@ def _describe(experiment: Experiment, actions: Sequence[Action]) -> str:
         else "the total weight of the rows that exist, first summed over the replicas",
         "reduction": _describe_reduction(experiment),
         "clip": trainer.options.clip,
+        **inner_loop.step.describe(),  # may replace the reduction
         "optimizer": _describe_optimizer(trainer.optimizer, trainer.options.optimizer_groups),
         "schedule": _describe_learning_rate(experiment),
         "variables": f"{len(trained)} trainable, {parameters:,} parameters",
@@ -84,8 +85,6 @@ def _describe(experiment: Experiment, actions: Sequence[Action]) -> str:
 def _describe_reduction(experiment: Experiment) -> str:
     trainer, options = experiment.trainer, experiment.trainer.options
     plan = loop_of(trainer).plan
-    if text := loop_of(trainer).step.describe().get("reduction"):
-        return text
     if plan.layout.replicas == 1:
         return "none: one replica"
     copies = max(1, options.logical_shards)  # each shard's sum is sent by itself

@@ -133,6 +133,7 @@ def _check_clip(v: Values) -> None:
 #   string_features    whether the batches contain strings
 #   sync_batch_norm    whether the model has synchronized batch normalization
 #   per_micro_batch    whether it was requested per micro-batch
+#   own_parts          whether the user adds parts to the update
 #   compiles_collectives  whether XLA can compile the reductions over the replicas
 RULES = (
     _check_clip,
@@ -250,6 +251,18 @@ RULES = (
         "summaries.histogram_interval writes complete gradients, which no replica has with "
         "optimizer.shard_state=gradients",
         "set it to 0, or optimizer.shard_state=true",
+    ),
+    Rule(
+        lambda v: v["own_parts"] and v["optimizer.shard_state"] == "gradients",
+        "build_parts and transform_gradients get complete gradients, which no replica has with "
+        "optimizer.shard_state=gradients",
+        "set optimizer.shard_state=true",
+    ),
+    Rule(
+        lambda v: v["own_parts"] and _spec(v).coordinated,
+        "build_parts and transform_gradients change the gradients of the global batch, but the workers "
+        "of parameter servers compute their steps independently",
+        "choose another runtime.strategy, or change them in the optimizer",
     ),
     Rule(
         lambda v: v["runtime.all_reduce.dtype"] and _spec(v).coordinated,

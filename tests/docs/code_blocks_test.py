@@ -48,7 +48,12 @@ def test_every_page_with_code_is_run_by_a_test():
 
 
 @pytest.mark.parametrize(
-    "page", ["data", "evaluation", pytest.param("update", marks=pytest.mark.slow)]
+    "page",
+    [
+        "data",
+        "evaluation",
+        *(pytest.param(p, marks=pytest.mark.slow) for p in ("update", "your-part")),
+    ],
 )
 def test_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))

@@ -19,7 +19,7 @@ from benchmarks.storage.proxy import Proxy
 from ctl import main
 from ctl.loop.bucket import fetch
 from ctl.loop.bucket.local import folder_of
-from ctl.loop.bucket.store import Store
+from ctl.loop.bucket.store import open_folder
 from tests.support import child, experiments
 from tests.support.faults import signals
 
@@ -135,7 +135,7 @@ def test_kills_with_the_local_folder_deleted_leave_the_bits_of_an_undisturbed_ru
     )
     code, _, error = finish(start(*run, f"--workdir={whole}"))
     assert code == 0, error
-    store, draw, last = Store(killed), random.Random(0), 0
+    store, draw, last = open_folder(killed), random.Random(0), 0
     (tmp_path / "wait").write_text(str(steps - EVERY))
     for kill in range(kills):
         process = start(*run, WAITS, f"--workdir={killed}")
@@ -181,7 +181,7 @@ def test_failures_of_the_store_delay_the_upload_and_not_the_training(proxy, star
 
     begin = time.monotonic()
     process = start("--config=experiment.py", "--config.train.steps=200", f"--workdir={url}")
-    store = Store(url)
+    store = open_folder(url)
     while not store.list("owner"):
         assert process.poll() is None
         time.sleep(0.05)
@@ -260,7 +260,7 @@ def test_slow_store_gets_the_newest_checkpoints_in_order_while_training_goes_on(
     assert events.durable == sorted(set(events.durable))
     assert all(step >= newest for step, newest in zip(events.durable, events.newest, strict=True))
     assert grown < 19 * (len(events.saved) - len(events.durable)) / 2  # no queue of checkpoints
-    assert check_durable(Store(url)) == events.durable[-1] == events.saved[-1]
+    assert check_durable(open_folder(url)) == events.durable[-1] == events.saved[-1]
 
     # The store hangs: the run says that the last checkpoint is not durable.
     process = start(*run, "--config.train.upload_grace=3")
@@ -272,7 +272,7 @@ def test_slow_store_gets_the_newest_checkpoints_in_order_while_training_goes_on(
     code, _, error = finish(process)
     assert code == 1 and f"{url} is not complete after 3 s (the upload takes longer)" in error
     later = Events(url)
-    assert check_durable(Store(url)) == later.durable[-1] < later.saved[-1]
+    assert check_durable(open_folder(url)) == later.durable[-1] < later.saved[-1]
 
 
 @S3
@@ -318,7 +318,7 @@ def test_two_workers_without_a_shared_disk_resume_from_the_store(proxy, start, t
     (tmp_path / "wait").write_text("20")
     launch = ("--workers=2", "--", *run, f"--workdir={url}")
     process = start(*launch, WAITS, module="ctl.launch")
-    store = Store(url)
+    store = open_folder(url)
     wait(process, lambda: max(fetch.steps(store.list()), default=0) >= 10)
     for pid in (process.pid, *signals.workers(process.pid).values()):
         os.kill(pid, signal.SIGKILL)

@@ -79,7 +79,7 @@ def test_memory_is_listed_by_part(explain):
     rows, _ = explain("optimizer.micro_batches=2", "optimizer.ema_decay=0.9")
     assert rows["memory"].endswith(" MiB on a replica at its peak, estimated")
     names = [
-        "memory", "weights", "slots", "averages", "gradients", "sums", "activations of 4 rows", "input",
+        "memory", "weights", "slots", "ema", "gradients", "sums", "activations of 4 rows", "input",
         "prefetched by the host",
     ]  # fmt: skip
     assert [name for name in rows if name in names] == names
@@ -90,6 +90,16 @@ def test_memory_of_a_step_that_cannot_be_traced_is_not_estimated(explain):
     experiments.write(".", {"experiment.py": text})
     rows, _ = explain("eval.splits=[]")
     assert rows["memory"].startswith("not estimated: The batch has no 'lable': did you mean")
+
+
+def test_parts_of_the_user_are_named(explain):
+    method = (
+        "def transform_gradients(self, gradients, variables):\n        return gradients\n\n    "
+    )
+    text = experiments.DROPOUT.replace("def per_example_loss", f"{method}def per_example_loss")
+    experiments.write(".", {"experiment.py": text})
+    rows, _ = explain()
+    assert rows["parts"] == "The updates have parts of your own: transform_gradients."
 
 
 def test_actions_are_listed_in_order(explain):
@@ -141,7 +151,7 @@ def test_memory_and_bytes_of_compressed_gradients_include_further_models(explain
     experiments.write(".", {"experiment.py": text})
     compression = "runtime.all_reduce.compression=float16"
     rows, _ = explain(compression, "runtime.strategy=mirrored", "runtime.logical_devices=2")
-    assert rows["errors"] == "3.82 MiB"
+    assert rows["compression"] == "3.82 MiB"
     assert rows["reduction"].startswith(
         "Dense gradients are compressed by float16: 1.91 MiB in place of 3.82 MiB "
     )

@@ -9,6 +9,7 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.errors import UsageError
+from ctl.replica.parts.part import variables_of_state
 from ctl.replica.step.inner_loop import loop_of
 from tests.properties import layers
 from tests.properties.case import EXAMPLES, OPTIMIZERS, Case
@@ -179,7 +180,7 @@ def train(case: Case) -> dict[str, list[np.ndarray]]:
     for kind, variables in {
         "variable": trainer.model.variables,
         "slot": trainer.optimizer.variables,
-        "average": [v for part in parts for v in part.variables().get("averages", ())],
+        "average": [v for part in parts for v in variables_of_state(part).get("ema", ())],
     }.items():
         for i, variable in enumerate(variables):
             results[f"{kind} {i}, {variable.name}"] = testing.copies(trainer.strategy, variable)

@@ -60,6 +60,12 @@ BROKEN = {
     "summaries.histogram_interval writes complete gradients": Choice(
         shard_state="gradients", histogram_interval=10
     ),
+    "build_parts and transform_gradients get complete": Choice(
+        own_parts=True, shard_state="gradients"
+    ),
+    "build_parts and transform_gradients change": Choice(
+        own_parts=True, strategy="parameter_server"
+    ),
     "runtime.all_reduce.dtype is the dtype of a reduction": Choice(
         reduce_dtype="bfloat16", strategy="parameter_server"
     ),

@@ -76,8 +76,12 @@ def load(paths: Sequence[str], folder: str | None = None) -> list[FileIndex]:
     return indexes
 
 
-def find_files(files: str | Sequence[str]) -> list[str]:
+def find_files(files: str | Sequence[str], caller: str) -> list[str]:
     """Returns the files that paths and patterns name; the files of each pattern are sorted.
+
+    Args:
+        files: paths or patterns of paths.
+        caller: the name of the function or command that reads them, as the subject of a message.
 
     Raises:
         UsageError: a pattern matches no file, or a file is named twice.
@@ -96,14 +100,14 @@ def find_files(files: str | Sequence[str]) -> list[str]:
             ]
         if not matches:
             raise UsageError(
-                f"No record file matches {pattern!r}: set data.dir, or fix the pattern."
+                f"{caller} finds no file that matches {pattern!r}: fix the pattern, or data.dir."
             )
         paths += matches
     if not paths:
-        raise UsageError("ctl.data.records requires at least one file or pattern.")
+        raise UsageError(f"{caller} requires at least one file or pattern.")
     path, count = collections.Counter(paths).most_common(1)[0]
     if count > 1:
-        raise UsageError(f"ctl.data.records got {path} {count} times: name each file once.")
+        raise UsageError(f"{caller} got {path} {count} times: name each file once.")
     return paths
 
 

@@ -53,7 +53,7 @@ def records(
     Raises:
         UsageError: no file matches, or a file is empty, truncated, compressed or of another format.
     """
-    paths = record_index.find_files(files)
+    paths = record_index.find_files(files, "ctl.data.records")
     kinds = {is_array_record(path) for path in paths}
     if len(kinds) > 1:
         raise UsageError(

@@ -126,7 +126,7 @@ def csv(files: str | Sequence[str], *, columns: Columns | None = None) -> Arrays
     pyarrow = _import_pyarrow("csv")
     options = pyarrow.csv.ConvertOptions(include_columns=_names(columns))
     read = lambda file: pyarrow.csv.read_csv(file, convert_options=options)  # noqa: E731
-    return _read_tables(files, read, pyarrow, columns)
+    return _read_tables(find_files(files, "ctl.data.csv"), read, pyarrow, columns)
 
 
 def parquet(files: str | Sequence[str], *, columns: Columns | None = None) -> Arrays:
@@ -159,7 +159,7 @@ def parquet(files: str | Sequence[str], *, columns: Columns | None = None) -> Ar
             raise pyarrow.ArrowInvalid(f"no column {min(missing)!r}")
         return table
 
-    return _read_tables(files, read, pyarrow, columns)
+    return _read_tables(find_files(files, "ctl.data.parquet"), read, pyarrow, columns)
 
 
 def text(files: str | Sequence[str], *, length: int | None = None) -> Source:
@@ -178,7 +178,7 @@ def text(files: str | Sequence[str], *, length: int | None = None) -> Source:
     Raises:
         UsageError: a file is missing, or there are no lines or too few bytes.
     """
-    contents, paths = [], find_files(files)
+    contents, paths = [], find_files(files, "ctl.data.text")
     for path in paths:
         with open_file(path) as file:
             contents.append(file.read())
@@ -253,9 +253,9 @@ def _names(columns: Columns | None) -> list[str] | None:
 
 
 def _read_tables(
-    files: str | Sequence[str], read: Callable[[Any], Any], pyarrow: Any, columns: Columns | None
+    paths: Sequence[str], read: Callable[[Any], Any], pyarrow: Any, columns: Columns | None
 ) -> Arrays:
-    tables, paths = [], find_files(files)
+    tables = []
     for path in paths:
         try:
             with open_file(path) as file:

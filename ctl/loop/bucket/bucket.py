@@ -72,7 +72,7 @@ class Bucket:
         on_durable: Callable[[int, int, float], None],
         print_line: Callable[[str], None],
     ) -> Iterator[None]:
-        """Owns and copies the run in the `with` block, as `ctl.loop.store.Store` describes.
+        """Owns and copies the run in the `with` block, as `ctl.loop.store.RunStore` describes.
 
         Raises:
             UsageError: another run is the owner, or a process does not read the same store.

@@ -10,7 +10,7 @@ from typing import Any
 
 from ctl.errors import UsageError
 from ctl.loop import json_files, lock
-from ctl.loop.bucket.store import Store
+from ctl.loop.bucket.store import open_folder
 from ctl.loop.store import RECORD
 
 HELD = ".upload"  # the folder of the files that are being copied
@@ -53,7 +53,7 @@ class LocalCopy:
     """
 
     def __init__(self, url: str, folder: pathlib.Path):
-        self.store, self.folder = Store(url), folder
+        self.store, self.folder = open_folder(url), folder
         self.sent: dict[str, Any] = {}
 
     def is_current(self, owner: int) -> bool:

@@ -389,6 +389,30 @@ def sum_rows(gradient: Gradient) -> Gradient:
     return tf.IndexedSlices(values=values, indices=indices, dense_shape=gradient.dense_shape)
 
 
+def nonzero_rows(gradient: Gradient) -> Gradient:
+    """Returns a gradient as a sparse one with an entry for each row that is not zero, in order."""
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        gradient = sum_rows(gradient)
+        values, indices = gradient.values, gradient.indices
+        order = tf.argsort(indices)
+        values, indices, shape = (
+            tf.gather(values, order),
+            tf.gather(indices, order),
+            gradient.dense_shape,
+        )
+    else:
+        values, shape = gradient, tf.constant(gradient.shape.as_list(), tf.int64)
+        indices = tf.range(gradient.shape[0], dtype=tf.int64)
+    axes = range(1, values.shape.rank)
+    places = tf.where(tf.reduce_any(tf.not_equal(values, 0), axis=axes))[:, 0]  # NaN is not 0
+    indices = tf.gather(indices, places)
+    if not tf.executing_eagerly():
+        indices._ctl_distinct = True
+    return tf.IndexedSlices(tf.gather(values, places), indices, shape)
+
+
 def _add(one: Gradient, other: Gradient) -> Gradient:
     if one is None or other is None:
         return other if one is None else one

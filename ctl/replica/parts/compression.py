@@ -40,8 +40,10 @@ class Compression(Part):
         errors: for each replica, the part of its contributions that was not sent yet.
     """
 
+    restored = False
+
     def __init__(self, options: TrainerOptions):
-        super().__init__(options)
+        self.options = options
         self._dtype = tf.as_dtype(options.compression)
         self._errors: dict[int, ReplicaValues] = {}  # by the id of the variable
         self._state = tf.Module()
@@ -151,10 +153,6 @@ class Compression(Part):
             for error in self.errors:
                 if id(error) not in keep:
                     error.assign(tf.zeros([1, *error.shape[1:]], error.dtype))
-
-    def variables(self) -> dict[str, list[Any]]:
-        """Returns the errors of one replica."""
-        return {"errors": [error.local for error in self.errors]}
 
     def _find_missing(self, models: Iterable[tf_keras.Model]) -> list[tf.Variable]:
         """Returns the variables of built models that can be compressed and have no error yet.

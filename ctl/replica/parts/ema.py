@@ -5,8 +5,7 @@ thousands of updates; it omits the moving statistics of batch normalization, and
 itself. Model Garden's average is a legacy optimizer, which cannot apply a reduced gradient.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-import contextlib
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -28,18 +27,15 @@ class ExponentialMovingAverage(Part):
 
     Args:
         options: the trainer's options; `ema_decay` is the largest decay, such as 0.999.
-
-    Attributes:
-        is_swapped: whether the model has the averages at the moment.
     """
 
     evaluated = "average"
+    restored = False
 
     def __init__(self, options: TrainerOptions):
-        super().__init__(options)
-        self.is_swapped = False
+        self.options = options
         self._variables: list[tf.Variable] = []
-        self._swap_all = tf.function(self._swap, autograph=False)
+        self._exchange_all = tf.function(self._exchange, autograph=False)
         self._state = tf.Module()
         self._state.averages = []
 
@@ -67,7 +63,7 @@ class ExponentialMovingAverage(Part):
             self.averages.extend([self._create(variable) for variable in new])
         self._variables += new
         # An earlier trace has the earlier variables.
-        self._swap_all = tf.function(self._swap, autograph=False)
+        self._exchange_all = tf.function(self._exchange, autograph=False)
 
     def check(self, models: Mapping[str, tf_keras.Model], trained: Collection[tf.Variable]) -> None:
         """Checks the variables again after the first steps.
@@ -126,41 +122,13 @@ class ExponentialMovingAverage(Part):
         # Each device updates its own copy, as in tf_keras' optimizers: no value is transferred.
         tf.__internal__.distribute.interim.maybe_merge_call(move_mirrored, self._strategy, rate)
 
-    def check_ready(self) -> None:
-        """Raises UsageError within `evaluating`, whose weights must not be trained or saved."""
-        if self.is_swapped:
-            raise UsageError(
-                "The model has the averaged weights within trainer.averaged_weights(): train and save "
-                "outside of it."
-            )
-
-    @contextlib.contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Exchanges weights and averages within a `with` block, on every replica, bit for bit."""
-        if self.is_swapped:  # a block inside of another one
-            yield
-            return
-        self._swap_all()
-        self.is_swapped = True
-        try:
-            yield
-        finally:
-            self._swap_all()
-            self.is_swapped = False
-
-    def finish(self) -> None:
-        """Sets the weights to the averages, for a model that is not trained any more."""
-        with self._strategy.scope():
-            for average, variable in zip(self.averages, self._variables, strict=True):
-                variable.assign(tf.convert_to_tensor(average))
+    def exchange(self) -> None:
+        """Exchanges weights and averages on every replica, bit for bit."""
+        self._exchange_all()
 
     def state(self) -> dict[str, Any]:
         """Returns the averages."""
         return {AVERAGES: self._state}
-
-    def variables(self) -> dict[str, list[Any]]:
-        """Returns the averages."""
-        return {"averages": self.averages}
 
     def restart(self, *, keep: Collection[int] = ()) -> None:
         """Sets the averages to the weights, for example after the weights of another run are loaded."""
@@ -189,7 +157,7 @@ class ExponentialMovingAverage(Part):
             (local if pair[1].synchronization == on_read else mirrored).append(pair)
         return local, mirrored
 
-    def _swap(self) -> None:
+    def _exchange(self) -> None:
         def swap(variable: tf.Variable, average: tf.Variable) -> None:
             # Copies: a value that is read after the assignment would be the new one.
             weight, value = tf.identity(variable), tf.identity(average)

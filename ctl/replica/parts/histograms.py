@@ -1,5 +1,7 @@
 """Histograms of the gradients of the global batch, for TensorBoard."""
 
+from collections.abc import Collection, Mapping
+import logging
 from typing import Any
 
 import tensorflow as tf
@@ -11,13 +13,15 @@ from ctl.replica.arithmetic import row_mask
 from ctl.replica.arithmetic.gradients import elements, modulus
 from ctl.replica.parts.part import GlobalUpdate, Part
 
+_LOG = logging.getLogger("ctl")
+
 
 class GradientHistograms(Part):
     """Writes the gradients, not clipped, in the steps whose number `histogram_interval` divides."""
 
     def __init__(self, options: TrainerOptions):
-        super().__init__(options)
-        self._is_traced = False
+        self.options = options
+        self._is_traced = self._is_warned = False
         self._obstacle = ""
 
     def create(self, plan: Any, model: tf_keras.Model) -> None:
@@ -37,11 +41,14 @@ class GradientHistograms(Part):
                     name = f"gradients/{variable.name.removesuffix(':0')}"
                     tf.summary.histogram(name, modulus(elements(gradient)))
 
-    def notes(self) -> list[str]:
-        """Returns why the step writes no histograms."""
-        why = self._obstacle or "the trainer's own step does not call minimize"
-        line = f"summaries.histogram_interval writes no histograms of the gradients: {why}."
-        return [] if self._is_traced else [line]
+    def check(self, models: Mapping[str, tf_keras.Model], trained: Collection[tf.Variable]) -> None:
+        """Warns if the step writes no histograms."""
+        if not self._is_traced and not self._is_warned:
+            why = self._obstacle or "the trainer's own step does not call minimize"
+            _LOG.warning(
+                "summaries.histogram_interval writes no histograms of the gradients: %s.", why
+            )
+        self._is_warned = True
 
 
 def find_obstacle(plan: Any) -> str:

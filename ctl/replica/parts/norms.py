@@ -28,7 +28,7 @@ class Norms(Part):
     """
 
     def __init__(self, options: TrainerOptions):
-        super().__init__(options)
+        self.options = options
         self._is_updated = False
         # [quantities, variables]: a metric for each variable would add three operations per variable to
         # every step.

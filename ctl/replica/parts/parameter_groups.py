@@ -3,7 +3,7 @@
 The layers and the optimizer apply them, so that the step has no special case.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 import fnmatch
 import functools
 from typing import Any
@@ -21,7 +21,7 @@ from ctl.replica.arithmetic.gradients import optimizers_of
 from ctl.replica.arithmetic.held_variables import Held
 from ctl.replica.arithmetic.variables import variables_of
 from ctl.replica.parts import grouped_optimizer
-from ctl.replica.parts.part import Part
+from ctl.replica.parts.part import Building, Part
 
 Models = Mapping[str, tf_keras.Model]
 _Names = list[tuple[tf.Variable, tuple[str, ...]]]
@@ -35,32 +35,26 @@ class ParameterGroups(Part):
     """
 
     def __init__(self, options: TrainerOptions):
-        super().__init__(options)
+        self.options = options
         self._layers: list[tuple[tf_keras.layers.Layer, int]] = []  # frozen until a step
         self._seen: set[Any] = set()  # models
         self._configured: set[Any] = set()
 
-    def prepare(
-        self,
-        models: Models,
-        optimizer: Any,
-        *,
-        make: Callable[[Callable[[], Any]], Any],
-        source: Any,
-        complete: bool,
-    ) -> None:
+    def prepare(self, optimizer: Any, building: Building) -> None:
         """Freezes layers, and gives groups their learning rates and optimizers."""
-        if complete:
-            check_patterns(models, self.options)
-        freeze(models, self.options)
+        if optimizer is not building.optimizer:  # one of a group
+            return
+        if building.complete:
+            check_patterns(building.models, self.options)
+        freeze(building.models, self.options)
         groups = self.options.optimizer_groups
         others = [
-            (_make_optimizer(groups[i]["optimizer"], i, make, source), variables)
-            for i, variables in with_optimizers(models, groups).items()
+            (_make_optimizer(groups[i]["optimizer"], i, building), variables)
+            for i, variables in with_optimizers(building.models, groups).items()
         ]
         if others:
             grouped_optimizer.attach(optimizer, others)
-        configure(optimizer, models, self.options)
+        configure(optimizer, building.models, self.options)
 
     def create(self, plan: Any, model: tf_keras.Model) -> None:
         """Freezes layers of the first model, whose optimizer has slot variables for them by now."""
@@ -151,19 +145,19 @@ class ParameterGroups(Part):
             )
 
 
-def _make_optimizer(value: Any, index: int, make: Callable[[Any], Any], source: Any) -> Any:
+def _make_optimizer(value: Any, index: int, building: Building) -> Any:
     """Returns the optimizer of a group: that of the config, or what a script gave."""
     name = f"optimizer.groups[{index}].optimizer"
-    if isinstance(value, Mapping) and not isinstance(source, FromConfig):
+    if isinstance(value, Mapping) and not isinstance(building.source, FromConfig):
         raise UsageError(
             f"{name} is {dict(value)}, which only a config may have: pass a tf_keras optimizer, or a "
             "function that makes one."
         )
     build = value if callable(value) else lambda: value
     if isinstance(value, Mapping):
-        build = functools.partial(source.make_group, index)
+        build = functools.partial(building.source.make_group, index)
     try:
-        optimizer = make(build)
+        optimizer = building.make(build)
     except UsageError as error:
         raise UsageError(f"In {name}: {error}") from None
     if precision.has_loss_scale(optimizer):

@@ -1,16 +1,14 @@
-"""Parts of the step: what an option adds to the updates, in one file for each.
+"""Parts of the update: what an option, or the code of a user, adds to the updates of a step.
 
-A new part is a subclass of `Part` in a file of its own, and a row of `PARTS`. Its option is a field of
-`TrainerOptions` and a `Key` in `ctl/replica/config.py`; tests/configs/options_test.py lists the fields,
-and docs/reference is generated again. The step calls all parts alike and knows none of them by name.
+A part of ctl is a subclass of `Part` in a file of its own, and a row of `PARTS`. Its option is a field
+of `TrainerOptions` and a `Key` in `ctl/replica/config.py`; tests/configs/options_test.py lists the
+fields, and docs/reference is generated again. The step calls all parts alike, and knows none by name.
 
-In a step, a part draws numbers that all rows share by `ctl.random.normal(shape, shared=True, name=...)`:
-they are a function of the seed and the step, the same on every replica. `row_mask.current().step` is the
-step. A sparse gradient is a `tf.IndexedSlices`, whose rows may repeat.
+A part has no rows: numbers that it draws by `ctl.random` (or, in ctl, by `random.draws`) are a function
+of the seed, the step and the update, the same on every replica. docs/your-part.md shows parts of users.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-import contextlib
 import dataclasses
 import pkgutil
 from typing import Any
@@ -51,62 +49,79 @@ class GlobalUpdate:
             that has none.
         loss: scalar.
         changes: variables, and the values that `reduce` computed for `after`.
+        sparse: the ids of the variables that have sparse gradients.
     """
 
     variables: Sequence[tf.Variable]
     gradients: list[Gradient]
     loss: tf.Tensor
     changes: list[tuple[tf.Variable, tf.Tensor]] = dataclasses.field(default_factory=list)
+    sparse: Collection[int] = ()
+
+    def is_sparse(self, variable: tf.Variable) -> bool:
+        """Returns whether the loss reads only some rows of a variable, as it does of an embedding.
+
+        Its gradient is a `tf.IndexedSlices` then, unless an option made it dense.
+        """
+        return id(variable) in self.sparse
+
+
+@dataclasses.dataclass(frozen=True)
+class Building:
+    """What is known while the optimizers of a step are prepared.
+
+    Attributes:
+        models: the built models by name; "" is the name of the first one.
+        optimizer: the optimizer of the first model.
+        strategy: the strategy of the step.
+        make: returns the optimizer that a function makes, prepared by all parts.
+        source: makes optimizers from a config, if it is a `ctl.optimizers.FromConfig`.
+        complete: whether there will be no further models.
+    """
+
+    models: Mapping[str, tf_keras.Model]
+    optimizer: Any
+    strategy: tf.distribute.Strategy
+    make: Callable[[Callable[[], Any]], Any]
+    source: Any
+    complete: bool
 
 
 class Part:
     """The base class of parts; every method does nothing, unless a subclass overrides it.
 
-    Args:
-        options: the trainer's options, with every duration as a number of steps.
+        class Noise(ctl.Part):
+            def before(self, update):
+                update.gradients = [None if g is None else g + noise(g) for g in update.gradients]
 
     Attributes:
         reduce: sums the gradients in place of the all-reduce of the step. It gets this replica's
             gradients and its share of the loss, the variables, the scale of the gradients or None, and
             the optimizer. The sums may be slices, whose type is `slices.Slice`.
-        evaluated: the word for the weights that `evaluating` sets, if it sets any.
+        evaluated: the word for the weights that `exchange` sets, if it sets any.
+        restored: whether a skipped step restores the variables of `state`; False for a part that leaves
+            them unchanged by itself.
     """
 
     reduce: Callable[..., GlobalUpdate] | None = None
     evaluated: str = ""
+    restored: bool = True
 
-    def __init__(self, options: TrainerOptions):
-        self.options = options
+    @property
+    def name(self) -> str:
+        """The name of the part in messages."""
+        return type(self).__name__
 
     # While a step is built, in the strategy's scope, in this order.
 
-    def prepare_slots(self, optimizer: Any, strategy: tf.distribute.Strategy) -> None:
-        """Prepares an optimizer before it creates its slot variables."""
-
-    def prepare(
-        self,
-        models: Mapping[str, tf_keras.Model],
-        optimizer: Any,
-        *,
-        make: Callable[[Callable[[], Any]], Any],
-        source: Any,
-        complete: bool,
-    ) -> None:
-        """Prepares models, and the optimizer of the first one before it creates its slot variables.
-
-        Args:
-            models: the built models by name; "" is the name of the first one.
-            optimizer: the optimizer of the first model.
-            make: returns the optimizer that a function makes, with `prepare_slots` of all parts.
-            source: makes optimizers from a config, if it is a `ctl.optimizers.FromConfig`.
-            complete: whether there will be no further models.
-        """
+    def prepare(self, optimizer: Any, building: Building) -> None:
+        """Prepares an optimizer before it creates its slot variables: the first one, or one it made."""
 
     def create(self, plan: Any, model: tf_keras.Model) -> None:
         """Creates the variables of the part; the optimizer has its slot variables.
 
         Args:
-            plan: the resolved options, a `ctl.replica.step.plan.Plan`.
+            plan: the resolved options: `plan.options`, `plan.dtype` and `plan.layout.replicas`.
             model: the first model.
 
         Raises:
@@ -124,9 +139,6 @@ class Part:
 
     def configure(self, optimizer: Any, models: Mapping[str, tf_keras.Model]) -> None:
         """Prepares an optimizer, of any model; the trace of a step calls it, too."""
-
-    def check_ready(self) -> None:
-        """Raises UsageError if the models must not be trained or saved now."""
 
     def changes(self) -> Collection[int]:
         """Returns the steps from which on a step is another one, and must be traced again."""
@@ -161,7 +173,7 @@ class Part:
             applied: as for `after`; whether all updates were applied.
         """
 
-    # After each inner loop.
+    # After an inner loop; `check` is called after the first one, and after each trace.
 
     def results(self, *, all_skipped: bool) -> dict[str, Any]:
         """Returns the part's results of the loop: name -> scalar, or a dict of them.
@@ -175,16 +187,12 @@ class Part:
         """Resets the results."""
 
     def check(self, models: Mapping[str, tf_keras.Model], trained: Collection[tf.Variable]) -> None:
-        """Raises UsageError if the part lacks what the steps have created or trained.
+        """Raises UsageError if the part lacks what the first steps have created or trained.
 
         Args:
             models: all models by name.
             trained: the variables that the steps train.
         """
-
-    def notes(self) -> list[str]:
-        """Returns lines for the user after the first loop, such as why the part had no effect."""
-        return []
 
     # Checkpoints, evaluations and descriptions.
 
@@ -199,40 +207,42 @@ class Part:
             keep: the ids of the variables of the state that keep their values.
         """
 
-    def evaluating(self) -> contextlib.AbstractContextManager[None]:
-        """Sets the weights that are evaluated within a `with` block."""
-        return contextlib.nullcontext()
-
-    def finish(self) -> None:
-        """Sets the weights that are evaluated for good, in a model that is not trained any more."""
-
-    def variables(self) -> dict[str, list[Any]]:
-        """Returns the variables that one replica holds, by a word for a table of the memory."""
-        return {}
-
-    @classmethod
-    def saved_bytes(cls, optimizer: Any, slots: int, replicas: int) -> int:
-        """Returns the memory that the part would save on each replica if its option were true.
-
-        Args:
-            optimizer: the optimizer of the first model.
-            slots: the bytes of the slot variables of all optimizers.
-            replicas: the number of replicas.
-        """
-        return 0
+    def exchange(self) -> None:
+        """Exchanges the weights of the models with those that are evaluated; twice has no effect."""
 
     def describe(self, models: Collection[tf_keras.Model], replicas: int) -> dict[str, str]:
         """Returns what a user must know of the updates: name of a row of `ctl explain` -> its text."""
         return {}
 
 
-def open_parts(options: TrainerOptions) -> list[Part]:
-    """Returns the parts that options ask for, in the order of `PARTS`."""
+def open_parts(
+    options: TrainerOptions, own: Sequence[Part] = (), transform: Callable[..., Any] | None = None
+) -> list[Part]:
+    """Returns the parts of a user, and those that options ask for, in the order of `PARTS`.
+
+    Args:
+        options: the trainer's options.
+        own: what `build_parts` returned, or the argument of `ctl.Step`.
+        transform: `transform_gradients`, if there is one.
+    """
     names = dict.fromkeys(name for option, name in PARTS.items() if getattr(options, option))
-    return [load(name)(options) for name in names]
+    parts: list[Part] = _load("own:open_own")(own, transform) if own or transform else []
+    return parts + [_load(name)(options) for name in names]
 
 
-def load(name: str) -> type[Part]:
-    """Imports the part of a row of `PARTS`."""
-    cls: type[Part] = pkgutil.resolve_name(f"ctl.replica.parts.{name}")
-    return cls
+def _load(name: str) -> Any:
+    return pkgutil.resolve_name(f"ctl.replica.parts.{name}")
+
+
+def variables_of_state(part: Part) -> dict[str, list[Any]]:
+    """Returns the variables of the state of a part that one replica holds, by the names of the state."""
+
+    def find(item: Any) -> list[Any]:
+        held = [item] if isinstance(item, tf.Variable) else [*getattr(item, "variables", ())]
+        values = [item]
+        if isinstance(item, tf.Module):
+            values = tf.nest.flatten([v for k, v in vars(item).items() if k[0] != "_"])
+        return held + [value.local for value in values if hasattr(value, "local")]
+
+    state = part.state().items()
+    return {name: [v for each in tf.nest.flatten(item) for v in find(each)] for name, item in state}

@@ -19,7 +19,7 @@ from ctl.optimizers import CLASSES, ELEMENTWISE, arguments
 from ctl.replica.arithmetic import gradients, packs, precision, reduction, waits
 from ctl.replica.arithmetic.gradients import Gradient
 from ctl.replica.arithmetic.slices import Slice
-from ctl.replica.parts.part import GlobalUpdate, Part
+from ctl.replica.parts.part import Building, GlobalUpdate, Part
 from ctl.replica.parts.replica_values import SlicedSlot, SliceLayout, make_gather
 
 # The optimizers that update each element from that element's gradient and slots alone.
@@ -31,7 +31,6 @@ class ShardedSlots(Part):
     """Makes every optimizer of a step keep the slots of its slices, and maybe their gradients."""
 
     def __init__(self, options: TrainerOptions):
-        super().__init__(options)
         self._dtype: tf.DType | None = None
         if options.shard_state == "gradients":
             self.reduce = self._reduce
@@ -45,9 +44,9 @@ class ShardedSlots(Part):
                 "trainer overrides train_step: override replica_step, or set optimizer.shard_state=true."
             )
 
-    def prepare_slots(self, optimizer: Any, strategy: tf.distribute.Strategy) -> None:
-        """Prepares an optimizer before it creates its slot variables."""
-        shard(optimizer, strategy)
+    def prepare(self, optimizer: Any, building: Building) -> None:
+        """Splits the slot variables of an optimizer before it creates them."""
+        shard(optimizer, building.strategy)
 
     def _reduce(
         self,
@@ -86,14 +85,20 @@ class ShardedSlots(Part):
             sums = gradients.unscale(sums, loss_scale)
         return GlobalUpdate(variables, sums, totals[0])
 
-    @classmethod
-    def saved_bytes(cls, optimizer: Any, slots: int, replicas: int) -> int:
-        """Returns the bytes of the slots of the other replicas' slices."""
-        try:
-            check_elementwise(precision.inner(optimizer))
-        except UsageError:
-            return 0
-        return slots - slots // replicas
+
+def saved_bytes(optimizer: Any, slots: int, replicas: int) -> int:
+    """Returns the memory that `optimizer.shard_state` would save on each replica.
+
+    Args:
+        optimizer: the optimizer of the first model.
+        slots: the bytes of the slot variables of all optimizers.
+        replicas: the number of replicas.
+    """
+    try:
+        check_elementwise(precision.inner(optimizer))
+    except UsageError:
+        return 0
+    return slots - slots // replicas
 
 
 def shard(optimizer: Any, strategy: tf.distribute.Strategy) -> None:

@@ -26,7 +26,7 @@ from ctl.optimizers import FromConfig
 from ctl.replica.arithmetic import held_variables, loss, models, precision, row_mask
 from ctl.replica.arithmetic.trace import Trace
 from ctl.replica.measure.non_finite import counter
-from ctl.replica.parts.part import Part, open_parts
+from ctl.replica.parts.part import Building, Part, open_parts
 from ctl.replica.step import hooks, metrics, observers, preparations
 from ctl.replica.step.attributes import STATELESS, Attributes, check_scope, check_stateless
 from ctl.replica.step.built_step import BuiltStep
@@ -101,6 +101,9 @@ def build_trainer(trainer: Any, optimizer: Any, base: Any) -> InnerLoop:
             # The constructor of a subclass may still create the models that a pattern matches.
             complete=type(trainer).__init__ is base.__init__,
             source=optimizer,
+            transform=None
+            if type(trainer).transform_gradients is base.transform_gradients
+            else trainer.transform_gradients,
             own_replica_step=own_replica_step,
             own_train_step=type(trainer).train_step is not base.train_step,
             has_loss=type(trainer).per_example_loss is not base.per_example_loss,
@@ -123,6 +126,7 @@ def build_step(
     is_default: bool,
     complete: bool = True,
     source: Any = None,
+    transform: Callable[..., Any] | None = None,
     **overrides: bool,
 ) -> tuple[BuiltStep, Callable[[], None]]:
     """Builds the step of a trainer or a `ctl.Step`, with its variables.
@@ -139,6 +143,7 @@ def build_step(
         is_default: whether `hooks.forward` is ctl's own.
         complete: whether the owner will have no further models.
         source: makes the optimizers of the config's groups, if it is a `FromConfig`.
+        transform: the user's `transform_gradients`, if there is one.
         **overrides: which methods of the trainer are overridden, as for `make_plan`.
 
     Returns:
@@ -229,7 +234,8 @@ def build_step(
         # in a replica context only.
         update = functools.partial(trace, updates_metrics=True)
         create_variables(lambda batch: owner.strategy.run(update, args=(batch,)), data.spec)
-    parts = open_parts(options)
+    own = [*hooks.build_parts()]
+    parts = open_parts(options, own, transform)
     attributes = Attributes(owner, find_read)
     attributes.find_held()
     _prepare_optimizer(attributes, parts, complete=complete, source=source)
@@ -239,6 +245,7 @@ def build_step(
         data=data,
         layout=layout,
         model=owner.model,
+        own_parts=bool(own or transform),
         **overrides,
     )
     step = BuiltStep(
@@ -262,21 +269,20 @@ def _prepare_optimizer(
     """Applies the parts to a built model and its optimizer, and creates the slot variables."""
     owner = attributes.owner
 
-    def prepare_slots(optimizer: Any) -> Any:
+    def prepared(optimizer: Any) -> Any:
         for part in parts:
-            part.prepare_slots(optimizer, owner.strategy)
+            part.prepare(optimizer, building)
         return optimizer
 
-    prepare_slots(owner.optimizer)
-    models = attributes.named_models()
-    for part in parts:
-        part.prepare(
-            models,
-            owner.optimizer,
-            make=lambda build: prepare_slots(_make_optimizer(build)),
-            source=source,
-            complete=complete,
-        )
+    building = Building(
+        attributes.named_models(),
+        owner.optimizer,
+        owner.strategy,
+        make=lambda build: prepared(_make_optimizer(build)),
+        source=source,
+        complete=complete,
+    )
+    prepared(owner.optimizer)
     # One replica can train what was built outside of its scope, but TensorFlow makes no slots for it.
     if owner.strategy.num_replicas_in_sync > 1 or not getattr(owner.optimizer, "_built", False):
         check_scope(attributes.trained_variables(), owner.strategy)

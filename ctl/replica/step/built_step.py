@@ -16,7 +16,7 @@ from ctl.replica.arithmetic.gradients import optimizers_of
 from ctl.replica.arithmetic.models import inner
 from ctl.replica.arithmetic.snapshot import Snapshot
 from ctl.replica.arithmetic.trace import Trace
-from ctl.replica.parts.part import Part
+from ctl.replica.parts.part import Part, variables_of_state
 from ctl.replica.step import observers, preparations
 from ctl.replica.step.attributes import Attributes, freezing
 from ctl.replica.step.empty_batches import pad_rows
@@ -31,7 +31,7 @@ _LOG = logging.getLogger("ctl")
 # Functions that a trace contains, of a trainer or of a `ctl.Step`, whoever sets them on the object.
 _FUNCTIONS = (
     "loss_fn", "preprocess", "forward", "per_example_loss", "sample_weight", "regularization_losses",
-    "update_metrics",
+    "update_metrics", "transform_gradients",
 )  # fmt: skip
 _UNSAVED = (
     "%s assigns a variable that the trainer or ctl.Step does not hold: it is in no checkpoint, and a "
@@ -100,7 +100,7 @@ class BuiltStep:
         self._global_step = global_step
         self.first_batch = first_batch
         self.checks_copies = plan.layout.replicas > 1
-        self.is_unfinished = False
+        self.is_unfinished = self._is_evaluating = False
         self.repeated: list[Callable[[Sequence[Callable[[], Any]]], object]] = []
         # What the trace depends on. Tuples, because the models in lists are searched for further models.
         self._layers: tuple[Any, ...] = ()
@@ -183,7 +183,9 @@ class BuiltStep:
             # The forward pass runs before anything is known of the gradients, so its assignments can
             # only be undone.
             once, summed, _ = self.attributes.assignable()
-            snapshot = Snapshot([*once, *summed] if self.results.may_skip() else [])
+            states = [variables_of_state(part) for part in self.parts if part.restored]
+            restored = [v for state in states for variables in state.values() for v in variables]
+            snapshot = Snapshot([*once, *summed, *restored] if self.results.may_skip() else [])
             # As `compute`, whose frame would be one more between the loop and the user's code.
             result = convert(self._function)(preprocess(self.hooks, batch))
             loss = result.loss if isinstance(result, UpdateResult) else result
@@ -407,26 +409,31 @@ class BuiltStep:
             part.configure(optimizer, models or {})
 
     def check_ready(self) -> None:
-        """Raises UsageError if the models must not be trained or saved now."""
-        for part in self.parts:
-            part.check_ready()
-
-    def notes(self) -> list[str]:
-        """Returns lines for the user after the first loop."""
-        return [line for part in self.parts for line in part.notes()]
+        """Raises UsageError within `evaluating`, whose weights must not be trained or saved."""
+        if self._is_evaluating and any(part.evaluated for part in self.parts):
+            raise UsageError(
+                "The model has the averaged weights within trainer.averaged_weights(): train and save "
+                "outside of it."
+            )
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
         """Sets the weights that are evaluated, such as averaged ones, within a `with` block."""
-        with contextlib.ExitStack() as stack:
-            for part in self.parts:
-                stack.enter_context(part.evaluating())
+        if self._is_evaluating:  # a block inside of another one
             yield
+            return
+        self.exchange()
+        self._is_evaluating = True
+        try:
+            yield
+        finally:
+            self.exchange()
+            self._is_evaluating = False
 
-    def finish(self) -> None:
-        """Sets the weights that are evaluated for good, in models that are not trained any more."""
+    def exchange(self) -> None:
+        """Exchanges the weights with those that are evaluated."""
         for part in self.parts:
-            part.finish()
+            part.exchange()
 
     def restart(self, *, keep: Collection[int] = ()) -> None:
         """Sets the state of the parts to its first values, except for some variables.
@@ -449,7 +456,13 @@ class BuiltStep:
         items = self.attributes.checkpoint_items()
         own: dict[str, Any] = {"spikes": self.update.loss_spikes}
         for part in self.parts:
-            own |= part.state()
+            state = part.state()
+            if again := own.keys() & state.keys():
+                raise UsageError(
+                    f"{part.name} has a state named {min(again)!r}, as another part of the update has: "
+                    "return another name in its state()."
+                )
+            own |= state
         # The names in every checkpoint, unless a subclass has an attribute of the same name.
         return items | {f"ctl_{k}" if k in items else k: state for k, state in own.items()}
 

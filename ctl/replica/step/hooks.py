@@ -73,7 +73,7 @@ def check_optimizer(optimizer: Any) -> None:
         raise UsageError(
             f"{type(optimizer).__name__} overrides {name}, which ctl does not call, because it computes "
             "and sums the gradients itself: override apply_gradients or update_step, or change the "
-            "gradients in a ctl.Part."
+            "gradients in transform_gradients."
         )
 
 

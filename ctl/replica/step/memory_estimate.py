@@ -19,6 +19,7 @@ from ctl.replica.arithmetic.trace import Trace, UpdateTrace
 from ctl.replica.arithmetic.variables import variables_of
 from ctl.replica.graphs import ops
 from ctl.replica.parts import sharded_optimizer
+from ctl.replica.parts.part import variables_of_state
 from ctl.replica.step import xla
 from ctl.replica.step.preprocessing import preprocess
 
@@ -129,7 +130,7 @@ def estimate(trainer: Any) -> MemoryEstimate:
         parts={
             word: _unique_bytes(variables)
             for part in inner_loop.step.parts
-            for word, variables in part.variables().items()
+            for word, variables in variables_of_state(part).items()
             if not spec.central
         },
         gradient_sum=sums * step["gradients"],

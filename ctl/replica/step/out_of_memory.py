@@ -11,7 +11,7 @@ import tensorflow as tf
 from ctl.configs import keys
 from ctl.errors import UsageError
 from ctl.hardware import device_memory, devices
-from ctl.replica.parts import part
+from ctl.replica.parts import sharded_optimizer
 from ctl.replica.step import memory_estimate
 from ctl.replica.step.memory_estimate import MemoryEstimate
 from ctl.replica.step.plan import Plan
@@ -148,11 +148,11 @@ def _proposals(plan: Plan, measured: Measurement | None) -> list[str]:
 
 
 def _savings(trainer: Any, estimate: MemoryEstimate) -> dict[str, int]:
-    replicas, saved = trainer.strategy.num_replicas_in_sync, {}
-    for option, name in part.PARTS.items():
-        if not getattr(trainer.options, option):
-            saved[option] = part.load(name).saved_bytes(trainer.optimizer, estimate.slots, replicas)
-    return {option: size for option, size in saved.items() if size}
+    if trainer.options.shard_state:
+        return {}
+    replicas = trainer.strategy.num_replicas_in_sync
+    size = sharded_optimizer.saved_bytes(trainer.optimizer, estimate.slots, replicas)
+    return {"shard_state": size} if size else {}
 
 
 def _is_allowed(plan: Plan, micro_batches: int, option: str = "") -> bool:

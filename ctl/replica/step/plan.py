@@ -40,6 +40,7 @@ class Plan:
         own_replica_step: whether the trainer overrides `replica_step`.
         own_train_step: whether the trainer overrides `train_step`.
         has_loss: whether the trainer defines `per_example_loss`, which evaluation reports.
+        own_parts: whether the user adds parts to the update.
         compiles_collectives: whether XLA can compile complete steps of several replicas.
     """
 
@@ -54,6 +55,7 @@ class Plan:
     own_replica_step: bool
     own_train_step: bool
     has_loss: bool = True
+    own_parts: bool = False
     compiles_collectives: bool = False
 
     @property
@@ -138,6 +140,7 @@ class Plan:
             "string_features": self.string_features,
             "strategy": self.strategy,
             "compiles_collectives": self.compiles_collectives,
+            "own_parts": self.own_parts,
         }
 
     def check_own_dataset(self) -> None:
@@ -164,6 +167,7 @@ def make_plan(
     own_replica_step: bool = False,
     own_train_step: bool = False,
     has_loss: bool = True,
+    own_parts: bool = False,
 ) -> Plan:
     """Resolves and validates the options of a trainer.
 
@@ -176,6 +180,7 @@ def make_plan(
         own_replica_step: whether the trainer overrides `replica_step`.
         own_train_step: whether the trainer overrides `train_step`.
         has_loss: whether the trainer defines `per_example_loss`.
+        own_parts: whether the user adds parts to the update.
 
     Returns:
         The plan.
@@ -217,6 +222,7 @@ def make_plan(
         own_replica_step=own_replica_step,
         own_train_step=own_train_step,
         has_loss=has_loss,
+        own_parts=own_parts,
         compiles_collectives=xla.compiles_collectives(strategy),
     )
     # Validated after "auto" is resolved, so the rules see the mode that is used.

@@ -364,11 +364,14 @@ def reduce_contributions(
     """
     shards = plan.options.logical_shards
     values, losses = contributions.gradients, contributions.losses
+    pairs = zip(values[0], variables, strict=True)
+    sparse = {id(v) for gradient, v in pairs if isinstance(gradient, tf.IndexedSlices)}
     for part in parts:
         if part.reduce:
-            return part.reduce(
+            update = part.reduce(
                 values[0], losses[0], variables, loss_scale=loss_scale, optimizer=optimizer
             )
+            return dataclasses.replace(update, sparse=sparse)
     if shards:
         # The loss is one more value of each shard, so that its bits do not depend on the replicas.
         rows = [[*each, share] for each, share in zip(values, losses, strict=True)]
@@ -379,4 +382,4 @@ def reduce_contributions(
     # Before the check and the clipping, because a bound applies to the unscaled gradient.
     if loss_scale is not None:
         reduced = gradients.unscale(reduced, loss_scale)
-    return GlobalUpdate(variables, reduced, loss)
+    return GlobalUpdate(variables, reduced, loss, sparse=sparse)

@@ -78,7 +78,7 @@ def test_length_of_a_record_is_not_taken_for_gzip(tmp_path):
 
 def test_missing_files_and_the_same_folder_are_rejected(tmp_path, capsys):
     assert run(tmp_path / "nothing*", f"--output={tmp_path}") == 2
-    assert "No record file matches" in capsys.readouterr().err
+    assert "ctl convert finds no file that matches" in capsys.readouterr().err
     path = write(tmp_path / "a.tfrecord", range(2))
     assert run(path) == 2
     assert "ctl convert: the following arguments are required: --output" in capsys.readouterr().err

@@ -141,7 +141,7 @@ def test_several_patterns_and_an_index_folder(tmp_path):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ("nothing-*", "No record file matches 'nothing-*'"),
+        ("nothing-*", "ctl.data.records finds no file that matches 'nothing-*'"),
         ([], "at least one file"),
         (["{a}", "{a}"], "a 2 times: name each file once"),
         (["{a}", "{b}"], "TFRecord and ArrayRecord files"),

@@ -238,13 +238,23 @@ def test_parquet_with_more_values_than_memory_is_not_read(tmp_path, monkeypatch)
         ({"a.csv": "x\n1\n", "b.csv": "y\n1\n"}, "b.csv has the columns ['y']"),
         ({"a.csv": "x,y\n1,2\n,3\n"}, "The column 'x' has 1 empty values"),
         ({"a.csv": "x,y,x\n1,2,3\n"}, "a.csv has several columns 'x'"),
-        ({}, "No record file matches"),
     ],
 )
 def test_wrong_files_are_named(tmp_path, files, message):
     for name, content in files.items():
         (tmp_path / name).write_text(content)
     assert message in one_line(ctl.data.csv, str(tmp_path / "*.csv"))
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "text"])
+def test_missing_files_are_those_of_the_function_that_reads_them(kind):
+    message = one_line(getattr(ctl.data, kind), "none/*")
+    assert message == (
+        f"ctl.data.{kind} finds no file that matches 'none/*': fix the pattern, or data.dir."
+    )
+    assert one_line(getattr(ctl.data, kind), []).startswith(
+        f"ctl.data.{kind} requires at least one"
+    )
 
 
 def test_missing_package_is_named(monkeypatch):

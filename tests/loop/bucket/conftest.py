@@ -3,7 +3,7 @@
 import fsspec
 import pytest
 
-from ctl.loop.bucket.store import Store
+from ctl.loop.bucket.store import open_folder
 
 
 @pytest.fixture
@@ -19,4 +19,4 @@ def url(monkeypatch, tmp_path):
 
 @pytest.fixture
 def store(url):
-    return Store(url)
+    return open_folder(url)

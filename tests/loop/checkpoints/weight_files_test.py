@@ -17,7 +17,7 @@ import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.loop.bucket.store import Store
+from ctl.loop.bucket.store import FileSystem, open_folder
 from ctl.loop.checkpoints import warm_start
 from tests.loop.shared import init
 
@@ -173,7 +173,7 @@ def serve(folder):
 def upload(folder):
     """An object store with the files of the folder; yields its URL."""
     for path in folder.iterdir():
-        Store("memory://weights").upload(path, path.name)
+        open_folder("memory://weights").upload(path, path.name)
     yield "memory://weights"
 
 
@@ -188,7 +188,7 @@ def test_a_file_may_be_a_url(trainer, tmp_path, monkeypatch, place):
     (tmp_path / "www").mkdir()
     np.savez(tmp_path / "www/w.npz", **{"head/bias": np.full(4, 7.0)})
     with place(tmp_path / "www") as url:
-        monkeypatch.setattr(Store, "list", None)  # a web server does not list folders
+        monkeypatch.setattr(FileSystem, "list", None)  # a web server does not list folders
         lines = warm_start.describe(trainer, init(f"{url}/w.npz", "head/bias"))
         assert "head/bias [4] <- head/bias, cast from float64" in lines
         (loaded,) = warm_start.all_load(trainer, init(f"{url}/w.npz", "head/bias"))

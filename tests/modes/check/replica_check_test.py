@@ -32,6 +32,24 @@ def test_a_mean_over_the_local_batch_fails(make_factory):
     assert " combines rows of the same replica " in outcome.observation
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("value", "verdict"), [("noise", PASS), ("noise + replica", FAIL)])
+def test_a_part_of_the_update_is_checked(make_factory, value, verdict):
+    body = f"""
+    def transform_gradients(self, gradients, variables):
+        number = tf.distribute.get_replica_context().replica_id_in_sync_group
+        new = []
+        for gradient in map(tf.convert_to_tensor, gradients):
+            noise = ctl.random.normal(gradient.shape, dtype=gradient.dtype)
+            replica = tf.cast(number, gradient.dtype)
+            new.append(gradient + {value})
+        return new
+    """
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        outcome = replica_check.start(make_factory(body), thread, quick=True)()
+    assert outcome.verdict == verdict, outcome
+
+
 def describe_process():
     return os.getpid(), os.environ["CUDA_VISIBLE_DEVICES"]
 

@@ -13,7 +13,6 @@ from ctl.configs.options import Clip
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.replica.arithmetic.gradients import map_values
 from ctl.replica.parts import part
-from ctl.replica.step import build
 from ctl.replica.step.inner_loop import loop_of
 from tests.support import faulty_trainers, reference_model
 
@@ -50,7 +49,7 @@ def test_part_changes_gradients_before_they_are_clipped_and_is_resumed(tmp_path,
         for step in range(3):
             by_hand.optimizer.learning_rate = 0.1 * (1 if clip else step + 1)
             by_hand.train(tf.constant(1))
-    monkeypatch.setattr(build, "open_parts", lambda options: [Growing(options)])
+    monkeypatch.setattr(reference_model.ReferenceTrainer, "build_parts", lambda self: [Growing()])
     trainer, resumed, clipped = make(2), make(2), make(1, clip=Clip(value=bound))
     trainer.train(tf.constant(1))
     Checkpointer(tmp_path, trainer).save()

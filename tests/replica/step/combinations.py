@@ -35,6 +35,7 @@ class Choice:
     strategy: str = "mirrored"
     cpu_collectives: bool = False
     compiles_collectives: bool = False
+    own_parts: bool = False
     ema_decay: float = 0.0
     shard_mib: float = 0.0
 

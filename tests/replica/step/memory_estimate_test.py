@@ -65,7 +65,7 @@ ACTIVATION = 64 * WIDTH * FLOAT  # of one layer, for 64 rows
 
 def test_variables_and_gradients_are_counted_exactly():
     parts = memory(optimizer="adam", ema_decay=0.9)
-    assert parts.weights == parts.gradients == parts.parts["averages"] == PARAMETERS * FLOAT
+    assert parts.weights == parts.gradients == parts.parts["ema"] == PARAMETERS * FLOAT
     assert 2 * PARAMETERS * FLOAT <= parts.slots <= 2 * PARAMETERS * FLOAT + 64
     assert parts.input == 64 * (WIDTH * FLOAT + 4)
     assert parts.prefetched == 2 * parts.input
@@ -105,7 +105,7 @@ def test_each_replica_needs_its_own_rows_and_its_own_errors_of_compressed_gradie
     assert two.weights == one.weights
     assert two.input == one.input // 2
     assert two.activations == pytest.approx(one.activations / 2, rel=0.1)
-    assert two.parts == {"errors": two.weights}
+    assert two.parts == {"compression": two.weights}
     assert two.persistent == two.weights + two.slots + two.weights
     assert not one.parts
 
