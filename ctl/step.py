@@ -166,7 +166,7 @@ class Step:
                 "ctl.Step does not support parameter servers, whose workers step independently: use "
                 "ctl.StandardTrainer."
             )
-        build.check_before_model(self.options, self.strategy, layout)
+        build.check_before_model(self.options, self.strategy, layout, loss_fn)
         with build.build_scope(self.options, self.strategy), _report_errors():
             self.model = build.check_model(model if is_layer(model) else model())
             make = optimizer if callable(optimizer) else lambda: optimizer
@@ -314,6 +314,7 @@ class Step:
                 first_batch=lambda part=0.0: () if part else self._example,
                 is_default=self._is_default,
             )
+        build.compare_workers("data", self.strategy, self.descriptions)
         if self._example:
             check_losses()
         step.prepare()
