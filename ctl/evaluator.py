@@ -4,14 +4,18 @@ from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import functools
 import itertools
+import logging
+import pkgutil
 from typing import Any
 
+import numpy as np
 import orbit
 import tensorflow as tf
 import tf_keras
 
 from ctl.data.autograph import convert, traced
 from ctl.data.input_pipeline import InputPipeline
+from ctl.data.layout import Layout
 from ctl.data.source import Arrays, Data, GlobalBatches, Source
 from ctl.errors import UsageError, name_arguments
 from ctl.hardware import strategies
@@ -21,12 +25,15 @@ from ctl.replica.measure.collected_rows import (
     compute,
 )
 from ctl.replica.step import metrics
+from ctl.replica.step.built_step import BuiltStep
 from ctl.replica.step.evaluation import Evaluation, check_splits
 from ctl.replica.step.inner_loop import loop_of
 from ctl.replica.step.microbatches import unpack
 from ctl.step import Step
 from ctl.trainer import StandardTrainer
 
+_LOG = logging.getLogger("ctl")
+_FIND = "ctl.replica.step.bad_rows:find_evaluated"  # imported for a loss that is not finite
 STEPS_BETWEEN_CHECKS = 20  # after which an evaluation checks whether to stop
 
 
@@ -185,6 +192,10 @@ class StandardEvaluator(orbit.StandardEvaluator):
             num_steps = tf.constant(steps)
         self._eval_iter = self._iterators.pop(self._split, None)
         outputs = super().evaluate(num_steps)
+        if not self._own_dataset:
+            _report_non_finite(
+                loop_of(self.trainer).step, outputs, pipeline, self.global_batch_size, self._split
+            )
         iterator, self._eval_iter = self._eval_iter, None
         # TensorFlow takes milliseconds to make an iterator. It reads ahead, and only examples in memory
         # are sure to be the same in the next evaluation. A subclass may read others than it holds.
@@ -281,6 +292,20 @@ class StandardEvaluator(orbit.StandardEvaluator):
         return computed
 
 
+def _report_non_finite(
+    step: BuiltStep, results: Any, pipeline: InputPipeline, batch_size: int, split: str = "eval"
+) -> None:
+    """Prints the first example that makes the loss of an evaluation not finite."""
+    loss = results.get("loss", 0.0) if isinstance(results, Mapping) else 0.0
+    if np.isfinite(np.asarray(loss)).all():
+        return
+    batches = pipeline.evaluation_data(split).evaluation(Layout(batch_size, 1), prefetch=0)
+    steps = pipeline.evaluation_steps(batch_size, split)
+    first = pkgutil.resolve_name(_FIND)(step, itertools.islice(batches, steps))
+    place = "" if first is None else f": the features or the loss of example {first} are not finite"
+    _LOG.warning("The loss of the evaluation of %s is not finite%s.", split, place)
+
+
 def evaluate(
     step: Step,
     data: Data | Any,
@@ -321,4 +346,6 @@ def evaluate(
             # The batches of a source have no end.
             batches = itertools.islice(pipeline.evaluation_dataset(step.global_batch_size), steps)
     results = step.evaluate(batches, metrics or {}, weighted_metrics)
+    if batches is not data:
+        _report_non_finite(step.built(), results, pipeline, step.global_batch_size)
     return {name: value.numpy().tolist() for name, value in results.items()}

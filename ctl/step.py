@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import inspect
 import logging
+import pkgutil
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -19,7 +20,7 @@ from ctl.data.features import check_names
 from ctl.data.input_pipeline import TrainingData
 from ctl.data.layout import Layout
 from ctl.data.source import Batch, MaskedBatch
-from ctl.errors import UsageError, did_you_mean, name_arguments, type_name
+from ctl.errors import NonFiniteStep, UsageError, did_you_mean, name_arguments, type_name
 from ctl.hardware import strategies
 from ctl.replica.arithmetic import precision as precisions
 from ctl.replica.arithmetic.models import adapt, is_layer
@@ -37,6 +38,7 @@ from ctl.replica.step.microbatches import first_rows, row_count, unpack
 from ctl.replica.step.traced_function import TracedFunction
 
 _LOG = logging.getLogger("ctl")
+_FIND_ROWS = "ctl.replica.step.bad_rows:non_finite_rows"  # imported for a step that is not finite
 # Options that only a trainer's data, model and inner loop read.
 _OF_TRAINERS = ("cache", "data", "model", "placement", "prefetch", "histogram_interval")
 
@@ -169,6 +171,7 @@ class Step:
         self._evaluations: dict[Any, tuple[Evaluation, Any, Any]] = {}
         # The descriptions of the data of ctl.data.distribute that the updates depend on.
         self.descriptions: list[str] = []
+        self._read: Any = None  # reads the global batch of a step again
         self._calls = 0
         self._example: Any = ()  # rows and their mask, for the checks
         layout = Layout(global_batch_size, self.strategy.num_replicas_in_sync)
@@ -177,7 +180,7 @@ class Step:
                 "ctl.Step does not support parameter servers, whose workers step independently: use "
                 "ctl.StandardTrainer."
             )
-        build.check_before_model(self.options, self.strategy, layout)
+        build.check_before_model(self.options, self.strategy, layout, loss_fn)
         with build.build_scope(self.options, self.strategy), _report_errors():
             self.model = build.check_model(model if is_layer(model) else model())
             make = optimizer if callable(optimizer) else lambda: optimizer
@@ -262,6 +265,7 @@ class Step:
             updates that were not applied. In "loss" a partial batch counts like a full one.
         """
         step = self.built()
+        self._report_non_finite(step)
         values = tf.nest.map_structure(tf.convert_to_tensor, step.results.read())
         step.results.reset()
         return values
@@ -326,6 +330,7 @@ class Step:
                 is_default=self._is_default,
                 transform=self.transform_gradients,
             )
+        build.compare_workers("data", self.strategy, self.descriptions)
         if self._example:
             check_losses()
         step.prepare()
@@ -390,6 +395,20 @@ class Step:
         description = getattr(type(batch), "description", "")
         if isinstance(batch, MaskedBatch) and description not in ("", *self.descriptions):
             self.descriptions.append(description)
+            self._read = getattr(type(batch), "read", None)
+
+    def _report_non_finite(self, step: BuiltStep) -> None:
+        """Prints a line if steps were not finite, with the examples that make the first one so."""
+        recorder = step.update.recorder
+        report = recorder.take() if recorder and tf.executing_eagerly() else None
+        if report is None:
+            return
+        rows: list[int] = []
+        indexes = None
+        with contextlib.suppress(Exception):  # the batch cannot be read again, or its code not run
+            batch, indexes = self._read(report.step)
+            rows = pkgutil.resolve_name(_FIND_ROWS)(step, batch)
+        _LOG.warning("%s", NonFiniteStep(report, indexes if rows else None, rows).what)
 
     def _check_inside(self, is_eager: bool) -> None:
         """Raises UsageError if a step inside of the user's strategy.run would not be right."""

@@ -1,5 +1,6 @@
-"""The version of the installed ctl, and its folder."""
+"""The versions of the installed ctl and of the packages that it computes with, and its folder."""
 
+import contextlib
 import importlib.metadata
 import pathlib
 
@@ -13,3 +14,19 @@ def find_version() -> str:
         return importlib.metadata.version(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:  # a checkout on PYTHONPATH
         return "0+unknown"
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of ctl and of the packages that determine its results."""
+    import tensorflow as tf
+    import tf_keras
+
+    # TensorFlow's package has another name on each kind of hardware: tensorflow_cpu, tensorflow_tpu.
+    # The wheel of ctl has a copy of tf_keras, which is no package of its own.
+    found = {
+        "ctl": find_version(), "tensorflow": tf.__version__, "tf_keras": tf_keras.__version__
+    }  # fmt: skip
+    for name in ("tf-models-official", "numpy"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 import contextlib
 import dataclasses
+import functools
 import importlib
 import json
 import logging
@@ -177,7 +178,8 @@ class InputPipeline:
                 return batches
             marked = {"seed": self._seed, "global_batch_size": global_batch_size}
             # The same elements in a structure of another type.
-            kind = described_batch(json.dumps({**self.descriptions["train"], **marked}))
+            text = json.dumps({**self.descriptions["train"], **marked})
+            kind = described_batch(text, functools.partial(self._read, global_batch_size))
             variant = tf.data.experimental.to_variant(batches)
             return tf.data.experimental.from_variant(variant, kind(*batches.element_spec))
 
@@ -223,6 +225,11 @@ class InputPipeline:
             return data.chunks(layout, seed=self._seed, start=start, size=size)
 
         return distribution.from_function(self._strategy, dataset_fn)
+
+    def _read(self, global_batch_size: int, step: int) -> tuple[Any, list[int] | None]:
+        layout = Layout(global_batch_size, 1)
+        (batch, _) = self.data("train").first(layout, seed=self._seed, start=step)
+        return batch, self.example_indexes(global_batch_size, step)
 
     def example_indexes(self, global_batch_size: int, step: int) -> list[int] | None:
         """Returns the indexes of the examples in a step's global batch; None for a dataset."""

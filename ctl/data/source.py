@@ -34,9 +34,14 @@ class MaskedBatch(NamedTuple):
 
 
 @functools.cache
-def described_batch(description: str) -> type[MaskedBatch]:
-    """Returns a type of batches that has the description of their data, for `ctl.Step`."""
-    return type("DescribedBatch", (MaskedBatch,), {"description": description})
+def described_batch(description: str, read: Callable[[int], Any]) -> type[MaskedBatch]:
+    """Returns a type of batches for `ctl.Step`.
+
+    It has the description of their data, and a function of a step that reads its global batch again and
+    returns it with the indexes of the examples.
+    """
+    attributes = {"description": description, "read": staticmethod(read)}
+    return type("DescribedBatch", (MaskedBatch,), attributes)
 
 
 class Source(abc.ABC):

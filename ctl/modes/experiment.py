@@ -17,9 +17,8 @@ from ctl.configs.options import CLIP_KEYS, Section, TrainerOptions
 from ctl.errors import UsageError
 from ctl.evaluator import StandardEvaluator
 from ctl.hardware import selection
-from ctl.hardware.collectives import ProcessGroup
 from ctl.hardware.strategies import StrategyOptions
-from ctl.modes import workers
+from ctl.replica.step.build import compare_workers
 from ctl.replica.step.inner_loop import loop_of
 from ctl.trainer import StandardTrainer
 
@@ -89,15 +88,13 @@ def build(
     options = TrainerOptions.from_config(config)
     _check_class(trainer_class, config.trainer)
     optimizer = optimizers.FromConfig(functools.partial(resolve_durations, config))
-    processes = ProcessGroup(hardware)
-    workers.compare_programs(processes, config, trainer_class)
-    with workers.comparing_variables(processes):
-        trainer = trainer_class(
-            strategy=hardware.strategy,
-            global_batch_size=config.data.global_batch_size,
-            optimizer=optimizer,
-            options=options,
-        )
+    compare_workers("configs", hardware.strategy, config)
+    trainer = trainer_class(
+        strategy=hardware.strategy,
+        global_batch_size=config.data.global_batch_size,
+        optimizer=optimizer,
+        options=options,
+    )
     if not hasattr(trainer, "options"):
         raise UsageError(
             f"__init__ of {config.trainer} does not call super().__init__(**arguments)."
@@ -113,7 +110,7 @@ def build(
             splits=config.eval.splits,
         )
         evaluator.check_data()
-    workers.compare_trainers(processes, trainer)
+        compare_workers("data", hardware.strategy, loop_of(trainer).pipeline)
     _check_unread_keys(options, config, trainer_class)
     return Experiment(config, hardware, trainer, evaluator, optimizer)
 

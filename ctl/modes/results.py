@@ -10,8 +10,8 @@ from ctl.loop import json_files
 from ctl.loop.controller import Controller
 from ctl.loop.workdir import Workdir
 from ctl.modes.experiment import Experiment
-from ctl.modes.workers import versions
 from ctl.replica.step.inner_loop import loop_of
+from ctl.version import versions
 
 # A run that an action has ended continues if one of these keys changes.
 _KEYS_OF_STOPS = ("train.best.", "train.max_duration:", "eval.", "actions:")

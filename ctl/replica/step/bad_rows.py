@@ -1,5 +1,6 @@
 """Finds the rows of a batch that make a step fail, once it has failed."""
 
+from collections.abc import Iterable
 import contextlib
 from typing import Any
 
@@ -26,21 +27,42 @@ def read_batch(inner_loop: Any, step: int) -> Any:
 
 
 def find_non_finite(inner_loop: Any, step: int) -> list[int]:
-    """Returns the rows whose own features or loss are not finite; [] if that is not known.
+    """Returns the rows of a step whose own features or loss are not finite; [] if not known."""
+    with contextlib.suppress(Exception):  # the user's code may not run outside of a step
+        return non_finite_rows(inner_loop.step, read_batch(inner_loop, step))
+    return []
+
+
+def find_evaluated(step: Any, batches: Iterable[Any]) -> int | None:
+    """Returns the place of the first example whose own features or loss are not finite; None if unknown.
+
+    Args:
+        step: the `BuiltStep`.
+        batches: the batches of the evaluation on one replica.
+    """
+    count = 0
+    with contextlib.suppress(Exception):
+        for element in batches:
+            batch, mask = unpack(element)
+            if rows := non_finite_rows(step, batch):
+                return count + rows[0]
+            count += len(tf.nest.flatten(batch)[0]) if mask is None else int(tf.reduce_sum(mask))
+    return None
+
+
+def non_finite_rows(step: Any, batch: Any) -> list[int]:
+    """Returns the rows of a batch whose own features or loss are not finite; [] if all are not.
 
     The weights may not be finite by now. In their place, small numbers are good enough: most of such
     losses come from a logarithm or a division of the data.
     """
-    with contextlib.suppress(Exception):  # the user's code may not run outside of a step
-        batch = read_batch(inner_loop, step)
-        floats = [np.asarray(v) for v in flatten_features(batch).values() if v.dtype.is_floating]
-        bad = _rows(floats)
-        if not bad:
-            with _finite_variables(inner_loop.step):
-                losses = _compute_losses(inner_loop.step, batch)
-            bad = _rows([np.asarray(value) for value in losses.values()])
-        return bad if len(bad) < len(tf.nest.flatten(batch)[0]) else []
-    return []
+    floats = [np.asarray(v) for v in flatten_features(batch).values() if v.dtype.is_floating]
+    bad = _rows(floats)
+    if not bad:
+        with _finite_variables(step):
+            losses = _compute_losses(step, batch)
+        bad = _rows([np.asarray(value) for value in losses.values()])
+    return bad if len(bad) < len(tf.nest.flatten(batch)[0]) else []
 
 
 def find_label(inner_loop: Any, step: int, value: int) -> str:

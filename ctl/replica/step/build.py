@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import functools
+import pkgutil
 import random
 from typing import Any
 
@@ -69,7 +70,7 @@ def build_trainer(trainer: Any, optimizer: Any, base: Any) -> InnerLoop:
     )
     layout = pipeline.layout(trainer.global_batch_size)
     # tf_keras would reject these only while it builds layers, with errors of its own.
-    check_before_model(options, trainer.strategy, layout)
+    check_before_model(options, trainer.strategy, layout, type(trainer))
     with build_scope(options, trainer.strategy), explained():
         trainer.model = check_model(trainer.build_model())
         if options.model.get("sync_batch_norm"):
@@ -108,6 +109,7 @@ def build_trainer(trainer: Any, optimizer: Any, base: Any) -> InnerLoop:
             own_train_step=type(trainer).train_step is not base.train_step,
             has_loss=type(trainer).per_example_loss is not base.per_example_loss,
         )
+        compare_workers("data", trainer.strategy, pipeline)
         inner_loop = InnerLoop(trainer, step, pipeline)
         if not (step.plan.own_replica_step or step.plan.own_train_step):
             check_losses()
@@ -258,6 +260,7 @@ def build_step(
         parts=parts,
     )
     owner.skipped_steps = step.update.skipped_steps
+    compare_workers("models", owner.strategy, attributes.state())
     loss_owner = type(owner) if hooks is owner else hooks.per_example_loss
     warn_of_model(owner.model, precision.inner(owner.optimizer), loss_owner)
     return step, check_losses
@@ -293,18 +296,22 @@ def _prepare_optimizer(
 
 
 def check_before_model(
-    options: TrainerOptions, strategy: tf.distribute.Strategy, layout: Layout
+    options: TrainerOptions, strategy: tf.distribute.Strategy, layout: Layout, function: Any
 ) -> None:
     """Rejects options for which tf_keras would fail, with its own error, while the model is built.
+
+    Collective with several processes, which must have the same options and code.
 
     Args:
         options: the trainer's options.
         strategy: where the replicas are.
         layout: which replica holds which rows.
+        function: the class of the trainer, or the loss function.
 
     Raises:
         UsageError: a dtype is not supported, or a key of `model` that ctl defines has a wrong value.
     """
+    compare_workers("programs", strategy, options, layout.global_batch_size, function)
     keys.check_rules(
         options.by_key(),
         replicas=layout.replicas,
@@ -322,6 +329,18 @@ def check_before_model(
     if options.recompute not in (None, "", "blocks"):
         value = options.recompute
         raise UsageError(f"model.recompute is {value!r}, but must be 'blocks', or '' for none.")
+
+
+def compare_workers(name: str, strategy: tf.distribute.Strategy, *facts: Any) -> Any:
+    """Calls `compare_<name>` of ctl.replica.checks.workers, if a strategy runs in several processes."""
+    spec = strategies.spec_of(strategy)
+    if not spec.multi_process or spec.coordinated:
+        return contextlib.nullcontext()
+    workers = pkgutil.resolve_name("ctl.replica.checks.workers")
+    processes = workers.processes_of(strategy)
+    if processes.is_single:
+        return contextlib.nullcontext()
+    return getattr(workers, f"compare_{name}")(processes, *facts)
 
 
 def prepare_process() -> None:
@@ -360,7 +379,8 @@ def seed_and_precision(options: TrainerOptions) -> Iterator[None]:
 def build_scope(options: TrainerOptions, strategy: tf.distribute.Strategy) -> Iterator[None]:
     """Combines the strategy's scope with the seed and the precision of a trainer's options."""
     try:
-        with seed_and_precision(options), strategy.scope():
+        comparing = compare_workers("new_variables", strategy)
+        with seed_and_precision(options), strategy.scope(), comparing:
             yield
     except ValueError as error:
         if isinstance(error, UsageError) or "Stateful RNNs" not in str(error):  # of tf_keras

@@ -81,3 +81,59 @@ def test_label_that_is_no_class_is_named_with_its_example(replicas):
         trainer.train(tf.constant(2))
     line = "The label of example 11 is 7, outside of the classes 0 to 2 that the outputs have: "
     assert str(error.value).startswith(line) and "\n" not in str(error.value)
+
+
+def one_bad(name):
+    """One example has NaN in a feature, or a label whose logarithm is not finite."""
+    rng = np.random.default_rng(0)
+    values = {"x": rng.uniform(1, 2, (16, 3)), "label": rng.uniform(1, 2, (16, 1))}
+    values[name][BAD] = np.nan if name == "x" else 0.0
+    return values
+
+
+def logarithmic(batch, outputs):
+    return tf.reduce_sum((tf.math.log(batch["label"]) - outputs) ** 2, axis=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "replicas"), [("x", 1), ("label", 4), pytest.param("x", 2, marks=pytest.mark.slow)]
+)
+def test_step_and_evaluation_name_the_example(name, replicas, caplog):
+    strategy, source = one_batch.strategy(replicas), ctl.data.arrays(one_bad(name))
+    step = ctl.Step(
+        lambda: tf_keras.Sequential([tf_keras.layers.Dense(1)]),
+        lambda: tf_keras.optimizers.SGD(0.01),
+        logarithmic,
+        global_batch_size=8,
+        strategy=strategy,
+        precision="float64",
+    )
+    batches = iter(ctl.data.distribute(source, 8, strategy))
+    for _ in range(2):  # an epoch
+        step(next(batches))
+    assert int(step.results()["skipped_steps"]) == 1
+    (line,) = caplog.messages
+    assert f"not finite: the loss is first, on the example {BAD}, whose own features" in line
+    step.results()
+    assert caplog.messages == [line]  # once
+    assert not np.isfinite(ctl.evaluate(step, source)["loss"])
+    assert caplog.messages[1:] == [
+        "The loss of the evaluation of eval is not finite: the features or the loss of example "
+        f"{BAD} are not finite."
+    ]
+
+
+class Logarithmic(one_batch.Trainer):
+    EXAMPLES = one_bad("x")
+
+    def build_model(self):
+        return tf_keras.Sequential([tf_keras.layers.Dense(1)])
+
+    def per_example_loss(self, batch, outputs):
+        return logarithmic(batch, outputs)
+
+
+def test_evaluator_names_the_example(caplog):
+    evaluator = ctl.StandardEvaluator(one_batch.make(Logarithmic, 8, 1), global_batch_size=6)
+    assert np.isnan(float(evaluator.evaluate(tf.constant(-1))["loss"]))
+    assert f"the features or the loss of example {BAD} are not finite" in caplog.text

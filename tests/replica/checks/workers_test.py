@@ -1,6 +1,10 @@
 """Processes of a run that differ are named before they train."""
 
 from concurrent import futures
+import importlib
+import json
+import os
+import sys
 import threading
 import types
 
@@ -9,9 +13,11 @@ import pytest
 import tensorflow as tf
 
 import ctl
+from ctl import testing
 from ctl.data import kinds
 from ctl.errors import UsageError
-from ctl.modes import workers
+from ctl.replica.checks import workers
+from ctl.version import versions
 from tests.support import child, reference_model
 
 
@@ -69,7 +75,7 @@ def test_differences_are_named_in_both_processes():
 
 def program(index, **keys):
     config = ctl.config(trainer="net.py:Net", data=dict(global_batch_size=8), **keys)
-    return lambda group: workers.compare_programs(group, config, reference_model.ReferenceTrainer)
+    return lambda group: workers.compare_configs(group, config)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +108,116 @@ def test_code_of_the_project_and_versions_are_compared(monkeypatch, tmp_path):
     assert [name.rpartition("/")[-1] for name in before if before[name] != after[name]] == [
         "helper.py"
     ]
-    assert {"ctl", "tensorflow", "numpy"} <= workers.versions().keys()
+    assert {"ctl", "tensorflow", "numpy"} <= versions().keys()
+
+
+@pytest.mark.parametrize(
+    ("options", "size", "message"),
+    [
+        (dict(seed=7), 8, "seed: 0 -> 7"),
+        (dict(clip=ctl.Clip(norm=0.5)), 8, r"optimizer.clip.norm: 0.0 -> 0.5"),
+        ({}, 9, "global_batch_size: 8 -> 9"),
+        (dict(prefetch=3), 8, ""),  # of the machine
+    ],
+)
+def test_options_of_scripts_are_compared(options, size, message):
+    def run(group, index):
+        own = (ctl.TrainerOptions(**options), size) if index else (ctl.TrainerOptions(), 8)
+        workers.compare_programs(group, *own, run)
+
+    assert both(run) == (
+        message
+        and f"worker 1 was started with other options ({message}): start all processes with "
+        "that of worker 0."
+    )
+
+
+def train_differently(folder, cases):
+    """Trains by a script with a trainer or a step in one of two processes; returns the errors."""
+    index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    sys.path.insert(0, f"{folder}/{index}")
+    module = importlib.import_module("helper")
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    errors = []
+    for case in cases:
+        try:
+            errors.append(module.train(strategy, case, index))
+        except UsageError as error:
+            errors.append(str(error))
+    return errors
+
+
+SCRIPT = """\
+import numpy as np, tf_keras, tensorflow as tf, ctl
+
+def loss(batch, outputs):
+    return tf.reduce_sum((batch["label"] - outputs) ** 2, 1)
+
+class Net(ctl.StandardTrainer):
+    other = ""
+
+    def build_model(self):
+        return make_model(self.other)
+
+    def build_dataset(self, split, context):
+        return make_data(self.other)
+
+    def per_example_loss(self, batch, outputs):
+        return loss(batch, outputs)
+
+def make_model(other):
+    return tf_keras.Sequential([tf_keras.layers.Dense(3 if other == "layer" else 4)])
+
+def make_data(other):
+    x = np.random.RandomState(0).randn(40 if other == "data" else 48, 4).astype("float32")
+    return ctl.data.arrays({"x": x, "label": x[:, :1]})
+
+def train(strategy, case, index):
+    kind, other = case if index else (case[0], "")
+    options = dict(seed=7) if other == "seed" else {}
+    make = lambda: tf_keras.optimizers.SGD(0.1)
+    size = 6 if other == "batch" else 8
+    if kind == "trainer":
+        Net.other = other
+        trainer = Net(
+            strategy=strategy, global_batch_size=size, optimizer=make,
+            options=ctl.TrainerOptions(**options))
+        trainer.train(tf.constant(1))
+    else:
+        step = ctl.Step(
+            lambda: make_model(other), make, loss, global_batch_size=size, strategy=strategy,
+            **options)
+        step(next(iter(ctl.data.distribute(make_data(other), size, strategy))))
+    return ""
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_of_a_script_raise_the_same_line(tmp_path):
+    cases = {
+        (kind, other): message
+        for kind in ("step", "trainer")
+        for other, message in {
+            "": "",
+            "seed": "other options (seed: 0 -> 7)",
+            "batch": "other options (global_batch_size: 8 -> 6)",
+            "layer": "another model (kernel: (4, 4) -> (4, 3))",
+            "data": "another copy of the data (",
+        }.items()
+    }
+    for index in (0, 1):
+        (tmp_path / str(index)).mkdir()
+        (tmp_path / str(index) / "helper.py").write_text(SCRIPT)
+    first, second = testing.run_workers(train_differently, str(tmp_path), list(cases))
+    assert first == second
+    for error, (case, message) in zip(first, cases.items(), strict=True):
+        assert error.startswith(message and f"worker 1 was started with {message}"), case
+        assert bool(error) == bool(message), error
+    with (tmp_path / "1" / "helper.py").open("a") as file:
+        file.write("# older")
+    first, second = testing.run_workers(train_differently, str(tmp_path), list(cases)[:1])
+    assert first == second
+    assert first[0].startswith("worker 1 was started with other code (helper.py: ")
 
 
 VALUES = np.arange(200.0).reshape(100, 2)
@@ -131,7 +246,7 @@ def test_each_variable_is_compared_before_it_exists():
     created = []
 
     def build(group, index):
-        with workers.comparing_variables(group):
+        with workers.compare_new_variables(group):
             for size in (2, 3 + index, 4):
                 created.append(tf.Variable(tf.zeros([size]), shape=[size], name=f"v{size}"))
 
@@ -170,7 +285,7 @@ def get_config():
     ("case", "message"),
     [
         ("", ""),
-        ("values", "another copy of the data (values of eval: "),
+        ("values", "another copy of the data (values of train: "),
         ("layer", "another model (kernel: (4, 8) -> (4, 3))"),
     ],
 )

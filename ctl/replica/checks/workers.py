@@ -3,13 +3,13 @@
 Otherwise they train on, with other updates than those of any of the configs, or wait for each other.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 import contextlib
-import importlib.metadata
+import functools
 import json
-import logging
 import os
 import pathlib
+import re
 import sys
 import sysconfig
 from typing import Any
@@ -18,23 +18,23 @@ import zlib
 from ml_collections import config_dict
 import numpy as np
 import tensorflow as tf
-import tf_keras
 
 from ctl.configs import overrides
+from ctl.configs.options import TrainerOptions
 from ctl.data.distribution import disable_autotune
+from ctl.data.input_pipeline import InputPipeline
 from ctl.data.kinds import Kind
 from ctl.data.source import RowSource, Source
 from ctl.errors import UsageError
+from ctl.hardware import strategies
 from ctl.hardware.collectives import ProcessGroup
-from ctl.replica.step.inner_loop import loop_of
-from ctl.trainer import StandardTrainer
-from ctl.version import find_version
+from ctl.version import FOLDER, versions
 
 # What belongs to the machine: each may have its own disk and devices.
 _OF_MACHINES = ("data.dir", "data.cache", "data.prefetch", "runtime.devices", "train.local_dir")
+_CODE, _ABSENT = "other code", "absent"
 _MAX_SHOWN = 3  # differences in a message
 _SAMPLE = 16  # examples of each source
-_PACKAGES = ("tf-models-official", "numpy")
 
 
 def compare(processes: ProcessGroup, what: str, facts: Mapping[str, Any]) -> None:
@@ -48,15 +48,14 @@ def compare(processes: ProcessGroup, what: str, facts: Mapping[str, Any]) -> Non
     Raises:
         UsageError: they differ; in every process.
     """
-    text = json.dumps(facts, sort_keys=True, default=str)
+    text = json.dumps(facts, sort_keys=True, default=_text)
     if len({checksum for (checksum,) in processes.gather([_checksum(text)])}) == 1:
         return
     first, *others = map(json.loads, processes.gather_text(text))
     for (name, _), other in zip(processes.members[1:], others, strict=True):
-        absent = "absent"
-        pairs = [
-            (key, first.get(key, absent), other.get(key, absent)) for key in {**first, **other}
-        ]
+        # A process may have imported fewer modules than another one, such as those of the chief.
+        keys = [k for k in {**first, **other} if what != _CODE or (k in first and k in other)]
+        pairs = [(key, first.get(key, _ABSENT), other.get(key, _ABSENT)) for key in keys]
         shown = [f"{key}: {_show(one)} -> {_show(two)}" for key, one, two in pairs if one != two]
         if shown:
             more = f"; and {len(shown) - _MAX_SHOWN} more" if len(shown) > _MAX_SHOWN else ""
@@ -66,25 +65,47 @@ def compare(processes: ProcessGroup, what: str, facts: Mapping[str, Any]) -> Non
             )
 
 
-def compare_programs(
-    processes: ProcessGroup,
-    config: config_dict.ConfigDict,
-    trainer: type[StandardTrainer],
-) -> None:
-    """Collective: compares the configs, the versions of packages and the code of the processes."""
-    if processes.is_single:
-        return
+def _text(value: Any) -> str:
+    """Returns the text of any value, without the address of an object."""
+    return re.sub(r" at 0x\w+", "", str(value))
+
+
+@functools.lru_cache(maxsize=1)  # its functions are traced once
+def processes_of(strategy: tf.distribute.Strategy) -> ProcessGroup:
+    """Returns the processes of a strategy."""
+    return ProcessGroup(strategies.of_strategy(strategy))
+
+
+def compare_configs(processes: ProcessGroup, config: config_dict.ConfigDict) -> None:
+    """Collective: compares the configs of the processes."""
     values = overrides.flatten(config).items()
-    own = {
-        k: v for k, v in values if k not in _OF_MACHINES and not k.startswith("runtime.cluster.")
-    }
-    compare(processes, "another config", own)
+    own = {k: v for k, v in values if not k.startswith("runtime.cluster.")}
+    _compare_values(processes, "another config", own)
+
+
+def compare_programs(
+    processes: ProcessGroup, options: TrainerOptions, global_batch_size: int, function: Any
+) -> None:
+    """Collective: compares the options, the versions of packages and the code of the processes.
+
+    Args:
+        processes: the processes.
+        options: the options of the step.
+        global_batch_size: its number of rows.
+        function: the class of the trainer, or the loss function.
+    """
+    values = {**options.by_key(), "global_batch_size": global_batch_size}
+    _compare_values(processes, "other options", values)
     compare(processes, "other versions", versions())
-    compare(processes, "other code", _code(trainer))
+    compare(processes, _CODE, _code(function))
+
+
+def _compare_values(processes: ProcessGroup, what: str, values: Mapping[str, Any]) -> None:
+    compare(processes, what, {k: v for k, v in values.items() if k not in _OF_MACHINES})
 
 
 @contextlib.contextmanager
-def comparing_variables(processes: ProcessGroup) -> Iterator[None]:
+def compare_new_variables(processes: ProcessGroup) -> Iterator[None]:
     """Compares each variable before it is created; TensorFlow would wait, or fail without a cause."""
 
     def create(next_creator: Any, **arguments: Any) -> Any:
@@ -93,44 +114,33 @@ def comparing_variables(processes: ProcessGroup) -> Iterator[None]:
             compare(processes, "another model", {str(name): str(shape)})
         return next_creator(**arguments)
 
-    with contextlib.nullcontext() if processes.is_single else tf.variable_creator_scope(create):
+    with tf.variable_creator_scope(create):
         yield
 
 
-def compare_trainers(processes: ProcessGroup, trainer: StandardTrainer) -> None:
-    """Collective: compares the data, of which it reads a few examples, and the variables."""
-    pipeline = loop_of(trainer).pipeline
-    if not processes.is_single:
-        data: dict[str, Any] = dict(pipeline.descriptions)
-        for split in pipeline.descriptions:
-            data[f"values of {split}"] = _sample(pipeline.data(split))
-        compare(processes, "another copy of the data", overrides.flatten(data))
-        saved = loop_of(trainer).step.attributes.state()
-        compare(
-            processes, "another model", {f"{i} {v.name}": str(v.shape) for i, v in enumerate(saved)}
-        )
+def compare_models(processes: ProcessGroup, variables: Iterable[tf.Variable]) -> None:
+    """Collective: compares the names and shapes of all variables of a step."""
+    shapes = {f"{i} {v.name}": str(v.shape) for i, v in enumerate(variables)}
+    compare(processes, "another model", shapes)
 
 
-def versions() -> dict[str, str]:
-    """Returns the versions of ctl and of the packages that determine its results."""
-    # TensorFlow's package has another name on each kind of hardware: tensorflow_cpu, tensorflow_tpu.
-    # The wheel of ctl has a copy of tf_keras, which is no package of its own.
-    found = {
-        "ctl": find_version(), "tensorflow": tf.__version__, "tf_keras": tf_keras.__version__
-    }  # fmt: skip
-    for name in _PACKAGES:
-        try:
-            found.setdefault(name, importlib.metadata.version(name))
-        except importlib.metadata.PackageNotFoundError:
-            logging.getLogger("ctl").debug("%s is not installed as a package", name)
-    return found
+def compare_data(processes: ProcessGroup, data: InputPipeline | Iterable[str]) -> None:
+    """Collective: compares the data, of which it reads a few examples, or its descriptions."""
+    facts: dict[str, Any] = {}
+    if isinstance(data, InputPipeline):
+        facts |= data.descriptions
+        facts |= {f"values of {split}": _sample(data.data(split)) for split in data.descriptions}
+    else:
+        facts |= {f"data {i}": description for i, description in enumerate(data)}
+    compare(processes, "another copy of the data", overrides.flatten(facts))
 
 
-def _code(trainer: type[StandardTrainer]) -> dict[str, str]:
+def _code(function: Any) -> dict[str, str]:
     """Returns file -> checksum of the imported modules of the project, which are not installed."""
-    own, paths = trainer.__module__.partition(".")[0], sysconfig.get_paths()
-    folder = os.path.dirname(getattr(sys.modules.get(trainer.__module__), "__file__", None) or ".")
-    installed = [paths["stdlib"], paths["platstdlib"], os.path.dirname(os.path.dirname(__file__))]
+    module = getattr(function, "__module__", None) or ""
+    own, paths = module.partition(".")[0], sysconfig.get_paths()
+    folder = os.path.dirname(getattr(sys.modules.get(module), "__file__", None) or ".")
+    installed = [paths["stdlib"], paths["platstdlib"], str(FOLDER)]
     code = {}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None) or ""
