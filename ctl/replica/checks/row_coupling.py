@@ -151,7 +151,7 @@ def search(
 def _check_again(rows: Rows, replicas: int, read_batch: ReadBatch, compute: Compute) -> list[Again]:
     """Checks the losses of a step that is traced again, with several rows in each micro-batch."""
     count = _ROWS * rows.micro_batches
-    batch = tf.nest.map_structure(lambda x: x[:count], read_existing(read_batch, count))
+    batch = tf.nest.map_structure(lambda x: x[:count], read_existing(read_batch, count, rows.trace))
     traces: list[Trace] = []
 
     def step(batch: Any) -> None:

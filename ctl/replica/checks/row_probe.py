@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from ctl.private.tensorflow import resource_variable_ops
 from ctl.replica.arithmetic.trace import Trace, symbolic
-from ctl.replica.checks.row_samples import vary
+from ctl.replica.checks import row_samples
 from ctl.replica.graphs import ops
 
 ReadBatch = Callable[[], Any]
@@ -186,7 +186,11 @@ class Probe:
     ) -> Iterator[tuple[Sequence[Any], int | None]]:
         """Yields further batches, and numbers of late steps for some of them."""
         yield from ((other, None) for other in others)
-        made = [*vary([x.numpy() for x in batch], labels, self._constants)] if labels else []
+        made = (
+            [*row_samples.vary([x.numpy() for x in batch], labels, self._constants)]
+            if labels
+            else []
+        )
         yield from ((each, None) for each in made)
         late = [*_LATE, *(int(v) for v in self._constants)] if self._counters else []
         yield from ((made[i % len(made)], number) for i, number in enumerate(late) if made)
@@ -453,13 +457,15 @@ def find_dependent(
         others = []
         for read in batches[1:]:
             with contextlib.suppress(ProbeError):
-                values, _ = read_values(probe.trace, read, size or len(first[0]), least=2)
+                values, _ = read_values(
+                    probe.trace, read, size or len(first[0]), least=2, is_first=False
+                )
                 others += [values] if values[0].shape == first[0].shape else []
         return probe.depends_on_other_rows([first, *others], rows, labels=labels, dropped=dropped)
 
 
 def read_values(
-    trace: Trace, read: ReadBatch, size: int | None, *, least: int
+    trace: Trace, read: ReadBatch, size: int | None, *, least: int, is_first: bool = True
 ) -> tuple[list[tf.Tensor], list[bool]]:
     """Returns the values of a batch for the tensors of a trace, and which of them are labels.
 
@@ -468,9 +474,10 @@ def read_values(
         read: returns the batch and its mask.
         size: the number of rows; None for those that the batch has, or `least`.
         least: see `size`.
+        is_first: whether to make rows up if there is no batch.
     """
     tensors = symbolic(trace.inputs)
-    batch = read_existing(read, size or least)
+    batch = read_existing(read, size or least, trace if is_first else None)
     values = tf.nest.flatten(batch)
     keys = sorted(batch) if isinstance(batch, Mapping) else []
     labels = [key == "label" for key in keys for _ in tf.nest.flatten(batch[key])]
@@ -482,13 +489,22 @@ def read_values(
     return values, [*labels, *[False] * (len(values) - len(labels))]
 
 
-def read_existing(read_batch: ReadBatch, least: int) -> Any:
-    """Returns the rows of the first batch that exist; they repeat if it has less than `least`."""
+def read_existing(read_batch: ReadBatch, least: int, trace: Trace | None = None) -> Any:
+    """Returns the rows of the first batch that exist; they repeat if it has less than `least`.
+
+    Args:
+        read_batch: returns the batch and its mask.
+        least: the number of rows.
+        trace: whose inputs are made up if no batch can be read.
+    """
     try:
         batch, mask = read_batch()
     # ValueError: distributed data of the user cannot be read while a replica is traced.
     except (tf.errors.OpError, StopIteration, ValueError) as error:
-        raise ProbeError("there is no batch to compute it for") from error
+        if trace is None:
+            raise ProbeError("there is no batch to compute it for") from error
+        inputs = trace.inputs[0] if isinstance(trace.inputs, tuple) else trace.inputs
+        return tf.nest.map_structure(lambda x: tf.constant(row_samples.make(x, least)), inputs)
     if mask is not None:
         batch = tf.nest.map_structure(lambda x: tf.boolean_mask(x, mask > 0), batch)
     rows = tf.nest.flatten(batch)[0].shape[0]
