@@ -20,7 +20,7 @@ from ctl.replica.graphs.assignments import READS, outermost
 from ctl.replica.graphs.dataflow import ancestors
 from ctl.replica.step.observers import Observer
 
-_REPLICA = re.compile(r"(?:^|/)replica_(\d+)(?:/|$)")  # in the names of all but the first replica
+_REPLICA = re.compile(r"(.*/)?replica_\d+(?=/|$)")  # the name scope of all but the first replica
 _THREAD = "mirrored_run.py"  # the file of tf.distribute whose `run` calls the code of a replica
 
 
@@ -31,7 +31,12 @@ class LeftTensors(Observer):
         super().__init__(step)
         rows = row_mask.current()
         assert rows is not None and rows.graph is not None
-        self._replica = _replica(rows.graph.get_name_scope())
+        # Of those that have begun. A layer of a user may have such a name, too, in another scope.
+        self._scopes: set[str] = getattr(rows.graph, "_ctl_scopes", set())
+        scope = _REPLICA.match(rows.graph.get_name_scope())
+        self._scopes.add(f"{scope[0]}/" if scope else "")
+        rows.graph._ctl_scopes = self._scopes
+        self._replica = self._replica_of(f"{rows.graph.get_name_scope()}/")
         # All replicas of the process that have begun: what one of them reads exists by then.
         self._traces = getattr(rows.graph, "_ctl_started", [])
         self._traces.append(rows.trace)
@@ -48,11 +53,11 @@ class LeftTensors(Observer):
         trained = handles(self.step.update.variables.values())
         is_in_replica = functools.cache(_is_in_replica)
         for op in operations if others else ():
-            if _replica(op.name) != self._replica:
+            if self._replica_of(op.name) != self._replica:
                 continue
             for tensor in op.inputs:
                 # The code of a merge_call, such as a reduction, runs in no replica.
-                if _replica(tensor.op.name) == self._replica or not (
+                if self._replica_of(tensor.op.name) == self._replica or not (
                     is_in_replica(tensor.op) and is_in_replica(op)
                 ):
                     continue
@@ -65,6 +70,11 @@ class LeftTensors(Observer):
         for update in rows.trace.updates:
             if len(update.micro_batches) > 1:
                 self._check_micro_batches(update)
+
+    def _replica_of(self, name: str) -> str:
+        """Returns the name scope of the replica that has created an op of a name."""
+        name = name.replace("gradient_tape/", "")  # before the scope of the forward pass
+        return max((scope for scope in self._scopes if name.startswith(scope)), key=len, default="")
 
     def _check_micro_batches(self, update: UpdateTrace) -> None:
         parts = update.micro_batches
@@ -82,7 +92,7 @@ class LeftTensors(Observer):
             is_barrier = op.type == "XlaOptimizationBarrier"  # its output i is its input i
             reads_others = user.bit_count() == 1 and every & ~user and not is_barrier
             # What two of them use is what one has left.
-            if reads_others and _replica(op.name) == self._replica:
+            if reads_others and self._replica_of(op.name) == self._replica:
                 _reject(op, "micro-batch")
             for i, output in enumerate(op.outputs):
                 mask = masks[i] if is_barrier else every
@@ -91,11 +101,6 @@ class LeftTensors(Observer):
             for loss in part.losses:
                 if reached[id(loss)] & ~(1 << i):
                     _reject(loss.op, "micro-batch")
-
-
-def _replica(name: str) -> str:
-    match = _REPLICA.search(name) if "replica_" in name else None
-    return match[1] if match else "0"
 
 
 def _is_in_replica(op: Any) -> bool:

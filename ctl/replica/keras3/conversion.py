@@ -43,18 +43,21 @@ def optimizer_of(optimizer: Any) -> Any:
 def _following(cls: Any) -> type:
     """Returns a class of optimizers whose rate and count are those of the tf_keras optimizer."""
 
-    class Following(cls):
+    class Following(cls):  # also of a copy or another object, which nothing is converted from
         @property
         def learning_rate(self) -> Any:
-            return self._ctl_converted.learning_rate
+            return vars(self).get("_ctl_converted", super()).learning_rate
 
         @learning_rate.setter
         def learning_rate(self, rate: Any) -> None:
-            self._ctl_converted.learning_rate = _schedule_of(rate)
+            if "_ctl_converted" in vars(self):
+                self._ctl_converted.learning_rate = _schedule_of(rate)
+            else:
+                cls.learning_rate.fset(self, rate)
 
         @property
         def iterations(self) -> Any:
-            return self._ctl_converted.iterations
+            return vars(self).get("_ctl_converted", super()).iterations
 
     Following.__name__, Following.__module__ = cls.__name__, cls.__module__
     return Following
