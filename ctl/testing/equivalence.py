@@ -14,9 +14,16 @@ from ctl.data.features import map_features
 from ctl.errors import UsageError
 from ctl.replica.layers import recompute
 from ctl.testing import multiprocess, splits
+from ctl.testing.comparison import tolerance_of
 from ctl.testing.contents import Names
 from ctl.testing.diagnosis import rules
-from ctl.testing.diagnosis.differences import EVALUATION, NOTHING, check_finite, run_checks
+from ctl.testing.diagnosis.differences import (
+    EVALUATION,
+    NOTHING,
+    check_finite,
+    compare_splits,
+    run_checks,
+)
 from ctl.testing.diagnosis.evidence import Evidence
 from ctl.testing.equivalence_report import (
     DifferenceError,
@@ -380,6 +387,12 @@ class _Trial:
             differences, cause = ([finding[0]], finding[1]) if finding else NOTHING
             undecided = "" if finding else measured.undecided
         else:
+            is_wide = self._subject.precision == "float64" and not measured.why
+            if is_wide and compare_splits(evidence):
+                why = self._subject.find_narrow(self._run)
+                tolerance = tolerance_of("float32") if why else measured.tolerance
+                measured = dataclasses.replace(measured, tolerance=tolerance, why=why)
+                evidence = dataclasses.replace(evidence, calibration=measured)
             differences, cause = run_checks(evidence)
         return Report(
             trainer=self._subject.name,

@@ -139,6 +139,6 @@ def test_optimizer_of_another_model_is_named():
             step(batch)
             continue
         with pytest.raises(
-            ctl.UsageError, match="slot variables of another model.* make an optimizer"
+            ctl.UsageError, match=r"slot variables of another model.* make an optimizer"
         ):
             step(batch)
