@@ -1,7 +1,6 @@
 """Tests that the update of a training loop is a function of the global batch alone."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-import contextlib
 import dataclasses
 from typing import Any
 
@@ -12,6 +11,7 @@ from ctl.configs.error_location import error_location
 from ctl.configs.options import TrainerOptions
 from ctl.data.features import map_features
 from ctl.errors import UsageError
+from ctl.replica.graphs.unoptimized import without_graph_optimization
 from ctl.replica.layers import recompute
 from ctl.testing import multiprocess, splits
 from ctl.testing.comparison import tolerance_of
@@ -284,18 +284,6 @@ def _split_cpu_and_run(subject: Subject, splits: Sequence[Split], devices: int) 
     return _Trial(subject).run(splits)
 
 
-@contextlib.contextmanager
-def _without_graph_optimization() -> Iterator[None]:
-    """Lets TensorFlow run graphs as they were traced: optimizing them takes longer than a few steps."""
-    optimizer = tf.config.optimizer
-    options = optimizer.get_experimental_options()
-    optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    try:
-        yield
-    finally:
-        optimizer.set_experimental_options(options)
-
-
 class _Trial:
     """The records of all splits and of their references."""
 
@@ -308,7 +296,7 @@ class _Trial:
         self._run: SplitRun  # the first one on one replica
         self._calibration: Calibration
 
-    @_without_graph_optimization()
+    @without_graph_optimization()
     def run(self, splits: Sequence[Split]) -> Report:
         """Compares splits, and finds the cause of a difference."""
         evaluated = _choose_evaluated(splits)

@@ -12,6 +12,7 @@ from ctl.private.tensorflow import resource_variable_ops
 from ctl.replica.arithmetic.trace import Trace, symbolic
 from ctl.replica.checks import row_samples
 from ctl.replica.graphs import ops
+from ctl.replica.graphs.unoptimized import without_graph_optimization
 
 ReadBatch = Callable[[], Any]
 
@@ -224,7 +225,8 @@ class Probe:
         if key not in self._functions:
             traced = tf.function(method, autograph=False)
             self._functions[key] = traced.get_concrete_function(*arguments)
-        return self._functions[key](*arguments)
+        with without_graph_optimization():
+            return self._functions[key](*arguments)
 
     def _observe(self, batch: Sequence[tf.Tensor], first: tf.Tensor) -> list[tf.Tensor]:
         copy = _Copy(self, self._known(batch, first))
@@ -374,13 +376,10 @@ def _kept_rows(count: int, values: Sequence[Any]) -> Iterator[np.ndarray]:
 
 def _replace_others(batch: Sequence[Any], kept: np.ndarray) -> list[Any]:
     """Replaces the rows of a batch that are not kept by those that are."""
-    result = []
-    for values in batch:
-        source = np.arange(values.shape[0])
-        others = np.setdiff1d(source, kept)
-        source[others] = kept[np.arange(len(others)) % len(kept)]
-        result.append(tf.gather(values, source))
-    return result
+    source = np.arange(batch[0].shape[0])
+    others = np.setdiff1d(source, kept)
+    source[others] = kept[np.arange(len(others)) % len(kept)]
+    return [tf.gather(values, source) for values in batch]
 
 
 def _shift(value: tf.Tensor) -> tf.Tensor:
@@ -406,20 +405,19 @@ def _move(values: tf.Tensor) -> tf.Tensor:
 
 
 def differ(one: Sequence[Any], two: Sequence[Any], rows: Any, *, finite: bool = False) -> set[int]:
-    """Returns the positions of the values in which entries of some rows differ beyond rounding."""
+    """Returns the positions of the values in which entries of some rows differ beyond rounding.
+
+    Args:
+        one: values, [rows, ...] each.
+        two: the same values, computed otherwise.
+        rows: the rows.
+        finite: ignore entries that are not finite in both, and values of other shapes.
+    """
     pairs = enumerate(zip(one, two, strict=True))
     return {i for i, (a, b) in pairs if _differs(a.numpy(), b.numpy(), rows, finite=finite)}
 
 
-def _differs(one: np.ndarray, two: np.ndarray, rows: Any, *, finite: bool = False) -> bool:
-    """Returns whether entries of some rows differ beyond rounding.
-
-    Args:
-        one: [rows, ...].
-        two: [rows, ...].
-        rows: the rows.
-        finite: ignore entries that are not finite in both, and values of other shapes.
-    """
+def _differs(one: np.ndarray, two: np.ndarray, rows: Any, *, finite: bool) -> bool:
     if one.shape != two.shape:
         return not finite
     one, two = one[rows], two[rows]

@@ -750,6 +750,26 @@ def test_layers_that_normalize_a_row_by_itself_are_accepted_if_there_is_only_one
     assert "may combine rows" not in caplog.text
 
 
+def test_graphs_of_the_search_are_not_optimized(request):
+    """TensorFlow's optimizer prints errors about loops, which a user could not place."""
+    optimizer, seen = tf.config.optimizer, []
+    before = optimizer.get_experimental_options()
+    request.addfinalizer(lambda: optimizer.set_experimental_options(before))
+    optimizer.set_experimental_options({"disable_meta_optimizer": False})
+
+    def record(values):
+        seen.append(optimizer.get_experimental_options()["disable_meta_optimizer"])
+        return values
+
+    def loss(batch):
+        values = batch["x"][:, 0] + 0 * tf.reduce_mean(batch["x"])
+        return tf.ensure_shape(tf.py_function(record, [values], tf.float32), [ROWS])
+
+    trace(loss)
+    assert seen and all(seen)
+    assert not optimizer.get_experimental_options()["disable_meta_optimizer"]
+
+
 class Gated(Case):
     """A mean over rows, whose factor is zero at first."""
 
