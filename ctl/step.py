@@ -173,6 +173,7 @@ class Step:
         self.descriptions: list[str] = []
         self._read: Any = None  # reads the global batch of a step again
         self._calls = 0
+        self._reported_unread = False
         self._example: Any = ()  # rows and their mask, for the checks
         layout = Layout(global_batch_size, self.strategy.num_replicas_in_sync)
         if strategies.spec_of(self.strategy).coordinated:
@@ -201,11 +202,15 @@ class Step:
         if tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context():
             self._describe(batch)
             self._check_inside(is_eager)
-            return self._run_replica(batch, equal=isinstance(batch, MaskedBatch))
+            result = self._run_replica(batch, equal=isinstance(batch, MaskedBatch))
+            self._report_unread()
+            return result
         self.build(batch)
         if not is_eager:
             self._check_constant()
-            return self._run(batch)
+            result = self._run(batch)
+            self._report_unread()
+            return result
         step = self.built()
         if step.parts:  # each call of a function counts in the time of a small step
             step.check_ready()
@@ -218,7 +223,8 @@ class Step:
             self._example = ()
             step.finish_loop()
         self._calls += 1
-        if step.repeated and not self._calls & (self._calls - 1):  # 1, 2, 4, ...
+        # The first batch is searched before its step. What follows are 2, 4, 8, ...
+        if step.repeated and self._calls > 1 and not self._calls & (self._calls - 1):
             step.repeat_checks([lambda: first_rows(unpack(batch), self.strategy)])
         return result
 
@@ -331,8 +337,7 @@ class Step:
                 transform=self.transform_gradients,
             )
         build.compare_workers("data", self.strategy, self.descriptions)
-        if self._example:
-            check_losses()
+        check_losses()
         step.prepare()
         self._built = step
 
@@ -431,6 +436,19 @@ class Step:
                 "the step outside of strategy.run."
             )
         self._check_constant()
+
+    def _report_unread(self) -> None:
+        """Prints a line if the checks of the code would need the batches of a function of the user."""
+        if self.built().repeated and not self._reported_unread:
+            self._reported_unread = True
+            _LOG.warning(
+                "ctl.Step cannot read the batches of your own tf.function: its search for losses that "
+                "combine rows has compared only %s. Compare more with "
+                "ctl.testing.check_loop_equivalence.",
+                "an earlier batch"
+                if self._example or self._calls
+                else "rows that it made up, for which step.build(batch) can give it a batch",
+            )
 
     def _check_constant(self) -> None:
         """Raises UsageError if the user's own function would keep a trace that must change later."""

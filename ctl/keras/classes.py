@@ -14,6 +14,8 @@ def extend(value: Any, extension: type) -> None:
         extension: a class with the methods that are overridden, which call `super()`.
     """
     cls: Any = type(value)
+    if issubclass(cls, extension):  # made from the config of an extended object
+        return
     set_class(value, _extended(extension, cls))
 
 

@@ -1,7 +1,6 @@
 """Tests that the update of a training loop is a function of the global batch alone."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-import contextlib
 import dataclasses
 from typing import Any
 
@@ -12,11 +11,19 @@ from ctl.configs.error_location import error_location
 from ctl.configs.options import TrainerOptions
 from ctl.data.features import map_features
 from ctl.errors import UsageError
+from ctl.replica.graphs.unoptimized import without_graph_optimization
 from ctl.replica.layers import recompute
 from ctl.testing import multiprocess, splits
+from ctl.testing.comparison import tolerance_of
 from ctl.testing.contents import Names
 from ctl.testing.diagnosis import rules
-from ctl.testing.diagnosis.differences import EVALUATION, NOTHING, check_finite, run_checks
+from ctl.testing.diagnosis.differences import (
+    EVALUATION,
+    NOTHING,
+    check_finite,
+    compare_splits,
+    run_checks,
+)
 from ctl.testing.diagnosis.evidence import Evidence
 from ctl.testing.equivalence_report import (
     DifferenceError,
@@ -277,18 +284,6 @@ def _split_cpu_and_run(subject: Subject, splits: Sequence[Split], devices: int) 
     return _Trial(subject).run(splits)
 
 
-@contextlib.contextmanager
-def _without_graph_optimization() -> Iterator[None]:
-    """Lets TensorFlow run graphs as they were traced: optimizing them takes longer than a few steps."""
-    optimizer = tf.config.optimizer
-    options = optimizer.get_experimental_options()
-    optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    try:
-        yield
-    finally:
-        optimizer.set_experimental_options(options)
-
-
 class _Trial:
     """The records of all splits and of their references."""
 
@@ -301,7 +296,7 @@ class _Trial:
         self._run: SplitRun  # the first one on one replica
         self._calibration: Calibration
 
-    @_without_graph_optimization()
+    @without_graph_optimization()
     def run(self, splits: Sequence[Split]) -> Report:
         """Compares splits, and finds the cause of a difference."""
         evaluated = _choose_evaluated(splits)
@@ -380,6 +375,12 @@ class _Trial:
             differences, cause = ([finding[0]], finding[1]) if finding else NOTHING
             undecided = "" if finding else measured.undecided
         else:
+            is_wide = self._subject.precision == "float64" and not measured.why
+            if is_wide and compare_splits(evidence):
+                why = self._subject.find_narrow(self._run)
+                tolerance = tolerance_of("float32") if why else measured.tolerance
+                measured = dataclasses.replace(measured, tolerance=tolerance, why=why)
+                evidence = dataclasses.replace(evidence, calibration=measured)
             differences, cause = run_checks(evidence)
         return Report(
             trainer=self._subject.name,

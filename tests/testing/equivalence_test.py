@@ -194,6 +194,29 @@ def test_float32_in_a_model_is_not_a_false_alarm():
     assert report.precision == "float64"
 
 
+class MeanInFloat32(gallery.ByHand):
+    """Computes a factor of the losses in float32, whose sums depend on the order of the rows."""
+
+    def share_of_loss(self, batch, outputs):
+        values = tf.cast(batch["x"][:, 0], tf.float32) ** 2
+        total = gallery.all_reduce(gallery.SUM, tf.reduce_sum(self.masked(batch, values)))
+        loss = super().share_of_loss(batch, outputs)
+        return loss * tf.cast(total, loss.dtype)
+
+
+class WrongBesideFloat32(mistakes.ReducedTwice, MeanInFloat32):
+    pass
+
+
+def test_parts_in_float32_are_named_and_compared_with_its_tolerance():
+    report = equivalence.run(make_subject(MeanInFloat32), [Split(7, replicas=4)])
+    assert report.equivalent, report.failure()
+    assert "equivalence_test.py:" in report.why and "computed in float32" in report.why
+    wrong = equivalence.run(make_subject(WrongBesideFloat32), [UNEVEN])
+    assert "summed over the replicas twice" in wrong.cause
+    assert "equivalence_test.py:" in wrong.failure()
+
+
 UNEVEN = Split(5, replicas=2)
 
 

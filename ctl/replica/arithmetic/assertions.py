@@ -1,5 +1,6 @@
 """Checks of numbers that are known only when a step runs, whose errors are one line."""
 
+from collections.abc import Callable, Sequence
 import contextlib
 import math
 import re
@@ -25,20 +26,26 @@ def require_equal(one: Any, two: Any, problem: str) -> contextlib.AbstractContex
     return tf.control_dependencies([] if check is None else [check])
 
 
-def require(condition: tf.Tensor, value: tf.Tensor, problem: str, *numbers: Any) -> tf.Tensor:
+def require(
+    condition: tf.Tensor, value: tf.Tensor, problem: str, numbers: Callable[[], Sequence[Any]]
+) -> tf.Tensor:
     """Returns a tensor of floats if a condition holds; XLA, which ignores checks, returns NaN otherwise.
 
     Args:
         condition: a scalar bool.
         value: the tensor.
         problem: the message, with {} for each of the numbers.
-        *numbers: scalar tensors.
+        numbers: returns scalar tensors, which are computed if the condition does not hold.
     """
     if ops.is_compiled():
         return tf.where(condition, value, tf.constant(math.nan, value.dtype))
-    first, *others = f"{_BEGIN}{problem}{_END}".split("{}")
-    data = [first, *(each for pair in zip(numbers, others, strict=True) for each in pair)]
-    with tf.control_dependencies([tf.debugging.Assert(condition, data, summarize=1)]):
+
+    def fail() -> Any:
+        first, *others = f"{_BEGIN}{problem}{_END}".split("{}")
+        data = [first, *(each for pair in zip(numbers(), others, strict=True) for each in pair)]
+        return tf.raw_ops.Assert(condition=False, data=data, summarize=1)
+
+    with tf.control_dependencies([tf.cond(condition, tf.no_op, fail)]):
         return tf.identity(value)
 
 

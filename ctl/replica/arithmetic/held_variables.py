@@ -1,6 +1,6 @@
 """Trainable variables outside of the models: which of them the losses depend on."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 import gc
 import logging
 from typing import Any
@@ -13,6 +13,7 @@ from ctl.errors import list_some
 from ctl.replica.arithmetic import models
 from ctl.replica.arithmetic.gradients import Gradient, optimizers_of
 from ctl.replica.arithmetic.snapshot import Snapshot
+from ctl.replica.arithmetic.variables import variables_of
 from ctl.replica.graphs.assignments import find_assignments
 
 _LOG = logging.getLogger("ctl")
@@ -99,11 +100,12 @@ class Untrained:
     """Names the variables that a loss depends on and that its update does not train.
 
     Args:
-        frozen: returns variables that stay unchanged on purpose, such as those of frozen layers.
+        models: returns the models that are known.
     """
 
-    def __init__(self, frozen: Callable[[], Iterable[tf.Variable]]):
-        self._frozen = frozen
+    def __init__(self, models: Callable[[], Sequence[Any]]):
+        self._models = models
+        self._in_models: set[int] = set()
         self._named: list[str] = []
 
     def find(self, tape: tf.GradientTape, trained: Sequence[tf.Variable]) -> list[tf.Variable]:
@@ -113,9 +115,12 @@ class Untrained:
         """
         watched = {id(v): v for v in tape.watched_variables()}
         others = watched.keys() - {id(variable) for variable in trained}
-        others = others - {id(variable) for variable in self._frozen()} if others else others
         if not others:
             return []
+        built = [model for model in self._models() if model.built]
+        trainable = {id(v) for model in built for v in model.trainable_variables}
+        self._in_models = {id(v) for model in built for v in variables_of(model)}
+        others -= self._in_models - trainable
         # The variable of a frozen layer is still a trainable variable of TensorFlow, and a model in a
         # closure is known to nobody: its layers are found among all objects.
         is_layer: dict[type, bool] = dict.fromkeys(weakref.ProxyTypes, False)
@@ -132,12 +137,18 @@ class Untrained:
     def warn(self, variables: Sequence[tf.Variable], gradients: Sequence[Gradient]) -> None:
         """Prints a line for the variables of `find` that have a gradient."""
         pairs = zip(variables, gradients, strict=True)
-        names = [v.name for v, gradient in pairs if gradient is not None]
+        used = [v for v, gradient in pairs if gradient is not None]
+        names = [v.name for v in used]
         if names and names != self._named:
             self._named = names
+            if any(id(v) in self._in_models for v in used):
+                fix = (
+                    "train a further model by minimize in replica_step, or by a ctl.Step of its own"
+                )
+            else:
+                fix = "make it an attribute of the trainer or of ctl.Step before the first step"
             _LOG.warning(
-                "The loss depends on %s, which the step does not train: make it an attribute of the "
-                "trainer or of ctl.Step before the first step, or a part of the model. If it must stay "
-                "as it is, set trainable=False.",
-                list_some(names),
-            )
+                "The loss depends on %s, which the step does not train: %s, or make it a part of the "
+                "model. If it must stay as it is, set trainable=False.",
+                list_some(names), fix,
+            )  # fmt: skip

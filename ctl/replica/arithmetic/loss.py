@@ -156,16 +156,18 @@ def row_weights(
 
 def _not_negative(weights: tf.Tensor) -> tf.Tensor:
     """Rejects negative weights: the loss is divided by the sum of the weights, which may cancel them."""
-    first = tf.cast(tf.argmin(tf.reduce_min(weights, axis=range(1, weights.shape.rank))), tf.int64)
-    rows = current()
-    place = first + tf.cast(rows.first_row if rows else 0, tf.int64)
+    smallest, rows = tf.reduce_min(weights), current()
+
+    def numbers() -> tuple[Any, Any]:
+        row = tf.argmin(tf.reduce_min(weights, axis=range(1, weights.shape.rank)))
+        return smallest, row + tf.cast(rows.first_row if rows else 0, tf.int64)
+
     return require(
-        tf.logical_not(tf.reduce_any(weights < 0)),  # NaN is left to the check for finite values
+        tf.logical_not(smallest < 0),  # NaN is left to the check for finite values
         weights,
         "sample_weight is {} for example {} of the global batch, counted from 0, but weights must not "
         "be negative, since ctl divides by their sum: multiply the loss by it in per_example_loss.",
-        tf.reduce_min(weights),
-        place,
+        numbers,
     )
 
 
@@ -226,11 +228,7 @@ def contribution(
     if rows is not None and per_example.shape[0] is None:  # such as by tf.boolean_mask
         count = tf.shape(per_example)[0]
         per_example = require(
-            tf.equal(count, rows),
-            per_example,
-            OTHER_COUNT,
-            count,
-            rows,
+            tf.equal(count, rows), per_example, OTHER_COUNT, lambda: (count, rows)
         )
     if weights is not None:
         # Dimensions that are known only when the step runs must not broadcast either.

@@ -26,7 +26,7 @@ _FIX = (
     "forward, and read it from the outputs."
 )
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.MULTILINE)
-_REPLICA = re.compile(r"(?:^|/)replica_(\d+)(?:/|$)")  # in the names of all but the first replica
+_REPLICA = re.compile(r"(.*/)?replica_\d+(?=/|$)")  # the name scope of all but the first replica
 _OUT_OF_SCOPE = "out of scope"  # of TensorFlow's error for a tensor of another graph
 _THREAD = "mirrored_run.py"  # the file of tf.distribute whose `run` calls the code of a replica
 
@@ -50,7 +50,12 @@ class LeftTensors(Observer):
         super().__init__(step)
         rows = row_mask.current()
         assert rows is not None and rows.graph is not None
-        self._replica = _replica(rows.graph.get_name_scope())
+        # Of those that have begun. A layer of a user may have such a name, too, in another scope.
+        self._scopes: set[str] = getattr(rows.graph, "_ctl_scopes", set())
+        scope = _REPLICA.match(rows.graph.get_name_scope())
+        self._scopes.add(f"{scope[0]}/" if scope else "")
+        rows.graph._ctl_scopes = self._scopes
+        self._replica = self._replica_of(f"{rows.graph.get_name_scope()}/")
         # All replicas of the process that have begun: what one of them reads exists by then.
         self._traces = getattr(rows.graph, "_ctl_started", [])
         self._traces.append(rows.trace)
@@ -67,13 +72,13 @@ class LeftTensors(Observer):
         trained = handles(self.step.update.variables.values())
         is_in_replica = functools.cache(_is_in_replica)
         for op in operations if others else ():
-            if _replica(op.name) != self._replica:
+            if self._replica_of(op.name) != self._replica:
                 continue
             for tensor in op.inputs:
                 # The code of a merge_call, such as a reduction, runs in no replica.
                 if id(tensor) in others and is_in_replica(op):
                     _reject(op, "replica")
-                if _replica(tensor.op.name) == self._replica or not (
+                if self._replica_of(tensor.op.name) == self._replica or not (
                     is_in_replica(tensor.op) and is_in_replica(op)
                 ):
                     continue
@@ -86,6 +91,11 @@ class LeftTensors(Observer):
         for update in rows.trace.updates:
             if len(update.micro_batches) > 1:
                 self._check_micro_batches(update)
+
+    def _replica_of(self, name: str) -> str:
+        """Returns the name scope of the replica that has created an op of a name."""
+        name = name.replace("gradient_tape/", "")  # before the scope of the forward pass
+        return max((scope for scope in self._scopes if name.startswith(scope)), key=len, default="")
 
     def _check_micro_batches(self, update: UpdateTrace) -> None:
         parts = update.micro_batches
@@ -103,7 +113,7 @@ class LeftTensors(Observer):
             is_barrier = op.type == "XlaOptimizationBarrier"  # its output i is its input i
             reads_others = user.bit_count() == 1 and every & ~user and not is_barrier
             # What two of them use is what one has left.
-            if reads_others and _replica(op.name) == self._replica:
+            if reads_others and self._replica_of(op.name) == self._replica:
                 _reject(op, "micro-batch")
             for i, output in enumerate(op.outputs):
                 mask = masks[i] if is_barrier else every
@@ -112,11 +122,6 @@ class LeftTensors(Observer):
             for loss in part.losses:
                 if reached[id(loss)] & ~(1 << i):
                     _reject(loss.op, "micro-batch")
-
-
-def _replica(name: str) -> str:
-    match = _REPLICA.search(name) if "replica_" in name else None
-    return match[1] if match else "0"
 
 
 def _is_in_replica(op: Any) -> bool:

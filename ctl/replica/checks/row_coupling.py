@@ -153,7 +153,7 @@ def search(
 def _check_again(rows: Rows, replicas: int, read_batch: ReadBatch, compute: Compute) -> list[Again]:
     """Checks the losses of a step that is traced again, with several rows in each micro-batch."""
     count = _ROWS * rows.micro_batches
-    batch = tf.nest.map_structure(lambda x: x[:count], read_existing(read_batch, count))
+    batch = tf.nest.map_structure(lambda x: x[:count], read_existing(read_batch, count, rows.trace))
     traces: list[Trace] = []
 
     def step(batch: Any) -> None:
@@ -430,11 +430,14 @@ class _Search:
             values = [*update.micro_batches[0].losses, *update.inputs]
             probe = Probe(values, each.trace, each.first, update.aliases)
             with contextlib.suppress(ProbeError, *FAILURES), tf.init_scope():
-                size = symbolic(each.trace.inputs)[0].shape[0]
-                batch, _ = read_values(each.trace, self.batches[0], size, least=2)
-                results.append(probe.compute(batch))
+                results.append(probe.compute(each.read(self.batches[0])[0]))
         if len(results) == 2 and differ(results[0], results[1], slice(None)):
             self._reject(op, "uses the number of the replica", _PLACE_FIX, split=True)
+
+    def read(self, batch: ReadBatch) -> tuple[list[tf.Tensor], list[bool]]:
+        """Returns the values of a batch for the trace, and which of them are labels."""
+        size = symbolic(self.trace.inputs)[0].shape[0]
+        return read_values(self.trace, batch, size, least=2)
 
     def _reads_number(self, update: UpdateTrace, values: Sequence[tf.Tensor]) -> bool:
         """Returns whether values contain the number of the replica, other than in ctl's positions."""
@@ -469,10 +472,8 @@ class _Search:
             shifted = Probe(
                 values, self.trace, self.first, update.aliases, flow.statistics, shifted=[tensor]
             )
-            size = symbolic(self.trace.inputs)[0].shape[0]
             with contextlib.suppress(ProbeError, *FAILURES), tf.init_scope():
-                batch, labels = read_values(self.trace, self.batches[0], size, least=2)
-                if probe.is_changed_by(shifted, batch, labels):
+                if probe.is_changed_by(shifted, *self.read(self.batches[0])):
                     _LOG.warning(
                         "%s reduces the rows of a replica or micro-batch (%s) for the loss. The loss of "
                         "a row did not change with the other rows in any batch that ctl has tried; if "

@@ -10,8 +10,9 @@ import tensorflow as tf
 
 from ctl.private.tensorflow import resource_variable_ops
 from ctl.replica.arithmetic.trace import Trace, symbolic
-from ctl.replica.checks.row_samples import is_flag, vary
+from ctl.replica.checks import row_samples
 from ctl.replica.graphs import ops
+from ctl.replica.graphs.unoptimized import without_graph_optimization
 
 ReadBatch = Callable[[], Any]
 
@@ -190,9 +191,9 @@ class Probe:
         made: list[list[np.ndarray]] = []
         if labels:
             values = [[x.numpy() for x in each] for each in (batch, *others)]
-            flags = [all(map(is_flag, column)) for column in zip(*values, strict=True)]
+            flags = [all(map(row_samples.is_flag, column)) for column in zip(*values, strict=True)]
             self._flags = [a and b for a, b in zip(flags, self._flags or flags, strict=True)]
-            made = [*vary(values[0], labels, self._constants, self._flags)]
+            made = [*row_samples.vary(values[0], labels, self._constants, self._flags)]
         yield from ((each, None) for each in made)
         late = [*_LATE, *(int(v) for v in self._constants)] if self._counters else []
         yield from ((made[i % len(made)], number) for i, number in enumerate(late) if made)
@@ -226,7 +227,8 @@ class Probe:
         if key not in self._functions:
             traced = tf.function(method, autograph=False)
             self._functions[key] = traced.get_concrete_function(*arguments)
-        return self._functions[key](*arguments)
+        with without_graph_optimization():
+            return self._functions[key](*arguments)
 
     def _observe(self, batch: Sequence[tf.Tensor], first: tf.Tensor) -> list[tf.Tensor]:
         copy = _Copy(self, self._known(batch, first))
@@ -376,13 +378,10 @@ def _kept_rows(count: int, values: Sequence[Any]) -> Iterator[np.ndarray]:
 
 def _replace_others(batch: Sequence[Any], kept: np.ndarray) -> list[Any]:
     """Replaces the rows of a batch that are not kept by those that are."""
-    result = []
-    for values in batch:
-        source = np.arange(values.shape[0])
-        others = np.setdiff1d(source, kept)
-        source[others] = kept[np.arange(len(others)) % len(kept)]
-        result.append(tf.gather(values, source))
-    return result
+    source = np.arange(batch[0].shape[0])
+    others = np.setdiff1d(source, kept)
+    source[others] = kept[np.arange(len(others)) % len(kept)]
+    return [tf.gather(values, source) for values in batch]
 
 
 def _shift(value: tf.Tensor) -> tf.Tensor:
@@ -408,20 +407,19 @@ def _move(values: tf.Tensor) -> tf.Tensor:
 
 
 def differ(one: Sequence[Any], two: Sequence[Any], rows: Any, *, finite: bool = False) -> set[int]:
-    """Returns the positions of the values in which entries of some rows differ beyond rounding."""
+    """Returns the positions of the values in which entries of some rows differ beyond rounding.
+
+    Args:
+        one: values, [rows, ...] each.
+        two: the same values, computed otherwise.
+        rows: the rows.
+        finite: ignore entries that are not finite in both, and values of other shapes.
+    """
     pairs = enumerate(zip(one, two, strict=True))
     return {i for i, (a, b) in pairs if _differs(a.numpy(), b.numpy(), rows, finite=finite)}
 
 
-def _differs(one: np.ndarray, two: np.ndarray, rows: Any, *, finite: bool = False) -> bool:
-    """Returns whether entries of some rows differ beyond rounding.
-
-    Args:
-        one: [rows, ...].
-        two: [rows, ...].
-        rows: the rows.
-        finite: ignore entries that are not finite in both, and values of other shapes.
-    """
+def _differs(one: np.ndarray, two: np.ndarray, rows: Any, *, finite: bool) -> bool:
     if one.shape != two.shape:
         return not finite
     one, two = one[rows], two[rows]
@@ -459,13 +457,15 @@ def find_dependent(
         others = []
         for read in batches[1:]:
             with contextlib.suppress(ProbeError):
-                values, _ = read_values(probe.trace, read, size or len(first[0]), least=2)
+                values, _ = read_values(
+                    probe.trace, read, size or len(first[0]), least=2, is_first=False
+                )
                 others += [values] if values[0].shape == first[0].shape else []
         return probe.depends_on_other_rows([first, *others], rows, labels=labels, dropped=dropped)
 
 
 def read_values(
-    trace: Trace, read: ReadBatch, size: int | None, *, least: int
+    trace: Trace, read: ReadBatch, size: int | None, *, least: int, is_first: bool = True
 ) -> tuple[list[tf.Tensor], list[bool]]:
     """Returns the values of a batch for the tensors of a trace, and which of them are labels.
 
@@ -474,9 +474,10 @@ def read_values(
         read: returns the batch and its mask.
         size: the number of rows; None for those that the batch has, or `least`.
         least: see `size`.
+        is_first: whether to make rows up if there is no batch.
     """
     tensors = symbolic(trace.inputs)
-    batch = read_existing(read, size or least)
+    batch = read_existing(read, size or least, trace if is_first else None)
     values = tf.nest.flatten(batch)
     keys = sorted(batch) if isinstance(batch, Mapping) else []
     labels = [key == "label" for key in keys for _ in tf.nest.flatten(batch[key])]
@@ -488,13 +489,22 @@ def read_values(
     return values, [*labels, *[False] * (len(values) - len(labels))]
 
 
-def read_existing(read_batch: ReadBatch, least: int) -> Any:
-    """Returns the rows of the first batch that exist; they repeat if it has less than `least`."""
+def read_existing(read_batch: ReadBatch, least: int, trace: Trace | None = None) -> Any:
+    """Returns the rows of the first batch that exist; they repeat if it has less than `least`.
+
+    Args:
+        read_batch: returns the batch and its mask.
+        least: the number of rows.
+        trace: whose inputs are made up if no batch can be read.
+    """
     try:
         batch, mask = read_batch()
     # ValueError: distributed data of the user cannot be read while a replica is traced.
     except (tf.errors.OpError, StopIteration, ValueError) as error:
-        raise ProbeError("there is no batch to compute it for") from error
+        if trace is None:
+            raise ProbeError("there is no batch to compute it for") from error
+        inputs = trace.inputs[0] if isinstance(trace.inputs, tuple) else trace.inputs
+        return tf.nest.map_structure(lambda x: tf.constant(row_samples.make(x, least)), inputs)
     if mask is not None:
         batch = tf.nest.map_structure(lambda x: tf.boolean_mask(x, mask > 0), batch)
     rows = tf.nest.flatten(batch)[0].shape[0]

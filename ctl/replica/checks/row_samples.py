@@ -10,9 +10,11 @@ several entries per row, such as tokens and masks, all but the first become 0.
 from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
+import tensorflow as tf
 
 _SHIFTS = 5
 _MAX_CONSTANTS = 8
+_UNKNOWN = 4  # the size of an axis that is not known
 
 
 def vary(
@@ -38,6 +40,11 @@ def vary(
             for x, label, may in pairs
         ]
     yield [np.roll(x, 1, axis=0) if label else x for x, label, _ in pairs]
+    # Of one number per row, most others above are 0.
+    yield [
+        np.ones_like(x) if label or (x.ndim == 1 and (may or x.dtype.kind == "f")) else x
+        for x, label, may in pairs
+    ]
     near = [v + d for v in sorted(constants)[:_MAX_CONSTANTS] for d in (0, 1, -1)]
     for shift in range(0, len(near), len(batch[0])):
         yield [_mix([*_near(x, near, label=label, free=may), x], shift) for x, label, may in pairs]
@@ -46,6 +53,16 @@ def vary(
 def is_flag(x: np.ndarray) -> bool:
     """Returns whether an entry has one integer per row, which is 0, 1 or -1."""
     return x.dtype.kind in "iub" and x.ndim == 1 and bool((np.abs(x.astype(int)) <= 1).all())
+
+
+def make(tensor: tf.Tensor, rows: int) -> np.ndarray:
+    """Makes rows like those of a tensor where no batch can be read; other axes may be unknown, too."""
+    shape = [rows, *(_UNKNOWN if size is None else size for size in tensor.shape[1:])]
+    draw = np.random.default_rng(0)
+    if tensor.dtype == tf.string:
+        return np.full(shape, b"")
+    values = draw.normal(size=shape) if tensor.dtype.is_floating else draw.integers(0, 2, shape)
+    return values.astype(tensor.dtype.as_numpy_dtype)
 
 
 def _candidates(x: np.ndarray, *, label: bool, free: bool) -> list[np.ndarray]:

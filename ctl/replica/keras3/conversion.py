@@ -42,19 +42,26 @@ def optimizer_of(optimizer: Any) -> Any:
 class _Following:
     """An optimizer of Keras 3 whose rate and count are those of the tf_keras optimizer."""
 
-    _ctl_converted: Any
-
     @property
     def learning_rate(self) -> Any:
-        return self._ctl_converted.learning_rate
+        return self._ctl_source.learning_rate
 
     @learning_rate.setter
     def learning_rate(self, rate: Any) -> None:
-        self._ctl_converted.learning_rate = _schedule_of(rate)
+        if "_ctl_converted" in vars(self):
+            self._ctl_source.learning_rate = _schedule_of(rate)
+        else:
+            of_keras: Any = super(_Following, type(self))
+            of_keras.learning_rate.fset(self, rate)
 
     @property
     def iterations(self) -> Any:
-        return self._ctl_converted.iterations
+        return self._ctl_source.iterations
+
+    @property
+    def _ctl_source(self) -> Any:
+        # A copy, or an object that was made from the config, was not converted.
+        return vars(self).get("_ctl_converted", super())
 
 
 def _schedule_of(rate: Any) -> Any:

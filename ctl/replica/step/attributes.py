@@ -1,6 +1,7 @@
 """The models, optimizers and variables that an object, such as a trainer, holds in its attributes."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+import logging
 from typing import Any
 
 import tensorflow as tf
@@ -14,6 +15,7 @@ from ctl.replica.arithmetic.snapshot import Assignable
 from ctl.replica.arithmetic.variables import moving_statistics, variables_of
 from ctl.replica.step import preparations
 
+_LOG = logging.getLogger("ctl")
 STATELESS = (
     "its state would come from the rows of the batch before, in training and in evaluations, so that an "
     "update would not be a function of its batch. Leave it out. To continue sequences, make the state a "
@@ -87,12 +89,6 @@ class Attributes:
         held = [v for each in self._held.values() for v in each.trainable_variables]
         return [*self.model.trainable_variables, *held] if held else self.model.trainable_variables
 
-    def frozen_variables(self) -> list[tf.Variable]:
-        """Returns the variables of the layers that are not trained."""
-        built = [model for model in self.models() if model.built]
-        trained = {id(v) for model in built for v in model.trainable_variables}
-        return [v for model in built for v in variables_of(model) if id(v) not in trained]
-
     def find_held(self, *, final: bool = False) -> bool:
         """Finds variables outside of models that the losses read; returns whether there are new ones.
 
@@ -101,24 +97,32 @@ class Attributes:
         Args:
             final: whether losses that cannot be traced now are not tried again.
         """
-        in_models = {id(v) for m in self.models() if m.built for v in variables_of(m)}
-        candidates: dict[str, list[tf.Variable]] = {}
-        values: dict[str, Any] = {}
-        for name, value in self._values():
-            variables = [v for v in trainable_variables_of(value) if id(v) not in in_models]
-            if variables and not name.startswith("_self_"):
-                candidates[name], values[name] = variables, value
-        every = {id(v): v for variables in candidates.values() for v in variables}
-        if every.keys() <= self._searched:
+        found = [
+            (name, value, trainable_variables_of(value))
+            for name, value in self._values()
+            if not name.startswith("_self_")
+        ]
+        new = {
+            id(v): v for *_, variables in found for v in variables if id(v) not in self._searched
+        }
+        if not new:  # without the variables of the models, which are many
             return False
-        read = self._find_read(list(every.values()))
+        in_models = {id(v) for m in self.models() if m.built for v in variables_of(m)}
+        outside = [v for key, v in new.items() if key not in in_models]
+        read = self._find_read(outside) if outside else []
         # A loss may need attributes that a subclass sets after the constructor.
-        self._searched |= every.keys() if final or read is not None else set()
+        self._searched |= new.keys() if final or read is not None else set()
         ids = {id(variable) for variable in read or ()}
-        for name, variables in candidates.items():
+        for name, value, variables in found:
             if any(id(v) in ids for v in variables):
-                self._held[name] = Held(values[name])
+                self._held[name] = Held(value)
                 ids -= {id(v) for v in variables}  # of an attribute that holds the same variable
+        if read:
+            _LOG.warning(
+                "The optimizer also trains what the losses read outside of the model, %s: set "
+                "trainable=False where your own code assigns the values.",
+                list_some([v.name for v in read]),
+            )
         return bool(read)
 
     def add_held(self) -> None:
@@ -221,7 +225,13 @@ class Attributes:
 
     def check_slot_variables(self) -> None:
         """Raises UsageError if the optimizer has no slot variables for a trainable variable."""
-        unknown = unknown_variables(self.optimizer, self.trained_variables())
+        trained = self.trained_variables()
+        unknown = unknown_variables(self.optimizer, trained)
+        if unknown and len(unknown) == len(trained):
+            raise UsageError(
+                f"The optimizer has slot variables of another model, and none for {list_some(unknown)}: "
+                "make an optimizer for each trainer or ctl.Step."
+            )
         if unknown:
             raise UsageError(
                 f"{list_some(unknown)} became trainable after the trainer was built, so the optimizer "

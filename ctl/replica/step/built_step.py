@@ -92,9 +92,7 @@ class BuiltStep:
         self.attributes = attributes
         self.hooks = hooks
         self.parts = parts
-        self.update = Update(
-            plan, global_step, attributes.assignable, parts, attributes.frozen_variables
-        )
+        self.update = Update(plan, global_step, attributes.assignable, parts, attributes.models)
         self.results = LoopResults(plan, self.update, attributes)
         self._function = function or self.update_model
         self._global_step = global_step

@@ -1,8 +1,10 @@
 """The inner loop of a `StandardTrainer`: its step, its data, its compiled form and its error reports."""
 
 from collections.abc import Iterator
+from concurrent import futures
 import contextlib
 import functools
+import logging
 import pkgutil
 from typing import Any
 
@@ -17,6 +19,7 @@ from ctl.replica.step.compiled_loop import compile_loop
 from ctl.replica.step.explanations import explained
 from ctl.replica.step.microbatches import first_rows, unpack
 
+_LOG = logging.getLogger("ctl")
 _MOST_READ = 16  # batches of a dataset that are read for one batch of the checks
 _FIND_ROWS = "ctl.replica.step.bad_rows:find_non_finite"  # imported for a step that is not finite
 _RESERVED = "self.{name} belongs to orbit.StandardTrainer: give your attribute another name."
@@ -45,7 +48,9 @@ class InnerLoop:
         self.pipeline = pipeline
         self.own_dataset = False
         self._trainer = trainer
-        self._checked = 0  # the last step after which the checks of the code were repeated
+        self._begun = 0  # the global step that the last loop began with
+        # The iterator of the checks over the user's dataset, the number of the batch, and the batch.
+        self._own: tuple[Any, int, Any] | None = None
         self._data_step: int | None = None  # the global step that the data iterator stands at
         self.compiled_loop = None
         if plan.xla == "loop":
@@ -77,7 +82,7 @@ class InnerLoop:
                 )
         # A subclass creates further models after this object, or between two loops.
         self.step.prepare()
-        step = int(self._trainer.global_step.numpy())
+        self._begun = step = int(self._trainer.global_step.numpy())
         has_other_chunks = self.compiled_loop is not None and self.compiled_loop.fit(steps)
         if not self.own_dataset and (self._data_step != step or has_other_chunks):
             # Orbit's `train` reads these attributes; the public setter would mark the data as the
@@ -103,12 +108,12 @@ class InnerLoop:
         """
         self._data_step = step = int(self._trainer.global_step.numpy())
         self.step.finish_loop()
-        powers = [2**i for i in range(step.bit_length()) if self._checked < 2**i <= step]
-        self._checked = step
-        # A dataset is read from its beginning, so only once; an iterator of the user may have a state.
-        if self._source is None:
-            powers = [] if self.own_dataset else [min(each, _MOST_READ - 1) for each in powers[-1:]]
+        powers = [2**i for i in range(step.bit_length()) if self._begun < 2**i <= step]
+        if self._source is None:  # a dataset is read from its beginning
+            powers = [min(each, _MOST_READ - 1) for each in powers[-1:] if self._begun < _MOST_READ]
         self.step.repeat_checks([functools.partial(self._read, each) for each in powers])
+        if step >= _MOST_READ:
+            self._own = None
         recorder = self.step.update.recorder
         report = recorder.take() if recorder else None
         if report and self.plan.options.on_non_finite != "skip":
@@ -134,7 +139,7 @@ class InnerLoop:
     def use_own_dataset(self) -> None:
         """Leaves the position in the data to the user, who has set `train_dataset`."""
         self.plan.check_own_dataset()
-        self.own_dataset = True
+        self.own_dataset, self._own = True, None
 
     def first_batch(self, part: float = 0.0) -> Any:
         """Returns a batch of the first replica, of at least four rows, and its row mask.
@@ -142,19 +147,33 @@ class InnerLoop:
         Args:
             part: how much of the epoch lies between the next batch and this one, from 0 to 1.
         """
-        trainer, source = self._trainer, self._source
+        source = self._source
         if part and source is None and (self.own_dataset or part != 0.5):
             raise StopIteration  # one more batch of a dataset must be enough
         if self.own_dataset:
-            element = unpack(next(iter(trainer.train_dataset)))
-            return first_rows(element, trainer.strategy)
+            return self._read(self._own[1] if self._own else 0)
         epoch = len(source) // self.plan.layout.global_batch_size if source else _MOST_READ
-        return self._read(int(trainer.global_step.numpy()) + int(part * epoch))
+        return self._read(int(self._trainer.global_step.numpy()) + int(part * epoch))
 
     def _read(self, step: int) -> Any:
+        if self.own_dataset:
+            with futures.ThreadPoolExecutor(1) as thread:  # in no replica, where it cannot be read
+                return thread.submit(self._read_own, step).result()
         layout = self.plan.layout
         batch_size = max(layout.global_batch_size, 4 * layout.replicas)
         return unpack(self.pipeline.first_batch(batch_size, step))
+
+    def _read_own(self, number: int) -> Any:
+        """Returns a batch of the user's dataset, which is read once, beside the training."""
+        dataset, strategy = self._trainer.train_dataset, self._trainer.strategy
+        iterator, last, batch = self._own or (iter(dataset), -1, None)
+        if iterator is dataset:  # the training would miss the batch
+            _warn_of_iterator()
+            raise StopIteration
+        for _ in range(number - last):
+            batch = next(iterator)
+        self._own = iterator, max(last, number), batch
+        return first_rows(unpack(batch), strategy)
 
     @property
     def _source(self) -> Source | None:
@@ -173,6 +192,14 @@ class InnerLoop:
             size=self.compiled_loop.size,
             indexes_only=self.plan.options.placement == "device",
         )
+
+
+@functools.cache
+def _warn_of_iterator() -> None:
+    _LOG.warning(
+        "train_dataset is an iterator, of which no batch is left for the search for losses that combine "
+        "rows: it compares only rows that it makes up. Set the dataset."
+    )
 
 
 def loop_of(trainer: Any) -> InnerLoop:

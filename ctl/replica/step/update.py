@@ -5,7 +5,7 @@ unscales, checks and clips the gradients of the global batch, decides whether to
 applies it on all replicas or on none.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 import logging
@@ -72,7 +72,7 @@ class Update:
         global_step: scalar int64, the number of consumed batches.
         assignable: returns the variables that the code of the user may assign.
         parts: what the options add to an update.
-        frozen: returns the variables of layers that are not trained.
+        models: returns the models that the owner of the step holds.
 
     Attributes:
         skipped_steps: int64 variable, the number of updates that were not applied.
@@ -91,10 +91,10 @@ class Update:
         global_step: tf.Variable,
         assignable: Callable[[], Assignable] = Assignable,
         parts: Sequence[Part] = (),
-        frozen: Callable[[], Iterable[tf.Variable]] = tuple,
+        models: Callable[[], Sequence[Any]] = tuple,
     ):
         self.parts = parts
-        self._untrained = Untrained(frozen)
+        self._untrained = Untrained(models)
         self._assignable = assignable
         self._plan = plan
         self._global_step = global_step

@@ -36,12 +36,17 @@ def run_checks(evidence: Evidence) -> Found:
 
 def check_splits(evidence: Evidence) -> Found:
     """Compares each split with one replica, and explains the first difference."""
-    differences: list[Difference] = []
-    for split, record in evidence.records.items():
-        differences += _compare(evidence, record, evidence.references[split.batch])
+    differences = compare_splits(evidence)
     if not differences:
         return NOTHING
     return rules.explain(dataclasses.replace(evidence, differences=differences))
+
+
+def compare_splits(evidence: Evidence) -> list[Difference]:
+    """Returns the differences of all splits."""
+    references = evidence.references
+    pairs = [(record, references[split.batch]) for split, record in evidence.records.items()]
+    return [each for pair in pairs for each in _compare(evidence, *pair)]
 
 
 def check_recomputation(evidence: Evidence) -> Found:

@@ -223,6 +223,10 @@ class Subject(abc.ABC):
         """
         return Calibration(tolerance_of(self.precision))
 
+    def find_narrow(self, run: SplitRun) -> str:
+        """Names code of a run in float64 that computes in fewer digits; "" if none is known."""
+        return ""
+
     def measure_tolerance(self, run: SplitRun, record: Record) -> float:
         """Returns the relative tolerance for the loop's own optimizers."""
         return tolerance_of(self.precision)

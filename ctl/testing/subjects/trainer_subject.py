@@ -15,8 +15,12 @@ from ctl.data.autograph import convert, traced
 from ctl.data.input_pipeline import InputPipeline
 from ctl.evaluator import StandardEvaluator
 from ctl.replica.arithmetic import models
+from ctl.replica.checks.random_search import place
+from ctl.replica.graphs import ops
+from ctl.replica.graphs.dataflow import ancestors
 from ctl.replica.parts.part import DEPENDS_ON_SPLIT
 from ctl.replica.step.build import seed_and_precision
+from ctl.replica.step.flops import list_graphs
 from ctl.replica.step.inner_loop import loop_of
 from ctl.replica.step.microbatches import unpack
 from ctl.replica.step.preprocessing import call_sample_weight
@@ -43,6 +47,8 @@ _FIXED: dict[str, Any] = dict(
     histogram_interval=0, prefetch=1,
     **{option: getattr(TrainerOptions, option) for option in DEPENDS_ON_SPLIT},
 )  # fmt: skip
+_DATA = ("Placeholder", "IteratorGetNext", "IteratorGetNextSync", "OptionalGetValue")
+_EXACT = ("Cast", "ConcatV2", "Const", "GatherV2", "Identity", "Reshape", "StridedSlice")
 _REPORTED_ONLY = ("loss_scale", "skipped_steps")  # outputs that need not be equal
 
 
@@ -104,6 +110,16 @@ class TrainerSubject(Subject):
         if narrow:
             return Calibration(tolerance_of("float32"), why=f"computed in float64, but {narrow}")
         return Calibration(tolerance_of(self.precision))
+
+    def find_narrow(self, run: SplitRun) -> str:
+        """Names the line of a cast to float64 of rows, or random numbers, that are computed before."""
+        assert isinstance(run, TrainerRun)
+        for graph in list_graphs(run.trainer):
+            for op in ops.with_called(graph.get_operations()):
+                if op.type == "Cast" and op.outputs[0].dtype == tf.float64 and _is_computed(op):
+                    dtype = op.inputs[0].dtype.name
+                    return f"computed in float64, but {place(op)} casts what is computed in {dtype}"
+        return ""
 
     def has_own_optimizers(self, run: SplitRun) -> bool:
         """Returns whether the trainer has more optimizers than the plain SGD of the comparison."""
@@ -227,6 +243,16 @@ def find_narrow(trainer: StandardTrainer) -> str:
         return ""
 
     return attempt(probe) or ""
+
+
+def _is_computed(cast: Any) -> bool:
+    """Returns whether a cast gets floats of fewer digits, with rounding errors, of rows or of draws."""
+    is_narrow = cast.inputs[0].dtype.is_floating and cast.inputs[0].dtype.size < 8
+    sources = [*ancestors(cast.inputs[0])] if is_narrow else []
+    return any("Random" in x.op.type for x in sources) or (
+        any(x.op.type in _DATA and x.dtype != tf.resource for x in sources)
+        and any(x.dtype.is_floating and x.op.type not in (*_DATA, *_EXACT) for x in sources)
+    )
 
 
 def compute_rows(trainer: StandardTrainer, batch_size: int, *, training: bool) -> RowValues:

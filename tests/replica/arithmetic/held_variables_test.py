@@ -170,7 +170,9 @@ def test_layers_and_modules_are_trained_and_assigned_variables_are_not(caplog):
     assert trainer.module.scale.numpy() == START - 2 * START
     assert abs(trainer.heads[0].kernel.numpy() - head).min() > 1e-3
     assert (trainer.center.numpy(), trainer.unused.numpy()) == (1.0, 0.0)
-    assert not caplog.records
+    (line,) = caplog.messages
+    assert line.startswith("The optimizer also trains what the losses read outside of the model, ")
+    assert "Variable:0" in line
 
 
 def make_step(loss, strategy=None):
@@ -198,7 +200,9 @@ def test_variable_of_a_closure_is_named_unless_the_step_holds_it(caplog):
     step = make_step(loss)
     step.scale = scale
     step(BATCH)
-    assert scale.numpy() < START and not caplog.records
+    assert scale.numpy() < START
+    (line,) = caplog.messages
+    assert "also trains" in line and "scale:0: set trainable=False" in line
 
 
 @pytest.mark.parametrize(
@@ -216,6 +220,13 @@ def test_teacher_in_a_closure_is_named_only_if_it_could_be_trained(kind, warns, 
 
     make_step(loss)(BATCH)
     assert ("teacher/kernel:0" in caplog.text) == warns
+    assert ("make it an attribute" in caplog.text) == warns
+    caplog.clear()
+    step = make_step(loss)
+    step.models.append(teacher)  # the step holds it already
+    step(BATCH)
+    assert ("train a further model by minimize" in caplog.text) == warns
+    assert "make it an attribute" not in caplog.text
 
 
 def test_variable_that_is_set_after_the_first_update_or_outside_of_the_scope_is_rejected():

@@ -144,6 +144,15 @@ def test_negative_weights_are_rejected_with_the_example(weights, place):
     assert "multiply the loss by it" in line and "\n" not in line
 
 
+def test_check_of_weights_adds_few_ops_to_a_step():
+    compute = tf.function(lambda w: loss.row_weights(w, None, tf.float32))
+    graph = compute.get_concrete_function(tf.TensorSpec([4])).graph
+    # The smallest weight, its comparison, and a branch that computes the message.
+    assert [op.type for op in graph.get_operations() if op.type not in ("Const", "Identity")] == [
+        "Placeholder", "Min", "Less", "LogicalNot", "If", "NoOp"
+    ]  # fmt: skip
+
+
 def test_negative_weights_are_not_finite_in_xla_and_weights_of_zero_are_right():
     compute = tf.function(lambda w: loss.row_weights(w, None, tf.float64), jit_compile=True)
     assert np.isnan(compute(tf.constant([1.0, -1.0]))).all()

@@ -58,6 +58,23 @@ class LeftByForward(Case):
         return tf.reduce_sum((self.outputs - tf.reduce_mean(rows, axis=0)) ** 2, axis=1)
 
 
+class NamedAsReplica(LeftByForward):
+    """A layer has the name that TensorFlow gives to the ops of the second replica."""
+
+    def build_model(self):
+        hidden = tf_keras.layers.Dense(5, activation="tanh", name="replica_1")
+        return tf_keras.Sequential([hidden, tf_keras.layers.Dense(CLASSES)])
+
+    def per_example_loss(self, batch, outputs):
+        rows = ctl.replica.all_gather(outputs)
+        return tf.reduce_sum((outputs - tf.reduce_mean(rows, axis=0)) ** 2, axis=1)
+
+
+class LeftBesideName(NamedAsReplica):
+    def per_example_loss(self, batch, outputs):
+        return LeftByForward.per_example_loss(self, batch, outputs)
+
+
 class LeftForMetric(LeftByForward):
     """No replica waits before the update, so the loss is right."""
 
@@ -124,6 +141,7 @@ class OfVariables(Case):
         (LeftByLayer, Split(2)),
         (LeftByForward, Split(2)),
         (RowsInAList, Split(2)),
+        (LeftBesideName, Split(2)),
         (LeftForMetric, Split(2)),
         (LeftForMetric, Split(1, 8, micro_batches=2)),
         (LeftForNextMicroBatch, Split(1, 8, micro_batches=2)),
@@ -166,7 +184,7 @@ class Constant(LeftByForward):
         return tf.reduce_sum(outputs**2 * tf.cast(self.scale, outputs.dtype), axis=1)
 
 
-@pytest.mark.parametrize("case", [Returned, Constant])
+@pytest.mark.parametrize("case", [Returned, Constant, NamedAsReplica])
 def test_outputs_and_constants_are_right_on_every_split(case):
     expected = running.train(case, Split(1))
     assert difference(expected, train(case, Split(2))) <= 1e-10

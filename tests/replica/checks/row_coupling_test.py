@@ -660,6 +660,91 @@ def test_losses_of_the_users_own_dataset_are_computed_too():
         trainer.train(tf.constant(1))
 
 
+class Coded(Case):
+    """A mean over rows, of codes that are 0 at first and in rows that are made up."""
+
+    features = ("x", "code")
+
+    def build_dataset(self, split, input_context):
+        return ctl.data.arrays({"x": EXAMPLES["x"], "code": np.zeros((19, 2), np.int64)})
+
+    def forward(self, batch, training):
+        return self.model(batch["x"], training=training)
+
+    def per_example_loss(self, batch, outputs):
+        codes = tf.cast(batch["code"], outputs.dtype)
+        return tf.reduce_sum(outputs**2, axis=1) * tf.reduce_mean(codes)
+
+
+def own_batches(code_of_row):
+    """Batches of 4 rows; the third one has codes."""
+    code = np.zeros((16, 2), np.int64)
+    code[8:12] = code_of_row
+    data = {"x": EXAMPLES["x"][:16], "code": code}
+    return tf.data.Dataset.from_tensor_slices(data).batch(4, drop_remainder=True)
+
+
+def test_later_batches_of_the_users_own_dataset_are_searched_each_read_once():
+    trainer = running.build(Coded, Split(2, 4))
+    dataset = own_batches([[1, 0], [2, 0], [5, 0], [3, 3]])
+    trainer.train_dataset = trainer.strategy.experimental_distribute_dataset(dataset)
+    trainer.train(tf.constant(1))
+    with pytest.raises(LateUsageError, match=r"combines rows .* \(Mean\)"):
+        trainer.train(tf.constant(1))
+    assert trainer.global_step.numpy() == 2
+    assert trainer._ctl_loop._own[1] == 2  # the number of the batch that the checks have read last
+
+
+class Largest(Case):
+    """Takes the largest output of all rows from each, which changes no loss."""
+
+    def per_example_loss(self, batch, outputs):
+        return largest(batch, outputs)
+
+
+def test_batches_of_an_iterator_are_left_to_the_training(caplog):
+    trainer = running.build(Largest, Split(2, 4))
+    data = {k: EXAMPLES[k][:8] for k in Largest.features}
+    dataset = tf.data.Dataset.from_tensor_slices(data).batch(4, drop_remainder=True)
+    trainer.train_dataset = iter(trainer.strategy.experimental_distribute_dataset(dataset))
+    trainer.train(tf.constant(2))
+    assert [line for line in caplog.messages if "train_dataset is an iterator" in line]
+
+
+@pytest.mark.parametrize("loss", ["positives", "largest"])
+def test_step_in_a_function_of_the_user_is_searched_with_rows_that_are_made_up(loss, caplog):
+    """Without a batch that can be read."""
+    strategy, losses = running.strategy(2), {"positives": positives, "largest": largest}
+    step = ctl.Step(
+        lambda: tf_keras.Sequential([layers.Dense(3)]),
+        lambda: tf_keras.optimizers.SGD(0.1),
+        losses[loss], global_batch_size=8, strategy=strategy,
+        forward=lambda batch, training: step.model(batch["x"], training=training),
+    )  # fmt: skip
+    data = {"x": EXAMPLES["x"][:16].astype(np.float32), "positive": np.zeros(16, np.float32)}
+    dataset = tf.data.Dataset.from_tensor_slices(data).batch(8, drop_remainder=True)
+    batches = iter(strategy.experimental_distribute_dataset(dataset))
+    function = tf.function(lambda batch: step(batch).loss)
+    if loss == "positives":
+        with pytest.raises(ctl.UsageError, match=r"combines rows .* \(Sum\)"):
+            function(next(batches))
+        return
+    for batch in batches:
+        function(batch)
+    unread = [line for line in caplog.messages if "cannot read the batches" in line]
+    assert len(unread) == 1 and "rows that it made up" in unread[0]
+
+
+def positives(batch, outputs):
+    weights = batch["positive"]
+    return weights * outputs[:, 0] ** 2 / tf.maximum(tf.reduce_sum(weights), 1.0)
+
+
+def largest(batch, outputs):
+    shift = tf.stop_gradient(tf.reduce_max(outputs))
+    return shift + tf.reduce_logsumexp(outputs - shift, axis=1)
+
+
 def test_step_of_one_row_per_replica_is_searched_with_the_rows_of_all():
     strategy = running.strategy(2)
     data = ctl.data.arrays({name: EXAMPLES[name] for name in ("x", "label")})
@@ -690,6 +775,26 @@ def test_losses_that_cannot_be_compared_are_accepted_with_a_warning(loss, option
 def test_layers_that_normalize_a_row_by_itself_are_accepted_if_there_is_only_one_row(name, caplog):
     trace(SEARCHED[name](), rows=1)
     assert "may combine rows" not in caplog.text
+
+
+def test_graphs_of_the_search_are_not_optimized(request):
+    """TensorFlow's optimizer prints errors about loops, which a user could not place."""
+    optimizer, seen = tf.config.optimizer, []
+    before = optimizer.get_experimental_options()
+    request.addfinalizer(lambda: optimizer.set_experimental_options(before))
+    optimizer.set_experimental_options({"disable_meta_optimizer": False})
+
+    def record(values):
+        seen.append(optimizer.get_experimental_options()["disable_meta_optimizer"])
+        return values
+
+    def loss(batch):
+        values = batch["x"][:, 0] + 0 * tf.reduce_mean(batch["x"])
+        return tf.ensure_shape(tf.py_function(record, [values], tf.float32), [ROWS])
+
+    trace(loss)
+    assert seen and all(seen)
+    assert not optimizer.get_experimental_options()["disable_meta_optimizer"]
 
 
 class Gated(Case):

@@ -116,3 +116,29 @@ def test_keras_does_not_sum_the_repeated_rows_of_a_sparse_gradient():
         keras.optimizers.Adagrad(0.1).apply_gradients([(repeated, one)])
         tf_keras.optimizers.Adagrad(0.1).apply_gradients([(repeated, two)])
     assert abs(one.numpy()[0, 0] - two.numpy()[0, 0]) > 0.01
+
+
+def test_object_that_was_converted_can_be_copied_and_made_again():
+    optimizer = keras.optimizers.SGD(0.5)
+    converted = conversion.optimizer_of(optimizer)
+    converted.learning_rate = 0.25
+    new = type(optimizer).from_config(optimizer.get_config())
+    assert float(new.learning_rate) == 0.5 and int(new.iterations) == 0
+    new.learning_rate = 0.125
+    assert float(new.learning_rate) == 0.125 and float(optimizer.learning_rate) == 0.25
+    assert float(conversion.optimizer_of(new).learning_rate) == 0.125
+
+
+def test_optimizer_of_another_model_is_named():
+    optimizer = keras.optimizers.Adam(0.1)
+    batch = {"x": np.ones((4, 3), np.float32)}
+    for is_first in (True, False):
+        model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
+        step = ctl.Step(model, optimizer, lambda b, y: y[:, 0] ** 2, global_batch_size=4)
+        if is_first:
+            step(batch)
+            continue
+        with pytest.raises(
+            ctl.UsageError, match=r"slot variables of another model.* make an optimizer"
+        ):
+            step(batch)
