@@ -73,6 +73,19 @@ class NumberInPreprocess(Case):
         return {**batch, "x": batch["x"] + tf.cast(own_number(), batch["x"].dtype)}
 
 
+class NumberInPenalty(Case):
+    def regularization_losses(self):
+        kernel = self.model.layers[0].kernel
+        return [tf.cast(own_number(), kernel.dtype) * tf.reduce_sum(kernel**2)]
+
+
+def test_number_of_the_replica_in_a_penalty_is_rejected():
+    with pytest.raises(
+        ctl.UsageError, match=r"regularization_losses uses the number of the replica"
+    ):
+        train(NumberInPenalty, Split(2, 8))
+
+
 class GatheredByTensorFlow(Case):
     """The place of a row among the gathered rows, which the user computes."""
 
