@@ -151,7 +151,7 @@ class Step:
         self.sample_weight = sample_weight or (
             lambda batch, training: preprocessing.default_sample_weight(batch)
         )
-        self.transform_gradients, self.parts = transform_gradients, list(parts)
+        self.transform_gradients, self.parts = transform_gradients, parts
         functions = {"loss_fn": ("batch", "outputs"), "forward": ("batch", "training")}
         functions |= {"sample_weight": ("batch", "training")}
         functions |= (

@@ -24,11 +24,11 @@ def open_own(parts: Sequence[Part], transform: Transform | None) -> list[Part]:
     Raises:
         UsageError: one of the parts is no `ctl.Part`, or is already in a step.
     """
-    for part in parts:
-        if not isinstance(part, Part):
+    for part in parts if isinstance(parts, list | tuple) else [parts]:
+        if not isinstance(part, Part) or part is parts:
             raise UsageError(
-                f"build_parts, or parts of ctl.Step, has {type_name(part)}: make objects of subclasses "
-                "of ctl.Part."
+                f"build_parts, or parts of ctl.Step, is or has {type_name(part)}: give a list of "
+                "objects of subclasses of ctl.Part."
             )
         if vars(part).setdefault("_ctl_is_used", False):
             raise UsageError(

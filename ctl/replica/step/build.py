@@ -236,7 +236,7 @@ def build_step(
         # in a replica context only.
         update = functools.partial(trace, updates_metrics=True)
         create_variables(lambda batch: owner.strategy.run(update, args=(batch,)), data.spec)
-    own = [*hooks.build_parts()]
+    own = hooks.build_parts()
     parts = open_parts(options, own, transform)
     attributes = Attributes(owner, find_read)
     attributes.find_held()

@@ -207,7 +207,8 @@ def returns(value):
             returns(lambda g: [tf.zeros([3], tf.float64), *g[1:]]), {},
             r"left a gradient of float64 \(3,\) for embedding.* of float64 \(6, 2\)",
         ),
-        ({"build_parts": lambda self: [Noise]}, {}, "build_parts, or parts of ctl.Step, has"),
+        ({"build_parts": lambda self: [Noise]}, {}, r"build_parts, or parts of ctl\.Step, is or has"),
+        ({"build_parts": lambda self: Noise()}, {}, "is or has .*Noise: give a list"),
         ({"build_parts": lambda self: [Noise(), Noise()]}, {}, "Noise has a state named 'noise'"),
         ({"build_parts": lambda self: [PART]}, {}, "Noise is a part of another step"),
         (
