@@ -89,6 +89,12 @@ class Store:
         options = _PARTS if has_parts and path.stat().st_size < _MOST_BYTES else {}
         self._fs.put_file(str(path), self._path(name), **options)
 
+    def size(self, name: str) -> int:
+        """Returns the size of an object in bytes."""
+        self._fs.invalidate_cache()
+        size: int = self._fs.info(self._path(name))["size"]
+        return size
+
     def download(self, name: str, path: pathlib.Path) -> bool:
         """Copies an object to a local file, completely or not at all; False if it does not exist."""
         path.parent.mkdir(parents=True, exist_ok=True)
