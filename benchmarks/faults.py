@@ -28,7 +28,7 @@ LOOPS = {
     "a name is announced before it is durable": ("io_faults --loop=names", 1),
     "a call on a file fails": ("io_faults --loop=calls", 17),
     "a signal at a call": ("io_faults --loop=signals", 13),
-    "a request to a store fails, is late, or is answered with damaged bytes": ("stores", 17),
+    "a request to a store fails, is late, or is answered with damaged bytes": ("stores", 23),
     "a file is damaged": ("damage", 7),
 }
 
