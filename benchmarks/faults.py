@@ -1,6 +1,6 @@
 """Counts the faults that a run survives: failed calls on its files, signals, requests, damaged files.
 
-    python -m benchmarks.faults                         # about ten minutes
+    python -m benchmarks.faults                         # about half an hour
     python -m benchmarks.faults --before=../before      # also in a checkout of an earlier version
 
 The tries are those of tests/support/faults. The earlier version is tried with the tests of this one:
@@ -21,14 +21,15 @@ from typing import Any
 
 from benchmarks import results
 
+SAMPLES = "each try is a run with one fault, and the same command without it"
 COUNTS = ("survived", "failed")
 # The fault -> the module that tries it and its options, and the strides of the table.
 LOOPS = {
     "a name is announced before it is durable": ("io_faults --loop=names", 1),
     "a call on a file fails": ("io_faults --loop=calls", 17),
-    "a signal at a call": ("io_faults --loop=signals", 41),
-    "a request to a store fails, is late, or is answered with damaged bytes": ("stores", 17),
-    "a file is damaged": ("damage", 13),
+    "a signal at a call": ("io_faults --loop=signals", 13),
+    "a request to a store fails, is late, or is answered with damaged bytes": ("stores", 23),
+    "a file is damaged": ("damage", 7),
 }
 
 
@@ -42,16 +43,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     trees = {"before: ": flags.before, "": results.ROOT} if flags.before else {"": results.ROOT}
     columns: list[tuple[str, int | None]] = [("fault", None)]
     columns += [(f"{which}{count}", 0) for which in trees for count in ("tries", *COUNTS)]
-    rows = []
+    table = results.Table(columns, rows := [])
     for title, (loop, stride) in LOOPS.items():
         found = [run(loop, stride, tree=tree) for tree in trees.values()]
         rows.append([title, *(each[count] for each in found for count in ("tries", *COUNTS))])
         print(rows[-1], flush=True)
-    table = results.Table(columns, rows)
+        if flags.result:
+            results.save(
+                flags.result, {"tries": table}, samples=SAMPLES, packages=["tensorflow-cpu"]
+            )
     print(results.format_table(vars(table)))
-    if flags.result:
-        samples = "each try is a run with one fault, and the same command without it"
-        results.save(flags.result, {"tries": table}, samples=samples, packages=["tensorflow-cpu"])
 
 
 def run(loop: str, stride: int, offset: int = 0, tree: pathlib.Path = results.ROOT) -> Any:

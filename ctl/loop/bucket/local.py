@@ -96,12 +96,18 @@ class LocalCopy:
         return [path for path in files if self.sent.get(self._name(path)) != signature(path)]
 
     def send(self, paths: Iterable[pathlib.Path]) -> None:
-        """Copies the changed ones of some files to the store, also if they grow meanwhile."""
+        """Copies the changed ones of some files to the store, also if they grow meanwhile.
+
+        Raises:
+            OSError: one has arrived with another size.
+        """
         for path in self.changed(paths):
-            seen = signature(path)
-            held = self.hold([path], shutil.copyfile)
-            self.store.upload(held / path.name, self._name(path))
-            self.sent[self._name(path)] = seen
+            name, seen = self._name(path), signature(path)
+            copy = self.hold([path], shutil.copyfile) / path.name
+            self.store.upload(copy, name)
+            if (arrived := self.store.size(name)) != copy.stat().st_size:
+                raise OSError(f"{name} has {arrived} bytes, not {copy.stat().st_size}")
+            self.sent[name] = seen
 
     def hold(self, paths: Iterable[pathlib.Path], copy: Callable[[Any, Any], Any]) -> pathlib.Path:
         """Returns a folder of files that do not change and are not deleted until the next call."""

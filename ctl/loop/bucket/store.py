@@ -95,6 +95,11 @@ class Store(abc.ABC):
     def download(self, name: str, path: pathlib.Path) -> bool:
         """Copies an object to a local file, completely or not at all; False if it does not exist."""
 
+    def size(self, name: str) -> int:
+        """Returns the size of an object in bytes; -1 if it does not exist."""
+        folder, _, own = name.rpartition("/")
+        return self.list(folder).get(own, -1)
+
     @abc.abstractmethod
     def remove(self, names: Iterable[str]) -> None:
         """Deletes objects, in order; those that do not exist are skipped."""
@@ -148,6 +153,12 @@ class FileSystem(Store):
             found = self._fs.find(path, detail=True)
             return {name[len(path) :].lstrip("/"): info["size"] for name, info in found.items()}
         return {}
+
+    def size(self, name: str) -> int:
+        """Asks for one file."""
+        self._fs.invalidate_cache()
+        size: int = self._fs.info(self._path(name))["size"]
+        return size
 
     def read(self, name: str) -> bytes | None:
         """Reads a file."""

@@ -95,19 +95,27 @@ def test_checkpoint_that_is_saved_again_is_copied_again(local):
 
 def test_upload_that_arrives_cut_is_not_durable_and_is_tried_again(local, monkeypatch):
     save(local, 10)
+    (local.folder / "metrics.jsonl").write_text("{}\n")
     uploader, durable = upload(local)
     original = type(local.store).upload
 
-    def cut(store, path, name):
+    def cut(end, store, path, name):
         original(store, path, name)
-        if name.endswith(".index"):
+        if name.endswith(end):
             store.write(name, b"")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(type(local.store), "upload", cut)
-        with pytest.raises(OSError, match=r"ckpt-10\.index has 0 bytes, not 2"):
-            uploader.copy()
-    assert not durable and not fetch.steps(local.store.list())
+    for end, fault in (
+        (".jsonl", r"metrics\.jsonl has 0 bytes, not 3"),
+        (".index", r"ckpt-10\.index has 0 bytes, not 2"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                type(local.store), "upload", lambda *arguments, end=end: cut(end, *arguments)
+            )
+            with pytest.raises(OSError, match=fault):
+                uploader.copy()
+        assert not durable and not fetch.steps(local.store.list())
+    assert local.store.read("metrics.jsonl") == b"{}\n"
     uploader.copy()
     assert durable == [10] and local.store.read("checkpoints/ckpt-10.index") == b"10"
 
