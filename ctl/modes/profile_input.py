@@ -62,7 +62,7 @@ class Profile:
 def profile_input(arguments: Arguments) -> int:
     """Trains for a few seconds, prints what limits the speed, and writes nothing."""
     # Before this process takes the memory of the GPUs.
-    apart = dict(measure_apart(arguments)) if has_several_gpus(arguments.config.runtime) else {}
+    apart = dict(measure_apart(arguments)) if has_several_gpus(arguments.config) else {}
     built = experiment.build(arguments.config, arguments.config_path, evaluates=False)
     if strategies.spec_of(built.hardware.strategy).coordinated:
         raise UsageError(
@@ -85,11 +85,13 @@ def profile_input(arguments: Arguments) -> int:
     return DONE
 
 
-def has_several_gpus(runtime: Any) -> bool:
-    """Whether a config of this machine's GPUs trains on several of them."""
-    gpus = runtime.devices or gpu.list_gpus()
-    spec = strategies.STRATEGIES.get(runtime.strategy)  # none for auto, which takes all
-    return bool(gpu.list_gpus()) and len(gpus) > 1 and (spec is None or spec.scope == "all")
+def has_several_gpus(config: Any) -> bool:
+    """Whether a config trains on several GPUs of this machine."""
+    gpus = gpu.list_gpus()
+    if not gpus or len(config.runtime.devices or gpus) < 2:
+        return False
+    spec = strategies.STRATEGIES.get(config.runtime.strategy)  # none for auto, which takes all
+    return spec is None or spec.scope == "all"
 
 
 def measure_apart(arguments: Arguments) -> Iterator[tuple[str, float | UsageError]]:

@@ -210,7 +210,7 @@ def sections() -> dict[str, str]:
     parts = re.split(r"^#+ (.*)\n", TEXT, flags=re.MULTILINE)[1:]
     bodies = dict(zip(parts[::2], parts[1::2], strict=True))
     bodies["KerasHub"] = bodies.pop("With your libraries")
-    del bodies["Limits"]
+    del bodies["Limits"], bodies["What ctl replaces"]
     return {name: blocks(body + "\n")[0] for name, body in bodies.items()}
 
 

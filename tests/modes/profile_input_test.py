@@ -200,8 +200,10 @@ def test_only_modes_of_several_gpus_are_timed_in_processes(
     monkeypatch, strategy, devices, gpus, expected
 ):
     monkeypatch.setattr(profile_input.gpu, "list_gpus", lambda: [None] * gpus)
-    runtime = types.SimpleNamespace(strategy=strategy, devices=devices)
-    assert profile_input.has_several_gpus(runtime) is expected
+    config = types.SimpleNamespace(
+        runtime=types.SimpleNamespace(strategy=strategy, devices=devices)
+    )
+    assert profile_input.has_several_gpus(config) is expected
 
 
 NO_KERNEL = tf.errors.InvalidArgumentError(None, None, "No kernel")
