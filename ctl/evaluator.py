@@ -33,6 +33,7 @@ from ctl.step import Step
 from ctl.trainer import StandardTrainer
 
 _LOG = logging.getLogger("ctl")
+_MOST_SEARCHED = 100  # batches, for an example that is not finite
 _FIND = "ctl.replica.step.bad_rows:find_evaluated"  # imported for a loss that is not finite
 STEPS_BETWEEN_CHECKS = 20  # after which an evaluation checks whether to stop
 
@@ -194,7 +195,12 @@ class StandardEvaluator(orbit.StandardEvaluator):
         outputs = super().evaluate(num_steps)
         if not self._own_dataset:
             _report_non_finite(
-                loop_of(self.trainer).step, outputs, pipeline, self.global_batch_size, self._split
+                loop_of(self.trainer).step,
+                outputs,
+                pipeline,
+                self.global_batch_size,
+                self._split,
+                steps=int(num_steps),
             )
         iterator, self._eval_iter = self._eval_iter, None
         # TensorFlow takes milliseconds to make an iterator. It reads ahead, and only examples in memory
@@ -293,15 +299,31 @@ class StandardEvaluator(orbit.StandardEvaluator):
 
 
 def _report_non_finite(
-    step: BuiltStep, results: Any, pipeline: InputPipeline, batch_size: int, split: str = "eval"
+    step: BuiltStep,
+    results: Any,
+    pipeline: InputPipeline,
+    batch_size: int,
+    split: str = "eval",
+    *,
+    steps: int,
 ) -> None:
-    """Prints the first example that makes the loss of an evaluation not finite."""
-    loss = results.get("loss", 0.0) if isinstance(results, Mapping) else 0.0
-    if np.isfinite(np.asarray(loss)).all():
+    """Prints the first example that makes the loss of an evaluation not finite.
+
+    Args:
+        step: computes the losses.
+        results: those of the evaluation.
+        pipeline: reads the first batches again.
+        batch_size: the number of rows of a global batch.
+        split: the split that was evaluated.
+        steps: the number of batches that were evaluated; negative for all.
+    """
+    loss = results.get("loss") if isinstance(results, Mapping) else None
+    is_number = isinstance(loss, float | np.ndarray | np.floating | tf.Tensor)
+    if not is_number or np.isfinite(np.asarray(loss)).all():  # others are the user's own
         return
     batches = pipeline.evaluation_data(split).evaluation(Layout(batch_size, 1), prefetch=0)
-    steps = pipeline.evaluation_steps(batch_size, split)
-    first = pkgutil.resolve_name(_FIND)(step, itertools.islice(batches, steps))
+    count = min(steps, _MOST_SEARCHED) if steps >= 0 else _MOST_SEARCHED
+    first = pkgutil.resolve_name(_FIND)(step, itertools.islice(batches, count))
     place = "" if first is None else f": the features or the loss of example {first} are not finite"
     _LOG.warning("The loss of the evaluation of %s is not finite%s.", split, place)
 
@@ -347,5 +369,8 @@ def evaluate(
             batches = itertools.islice(pipeline.evaluation_dataset(step.global_batch_size), steps)
     results = step.evaluate(batches, metrics or {}, weighted_metrics)
     if batches is not data:
-        _report_non_finite(step.built(), results, pipeline, step.global_batch_size)
+        with step.averaged_weights():
+            _report_non_finite(
+                step.built(), results, pipeline, step.global_batch_size, steps=steps or -1
+            )
     return {name: value.numpy().tolist() for name, value in results.items()}

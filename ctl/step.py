@@ -292,7 +292,8 @@ class Step:
     ) -> dict[str, Any]:
         """Evaluates distributed batches; `ctl.evaluate` calls it."""
         step, key = self.built(), (*metrics, *map(id, tf.nest.flatten(metrics)))
-        key = *key, *(weighted_metrics or ())
+        # As a text, because tf.nest sorts the keys of attributes.
+        key = *key, str(weighted_metrics and [*weighted_metrics])
         if key not in self._evaluations:
             with build.build_scope(self.options, self.strategy), _report_errors():
                 evaluation = Evaluation(
@@ -311,6 +312,7 @@ class Step:
 
             self._evaluations[key] = evaluation, traced(run, reduce_retracing=True), dict(metrics)
         evaluation, run_traced, _ = self._evaluations[key]
+        metric_results.weight(evaluation.metrics, weighted_metrics)  # for another trace
         evaluation.reset()
         with step.trace_scope(), name_arguments(), step.evaluating():
             for batch in batches:
@@ -334,7 +336,7 @@ class Step:
                 # like data that ended.
                 first_batch=lambda part=0.0: () if part else self._example,
                 is_default=self._is_default,
-                transform=self.transform_gradients,
+                transform=(lambda: self.transform_gradients) if self.transform_gradients else None,
             )
         build.compare_workers("data", self.strategy, self.descriptions)
         check_losses()

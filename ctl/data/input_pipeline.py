@@ -179,7 +179,8 @@ class InputPipeline:
             marked = {"seed": self._seed, "global_batch_size": global_batch_size}
             # The same elements in a structure of another type.
             text = json.dumps({**self.descriptions["train"], **marked})
-            kind = described_batch(text, functools.partial(self._read, global_batch_size))
+            kind = described_batch(text)
+            kind.read = staticmethod(functools.partial(self._read, global_batch_size))
             variant = tf.data.experimental.to_variant(batches)
             return tf.data.experimental.from_variant(variant, kind(*batches.element_spec))
 

@@ -33,15 +33,14 @@ class MaskedBatch(NamedTuple):
     row_mask: tf.Tensor | None
 
 
-@functools.cache
-def described_batch(description: str, read: Callable[[int], Any]) -> type[MaskedBatch]:
-    """Returns a type of batches for `ctl.Step`.
+@functools.lru_cache(maxsize=4)  # a type holds the data that it reads
+def described_batch(description: str) -> Any:
+    """Returns a type of batches for `ctl.Step`, which has the description of their data.
 
-    It has the description of their data, and a function of a step that reads its global batch again and
-    returns it with the indexes of the examples.
+    Its `read` is a function of a step that reads its global batch again, and returns it with the indexes
+    of the examples.
     """
-    attributes = {"description": description, "read": staticmethod(read)}
-    return type("DescribedBatch", (MaskedBatch,), attributes)
+    return type("DescribedBatch", (MaskedBatch,), {"description": description, "read": None})
 
 
 class Source(abc.ABC):

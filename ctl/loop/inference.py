@@ -77,7 +77,7 @@ def restore_trainer(
         except DamagedCheckpoint as error:
             raise UsageError(f"{path} cannot be read ({error}): name another checkpoint.") from None
     if average:
-        loop_of(trainer).step.exchange()
+        loop_of(trainer).step.finish()
     return trainer
 
 

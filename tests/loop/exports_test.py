@@ -113,7 +113,10 @@ def test_exported_model_computes_what_the_evaluator_computed(tmp_path):
     np.save(tmp_path / "images.npy", IMAGES)
     path, trainer = train(tmp_path / "checkpoints", replicas=2)
     ctl.StandardEvaluator(trainer, global_batch_size=7).evaluate(tf.constant(-1))
-    version = write_version(restore(path, trainer), tmp_path / "export", {})
+    restored = restore(path, trainer)
+    ctl.StandardEvaluator(restored, global_batch_size=7).evaluate(tf.constant(-1))
+    np.testing.assert_allclose(EVALUATED[-1], EVALUATED[-2], rtol=0, atol=1e-6)  # averages, too
+    version = write_version(restored, tmp_path / "export", {})
     child.run(["-c", READER, str(tmp_path), str(version)], fork=True).check_returncode()
     read = np.load(tmp_path / "outputs.npz")
     assert np.abs(EVALUATED[-1]).max() > 0.05

@@ -63,7 +63,7 @@ class Store(abc.ABC):
 
     def __init__(self, url: str):
         self.url = url.rstrip("/")
-        self.connect()
+        self.retry(self.connect)
 
     def connect(self) -> None:  # noqa: B027
         """Makes a new client, which reads the credentials again."""
@@ -111,8 +111,11 @@ class Store(abc.ABC):
             UsageError: the URL or the permissions are wrong.
             Failure: the store does not answer.
         """
+        is_lost = False
         for delay in (*_DELAYS, 0.0):
             try:
+                if is_lost:
+                    self.connect()
                 return call(*arguments)
             except (UsageError, Failure):
                 raise
@@ -129,7 +132,7 @@ class Store(abc.ABC):
                     ) from None
                 print_line(f"{self.url}: {reason}; trying again in {delay:.0f} s.")
                 time.sleep(delay)
-                self.connect()
+                is_lost = True
         raise AssertionError
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from concurrent import futures
+import contextlib
 import dataclasses
 import functools
 import json
@@ -117,7 +118,8 @@ class Uploader:
                 delay = 1.0 if sent != self.local.sent else delay
                 time.sleep(delay) if ends else self._ending.wait(delay)
                 delay = min(2 * delay, _MOST_DELAY)
-                self._store.connect()
+                with contextlib.suppress(Exception):  # the next request fails, and is reported
+                    self._store.connect()
 
     def _report(self, error: Exception) -> None:
         self._failing = one_line(error)

@@ -282,15 +282,19 @@ def check_regularization(
         The losses that depend on the rows.
     """
     rows = [tensor for tensor in rows if tensor is not None]
+    dependent = [loss for loss in losses if dataflow.depends_on(loss, rows)]
+    # ctl's own numbers of rows contain that of the replica.
+    of_rows = {id(loss) for loss in dependent}
     replicas = tf.distribute.get_replica_context().num_replicas_in_sync
     for loss in losses:
+        if id(loss) in of_rows:
+            continue
         names = [x.op.name for x in dataflow.ancestors(loss) if x.op.type == "Const"]
         if replicas > 1 and any("replica_id_in_sync_group" in name for name in names):
             raise UsageError(
                 f'The loss "{loss.op.name}" of add_loss or regularization_losses uses the number of the '
                 "replica, but must be the same on all replicas: leave the number out."
             )
-    dependent = [loss for loss in losses if dataflow.depends_on(loss, rows)]
     for loss in dependent:
         if not (equal and _ACTIVITY.search(loss.op.name)):
             raise UsageError(

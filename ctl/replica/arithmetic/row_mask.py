@@ -113,8 +113,14 @@ def of_update(name: str) -> Iterator[None]:
     Args:
         name: identifies the part of the step, by which its draws are keyed.
     """
+    outer = _enclosing()
+    if (
+        outer is None
+    ):  # in a step that ctl does not run, whose number is not known: draws are errors
+        yield
+        return
     rows = dataclasses.replace(
-        _enclosing() or Rows(), row_mask=None, first_row=0, count=None, calls={}, update=name,
+        outer, row_mask=None, first_row=0, count=None, calls={}, update=name,
         isolated="but an update has no rows: do it in the forward pass.",
     )  # fmt: skip
     graph: Any = tf.compat.v1.get_default_graph()

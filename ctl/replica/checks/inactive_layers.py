@@ -13,7 +13,7 @@ from ctl.errors import list_some
 from ctl.replica.arithmetic import models, row_mask
 from ctl.replica.arithmetic.row_mask import Rows
 from ctl.replica.arithmetic.trace import Trace
-from ctl.replica.arithmetic.variables import moving_statistics
+from ctl.replica.arithmetic.variables import moving_statistics, variables_of
 from ctl.replica.graphs.assignments import find_assignments
 from ctl.replica.step.microbatches import row_count
 from ctl.replica.step.observers import Observer
@@ -78,7 +78,7 @@ def _layers(model: Any, operations: Sequence[Any], rows: Rows) -> Iterator[tuple
             yield layer.name, stream.identity in rows.calls
         elif layer.trainable:
             ids = moving_statistics(layer) | {id(v) for v in layer._non_trainable_weights}
-            variables = [v for v in layer.variables if id(v) in ids]
+            variables = [v for v in variables_of(layer) if id(v) in ids]  # no vocabularies
             handles = {id(p.handle) for v in variables for p in getattr(v, "values", (v,))}
             if handles:
                 yield layer.name, bool(handles & assigned)

@@ -64,6 +64,8 @@ def _counts_padding(update: MetricUpdate) -> bool:
     # The outputs may depend on the mask, such as by batch normalization, with or without padding.
     outputs = {id(x) for x in symbolic(update.outputs)}
     uses_mask = any(x is update.row_mask for x in ancestors(*values, stop=outputs))
+    # An output without an axis of rows is what forward made of its rows, with or without the mask.
+    values = [x for x in values if x.shape.rank != 0 or id(x) not in outputs]
     return not uses_mask and any(map(depends_on_batch, values))
 
 

@@ -61,6 +61,8 @@ class ReplicaCount(Observer):
 
         with tf.init_scope(), futures.ThreadPoolExecutor(1) as thread:  # in no strategy
             one, two = (thread.submit(trace, replicas + i).result() for i in range(2))
+        if len(one[0]) != len(two[0]):  # one of them cannot be traced, or reads other replicas
+            return
         difference = loss_trace.compare(*one, *two)
         if difference is not None:
             first, second = difference.values

@@ -27,8 +27,15 @@ def add_loss(original: Any, layer: Any, losses: Any, **kwargs: Any) -> None:
         for function in layer._callable_losses[-len(functions) :]:
             function.ctl_in_call = True
     else:
-        kept = [each for each in layer._callable_losses if not hasattr(each, "ctl_in_call")]
-        layer._callable_losses[:] = kept
+        # tf_keras holds functools.partial(_tag_callable, function). Those of a functional model that was
+        # made before `add_loss` was replaced have no mark, but the code of the function.
+        codes = {function.__code__ for function in functions if hasattr(function, "__code__")}
+        layer._callable_losses[:] = [
+            each
+            for each in layer._callable_losses
+            if not hasattr(each, "ctl_in_call")
+            and getattr(each.args[0], "__code__", None) not in codes
+        ]
         # As tf_keras does, because penalties are unstable in 16 bits.
         with autocast_variable.enable_auto_cast_variables(None):
             losses = [loss() if callable(loss) else loss for loss in losses]

@@ -14,7 +14,7 @@ from ctl.replica.parts.part import GlobalUpdate, Part
 Transform = Callable[[list[Gradient], list[tf.Variable]], Sequence[Gradient]]
 
 
-def open_own(parts: Sequence[Part], transform: Transform | None) -> list[Part]:
+def open_own(parts: Sequence[Part], transform: Callable[[], Transform] | None) -> list[Part]:
     """Returns the parts of a user as the step calls them.
 
     Args:
@@ -30,26 +30,30 @@ def open_own(parts: Sequence[Part], transform: Transform | None) -> list[Part]:
                 f"build_parts, or parts of ctl.Step, is or has {type_name(part)}: give a list of "
                 "objects of subclasses of ctl.Part."
             )
-        if vars(part).setdefault("_ctl_is_used", False):
+        if getattr(part, "_ctl_is_used", False) or sum(each is part for each in parts) > 1:
             raise UsageError(
-                f"{type(part).__name__} is a part of another step, too: make a new object for each step."
+                f"{type(part).__name__} is a part of another step, or twice in one: make a new object "
+                "for each."
             )
-        part._ctl_is_used = True  # type: ignore[attr-defined]
     own = [*parts, *([Transformation(transform)] if transform else ())]
     return [RowsOfSparse(), *own, Checked(own)]
 
 
 class Transformation(Part):
-    """Calls `transform_gradients`."""
+    """Calls `transform_gradients`, which is read in each trace.
+
+    Args:
+        read: returns the function.
+    """
 
     name = "transform_gradients"
 
-    def __init__(self, transform: Transform):
-        self._transform = transform
+    def __init__(self, read: Callable[[], Transform]):
+        self._read = read
 
     def before(self, update: GlobalUpdate) -> None:
         """Replaces the gradients by what the user returns."""
-        new = convert(self._transform)([*update.gradients], [*update.variables])
+        new = convert(self._read())([*update.gradients], [*update.variables])
         if not isinstance(new, list | tuple):
             raise UsageError(
                 f"transform_gradients returned {type_name(new)}, but must return a list of gradients."
@@ -84,10 +88,13 @@ class Checked(Part):
         self._names = ", ".join(
             "transform_gradients" if n == "Transformation" else n for n in names
         )
-        self._is_traced = False
+        self._parts = parts
+        self._is_traced = self._has_ended = False
 
     def create(self, plan: Any, model: tf_keras.Model) -> None:
         """Reads which option makes sparse gradients dense."""
+        for part in self._parts:
+            part._ctl_is_used = True  # type: ignore[attr-defined]
         self._is_dense = bool(plan.options.logical_shards)
 
     def before(self, update: GlobalUpdate) -> None:
@@ -103,11 +110,20 @@ class Checked(Part):
             for gradient, variable in zip(update.gradients, update.variables, strict=True)
         ]
 
+    def end_step(self, optimizer: Any, applied: Any) -> None:
+        """Notes that ctl runs the step."""
+        self._has_ended = True
+
     def check(self, models: Mapping[str, tf_keras.Model], trained: Collection[tf.Variable]) -> None:
         """Raises UsageError if the step has no update."""
         if not self._is_traced:
             raise UsageError(
                 f"{self._names} has no effect, because the step never calls self.minimize: remove it."
+            )
+        if not self._has_ended:
+            raise UsageError(
+                f"{self._names} requires ctl's own step, which this train_step does not call: call "
+                "super().train_step, or override replica_step instead."
             )
 
     def describe(self, models: Collection[tf_keras.Model], replicas: int) -> dict[str, str]:

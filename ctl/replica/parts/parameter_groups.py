@@ -331,7 +331,8 @@ class _Scaled(tf_keras.optimizers.Optimizer):
         """Does nothing: `update_step` decays the variable just before its update instead."""
 
     def update_step(self, gradient: Any, variable: tf.Variable) -> None:
-        self._ctl_scale = self._ctl_scales.get(self._var_key(variable))
+        # A copy that was made from the config has none.
+        self._ctl_scale = vars(self).get("_ctl_scales", {}).get(self._var_key(variable))
         try:
             # The base class decays all variables with one rate.
             if self.weight_decay is not None and self._use_weight_decay(variable):

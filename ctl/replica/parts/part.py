@@ -223,7 +223,7 @@ def open_parts(
     Args:
         options: the trainer's options.
         own: what `build_parts` returned, or the argument of `ctl.Step`.
-        transform: `transform_gradients`, if there is one.
+        transform: returns `transform_gradients`; None if there is none.
     """
     names = dict.fromkeys(name for option, name in PARTS.items() if getattr(options, option))
     parts: list[Part] = _load("own:open_own")(own, transform) if own or transform else []

@@ -90,6 +90,8 @@ def build_trainer(trainer: Any, optimizer: Any, base: Any) -> InnerLoop:
             examples_per_epoch=pipeline.examples_per_epoch(),
         )
         own_replica_step = type(trainer).replica_step is not base.replica_step
+        of_class = type(trainer).transform_gradients is not base.transform_gradients
+        has_transform = of_class or "transform_gradients" in vars(trainer)
         step, check_losses = build_step(
             trainer,
             dataclasses.replace(options, optimizer_groups=groups),
@@ -102,9 +104,7 @@ def build_trainer(trainer: Any, optimizer: Any, base: Any) -> InnerLoop:
             # The constructor of a subclass may still create the models that a pattern matches.
             complete=type(trainer).__init__ is base.__init__,
             source=optimizer,
-            transform=None
-            if type(trainer).transform_gradients is base.transform_gradients
-            else trainer.transform_gradients,
+            transform=(lambda: trainer.transform_gradients) if has_transform else None,
             own_replica_step=own_replica_step,
             own_train_step=type(trainer).train_step is not base.train_step,
             has_loss=type(trainer).per_example_loss is not base.per_example_loss,
@@ -145,7 +145,7 @@ def build_step(
         is_default: whether `hooks.forward` is ctl's own.
         complete: whether the owner will have no further models.
         source: makes the optimizers of the config's groups, if it is a `FromConfig`.
-        transform: the user's `transform_gradients`, if there is one.
+        transform: returns the user's `transform_gradients`; None if there is none.
         **overrides: which methods of the trainer are overridden, as for `make_plan`.
 
     Returns:
@@ -259,6 +259,7 @@ def build_step(
         first_batch=first_batch,
         parts=parts,
     )
+    step.transforms = transform is not None
     owner.skipped_steps = step.update.skipped_steps
     compare_workers("models", owner.strategy, attributes.state())
     loss_owner = type(owner) if hooks is owner else hooks.per_example_loss

@@ -99,6 +99,7 @@ class BuiltStep:
         self.first_batch = first_batch
         self.checks_copies = plan.layout.replicas > 1
         self.is_unfinished = self._is_evaluating = False
+        self.transforms = False  # whether the user has a transform_gradients
         self.repeated: list[Callable[[Sequence[Callable[[], Any]]], object]] = []
         # What the trace depends on. Tuples, because the models in lists are searched for further models.
         self._layers: tuple[Any, ...] = ()
@@ -376,6 +377,11 @@ class BuiltStep:
                 "The model was replaced after a step, but the optimizer has slot variables for the "
                 "first one: assign weights (set_weights), or make a new trainer or ctl.Step."
             )
+        if vars(owner).get("transform_gradients") and not self.transforms:
+            raise UsageError(
+                "transform_gradients was set after the step was built: make a new trainer or ctl.Step "
+                "with it."
+            )
         schedule = tf_keras.optimizers.schedules.LearningRateSchedule
         is_schedule = isinstance(getattr(optimizer, "_learning_rate", None), schedule)
         if is_schedule and not hasattr(optimizer, "_current_learning_rate"):
@@ -427,6 +433,11 @@ class BuiltStep:
         finally:
             self.exchange()
             self._is_evaluating = False
+
+    def finish(self) -> None:
+        """Sets the weights that are evaluated, for models that are not trained or saved any more."""
+        self.exchange()
+        self._is_evaluating = True
 
     def exchange(self) -> None:
         """Exchanges the weights with those that are evaluated."""

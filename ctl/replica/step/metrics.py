@@ -4,7 +4,7 @@ A metric is a function of the evaluated rows alone if its variables are sums ove
 sums its own rows, and tf.distribute sums the replicas when the result is read.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import contextlib
 import functools
 import inspect
@@ -75,8 +75,16 @@ def prepare(
                 "each variable v."
             )
         _wrap_update(metric, name)
-        metric._ctl_weighted = None if weighted is None else name in weighted
+    weight(metrics, weighted)
     return metrics
+
+
+def weight(
+    metrics: Mapping[str, tf_keras.metrics.Metric], weighted: Collection[str] | None
+) -> None:
+    """Notes which metrics get the weights of the loss; None if the user has not chosen."""
+    for name, metric in metrics.items():
+        metric._ctl_weighted = None if weighted is None else name in weighted
 
 
 def check_names(metrics: Iterable[str], plan: Plan) -> None:

@@ -92,6 +92,19 @@ def test_error_that_may_pass_is_tried_again_and_a_wrong_name_is_not(store, monke
         store.retry(always, PermissionError("403"))
 
 
+def test_error_of_a_new_connection_is_tried_again_too(store, monkeypatch):
+    errors = [OSError("connect"), OSError("call")]
+
+    def fail():
+        if errors:
+            raise errors.pop()
+
+    monkeypatch.setattr(stores, "_DELAYS", (0.001, 0.001))
+    monkeypatch.setattr(store, "connect", fail)
+    store.retry(fail)
+    assert not errors
+
+
 class Shelf(ctl.Store, scheme="shelf"):
     """A store of your own: what a run needs of it are these methods."""
 

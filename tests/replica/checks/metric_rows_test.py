@@ -241,5 +241,13 @@ def test_step_weights_the_metrics_of_training_and_evaluation_by_name():
     for results in (step.results(), evaluated):
         assert float(results["mae"]) == pytest.approx(WEIGHTED, abs=1e-12)
         assert float(results["plain"]) == pytest.approx(PLAIN, abs=1e-12)
+    # The same objects with another choice, and the first choice for batches with padding.
+    assert ctl.evaluate(step, source, of_evaluation)["mae"] == pytest.approx(PLAIN, abs=1e-12)
+    short = ctl.data.arrays({name: values[:-1] for name, values in TOKENS.items()})
+    with strategy.scope():
+        new = {name: m(dtype="float64") for name, m in make.items()}
+    found = [ctl.evaluate(step, short, m, weighted_metrics=["mae"]) for m in (of_evaluation, new)]
+    assert found[0] == pytest.approx(found[1], abs=1e-12)
+    assert found[0]["mae"] != pytest.approx(found[0]["plain"], abs=1e-3)
     with pytest.raises(ctl.UsageError, match="weighted_metrics names 'mea'"):
         ctl.evaluate(step, source, of_evaluation, weighted_metrics=["mea"])

@@ -827,7 +827,13 @@ class PenaltyOfPairs(Case):
 
 
 class PenaltyOfRows(PenaltyOfPairs):
+    """The rows that are dropped are known by the number of the replica."""
+
     start, penalty = "glorot_uniform", tf_keras.regularizers.L2(0.1)
+
+    def build_model(self):
+        model = super().build_model()
+        return tf_keras.Sequential([layers.Dropout(0.5), *model.layers])
 
 
 class Scarce(Case):

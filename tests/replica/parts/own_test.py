@@ -163,6 +163,18 @@ def test_step_of_an_own_loop_has_parts_and_the_method():
             step(next(batches))
         results.append([*step.model.get_weights(), step.state()["noise"].numpy()])
     assert difference(*results) < 1e-12 and results[0][-1] == 3
+    before = step.model.get_weights()
+    step.transform_gradients = lambda gradients, variables: [tf.zeros_like(g) for g in gradients]
+    step(next(batches))
+    assert difference(before, step.model.get_weights()) == 0
+
+
+def test_method_that_is_set_after_the_step_was_built_is_one_line():
+    trainer = make(1, 8, cls=reference_model.ReferenceTrainer)
+    trainer.train(tf.constant(1))
+    trainer.transform_gradients = lambda gradients, variables: gradients
+    with pytest.raises(UsageError, match="was set after the step was built: make a new"):
+        trainer.train(tf.constant(1))
 
 
 class OnlyDense(ctl.Part):
@@ -194,6 +206,17 @@ def test_part_sees_one_kind_of_gradient_whatever_an_option_makes_of_it(part):
     assert difference(one.model.get_weights(), other.model.get_weights()) < 1e-12
 
 
+class Drawing(ctl.Part):
+    def before(self, update):
+        update.gradients = [add_noise(gradient) for gradient in update.gradients]
+
+
+def own_train_step(self, iterator):
+    batch, _ = next(iterator)
+    self.strategy.run(self.replica_step, args=(batch,))
+    self.global_step.assign_add(1)
+
+
 def returns(value):
     return {"transform_gradients": lambda self, gradients, variables: value(gradients)}
 
@@ -218,6 +241,14 @@ def returns(value):
         (
             {**returns(lambda g: g), "replica_step": lambda s, b: tf.constant(0.0, tf.float64)}, {},
             "transform_gradients has no effect, because the step never calls self.minimize",
+        ),
+        (
+            {**returns(lambda g: g), "train_step": own_train_step}, {},
+            "transform_gradients requires ctl's own step, which this train_step does not call",
+        ),
+        (
+            {"build_parts": lambda self: [Drawing()], "train_step": own_train_step}, {},
+            "normal.* outside of a step",
         ),
     ],
 )  # fmt: skip

@@ -137,3 +137,21 @@ def test_evaluator_names_the_example(caplog):
     evaluator = ctl.StandardEvaluator(one_batch.make(Logarithmic, 8, 1), global_batch_size=6)
     assert np.isnan(float(evaluator.evaluate(tf.constant(-1))["loss"]))
     assert f"the features or the loss of example {BAD} are not finite" in caplog.text
+
+
+class Endless(Logarithmic):
+    def build_dataset(self, split, input_context):
+        return super().build_dataset(split, input_context).repeat()
+
+
+class OwnResults(ctl.StandardEvaluator):
+    def eval_end(self):
+        return {"loss": {"first": 1.0}}
+
+
+def test_endless_data_and_results_of_the_user_are_evaluated(caplog):
+    evaluator = ctl.StandardEvaluator(one_batch.make(Endless, 8, 1), global_batch_size=6)
+    assert np.isnan(float(evaluator.evaluate(tf.constant(9))["loss"]))
+    assert f"example {BAD} " in caplog.text
+    evaluator = OwnResults(one_batch.make(Logarithmic, 8, 1), global_batch_size=6)
+    assert evaluator.evaluate(tf.constant(1)) == {"loss": {"first": 1.0}}
