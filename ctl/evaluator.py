@@ -164,9 +164,9 @@ class StandardEvaluator(orbit.StandardEvaluator):
 
         def find_indexes() -> range | None:
             examples = int(self._sums.examples.numpy())
-            # Some of the replicas may have counted their rows of the batch that failed.
-            start = examples - examples % self.global_batch_size
-            indexes = range(start, start + self.global_batch_size)
+            # The replicas, or some of them, may have counted their rows of the batch that failed.
+            end = examples - examples % self.global_batch_size + self.global_batch_size
+            indexes = range(max(0, end - 2 * self.global_batch_size), end)
             return None if self._own_dataset else indexes
 
         with (
