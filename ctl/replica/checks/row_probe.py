@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ctl.hardware.quiet import hold_back_stderr
 from ctl.private.tensorflow import resource_variable_ops
 from ctl.replica.arithmetic.trace import GlobalValue, Trace, symbolic
 from ctl.replica.checks import row_samples
@@ -286,7 +287,8 @@ class Probe:
         if key not in self._functions:
             traced = tf.function(method, autograph=False)
             self._functions[key] = traced.get_concrete_function(*arguments)
-        with without_graph_optimization():
+        # TensorFlow logs each error, such as of rows that are made up.
+        with without_graph_optimization(), hold_back_stderr(*FAILURES):
             return self._functions[key](*arguments)
 
     def _observe(self, batch: Sequence[tf.Tensor], first: tf.Tensor) -> list[tf.Tensor]:

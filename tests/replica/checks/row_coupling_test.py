@@ -1,5 +1,6 @@
 """Losses of a row that depend on other rows of its replica are rejected, and no others."""
 
+import os
 import types
 
 import numpy as np
@@ -796,6 +797,25 @@ def test_graphs_of_the_search_are_not_optimized(request):
     trace(loss)
     assert seen and all(seen)
     assert not optimizer.get_experimental_options()["disable_meta_optimizer"]
+
+
+def test_errors_of_rows_that_are_made_up_are_not_printed(capfd, monkeypatch):
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+    failed = []
+
+    def check(x):
+        os.write(2, b"a line of TensorFlow\n")
+        if not x.numpy().any(axis=1).all():
+            failed.append(x)
+            raise ValueError("a row is 0")
+        return x
+
+    def loss(batch):
+        x = tf.ensure_shape(tf.py_function(check, [batch["x"]], tf.float32), [ROWS, FEATURES])
+        return by_row(x)
+
+    trace(loss)
+    assert failed and capfd.readouterr().err == ""
 
 
 class Gated(Case):
