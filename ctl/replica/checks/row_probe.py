@@ -189,13 +189,14 @@ class Probe:
         fixed = self.observe(batch)
         for sample, number in [(batch, None), *self._samples(batch, (), labels)]:
             with contextlib.suppress(*FAILURES):
+                self._set_counters(number)
+                # Those of all rows are the scale: others may be nothing but rounding.
+                every = self._call(self._gradients, sample, fixed, np.isin(rows, rows))
                 for kept in (rows[::2], rows[1::2]):
                     mixed = [combine(*pair, kept) for pair in zip(sample, earlier, strict=True)]
-                    self._set_counters(number)
-                    # Those of all rows are the scale: others may be nothing but rounding.
-                    every, one, two = (
-                        self._call(self._gradients, x, fixed, np.isin(rows, keep))
-                        for x, keep in ((sample, rows), (sample, kept), (mixed, kept))
+                    one, two = (
+                        self._call(self._gradients, x, fixed, np.isin(rows, kept))
+                        for x in (sample, mixed)
                     )
                     one, two = (tf.concat([x, every], axis=0) for x in (one, two))
                     if differ([one], [two], ..., finite=True):
