@@ -44,10 +44,13 @@ def hide_absl_messages() -> None:
 
 
 @contextlib.contextmanager
-def hold_back_stderr() -> Iterator[None]:
+def hold_back_stderr(*expected: type[BaseException]) -> Iterator[None]:
     """Hides what is written to standard error in the block; prints it if the block raises.
 
     With TF_CPP_MIN_LOG_LEVEL=0 in the environment nothing is hidden.
+
+    Args:
+        *expected: exceptions after which nothing is printed either.
     """
     if os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0":
         yield
@@ -59,6 +62,8 @@ def hold_back_stderr() -> Iterator[None]:
         os.dup2(log.fileno(), 2)
         try:
             yield
+        except expected:
+            raise
         except BaseException:
             log.seek(0)
             os.write(stderr, log.read())

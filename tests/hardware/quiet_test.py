@@ -34,6 +34,14 @@ def test_output_of_a_block_that_fails_is_printed(capfd):
     assert capfd.readouterr().err == "inside\nafter\n"
 
 
+def test_output_of_a_block_that_fails_as_expected_is_hidden(capfd):
+    with pytest.raises(LookupError), hold_back_stderr(LookupError):
+        write("inside\n")
+        raise KeyError
+    write("after\n")
+    assert capfd.readouterr().err == "after\n"
+
+
 def test_the_lowest_log_level_prints_everything(monkeypatch, capfd):
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
     with hold_back_stderr():

@@ -58,6 +58,10 @@ _NUMBERS = ("Cast", "Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "No
 _PENALTY_FIX = "return the penalty of each row from forward, and add it in per_example_loss"
 _OUTPUTS = "outputs"  # what is computed from variables
 _REDUCTIONS = ("All", "Any", "EuclideanNorm", "Max", "Mean", "Min", "Prod", "Sum")
+# What may hide a reduction in all batches.
+_BOUNDS = (
+    "Greater", "GreaterEqual", "Less", "LessEqual", "Maximum", "Minimum", "Relu", "Relu6",
+)  # fmt: skip
 _PARTS = (0.25, 0.5, 0.75, 0.99)  # of the epoch, whose batches are read besides the next one
 _ROWS = 4  # of a micro-batch, if the step is traced again
 Compute = Callable[[Any], Any]
@@ -121,15 +125,17 @@ def search(
     numbers = symbolic([rows.first_row, rows.step])
     first = {id(x): np.zeros([], x.dtype.as_numpy_dtype) for x in numbers}
     trace.positions.extend(symbolic([rows.first_row]))
-    found = _Search(trace, replicas, rows.micro_batches, batches, rows.allow_unkeyed, first)
+    context: Any = tf.distribute.get_replica_context()
+    number = int(tf.get_static_value(context.replica_id_in_sync_group) or 0)
+    found = _Search(trace, replicas, rows.micro_batches, batches, rows.allow_unkeyed, first, number)
     # The graph keeps the searches, because it also keeps their tensors.
     earlier = getattr(rows.graph, "_ctl_searches", ())
     rows.graph._ctl_searches = [*earlier, found]
     if earlier:  # another replica of this process, in the same graph
-        difference, number = loss_trace.compare_replicas(earlier[0].trace, trace, len(earlier))
+        difference, own = loss_trace.compare_replicas(earlier[0].trace, trace, len(earlier))
         _check_equal(difference, "replicas")
-        if number is not None:
-            found.check_number(earlier[0], number)
+        if own is not None:
+            found.check_number(earlier[0], own)
         return []
     try:
         found.run()
@@ -260,6 +266,7 @@ class _Search:
         batches: as for `search`.
         allow_unkeyed: whether numbers may be drawn for the place of a row in its replica.
         first: the id of a tensor of the trace -> its value in the first step.
+        number: the number of the replica.
         again: as the result of `search`.
     """
 
@@ -269,6 +276,7 @@ class _Search:
     batches: Sequence[ReadBatch]
     allow_unkeyed: bool
     first: Mapping[int, Any] = dataclasses.field(default_factory=dict)
+    number: int = 0
     again: list[Again] = dataclasses.field(default_factory=list)
 
     def run(self) -> None:
@@ -380,7 +388,9 @@ class _Search:
                     raise UsageError(loss.OTHER_COUNT.format(*error.counts)) from error
                 raise
             if not losses:
-                return False
+                values = [value for value, _ in suspects]
+                probe = probes[tuple(map(id, values))]
+                return self._check_gradients(flow, probe, values, batches, micro_batches)
             # The first suspect may be harmless: what it computes shows that.
             known = flow
             with contextlib.suppress(ProbeError):
@@ -407,6 +417,36 @@ class _Search:
                 (probe,) = probes.values()
                 self._warn_of_reductions(update, flow, probe, [x for x, _ in suspects], count)
 
+    def _check_gradients(
+        self,
+        flow: RowFlow,
+        probe: Probe,
+        values: Sequence[tf.Tensor],
+        batches: Sequence[ReadBatch],
+        micro_batches: int,
+    ) -> bool:
+        """Rejects losses whose gradients depend on other rows; returns whether they do.
+
+        Only where tf.stop_gradient gets what combines rows: the gradients could be others than the
+        losses show, and take longer to compute.
+        """
+        for tensor in ancestors(*values):
+            state = flow.state(tensor)
+            stops = any(x.type == "StopGradient" for x in ops.with_called([tensor.op]))
+            if not stops or not isinstance(state, Mixed):
+                continue
+            depend = False
+            with contextlib.suppress(ProbeError, *FAILURES), tf.init_scope():
+                depend = probe.gradients_depend_on_other_rows(*self.read(batches[0]))
+            if depend:
+                use = (
+                    f"combines rows of the same replica or micro-batch ({state.op.type}), as seen in "
+                    "the gradients beside tf.stop_gradient"
+                )
+                self._reject(state.op, use, _FIX, split=self.replicas * micro_batches > 1)
+            return depend
+        return False
+
     def _reject(self, op: Any, use: str, fix: str, *, split: bool) -> None:
         line = (
             f"{random_search.place(op)} {use}, so the loss of a row depends on how the batch is "
@@ -424,14 +464,21 @@ class _Search:
             other: the search of the other replica.
             op: the op that makes a number of this replica which is no position of ctl.
         """
-        results = []
+        results: list[Any] = []
+        distinct: list[Any] = []
         for each in (other, self):
             update = each.trace.updates[0]
             values = [*update.micro_batches[0].losses, *update.inputs]
             probe = Probe(values, each.trace, each.first, update.aliases)
             with contextlib.suppress(ProbeError, *FAILURES), tf.init_scope():
-                results.append(probe.compute(each.read(self.batches[0])[0]))
-        if len(results) == 2 and differ(results[0], results[1], slice(None)):
+                batch = each.read(self.batches[0])[0]
+                fixed = probe.observe(batch)
+                results.append(probe.compute(batch, fixed))
+                fixed = probe.make_distinct(fixed, each.number)
+                distinct.append(probe.compute(batch, fixed))
+        if len(results) < 2 or not differ(results[0], results[1], slice(None)):
+            return
+        if len(distinct) < 2 or differ(distinct[0], distinct[1], slice(None)):
             self._reject(op, "uses the number of the replica", _PLACE_FIX, split=True)
 
     def read(self, batch: ReadBatch) -> tuple[list[tf.Tensor], list[bool]]:
@@ -456,10 +503,13 @@ class _Search:
     ) -> None:
         """Warns of a reduction over the rows that the losses depend on, although no batch shows it."""
         for tensor in ancestors(*values):
-            op = tensor.op
-            if op.type not in _REDUCTIONS or not isinstance(flow.state(tensor), Mixed):
+            op, state = tensor.op, flow.state(tensor)
+            if not isinstance(state, Mixed) or op.type not in (*_REDUCTIONS, *_BOUNDS):
                 continue
-            axes = tf.get_static_value(op.inputs[1])
+            if op.type in _BOUNDS and not _bounds(op, count):
+                continue
+            shown = state.op if op.type in _BOUNDS else op
+            axes = tf.get_static_value(op.inputs[1]) if op.type in _REDUCTIONS else None
             is_inner = axes is not None and 0 not in np.ravel(axes)
             if isinstance(flow.state(op.inputs[0]), Mixed) and is_inner:
                 continue
@@ -469,8 +519,12 @@ class _Search:
                     continue  # such as the samples of each row
             if tensor.dtype.is_integer and not any(x.type == "Cast" for x in tensor.consumers()):
                 continue  # such as the largest length, which is a shape
+            aliases, shifted_tensors = update.aliases, [tensor]
+            if op.type in _BOUNDS and not tensor.dtype.is_bool:  # the number without its bound
+                number = next(x for x in op.inputs if isinstance(flow.state(x), Mixed))
+                aliases, shifted_tensors = {**aliases, id(tensor): number}, []
             shifted = Probe(
-                values, self.trace, self.first, update.aliases, flow.statistics, shifted=[tensor]
+                values, self.trace, self.first, aliases, flow.statistics, shifted=shifted_tensors
             )
             with contextlib.suppress(ProbeError, *FAILURES), tf.init_scope():
                 if probe.is_changed_by(shifted, *self.read(self.batches[0])):
@@ -478,9 +532,23 @@ class _Search:
                         "%s reduces the rows of a replica or micro-batch (%s) for the loss. The loss of "
                         "a row did not change with the other rows in any batch that ctl has tried; if "
                         "it does in another one, the update depends on how the batch is split: %s.",
-                        random_search.place(op), op.type, _FIX,
+                        random_search.place(shown), shown.type, _FIX,
                     )  # fmt: skip
                     return
+
+
+def _bounds(op: Any, count: int | None) -> bool:
+    """Returns whether an op bounds a number of all rows, or compares it with a number.
+
+    Whether there are rows at all, as of a mask, is compared with 0 or 1.
+    """
+    shape = op.outputs[0].shape
+    if not shape.is_fully_defined() or any(size % (count or 1) == 0 for size in shape):
+        return False
+    constants = [tf.get_static_value(x) for x in op.inputs]
+    return not op.outputs[0].dtype.is_bool or all(
+        x is None or x not in (0, 1) for x in constants if np.ndim(x) == 0
+    )
 
 
 @functools.cache

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ctl.hardware.quiet import hold_back_stderr
 from ctl.private.tensorflow import resource_variable_ops
-from ctl.replica.arithmetic.trace import Trace, symbolic
+from ctl.replica.arithmetic.trace import GlobalValue, Trace, symbolic
 from ctl.replica.checks import row_samples
 from ctl.replica.graphs import ops
 from ctl.replica.graphs.unoptimized import without_graph_optimization
@@ -178,6 +179,31 @@ class Probe:
                     return True
         return False
 
+    def gradients_depend_on_other_rows(self, batch: Sequence[Any], labels: Sequence[bool]) -> bool:
+        """Returns whether other rows change the gradients of the values of some rows.
+
+        The values of these rows may stay the same, as with `x - tf.stop_gradient(x)`.
+        """
+        rows = np.arange(batch[0].shape[0])
+        earlier: Sequence[Any] = [np.roll(x, 1, axis=0) for x in batch]
+        fixed = self.observe(batch)
+        for sample, number in [(batch, None), *self._samples(batch, (), labels)]:
+            with contextlib.suppress(*FAILURES):
+                self._set_counters(number)
+                # Those of all rows are the scale: others may be nothing but rounding.
+                every = self._call(self._gradients, sample, fixed, np.isin(rows, rows))
+                for kept in (rows[::2], rows[1::2]):
+                    mixed = [combine(*pair, kept) for pair in zip(sample, earlier, strict=True)]
+                    one, two = (
+                        self._call(self._gradients, x, fixed, np.isin(rows, kept))
+                        for x in (sample, mixed)
+                    )
+                    one, two = (tf.concat([x, every], axis=0) for x in (one, two))
+                    if differ([one], [two], ..., finite=True):
+                        return True
+            earlier = sample
+        return False
+
     def _set_counters(self, number: int | None) -> None:
         for handle, variable in self._counters.values():
             value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype)
@@ -204,17 +230,52 @@ class Probe:
         """Lets the replica begin one row later: the loss of each row is then in the place before."""
         if not self._moves:
             return
-        pairs = zip(self._fixed, fixed, strict=True)
-        fixed = [self._move_fixed(tensor, value) for tensor, value in pairs]
-        moved = self._call(self._compute, [_move(x) for x in batch], fixed, first=1)
-        before, after = [x[1:] for x in reference], [x[:-1] for x in moved]
-        self.by_place |= differ(before, after, np.arange(before[0].shape[0]), finite=finite)
+
+        def compare(reference: Sequence[Any], fixed: Sequence[Any]) -> set[int]:
+            pairs = zip(self._fixed, fixed, strict=True)
+            moves = [self._move_fixed(tensor, value) for tensor, value in pairs]
+            moved = self._call(self._compute, [_move(x) for x in batch], moves, first=1)
+            before, after = [x[1:] for x in reference], [x[:-1] for x in moved]
+            return differ(before, after, np.arange(before[0].shape[0]), finite=finite)
+
+        found = compare(reference, fixed)
+        if found and self._own_places:
+            with contextlib.suppress(*FAILURES):
+                fixed = self.make_distinct(fixed)
+                found &= compare(self.compute(batch, fixed), fixed)
+        self.by_place |= found
+
+    def make_distinct(self, fixed: Sequence[Any], replica: int = 0) -> list[Any]:
+        """Returns values for the global batch in which no two rows that a collective returned are equal.
+
+        Rows that are equal have an order, as in tf.argsort, by their places among the rows of all.
+
+        Args:
+            fixed: the values.
+            replica: the replica whose rows get the smallest values.
+        """
+        return [self._distinct(x, v, replica) for x, v in zip(self._fixed, fixed, strict=True)]
+
+    def _distinct(self, tensor: tf.Tensor, value: tf.Tensor, replica: int) -> tf.Tensor:
+        collected = self._collected(tensor)
+        if collected is None or not (value.dtype.is_floating or value.dtype.is_integer):
+            return value
+        count = value.shape[0]
+        numbers = np.split(np.arange(count), collected.copies)
+        numbers.insert(replica, numbers.pop(0))
+        added = np.concatenate(numbers).reshape([count, *[1] * (value.shape.rank - 1)])
+        return value * count + tf.cast(added, value.dtype)
+
+    def _collected(self, tensor: tf.Tensor) -> GlobalValue | None:
+        """Returns the collective of TensorFlow that returned a tensor with the rows of all replicas."""
+        value = self._global.get(id(tensor))
+        return value if value and value.gathered and not value.axis else None
 
     def _move_fixed(self, tensor: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
         if id(tensor) in self._positions:
             return _move(value)
-        collected = self._global.get(id(tensor))
-        if not (self._own_places and collected and collected.gathered and not collected.axis):
+        collected = self._collected(tensor)
+        if not self._own_places or collected is None:
             return value
         return tf.concat([_move(part) for part in tf.split(value, collected.copies)], 0)
 
@@ -227,7 +288,8 @@ class Probe:
         if key not in self._functions:
             traced = tf.function(method, autograph=False)
             self._functions[key] = traced.get_concrete_function(*arguments)
-        with without_graph_optimization():
+        # TensorFlow logs each error, such as of rows that are made up.
+        with without_graph_optimization(), hold_back_stderr(*FAILURES):
             return self._functions[key](*arguments)
 
     def _observe(self, batch: Sequence[tf.Tensor], first: tf.Tensor) -> list[tf.Tensor]:
@@ -243,6 +305,26 @@ class Probe:
         known = self._known(batch, first) | dict(zip(map(id, self._fixed), fixed, strict=True))
         copy = _Copy(self, known, fixed=True)
         return [copy.tensor(value) for value in self._values]
+
+    def _gradients(
+        self,
+        batch: Sequence[tf.Tensor],
+        fixed: Sequence[tf.Tensor],
+        kept: tf.Tensor,
+        first: tf.Tensor,
+    ) -> tf.Tensor:
+        """Returns the largest and the smallest entry of the gradient for each variable."""
+        known = self._known(batch, first) | dict(zip(map(id, self._fixed), fixed, strict=True))
+        copy = _Copy(self, known, fixed=True, inlines=True)
+        values = [copy.tensor(x) for x in self._values if x.dtype.is_floating and x.shape.rank]
+        sums = [tf.tensordot(tf.cast(kept[: tf.shape(x)[0]], x.dtype), x, axes=1) for x in values]
+        graph = tf.compat.v1.get_default_graph()
+        found = tf.gradients(sums, [graph.capture(handle) for handle in copy.handles])
+        dense = [tf.convert_to_tensor(x) for x in found if x is not None]
+        is_half = any(x.dtype.size == 2 for op in graph.get_operations() for x in op.outputs)
+        entries = [f(x) for x in dense for f in (tf.reduce_max, tf.reduce_min)]
+        dtype = tf.bfloat16 if is_half else tf.float32  # for the tolerance
+        return tf.stack([tf.zeros([], dtype), *(tf.cast(x, dtype) for x in entries)])
 
     def handle_of(self, handle: Any) -> Any:
         """Returns the handle of a variable; for an integer scalar, of one that a sample may set."""
@@ -271,13 +353,24 @@ class Probe:
 class _Copy:
     """Copies ops into the graph that is being traced.
 
+    Args:
+        probe: the probe.
+        known: the id of a tensor -> its copy.
+        fixed: whether values of the global batch are among them.
+        inlines: whether to copy the ops of a function in place of its call, which has no gradient.
+
     Attributes:
         reached: the values of the global batch, and the statistics, that the copied ops read.
+        handles: the handles of the variables that they read.
     """
 
-    def __init__(self, probe: Probe, known: dict[int, Any], *, fixed: bool = False):
+    def __init__(
+        self, probe: Probe, known: dict[int, Any], *, fixed: bool = False, inlines: bool = False
+    ):
         self._probe, self._copies, self._is_fixed = probe, known, fixed
+        self._inlines = inlines
         self.reached: list[tf.Tensor] = []
+        self.handles: list[Any] = []
 
     def tensor(self, tensor: tf.Tensor) -> Any:
         """Returns the copy of a tensor."""
@@ -300,7 +393,8 @@ class _Copy:
         """Returns the tensors that a tensor is copied from."""
         probe = self._probe
         if not hasattr(tensor, "op"):  # eager, such as the handle of a variable
-            self._copies[id(tensor)] = probe.handle_of(tensor)
+            self._copies[id(tensor)] = handle = probe.handle_of(tensor)
+            self.handles += [handle] if handle.dtype == tf.resource else []
             return []
         if id(tensor) in probe._global:
             return [probe._global[id(tensor)].local]
@@ -335,6 +429,13 @@ class _Copy:
         for each in ops.with_called([op]):
             if each.type.startswith(_NOT_COPIED) or each.type.endswith("Send"):
                 raise ProbeError(f"it reads or changes a state ({each.type})")
+        if self._inlines and op.type in ops.CALLS:
+            ((_, body),) = ops.called_graphs(op)
+            known = dict(zip(map(id, body.inputs), inputs, strict=True))
+            inner = _Copy(probe, known, fixed=self._is_fixed, inlines=True)
+            for old, new in zip(op.outputs, body.outputs, strict=True):
+                self._copies.setdefault(id(old), inner.tensor(new))
+            return
         attributes = {k: v for k, v in op.node_def.attr.items() if k != "_class"}
         is_statistics = id(tensor) in probe._statistics
         if is_statistics and self._is_fixed:  # the fused op of a batch normalization

@@ -99,6 +99,18 @@ class GatheredByTensorFlow(Case):
         return tf.nn.sparse_softmax_cross_entropy_with_logits(places, scores)
 
 
+class RanksOfGathered(Case):
+    """The rank of each label among those of all rows, some of which are equal."""
+
+    def per_example_loss(self, batch, outputs):
+        count = tf.shape(outputs)[0]
+        labels = tf.distribute.get_replica_context().all_gather(batch["label"], axis=0)
+        ranks = tf.argsort(tf.argsort(labels, stable=True), stable=True)
+        first = own_number() * count
+        weights = tf.cast(ranks[first : first + count], outputs.dtype)
+        return super().per_example_loss(batch, outputs) * weights
+
+
 class FirstGathered(GatheredByTensorFlow):
     places = False
 
@@ -112,10 +124,14 @@ def test_number_of_the_replica_is_rejected_with_its_line(case):
     assert "uses the number of the replica" in message and "ctl.replica.positions" in message
 
 
+@pytest.mark.parametrize("case", [GatheredByTensorFlow, RanksOfGathered])
 @pytest.mark.parametrize("replicas", [2, 4])
-def test_positions_of_the_user_among_rows_that_tensorflow_gathers_are_accepted(replicas):
-    expected = train(GatheredByTensorFlow, Split(1, 8))
-    assert difference(expected, train(GatheredByTensorFlow, Split(replicas, 8))) <= 1e-10
+def test_positions_of_the_user_among_rows_that_tensorflow_gathers_are_accepted(case, replicas):
+    expected = train(case, Split(1, 8))
+    assert difference(expected, train(case, Split(replicas, 8))) <= 1e-10
+
+
+def test_places_of_the_first_rows_that_tensorflow_gathers_are_rejected():
     with pytest.raises(ctl.UsageError, match=r"uses the place .*ctl\.replica\.positions"):
         train(FirstGathered, Split(2, 8))
 

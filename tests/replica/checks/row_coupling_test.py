@@ -1,5 +1,6 @@
 """Losses of a row that depend on other rows of its replica are rejected, and no others."""
 
+import os
 import types
 
 import numpy as np
@@ -15,6 +16,7 @@ from ctl.replica.arithmetic import row_mask
 from ctl.replica.arithmetic.trace import Trace
 from ctl.replica.checks import row_coupling
 from ctl.replica.checks.row_coupling import RowCoupling
+from ctl.replica.checks.row_probe import Probe
 from ctl.replica.step.microbatches import Inputs
 from ctl.replica.step.observers import Losses
 from tests.users_code import running
@@ -797,6 +799,25 @@ def test_graphs_of_the_search_are_not_optimized(request):
     assert not optimizer.get_experimental_options()["disable_meta_optimizer"]
 
 
+def test_errors_of_rows_that_are_made_up_are_not_printed(capfd, monkeypatch):
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+    failed = []
+
+    def check(x):
+        os.write(2, b"a line of TensorFlow\n")
+        if not x.numpy().any(axis=1).all():
+            failed.append(x)
+            raise ValueError("a row is 0")
+        return x
+
+    def loss(batch):
+        x = tf.ensure_shape(tf.py_function(check, [batch["x"]], tf.float32), [ROWS, FEATURES])
+        return by_row(x)
+
+    trace(loss)
+    assert failed and capfd.readouterr().err == ""
+
+
 class Gated(Case):
     """A mean over rows, whose factor is zero at first."""
 
@@ -918,6 +939,81 @@ def test_reduction_that_no_batch_shows_is_reported_in_one_line(caplog):
     trace(loss)
     (line,) = caplog.messages
     assert line.startswith("tests/") and "reduces the rows" in line and "(Max)" in line
+
+
+def clipped(batch):
+    return by_row(tf.clip_by_norm(batch["x"] / 1e6, 4.0))
+
+
+def hard(batch, select):
+    """The losses above a threshold, or the largest ones if these are too few."""
+    losses = by_row(batch["x"]) + 5
+    return tf.where(select(losses), losses, 0.0)
+
+
+BOUNDED = {
+    "clip by norm": (clipped, "Sum"),
+    "maximum": (lambda b: by_row(b["x"]) * tf.maximum(tf.reduce_max(tf.tanh(b["x"])), 3.5), "Max"),
+    "minimum with a sorted loss": (
+        lambda b: hard(b, lambda x: x >= tf.minimum(tf.sort(x)[-2], 4.0)), "TopKV2"
+    ),
+    "number of losses above a threshold": (
+        lambda b: hard(b, lambda x: tf.where(
+            tf.math.count_nonzero(x > 4.0) >= 2, x > 4.0, x >= tf.sort(x)[-2]
+        )), "Sum",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_reduction_that_a_bound_hides_in_all_batches_is_reported_in_one_line(name, caplog):
+    loss, op = BOUNDED[name]
+    trace(loss)
+    (line,) = caplog.messages
+    assert line.startswith("tests/") and "reduces the rows" in line and f"({op})" in line
+
+
+def straight_through(batch, keep=tf.stop_gradient):
+    mean = tf.reduce_mean((batch["x"] @ QUERY) ** 2)
+    return by_row(batch["x"] @ QUERY) + LABEL(batch) * (mean - keep(mean))
+
+
+@tf.function
+def stopped(x):
+    return tf.stop_gradient(x)
+
+
+@pytest.mark.parametrize("keep", [tf.stop_gradient, stopped])
+def test_losses_are_rejected_whose_gradients_alone_depend_on_other_rows(keep):
+    with pytest.raises(
+        ctl.UsageError, match=r"_test\.py:\d+.* combines rows .*\(Mean\).* gradients"
+    ):
+        trace(lambda batch: straight_through(batch, keep))
+
+
+def sorted_targets(batch):
+    """Targets without a gradient, of rows that are sorted by their length and put back."""
+    order = tf.argsort(batch["length"], stable=True)
+    targets = tf.stop_gradient(tf.gather(batch["x"] @ QUERY, order))
+    return by_row(batch["x"] @ QUERY - 2 * tf.gather(targets, tf.argsort(order)))
+
+
+def stopped_mask(batch):
+    targets = tf.stop_gradient(tf.boolean_mask(batch["series"] @ QUERY, batch["tokens"] > 0))
+    values = tf.boolean_mask(batch["series"] @ QUERY, batch["tokens"] > 0)
+    rows = tf.where(batch["tokens"] > 0)[:, 0]
+    return tf.math.unsorted_segment_sum(by_row(targets - values**2), rows, ROWS)
+
+
+@pytest.mark.parametrize("loss", [shifted_by_the_maximum, attention, sorted_targets, stopped_mask])
+def test_gradients_of_independent_rows_are_accepted(loss, caplog, monkeypatch):
+    found = []
+    method = Probe.gradients_depend_on_other_rows
+    monkeypatch.setattr(
+        Probe, "gradients_depend_on_other_rows", lambda *args: found.append(method(*args))
+    )
+    trace(loss)
+    assert found == [False] and not caplog.text
 
 
 class TwoViews(Case):
