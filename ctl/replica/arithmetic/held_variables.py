@@ -13,6 +13,7 @@ from ctl.errors import list_some
 from ctl.replica.arithmetic import models
 from ctl.replica.arithmetic.gradients import Gradient, optimizers_of
 from ctl.replica.arithmetic.snapshot import Snapshot
+from ctl.replica.arithmetic.trace import symbolic
 from ctl.replica.arithmetic.variables import variables_of
 from ctl.replica.graphs.assignments import find_assignments
 
@@ -107,6 +108,7 @@ class Untrained:
         self._models = models
         self._in_models: set[int] = set()
         self._named: list[str] = []
+        self._of_weights: list[str] = []
 
     def find(self, tape: tf.GradientTape, trained: Sequence[tf.Variable]) -> list[tf.Variable]:
         """Returns the variables that a tape has watched and that are not trained.
@@ -152,3 +154,20 @@ class Untrained:
                 "model. If it must stay as it is, set trainable=False.",
                 list_some(names), fix,
             )  # fmt: skip
+
+    def warn_of_weights(
+        self, tape: tf.GradientTape, weights: Any, trained: Sequence[tf.Variable]
+    ) -> None:
+        """Prints a line for variables outside of the models that sample weights depend on."""
+        found = [v for v in self.find(tape, trained) if id(v) not in self._in_models]
+        values = [w for w in symbolic(weights) if w.dtype.is_floating]
+        gradients = tape.gradient(values, found) if found and values else []
+        pairs = zip(found, gradients, strict=False)
+        names = [v.name for v, gradient in pairs if gradient is not None]
+        if names and names != self._of_weights:
+            self._of_weights = names
+            _LOG.warning(
+                "sample_weight depends on %s, which the step does not train, because weights get no "
+                "gradient: multiply the losses by it in per_example_loss, or set trainable=False.",
+                list_some(names),
+            )

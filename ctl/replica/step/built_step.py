@@ -11,7 +11,7 @@ import tf_keras
 
 from ctl.data.autograph import convert
 from ctl.errors import LateUsageError, UsageError
-from ctl.replica.arithmetic import precision, row_mask
+from ctl.replica.arithmetic import loss, precision, row_mask
 from ctl.replica.arithmetic.gradients import optimizers_of
 from ctl.replica.arithmetic.models import inner
 from ctl.replica.arithmetic.snapshot import Snapshot
@@ -210,17 +210,36 @@ class BuiltStep:
     def update_model(self, batch: Batch) -> UpdateResult:
         """Computes and applies the update of the first model, and updates its metrics."""
         hooks, attributes = self.hooks, self.attributes
+        variables = attributes.trained_variables()
         result = self.update(
             batch,
             hooks.per_example_loss,
             forward=functools.partial(hooks.forward, training=True),
-            sample_weight=call_sample_weight(hooks, batch, training=True),
-            variables=attributes.trained_variables(),
+            sample_weight=self.sample_weight(batch, variables),
+            variables=variables,
             optimizer=attributes.optimizer,
             regularization=hooks.regularization_losses,
         )
         self.results.update_metrics(result.micro_batches, hooks.update_metrics)
         return result
+
+    def sample_weight(
+        self, batch: Batch, variables: Sequence[tf.Variable] | None
+    ) -> loss.SampleWeight:
+        """Calls the user's `sample_weight`.
+
+        Args:
+            batch: this replica's rows, preprocessed.
+            variables: what the update trains; None if the user has chosen it, so that another update
+                may train what the weights depend on.
+        """
+        rows = row_mask.current()
+        if variables is None or (rows and rows.trace.losses_only):
+            return call_sample_weight(self.hooks, batch, training=True)
+        with tf.GradientTape() as tape:
+            weights = call_sample_weight(self.hooks, batch, training=True)
+        self.update.untrained.warn_of_weights(tape, weights, variables)
+        return weights
 
     # Around the steps of a loop.
 

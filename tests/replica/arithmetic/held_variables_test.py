@@ -241,3 +241,31 @@ def test_variable_that_is_set_after_the_first_update_or_outside_of_the_scope_is_
     trainer.log_variance = tf.Variable(START, dtype=tf.float64)
     with pytest.raises(UsageError, match="created outside the strategy's scope"):
         trainer.train(tf.constant(1))
+
+
+class Weighted(Late):
+    """Reads the variable in the weights alone."""
+
+    stops = False
+
+    def per_example_loss(self, batch, outputs):
+        return tf.reduce_sum((batch["label"] - outputs) ** 2, axis=1)
+
+    def sample_weight(self, batch):
+        weights = tf.exp(batch["x"][:, 0] * self.log_variance)
+        return tf.stop_gradient(weights) if self.stops else weights
+
+
+class Stopped(Weighted):
+    stops = True
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("cls", [Weighted, Stopped])
+def test_variable_that_only_the_weights_read_is_named(cls, replicas, caplog):
+    trainer = one_batch.make(cls, 8, replicas)
+    trainer.train(tf.constant(1))
+    assert len(caplog.messages) == (cls is Weighted)
+    line = "sample_weight depends on Variable:0, which the step does not train"
+    assert (line in caplog.text) == (cls is Weighted)
+    assert trainer.log_variance.numpy() == START
