@@ -18,6 +18,10 @@ from ctl.replica.arithmetic.variables import variables_of
 from ctl.replica.graphs.assignments import find_assignments
 
 _LOG = logging.getLogger("ctl")
+_FIXES = {
+    "sample_weight": "multiply the losses by it in per_example_loss",
+    "preprocess": "use it in forward or in per_example_loss",
+}
 
 
 class Held(tf_keras.layers.Layer):
@@ -108,7 +112,7 @@ class Untrained:
         self._models = models
         self._in_models: set[int] = set()
         self._named: list[str] = []
-        self._of_weights: list[str] = []
+        self._of_hooks: dict[str, list[str]] = {}
 
     def find(self, tape: tf.GradientTape, trained: Sequence[tf.Variable]) -> list[tf.Variable]:
         """Returns the variables that a tape has watched and that are not trained.
@@ -155,19 +159,26 @@ class Untrained:
                 list_some(names), fix,
             )  # fmt: skip
 
-    def warn_of_weights(
-        self, tape: tf.GradientTape, weights: Any, trained: Sequence[tf.Variable]
+    def warn_of_hook(
+        self, name: str, tape: tf.GradientTape, results: Any, trained: Sequence[tf.Variable]
     ) -> None:
-        """Prints a line for variables outside of the models that sample weights depend on."""
+        """Prints a line for variables outside of the models that the results of a hook depend on.
+
+        Args:
+            name: `sample_weight` or `preprocess`, whose results get no gradient.
+            tape: has recorded the hook.
+            results: what it returned.
+            trained: the variables that the step trains.
+        """
         found = [v for v in self.find(tape, trained) if id(v) not in self._in_models]
-        values = [w for w in symbolic(weights) if w.dtype.is_floating]
+        values = [each for each in symbolic(results) if each.dtype.is_floating]
         gradients = tape.gradient(values, found) if found and values else []
         pairs = zip(found, gradients, strict=False)
         names = [v.name for v, gradient in pairs if gradient is not None]
-        if names and names != self._of_weights:
-            self._of_weights = names
+        if names and names != self._of_hooks.get(name):
+            self._of_hooks[name] = names
             _LOG.warning(
-                "sample_weight depends on %s, which the step does not train, because weights get no "
-                "gradient: multiply the losses by it in per_example_loss, or set trainable=False.",
-                list_some(names),
-            )
+                "%s depends on %s, which the step does not train, because what it returns gets no "
+                "gradient: %s, or set trainable=False.",
+                name, list_some(names), _FIXES[name],
+            )  # fmt: skip

@@ -46,8 +46,10 @@ class ReplicaCount(Observer):
         if replicas == 1 or options.allow_row_coupling or not trace_again or not _reads(step):
             return
         build = getattr(type(step.attributes.owner), "build_model", None)
-        if build and _names_count(getattr(build, "__code__", None)) and any(
-            layer._callable_losses for layer in step.attributes.layers()
+        if (
+            build
+            and _names_count(getattr(build, "__code__", None))
+            and any(layer._callable_losses for layer in step.attributes.layers())
         ):
             _LOG.warning(
                 "%s reads num_replicas_in_sync, and the model has regularizers. If the number is in "

@@ -185,7 +185,11 @@ class BuiltStep:
             restored = [v for state in states for variables in state.values() for v in variables]
             snapshot = Snapshot([*once, *summed, *restored] if self.results.may_skip() else [])
             # As `compute`, whose frame would be one more between the loop and the user's code.
-            result = convert(self._function)(preprocess(self.hooks, batch))
+            with tf.GradientTape() as tape:
+                prepared = preprocess(self.hooks, batch)
+            trained = self.attributes.trained_variables()
+            self.update.untrained.warn_of_hook("preprocess", tape, prepared, trained)
+            result = convert(self._function)(prepared)
             loss = result.loss if isinstance(result, UpdateResult) else result
             # Decided while tracing: a step that can never be skipped has no ops for it.
             applied: tf.Tensor | bool = True
@@ -238,7 +242,7 @@ class BuiltStep:
             return call_sample_weight(self.hooks, batch, training=True)
         with tf.GradientTape() as tape:
             weights = call_sample_weight(self.hooks, batch, training=True)
-        self.update.untrained.warn_of_weights(tape, weights, variables)
+        self.update.untrained.warn_of_hook("sample_weight", tape, weights, variables)
         return weights
 
     # Around the steps of a loop.

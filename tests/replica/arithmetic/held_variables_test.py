@@ -260,12 +260,22 @@ class Stopped(Weighted):
     stops = True
 
 
+class Prepared(Learned):
+    """Reads the variable in `preprocess`."""
+
+    per_example_loss = Weighted.per_example_loss
+
+    def preprocess(self, batch):
+        return {**batch, "x": batch["x"] * self.log_variance}
+
+
 @pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("cls", [Weighted, Stopped])
-def test_variable_that_only_the_weights_read_is_named(cls, replicas, caplog):
+@pytest.mark.parametrize(
+    ("cls", "hook"), [(Weighted, "sample_weight"), (Stopped, ""), (Prepared, "preprocess")]
+)
+def test_variable_whose_hook_gets_no_gradient_is_named(cls, hook, replicas, caplog):
     trainer = one_batch.make(cls, 8, replicas)
     trainer.train(tf.constant(1))
-    assert len(caplog.messages) == (cls is Weighted)
-    line = "sample_weight depends on Variable:0, which the step does not train"
-    assert (line in caplog.text) == (cls is Weighted)
+    line = "{} depends on Variable:0, which the step does not train"
+    assert [line.format(hook) in each for each in caplog.messages] == [True] * bool(hook)
     assert trainer.log_variance.numpy() == START
