@@ -23,7 +23,7 @@ from ctl.replica.step.empty_batches import pad_rows
 from ctl.replica.step.explanations import explained
 from ctl.replica.step.loop_results import LoopResults
 from ctl.replica.step.microbatches import Batch, hide_rows, row_count
-from ctl.replica.step.plan import Plan
+from ctl.replica.step.plan import Plan, warn_of_plain_norms
 from ctl.replica.step.preprocessing import call_sample_weight, preprocess
 from ctl.replica.step.update import Update, UpdateResult
 
@@ -109,6 +109,8 @@ class BuiltStep:
             part.create(plan, model)
         # The step is traced later, so it draws by row from the first step on.
         preparations.prepare(model, plan.options.seed)
+        self._plain_norms: set[str] = set()
+        warn_of_plain_norms(plan, model, self._plain_norms)
 
     @contextlib.contextmanager
     def rows(
@@ -304,6 +306,7 @@ class BuiltStep:
         # A user's own step may pass other variables, or another optimizer.
         if not (self.plan.own_replica_step or self.plan.own_train_step):
             self.attributes.check_slot_variables()
+        warn_of_plain_norms(self.plan, self._model, self._plain_norms)
         self._note_trace()
         self.repeated.clear()
         self.is_unfinished = True
