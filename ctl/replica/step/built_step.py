@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import contextlib
 import functools
+import inspect
 import logging
 from typing import Any
 
@@ -21,6 +22,7 @@ from ctl.replica.step import observers, preparations
 from ctl.replica.step.attributes import Attributes, freezing
 from ctl.replica.step.empty_batches import pad_rows
 from ctl.replica.step.explanations import explained
+from ctl.replica.step.hooks import names_of_attributes
 from ctl.replica.step.loop_results import LoopResults
 from ctl.replica.step.microbatches import Batch, hide_rows, row_count
 from ctl.replica.step.plan import Plan, warn_of_plain_norms
@@ -109,6 +111,10 @@ class BuiltStep:
             part.create(plan, model)
         # The step is traced later, so it draws by row from the first step on.
         preparations.prepare(model, plan.options.seed)
+        self._strategy = attributes.owner.strategy
+        # Attributes that the trace contains as constants; those that no hook names may count loops.
+        methods = (*_FUNCTIONS, "replica_step", "train_step")
+        self._names = sorted(names_of_attributes(type(attributes.owner), methods))
         self._plain_norms: set[str] = set()
         warn_of_plain_norms(plan, model, self._plain_norms)
 
@@ -371,7 +377,11 @@ class BuiltStep:
         """Returns what a trace depends on, besides its batch and its variables."""
         # A layer that gets another layer is noticed, too.
         layers = [
-            (freezing(layer), [_size(each) for each in layer._self_tracked_trackables])
+            (
+                freezing(layer),
+                [_size(each) for each in layer._self_tracked_trackables],
+                len(layer._callable_losses),  # add_loss
+            )
             for layer in self._layers
         ]
         optimizers = [each for o in self._optimizers for each in optimizers_of(o)]
@@ -379,7 +389,10 @@ class BuiltStep:
         rates = [rate for rate in rates if not isinstance(rate, tf.Variable)]  # schedules
         # Such as momentum and the rate of dropout, which are constants of the trace.
         numbers = self._numbers, [_numbers(each) for each in optimizers]
-        own = [getattr(self.attributes.owner, name, None) for name in _FUNCTIONS]
+        owner = self.attributes.owner
+        own = [getattr(owner, name, None) for name in _FUNCTIONS]
+        # Without properties, which may compute anything.
+        own += [_constant(inspect.getattr_static(owner, name, None)) for name in self._names]
         used = (
             self._optimizers,
             self.attributes.optimizer,
@@ -396,6 +409,10 @@ class BuiltStep:
             raise UsageError(
                 f"global_batch_size was {self.plan.layout.global_batch_size} when the step was built, "
                 f"and is {owner.global_batch_size} now: make a new trainer or ctl.Step."
+            )
+        if owner.strategy is not self._strategy:
+            raise UsageError(
+                "The strategy was replaced after the step was built: make a new trainer or ctl.Step."
             )
         if self._state is not None and inner(self.attributes.model) is not inner(self._model):
             raise UsageError(
@@ -498,6 +515,10 @@ def _numbers(value: Any) -> dict[str, Any]:
         for name, each in vars(value).items()
         if name[0] != "_" and (isinstance(each, bool | int | float | None) or callable(each))
     }
+
+
+def _constant(value: Any) -> Any:
+    return value if isinstance(value, bool | int | float | str) else None
 
 
 def _size(tracked: Any) -> int:

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Sequence
 import contextlib
+import dis
 import inspect
+import itertools
 import logging
 import re
 import sys
@@ -65,6 +67,32 @@ def check(name: str, function: Callable[..., Any], given: Sequence[str], *others
             errors.append(str(error))
     shown = [argument for argument in (others or [given])[-1] if argument != "self"]
     raise UsageError(f"{name} cannot be called with ({', '.join(shown)}): {errors[-1]}.")
+
+
+def names_of_attributes(cls: type, methods: Sequence[str]) -> set[str]:
+    """Returns the attributes of `self` that some methods of a user's class read, or those they call.
+
+    Args:
+        cls: the class.
+        methods: the names of its methods.
+    """
+    found: set[str] = set()
+    pending = [*methods]
+    while pending:
+        name = pending.pop()
+        for method in [vars(each).get(name) for each in cls.__mro__]:  # super() calls the others
+            method = method.fget if isinstance(method, property) else method
+            code: Any = getattr(method, "__code__", None)
+            is_ctl = getattr(method, "__module__", "").partition(".")[0] in ("ctl", "orbit")
+            codes = [code] if code and code.co_argcount and not is_ctl else []
+            for each in codes:
+                codes += filter(inspect.iscode, each.co_consts)  # functions inside of it
+                for value, load in itertools.pairwise(dis.get_instructions(each)):
+                    is_self = value.argrepr.split(", ")[-1] == code.co_varnames[0]
+                    if is_self and load.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+                        pending += [load.argval] * (load.argval not in found)
+                        found.add(load.argval)
+    return {name for name in found if name[0] != "_"}
 
 
 def check_optimizer(optimizer: Any) -> None:
