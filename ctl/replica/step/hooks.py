@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 import contextlib
+import difflib
 import dis
 import inspect
 import itertools
@@ -15,6 +16,7 @@ from ctl.replica.arithmetic import models
 
 _LOG = logging.getLogger("ctl")
 _OF_OPTIMIZERS = ("compute_gradients", "minimize", "aggregate_gradients")
+_OF_KERAS_STEPS = ("GradientTape", "compiled_loss", "compute_loss")
 _OF_MODELS = ("train_step", "compute_loss", "make_train_function")
 
 
@@ -35,6 +37,38 @@ def check_methods(cls: type, base: type) -> None:
         required = [p.name for p in parameters if p.default is p.empty]
         # An override may leave out what has a default.
         check(f"{cls.__name__}.{name}", own, [p.name for p in parameters], required)
+    step = inspect.getattr_static(cls, "train_step")
+    names = {*step.__code__.co_names} if inspect.isfunction(step) else set()
+    if names & {*_OF_KERAS_STEPS} and not names & {"next", "super", "run"}:
+        raise UsageError(
+            f"{cls.__name__}.train_step is written for a model of Keras, which passes it a batch; ctl "
+            "passes it an iterator: define per_example_loss, or replica_step with self.minimize."
+        )
+    _warn_of_misspelt(cls, base)
+
+
+def _warn_of_misspelt(cls: type, base: type) -> None:
+    """Prints a line for methods with almost the name of a method of `base`, if nothing calls them."""
+    own = cls.__mro__[: cls.__mro__.index(base)]
+    sources = ""
+    for module in {each.__module__ for each in own}:
+        try:
+            sources += inspect.getsource(sys.modules[module])
+        except (OSError, TypeError, KeyError):  # it may call them
+            return
+    functions = {k: v for each in own for k, v in vars(each).items() if inspect.isfunction(v)}
+    for name, function in functions.items():
+        if name[0] == "_" or hasattr(base, name) or len(re.findall(rf"\b{name}\b", sources)) > 1:
+            continue
+        near = difflib.get_close_matches(name, dir(base), n=1, cutoff=0.9)
+        expected = getattr(base, near[0]) if near and near[0] not in functions else None
+        if inspect.isfunction(expected) and len(inspect.signature(function).parameters) == len(
+            inspect.signature(expected).parameters
+        ):
+            _LOG.warning(
+                "Nothing calls %s.%s: did you mean %s, which ctl calls?",
+                cls.__name__, name, near[0],
+            )  # fmt: skip
 
 
 def check(name: str, function: Callable[..., Any], given: Sequence[str], *others: Any) -> None:
