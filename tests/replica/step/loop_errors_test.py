@@ -47,3 +47,15 @@ def test_replica_context_while_the_model_is_built_is_one_line(cls, place):
     with pytest.raises(ctl.UsageError, match=message) as raised:
         one_batch.make(cls, 8, 2)
     assert "\n" not in str(raised.value)
+
+
+class Unique(tiny.TinyTrainer):
+    def per_example_loss(self, batch, outputs):
+        return tf.unique(tf.reduce_sum(outputs, axis=1))[0]
+
+
+def test_operation_without_a_gradient_is_one_line():
+    trainer = one_batch.make(Unique, 8, 1)
+    with pytest.raises(ctl.UsageError, match="no gradient for the operation Unique") as raised:
+        trainer.train(tf.constant(1))
+    assert "\n" not in str(raised.value)
