@@ -360,7 +360,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
             batch,
             lambda rows, _: convert(loss_fn)(rows),
             forward=None,
-            sample_weight=call_sample_weight(self, batch, training=True),
+            sample_weight=inner_loop.step.sample_weight(batch, None if chosen else variables),
             variables=variables,
             optimizer=optimizer,
             regularization=regularization or self.regularization_losses,

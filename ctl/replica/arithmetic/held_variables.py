@@ -13,10 +13,15 @@ from ctl.errors import list_some
 from ctl.replica.arithmetic import models
 from ctl.replica.arithmetic.gradients import Gradient, optimizers_of
 from ctl.replica.arithmetic.snapshot import Snapshot
+from ctl.replica.arithmetic.trace import symbolic
 from ctl.replica.arithmetic.variables import variables_of
 from ctl.replica.graphs.assignments import find_assignments
 
 _LOG = logging.getLogger("ctl")
+_FIXES = {
+    "sample_weight": "multiply the losses by it in per_example_loss",
+    "preprocess": "use it in forward or in per_example_loss",
+}
 
 
 class Held(tf_keras.layers.Layer):
@@ -107,6 +112,7 @@ class Untrained:
         self._models = models
         self._in_models: set[int] = set()
         self._named: list[str] = []
+        self._of_hooks: dict[str, list[str]] = {}
 
     def find(self, tape: tf.GradientTape, trained: Sequence[tf.Variable]) -> list[tf.Variable]:
         """Returns the variables that a tape has watched and that are not trained.
@@ -151,4 +157,28 @@ class Untrained:
                 "The loss depends on %s, which the step does not train: %s, or make it a part of the "
                 "model. If it must stay as it is, set trainable=False.",
                 list_some(names), fix,
+            )  # fmt: skip
+
+    def warn_of_hook(
+        self, name: str, tape: tf.GradientTape, results: Any, trained: Sequence[tf.Variable]
+    ) -> None:
+        """Prints a line for variables outside of the models that the results of a hook depend on.
+
+        Args:
+            name: `sample_weight` or `preprocess`, whose results get no gradient.
+            tape: has recorded the hook.
+            results: what it returned.
+            trained: the variables that the step trains.
+        """
+        found = [v for v in self.find(tape, trained) if id(v) not in self._in_models]
+        values = [each for each in symbolic(results) if each.dtype.is_floating]
+        gradients = tape.gradient(values, found) if found and values else []
+        pairs = zip(found, gradients, strict=False)
+        names = [v.name for v, gradient in pairs if gradient is not None]
+        if names and names != self._of_hooks.get(name):
+            self._of_hooks[name] = names
+            _LOG.warning(
+                "%s depends on %s, which the step does not train, because what it returns gets no "
+                "gradient: %s, or set trainable=False.",
+                name, list_some(names), _FIXES[name],
             )  # fmt: skip

@@ -12,6 +12,7 @@ from ctl.errors import UsageError, list_some
 from ctl.private.tf_keras import losses_utils
 from ctl.replica.arithmetic.row_mask import Rows
 from ctl.replica.arithmetic.trace import MetricUpdate, symbolic
+from ctl.replica.checks.loss_trace import is_replica_number
 from ctl.replica.graphs.dataflow import ancestors, depends_on_batch
 from ctl.replica.step.observers import Observer
 
@@ -41,6 +42,13 @@ class MetricRows(Observer):
                 "that rows of padding are counted: pass it on, or call "
                 "ctl.replica.update_metric(metric, labels, outputs, weights)."
             )
+        numbered = {u.metric._ctl_name for u in updates if self._uses_replica_number(u, rows)}
+        if numbered:
+            self._print(
+                f"update_metrics passes {list_some(sorted(numbered))} values that contain the number of "
+                "the replica, so that the metric depends on how the batch is split: leave the number "
+                "out, or use ctl.replica.positions(x), the places of the rows in the global batch."
+            )
         unweighted = _find_unweighted(updates, rows.trace.weights)
         if unweighted:
             self._print(
@@ -48,6 +56,17 @@ class MetricRows(Observer):
                 f"{list_some(unweighted)} counts all tokens. Name the metrics that are to be weighted "
                 f"in weighted_metrics, such as {unweighted[:1]}, or none of them: []."
             )
+
+    def _uses_replica_number(self, update: MetricUpdate, rows: Rows) -> bool:
+        """Returns whether values that a metric gets contain it, other than in ctl's positions."""
+        trace = rows.trace
+        known = [*trace.positions, *(each.output for each in trace.global_values)]
+        known += [part.first_row for each in trace.updates for part in each.micro_batches]
+        known = symbolic([known, rows.first_row, rows.row_mask, update.outputs])
+        values = symbolic([*update.values, update.sample_weight])
+        sources = ancestors(*values, stop={id(x) for x in known})
+        replicas = self.step.plan.layout.replicas
+        return replicas > 1 and any(is_replica_number(x.op) for x in sources)
 
     def _print(self, line: str) -> None:
         printed = vars(self.step).setdefault("printed_of_metrics", set())  # by any of its traces

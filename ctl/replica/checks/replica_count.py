@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent import futures
 import contextlib
 import inspect
+import logging
 import os
 import re
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ctl.configs.error_location import name_function
 from ctl.data.autograph import convert, traced
 from ctl.errors import UsageError
 from ctl.replica.arithmetic import models
@@ -23,6 +25,7 @@ from ctl.replica.arithmetic.trace import Trace
 from ctl.replica.checks import loss_trace, random_search
 from ctl.replica.step.observers import Losses, Observer, TraceAgain
 
+_LOG = logging.getLogger("ctl")
 _NAME = "num_replicas_in_sync"
 _READS = re.compile(rf"{_NAME}|scale_regularization_loss|compute_average_loss")
 _PACKAGES = ("ctl", "keras", "tensorflow", "tf_keras")
@@ -42,6 +45,17 @@ class ReplicaCount(Observer):
         replicas, options = step.plan.layout.replicas, step.plan.options
         if replicas == 1 or options.allow_row_coupling or not trace_again or not _reads(step):
             return
+        build = getattr(type(step.attributes.owner), "build_model", None)
+        if (
+            build
+            and _names_count(getattr(build, "__code__", None))
+            and any(layer._callable_losses for layer in step.attributes.layers())
+        ):
+            _LOG.warning(
+                "%s reads num_replicas_in_sync, and the model has regularizers. If the number is in "
+                "their factors, the update depends on it: ctl adds a penalty once, so leave it out.",
+                name_function(build),
+            )
 
         def trace(number: int) -> tuple[Sequence[Any], Sequence[Any]]:
             values: list[Any] = []
@@ -86,6 +100,13 @@ def _reads(step: Any) -> bool:
             ):
                 return True
     return False
+
+
+def _names_count(code: Any) -> bool:
+    """Returns whether the code of a function, or of one inside of it, names the number of replicas."""
+    return inspect.iscode(code) and (
+        _NAME in code.co_names or any(map(_names_count, code.co_consts))
+    )
 
 
 @contextlib.contextmanager

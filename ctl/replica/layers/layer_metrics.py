@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from ctl.errors import UsageError
 from ctl.private.tf_keras import base_layer_utils
 from ctl.replica.arithmetic import row_mask
 from ctl.replica.graphs import dataflow
@@ -42,7 +43,16 @@ def _wrap_update(metric: Any) -> None:
             if not args:
                 return None
         args, kwargs = _existing((args, kwargs), rows)
-        return update_state(*args, **kwargs)
+        try:
+            return update_state(*args, **kwargs)
+        except ValueError as error:
+            shapes = [v.shape for v in tf.nest.flatten((args, kwargs)) if tf.is_symbolic_tensor(v)]
+            if isinstance(error, UsageError) or len(shapes) < 2:
+                raise
+            raise UsageError(
+                f"Metric {metric.name!r} of layer {metric._ctl_layer} cannot be updated with the shapes "
+                f"{' and '.join(map(str, shapes))}: pass one value and one weight per row."
+            ) from error
 
     metric.update_state = update
 

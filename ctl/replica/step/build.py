@@ -156,7 +156,7 @@ def build_step(
     """
     traces: list[observers.Losses] = []
 
-    def trace(batch: Batch, *, updates_metrics: bool = False) -> None:
+    def trace(batch: Batch, *, updates_metrics: bool = False, stop: bool = False) -> None:
         """Calls the model; keeps the losses of its rows, if they can be traced here."""
         with row_mask.examples(  # the user's code may read the rows of a step
             count=row_count(batch),
@@ -165,6 +165,7 @@ def build_step(
             trace=Trace(batch),
         ) as rows:
             prepared = preprocess(hooks, batch)
+            prepared = _without_gradient(prepared) if stop else prepared
             outputs = precision.cast_to_float32(convert(hooks.forward)(prepared, training=False))
             if updates_metrics:
                 metrics.call(hooks.update_metrics, owner.metrics, prepared, outputs, None)
@@ -190,7 +191,7 @@ def build_step(
     def read_losses(batch: Batch) -> list[tf.Tensor]:
         """Returns the losses of a batch and the penalties; [] if they cannot be traced yet."""
         if function is None:
-            trace(batch)
+            trace(batch, stop=True)
             values = [value for each in traces for value in each.values]
             with contextlib.suppress(Exception):  # the step reports it
                 values += convert(hooks.regularization_losses)() if values else []
@@ -205,7 +206,7 @@ def build_step(
                 allow_unkeyed=options.allow_unkeyed_random,
                 trace=reports[-1],
             ):
-                convert(function)(preprocess(hooks, batch))
+                convert(function)(_without_gradient(preprocess(hooks, batch)))
 
         with contextlib.suppress(Exception):  # the step reports it
             owner.strategy.run(compute, args=(batch,))
@@ -265,6 +266,12 @@ def build_step(
     loss_owner = type(owner) if hooks is owner else hooks.per_example_loss
     warn_of_model(owner.model, precision.inner(owner.optimizer), loss_owner)
     return step, check_losses
+
+
+def _without_gradient(batch: Batch) -> Batch:
+    """Returns a batch through which no gradient flows, as in a step, which records no `preprocess`."""
+    stop = lambda value: tf.stop_gradient(value) if tf.is_tensor(value) else value  # noqa: E731
+    return tf.nest.map_structure(stop, batch, expand_composites=True)
 
 
 def _prepare_optimizer(

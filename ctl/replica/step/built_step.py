@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import contextlib
 import functools
+import inspect
 import logging
 from typing import Any
 
@@ -11,7 +12,7 @@ import tf_keras
 
 from ctl.data.autograph import convert
 from ctl.errors import LateUsageError, UsageError
-from ctl.replica.arithmetic import precision, row_mask
+from ctl.replica.arithmetic import loss, precision, row_mask
 from ctl.replica.arithmetic.gradients import optimizers_of
 from ctl.replica.arithmetic.models import inner
 from ctl.replica.arithmetic.snapshot import Snapshot
@@ -21,9 +22,10 @@ from ctl.replica.step import observers, preparations
 from ctl.replica.step.attributes import Attributes, freezing
 from ctl.replica.step.empty_batches import pad_rows
 from ctl.replica.step.explanations import explained
+from ctl.replica.step.hooks import names_of_attributes
 from ctl.replica.step.loop_results import LoopResults
 from ctl.replica.step.microbatches import Batch, hide_rows, row_count
-from ctl.replica.step.plan import Plan
+from ctl.replica.step.plan import Plan, warn_of_plain_norms
 from ctl.replica.step.preprocessing import call_sample_weight, preprocess
 from ctl.replica.step.update import Update, UpdateResult
 
@@ -110,6 +112,12 @@ class BuiltStep:
             part.create(plan, model)
         # The step is traced later, so it draws by row from the first step on.
         preparations.prepare(model, plan.options.seed)
+        self._strategy = attributes.owner.strategy
+        # Attributes that the trace contains as constants; those that no hook names may count loops.
+        methods = (*_FUNCTIONS, "replica_step", "train_step")
+        self._names = sorted(names_of_attributes(type(attributes.owner), methods))
+        self._plain_norms: set[str] = set()
+        warn_of_plain_norms(plan, model, self._plain_norms)
 
     @contextlib.contextmanager
     def rows(
@@ -186,7 +194,11 @@ class BuiltStep:
             restored = [v for state in states for variables in state.values() for v in variables]
             snapshot = Snapshot([*once, *summed, *restored] if self.results.may_skip() else [])
             # As `compute`, whose frame would be one more between the loop and the user's code.
-            result = convert(self._function)(preprocess(self.hooks, batch))
+            with tf.GradientTape() as tape:
+                prepared = preprocess(self.hooks, batch)
+            trained = self.attributes.trained_variables()
+            self.update.untrained.warn_of_hook("preprocess", tape, prepared, trained)
+            result = convert(self._function)(prepared)
             loss = result.loss if isinstance(result, UpdateResult) else result
             # Decided while tracing: a step that can never be skipped has no ops for it.
             applied: tf.Tensor | bool = True
@@ -211,17 +223,36 @@ class BuiltStep:
     def update_model(self, batch: Batch) -> UpdateResult:
         """Computes and applies the update of the first model, and updates its metrics."""
         hooks, attributes = self.hooks, self.attributes
+        variables = attributes.trained_variables()
         result = self.update(
             batch,
             hooks.per_example_loss,
             forward=functools.partial(hooks.forward, training=True),
-            sample_weight=call_sample_weight(hooks, batch, training=True),
-            variables=attributes.trained_variables(),
+            sample_weight=self.sample_weight(batch, variables),
+            variables=variables,
             optimizer=attributes.optimizer,
             regularization=hooks.regularization_losses,
         )
         self.results.update_metrics(result.micro_batches, hooks.update_metrics)
         return result
+
+    def sample_weight(
+        self, batch: Batch, variables: Sequence[tf.Variable] | None
+    ) -> loss.SampleWeight:
+        """Calls the user's `sample_weight`.
+
+        Args:
+            batch: this replica's rows, preprocessed.
+            variables: what the update trains; None if the user has chosen it, so that another update
+                may train what the weights depend on.
+        """
+        rows = row_mask.current()
+        if variables is None or (rows and rows.trace.losses_only):
+            return call_sample_weight(self.hooks, batch, training=True)
+        with tf.GradientTape() as tape:
+            weights = call_sample_weight(self.hooks, batch, training=True)
+        self.update.untrained.warn_of_hook("sample_weight", tape, weights, variables)
+        return weights
 
     # Around the steps of a loop.
 
@@ -282,6 +313,7 @@ class BuiltStep:
         # A user's own step may pass other variables, or another optimizer.
         if not (self.plan.own_replica_step or self.plan.own_train_step):
             self.attributes.check_slot_variables()
+        warn_of_plain_norms(self.plan, self._model, self._plain_norms)
         self._note_trace()
         self.repeated.clear()
         self.is_unfinished = True
@@ -346,7 +378,11 @@ class BuiltStep:
         """Returns what a trace depends on, besides its batch and its variables."""
         # A layer that gets another layer is noticed, too.
         layers = [
-            (freezing(layer), [_size(each) for each in layer._self_tracked_trackables])
+            (
+                freezing(layer),
+                [_size(each) for each in layer._self_tracked_trackables],
+                len(layer._callable_losses),  # add_loss
+            )
             for layer in self._layers
         ]
         optimizers = [each for o in self._optimizers for each in optimizers_of(o)]
@@ -354,7 +390,10 @@ class BuiltStep:
         rates = [rate for rate in rates if not isinstance(rate, tf.Variable)]  # schedules
         # Such as momentum and the rate of dropout, which are constants of the trace.
         numbers = self._numbers, [_numbers(each) for each in optimizers]
-        own = [getattr(self.attributes.owner, name, None) for name in _FUNCTIONS]
+        owner = self.attributes.owner
+        own = [getattr(owner, name, None) for name in _FUNCTIONS]
+        # Without properties, which may compute anything.
+        own += [_constant(inspect.getattr_static(owner, name, None)) for name in self._names]
         used = (
             self._optimizers,
             self.attributes.optimizer,
@@ -371,6 +410,10 @@ class BuiltStep:
             raise UsageError(
                 f"global_batch_size was {self.plan.layout.global_batch_size} when the step was built, "
                 f"and is {owner.global_batch_size} now: make a new trainer or ctl.Step."
+            )
+        if owner.strategy is not self._strategy:
+            raise UsageError(
+                "The strategy was replaced after the step was built: make a new trainer or ctl.Step."
             )
         if self._state is not None and inner(self.attributes.model) is not inner(self._model):
             raise UsageError(
@@ -483,6 +526,10 @@ def _numbers(value: Any) -> dict[str, Any]:
         for name, each in vars(value).items()
         if name[0] != "_" and (isinstance(each, bool | int | float | None) or callable(each))
     }
+
+
+def _constant(value: Any) -> Any:
+    return value if isinstance(value, bool | int | float | str) else None
 
 
 def _size(tracked: Any) -> int:

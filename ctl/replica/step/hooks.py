@@ -2,7 +2,10 @@
 
 from collections.abc import Callable, Sequence
 import contextlib
+import difflib
+import dis
 import inspect
+import itertools
 import logging
 import re
 import sys
@@ -13,6 +16,7 @@ from ctl.replica.arithmetic import models
 
 _LOG = logging.getLogger("ctl")
 _OF_OPTIMIZERS = ("compute_gradients", "minimize", "aggregate_gradients")
+_OF_KERAS_STEPS = ("GradientTape", "compiled_loss", "compute_loss")
 _OF_MODELS = ("train_step", "compute_loss", "make_train_function")
 
 
@@ -33,6 +37,38 @@ def check_methods(cls: type, base: type) -> None:
         required = [p.name for p in parameters if p.default is p.empty]
         # An override may leave out what has a default.
         check(f"{cls.__name__}.{name}", own, [p.name for p in parameters], required)
+    step = inspect.getattr_static(cls, "train_step")
+    names = {*step.__code__.co_names} if inspect.isfunction(step) else set()
+    if names & {*_OF_KERAS_STEPS} and not names & {"next", "super", "run"}:
+        raise UsageError(
+            f"{cls.__name__}.train_step is written for a model of Keras, which passes it a batch; ctl "
+            "passes it an iterator: define per_example_loss, or replica_step with self.minimize."
+        )
+    _warn_of_misspelt(cls, base)
+
+
+def _warn_of_misspelt(cls: type, base: type) -> None:
+    """Prints a line for methods with almost the name of a method of `base`, if nothing calls them."""
+    own = cls.__mro__[: cls.__mro__.index(base)]
+    sources = ""
+    for module in {each.__module__ for each in own}:
+        try:
+            sources += inspect.getsource(sys.modules[module])
+        except (OSError, TypeError, KeyError):  # it may call them
+            return
+    functions = {k: v for each in own for k, v in vars(each).items() if inspect.isfunction(v)}
+    for name, function in functions.items():
+        if name[0] == "_" or hasattr(base, name) or len(re.findall(rf"\b{name}\b", sources)) > 1:
+            continue
+        near = difflib.get_close_matches(name, dir(base), n=1, cutoff=0.9)
+        expected = getattr(base, near[0]) if near and near[0] not in functions else None
+        if inspect.isfunction(expected) and len(inspect.signature(function).parameters) == len(
+            inspect.signature(expected).parameters
+        ):
+            _LOG.warning(
+                "Nothing calls %s.%s: did you mean %s, which ctl calls?",
+                cls.__name__, name, near[0],
+            )  # fmt: skip
 
 
 def check(name: str, function: Callable[..., Any], given: Sequence[str], *others: Any) -> None:
@@ -65,6 +101,35 @@ def check(name: str, function: Callable[..., Any], given: Sequence[str], *others
             errors.append(str(error))
     shown = [argument for argument in (others or [given])[-1] if argument != "self"]
     raise UsageError(f"{name} cannot be called with ({', '.join(shown)}): {errors[-1]}.")
+
+
+def names_of_attributes(cls: type, methods: Sequence[str]) -> set[str]:
+    """Returns the attributes of `self` that some methods of a user's class read, or those they call.
+
+    Args:
+        cls: the class.
+        methods: the names of its methods.
+    """
+    found: set[str] = set()
+    pending = [*methods]
+    while pending:
+        name = pending.pop()
+        for method in [vars(each).get(name) for each in cls.__mro__]:  # super() calls the others
+            method = method.fget if isinstance(method, property) else method
+            code: Any = getattr(method, "__code__", None)
+            is_ctl = (getattr(method, "__module__", None) or "").partition(".")[0] in (
+                "ctl",
+                "orbit",
+            )
+            codes = [code] if code and code.co_argcount and not is_ctl else []
+            for each in codes:
+                codes += filter(inspect.iscode, each.co_consts)  # functions inside of it
+                for value, load in itertools.pairwise(dis.get_instructions(each)):
+                    is_self = value.argrepr.split(", ")[-1] == code.co_varnames[0]
+                    if is_self and load.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+                        pending += [load.argval] * (load.argval not in found)
+                        found.add(load.argval)
+    return {name for name in found if name[0] != "_"}
 
 
 def check_optimizer(optimizer: Any) -> None:

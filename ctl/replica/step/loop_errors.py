@@ -14,6 +14,12 @@ _LABEL = re.compile(
     r"Received a label value of (?P<value>-?\d+) which is outside the valid range of "
     r"\[(?P<first>\d+), (?P<end>\d+)\)"
 )
+_NO_GRADIENT = re.compile(r"gradient registry has no entry for: (\w+)")
+_OF_CONTEXT = re.compile(
+    r"'NoneType' object has no attribute "
+    r"'(replica_id_in_sync_group|num_replicas_in_sync|all_reduce|all_gather|merge_call)'"
+)
+_CALLED = re.compile(r"""Exception encountered when calling (?:layer )?["']([^"']+)["']""")
 # Of XLA's own errors.
 _NO_BOUND = "requires a fixed tensor list size"
 _NOT_DETERMINISTIC = "do not yet have a deterministic XLA implementation"
@@ -31,6 +37,21 @@ def explain(error: BaseException, trainer: Any) -> str:
             f"The label of {place} is {label['value']}, outside of the classes {label['first']} to "
             f"{int(label['end']) - 1} that the outputs have: correct the labels, or the size of the "
             "last layer."
+        )
+    if isinstance(error, AttributeError) and (attribute := _OF_CONTEXT.search(str(error))):
+        layer = _CALLED.search(str(error))
+        place = user_line(error) or (f"The call of layer {layer[1]}" if layer else "The model")
+        return (
+            f"{place} uses {attribute[1]} of tf.distribute."
+            "get_replica_context(), which is None while ctl builds the model: write ctl.replica."
+            "positions(x) for the places of the rows in the global batch, ctl.replica.all_gather(x) for "
+            "all rows, or use the context only if it is not None."
+        )
+    if missing := _NO_GRADIENT.search(str(error)):
+        return (
+            f"TensorFlow has no gradient for the operation {missing[1]}, through which the losses "
+            "depend on the variables: compute them by other operations, or apply tf.stop_gradient to "
+            "what it computes."
         )
     if trainer is None:
         return ""

@@ -77,6 +77,15 @@ class Plan:
         return self.options.micro_batches
 
     @property
+    def even(self) -> bool:
+        """Whether all micro-batches have the same number of rows, without padding.
+
+        Only then is the mean over them the mean over the batch.
+        """
+        rows = self.layout.rows_per_replica
+        return self.layout.even and self.full_batches and rows % self.micro_batches == 0
+
+    @property
     def isolation(self) -> str:
         """Why a layer or a loss cannot read the rows of the complete global batch; empty if it can.
 
@@ -228,8 +237,7 @@ def make_plan(
     # Validated after "auto" is resolved, so the rules see the mode that is used.
     keys.check_rules(plan.values)
     _check_overrides(plan, data)
-    even = layout.even and plan.full_batches and layout.rows_per_replica % plan.micro_batches == 0
-    _check_layers(model, layout, micro_batches=plan.micro_batches, even=even)
+    _check_layers(model, plan)
     # Only for a valid plan, because it changes the complete process.
     if mode == "autocluster":
         xla.enable_autoclustering(gpu=gpu)
@@ -276,31 +284,40 @@ def _has_sync_batch_norm(model: tf_keras.Model) -> bool:
     return any(getattr(layer, "synchronized", False) for layer in model._flatten_layers())
 
 
-def _check_layers(model: tf_keras.Model, layout: Layout, *, micro_batches: int, even: bool) -> None:
-    """Rejects, or warns of, layers that make the update depend on how the batch is split.
-
-    Args:
-        model: the built model.
-        layout: which replica holds which rows.
-        micro_batches: those of a replica.
-        even: whether all micro-batches have the same number of rows, without padding. Only then is
-            the mean over them the mean over the batch.
-    """
-    split = layout.replicas > 1 or micro_batches > 1 or not even
-    plain = []
+def _check_layers(model: tf_keras.Model, plan: Plan) -> None:
+    """Rejects layers that make the update depend on how the batch is split."""
     for layer in model._flatten_layers():
         # tf_keras divides the penalty by the rows of the part, so it has no global denominator.
-        if getattr(layer, "activity_regularizer", None) is not None and not even:
+        if getattr(layer, "activity_regularizer", None) is not None and not plan.even:
             raise UsageError(
                 f"Layer {layer.name} has an activity regularizer, which is a mean over the rows of a "
-                f"part of the batch, and the {layout.global_batch_size} rows do not split into equal "
-                "parts: choose a batch that splits evenly, or add the penalty to per_example_loss."
+                f"part of the batch, and the {plan.layout.global_batch_size} rows do not split into "
+                "equal parts: choose a batch that splits evenly, or add the penalty to per_example_loss."
             )
-        is_norm = isinstance(layer, tf_keras.layers.BatchNormalization) or (
-            getattr(layer, "synchronized", None) is False  # of Keras 3
+
+
+def warn_of_plain_norms(plan: Plan, model: tf_keras.Model, known: set[str]) -> None:
+    """Prints a line for layers that normalize a part of the batch by its own statistics.
+
+    Args:
+        plan: the plan.
+        model: the built model.
+        known: the layers that were named before, to which those of the line are added.
+    """
+    if plan.layout.replicas == plan.micro_batches == 1 and plan.even:
+        return
+    plain = [
+        layer.name
+        for layer in model._flatten_layers()
+        if (
+            isinstance(layer, tf_keras.layers.BatchNormalization)
+            or getattr(layer, "synchronized", None) is False  # of Keras 3
         )
-        plain += [layer.name] * (is_norm and not getattr(layer, "counts_all_rows", False))
-    if plain and split:  # a warning and not an error, since it is the usual practice
+        and not getattr(layer, "counts_all_rows", False)
+        and layer.trainable  # a frozen one uses its moving statistics
+    ]
+    if {*plain} - known:  # a warning and not an error, since it is the usual practice
+        known.update(plain)
         _LOG.warning(
             "Batch normalization of a part of the batch, including padding: the update depends on how "
             "it is split (%s). Use ctl.SyncBatchNormalization, or model.sync_batch_norm=True.",

@@ -82,6 +82,7 @@ class Update:
         parts: the same as the argument.
         optimizers: id -> an optimizer that the traced steps use, in the order of their first use.
         variables: id -> a variable that the traced steps train.
+        untrained: names what the step reads and does not train.
         unsaved: the lines of code that assign a variable which `assignable` lacks.
     """
 
@@ -94,7 +95,7 @@ class Update:
         models: Callable[[], Sequence[Any]] = tuple,
     ):
         self.parts = parts
-        self._untrained = Untrained(models)
+        self.untrained = Untrained(models)
         self._assignable = assignable
         self._plan = plan
         self._global_step = global_step
@@ -161,7 +162,7 @@ class Update:
             factors=self._factors,
             assignable=self._assignable(),
             compiled=plan.compiles_micro_batches,
-            untrained=None if chosen or rows.trace.losses_only else self._untrained,
+            untrained=None if chosen or rows.trace.losses_only else self.untrained,
         )
         inputs = Inputs(
             batch, rows.row_mask, weights, denominators, rows.first_row, rows.step, loss_scale

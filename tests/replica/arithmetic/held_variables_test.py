@@ -241,3 +241,41 @@ def test_variable_that_is_set_after_the_first_update_or_outside_of_the_scope_is_
     trainer.log_variance = tf.Variable(START, dtype=tf.float64)
     with pytest.raises(UsageError, match="created outside the strategy's scope"):
         trainer.train(tf.constant(1))
+
+
+class Weighted(Late):
+    """Reads the variable in the weights alone."""
+
+    stops = False
+
+    def per_example_loss(self, batch, outputs):
+        return tf.reduce_sum((batch["label"] - outputs) ** 2, axis=1)
+
+    def sample_weight(self, batch):
+        weights = tf.exp(batch["x"][:, 0] * self.log_variance)
+        return tf.stop_gradient(weights) if self.stops else weights
+
+
+class Stopped(Weighted):
+    stops = True
+
+
+class Prepared(Learned):
+    """Reads the variable in `preprocess`."""
+
+    per_example_loss = Weighted.per_example_loss
+
+    def preprocess(self, batch):
+        return {**batch, "x": batch["x"] * self.log_variance}
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize(
+    ("cls", "hook"), [(Weighted, "sample_weight"), (Stopped, ""), (Prepared, "preprocess")]
+)
+def test_variable_whose_hook_gets_no_gradient_is_named(cls, hook, replicas, caplog):
+    trainer = one_batch.make(cls, 8, replicas)
+    trainer.train(tf.constant(1))
+    line = "{} depends on Variable:0, which the step does not train"
+    assert [line.format(hook) in each for each in caplog.messages] == [True] * bool(hook)
+    assert trainer.log_variance.numpy() == START

@@ -164,6 +164,26 @@ class Selects(Ignores):
         metrics["mae"].update_state(*values)
 
 
+class Numbered(Unweighted):
+    """Adds the number of the replica."""
+
+    def update_metrics(self, metrics, batch, outputs, weights):
+        number = tf.distribute.get_replica_context().replica_id_in_sync_group
+        outputs += tf.cast(number, outputs.dtype)
+        ctl.replica.update_metric(metrics["mae"], batch["label"], outputs, weights)
+
+
+class Positioned(Unweighted):
+    """Adds numbers that depend on the places of the rows in the global batch."""
+
+    def update_metrics(self, metrics, batch, outputs, weights):
+        places = tf.cast(ctl.replica.positions(batch["x"]), outputs.dtype)
+        outputs += 0 * places[:, tf.newaxis, tf.newaxis] + 0 * ctl.random.uniform(
+            tf.shape(outputs), dtype=outputs.dtype
+        )
+        ctl.replica.update_metric(metrics["mae"], batch["label"], outputs, weights)
+
+
 def run(cls, replicas, *, size=4, **options):
     """The metric of one step of all rows, and that of an evaluation."""
     trainer = one_batch.make(cls, ROWS, replicas, **options)
@@ -197,6 +217,15 @@ def test_metrics_count_the_rows_and_weights_of_the_loss_or_a_line_says_so(
     lines = [r.getMessage() for r in caplog.records if "mae" in r.getMessage()]
     assert (len(lines), words) == ((1, words) if words else (0, "")), lines
     assert words in "".join(lines)
+
+
+@pytest.mark.parametrize("cls", [Numbered, Positioned])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_number_of_the_replica_in_a_metric_is_named(cls, replicas, caplog):
+    found = run(cls, replicas)
+    is_wrong = cls is Numbered and replicas > 1
+    assert (found != pytest.approx((PLAIN, PLAIN), abs=1e-12)) == is_wrong
+    assert caplog.text.count("passes mae values that contain the number of the replica") == is_wrong
 
 
 def test_unpadded_batches_may_be_counted_without_weights(caplog):

@@ -2,9 +2,10 @@
 
 import pytest
 import tensorflow as tf
+import tf_keras
 
 import ctl
-from tests.users_code.examples import Case
+from tests.users_code.examples import CLASSES, Case
 from tests.users_code.running import Split, difference, train
 
 
@@ -56,3 +57,23 @@ def test_the_number_of_replicas_in_a_loss_is_rejected_with_its_line(case):
 @pytest.mark.parametrize("case", [Mean, Branch])
 def test_means_over_replicas_and_branches_are_right(case):
     assert difference(train(case, Split(1, 8)), train(case, Split(2, 8))) <= 1e-10
+
+
+class DividedRegularizer(Case):
+    factor = 1.0
+
+    def build_model(self):
+        factor = self.factor / self.strategy.num_replicas_in_sync
+        penalty = tf_keras.regularizers.L2(factor) if factor else None
+        return tf_keras.Sequential([tf_keras.layers.Dense(CLASSES, kernel_regularizer=penalty)])
+
+
+class NoRegularizer(DividedRegularizer):
+    factor = 0.0
+
+
+@pytest.mark.parametrize("case", [DividedRegularizer, NoRegularizer])
+def test_the_number_of_replicas_in_a_regularizer_is_named(case, caplog):
+    train(case, Split(2, 8))
+    lines = [line for line in caplog.messages if "reads num_replicas_in_sync" in line]
+    assert len(lines) == (case is DividedRegularizer)

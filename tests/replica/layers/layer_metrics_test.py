@@ -137,3 +137,25 @@ def test_evaluation_keeps_the_metrics_of_the_steps_before_it():
         assert evaluated["mean"] == pytest.approx(ROWS["x"].mean(), abs=1e-6)
     expected = by_hand(np.concatenate(seen))
     assert numbers(step.results()) == pytest.approx(expected, abs=1e-6)
+
+
+class FewWeights(tf_keras.layers.Layer):
+    def build(self, shape):
+        self.mean = tf_keras.metrics.Mean("mean")
+
+    def call(self, inputs):
+        self.mean.update_state(inputs[:, 0], sample_weight=tf.ones([2], inputs.dtype))
+        return inputs
+
+
+class FewWeightsTrainer(Trainer):
+    def build_model(self):
+        return tf_keras.Sequential([FewWeights(name="few"), tf_keras.layers.Dense(1)])
+
+
+def test_other_number_of_weights_than_values_is_one_line():
+    trainer = one_batch.make(FewWeightsTrainer, 4, 1)
+    message = r"Metric 'mean' of layer few cannot be updated with the shapes \(4,\) and \(2,\)"
+    with pytest.raises(ctl.UsageError, match=message) as raised:
+        trainer.train(tf.constant(1))
+    assert "\n" not in str(raised.value)

@@ -9,6 +9,7 @@ import tf_keras
 
 import ctl
 from ctl.errors import UsageError
+from ctl.replica.step import hooks
 from tests.replica.step.bad_rows_test import Classifier
 from tests.support import child, one_batch
 
@@ -137,3 +138,48 @@ def test_training_that_a_model_defines_is_named(cls, compiled, line, caplog):
 
     ctl.Step(model, tf_keras.optimizers.SGD(), loss, global_batch_size=2)({"x": tf.ones([2, 3])})
     assert (line in caplog.text) if line else not caplog.records
+
+
+class KerasStep(Classifier):
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(data)
+        self.optimizer.minimize(loss, self.model.trainable_variables, tape=tape)
+
+
+def test_step_in_the_form_of_keras_is_rejected():
+    with pytest.raises(UsageError, match=r"^KerasStep\.train_step is written for a model of Keras"):
+        one_batch.make(KerasStep, 8, 1)
+
+
+class Misspelt(Classifier):
+    def build_metric(self):
+        return {"mae": tf_keras.metrics.MeanAbsoluteError()}
+
+
+class Helper(Classifier):
+    """Has methods whose names are close to hooks, and which something calls."""
+
+    def preprocessed(self, batch):
+        return batch
+
+    def preprocess(self, batch):
+        return batch
+
+    def build_parts_(self):
+        return []
+
+    def build_parts(self):
+        return self.build_parts_()
+
+    def sample_weights(self):  # takes no batch
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("cls", "lines"),
+    [(Misspelt, ["Misspelt.build_" "metric: did you mean build_metrics,"]), (Helper, [])],
+)  # fmt: skip
+def test_method_with_almost_the_name_of_a_hook_is_named(cls, lines, caplog):
+    hooks.check_methods(cls, ctl.StandardTrainer)
+    assert [m.replace("Nothing calls ", "")[: len(lines[0])] for m in caplog.messages] == lines

@@ -116,6 +116,26 @@ def test_warns_of_plain_batch_norm_if_the_batch_is_split(caplog):
     assert caplog.text == ""
 
 
+class Frozen(Normalized):
+    def build_model(self):
+        model = super().build_model()
+        model.layers[1].trainable = model.layers[2].trainable = False
+        return model
+
+
+def test_frozen_batch_norm_is_named_once_it_is_trained(caplog):
+    trainer = reference_model.make_trainer(testing.make_strategy(2), 8, cls=Frozen)
+    assert caplog.text == ""
+    step = loop_of(trainer).step
+    step.must_trace()
+    trainer.model.layers[1].trainable = True
+    step.attributes.check_slot_variables = lambda: None  # as for a model without gamma and beta
+    assert step.must_trace() and "it is split (first). Use" in caplog.text
+    caplog.clear()
+    trainer.model.layers[2].trainable = trainer.model.layers[1].trainable = False
+    assert step.must_trace() and caplog.text == ""
+
+
 @pytest.mark.parametrize(
     ("cls", "model", "message"),
     [

@@ -57,6 +57,10 @@ def make_step(optimizer=None):
             "The model was replaced after a step",
         ),
         (
+            lambda owner: setattr(owner, "strategy", one_batch.strategy(2)),
+            "The strategy was replaced after the step was built",
+        ),
+        (
             lambda owner: setattr(owner, "global_batch_size", 4),
             r"global_batch_size was (8|16) when",
         ),
@@ -117,6 +121,49 @@ def test_another_attribute_of_a_layer_is_used_from_the_next_loop_on(name):
     trainer.train(tf.constant(1))
     for one, two in zip(before, trainer.model.get_weights(), strict=True):
         np.testing.assert_array_equal(one, two)
+
+
+class Scaled(Trainer):
+    """Multiplies the loss by a number, which a method of its own reads, and counts its loops."""
+
+    factor, loops, traces = 1.0, 0, 0
+
+    def scaled(self, losses):
+        return tf.map_fn(lambda loss: loss * self.factor, losses)
+
+    def per_example_loss(self, batch, outputs):
+        type(self).traces += 1
+        return self.scaled(super().per_example_loss(batch, outputs))
+
+    def train_loop_begin(self):
+        self.loops += 1
+        super().train_loop_begin()
+
+
+class Inherited(Scaled):
+    def per_example_loss(self, batch, outputs):
+        return super().per_example_loss(batch, outputs)
+
+
+def test_another_number_of_the_trainer_is_used_from_the_next_loop_on():
+    trainer = one_batch.make(Inherited, 8, 1)
+    trainer.train(tf.constant(1))
+    traces = trainer.traces
+    trainer.train(tf.constant(1))
+    assert (trainer.loops, trainer.traces) == (2, traces)  # no hook reads the count
+    trainer.factor = 0.0
+    assert float(trainer.train(tf.constant(1))["loss"]) == 0
+    assert trainer.traces > traces
+
+
+@pytest.mark.parametrize("make", [make_trainer, make_step])
+def test_a_penalty_that_is_added_later_is_used_from_the_next_step_on(make):
+    owner, step = make()
+    step()
+    value = lambda results: float(results["loss"] if make is make_trainer else results.loss)  # noqa: E731
+    before = value(step())
+    owner.model.add_loss(lambda: tf.constant(1e6, tf.float64))
+    assert value(step()) > before + 9e5
 
 
 def test_optimizer_of_keras_3_shows_and_sets_what_is_trained_with():
