@@ -14,7 +14,7 @@ from tests.support import child
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # From the lowest layer up: a module may import from its own layer and from those before it.
 LAYERS = (
-    ("errors", "keras", "lazy", "optimizers", "private", "version"),
+    ("errors", "lazy", "optimizers", "private", "version"),
     ("hardware",),
     ("configs",),
     ("data",),

@@ -18,7 +18,7 @@ from ctl.data.layout import Layout, WorkerShard
 from ctl.data.source import Arrays, Data, Source, described_batch
 from ctl.errors import UsageError, name_arguments
 from ctl.hardware import strategies
-from ctl.keras import replaced
+from ctl.private import replaced
 
 _LOG = logging.getLogger("ctl")
 

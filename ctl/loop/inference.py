@@ -17,9 +17,9 @@ from ctl.data.autograph import convert, traced
 from ctl.data.features import RESERVED
 from ctl.data.source import Batch
 from ctl.errors import UsageError
-from ctl.keras import classes
 from ctl.loop.checkpoints.checkpointer import Checkpointer, DamagedCheckpoint
 from ctl.loop.checkpoints.files import hold
+from ctl.private import classes
 from ctl.replica.arithmetic import precision, row_mask
 from ctl.replica.arithmetic.snapshot import Snapshot
 from ctl.replica.graphs.assignments import find_assignments

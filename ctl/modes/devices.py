@@ -9,8 +9,8 @@ from ctl.errors import UsageError, align, print_line
 from ctl.hardware import devices, engines, gpu, host, selection, strategies, tpu
 from ctl.hardware.gpu import DriverGpu
 from ctl.hardware.strategies import StrategyOptions
-from ctl.keras import replaced
 from ctl.modes import DONE, Arguments
+from ctl.private import replaced
 
 Row = tuple[str, str]
 _XLA_VARIABLES = ("TF_XLA_FLAGS", "XLA_FLAGS")  # of TensorFlow's use of XLA, and of XLA itself

@@ -1,1 +1,1 @@
-"""The private modules of TensorFlow and tf_keras that ctl uses. BUILD.md lists all private names."""
+"""What ctl uses and replaces of the inside of TensorFlow and Keras. BUILD.md lists all private names."""

@@ -18,7 +18,7 @@ import tf_keras
 
 from ctl import testing
 from ctl.data import distribution
-from ctl.keras import replaced
+from ctl.private import replaced
 from ctl.testing import multiprocess
 from tests.support import fork_server
 

@@ -4,7 +4,7 @@ import sys
 from typing import Any
 
 from ctl.errors import UsageError
-from ctl.keras import replaced
+from ctl.private import replaced
 from ctl.replica.arithmetic.precision import Dtypes
 from ctl.replica.keras3 import conversion, detection, private
 from ctl.replica.keras3.detection import check

@@ -6,7 +6,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.errors import UsageError
-from ctl.keras import classes
+from ctl.private import classes
 from ctl.replica.arithmetic import models, normalization
 
 

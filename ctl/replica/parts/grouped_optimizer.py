@@ -11,7 +11,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.errors import UsageError
-from ctl.keras import classes
+from ctl.private import classes
 
 
 def attach(optimizer: Any, groups: Sequence[tuple[Any, Sequence[tf.Variable]]]) -> None:

@@ -14,8 +14,8 @@ import tf_keras
 from ctl.configs.group_values import patterns
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError, list_some
-from ctl.keras import classes
 from ctl.optimizers import FromConfig
+from ctl.private import classes
 from ctl.replica.arithmetic import precision
 from ctl.replica.arithmetic.gradients import optimizers_of
 from ctl.replica.arithmetic.held_variables import Held

@@ -14,8 +14,8 @@ import tf_keras
 
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError, type_name
-from ctl.keras import classes
 from ctl.optimizers import CLASSES, ELEMENTWISE, arguments
+from ctl.private import classes
 from ctl.replica.arithmetic import gradients, packs, precision, reduction, waits
 from ctl.replica.arithmetic.gradients import Gradient
 from ctl.replica.arithmetic.slices import Slice

@@ -22,8 +22,8 @@ from ctl.data.layout import Layout
 from ctl.data.source import Batch
 from ctl.errors import UsageError, type_name
 from ctl.hardware import garbage, strategies
-from ctl.keras import replaced
 from ctl.optimizers import FromConfig
+from ctl.private import replaced
 from ctl.replica.arithmetic import held_variables, loss, models, precision, row_mask
 from ctl.replica.arithmetic.trace import Trace
 from ctl.replica.measure.non_finite import counter

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ctl.keras import replaced
+from ctl.private import replaced
 
 # A row is "module:function". The function is called as prepare(model, seed, scope=...), and again if
 # layers may have been created since.

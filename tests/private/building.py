@@ -109,7 +109,7 @@ def train(ctl, package):
 def main():
     before = snapshot()
     import ctl
-    from ctl.keras import replaced
+    from ctl.private import replaced
 
     for name in ctl.__all__:  # imports them
         getattr(ctl, name)

@@ -6,13 +6,13 @@ import pickle
 import pytest
 import tensorflow as tf
 
-from ctl.keras import replaced
+from ctl.private import replaced
 from tests.support import child
 
 
 @pytest.mark.slow  # a process that has not replaced anything
 def test_trainers_and_steps_replace_exactly_what_the_table_lists():
-    done = child.run(["-m", "tests.keras.building"], fresh=True)
+    done = child.run(["-m", "tests.private.building"], fresh=True)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == {
         "by an import": [],
