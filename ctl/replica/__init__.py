@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from ctl.replica.step.metrics import update as update_metric
 
 _NAMES = {
-    "Rows": "arithmetic.row_mask:Rows",
-    "all_gather": "arithmetic.gather:all_gather",
-    "current": "arithmetic.row_mask:current",
-    "examples": "arithmetic.row_mask:examples",
-    "positions": "arithmetic.gather:positions",
-    "present": "arithmetic.row_mask:current_mask",
-    "update_metric": "step.metrics:update",
+    "Rows": "replica.arithmetic.row_mask:Rows",
+    "all_gather": "replica.arithmetic.gather:all_gather",
+    "current": "replica.arithmetic.row_mask:current",
+    "examples": "replica.arithmetic.row_mask:examples",
+    "positions": "replica.arithmetic.gather:positions",
+    "present": "replica.arithmetic.row_mask:current_mask",
+    "update_metric": "replica.step.metrics:update",
 }
 __all__ = ["Rows", "all_gather", "current", "examples", "positions", "present", "update_metric"]
 
@@ -28,7 +28,7 @@ def __getattr__(name: str) -> Any:
     if name not in _NAMES:
         raise AttributeError(f"module 'ctl.replica' has no attribute {name!r}")
     module, _, attribute = _NAMES[name].partition(":")
-    return getattr(importlib.import_module(f"ctl.replica.{module}"), attribute)
+    return getattr(importlib.import_module(f"ctl.{module}"), attribute)
 
 
 def __dir__() -> list[str]:

@@ -146,10 +146,10 @@ def _render_index(module: str) -> list[str]:
 
 
 def _exports(module: str) -> list[str]:
-    """Returns the `__all__` of a package, which imports nothing by itself; [] for another module."""
+    """Returns the `__all__` of a module that imports nothing by itself; [] for another module."""
     path = _package().modules_collection[module].filepath
-    is_package = isinstance(path, pathlib.Path) and path.name == "__init__.py"
-    return list(importlib.import_module(module).__all__) if is_package else []
+    has_list = isinstance(path, pathlib.Path) and "__all__" in path.read_text()
+    return list(importlib.import_module(module).__all__) if has_list else []
 
 
 def _public_names(module: str) -> list[str]:
