@@ -21,7 +21,7 @@ from benchmarks import results
 from benchmarks.gpu import several
 import ctl
 from ctl import testing
-from ctl.replica.arithmetic import reduction
+from ctl.replica.arithmetic import replicas
 from ctl.replica.step.inner_loop import loop_of
 from experiments.trainers import char_lm
 from tests.support import gpu_programs
@@ -78,14 +78,14 @@ def export(cls, gpus: int, *, one_by_one: bool) -> bytes:
             program = loop.compiled_loop.usual_program()
             ir = program.experimental_get_compiler_ir(chunk, tf.constant(0))
             return ir(stage="hlo_serialized")
-    together = reduction._sum
+    together = replicas._sum
     if one_by_one:
-        reduction._sum = lambda values: [v for value in values for v in together([value])]
+        replicas._sum = lambda values: [v for value in values for v in together([value])]
     try:
         with gpu_programs.pretended(gpus) as strategy:
             return gpu_programs.export(make(strategy), _STEPS).hlo
     finally:
-        reduction._sum = together
+        replicas._sum = together
 
 
 def compile_apart(python: str, hlo: bytes, gpus: int, flags) -> dict:

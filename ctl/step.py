@@ -24,13 +24,12 @@ from ctl.errors import NonFiniteStep, UsageError, did_you_mean, name_arguments, 
 from ctl.hardware import strategies
 from ctl.replica.arithmetic import precision as precisions
 from ctl.replica.arithmetic.models import adapt, is_layer
-from ctl.replica.arithmetic.variables import variables_of
+from ctl.replica.arithmetic.variables import check_scope, variables_of
 from ctl.replica.measure.non_finite import counter
 from ctl.replica.measure.outputs import concatenate
 from ctl.replica.parts.part import Part
-from ctl.replica.step import build, hooks, preprocessing, xla
+from ctl.replica.step import build, hooks, metric_updates, preprocessing, xla
 from ctl.replica.step import metrics as metric_results
-from ctl.replica.step.attributes import check_scope
 from ctl.replica.step.built_step import BuiltStep
 from ctl.replica.step.evaluation import Evaluation
 from ctl.replica.step.explanations import explained
@@ -482,7 +481,7 @@ class _Hooks:
 
     def update_metrics(self, metrics: Any, batch: Batch, outputs: Any, weights: Any) -> None:
         sample_weight = functools.partial(self.sample_weight, batch)
-        metric_results.update_by_name(metrics, batch, outputs, weights, sample_weight)
+        metric_updates.update_by_name(metrics, batch, outputs, weights, sample_weight)
 
     def regularization_losses(self) -> Sequence[tf.Tensor]:
         return self._step.model.losses

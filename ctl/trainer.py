@@ -18,12 +18,12 @@ from ctl.errors import UsageError
 from ctl.hardware import coordinator, garbage, strategies
 from ctl.replica.arithmetic import precision
 from ctl.replica.arithmetic.models import adapt, raw
+from ctl.replica.arithmetic.variables import check_known
 from ctl.replica.measure.non_finite import NonFiniteReport
 from ctl.replica.parts.part import Part
 from ctl.replica.step import xla
-from ctl.replica.step.attributes import check_known
 from ctl.replica.step.build import build_scope, build_trainer, check_optimizer
-from ctl.replica.step.metrics import update_by_name
+from ctl.replica.step.metric_updates import update_by_name
 from ctl.replica.step.microbatches import unpack
 from ctl.replica.step.preprocessing import call_model, call_sample_weight, uint8_images
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ctl.replica.arithmetic.gather import all_gather, positions
     from ctl.replica.arithmetic.row_mask import Rows, current, examples
     from ctl.replica.arithmetic.row_mask import current_mask as present
-    from ctl.replica.step.metrics import update as update_metric
+    from ctl.replica.step.metric_updates import update as update_metric
 
 _NAMES = {
     "Rows": "replica.arithmetic.row_mask:Rows",
@@ -19,7 +19,7 @@ _NAMES = {
     "examples": "replica.arithmetic.row_mask:examples",
     "positions": "replica.arithmetic.gather:positions",
     "present": "replica.arithmetic.row_mask:current_mask",
-    "update_metric": "replica.step.metrics:update",
+    "update_metric": "replica.step.metric_updates:update",
 }
 __all__ = ["Rows", "all_gather", "current", "examples", "positions", "present", "update_metric"]
 

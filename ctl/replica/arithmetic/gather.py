@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from ctl.errors import UsageError
 from ctl.hardware import strategies
-from ctl.replica.arithmetic import reduction, replicas, row_mask
+from ctl.replica.arithmetic import replicas, row_mask
 from ctl.replica.arithmetic.moments import replica_context
 from ctl.replica.arithmetic.trace import symbolic
 
@@ -130,7 +130,7 @@ def _fill_slot(tensor: tf.Tensor, first: tf.Tensor, total: int | tf.Tensor) -> t
 
 def _sum(values: list[tf.Tensor]) -> list[tf.Tensor]:
     try:
-        return reduction.sum_over_replicas(values)
+        return replicas.sum_over_replicas(values)
     except RuntimeError as error:
         if "merge_call" not in str(error):
             raise

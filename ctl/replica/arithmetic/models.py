@@ -15,6 +15,8 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from ctl.private.tf_keras import losses_utils
+
 _PACKAGES = {"keras": "ctl.replica.keras3.package"}
 
 
@@ -128,3 +130,15 @@ def _find_package(classes: tuple[type, ...]) -> str:
     """Returns the package of `_PACKAGES` that a class is from; "" if it is from none."""
     names = (str(each.__module__).partition(".")[0] for each in classes)
     return next((name for name in names if name in _PACKAGES), "")
+
+
+def masks_of(outputs: Any) -> list[tf.Tensor | None]:
+    """Returns the mask that tf_keras attached to each of the outputs, or None."""
+    return [losses_utils.get_mask(output) for output in tf.nest.flatten(outputs)]
+
+
+def attach_masks(outputs: Any, masks: list[tf.Tensor | None]) -> None:
+    """Attaches masks to outputs that a compiled function has returned without their attributes."""
+    for output, mask in zip(tf.nest.flatten(outputs), masks, strict=True):
+        if mask is not None:
+            output._keras_mask = mask

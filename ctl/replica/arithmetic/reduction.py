@@ -12,8 +12,9 @@ import functools
 
 import tensorflow as tf
 
-from ctl.replica.arithmetic import packs, replicas
+from ctl.replica.arithmetic import replicas
 from ctl.replica.arithmetic.gradients import Gradient, map_values
+from ctl.replica.arithmetic.replicas import sum_over_replicas
 
 
 def all_reduce(
@@ -43,38 +44,6 @@ def all_reduce(
     *reduced, loss = sum_over_replicas(sent)
     results = iter(_cast(new, old.dtype) for new, old in zip(reduced, existing, strict=True))
     return [None if gradient is None else next(results) for gradient in gradients], loss
-
-
-def sum_over_replicas(values: Sequence[Gradient]) -> list[Gradient]:
-    """Sums tensors over the replicas, in packs of one dtype; call it in a replica context."""
-    if replicas.are_merged():
-        return _sum(values)
-    # TensorFlow gathers the rows of sparse gradients, and XLA has no such collective.
-    parts: list[tf.Tensor] = []
-    for value in values:
-        is_sparse = isinstance(value, tf.IndexedSlices)
-        table = (value.values, value.indices) if is_sparse else ()
-        parts += map(replicas.own_slot, table) if is_sparse else [value]
-    sums = iter(_sum(parts))
-
-    def gathered(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-        rows = [tf.reshape(table, [-1, *table.shape[2:]]) for table in (next(sums), next(sums))]
-        return tf.IndexedSlices(*rows, slices.dense_shape)
-
-    return [gathered(v) if isinstance(v, tf.IndexedSlices) else next(sums) for v in values]
-
-
-def _sum(values: Sequence[Gradient]) -> list[Gradient]:
-    context = tf.distribute.get_replica_context()
-    sums = list(values)
-    # TensorFlow concatenates the tensors of one call, so they must have the same dtype.
-    for dtype in dict.fromkeys(value.dtype for value in values):
-        places = [i for i, value in enumerate(values) if value.dtype == dtype]
-        same = [values[i] for i in places]
-        reduced = context.all_reduce(tf.distribute.ReduceOp.SUM, same, packs.options_for(same))
-        for i, value in zip(places, reduced, strict=True):
-            sums[i] = value
-    return sums
 
 
 def sum_in_order(shards: Sequence[Sequence[Gradient]], count: int) -> list[Gradient]:

@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.private.tensorflow import distribute_lib
+from ctl.replica.arithmetic import packs
 
 # Thread-local, because tf.distribute traces each replica in its own thread.
 _THREAD = threading.local()
@@ -118,3 +119,35 @@ def aggregate(original: Any, value: Any, aggregation: Any, destinations: Any) ->
         sent = tf.cast(value, tf.int32)
     sent = tf.where(number() == 0, sent, tf.zeros_like(sent))
     return tf.cast(context.all_reduce(tf.distribute.ReduceOp.SUM, sent), value.dtype)
+
+
+def sum_over_replicas(values: Sequence[Any]) -> list[Any]:
+    """Sums tensors over the replicas, in packs of one dtype; call it in a replica context."""
+    if are_merged():
+        return _sum(values)
+    # TensorFlow gathers the rows of sparse gradients, and XLA has no such collective.
+    parts: list[tf.Tensor] = []
+    for value in values:
+        is_sparse = isinstance(value, tf.IndexedSlices)
+        table = (value.values, value.indices) if is_sparse else ()
+        parts += map(own_slot, table) if is_sparse else [value]
+    sums = iter(_sum(parts))
+
+    def gathered(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+        rows = [tf.reshape(table, [-1, *table.shape[2:]]) for table in (next(sums), next(sums))]
+        return tf.IndexedSlices(*rows, slices.dense_shape)
+
+    return [gathered(v) if isinstance(v, tf.IndexedSlices) else next(sums) for v in values]
+
+
+def _sum(values: Sequence[Any]) -> list[Any]:
+    context = tf.distribute.get_replica_context()
+    sums = list(values)
+    # TensorFlow concatenates the tensors of one call, so they must have the same dtype.
+    for dtype in dict.fromkeys(value.dtype for value in values):
+        places = [i for i, value in enumerate(values) if value.dtype == dtype]
+        same = [values[i] for i in places]
+        reduced = context.all_reduce(tf.distribute.ReduceOp.SUM, same, packs.options_for(same))
+        for i, value in zip(places, reduced, strict=True):
+            sums[i] = value
+    return sums

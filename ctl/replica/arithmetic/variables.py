@@ -1,7 +1,12 @@
-"""The variables of layers, models and modules."""
+"""The variables of layers, models and modules, and checks of those that an update trains."""
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import tensorflow as tf
+
+from ctl.errors import UsageError, list_some
+from ctl.hardware import strategies
 from ctl.private.tf_keras import base_layer_utils
 
 
@@ -26,3 +31,39 @@ def moving_statistics(model: Any, *, plain: bool = False) -> set[int]:
     if plain:
         layers = [v for v in layers if getattr(v, "synchronized", None) is False]
     return {id(getattr(layer, name, None)) for layer in layers for name in names}
+
+
+def check_scope(variables: Iterable[tf.Variable], strategy: tf.distribute.Strategy) -> None:
+    """Raises a UsageError if variables are no copies on the replicas of a strategy."""
+    spec = strategies.spec_of(strategy)
+    in_scope = strategy.extended.variable_created_in_scope
+    outside = [v.name for v in variables if spec.replica_values and not in_scope(v)]
+    if outside:
+        raise UsageError(
+            f"{list_some(outside)}, which the step updates, was created outside the strategy's scope: "
+            "build it in build_model or `with self.build_scope():`, or in `with strategy.scope():`."
+        )
+
+
+def check_known(
+    optimizer: Any, variables: Sequence[tf.Variable], strategy: tf.distribute.Strategy
+) -> None:
+    """Raises a UsageError if an optimizer was built for other variables than those of `minimize`."""
+    if strategy.num_replicas_in_sync > 1:
+        # The scalars of an optimizer are assigned once, wherever they were created.
+        check_scope([*variables, *(v for v in optimizer.variables if v.shape.rank)], strategy)
+    unknown = unknown_variables(optimizer, variables)
+    if unknown:
+        raise UsageError(
+            f"minimize got {list_some(unknown)}, for which its optimizer has no slot variables: make a "
+            "second optimizer in build_scope() and pass it as optimizer=..., or pass variables of "
+            "self.model."
+        )
+
+
+def unknown_variables(optimizer: Any, variables: Sequence[tf.Variable]) -> list[str]:
+    """Returns the variables that a built optimizer was not built for, by name."""
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    if not getattr(optimizer, "_built", False):
+        return []
+    return [v.name for v in variables if optimizer._var_key(v) not in optimizer._index_dict]

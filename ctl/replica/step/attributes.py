@@ -8,11 +8,15 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.errors import UsageError, list_some
-from ctl.hardware import strategies
 from ctl.replica.arithmetic import models, precision
 from ctl.replica.arithmetic.held_variables import Held, build_again, trainable_variables_of
 from ctl.replica.arithmetic.snapshot import Assignable
-from ctl.replica.arithmetic.variables import moving_statistics, variables_of
+from ctl.replica.arithmetic.variables import (
+    check_scope,
+    moving_statistics,
+    unknown_variables,
+    variables_of,
+)
 from ctl.replica.step import preparations
 
 _LOG = logging.getLogger("ctl")
@@ -320,42 +324,6 @@ def check_stateless(model: tf_keras.layers.Layer) -> None:
         own = models.inner(layer)
         if getattr(own, "stateful", False) and not isinstance(own, tf_keras.Model):
             raise UsageError(f"Layer {layer.name} has stateful=True: {STATELESS}")
-
-
-def check_scope(variables: Iterable[tf.Variable], strategy: tf.distribute.Strategy) -> None:
-    """Raises a UsageError if variables are no copies on the replicas of a strategy."""
-    spec = strategies.spec_of(strategy)
-    in_scope = strategy.extended.variable_created_in_scope
-    outside = [v.name for v in variables if spec.replica_values and not in_scope(v)]
-    if outside:
-        raise UsageError(
-            f"{list_some(outside)}, which the step updates, was created outside the strategy's scope: "
-            "build it in build_model or `with self.build_scope():`, or in `with strategy.scope():`."
-        )
-
-
-def check_known(
-    optimizer: Any, variables: Sequence[tf.Variable], strategy: tf.distribute.Strategy
-) -> None:
-    """Raises a UsageError if an optimizer was built for other variables than those of `minimize`."""
-    if strategy.num_replicas_in_sync > 1:
-        # The scalars of an optimizer are assigned once, wherever they were created.
-        check_scope([*variables, *(v for v in optimizer.variables if v.shape.rank)], strategy)
-    unknown = unknown_variables(optimizer, variables)
-    if unknown:
-        raise UsageError(
-            f"minimize got {list_some(unknown)}, for which its optimizer has no slot variables: make a "
-            "second optimizer in build_scope() and pass it as optimizer=..., or pass variables of "
-            "self.model."
-        )
-
-
-def unknown_variables(optimizer: Any, variables: Sequence[tf.Variable]) -> list[str]:
-    """Returns the variables that a built optimizer was not built for, by name."""
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    if not getattr(optimizer, "_built", False):
-        return []
-    return [v.name for v in variables if optimizer._var_key(v) not in optimizer._index_dict]
 
 
 def _is_built(module: tf.Module) -> bool:

@@ -12,9 +12,8 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.data.source import Batch
-from ctl.replica.arithmetic import gradients
+from ctl.replica.arithmetic import gradients, models
 from ctl.replica.arithmetic.snapshot import Snapshot
-from ctl.replica.step import metrics
 
 
 def pad_rows(
@@ -83,10 +82,10 @@ def zero_outputs(outputs: Any, row_mask: tf.Tensor | None, rows: int | tf.Tensor
     """Replaces the outputs of a model without rows by zeros; the masks of tf_keras stay attached."""
     if isinstance(rows, int) or row_mask is None:
         return outputs
-    keras_masks = metrics.masks_of(outputs)
+    keras_masks = models.masks_of(outputs)
     zeros = zero_without_rows(tf.nest.flatten(outputs), row_mask, rows)
     result = tf.nest.pack_sequence_as(outputs, zeros)
-    metrics.attach_masks(result, keras_masks)
+    models.attach_masks(result, keras_masks)
     return result
 
 

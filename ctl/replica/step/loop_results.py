@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from ctl.replica.arithmetic import precision, row_mask
+from ctl.replica.arithmetic import models, precision, row_mask
 from ctl.replica.arithmetic.waits import InputWait, ReductionWait
 from ctl.replica.step import metrics
 from ctl.replica.step.attributes import Attributes
@@ -77,7 +77,7 @@ class LoopResults:
         rows = row_mask.current() or row_mask.Rows()
         first_row = tf.cast(rows.first_row, tf.int64)
         for each in micro_batches:
-            metrics.attach_masks(each.outputs, each.keras_masks)
+            models.attach_masks(each.outputs, each.keras_masks)
             count = row_count(each.batch)
             # The rows of the micro-batch, because its mask distinguishes padding from sample weights.
             with row_mask.examples(

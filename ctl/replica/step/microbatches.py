@@ -13,13 +13,12 @@ from ctl.data.autograph import convert, traced
 from ctl.data.elements import name_features
 from ctl.data.source import Batch, MaskedBatch
 from ctl.errors import UsageError
-from ctl.replica.arithmetic import gradients, loss, precision, row_mask
+from ctl.replica.arithmetic import gradients, loss, models, precision, row_mask
 from ctl.replica.arithmetic.gradients import Gradient
 from ctl.replica.arithmetic.held_variables import Untrained
 from ctl.replica.arithmetic.snapshot import Assignable, Snapshot
 from ctl.replica.arithmetic.trace import Trace
 from ctl.replica.graphs import order
-from ctl.replica.step import metrics
 from ctl.replica.step.empty_batches import keep_statistics, zero_outputs, zero_without_rows
 
 _LOG = logging.getLogger("ctl")
@@ -229,7 +228,7 @@ class MicroBatches:
             new = zero_without_rows(new, mask, rows)
             new = gradients.accumulate([new, *others]) if others else new
             examples.trace.add_gradients(new)
-        keras_masks = metrics.masks_of(outputs)
+        keras_masks = models.masks_of(outputs)
         if may_be_empty:  # a metric multiplies them by the mask
             outputs = zero_outputs(outputs, mask, rows)
         return new, share, MicroBatch(batch, mask, outputs, keras_masks, named)

@@ -19,6 +19,7 @@ from ctl.replica.arithmetic import gradients, loss, precision, reduction, row_ma
 from ctl.replica.arithmetic.gradients import Gradient
 from ctl.replica.arithmetic.held_variables import Untrained
 from ctl.replica.arithmetic.snapshot import Assignable, Snapshot
+from ctl.replica.arithmetic.variables import check_scope
 from ctl.replica.measure.losses import LossMeans
 from ctl.replica.measure.non_finite import (
     LOSS,
@@ -29,7 +30,6 @@ from ctl.replica.measure.non_finite import (
     counter,
 )
 from ctl.replica.parts.part import GlobalUpdate, Part
-from ctl.replica.step.attributes import check_scope
 from ctl.replica.step.microbatches import (
     Batch,
     Contributions,

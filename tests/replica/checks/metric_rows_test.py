@@ -7,7 +7,8 @@ import tf_keras
 
 import ctl
 from ctl.replica.checks.metric_rows import check_rows
-from ctl.replica.step.metrics import prepare, update_by_name
+from ctl.replica.step.metric_updates import update_by_name
+from ctl.replica.step.metrics import prepare
 from tests.support import one_batch
 
 WRAPPER = tf_keras.metrics.MeanMetricWrapper
