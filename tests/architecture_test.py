@@ -18,9 +18,9 @@ LAYERS = (
     ("hardware",),
     ("configs",),
     ("data",),
+    ("graphs",),
     ("replica",),
-    ("random",),
-    ("step", "trainer"),
+    ("random", "step", "trainer"),
     ("evaluator",),
     ("loop",),
     ("testing",),
@@ -29,7 +29,6 @@ LAYERS = (
     ("ray",),
 )
 REPLICA_LAYERS = (
-    ("graphs",),
     ("arithmetic",),
     ("random",),
     ("keras3",),

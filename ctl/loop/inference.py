@@ -17,13 +17,13 @@ from ctl.data.autograph import convert, traced
 from ctl.data.features import RESERVED
 from ctl.data.source import Batch
 from ctl.errors import UsageError
+from ctl.graphs.assignments import find_assignments
+from ctl.graphs.dataflow import depends_on
 from ctl.loop.checkpoints.checkpointer import Checkpointer, DamagedCheckpoint
 from ctl.loop.checkpoints.files import hold
 from ctl.private import classes
 from ctl.replica.arithmetic import precision, row_mask
 from ctl.replica.arithmetic.snapshot import Snapshot
-from ctl.replica.graphs.assignments import find_assignments
-from ctl.replica.graphs.dataflow import depends_on
 from ctl.replica.parts.part import ONLY_TRAINING
 from ctl.replica.step.inner_loop import loop_of
 from ctl.replica.step.microbatches import row_count

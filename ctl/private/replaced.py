@@ -68,7 +68,7 @@ REPLACED = (
     Replacement("tf_keras.layers", "Layer.add_loss", "ctl.replica.layers.penalties:add_loss",
         "a penalty that call adds as a function counts once a pass, and not once a trace; a "
         "recomputation adds none"),
-    Replacement("tf_keras.layers", "Layer.add_update", "ctl.replica.graphs.passes:run_once",
+    Replacement("tf_keras.layers", "Layer.add_update", "ctl.graphs.passes:run_once",
         "a recomputation (ctl.recompute) moves no statistics again"),
     Replacement("tf_keras.metrics", "Metric.__new__", "ctl.replica.layers.layer_metrics:create",
         "layers may update metrics while a model is built in a strategy's scope", ALWAYS),
@@ -80,7 +80,7 @@ REPLACED = (
         "replicas that are not merged (several GPUs) assign a variable with the value of the first "
         "replica, which fails in TensorFlow", ALWAYS),
     Replacement("tensorflow.python.framework.ops", "gradient_registry._registry",
-        "ctl.replica.graphs.custom_gradients:Gradients",
+        "ctl.graphs.custom_gradients:Gradients",
         "the gradient of a tf.custom_gradient is freed with its graph", ALWAYS),
     Replacement("tensorflow.python.autograph.core.config", "CONVERSION_RULES",
         "ctl.data.autograph:without_ctl", "AutoGraph does not convert functions of ctl", ALWAYS),

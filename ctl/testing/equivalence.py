@@ -11,7 +11,7 @@ from ctl.configs.error_location import error_location
 from ctl.configs.options import TrainerOptions
 from ctl.data.features import map_features
 from ctl.errors import UsageError
-from ctl.replica.graphs.unoptimized import without_graph_optimization
+from ctl.graphs.unoptimized import without_graph_optimization
 from ctl.replica.layers import recompute
 from ctl.testing import multiprocess, splits
 from ctl.testing.comparison import tolerance_of

@@ -7,7 +7,7 @@ import re
 import tensorflow as tf
 
 from ctl.configs.error_location import describe, user_frame, user_line
-from ctl.replica.graphs import ops
+from ctl.graphs import ops
 from ctl.replica.step import loop_errors
 
 _CALLBACK = "calls back into Python on the host"

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ctl.replica.graphs import ops
+from ctl.graphs import ops
 
 # Around a message, to find it in the error of TensorFlow.
 _BEGIN, _END = "ctl rejects this step: ", " (end of the reason)"

@@ -13,12 +13,12 @@ import numpy as np
 import tensorflow as tf
 
 from ctl.configs.options import Clip
+from ctl.graphs.assignments import OPTIMIZER_UPDATE
+from ctl.graphs.ops import is_compiled
 from ctl.optimizers.arguments import CLIPPING
 from ctl.replica.arithmetic import replicas, slices
 from ctl.replica.arithmetic.slices import Slice
 from ctl.replica.arithmetic.snapshot import Snapshot
-from ctl.replica.graphs.assignments import OPTIMIZER_UPDATE
-from ctl.replica.graphs.ops import is_compiled
 
 # Of the check for finite values in a program of XLA.
 _SMALL = 2**15  # a gradient with fewer elements is not summed

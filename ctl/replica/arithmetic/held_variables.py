@@ -10,12 +10,12 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.errors import list_some
+from ctl.graphs.assignments import find_assignments
 from ctl.replica.arithmetic import models
 from ctl.replica.arithmetic.gradients import Gradient, optimizers_of
 from ctl.replica.arithmetic.snapshot import Snapshot
 from ctl.replica.arithmetic.trace import symbolic
 from ctl.replica.arithmetic.variables import variables_of
-from ctl.replica.graphs.assignments import find_assignments
 
 _LOG = logging.getLogger("ctl")
 _FIXES = {

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from ctl.errors import UsageError
+from ctl.graphs import passes
 from ctl.replica.arithmetic import moments, row_mask, waits
-from ctl.replica.graphs import passes
 
 
 class Normalized(NamedTuple):

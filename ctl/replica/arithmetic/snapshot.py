@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from ctl.errors import UsageError
-from ctl.replica.graphs.assignments import Assignment, find_assignments
+from ctl.graphs.assignments import Assignment, find_assignments
 
 
 class Assignable(NamedTuple):

@@ -12,13 +12,13 @@ from typing import Any
 
 from ctl.configs.error_location import user_frame
 from ctl.errors import UsageError
+from ctl.graphs.assignments import READS, outermost
+from ctl.graphs.dataflow import ancestors
 from ctl.replica.arithmetic import row_mask
 from ctl.replica.arithmetic.row_mask import Rows
 from ctl.replica.arithmetic.snapshot import handles
 from ctl.replica.arithmetic.trace import UpdateTrace, symbolic
 from ctl.replica.checks import random_search
-from ctl.replica.graphs.assignments import READS, outermost
-from ctl.replica.graphs.dataflow import ancestors
 from ctl.replica.step.observers import Observer
 
 _FIX = (

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from ctl.graphs import ops
+from ctl.graphs.dataflow import outer_tensor
 from ctl.replica.arithmetic.trace import MicroBatchTrace, Trace, UpdateTrace, symbolic
-from ctl.replica.graphs import ops
-from ctl.replica.graphs.dataflow import outer_tensor
 
 # The barrier that orders micro-batches has several inputs; its output i is its input i.
 _IDENTITIES = ("Identity", "StopGradient", "EnsureShape", "Snapshot", "XlaOptimizationBarrier")

@@ -9,11 +9,11 @@ import tf_keras
 
 from ctl.data.autograph import convert, traced
 from ctl.errors import UsageError, list_some
+from ctl.graphs.dataflow import ancestors, depends_on_batch
 from ctl.private.tf_keras import losses_utils
 from ctl.replica.arithmetic.row_mask import Rows
 from ctl.replica.arithmetic.trace import MetricUpdate, symbolic
 from ctl.replica.checks.loss_trace import is_replica_number
-from ctl.replica.graphs.dataflow import ancestors, depends_on_batch
 from ctl.replica.step.observers import Observer
 
 _LOG = logging.getLogger("ctl")

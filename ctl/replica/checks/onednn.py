@@ -11,10 +11,10 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.errors import print_line
+from ctl.graphs import ops
 from ctl.hardware import host
 from ctl.replica.arithmetic.row_mask import Rows
 from ctl.replica.checks.random_search import place
-from ctl.replica.graphs import ops
 from ctl.replica.step.observers import Observer
 
 FIX = "set the environment variable TF_ENABLE_ONEDNN_OPTS=0"

@@ -21,11 +21,11 @@ import tf_keras
 from ctl.configs.error_location import user_frame
 from ctl.data import host_random
 from ctl.errors import UsageError
+from ctl.graphs import ops
+from ctl.graphs.dataflow import ancestors, captured, entries_per_row
 from ctl.private.tf_keras import backend
 from ctl.replica.arithmetic.row_mask import Rows
 from ctl.replica.arithmetic.trace import symbolic
-from ctl.replica.graphs import ops
-from ctl.replica.graphs.dataflow import ancestors, captured, entries_per_row
 from ctl.replica.random import philox
 from ctl.replica.random.draws import Folded
 from ctl.replica.step.observers import Observer

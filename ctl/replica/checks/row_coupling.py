@@ -21,6 +21,8 @@ import tensorflow as tf
 
 from ctl.data.autograph import traced
 from ctl.errors import UsageError
+from ctl.graphs import ops
+from ctl.graphs.dataflow import ancestors, outer_tensor
 from ctl.replica.arithmetic import loss, row_mask
 from ctl.replica.arithmetic.row_mask import Rows
 from ctl.replica.arithmetic.trace import Trace, UpdateTrace, symbolic
@@ -38,8 +40,6 @@ from ctl.replica.checks.row_probe import (
     read_values,
 )
 from ctl.replica.checks.row_rules import Place
-from ctl.replica.graphs import ops
-from ctl.replica.graphs.dataflow import ancestors, outer_tensor
 from ctl.replica.step.microbatches import row_count
 from ctl.replica.step.observers import Losses, Observer, TraceAgain
 

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from ctl.graphs import ops
+from ctl.graphs.dataflow import ancestors, outer_tensor
 from ctl.replica.checks import row_rules
 from ctl.replica.checks.row_rules import Place
-from ctl.replica.graphs import ops
-from ctl.replica.graphs.dataflow import ancestors, outer_tensor
 from ctl.replica.random import philox
 
 _NORMALIZATIONS = (

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from ctl.replica.graphs import ops
+from ctl.graphs import ops
 
 
 class Place(NamedTuple):

@@ -8,10 +8,10 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.errors import UsageError
+from ctl.graphs import passes
 from ctl.hardware import strategies
 from ctl.replica.arithmetic import precision, row_mask
 from ctl.replica.arithmetic.models import Adapted, raw
-from ctl.replica.graphs import passes
 from ctl.replica.keras3 import batch_norm, detection, private
 
 # What tf_keras.Model defines, but the layer of Keras 3 answers.

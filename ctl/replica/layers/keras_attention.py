@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
+from ctl.graphs import dataflow, ops
 from ctl.replica.arithmetic import row_mask
-from ctl.replica.graphs import dataflow, ops
 from ctl.replica.layers import attention
 from ctl.replica.layers.attention import Attention
 

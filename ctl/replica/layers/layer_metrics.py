@@ -11,9 +11,9 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.errors import UsageError
+from ctl.graphs import dataflow
 from ctl.private.tf_keras import base_layer_utils
 from ctl.replica.arithmetic import row_mask
-from ctl.replica.graphs import dataflow
 
 _LOG = logging.getLogger("ctl")
 

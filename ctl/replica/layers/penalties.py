@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from ctl.graphs import passes
 from ctl.private.tf_keras import autocast_variable, base_layer_utils
 from ctl.replica.arithmetic import row_mask
-from ctl.replica.graphs import passes
 
 
 def add_loss(original: Any, layer: Any, losses: Any, **kwargs: Any) -> None:

@@ -19,11 +19,11 @@ import tf_keras
 from ctl.configs.error_location import user_frame
 from ctl.data.autograph import convert
 from ctl.errors import UsageError
+from ctl.graphs import ops, order, passes
+from ctl.graphs.assignments import READS, find_assignments, outermost
 from ctl.private.tensorflow import record
 from ctl.private.tf_keras import autocast_variable, base_layer_utils
 from ctl.replica.arithmetic import models, row_mask
-from ctl.replica.graphs import ops, order, passes
-from ctl.replica.graphs.assignments import READS, find_assignments, outermost
 
 
 class _Switch:

@@ -14,9 +14,9 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.errors import UsageError
+from ctl.graphs import dataflow
 from ctl.replica.arithmetic import gather, replicas, row_mask
 from ctl.replica.arithmetic.assertions import require_equal
-from ctl.replica.graphs import dataflow
 from ctl.replica.random import philox
 
 # The functions of TensorFlow that trace a backward pass, for tf.GradientTape and for tf.function.

@@ -13,11 +13,11 @@ import tensorflow as tf
 
 from ctl.data.autograph import convert, traced
 from ctl.errors import UsageError
+from ctl.graphs import ops
 from ctl.hardware import strategies
 from ctl.replica.arithmetic import packs, precision, row_mask
 from ctl.replica.arithmetic.trace import Trace, UpdateTrace
 from ctl.replica.arithmetic.variables import variables_of
-from ctl.replica.graphs import ops
 from ctl.replica.parts import sharded_optimizer
 from ctl.replica.parts.part import variables_of_state
 from ctl.replica.step import xla

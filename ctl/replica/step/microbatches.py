@@ -13,12 +13,12 @@ from ctl.data.autograph import convert, traced
 from ctl.data.elements import name_features
 from ctl.data.source import Batch, MaskedBatch
 from ctl.errors import UsageError
+from ctl.graphs import order
 from ctl.replica.arithmetic import gradients, loss, models, precision, row_mask
 from ctl.replica.arithmetic.gradients import Gradient
 from ctl.replica.arithmetic.held_variables import Untrained
 from ctl.replica.arithmetic.snapshot import Assignable, Snapshot
 from ctl.replica.arithmetic.trace import Trace
-from ctl.replica.graphs import order
 from ctl.replica.step.empty_batches import keep_statistics, zero_outputs, zero_without_rows
 
 _LOG = logging.getLogger("ctl")

@@ -5,7 +5,7 @@ import re
 from typing import Any, NamedTuple
 
 from ctl.configs.error_location import user_frame
-from ctl.replica.graphs import ops
+from ctl.graphs import ops
 
 _WHILE = re.compile(r" while\(.*?known_trip_count\":\{\"n\":\"(\d+)\"")
 _FEW = 64  # iterations of a loop that is not reported

@@ -14,10 +14,10 @@ from ctl.configs.options import TrainerOptions
 from ctl.data.autograph import convert, traced
 from ctl.data.input_pipeline import InputPipeline
 from ctl.evaluator import StandardEvaluator
+from ctl.graphs import ops
+from ctl.graphs.dataflow import ancestors
 from ctl.replica.arithmetic import models
 from ctl.replica.checks.random_search import place
-from ctl.replica.graphs import ops
-from ctl.replica.graphs.dataflow import ancestors
 from ctl.replica.parts.part import DEPENDS_ON_SPLIT
 from ctl.replica.step.build import seed_and_precision
 from ctl.replica.step.flops import list_graphs

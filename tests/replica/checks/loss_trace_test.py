@@ -4,9 +4,9 @@ import pytest
 import tensorflow as tf
 
 import ctl
+from ctl.graphs import order
 from ctl.replica.arithmetic.trace import MicroBatchTrace, Trace, UpdateTrace
 from ctl.replica.checks.loss_trace import compare_micro_batches
-from ctl.replica.graphs import order
 from tests.users_code.examples import Case
 from tests.users_code.running import Split, difference, train
 from tests.users_code.state import PythonCounter

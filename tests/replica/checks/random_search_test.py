@@ -10,10 +10,10 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
+from ctl.graphs import ops
 from ctl.replica.arithmetic import row_mask
 from ctl.replica.arithmetic.trace import Trace
 from ctl.replica.checks.random_search import RandomOps, check_host_random
-from ctl.replica.graphs import ops
 import ctl.replica.random.dropout
 from ctl.replica.step.observers import keep_caching_device
 from tests.users_code import running

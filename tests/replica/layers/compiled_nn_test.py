@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+from ctl.graphs import ops
 from ctl.replica.arithmetic import row_mask
-from ctl.replica.graphs import ops
 from ctl.replica.layers import compiled_nn
 
 

@@ -10,7 +10,7 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.errors import NonFiniteStep
-from ctl.replica.graphs.assignments import OPTIMIZER_UPDATE
+from ctl.graphs.assignments import OPTIMIZER_UPDATE
 from tests.support import reference_model
 from tests.support.faulty_trainers import BAD, BATCH, Poisoned, batch_of, poisoned, same, state
 from tests.support.optimized_graph import ancestors, optimized_nodes

@@ -10,10 +10,10 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.errors import UsageError
+from ctl.graphs import dataflow
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.replica.arithmetic import gradients, packs, slices
 from ctl.replica.arithmetic.slices import Slice
-from ctl.replica.graphs import dataflow
 from ctl.replica.parts.replica_values import SliceLayout
 from tests.replica.parts import sharded_optimizer_test as sharded
 

@@ -4,8 +4,8 @@ import pytest
 import tf_keras
 
 import ctl
+from ctl.graphs import passes
 from ctl.replica.arithmetic import row_mask
-from ctl.replica.graphs import passes
 from ctl.replica.layers import recompute
 from ctl.testing import equivalence
 from ctl.testing.comparison import tolerance_of

@@ -3,8 +3,8 @@
 import pytest
 import tensorflow as tf
 
-from ctl.replica.graphs import dataflow
-from ctl.replica.graphs.dataflow import depends_on
+from ctl.graphs import dataflow
+from ctl.graphs.dataflow import depends_on
 
 
 def test_dependence_is_followed_through_operations_functions_and_enclosing_graphs():

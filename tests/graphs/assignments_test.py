@@ -8,7 +8,7 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
-from ctl.replica.graphs.assignments import find_assignments
+from ctl.graphs.assignments import find_assignments
 from tests.users_code import normalization, running, state
 from tests.users_code.examples import Case, dense
 from tests.users_code.running import Split

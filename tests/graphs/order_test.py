@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ctl.replica.graphs import order
+from ctl.graphs import order
 from ctl.replica.step.microbatches import Inputs, MicroBatches
 from tests.support.optimized_graph import ancestors, optimized_nodes
 

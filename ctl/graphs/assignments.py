@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from ctl.configs.error_location import user_frame
-from ctl.replica.graphs import dataflow, ops
+from ctl.graphs import dataflow, ops
 
 # In the name of each op by which an optimizer assigns, in a conditional of its own if it may skip.
 OPTIMIZER_UPDATE = "ctl_update"

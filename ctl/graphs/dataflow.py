@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ctl.replica.graphs import ops
+from ctl.graphs import ops
 
 # Ops that move the entries of axis 0 without changing its size.
 _REORDERING = ("ReverseV2", "Roll", "ReverseSequence", "RandomShuffle", "SortV2", "While", "Case")
