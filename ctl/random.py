@@ -44,9 +44,9 @@ import tensorflow as tf
 from typing_extensions import Unpack
 
 from ctl.errors import UsageError
-from ctl.replica.arithmetic import gather, row_mask
 from ctl.replica.random import draws, philox
 from ctl.replica.random.draws import Stream
+from ctl.rows import gather, row_mask
 
 
 class Keying(TypedDict, total=False):

@@ -19,6 +19,7 @@ LAYERS = (
     ("configs",),
     ("data",),
     ("graphs",),
+    ("rows",),
     ("replica",),
     ("random", "step", "trainer"),
     ("evaluator",),

@@ -22,11 +22,12 @@ from ctl.graphs.dataflow import depends_on
 from ctl.loop.checkpoints.checkpointer import Checkpointer, DamagedCheckpoint
 from ctl.loop.checkpoints.files import hold
 from ctl.private import classes
-from ctl.replica.arithmetic import precision, row_mask
+from ctl.replica.arithmetic import precision
 from ctl.replica.arithmetic.snapshot import Snapshot
 from ctl.replica.parts.part import ONLY_TRAINING
 from ctl.replica.step.inner_loop import loop_of
 from ctl.replica.step.microbatches import row_count
+from ctl.rows import row_mask
 from ctl.trainer import StandardTrainer
 
 # The options of the updates and of the hardware, which inference leaves at their defaults.

@@ -76,7 +76,7 @@ REPLACED = (
         "ctl.replica.arithmetic.models:with_tf_keras",
         "SpectralNormalization uses tf.keras, which may be Keras 3", ALWAYS),
     Replacement("tensorflow.python.distribute.values", "apply_aggregation_replica_context",
-        "ctl.replica.arithmetic.replicas:aggregate",
+        "ctl.rows.replicas:aggregate",
         "replicas that are not merged (several GPUs) assign a variable with the value of the first "
         "replica, which fails in TensorFlow", ALWAYS),
     Replacement("tensorflow.python.framework.ops", "gradient_registry._registry",

@@ -7,18 +7,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ctl.replica.arithmetic.gather import all_gather, positions
-    from ctl.replica.arithmetic.row_mask import Rows, current, examples
-    from ctl.replica.arithmetic.row_mask import current_mask as present
     from ctl.replica.step.metric_updates import update as update_metric
+    from ctl.rows.gather import all_gather, positions
+    from ctl.rows.row_mask import Rows, current, examples
+    from ctl.rows.row_mask import current_mask as present
 
 _NAMES = {
-    "Rows": "replica.arithmetic.row_mask:Rows",
-    "all_gather": "replica.arithmetic.gather:all_gather",
-    "current": "replica.arithmetic.row_mask:current",
-    "examples": "replica.arithmetic.row_mask:examples",
-    "positions": "replica.arithmetic.gather:positions",
-    "present": "replica.arithmetic.row_mask:current_mask",
+    "Rows": "rows.row_mask:Rows",
+    "all_gather": "rows.gather:all_gather",
+    "current": "rows.row_mask:current",
+    "examples": "rows.row_mask:examples",
+    "positions": "rows.gather:positions",
+    "present": "rows.row_mask:current_mask",
     "update_metric": "replica.step.metric_updates:update",
 }
 __all__ = ["Rows", "all_gather", "current", "examples", "positions", "present", "update_metric"]

@@ -7,7 +7,7 @@ import pytest
 
 from ctl import main
 from ctl.hardware import strategies
-from ctl.replica.arithmetic import packs
+from ctl.rows import packs
 from tests.support import experiments
 
 

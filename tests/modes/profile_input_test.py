@@ -16,8 +16,8 @@ from ctl.errors import UsageError
 from ctl.hardware import strategies
 from ctl.hardware.collectives import ProcessGroup
 from ctl.modes import profile_input, step_time
-from ctl.replica.arithmetic.waits import InputWait
 from ctl.replica.step.inner_loop import loop_of
+from ctl.rows.waits import InputWait
 from tests.support import experiments, reference_model
 
 BATCH = 8

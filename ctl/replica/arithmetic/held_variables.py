@@ -14,8 +14,8 @@ from ctl.graphs.assignments import find_assignments
 from ctl.replica.arithmetic import models
 from ctl.replica.arithmetic.gradients import Gradient, optimizers_of
 from ctl.replica.arithmetic.snapshot import Snapshot
-from ctl.replica.arithmetic.trace import symbolic
 from ctl.replica.arithmetic.variables import variables_of
+from ctl.rows.trace import symbolic
 
 _LOG = logging.getLogger("ctl")
 _FIXES = {

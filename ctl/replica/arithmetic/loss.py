@@ -22,8 +22,8 @@ from ctl.configs.error_location import name_function
 from ctl.data.autograph import convert
 from ctl.errors import UsageError, type_name
 from ctl.graphs import dataflow
-from ctl.replica.arithmetic.assertions import require
-from ctl.replica.arithmetic.row_mask import current
+from ctl.rows.assertions import require
+from ctl.rows.row_mask import current
 
 SampleWeight: TypeAlias = tf.Tensor | Mapping[str, tf.Tensor | None] | None
 OTHER_COUNT = (

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from ctl.errors import UsageError
 from ctl.graphs import passes
-from ctl.replica.arithmetic import moments, row_mask, waits
+from ctl.rows import moments, row_mask, waits
 
 
 class Normalized(NamedTuple):

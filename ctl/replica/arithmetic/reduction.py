@@ -12,9 +12,9 @@ import functools
 
 import tensorflow as tf
 
-from ctl.replica.arithmetic import replicas
 from ctl.replica.arithmetic.gradients import Gradient, map_values
-from ctl.replica.arithmetic.replicas import sum_over_replicas
+from ctl.rows import replicas
+from ctl.rows.replicas import sum_over_replicas
 
 
 def all_reduce(

@@ -11,13 +11,14 @@ import tensorflow as tf
 from ctl.data.autograph import convert, traced
 from ctl.errors import list_some
 from ctl.graphs.assignments import find_assignments
-from ctl.replica.arithmetic import models, row_mask
-from ctl.replica.arithmetic.row_mask import Rows
-from ctl.replica.arithmetic.trace import Trace
+from ctl.replica.arithmetic import models
 from ctl.replica.arithmetic.variables import moving_statistics, variables_of
 from ctl.replica.step.microbatches import row_count
 from ctl.replica.step.observers import Observer
 from ctl.replica.step.preprocessing import call_model
+from ctl.rows import row_mask
+from ctl.rows.row_mask import Rows
+from ctl.rows.trace import Trace
 
 _LOG = logging.getLogger("ctl")
 

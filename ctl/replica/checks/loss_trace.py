@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from ctl.graphs import ops
 from ctl.graphs.dataflow import outer_tensor
-from ctl.replica.arithmetic.trace import MicroBatchTrace, Trace, UpdateTrace, symbolic
+from ctl.rows.trace import MicroBatchTrace, Trace, UpdateTrace, symbolic
 
 # The barrier that orders micro-batches has several inputs; its output i is its input i.
 _IDENTITIES = ("Identity", "StopGradient", "EnsureShape", "Snapshot", "XlaOptimizationBarrier")

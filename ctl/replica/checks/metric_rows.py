@@ -11,10 +11,10 @@ from ctl.data.autograph import convert, traced
 from ctl.errors import UsageError, list_some
 from ctl.graphs.dataflow import ancestors, depends_on_batch
 from ctl.private.tf_keras import losses_utils
-from ctl.replica.arithmetic.row_mask import Rows
-from ctl.replica.arithmetic.trace import MetricUpdate, symbolic
 from ctl.replica.checks.loss_trace import is_replica_number
 from ctl.replica.step.observers import Observer
+from ctl.rows.row_mask import Rows
+from ctl.rows.trace import MetricUpdate, symbolic
 
 _LOG = logging.getLogger("ctl")
 _ROWS = 7919  # a number of rows that no other axis has, to recognize the axes of rows

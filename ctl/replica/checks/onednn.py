@@ -13,9 +13,9 @@ import tensorflow as tf
 from ctl.errors import print_line
 from ctl.graphs import ops
 from ctl.hardware import host
-from ctl.replica.arithmetic.row_mask import Rows
 from ctl.replica.checks.random_search import place
 from ctl.replica.step.observers import Observer
+from ctl.rows.row_mask import Rows
 
 FIX = "set the environment variable TF_ENABLE_ONEDNN_OPTS=0"
 _MIN_CHANNELS = 8  # with as many input channels the gradient is right

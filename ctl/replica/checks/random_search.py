@@ -24,11 +24,11 @@ from ctl.errors import UsageError
 from ctl.graphs import ops
 from ctl.graphs.dataflow import ancestors, captured, entries_per_row
 from ctl.private.tf_keras import backend
-from ctl.replica.arithmetic.row_mask import Rows
-from ctl.replica.arithmetic.trace import symbolic
 from ctl.replica.random import philox
 from ctl.replica.random.draws import Folded
 from ctl.replica.step.observers import Observer
+from ctl.rows.row_mask import Rows
+from ctl.rows.trace import symbolic
 
 _ACCEPT = (
     "or accept it by `with ctl.random.unkeyed():` around it, or everything of this kind with "

@@ -20,7 +20,7 @@ from ctl.replica.random import philox
 _NORMALIZATIONS = (
     # The end of the paths of both packages, keras and tf_keras.
     os.path.join("keras", "src", "layers", "normalization", "batch_normalization.py"),
-    os.path.join("ctl", "replica", "arithmetic", "moments.py"),
+    os.path.join("ctl", "rows", "moments.py"),
 )
 _STATISTICS = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3", "Mean", "Sum")
 # Sums over the replicas that user code may contain.

@@ -12,8 +12,8 @@ from ctl.graphs import ops
 from ctl.graphs.unoptimized import without_graph_optimization
 from ctl.hardware.quiet import hold_back_stderr
 from ctl.private.tensorflow import resource_variable_ops
-from ctl.replica.arithmetic.trace import GlobalValue, Trace, symbolic
 from ctl.replica.checks import row_samples
+from ctl.rows.trace import GlobalValue, Trace, symbolic
 
 ReadBatch = Callable[[], Any]
 

@@ -12,11 +12,11 @@ import keras
 import tensorflow as tf
 
 from ctl.errors import UsageError
-from ctl.replica.arithmetic import row_mask
 from ctl.replica.keras3 import private
 from ctl.replica.keras3.adapter import Adapter, hide_rows, prepare
 from ctl.replica.random import draws, dropout
 from ctl.replica.random.draws import Stream
+from ctl.rows import row_mask
 
 _FIX = (
     "do it in the input pipeline, draw with ctl.random, or use a layer that draws one number per "

@@ -22,7 +22,7 @@ import tensorflow as tf
 from ctl.errors import UsageError
 from ctl.graphs.ops import is_compiled
 from ctl.private.tensorflow import config, gen_xla_ops, record
-from ctl.replica.arithmetic import row_mask
+from ctl.rows import row_mask
 
 _LOG = logging.getLogger("ctl")
 _DTYPES = {tf.bfloat16: "BF16", tf.float16: "F16"}

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from ctl.graphs.ops import is_compiled_for_gpu
 from ctl.private.tensorflow import gen_xla_ops
-from ctl.replica.arithmetic import row_mask
+from ctl.rows import row_mask
 
 _MOST = 9  # elements of a window; each one adds operations to the program
 

@@ -10,9 +10,9 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.graphs import dataflow, ops
-from ctl.replica.arithmetic import row_mask
 from ctl.replica.layers import attention
 from ctl.replica.layers.attention import Attention
+from ctl.rows import row_mask
 
 _LAYERS = (tf_keras.layers.MultiHeadAttention, tf_keras.layers.Attention)
 _RETURNS_SCORES = contextvars.ContextVar("returns_scores", default=True)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from ctl.graphs import passes
 from ctl.private.tf_keras import autocast_variable, base_layer_utils
-from ctl.replica.arithmetic import row_mask
+from ctl.rows import row_mask
 
 
 def add_loss(original: Any, layer: Any, losses: Any, **kwargs: Any) -> None:

@@ -23,7 +23,8 @@ from ctl.graphs import ops, order, passes
 from ctl.graphs.assignments import READS, find_assignments, outermost
 from ctl.private.tensorflow import record
 from ctl.private.tf_keras import autocast_variable, base_layer_utils
-from ctl.replica.arithmetic import models, row_mask
+from ctl.replica.arithmetic import models
+from ctl.rows import row_mask
 
 
 class _Switch:

@@ -16,11 +16,12 @@ from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError, type_name
 from ctl.optimizers import CLASSES, ELEMENTWISE, arguments
 from ctl.private import classes
-from ctl.replica.arithmetic import gradients, packs, precision, reduction, waits
+from ctl.replica.arithmetic import gradients, precision, reduction
 from ctl.replica.arithmetic.gradients import Gradient
 from ctl.replica.arithmetic.slices import Slice
 from ctl.replica.parts.part import Building, GlobalUpdate, Part
 from ctl.replica.parts.replica_values import SlicedSlot, SliceLayout, make_gather
+from ctl.rows import packs, waits
 
 # The optimizers that update each element from that element's gradient and slots alone.
 _ELEMENTWISE = tuple(arguments.load("optimizer.name", CLASSES[name]) for name in ELEMENTWISE)

@@ -15,9 +15,9 @@ import tensorflow as tf
 
 from ctl.errors import UsageError
 from ctl.graphs import dataflow
-from ctl.replica.arithmetic import gather, replicas, row_mask
-from ctl.replica.arithmetic.assertions import require_equal
 from ctl.replica.random import philox
+from ctl.rows import gather, replicas, row_mask
+from ctl.rows.assertions import require_equal
 
 # The functions of TensorFlow that trace a backward pass, for tf.GradientTape and for tf.function.
 _BACKWARD = ("imperative_grad", "_GradientsHelper")

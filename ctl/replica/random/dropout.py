@@ -14,9 +14,9 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.errors import UsageError
-from ctl.replica.arithmetic import row_mask
 from ctl.replica.random import draws
 from ctl.replica.random.draws import Stream
+from ctl.rows import row_mask
 
 # Whether the layers of tf_keras draw as if there was no step, because the options accept it.
 _UNKEYED = contextvars.ContextVar("unkeyed", default=False)

@@ -11,7 +11,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.errors import UsageError
-from ctl.replica.arithmetic import row_mask
+from ctl.rows import row_mask
 
 
 def _flip(layer: Any, images: tf.Tensor, training: bool) -> tf.Tensor:

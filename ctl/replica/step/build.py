@@ -24,8 +24,7 @@ from ctl.errors import UsageError, type_name
 from ctl.hardware import garbage, strategies
 from ctl.optimizers import FromConfig
 from ctl.private import replaced
-from ctl.replica.arithmetic import held_variables, loss, models, precision, row_mask
-from ctl.replica.arithmetic.trace import Trace
+from ctl.replica.arithmetic import held_variables, loss, models, precision
 from ctl.replica.arithmetic.variables import check_scope
 from ctl.replica.measure.non_finite import counter
 from ctl.replica.parts.part import Building, Part, open_parts
@@ -38,6 +37,8 @@ from ctl.replica.step.inner_loop import InnerLoop
 from ctl.replica.step.microbatches import row_count
 from ctl.replica.step.planning import make_plan
 from ctl.replica.step.preprocessing import default_sample_weight, preprocess
+from ctl.rows import row_mask
+from ctl.rows.trace import Trace
 
 # Parts of tf_keras' messages about the inputs of a model.
 _INPUT_CHECKS = (

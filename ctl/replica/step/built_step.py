@@ -12,11 +12,10 @@ import tf_keras
 
 from ctl.data.autograph import convert
 from ctl.errors import LateUsageError, UsageError
-from ctl.replica.arithmetic import loss, precision, row_mask
+from ctl.replica.arithmetic import loss, precision
 from ctl.replica.arithmetic.gradients import optimizers_of
 from ctl.replica.arithmetic.models import inner
 from ctl.replica.arithmetic.snapshot import Snapshot
-from ctl.replica.arithmetic.trace import Trace
 from ctl.replica.parts.part import Part, variables_of_state
 from ctl.replica.step import observers, preparations
 from ctl.replica.step.attributes import Attributes, freezing
@@ -28,6 +27,8 @@ from ctl.replica.step.microbatches import Batch, hide_rows, row_count
 from ctl.replica.step.plan import Plan, warn_of_plain_norms
 from ctl.replica.step.preprocessing import call_sample_weight, preprocess
 from ctl.replica.step.update import Update, UpdateResult
+from ctl.rows import row_mask
+from ctl.rows.trace import Trace
 
 _LOG = logging.getLogger("ctl")
 # Functions that a trace contains, of a trainer or of a `ctl.Step`, whoever sets them on the object.

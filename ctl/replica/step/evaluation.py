@@ -15,7 +15,6 @@ from ctl.data.source import Batch
 from ctl.errors import UsageError
 from ctl.hardware import strategies
 from ctl.replica.arithmetic import loss, precision
-from ctl.replica.arithmetic.gather import all_gather
 from ctl.replica.arithmetic.snapshot import Snapshot
 from ctl.replica.measure.collected_rows import check_values
 from ctl.replica.measure.non_finite import counter
@@ -25,6 +24,7 @@ from ctl.replica.step.empty_batches import pad_rows, zero_outputs, zero_without_
 from ctl.replica.step.metrics import check_names
 from ctl.replica.step.microbatches import hide_rows, row_count
 from ctl.replica.step.preprocessing import call_sample_weight, preprocess
+from ctl.rows.gather import all_gather
 
 LossFn = Callable[[Batch, Any], tf.Tensor]
 _LOG = logging.getLogger("ctl")

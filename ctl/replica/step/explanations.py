@@ -10,7 +10,7 @@ from ctl.errors import Failure, UsageError
 # Functions of (error, trainer) -> the line, or "" for other errors. They are imported for an error. The
 # trainer is None if a `ctl.Step` or an evaluation raised it.
 _EXPLANATIONS = (
-    "ctl.replica.arithmetic.assertions:explain",
+    "ctl.rows.assertions:explain",
     "ctl.replica.checks.left_tensors:explain",
     "ctl.replica.keras3.detection:explain",
     "ctl.replica.step.loop_errors:explain",

@@ -7,13 +7,14 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from ctl.replica.arithmetic import models, precision, row_mask
-from ctl.replica.arithmetic.waits import InputWait, ReductionWait
+from ctl.replica.arithmetic import models, precision
 from ctl.replica.step import metrics
 from ctl.replica.step.attributes import Attributes
 from ctl.replica.step.microbatches import MicroBatch, row_count
 from ctl.replica.step.plan import Plan
 from ctl.replica.step.update import Update
+from ctl.rows import row_mask
+from ctl.rows.waits import InputWait, ReductionWait
 
 
 class LoopResults:

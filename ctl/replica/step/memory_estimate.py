@@ -15,13 +15,14 @@ from ctl.data.autograph import convert, traced
 from ctl.errors import UsageError
 from ctl.graphs import ops
 from ctl.hardware import strategies
-from ctl.replica.arithmetic import packs, precision, row_mask
-from ctl.replica.arithmetic.trace import Trace, UpdateTrace
+from ctl.replica.arithmetic import precision
 from ctl.replica.arithmetic.variables import variables_of
 from ctl.replica.parts import sharded_optimizer
 from ctl.replica.parts.part import variables_of_state
 from ctl.replica.step import xla
 from ctl.replica.step.preprocessing import preprocess
+from ctl.rows import packs, row_mask
+from ctl.rows.trace import Trace, UpdateTrace
 
 # Ops whose output is the memory of their input.
 _ALIASES = (

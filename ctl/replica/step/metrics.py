@@ -16,9 +16,10 @@ import tf_keras
 from ctl.data.autograph import convert
 from ctl.data.source import Batch
 from ctl.errors import UsageError, did_you_mean, type_name
-from ctl.replica.arithmetic import models, row_mask
-from ctl.replica.arithmetic.trace import MetricUpdate
+from ctl.replica.arithmetic import models
 from ctl.replica.step.plan import Plan
+from ctl.rows import row_mask
+from ctl.rows.trace import MetricUpdate
 
 
 def prepare(

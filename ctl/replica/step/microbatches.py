@@ -14,12 +14,13 @@ from ctl.data.elements import name_features
 from ctl.data.source import Batch, MaskedBatch
 from ctl.errors import UsageError
 from ctl.graphs import order
-from ctl.replica.arithmetic import gradients, loss, models, precision, row_mask
+from ctl.replica.arithmetic import gradients, loss, models, precision
 from ctl.replica.arithmetic.gradients import Gradient
 from ctl.replica.arithmetic.held_variables import Untrained
 from ctl.replica.arithmetic.snapshot import Assignable, Snapshot
-from ctl.replica.arithmetic.trace import Trace
 from ctl.replica.step.empty_batches import keep_statistics, zero_outputs, zero_without_rows
+from ctl.rows import row_mask
+from ctl.rows.trace import Trace
 
 _LOG = logging.getLogger("ctl")
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from ctl.replica.arithmetic.row_mask import Rows
-from ctl.replica.arithmetic.trace import Trace
+from ctl.rows.row_mask import Rows
+from ctl.rows.trace import Trace
 
 # The classes of the observers as "module:class", relative to `ctl.replica.checks`, in their order.
 OBSERVERS = (

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from ctl.errors import UsageError
 from ctl.hardware import devices, strategies
-from ctl.replica.arithmetic import gradients, loss, precision, reduction, row_mask, waits
+from ctl.replica.arithmetic import gradients, loss, precision, reduction
 from ctl.replica.arithmetic.gradients import Gradient
 from ctl.replica.arithmetic.held_variables import Untrained
 from ctl.replica.arithmetic.snapshot import Assignable, Snapshot
@@ -41,6 +41,7 @@ from ctl.replica.step.microbatches import (
     row_count,
 )
 from ctl.replica.step.plan import Plan
+from ctl.rows import row_mask, waits
 
 _LOG = logging.getLogger("ctl")
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from ctl.data.autograph import traced
 from ctl.hardware import devices, strategies
-from ctl.replica.arithmetic import replicas
+from ctl.rows import replicas
 
 _CPU_FLAG = "--tf_xla_cpu_global_jit"
 # The strategies whose step may be in a loop. To assign a variable, the others merge their replicas, even

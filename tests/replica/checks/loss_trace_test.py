@@ -5,8 +5,8 @@ import tensorflow as tf
 
 import ctl
 from ctl.graphs import order
-from ctl.replica.arithmetic.trace import MicroBatchTrace, Trace, UpdateTrace
 from ctl.replica.checks.loss_trace import compare_micro_batches
+from ctl.rows.trace import MicroBatchTrace, Trace, UpdateTrace
 from tests.users_code.examples import Case
 from tests.users_code.running import Split, difference, train
 from tests.users_code.state import PythonCounter

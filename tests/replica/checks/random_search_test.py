@@ -11,11 +11,11 @@ import tf_keras
 
 import ctl
 from ctl.graphs import ops
-from ctl.replica.arithmetic import row_mask
-from ctl.replica.arithmetic.trace import Trace
 from ctl.replica.checks.random_search import RandomOps, check_host_random
 import ctl.replica.random.dropout
 from ctl.replica.step.observers import keep_caching_device
+from ctl.rows import row_mask
+from ctl.rows.trace import Trace
 from tests.users_code import running
 from tests.users_code.examples import CLASSES, Case
 from tests.users_code.running import Split

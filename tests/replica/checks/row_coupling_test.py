@@ -12,13 +12,13 @@ import ctl
 from ctl.errors import LateUsageError
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.controller import Controller
-from ctl.replica.arithmetic import row_mask
-from ctl.replica.arithmetic.trace import Trace
 from ctl.replica.checks import row_coupling
 from ctl.replica.checks.row_coupling import RowCoupling
 from ctl.replica.checks.row_probe import Probe
 from ctl.replica.step.microbatches import Inputs
 from ctl.replica.step.observers import Losses
+from ctl.rows import row_mask
+from ctl.rows.trace import Trace
 from tests.users_code import running
 from tests.users_code.examples import EXAMPLES, Case
 from tests.users_code.running import Split

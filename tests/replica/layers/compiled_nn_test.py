@@ -7,8 +7,8 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.graphs import ops
-from ctl.replica.arithmetic import row_mask
 from ctl.replica.layers import compiled_nn
+from ctl.rows import row_mask
 
 
 @pytest.fixture(autouse=True)

@@ -10,12 +10,12 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
-from ctl.replica.arithmetic import row_mask
-from ctl.replica.arithmetic.trace import Trace
 from ctl.replica.checks import random_search
 from ctl.replica.random import dropout
 from ctl.replica.step.explanations import explained
 from ctl.replica.step.observers import keep_caching_device
+from ctl.rows import row_mask
+from ctl.rows.trace import Trace
 
 layers = tf_keras.layers
 ROWS, TIME, FEATURES = 6, 3, 4

@@ -6,9 +6,9 @@ import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.replica.arithmetic.waits import InputWait
 from ctl.replica.step import compiled_loop
 from ctl.replica.step.compiled_loop import CompiledLoop, chunk_size
+from ctl.rows.waits import InputWait
 from tests.support import faulty_trainers, reference_model
 
 

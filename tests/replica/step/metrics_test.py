@@ -11,7 +11,7 @@ from tf_keras.src.engine import compile_utils
 
 import ctl
 from ctl import testing
-from ctl.replica.arithmetic import row_mask
+from ctl.rows import row_mask
 from tests.support import reference_model
 
 SLOW = pytest.mark.slow

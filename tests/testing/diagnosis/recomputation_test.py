@@ -5,8 +5,8 @@ import tf_keras
 
 import ctl
 from ctl.graphs import passes
-from ctl.replica.arithmetic import row_mask
 from ctl.replica.layers import recompute
+from ctl.rows import row_mask
 from ctl.testing import equivalence
 from ctl.testing.comparison import tolerance_of
 from ctl.testing.diagnosis import causes, differences

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from ctl import testing
-from ctl.replica.arithmetic import moments
+from ctl.rows import moments
 
 
 def test_moments_of_two_replicas_by_hand():

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.private.tensorflow import distribute_lib
-from ctl.replica.arithmetic import packs
+from ctl.rows import packs
 
 # Thread-local, because tf.distribute traces each replica in its own thread.
 _THREAD = threading.local()

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from ctl.errors import UsageError
 from ctl.hardware import strategies
-from ctl.replica.arithmetic import replicas, row_mask
-from ctl.replica.arithmetic.moments import replica_context
-from ctl.replica.arithmetic.trace import symbolic
+from ctl.rows import replicas, row_mask
+from ctl.rows.moments import replica_context
+from ctl.rows.trace import symbolic
 
 # The dtype in which rows, and gradients of rows, are summed over the replicas. 16-bit floats would round
 # the sums of gradients; collectives support few integers, and MirroredStrategy no two int32 at a time.

@@ -14,8 +14,8 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.errors import UsageError
-from ctl.replica.arithmetic import replicas
-from ctl.replica.arithmetic.trace import Trace
+from ctl.rows import replicas
+from ctl.rows.trace import Trace
 
 _THREAD = threading.local()
 # The fields of `Rows` that hold for all micro-batches of a step.

@@ -11,9 +11,9 @@ from tensorflow.python.framework import config
 
 from ctl import testing
 from ctl.data import distribution
-from ctl.replica.arithmetic.waits import InputWait, ReductionWait, observe
 from ctl.replica.step import flops
 from ctl.replica.step.inner_loop import loop_of
+from ctl.rows.waits import InputWait, ReductionWait, observe
 from tests.support import optimized_graph, reference_model
 
 STEPS = 4

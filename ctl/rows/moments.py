@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from ctl.replica.arithmetic import replicas, waits
+from ctl.rows import replicas, waits
 
 
 class Moments(NamedTuple):
