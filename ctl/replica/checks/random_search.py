@@ -24,8 +24,8 @@ from ctl.errors import UsageError
 from ctl.graphs import ops
 from ctl.graphs.dataflow import ancestors, captured, entries_per_row
 from ctl.private.tf_keras import backend
-from ctl.replica.random import philox
-from ctl.replica.random.draws import Folded
+from ctl.random import philox
+from ctl.random.draws import Folded
 from ctl.replica.step.observers import Observer
 from ctl.rows.row_mask import Rows
 from ctl.rows.trace import symbolic

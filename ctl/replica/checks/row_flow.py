@@ -13,9 +13,9 @@ import tensorflow as tf
 
 from ctl.graphs import ops
 from ctl.graphs.dataflow import ancestors, outer_tensor
+from ctl.random import philox
 from ctl.replica.checks import row_rules
 from ctl.replica.checks.row_rules import Place
-from ctl.replica.random import philox
 
 _NORMALIZATIONS = (
     # The end of the paths of both packages, keras and tf_keras.

@@ -1,7 +1,7 @@
 """Random layers of Keras 3 keyed by (seed, layer, step, row of the global batch).
 
 All layers of Keras 3, and `keras.random`, draw by a few functions of one module, with a SeedGenerator.
-In a step these functions draw by `ctl.replica.random.draws` for the generators that a model holds, and
+In a step these functions draw by `ctl.random.draws` for the generators that a model holds, and
 reject other generators, whose state would depend on restarts and on the split of the batch.
 """
 
@@ -12,10 +12,11 @@ import keras
 import tensorflow as tf
 
 from ctl.errors import UsageError
+from ctl.random import draws
+from ctl.random.draws import Stream
 from ctl.replica.keras3 import private
 from ctl.replica.keras3.adapter import Adapter, hide_rows, prepare
-from ctl.replica.random import draws, dropout
-from ctl.replica.random.draws import Stream
+from ctl.replica.random import dropout
 from ctl.rows import row_mask
 
 _FIX = (

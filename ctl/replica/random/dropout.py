@@ -2,7 +2,7 @@
 
 tf_keras draws a dropout mask from a stateful generator, one on each replica: the mask depends on how
 the batch is split and on how often the process was restarted. In a training step, layers draw by
-`ctl.replica.random.draws` instead, and there is no state to save.
+`ctl.random.draws` instead, and there is no state to save.
 """
 
 from collections.abc import Callable
@@ -14,8 +14,8 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.errors import UsageError
-from ctl.replica.random import draws
-from ctl.replica.random.draws import Stream
+from ctl.random import draws
+from ctl.random.draws import Stream
 from ctl.rows import row_mask
 
 # Whether the layers of tf_keras draw as if there was no step, because the options accept it.

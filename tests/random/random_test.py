@@ -196,7 +196,7 @@ def test_unkeyed_random_numbers_are_rejected_in_training_and_evaluation():
         with pytest.raises(ctl.UsageError, match=r"ctl\.random\.normal") as caught:
             run(tf.constant(1))
         message = str(caught.value)
-        assert message.startswith(f"tests/random_test.py:{line} ") and "\n" not in message
+        assert message.startswith(f"tests/random/random_test.py:{line} ") and "\n" not in message
 
 
 def test_layer_that_draws_for_its_batch_in_preprocess_is_rejected_when_the_trainer_is_built():

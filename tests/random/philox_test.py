@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ctl.replica.random import philox
+from ctl.random import philox
 
 
 def philox4x32(key, counter):

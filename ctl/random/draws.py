@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from ctl.errors import UsageError
 from ctl.graphs import dataflow
-from ctl.replica.random import philox
+from ctl.random import philox
 from ctl.rows import gather, replicas, row_mask
 from ctl.rows.assertions import require_equal
 

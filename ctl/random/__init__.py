@@ -44,8 +44,8 @@ import tensorflow as tf
 from typing_extensions import Unpack
 
 from ctl.errors import UsageError
-from ctl.replica.random import draws, philox
-from ctl.replica.random.draws import Stream
+from ctl.random import draws, philox
+from ctl.random.draws import Stream
 from ctl.rows import gather, row_mask
 
 
