@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ctl.errors import UsageError as UsageError
     from ctl.evaluator import StandardEvaluator as StandardEvaluator
     from ctl.evaluator import evaluate as evaluate
+    from ctl.kernels.attention import dot_product_attention as dot_product_attention
     from ctl.loop.actions.action import Action as Action
     from ctl.loop.actions.action import as_action as as_action
     from ctl.loop.actions.keras_callback import KerasCallback as KerasCallback
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from ctl.loop.checkpoints.checkpointer import Checkpointer as Checkpointer
     from ctl.modes.export import load as load
     from ctl.modes.notebook import Run as Run
-    from ctl.replica.layers.attention import dot_product_attention as dot_product_attention
     from ctl.replica.layers.batch_norm import SyncBatchNormalization as SyncBatchNormalization
     from ctl.replica.layers.batch_norm import convert_sync_batch_norm as convert_sync_batch_norm
     from ctl.replica.layers.recompute import recompute as recompute
@@ -61,7 +61,7 @@ _MODULES = {
     "loop.checkpoints.checkpointer": "Checkpointer",
     "modes.export": "load",
     "modes.notebook": "Run",
-    "replica.layers.attention": "dot_product_attention",
+    "kernels.attention": "dot_product_attention",
     "replica.layers.batch_norm": "SyncBatchNormalization convert_sync_batch_norm",
     "replica.layers.recompute": "recompute",
     "replica.parts.part": "Part",

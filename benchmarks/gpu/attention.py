@@ -6,7 +6,7 @@ import time
 import tensorflow as tf
 
 from benchmarks.gpu.parts import Report
-from ctl.replica.layers import attention
+from ctl.kernels import attention
 
 # Forms of the kernel: lengths, heads, heads of the keys, width, bias, its gradient, causal, lengths.
 _FORMS = (

@@ -37,10 +37,10 @@ class Replacement(NamedTuple):
 
 # fmt: off
 REPLACED = (
-    Replacement("tensorflow", "nn.gelu", "ctl.replica.layers.compiled_nn:gelu",
+    Replacement("tensorflow", "nn.gelu", "ctl.kernels.compiled_nn:gelu",
         "a gradient that stores less, where XLA compiles for a GPU (runtime.kernels)"),
     Replacement("tensorflow", "nn.max_pool2d compat.v1.nn.max_pool",
-        "ctl.replica.layers.compiled_nn:max_pool",  # one of which all others, and MaxPooling2D, call
+        "ctl.kernels.compiled_nn:max_pool",  # one of which all others, and MaxPooling2D, call
         "a gradient that reads less, where XLA compiles for a GPU (runtime.kernels)"),
     Replacement("tf_keras.layers", "MultiHeadAttention._compute_attention",
         "ctl.replica.layers.keras_attention:multi_head",

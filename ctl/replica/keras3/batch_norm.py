@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from ctl.errors import UsageError, type_name
 from ctl.graphs import passes
+from ctl.kernels import normalization
 from ctl.private import classes
-from ctl.replica.arithmetic import normalization
 from ctl.replica.keras3 import private
 
 

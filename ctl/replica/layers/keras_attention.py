@@ -10,8 +10,8 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.graphs import dataflow, ops
-from ctl.replica.layers import attention
-from ctl.replica.layers.attention import Attention
+from ctl.kernels import attention
+from ctl.kernels.attention import Attention
 from ctl.rows import row_mask
 
 _LAYERS = (tf_keras.layers.MultiHeadAttention, tf_keras.layers.Attention)

@@ -7,7 +7,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.graphs import ops
-from ctl.replica.layers import compiled_nn
+from ctl.kernels import compiled_nn
 from ctl.rows import row_mask
 
 

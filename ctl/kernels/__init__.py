@@ -1,0 +1,1 @@
+"""Functions with gradients of their own: attention, GELU, pooling, normalization."""
