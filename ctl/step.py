@@ -22,9 +22,9 @@ from ctl.data.layout import Layout
 from ctl.data.source import Batch, MaskedBatch
 from ctl.errors import NonFiniteStep, UsageError, did_you_mean, name_arguments, type_name
 from ctl.hardware import strategies
-from ctl.replica.arithmetic import precision as precisions
-from ctl.replica.arithmetic.models import adapt, is_layer
-from ctl.replica.arithmetic.variables import check_scope, variables_of
+from ctl.keras import precision as precisions
+from ctl.keras.models import adapt, is_layer
+from ctl.keras.variables import check_scope, variables_of
 from ctl.replica.measure.non_finite import counter
 from ctl.replica.measure.outputs import concatenate
 from ctl.replica.parts.part import Part

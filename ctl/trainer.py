@@ -16,9 +16,9 @@ from ctl.data.autograph import convert
 from ctl.data.source import Batch, Data
 from ctl.errors import UsageError
 from ctl.hardware import coordinator, garbage, strategies
-from ctl.replica.arithmetic import precision
-from ctl.replica.arithmetic.models import adapt, raw
-from ctl.replica.arithmetic.variables import check_known
+from ctl.keras import precision
+from ctl.keras.models import adapt, raw
+from ctl.keras.variables import check_known
 from ctl.replica.measure.non_finite import NonFiniteReport
 from ctl.replica.parts.part import Part
 from ctl.replica.step import xla

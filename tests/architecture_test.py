@@ -22,6 +22,7 @@ LAYERS = (
     ("rows",),
     ("random",),
     ("kernels",),
+    ("keras",),
     ("replica",),
     ("step", "trainer"),
     ("evaluator",),
@@ -33,8 +34,6 @@ LAYERS = (
 )
 REPLICA_LAYERS = (
     ("arithmetic",),
-    ("random",),
-    ("keras3",),
     ("layers", "parts", "measure"),
     ("step",),
     ("checks",),
@@ -123,7 +122,7 @@ def test_attributes_of_modules_are_imports(tmp_path):
 
 
 def test_modules_do_not_import_each_other():
-    known = {"ctl.replica.keras3.adapter", "ctl.replica.keras3.random"}
+    known = {"ctl.keras.keras3.adapter", "ctl.keras.keras3.random"}
     modules = {".".join(p.relative_to(ROOT).with_suffix("").parts): p for p in FILES}
     graph = {
         module: {*closure.imports(path)} & modules.keys() - known
@@ -227,7 +226,7 @@ LEAVES = (
     "data/cache.py", "data/files", "data/mixing.py", "data/packing.py", "data/ragged.py",
     "hardware/rendezvous.py", "hardware/tpu.py", "loop/actions/best_checkpoint.py", "loop/bucket",
     "loop/exports.py", "loop/profiler.py", "loop/watchdog.py", "modes/sweep.py", "replica/checks",
-    "replica/keras3", "kernels", "replica/layers", "replica/random", "replica/step/flops.py",
+    "keras/keras3", "kernels", "replica/layers", "random", "replica/step/flops.py",
     "replica/step/loop_errors.py", "replica/step/memory_estimate.py", "replica/step/out_of_memory.py",
     "replica/parts/compression.py", "replica/parts/ema.py", "replica/parts/norms.py",
     "replica/parts/parameter_groups.py", "replica/parts/sharded_optimizer.py",

@@ -19,10 +19,10 @@ from ctl.data.source import Batch
 from ctl.errors import UsageError
 from ctl.graphs.assignments import find_assignments
 from ctl.graphs.dataflow import depends_on
+from ctl.keras import precision
 from ctl.loop.checkpoints.checkpointer import Checkpointer, DamagedCheckpoint
 from ctl.loop.checkpoints.files import hold
 from ctl.private import classes
-from ctl.replica.arithmetic import precision
 from ctl.replica.arithmetic.snapshot import Snapshot
 from ctl.replica.parts.part import ONLY_TRAINING
 from ctl.replica.step.inner_loop import loop_of

@@ -10,9 +10,9 @@ import tf_keras
 
 from ctl.configs.group_values import patterns
 from ctl.hardware import devices
+from ctl.keras import precision
 from ctl.loop.actions.action import Action
 from ctl.loop.timing import Throughput
-from ctl.replica.arithmetic import precision
 from ctl.replica.arithmetic.gradients import optimizers_of
 from ctl.replica.step.inner_loop import loop_of
 from ctl.trainer import StandardTrainer

@@ -10,6 +10,7 @@ from ctl.configs.error_location import describe as describe_error
 from ctl.errors import align, list_some, print_line
 from ctl.hardware import devices, strategies
 from ctl.hardware.strategies import STRATEGIES
+from ctl.keras import precision
 from ctl.kernels import attention
 from ctl.loop.actions import registry
 from ctl.loop.actions.action import Action, check_action
@@ -18,7 +19,6 @@ from ctl.loop.exports import ExportModel
 from ctl.modes import DONE, Arguments, experiment, messages
 from ctl.modes.experiment import Experiment
 from ctl.optimizers.arguments import REPLACED
-from ctl.replica.arithmetic import precision
 from ctl.replica.arithmetic.gradients import optimizers_of
 from ctl.replica.step import memory_estimate
 from ctl.replica.step.inner_loop import loop_of

@@ -12,9 +12,9 @@ import tensorflow as tf
 from ctl.errors import UsageError, print_line
 from ctl.hardware import strategies
 from ctl.hardware.collectives import ProcessGroup
+from ctl.keras import precision
 from ctl.loop.checkpoints import warm_start
 from ctl.modes import DONE, Arguments, experiment
-from ctl.replica.arithmetic import precision
 from ctl.trainer import StandardTrainer
 
 RATES = np.geomspace(1e-7, 10.0, 120)

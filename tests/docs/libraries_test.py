@@ -27,7 +27,7 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
-from ctl.replica.arithmetic import models
+from ctl.keras import models
 from tests.docs.pages import blocks
 from tests.support import child
 

@@ -13,8 +13,8 @@ import tf_keras
 
 import ctl
 from ctl import testing
+from ctl.keras import attention as keras_attention
 from ctl.kernels import attention
-from ctl.replica.layers import keras_attention
 from ctl.replica.step import flops
 from ctl.replica.step.inner_loop import loop_of
 from ctl.replica.step.memory_estimate import estimate

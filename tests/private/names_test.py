@@ -14,8 +14,8 @@ import tensorflow as tf
 import tf_keras
 from tf_keras.layers import BatchNormalization
 
+from ctl.keras import private as private_keras
 from ctl.private import tensorflow
-from ctl.private import tf_keras as private_keras
 from ctl.private.tensorflow import one_device_strategy
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -257,7 +257,7 @@ def test_only_the_private_modules_import_private_modules():
         for node in nodes
         if isinstance(node, ast.ImportFrom) and _PRIVATE_MODULE.match(node.module or "")
     }
-    assert found == {"private/tensorflow.py", "private/tf_keras.py"}
+    assert found == {"private/tensorflow.py", "keras/private.py"}
 
 
 def test_list_of_attributes_is_complete():

@@ -6,8 +6,8 @@ import pytest
 
 from ctl.configs import keys, overrides
 from ctl.errors import UsageError
+from ctl.keras import precision
 from ctl.replica import config
-from ctl.replica.arithmetic import precision
 from tests.replica.step import combinations
 from tests.replica.step.combinations import Choice
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
-from ctl.replica.arithmetic import models
+from ctl.keras import models
 from tests.users_code.examples import EXAMPLES, ROWS
 
 

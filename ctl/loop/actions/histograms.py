@@ -5,8 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from ctl.keras.variables import variables_of
 from ctl.loop.actions.action import Action
-from ctl.replica.arithmetic.variables import variables_of
 from ctl.replica.step.flops import list_graphs
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from ctl.errors import UsageError
+from ctl.keras import models
 from ctl.loop.actions.action import Action
-from ctl.replica.arithmetic import models
 
 _HOOKS = ("set_model", "set_params", "on_train_begin", "on_epoch_end", "on_train_end")
 _RATE = "set optimizer.schedule, or the learning_rate of a ctl.Run between calls of train"

@@ -7,9 +7,9 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.errors import UsageError
+from ctl.keras import precision
 from ctl.loop.actions.action import Action
 from ctl.loop.loop_numbers import read_rate
-from ctl.replica.arithmetic import precision
 
 
 class LearningRate(Action):

@@ -5,7 +5,7 @@ from typing import Any
 import weakref
 
 from ctl.errors import UsageError
-from ctl.replica.arithmetic.models import adapt
+from ctl.keras.models import adapt
 from ctl.step import Step
 
 # The steps of this process that a Checkpointer saves -> None, or the position at which the step was last

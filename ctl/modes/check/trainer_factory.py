@@ -12,8 +12,8 @@ from ctl import data, optimizers
 from ctl.configs import group_values, loading
 from ctl.configs.options import TrainerOptions
 from ctl.data.input_pipeline import InputPipeline
+from ctl.keras import models
 from ctl.modes.experiment import Experiment
-from ctl.replica.arithmetic import models
 from ctl.replica.step.build import seed_and_precision
 from ctl.trainer import StandardTrainer
 

@@ -11,10 +11,10 @@ import tf_keras
 
 from ctl.errors import list_some
 from ctl.graphs.assignments import find_assignments
-from ctl.replica.arithmetic import models
+from ctl.keras import models
+from ctl.keras.variables import variables_of
 from ctl.replica.arithmetic.gradients import Gradient, optimizers_of
 from ctl.replica.arithmetic.snapshot import Snapshot
-from ctl.replica.arithmetic.variables import variables_of
 from ctl.rows.trace import symbolic
 
 _LOG = logging.getLogger("ctl")

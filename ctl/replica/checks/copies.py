@@ -8,7 +8,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.errors import UsageError, list_some
-from ctl.replica.arithmetic.variables import moving_statistics, variables_of
+from ctl.keras.variables import moving_statistics, variables_of
 from ctl.replica.step.observers import Observer
 
 

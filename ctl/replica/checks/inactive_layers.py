@@ -11,8 +11,8 @@ import tensorflow as tf
 from ctl.data.autograph import convert, traced
 from ctl.errors import list_some
 from ctl.graphs.assignments import find_assignments
-from ctl.replica.arithmetic import models
-from ctl.replica.arithmetic.variables import moving_statistics, variables_of
+from ctl.keras import models
+from ctl.keras.variables import moving_statistics, variables_of
 from ctl.replica.step.microbatches import row_count
 from ctl.replica.step.observers import Observer
 from ctl.replica.step.preprocessing import call_model

@@ -10,7 +10,7 @@ import tf_keras
 from ctl.data.autograph import convert, traced
 from ctl.errors import UsageError, list_some
 from ctl.graphs.dataflow import ancestors, depends_on_batch
-from ctl.private.tf_keras import losses_utils
+from ctl.keras.private import losses_utils
 from ctl.replica.checks.loss_trace import is_replica_number
 from ctl.replica.step.observers import Observer
 from ctl.rows.row_mask import Rows

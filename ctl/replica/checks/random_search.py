@@ -23,7 +23,7 @@ from ctl.data import host_random
 from ctl.errors import UsageError
 from ctl.graphs import ops
 from ctl.graphs.dataflow import ancestors, captured, entries_per_row
-from ctl.private.tf_keras import backend
+from ctl.keras.private import backend
 from ctl.random import philox
 from ctl.random.draws import Folded
 from ctl.replica.step.observers import Observer

@@ -20,7 +20,7 @@ import tensorflow as tf
 from ctl.configs.error_location import name_function
 from ctl.data.autograph import convert, traced
 from ctl.errors import UsageError
-from ctl.replica.arithmetic import models
+from ctl.keras import models
 from ctl.replica.checks import loss_trace, random_search
 from ctl.replica.step.observers import Losses, Observer, TraceAgain
 from ctl.rows.trace import Trace

@@ -6,9 +6,9 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.errors import UsageError
+from ctl.keras import models
 from ctl.kernels import normalization
 from ctl.private import classes
-from ctl.replica.arithmetic import models
 
 
 @tf_keras.utils.register_keras_serializable(package="ctl")

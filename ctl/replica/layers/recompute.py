@@ -21,9 +21,9 @@ from ctl.data.autograph import convert
 from ctl.errors import UsageError
 from ctl.graphs import ops, order, passes
 from ctl.graphs.assignments import READS, find_assignments, outermost
+from ctl.keras import models
+from ctl.keras.private import autocast_variable, base_layer_utils
 from ctl.private.tensorflow import record
-from ctl.private.tf_keras import autocast_variable, base_layer_utils
-from ctl.replica.arithmetic import models
 from ctl.rows import row_mask
 
 

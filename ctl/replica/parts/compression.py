@@ -9,10 +9,10 @@ import tf_keras
 
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError
+from ctl.keras.variables import variables_of
 from ctl.replica.arithmetic import gradients as gradients_module
 from ctl.replica.arithmetic import reduction
 from ctl.replica.arithmetic.gradients import Gradient
-from ctl.replica.arithmetic.variables import variables_of
 from ctl.replica.parts.part import GlobalUpdate, Part
 from ctl.replica.parts.replica_values import ReplicaValues
 from ctl.rows import waits

@@ -13,7 +13,7 @@ import tf_keras
 
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError
-from ctl.replica.arithmetic.variables import variables_of
+from ctl.keras.variables import variables_of
 from ctl.replica.parts.part import AVERAGES, Part
 
 

@@ -14,12 +14,12 @@ import tf_keras
 from ctl.configs.group_values import patterns
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError, list_some
+from ctl.keras import precision
+from ctl.keras.variables import variables_of
 from ctl.optimizers import FromConfig
 from ctl.private import classes
-from ctl.replica.arithmetic import precision
 from ctl.replica.arithmetic.gradients import optimizers_of
 from ctl.replica.arithmetic.held_variables import Held
-from ctl.replica.arithmetic.variables import variables_of
 from ctl.replica.parts import grouped_optimizer
 from ctl.replica.parts.part import Building, Part
 

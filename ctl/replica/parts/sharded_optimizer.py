@@ -14,9 +14,10 @@ import tf_keras
 
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError, type_name
+from ctl.keras import precision
 from ctl.optimizers import CLASSES, ELEMENTWISE, arguments
 from ctl.private import classes
-from ctl.replica.arithmetic import gradients, precision, reduction
+from ctl.replica.arithmetic import gradients, reduction
 from ctl.replica.arithmetic.gradients import Gradient
 from ctl.replica.arithmetic.slices import Slice
 from ctl.replica.parts.part import Building, GlobalUpdate, Part

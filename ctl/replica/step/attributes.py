@@ -8,15 +8,15 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.errors import UsageError, list_some
-from ctl.replica.arithmetic import models, precision
-from ctl.replica.arithmetic.held_variables import Held, build_again, trainable_variables_of
-from ctl.replica.arithmetic.snapshot import Assignable
-from ctl.replica.arithmetic.variables import (
+from ctl.keras import models, precision
+from ctl.keras.variables import (
     check_scope,
     moving_statistics,
     unknown_variables,
     variables_of,
 )
+from ctl.replica.arithmetic.held_variables import Held, build_again, trainable_variables_of
+from ctl.replica.arithmetic.snapshot import Assignable
 from ctl.replica.step import preparations
 
 _LOG = logging.getLogger("ctl")

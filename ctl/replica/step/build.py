@@ -22,10 +22,11 @@ from ctl.data.layout import Layout
 from ctl.data.source import Batch
 from ctl.errors import UsageError, type_name
 from ctl.hardware import garbage, strategies
+from ctl.keras import models, precision
+from ctl.keras.variables import check_scope
 from ctl.optimizers import FromConfig
 from ctl.private import replaced
-from ctl.replica.arithmetic import held_variables, loss, models, precision
-from ctl.replica.arithmetic.variables import check_scope
+from ctl.replica.arithmetic import held_variables, loss
 from ctl.replica.measure.non_finite import counter
 from ctl.replica.parts.part import Building, Part, open_parts
 from ctl.replica.step import hooks, metrics, observers, preparations

@@ -12,9 +12,10 @@ import tf_keras
 
 from ctl.data.autograph import convert
 from ctl.errors import LateUsageError, UsageError
-from ctl.replica.arithmetic import loss, precision
+from ctl.keras import precision
+from ctl.keras.models import inner
+from ctl.replica.arithmetic import loss
 from ctl.replica.arithmetic.gradients import optimizers_of
-from ctl.replica.arithmetic.models import inner
 from ctl.replica.arithmetic.snapshot import Snapshot
 from ctl.replica.parts.part import Part, variables_of_state
 from ctl.replica.step import observers, preparations

@@ -12,7 +12,8 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.data.source import Batch
-from ctl.replica.arithmetic import gradients, models
+from ctl.keras import models
+from ctl.replica.arithmetic import gradients
 from ctl.replica.arithmetic.snapshot import Snapshot
 
 

@@ -14,7 +14,8 @@ from ctl.data.input_pipeline import InputPipeline
 from ctl.data.source import Batch
 from ctl.errors import UsageError
 from ctl.hardware import strategies
-from ctl.replica.arithmetic import loss, precision
+from ctl.keras import precision
+from ctl.replica.arithmetic import loss
 from ctl.replica.arithmetic.snapshot import Snapshot
 from ctl.replica.measure.collected_rows import check_values
 from ctl.replica.measure.non_finite import counter

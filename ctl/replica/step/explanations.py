@@ -12,7 +12,7 @@ from ctl.errors import Failure, UsageError
 _EXPLANATIONS = (
     "ctl.rows.assertions:explain",
     "ctl.replica.checks.left_tensors:explain",
-    "ctl.replica.keras3.detection:explain",
+    "ctl.keras.keras3.detection:explain",
     "ctl.replica.step.loop_errors:explain",
     "ctl.replica.step.out_of_memory:explain",
 )

@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from ctl.errors import UsageError
-from ctl.replica.arithmetic import models
+from ctl.keras import models
 
 _LOG = logging.getLogger("ctl")
 _OF_OPTIMIZERS = ("compute_gradients", "minimize", "aggregate_gradients")

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from ctl.replica.arithmetic import models, precision
+from ctl.keras import models, precision
 from ctl.replica.step import metrics
 from ctl.replica.step.attributes import Attributes
 from ctl.replica.step.microbatches import MicroBatch, row_count

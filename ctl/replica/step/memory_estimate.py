@@ -15,8 +15,8 @@ from ctl.data.autograph import convert, traced
 from ctl.errors import UsageError
 from ctl.graphs import ops
 from ctl.hardware import strategies
-from ctl.replica.arithmetic import precision
-from ctl.replica.arithmetic.variables import variables_of
+from ctl.keras import precision
+from ctl.keras.variables import variables_of
 from ctl.replica.parts import sharded_optimizer
 from ctl.replica.parts.part import variables_of_state
 from ctl.replica.step import xla

@@ -10,7 +10,7 @@ import tf_keras
 
 from ctl.data.source import Batch
 from ctl.errors import UsageError, type_name
-from ctl.private.tf_keras import compile_utils, losses_utils
+from ctl.keras.private import compile_utils, losses_utils
 from ctl.replica.arithmetic import loss
 from ctl.replica.step import observers
 from ctl.rows import row_mask

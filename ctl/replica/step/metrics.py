@@ -16,7 +16,7 @@ import tf_keras
 from ctl.data.autograph import convert
 from ctl.data.source import Batch
 from ctl.errors import UsageError, did_you_mean, type_name
-from ctl.replica.arithmetic import models
+from ctl.keras import models
 from ctl.replica.step.plan import Plan
 from ctl.rows import row_mask
 from ctl.rows.trace import MetricUpdate

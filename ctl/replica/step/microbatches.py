@@ -14,7 +14,8 @@ from ctl.data.elements import name_features
 from ctl.data.source import Batch, MaskedBatch
 from ctl.errors import UsageError
 from ctl.graphs import order
-from ctl.replica.arithmetic import gradients, loss, models, precision
+from ctl.keras import models, precision
+from ctl.replica.arithmetic import gradients, loss
 from ctl.replica.arithmetic.gradients import Gradient
 from ctl.replica.arithmetic.held_variables import Untrained
 from ctl.replica.arithmetic.snapshot import Assignable, Snapshot

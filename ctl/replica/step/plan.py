@@ -11,7 +11,7 @@ from ctl.configs.options import TrainerOptions
 from ctl.data.layout import Layout
 from ctl.errors import UsageError, list_some
 from ctl.hardware import strategies
-from ctl.replica.arithmetic import precision
+from ctl.keras import precision
 
 _LOG = logging.getLogger("ctl")
 

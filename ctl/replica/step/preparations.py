@@ -7,8 +7,8 @@ from ctl.private import replaced
 # A row is "module:function". The function is called as prepare(model, seed, scope=...), and again if
 # layers may have been created since.
 PREPARATIONS = (
-    "ctl.replica.layers.layer_metrics:prepare",
-    "ctl.replica.random.dropout:key_random_layers",
+    "ctl.keras.layer_metrics:prepare",
+    "ctl.keras.dropout:key_random_layers",
 )
 _SYNCHRONIZE = "ctl.replica.layers.batch_norm:convert_sync_batch_norm"
 

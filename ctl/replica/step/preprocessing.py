@@ -11,7 +11,7 @@ from ctl.data.autograph import convert
 from ctl.data.features import RESERVED, select_features
 from ctl.data.source import Batch
 from ctl.errors import UsageError, type_name
-from ctl.replica.arithmetic import models
+from ctl.keras import models
 from ctl.replica.arithmetic.loss import SampleWeight
 from ctl.replica.step.microbatches import row_count
 from ctl.rows.assertions import require_equal

@@ -15,11 +15,12 @@ import tensorflow as tf
 
 from ctl.errors import UsageError
 from ctl.hardware import devices, strategies
-from ctl.replica.arithmetic import gradients, loss, precision, reduction
+from ctl.keras import precision
+from ctl.keras.variables import check_scope
+from ctl.replica.arithmetic import gradients, loss, reduction
 from ctl.replica.arithmetic.gradients import Gradient
 from ctl.replica.arithmetic.held_variables import Untrained
 from ctl.replica.arithmetic.snapshot import Assignable, Snapshot
-from ctl.replica.arithmetic.variables import check_scope
 from ctl.replica.measure.losses import LossMeans
 from ctl.replica.measure.non_finite import (
     LOSS,

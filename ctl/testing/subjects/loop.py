@@ -13,7 +13,7 @@ import tf_keras
 
 from ctl.configs import group_values
 from ctl.errors import UsageError
-from ctl.replica.arithmetic import models, precision
+from ctl.keras import models, precision
 from ctl.replica.arithmetic.gradients import optimizers_of
 from ctl.step import Step
 from ctl.testing.contents import Contents, Names, holders, read_all

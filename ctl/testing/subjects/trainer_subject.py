@@ -16,7 +16,7 @@ from ctl.data.input_pipeline import InputPipeline
 from ctl.evaluator import StandardEvaluator
 from ctl.graphs import ops
 from ctl.graphs.dataflow import ancestors
-from ctl.replica.arithmetic import models
+from ctl.keras import models
 from ctl.replica.checks.random_search import place
 from ctl.replica.parts.part import DEPENDS_ON_SPLIT
 from ctl.replica.step.build import seed_and_precision

@@ -11,8 +11,8 @@ import tf_keras
 
 import ctl
 from ctl.graphs import ops
+import ctl.keras.dropout
 from ctl.replica.checks.random_search import RandomOps, check_host_random
-import ctl.replica.random.dropout
 from ctl.replica.step.observers import keep_caching_device
 from ctl.rows import row_mask
 from ctl.rows.trace import Trace

@@ -8,7 +8,7 @@ import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.replica.arithmetic import models
+from ctl.keras import models
 from ctl.replica.step.preprocessing import default_sample_weight, find_second_scaling, select_inputs
 from ctl.testing import tiny
 from tests.support import reference_model

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.graphs import passes
-from ctl.private.tf_keras import autocast_variable, base_layer_utils
+from ctl.keras.private import autocast_variable, base_layer_utils
 from ctl.rows import row_mask
 
 

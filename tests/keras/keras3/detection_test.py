@@ -6,7 +6,7 @@ import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.replica.keras3 import detection
+from ctl.keras.keras3 import detection
 from ctl.replica.step.explanations import explained
 from tests.support import reference_model
 

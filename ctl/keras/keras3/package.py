@@ -1,15 +1,15 @@
-"""What `ctl.replica.arithmetic.models` calls for objects of Keras 3. It does not import keras."""
+"""What `ctl.keras.models` calls for objects of Keras 3. It does not import keras."""
 
 import sys
 from typing import Any
 
 from ctl.errors import UsageError
+from ctl.keras.keras3 import conversion, detection, private
+from ctl.keras.keras3.detection import check
+from ctl.keras.keras3.private import CallState, reset_names
+from ctl.keras.keras3.private import value_of as raw
+from ctl.keras.precision import Dtypes
 from ctl.private import replaced
-from ctl.replica.arithmetic.precision import Dtypes
-from ctl.replica.keras3 import conversion, detection, private
-from ctl.replica.keras3.detection import check
-from ctl.replica.keras3.private import CallState, reset_names
-from ctl.replica.keras3.private import value_of as raw
 
 __all__ = [
     "CallState", "adapt", "check", "convert", "dtypes", "is_layer", "raw", "reset_names"
@@ -33,7 +33,7 @@ def adapt(value: Any) -> Any:
             "KERAS_BACKEND=tensorflow before keras is imported."
         )
     # Both import keras. `random` registers how its layers get their streams.
-    from ctl.replica.keras3 import adapter, random  # noqa: F401
+    from ctl.keras.keras3 import adapter, random  # noqa: F401
 
     replaced.apply()  # what belongs to Keras 3, which `build_model` may have imported
     adapter.prepare(value)

@@ -2,7 +2,7 @@
 
 Each row of `_PACKAGES` names a package and the module that knows it. The module is imported when an
 object of the package is there, or if the process has imported the package. It has the functions that
-are called here, and `dtypes`, `reset_names` and `CallState`; see `ctl/replica/keras3/package.py`.
+are called here, and `dtypes`, `reset_names` and `CallState`; see `ctl/keras/keras3/package.py`.
 """
 
 from collections.abc import Iterable
@@ -15,9 +15,9 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from ctl.private.tf_keras import losses_utils
+from ctl.keras.private import losses_utils
 
-_PACKAGES = {"keras": "ctl.replica.keras3.package"}
+_PACKAGES = {"keras": "ctl.keras.keras3.package"}
 
 
 class Adapted(tf_keras.Model):

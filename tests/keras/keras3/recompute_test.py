@@ -4,8 +4,8 @@ import keras
 import pytest
 
 import ctl
-from tests.replica.keras3 import twins
-from tests.replica.keras3.twins import difference, make_trainer, train
+from tests.keras.keras3 import twins
+from tests.keras.keras3.twins import difference, make_trainer, train
 
 
 class Block(keras.layers.Layer):

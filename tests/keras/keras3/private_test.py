@@ -4,8 +4,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ctl.replica.arithmetic import models
-from ctl.replica.keras3 import private
+from ctl.keras import models
+from ctl.keras.keras3 import private
 
 
 def test_variables_layers_and_generators_are_those_of_the_layer():

@@ -6,9 +6,9 @@ import pytest
 import tf_keras
 
 from ctl import testing
-from tests.replica.keras3 import twins
-from tests.replica.keras3.models import KINDS
-from tests.replica.keras3.twins import difference, keras, make_trainer, train
+from tests.keras.keras3 import twins
+from tests.keras.keras3.models import KINDS
+from tests.keras.keras3.twins import difference, keras, make_trainer, train
 
 SYNC = {"sync_batch_norm": True}
 

@@ -10,8 +10,8 @@ import tf_keras
 from tf_keras.src.engine.base_layer import BaseRandomLayer
 
 import ctl
+from ctl.keras.dropout import key_random_layers
 from ctl.replica import examples
-from ctl.replica.random.dropout import key_random_layers
 
 LAYERS = {
     "dropout": lambda: tf_keras.layers.Dropout(0.4),

@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from ctl.errors import UsageError, type_name
 from ctl.graphs import passes
+from ctl.keras.keras3 import private
 from ctl.kernels import normalization
 from ctl.private import classes
-from ctl.replica.keras3 import private
 
 
 class BatchNormalization(keras.layers.BatchNormalization):

@@ -7,8 +7,8 @@ import tf_keras
 
 import ctl
 from ctl import testing
+from ctl.keras import precision
 from ctl.loop.checkpoints.checkpointer import Checkpointer
-from ctl.replica.arithmetic import precision
 from tests.support import faulty_trainers, reference_model
 
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from ctl.errors import UsageError, list_some
 from ctl.hardware import strategies
-from ctl.private.tf_keras import base_layer_utils
+from ctl.keras.private import base_layer_utils
 
 
 def variables_of(module: Any) -> list[Any]:

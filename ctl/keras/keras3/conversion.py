@@ -12,8 +12,8 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.errors import UsageError
+from ctl.keras.keras3 import detection, private
 from ctl.private import classes
-from ctl.replica.keras3 import detection, private
 
 # Arguments of Keras 3's optimizers that tf_keras does not have -> the options of ctl.
 _OPTIONS = {

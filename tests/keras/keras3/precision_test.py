@@ -5,8 +5,8 @@ import pytest
 import tf_keras
 
 import ctl
-from ctl.replica.arithmetic import precision
-from ctl.replica.keras3 import private
+from ctl.keras import precision
+from ctl.keras.keras3 import private
 
 
 @pytest.mark.parametrize("package", [tf_keras, keras], ids=["tf_keras", "keras"])

@@ -12,7 +12,7 @@ import tf_keras
 
 from ctl.errors import UsageError
 from ctl.graphs import dataflow
-from ctl.private.tf_keras import base_layer_utils
+from ctl.keras.private import base_layer_utils
 from ctl.rows import row_mask
 
 _LOG = logging.getLogger("ctl")

@@ -11,16 +11,16 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.configs import keys
+from ctl.keras import models
 from ctl.loop import inference
 from ctl.loop.checkpoints import warm_start
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.exports import write_version
-from ctl.replica.arithmetic import models
 from ctl.replica.step import build
 from ctl.replica.step.attributes import Attributes
-from tests.replica.keras3 import twins
-from tests.replica.keras3.models import KINDS, Kind
-from tests.replica.keras3.twins import difference, make_trainer, train
+from tests.keras.keras3 import twins
+from tests.keras.keras3.models import KINDS, Kind
+from tests.keras.keras3.twins import difference, make_trainer, train
 
 SYNC = {"sync_batch_norm": True}
 

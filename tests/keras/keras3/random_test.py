@@ -7,10 +7,10 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
+from ctl.keras import models
+from ctl.keras.dropout import key_random_layers
 from ctl.replica import examples
-from ctl.replica.arithmetic import models
-from ctl.replica.random.dropout import key_random_layers
-from tests.replica.keras3 import twins
+from tests.keras.keras3 import twins
 
 LAYERS = {
     "dropout": lambda: keras.layers.Dropout(0.4),

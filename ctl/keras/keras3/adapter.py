@@ -10,9 +10,9 @@ import tensorflow as tf
 from ctl.errors import UsageError
 from ctl.graphs import passes
 from ctl.hardware import strategies
-from ctl.replica.arithmetic import precision
-from ctl.replica.arithmetic.models import Adapted, raw
-from ctl.replica.keras3 import batch_norm, detection, private
+from ctl.keras import precision
+from ctl.keras.keras3 import batch_norm, detection, private
+from ctl.keras.models import Adapted, raw
 from ctl.rows import row_mask
 
 # What tf_keras.Model defines, but the layer of Keras 3 answers.

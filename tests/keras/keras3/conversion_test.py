@@ -7,7 +7,7 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
-from ctl.replica.keras3 import conversion
+from ctl.keras.keras3 import conversion
 
 OPTIMIZERS = {
     "Adadelta": {}, "Adafactor": {}, "Adagrad": {}, "Adam": {"amsgrad": True}, "Adamax": {},

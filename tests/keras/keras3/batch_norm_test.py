@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import ctl
 from ctl import testing
-from ctl.replica.arithmetic import models
+from ctl.keras import models
 
 
 def test_one_replica_without_synchronization_computes_as_keras():

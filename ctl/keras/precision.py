@@ -9,8 +9,8 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.errors import UsageError
-from ctl.private.tf_keras import policy as policy_module
-from ctl.replica.arithmetic import models
+from ctl.keras import models
+from ctl.keras.private import policy as policy_module
 
 
 @dataclasses.dataclass(frozen=True)

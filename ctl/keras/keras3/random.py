@@ -12,11 +12,11 @@ import keras
 import tensorflow as tf
 
 from ctl.errors import UsageError
+from ctl.keras import dropout
+from ctl.keras.keras3 import private
+from ctl.keras.keras3.adapter import Adapter, hide_rows, prepare
 from ctl.random import draws
 from ctl.random.draws import Stream
-from ctl.replica.keras3 import private
-from ctl.replica.keras3.adapter import Adapter, hide_rows, prepare
-from ctl.replica.random import dropout
 from ctl.rows import row_mask
 
 _FIX = (

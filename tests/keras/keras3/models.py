@@ -6,8 +6,8 @@ import keras
 import tensorflow as tf
 
 import ctl
-from ctl.replica.arithmetic import precision
-from tests.replica.keras3 import twins
+from ctl.keras import precision
+from tests.keras.keras3 import twins
 
 BATCH, STEPS, SEED = 7, 10, 3
 
