@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from ctl.evaluator import StandardEvaluator as StandardEvaluator
     from ctl.evaluator import evaluate as evaluate
     from ctl.kernels.attention import dot_product_attention as dot_product_attention
+    from ctl.layers.batch_norm import SyncBatchNormalization as SyncBatchNormalization
+    from ctl.layers.batch_norm import convert_sync_batch_norm as convert_sync_batch_norm
+    from ctl.layers.recompute import recompute as recompute
     from ctl.loop.actions.action import Action as Action
     from ctl.loop.actions.action import as_action as as_action
     from ctl.loop.actions.keras_callback import KerasCallback as KerasCallback
@@ -30,9 +33,6 @@ if TYPE_CHECKING:
     from ctl.loop.checkpoints.checkpointer import Checkpointer as Checkpointer
     from ctl.modes.export import load as load
     from ctl.modes.notebook import Run as Run
-    from ctl.replica.layers.batch_norm import SyncBatchNormalization as SyncBatchNormalization
-    from ctl.replica.layers.batch_norm import convert_sync_batch_norm as convert_sync_batch_norm
-    from ctl.replica.layers.recompute import recompute as recompute
     from ctl.replica.parts.part import Part as Part
     from ctl.step import Step as Step
     from ctl.trainer import StandardTrainer as StandardTrainer
@@ -62,8 +62,8 @@ _MODULES = {
     "modes.export": "load",
     "modes.notebook": "Run",
     "kernels.attention": "dot_product_attention",
-    "replica.layers.batch_norm": "SyncBatchNormalization convert_sync_batch_norm",
-    "replica.layers.recompute": "recompute",
+    "layers.batch_norm": "SyncBatchNormalization convert_sync_batch_norm",
+    "layers.recompute": "recompute",
     "replica.parts.part": "Part",
     "step": "Step",
     "trainer": "StandardTrainer",

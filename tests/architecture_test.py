@@ -23,6 +23,7 @@ LAYERS = (
     ("random",),
     ("kernels",),
     ("keras",),
+    ("layers",),
     ("replica",),
     ("step", "trainer"),
     ("evaluator",),
@@ -34,7 +35,7 @@ LAYERS = (
 )
 REPLICA_LAYERS = (
     ("arithmetic",),
-    ("layers", "parts", "measure"),
+    ("parts", "measure"),
     ("step",),
     ("checks",),
 )
@@ -226,7 +227,7 @@ LEAVES = (
     "data/cache.py", "data/files", "data/mixing.py", "data/packing.py", "data/ragged.py",
     "hardware/rendezvous.py", "hardware/tpu.py", "loop/actions/best_checkpoint.py", "loop/bucket",
     "loop/exports.py", "loop/profiler.py", "loop/watchdog.py", "modes/sweep.py", "replica/checks",
-    "keras/keras3", "kernels", "replica/layers", "random", "replica/step/flops.py",
+    "keras/keras3", "kernels", "layers", "random", "replica/step/flops.py",
     "replica/step/loop_errors.py", "replica/step/memory_estimate.py", "replica/step/out_of_memory.py",
     "replica/parts/compression.py", "replica/parts/ema.py", "replica/parts/norms.py",
     "replica/parts/parameter_groups.py", "replica/parts/sharded_optimizer.py",

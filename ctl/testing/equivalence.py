@@ -12,7 +12,7 @@ from ctl.configs.options import TrainerOptions
 from ctl.data.features import map_features
 from ctl.errors import UsageError
 from ctl.graphs.unoptimized import without_graph_optimization
-from ctl.replica.layers import recompute
+from ctl.layers import recompute
 from ctl.testing import multiprocess, splits
 from ctl.testing.comparison import tolerance_of
 from ctl.testing.contents import Names

@@ -7,7 +7,7 @@ import tf_keras
 
 import ctl
 from ctl.configs.options import Clip
-from ctl.replica.layers import recompute
+from ctl.layers import recompute
 from experiments.trainers import char_lm
 from tests.gallery import curves
 

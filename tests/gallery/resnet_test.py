@@ -8,7 +8,7 @@ import tensorflow as tf
 import tf_keras
 from tf_keras.src.applications import resnet as networks
 
-from ctl.replica.layers import recompute
+from ctl.layers import recompute
 from experiments.trainers import resnet
 from tests.gallery import curves
 

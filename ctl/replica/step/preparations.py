@@ -10,7 +10,7 @@ PREPARATIONS = (
     "ctl.keras.layer_metrics:prepare",
     "ctl.keras.dropout:key_random_layers",
 )
-_SYNCHRONIZE = "ctl.replica.layers.batch_norm:convert_sync_batch_norm"
+_SYNCHRONIZE = "ctl.layers.batch_norm:convert_sync_batch_norm"
 
 
 def prepare(model: Any, seed: int, *, scope: str = "model") -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ctl.replica.layers import recompute
+from ctl.layers import recompute
 from ctl.testing.comparison import compare
 from ctl.testing.diagnosis import causes, rules
 from ctl.testing.diagnosis.evidence import Evidence

@@ -5,7 +5,7 @@ import tf_keras
 
 import ctl
 from ctl.graphs import passes
-from ctl.replica.layers import recompute
+from ctl.layers import recompute
 from ctl.rows import row_mask
 from ctl.testing import equivalence
 from ctl.testing.comparison import tolerance_of

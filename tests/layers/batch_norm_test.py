@@ -7,8 +7,8 @@ import tf_keras
 
 import ctl
 from ctl import testing
+from ctl.layers.batch_norm import SyncBatchNormalization, convert_sync_batch_norm
 from ctl.replica import examples
-from ctl.replica.layers.batch_norm import SyncBatchNormalization, convert_sync_batch_norm
 
 EPSILON, MOMENTUM = 1e-3, 0.9
 KINDS = {  # shape of an example, arguments

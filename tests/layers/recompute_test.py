@@ -9,7 +9,7 @@ import tf_keras
 
 import ctl
 from ctl.errors import UsageError
-from ctl.replica.layers import recompute as module
+from ctl.layers import recompute as module
 from ctl.rows import row_mask
 from tests.support import one_batch
 from tests.support.optimized_graph import optimized_nodes

@@ -1,0 +1,1 @@
+"""Layers that users call: synchronized batch normalization and recomputation."""

@@ -1,1 +1,0 @@
-"""Layers: synchronized batch normalization and recomputation."""
