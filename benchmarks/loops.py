@@ -28,7 +28,7 @@ import tensorflow as tf
 from benchmarks import models, report, results, same, variants, windows
 from ctl.configs import keys, overrides
 from ctl.errors import UsageError
-from ctl.replica.config import XLA_MODES
+from ctl.update.config import XLA_MODES
 
 DEFAULT = f"{variants.CTL}off"  # the program that the pages call ctl
 LABELS = {

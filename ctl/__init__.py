@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from ctl.loop.checkpoints.checkpointer import Checkpointer as Checkpointer
     from ctl.modes.export import load as load
     from ctl.modes.notebook import Run as Run
-    from ctl.replica.parts.part import Part as Part
     from ctl.step import Step as Step
     from ctl.trainer import StandardTrainer as StandardTrainer
+    from ctl.update.part import Part as Part
 
     __version__: str
 
@@ -64,7 +64,7 @@ _MODULES = {
     "kernels.attention": "dot_product_attention",
     "layers.batch_norm": "SyncBatchNormalization convert_sync_batch_norm",
     "layers.recompute": "recompute",
-    "replica.parts.part": "Part",
+    "update.part": "Part",
     "step": "Step",
     "trainer": "StandardTrainer",
 }

@@ -47,7 +47,7 @@ class NonFiniteStep(Failure):
     """The loss or the gradients of a step were not finite, or its loss was a spike.
 
     Args:
-        report: a `ctl.replica.measure.non_finite.NonFiniteReport`.
+        report: a `ctl.update.non_finite.NonFiniteReport`.
         examples: the indices of the examples in the batch, if the data source numbers them.
         rows: the rows of the batch whose own features or loss are not finite, if they are known.
 

@@ -28,9 +28,9 @@ from ctl.replica.step import metrics
 from ctl.replica.step.built_step import BuiltStep
 from ctl.replica.step.evaluation import Evaluation, check_splits
 from ctl.replica.step.inner_loop import loop_of
-from ctl.replica.step.microbatches import unpack
 from ctl.step import Step
 from ctl.trainer import StandardTrainer
+from ctl.update.microbatches import unpack
 
 _LOG = logging.getLogger("ctl")
 _MOST_SEARCHED = 100  # batches, for an example that is not finite

@@ -25,16 +25,17 @@ from ctl.hardware import strategies
 from ctl.keras import precision as precisions
 from ctl.keras.models import adapt, is_layer
 from ctl.keras.variables import check_scope, variables_of
-from ctl.replica.measure.non_finite import counter
 from ctl.replica.measure.outputs import concatenate
-from ctl.replica.parts.part import Part
-from ctl.replica.step import build, hooks, metric_updates, preprocessing, xla
+from ctl.replica.step import build, hooks, metric_updates, xla
 from ctl.replica.step import metrics as metric_results
 from ctl.replica.step.built_step import BuiltStep
 from ctl.replica.step.evaluation import Evaluation
 from ctl.replica.step.explanations import explained
-from ctl.replica.step.microbatches import first_rows, row_count, unpack
 from ctl.replica.step.traced_function import TracedFunction
+from ctl.update import preprocessing
+from ctl.update.microbatches import first_rows, row_count, unpack
+from ctl.update.non_finite import counter
+from ctl.update.part import Part
 
 _LOG = logging.getLogger("ctl")
 _FIND_ROWS = "ctl.replica.step.bad_rows:non_finite_rows"  # imported for a step that is not finite

@@ -19,13 +19,13 @@ from ctl.hardware import coordinator, garbage, strategies
 from ctl.keras import precision
 from ctl.keras.models import adapt, raw
 from ctl.keras.variables import check_known
-from ctl.replica.measure.non_finite import NonFiniteReport
-from ctl.replica.parts.part import Part
 from ctl.replica.step import xla
 from ctl.replica.step.build import build_scope, build_trainer, check_optimizer
 from ctl.replica.step.metric_updates import update_by_name
-from ctl.replica.step.microbatches import unpack
-from ctl.replica.step.preprocessing import call_model, call_sample_weight, uint8_images
+from ctl.update.microbatches import unpack
+from ctl.update.non_finite import NonFiniteReport
+from ctl.update.part import Part
+from ctl.update.preprocessing import call_model, call_sample_weight, uint8_images
 
 
 class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):

@@ -24,6 +24,7 @@ LAYERS = (
     ("kernels",),
     ("keras",),
     ("layers",),
+    ("update",),
     ("replica",),
     ("step", "trainer"),
     ("evaluator",),
@@ -34,7 +35,6 @@ LAYERS = (
     ("ray",),
 )
 REPLICA_LAYERS = (
-    ("arithmetic",),
     ("parts", "measure"),
     ("step",),
     ("checks",),

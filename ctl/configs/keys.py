@@ -15,7 +15,7 @@ COMPONENTS = (
     "ctl.hardware.config",
     "ctl.optimizers.config",
     "ctl.loop.config",
-    "ctl.replica.config",
+    "ctl.update.config",
 )
 _modules = [importlib.import_module(name) for name in COMPONENTS]
 _declared: list[Key] = [key for module in _modules for key in module.KEYS]

@@ -23,12 +23,12 @@ from ctl.keras import precision
 from ctl.loop.checkpoints.checkpointer import Checkpointer, DamagedCheckpoint
 from ctl.loop.checkpoints.files import hold
 from ctl.private import classes
-from ctl.replica.arithmetic.snapshot import Snapshot
-from ctl.replica.parts.part import ONLY_TRAINING
 from ctl.replica.step.inner_loop import loop_of
-from ctl.replica.step.microbatches import row_count
 from ctl.rows import row_mask
 from ctl.trainer import StandardTrainer
+from ctl.update.microbatches import row_count
+from ctl.update.part import ONLY_TRAINING
+from ctl.update.snapshot import Snapshot
 
 # The options of the updates and of the hardware, which inference leaves at their defaults.
 _OF_TRAINING = (

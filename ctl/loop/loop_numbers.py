@@ -13,9 +13,9 @@ from ctl.hardware import devices
 from ctl.keras import precision
 from ctl.loop.actions.action import Action
 from ctl.loop.timing import Throughput
-from ctl.replica.arithmetic.gradients import optimizers_of
 from ctl.replica.step.inner_loop import loop_of
 from ctl.trainer import StandardTrainer
+from ctl.update.gradients import optimizers_of
 
 _GIB = 2**30
 # Bytes on macOS, KiB elsewhere.

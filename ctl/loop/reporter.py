@@ -14,9 +14,9 @@ from ctl.loop.metric_log import MetricLog
 from ctl.loop.progress import Progress
 from ctl.loop.timing import Every, Throughput, WallClock
 from ctl.loop.workdir import Workdir
-from ctl.replica.measure.non_finite import NonFiniteReport
-from ctl.replica.parts.part import LAYERS
 from ctl.trainer import StandardTrainer
+from ctl.update.non_finite import NonFiniteReport
+from ctl.update.part import LAYERS
 
 
 class Reporter:

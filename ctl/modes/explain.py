@@ -19,10 +19,10 @@ from ctl.loop.exports import ExportModel
 from ctl.modes import DONE, Arguments, experiment, messages
 from ctl.modes.experiment import Experiment
 from ctl.optimizers.arguments import REPLACED
-from ctl.replica.arithmetic.gradients import optimizers_of
 from ctl.replica.step import memory_estimate
 from ctl.replica.step.inner_loop import loop_of
 from ctl.rows import packs
+from ctl.update.gradients import optimizers_of
 
 # Arguments of every optimizer that are shown elsewhere or that ctl replaces.
 _NOT_SHOWN = {"name", "learning_rate", "is_legacy_optimizer", *REPLACED}

@@ -10,9 +10,9 @@ from ctl.errors import list_some
 from ctl.hardware import strategies
 from ctl.loop.progress import format_numbers
 from ctl.optimizers import schedules
-from ctl.replica.step import preprocessing
 from ctl.replica.step.inner_loop import loop_of
 from ctl.trainer import StandardTrainer
+from ctl.update import preprocessing
 
 
 def complete(step: int, result: Mapping[str, Any], config: Any, changes: Sequence[str] = ()) -> str:

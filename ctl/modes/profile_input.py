@@ -21,10 +21,10 @@ from ctl.errors import UsageError, print_line
 from ctl.hardware import gpu, selection, strategies
 from ctl.hardware.collectives import ProcessGroup
 from ctl.modes import DONE, Arguments, experiment, step_time
-from ctl.replica.config import COMPLETE_STEPS, XLA_MODES
 from ctl.replica.step import serial_loops
 from ctl.replica.step.inner_loop import loop_of
 from ctl.trainer import StandardTrainer
+from ctl.update.config import COMPLETE_STEPS, XLA_MODES
 
 SECONDS = 2.0  # of each measurement
 _WAIT = 0.05  # a larger share of waiting makes the input pipeline the bottleneck

@@ -1,6 +1,6 @@
 """The arithmetic of a training step on one replica.
 
-Each name is imported when it is first used (PEP 562): `ctl.replica.config` does not import TensorFlow.
+Each name is imported when it is first used (PEP 562): `ctl.update.config` does not import TensorFlow.
 """
 
 import importlib

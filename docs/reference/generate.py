@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))  # the checkout of this file, if ctl is installed,
 from ctl import commands  # noqa: E402
 from ctl.configs import flags, keys  # noqa: E402
 from ctl.configs.modes import MODES  # noqa: E402
-from tests.replica.step import combinations  # noqa: E402
+from tests.update import combinations  # noqa: E402
 
 PAGES = sorted(ROOT.glob("docs/reference/**/*.md"))
 _MODULES = ("ctl", "ctl.data", "ctl.random", "ctl.ray", "ctl.replica", "ctl.testing")

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from ctl.graphs import order
-from ctl.replica.step.microbatches import Inputs, MicroBatches
+from ctl.update.microbatches import Inputs, MicroBatches
 from tests.support.optimized_graph import ancestors, optimized_nodes
 
 COUNT = 6

@@ -19,8 +19,8 @@ from ctl.loop.stop import StopRequest
 from ctl.loop.timing import Every
 from ctl.loop.workdir import Workdir
 from ctl.loop.writers.json_lines import JsonLinesWriter
-from ctl.replica.measure import non_finite
 from ctl.replica.step.inner_loop import loop_of
+from ctl.update import non_finite
 from tests.loop.shared import OtherProcesses, Recording, make_reference, share
 from tests.support import reference_model
 from tests.support.faulty_trainers import jumping, same, state

@@ -11,7 +11,7 @@ from ctl.loop.controller import Controller
 from ctl.loop.loop_monitor import LoopMonitor, StepSummaries
 from ctl.loop.metric_log import MetricLog
 from ctl.loop.timing import Every
-from ctl.replica.measure.non_finite import NonFiniteReport
+from ctl.update.non_finite import NonFiniteReport
 from tests.loop.shared import Recording, make_reference, read_summaries, share
 from tests.support import reference_model
 

@@ -17,7 +17,7 @@ import hypothesis
 import pytest
 
 from ctl.errors import UsageError
-from ctl.replica.arithmetic import loss
+from ctl.update import loss
 from tests.properties.case import cases
 from tests.properties.case_trainer import find_differences
 

@@ -6,9 +6,9 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
-from ctl.replica.step import microbatches
 from ctl.replica.step import xla as xla_modes
 from ctl.rows import row_mask
+from ctl.update import microbatches
 from tests.support import one_batch
 
 # (rows that exist, replicas): even shares; uneven and empty ones, 2 + 2 + 1 + 0.

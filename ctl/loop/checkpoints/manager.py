@@ -10,9 +10,9 @@ from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.checkpoints.files import read_notes, report_write_errors
 from ctl.loop.reporter import Reporter
 from ctl.loop.timing import Every, Timer
-from ctl.replica.measure.non_finite import first_non_finite_variable
 from ctl.replica.step.inner_loop import loop_of
 from ctl.trainer import StandardTrainer
+from ctl.update.non_finite import first_non_finite_variable
 
 
 class CheckpointManager:

@@ -21,9 +21,9 @@ from ctl.loop import store
 from ctl.loop.checkpoints import matching
 from ctl.loop.checkpoints.files import find_files
 from ctl.loop.checkpoints.weight_files import WeightFile
-from ctl.replica.parts.part import AVERAGES
 from ctl.replica.step.inner_loop import loop_of
 from ctl.trainer import StandardTrainer
+from ctl.update.part import AVERAGES
 
 _Pairs = list[tuple[matching.Variable, matching.Variable]]
 

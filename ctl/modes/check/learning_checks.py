@@ -15,9 +15,9 @@ from ctl.modes.check.trainer_factory import TrainerFactory
 from ctl.replica.checks import onednn
 from ctl.replica.step.flops import list_graphs
 from ctl.replica.step.inner_loop import loop_of
-from ctl.replica.step.preprocessing import call_sample_weight
 from ctl.testing.contents import contents_of, name_models, values_of
 from ctl.trainer import StandardTrainer
+from ctl.update.preprocessing import call_sample_weight
 
 _MEMORIZED = 0.1  # of the first loss: a model that has memorized one batch is far below
 _STEPS, _LOOPS = 20, 5  # steps per inner loop, and loops, when one batch is overfitted

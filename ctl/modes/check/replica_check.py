@@ -25,12 +25,12 @@ from ctl.errors import UsageError
 from ctl.modes.check.outcome import FAIL, PASS, WARNING, Outcome
 from ctl.modes.check.trainer_factory import Rows, TrainerFactory
 from ctl.private.tensorflow import context
-from ctl.replica.parts.part import DEPENDS_ON_SPLIT
 from ctl.testing import check_replica_equivalence, split_cpu
 from ctl.testing.diagnosis import causes
 from ctl.testing.equivalence_report import NotComparable, Report
 from ctl.testing.splits import default_batch_sizes
 from ctl.trainer import StandardTrainer
+from ctl.update.part import DEPENDS_ON_SPLIT
 
 REPLICAS = (1, 2, 4)
 _QUICK_REPLICAS, _QUICK_ROWS = (1, 2), (4, 5)  # an even and an uneven split

@@ -13,12 +13,12 @@ from ctl.errors import list_some
 from ctl.graphs.assignments import find_assignments
 from ctl.keras import models
 from ctl.keras.variables import moving_statistics, variables_of
-from ctl.replica.step.microbatches import row_count
 from ctl.replica.step.observers import Observer
-from ctl.replica.step.preprocessing import call_model
 from ctl.rows import row_mask
 from ctl.rows.row_mask import Rows
 from ctl.rows.trace import Trace
+from ctl.update.microbatches import row_count
+from ctl.update.preprocessing import call_model
 
 _LOG = logging.getLogger("ctl")
 

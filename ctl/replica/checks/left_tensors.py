@@ -14,12 +14,12 @@ from ctl.configs.error_location import user_frame
 from ctl.errors import UsageError
 from ctl.graphs.assignments import READS, outermost
 from ctl.graphs.dataflow import ancestors
-from ctl.replica.arithmetic.snapshot import handles
 from ctl.replica.checks import random_search
 from ctl.replica.step.observers import Observer
 from ctl.rows import row_mask
 from ctl.rows.row_mask import Rows
 from ctl.rows.trace import UpdateTrace, symbolic
+from ctl.update.snapshot import handles
 
 _FIX = (
     "they share the attributes of one Python object, so return it as an output of the model, or of "

@@ -23,7 +23,6 @@ from ctl.data.autograph import traced
 from ctl.errors import UsageError
 from ctl.graphs import ops
 from ctl.graphs.dataflow import ancestors, outer_tensor
-from ctl.replica.arithmetic import loss
 from ctl.replica.checks import loss_trace, random_search
 from ctl.replica.checks.row_flow import Mixed, RowFlow
 from ctl.replica.checks.row_probe import (
@@ -38,11 +37,12 @@ from ctl.replica.checks.row_probe import (
     read_values,
 )
 from ctl.replica.checks.row_rules import Place
-from ctl.replica.step.microbatches import row_count
 from ctl.replica.step.observers import Losses, Observer, TraceAgain
 from ctl.rows import row_mask
 from ctl.rows.row_mask import Rows
 from ctl.rows.trace import Trace, UpdateTrace, symbolic
+from ctl.update import loss
+from ctl.update.microbatches import row_count
 
 _LOG = logging.getLogger("ctl")
 _ACCEPT = "or accept it with allow_row_coupling=True (runtime.allow_row_coupling)"

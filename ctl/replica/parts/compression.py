@@ -10,12 +10,12 @@ import tf_keras
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError
 from ctl.keras.variables import variables_of
-from ctl.replica.arithmetic import gradients as gradients_module
-from ctl.replica.arithmetic import reduction
-from ctl.replica.arithmetic.gradients import Gradient
-from ctl.replica.parts.part import GlobalUpdate, Part
 from ctl.replica.parts.replica_values import ReplicaValues
 from ctl.rows import waits
+from ctl.update import gradients as gradients_module
+from ctl.update import reduction
+from ctl.update.gradients import Gradient
+from ctl.update.part import GlobalUpdate, Part
 
 # The largest absolute value of a sum over all replicas. It is a power of two, so that the bound of each
 # replica, this number divided by a power of two, is exact in float16, and a sum of contributions at the

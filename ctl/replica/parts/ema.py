@@ -14,7 +14,7 @@ import tf_keras
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError
 from ctl.keras.variables import variables_of
-from ctl.replica.parts.part import AVERAGES, Part
+from ctl.update.part import AVERAGES, Part
 
 
 class ExponentialMovingAverage(Part):

@@ -9,9 +9,9 @@ import tf_keras
 
 from ctl.configs.options import TrainerOptions
 from ctl.hardware import strategies
-from ctl.replica.arithmetic.gradients import elements, modulus
-from ctl.replica.parts.part import GlobalUpdate, Part
 from ctl.rows import row_mask
+from ctl.update.gradients import elements, modulus
+from ctl.update.part import GlobalUpdate, Part
 
 _LOG = logging.getLogger("ctl")
 

@@ -9,9 +9,9 @@ import tf_keras
 
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError
-from ctl.replica.arithmetic import slices
-from ctl.replica.arithmetic.gradients import Gradient, elements, global_norm, modulus
-from ctl.replica.parts.part import LAYERS, GlobalUpdate, Part
+from ctl.update import slices
+from ctl.update.gradients import Gradient, elements, global_norm, modulus
+from ctl.update.part import LAYERS, GlobalUpdate, Part
 
 _QUANTITIES = ("gradient_norm", "parameter_norm", "update_norm")
 _SHARES = ("gradient_zero_share", "gradient_non_finite_share")

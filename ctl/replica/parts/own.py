@@ -8,8 +8,8 @@ import tf_keras
 
 from ctl.data.autograph import convert
 from ctl.errors import UsageError, type_name
-from ctl.replica.arithmetic.gradients import Gradient, nonzero_rows
-from ctl.replica.parts.part import GlobalUpdate, Part
+from ctl.update.gradients import Gradient, nonzero_rows
+from ctl.update.part import GlobalUpdate, Part
 
 Transform = Callable[[list[Gradient], list[tf.Variable]], Sequence[Gradient]]
 

@@ -18,10 +18,10 @@ from ctl.keras import precision
 from ctl.keras.variables import variables_of
 from ctl.optimizers import FromConfig
 from ctl.private import classes
-from ctl.replica.arithmetic.gradients import optimizers_of
-from ctl.replica.arithmetic.held_variables import Held
 from ctl.replica.parts import grouped_optimizer
-from ctl.replica.parts.part import Building, Part
+from ctl.update.gradients import optimizers_of
+from ctl.update.held_variables import Held
+from ctl.update.part import Building, Part
 
 Models = Mapping[str, tf_keras.Model]
 _Names = list[tuple[tf.Variable, tuple[str, ...]]]

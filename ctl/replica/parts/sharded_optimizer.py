@@ -17,12 +17,12 @@ from ctl.errors import UsageError, type_name
 from ctl.keras import precision
 from ctl.optimizers import CLASSES, ELEMENTWISE, arguments
 from ctl.private import classes
-from ctl.replica.arithmetic import gradients, reduction
-from ctl.replica.arithmetic.gradients import Gradient
-from ctl.replica.arithmetic.slices import Slice
-from ctl.replica.parts.part import Building, GlobalUpdate, Part
 from ctl.replica.parts.replica_values import SlicedSlot, SliceLayout, make_gather
 from ctl.rows import packs, waits
+from ctl.update import gradients, reduction
+from ctl.update.gradients import Gradient
+from ctl.update.part import Building, GlobalUpdate, Part
+from ctl.update.slices import Slice
 
 # The optimizers that update each element from that element's gradient and slots alone.
 _ELEMENTWISE = tuple(arguments.load("optimizer.name", CLASSES[name]) for name in ELEMENTWISE)

@@ -15,9 +15,9 @@ from ctl.keras.variables import (
     unknown_variables,
     variables_of,
 )
-from ctl.replica.arithmetic.held_variables import Held, build_again, trainable_variables_of
-from ctl.replica.arithmetic.snapshot import Assignable
 from ctl.replica.step import preparations
+from ctl.update.held_variables import Held, build_again, trainable_variables_of
+from ctl.update.snapshot import Assignable
 
 _LOG = logging.getLogger("ctl")
 STATELESS = (

@@ -10,8 +10,8 @@ import tensorflow as tf
 from ctl.data.autograph import convert
 from ctl.data.features import flatten_features
 from ctl.data.layout import Layout
-from ctl.replica.arithmetic import loss
-from ctl.replica.step.microbatches import unpack
+from ctl.update import loss
+from ctl.update.microbatches import unpack
 
 _SMALL = 1e-3  # in place of an element of a weight that is not finite
 

@@ -26,20 +26,20 @@ from ctl.keras import models, precision
 from ctl.keras.variables import check_scope
 from ctl.optimizers import FromConfig
 from ctl.private import replaced
-from ctl.replica.arithmetic import held_variables, loss
-from ctl.replica.measure.non_finite import counter
-from ctl.replica.parts.part import Building, Part, open_parts
 from ctl.replica.step import hooks, metrics, observers, preparations
 from ctl.replica.step.attributes import STATELESS, Attributes, check_stateless
 from ctl.replica.step.built_step import BuiltStep
 from ctl.replica.step.explanations import explained
 from ctl.replica.step.hooks import warn_of_model
 from ctl.replica.step.inner_loop import InnerLoop
-from ctl.replica.step.microbatches import row_count
 from ctl.replica.step.planning import make_plan
-from ctl.replica.step.preprocessing import default_sample_weight, preprocess
 from ctl.rows import row_mask
 from ctl.rows.trace import Trace
+from ctl.update import held_variables, loss
+from ctl.update.microbatches import row_count
+from ctl.update.non_finite import counter
+from ctl.update.part import Building, Part, open_parts
+from ctl.update.preprocessing import default_sample_weight, preprocess
 
 # Parts of tf_keras' messages about the inputs of a model.
 _INPUT_CHECKS = (

@@ -14,22 +14,22 @@ from ctl.data.autograph import convert
 from ctl.errors import LateUsageError, UsageError
 from ctl.keras import precision
 from ctl.keras.models import inner
-from ctl.replica.arithmetic import loss
-from ctl.replica.arithmetic.gradients import optimizers_of
-from ctl.replica.arithmetic.snapshot import Snapshot
-from ctl.replica.parts.part import Part, variables_of_state
 from ctl.replica.step import observers, preparations
 from ctl.replica.step.attributes import Attributes, freezing
-from ctl.replica.step.empty_batches import pad_rows
 from ctl.replica.step.explanations import explained
 from ctl.replica.step.hooks import names_of_attributes
 from ctl.replica.step.loop_results import LoopResults
-from ctl.replica.step.microbatches import Batch, hide_rows, row_count
-from ctl.replica.step.plan import Plan, warn_of_plain_norms
-from ctl.replica.step.preprocessing import call_sample_weight, preprocess
-from ctl.replica.step.update import Update, UpdateResult
 from ctl.rows import row_mask
 from ctl.rows.trace import Trace
+from ctl.update import loss
+from ctl.update.empty_batches import pad_rows
+from ctl.update.gradients import optimizers_of
+from ctl.update.microbatches import Batch, hide_rows, row_count
+from ctl.update.part import Part, variables_of_state
+from ctl.update.plan import Plan, warn_of_plain_norms
+from ctl.update.preprocessing import call_sample_weight, preprocess
+from ctl.update.snapshot import Snapshot
+from ctl.update.update import Update, UpdateResult
 
 _LOG = logging.getLogger("ctl")
 # Functions that a trace contains, of a trainer or of a `ctl.Step`, whoever sets them on the object.

@@ -9,10 +9,10 @@ import tensorflow as tf
 from ctl.data.autograph import traced
 from ctl.data.input_pipeline import InputPipeline
 from ctl.hardware import devices
-from ctl.replica.step.microbatches import Batch, unpack
-from ctl.replica.step.plan import Plan
 from ctl.rows import replicas
 from ctl.rows.waits import InputWait
+from ctl.update.microbatches import Batch, unpack
+from ctl.update.plan import Plan
 
 # Three chunks are in memory at a time: one in use, one in transfer, one in preparation.
 CHUNK_BYTES = 256 * 2**20

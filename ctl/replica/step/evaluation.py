@@ -15,17 +15,17 @@ from ctl.data.source import Batch
 from ctl.errors import UsageError
 from ctl.hardware import strategies
 from ctl.keras import precision
-from ctl.replica.arithmetic import loss
-from ctl.replica.arithmetic.snapshot import Snapshot
 from ctl.replica.measure.collected_rows import check_values
-from ctl.replica.measure.non_finite import counter
 from ctl.replica.step import metrics
 from ctl.replica.step.built_step import BuiltStep
-from ctl.replica.step.empty_batches import pad_rows, zero_outputs, zero_without_rows
 from ctl.replica.step.metrics import check_names
-from ctl.replica.step.microbatches import hide_rows, row_count
-from ctl.replica.step.preprocessing import call_sample_weight, preprocess
 from ctl.rows.gather import all_gather
+from ctl.update import loss
+from ctl.update.empty_batches import pad_rows, zero_outputs, zero_without_rows
+from ctl.update.microbatches import hide_rows, row_count
+from ctl.update.non_finite import counter
+from ctl.update.preprocessing import call_sample_weight, preprocess
+from ctl.update.snapshot import Snapshot
 
 LossFn = Callable[[Batch, Any], tf.Tensor]
 _LOG = logging.getLogger("ctl")

@@ -13,11 +13,11 @@ import orbit
 from ctl.data.input_pipeline import InputPipeline
 from ctl.data.source import Source
 from ctl.errors import NonFiniteStep, UsageError
-from ctl.replica.measure.non_finite import SPIKE, NonFiniteReport
 from ctl.replica.step.built_step import BuiltStep
 from ctl.replica.step.compiled_loop import compile_loop
 from ctl.replica.step.explanations import explained
-from ctl.replica.step.microbatches import first_rows, unpack
+from ctl.update.microbatches import first_rows, unpack
+from ctl.update.non_finite import SPIKE, NonFiniteReport
 
 _LOG = logging.getLogger("ctl")
 _MOST_READ = 16  # batches of a dataset that are read for one batch of the checks

@@ -10,11 +10,11 @@ import tf_keras
 from ctl.keras import models, precision
 from ctl.replica.step import metrics
 from ctl.replica.step.attributes import Attributes
-from ctl.replica.step.microbatches import MicroBatch, row_count
-from ctl.replica.step.plan import Plan
-from ctl.replica.step.update import Update
 from ctl.rows import row_mask
 from ctl.rows.waits import InputWait, ReductionWait
+from ctl.update.microbatches import MicroBatch, row_count
+from ctl.update.plan import Plan
+from ctl.update.update import Update
 
 
 class LoopResults:

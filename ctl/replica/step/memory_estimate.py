@@ -18,11 +18,11 @@ from ctl.hardware import strategies
 from ctl.keras import precision
 from ctl.keras.variables import variables_of
 from ctl.replica.parts import sharded_optimizer
-from ctl.replica.parts.part import variables_of_state
 from ctl.replica.step import xla
-from ctl.replica.step.preprocessing import preprocess
 from ctl.rows import packs, row_mask
 from ctl.rows.trace import Trace, UpdateTrace
+from ctl.update.part import variables_of_state
+from ctl.update.preprocessing import preprocess
 
 # Ops whose output is the memory of their input.
 _ALIASES = (

@@ -11,9 +11,9 @@ import tf_keras
 from ctl.data.source import Batch
 from ctl.errors import UsageError, type_name
 from ctl.keras.private import compile_utils, losses_utils
-from ctl.replica.arithmetic import loss
 from ctl.replica.step import observers
 from ctl.rows import row_mask
+from ctl.update import loss
 
 
 def update_by_name(

@@ -17,9 +17,9 @@ from ctl.data.autograph import convert
 from ctl.data.source import Batch
 from ctl.errors import UsageError, did_you_mean, type_name
 from ctl.keras import models
-from ctl.replica.step.plan import Plan
 from ctl.rows import row_mask
 from ctl.rows.trace import MetricUpdate
+from ctl.update.plan import Plan
 
 
 def prepare(

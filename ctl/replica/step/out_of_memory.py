@@ -14,7 +14,7 @@ from ctl.hardware import device_memory, devices
 from ctl.replica.parts import sharded_optimizer
 from ctl.replica.step import memory_estimate
 from ctl.replica.step.memory_estimate import MemoryEstimate
-from ctl.replica.step.plan import Plan
+from ctl.update.plan import Plan
 
 # "Too many open files" raises the same exception.
 _MEMORY = re.compile(r"\bOOM\b|memory|allocat", re.IGNORECASE)

@@ -17,7 +17,7 @@ from ctl.errors import UsageError
 from ctl.hardware import strategies
 from ctl.private.tensorflow import config
 from ctl.replica.step import xla
-from ctl.replica.step.plan import Plan
+from ctl.update.plan import Plan
 
 _LOG = logging.getLogger("ctl")
 

@@ -32,7 +32,7 @@ def choose(
     """Resolves `runtime.xla`.
 
     Args:
-        xla: one of `ctl.replica.config.XLA_MODES`.
+        xla: one of `ctl.update.config.XLA_MODES`.
         gpu: whether the replicas are on GPUs.
         replicas: the number of replicas.
         sync_batch_norm: whether the model contains collectives.

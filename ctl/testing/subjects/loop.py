@@ -14,7 +14,6 @@ import tf_keras
 from ctl.configs import group_values
 from ctl.errors import UsageError
 from ctl.keras import models, precision
-from ctl.replica.arithmetic.gradients import optimizers_of
 from ctl.step import Step
 from ctl.testing.contents import Contents, Names, holders, read_all
 from ctl.testing.equivalence_report import NotComparable
@@ -23,6 +22,7 @@ from ctl.testing.loop_record import Record
 from ctl.testing.splits import RATE, Split
 from ctl.testing.subjects import noise
 from ctl.testing.subjects.base import Calibration, NarrowWeights, SplitRun, Subject, Terms
+from ctl.update.gradients import optimizers_of
 
 State = list[np.ndarray]  # the value of each variable, in the order of the loop
 _SCALES = ("current_loss_scale", "dynamic_scale")  # in tf_keras and Keras 3

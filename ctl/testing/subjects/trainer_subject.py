@@ -18,12 +18,9 @@ from ctl.graphs import ops
 from ctl.graphs.dataflow import ancestors
 from ctl.keras import models
 from ctl.replica.checks.random_search import place
-from ctl.replica.parts.part import DEPENDS_ON_SPLIT
 from ctl.replica.step.build import seed_and_precision
 from ctl.replica.step.flops import list_graphs
 from ctl.replica.step.inner_loop import loop_of
-from ctl.replica.step.microbatches import unpack
-from ctl.replica.step.preprocessing import call_sample_weight
 from ctl.testing.comparison import tolerance_of
 from ctl.testing.contents import Contents, Names, contents_of, named_leaves
 from ctl.testing.logical_devices import make_strategy
@@ -39,6 +36,9 @@ from ctl.testing.subjects.base import (
     attempt,
 )
 from ctl.trainer import StandardTrainer
+from ctl.update.microbatches import unpack
+from ctl.update.part import DEPENDS_ON_SPLIT
+from ctl.update.preprocessing import call_sample_weight
 
 # Options that the splits or the comparison determine.
 _FIXED: dict[str, Any] = dict(

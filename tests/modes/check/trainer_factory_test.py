@@ -9,7 +9,7 @@ import tf_keras
 
 from ctl.configs import group_values
 from ctl.modes.check.trainer_factory import TrainerFactory
-from ctl.replica.arithmetic.gradients import optimizers_of
+from ctl.update.gradients import optimizers_of
 
 
 def test_a_trainer_is_untrained_and_has_the_experiments_settings(correct_factory):

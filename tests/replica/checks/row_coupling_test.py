@@ -15,10 +15,10 @@ from ctl.loop.controller import Controller
 from ctl.replica.checks import row_coupling
 from ctl.replica.checks.row_coupling import RowCoupling
 from ctl.replica.checks.row_probe import Probe
-from ctl.replica.step.microbatches import Inputs
 from ctl.replica.step.observers import Losses
 from ctl.rows import row_mask
 from ctl.rows.trace import Trace
+from ctl.update.microbatches import Inputs
 from tests.users_code import running
 from tests.users_code.examples import EXAMPLES, Case
 from tests.users_code.running import Split

@@ -15,7 +15,7 @@ from ctl.configs.options import Clip
 from ctl.loop.checkpoints import matching
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.controller import Controller
-from ctl.replica.measure import non_finite
+from ctl.update import non_finite
 from tests.support import reference_model
 
 BATCH, STEPS = 7, 8  # 4 + 3 rows on 2 replicas, 2 + 2 + 2 + 1 on 4

@@ -9,7 +9,7 @@ import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.replica.arithmetic.gradients import global_norm
+from ctl.update.gradients import global_norm
 from tests.support import faulty_trainers, reference_model
 
 RATE = 0.1

@@ -11,8 +11,8 @@ import ctl
 from ctl import testing
 from ctl.errors import UsageError
 from ctl.loop.checkpoints.checkpointer import Checkpointer
-from ctl.replica.arithmetic.gradients import map_values
 from ctl.replica.step.inner_loop import loop_of
+from ctl.update.gradients import map_values
 from tests.support import faulty_trainers, reference_model
 
 # 1, 2 and 4 replicas with 8 and 5 rows: even, uneven, and one replica without rows.

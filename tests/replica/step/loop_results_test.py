@@ -1,6 +1,6 @@
 """What a trainer reports of an inner loop, whose steps may be skipped.
 
-Tests of a loop without an applied step are in metrics_test.py and tests/replica/parts/part_test.py.
+Tests of a loop without an applied step are in metrics_test.py and tests/update/part_test.py.
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.replica.measure import non_finite
+from ctl.update import non_finite
 from tests.support import reference_model
 from tests.support.faulty_trainers import BAD, BATCH, Jumping, Overflowing, Poisoned
 

@@ -14,7 +14,7 @@ from ctl import testing
 from ctl.data.layout import Layout
 from ctl.replica.step import memory_estimate, out_of_memory
 from ctl.replica.step.memory_estimate import MemoryEstimate
-from ctl.replica.step.plan import Plan
+from ctl.update.plan import Plan
 from tests.support import reference_model
 
 exhausted = functools.partial(tf.errors.ResourceExhaustedError, None, None)

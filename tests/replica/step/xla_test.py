@@ -3,7 +3,7 @@
 import pytest
 
 from ctl.replica.step import xla
-from tests.replica.step import combinations
+from tests.update import combinations
 
 
 @pytest.mark.parametrize("sync", [False, True])

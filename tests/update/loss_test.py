@@ -9,8 +9,8 @@ import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.replica.arithmetic import loss
 from ctl.rows import assertions
+from ctl.update import loss
 from tests.support import one_batch
 
 

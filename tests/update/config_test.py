@@ -1,4 +1,4 @@
-"""Rules about which options may be combined. tests/replica/step/combinations_test.py runs the rest."""
+"""Rules about which options may be combined. tests/update/combinations_test.py runs the rest."""
 
 import re
 
@@ -7,9 +7,9 @@ import pytest
 from ctl.configs import keys, overrides
 from ctl.errors import UsageError
 from ctl.keras import precision
-from ctl.replica import config
-from tests.replica.step import combinations
-from tests.replica.step.combinations import Choice
+from ctl.update import config
+from tests.update import combinations
+from tests.update.combinations import Choice
 
 # One choice that breaks exactly one rule, by the start of that rule's message.
 BROKEN = {

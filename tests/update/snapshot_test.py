@@ -6,7 +6,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctl import testing
-from ctl.replica.arithmetic.snapshot import Snapshot
+from ctl.update.snapshot import Snapshot
 
 
 @pytest.mark.parametrize("applied", [True, False])

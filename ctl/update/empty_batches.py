@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from ctl.data.source import Batch
 from ctl.keras import models
-from ctl.replica.arithmetic import gradients
-from ctl.replica.arithmetic.snapshot import Snapshot
+from ctl.update import gradients
+from ctl.update.snapshot import Snapshot
 
 
 def pad_rows(

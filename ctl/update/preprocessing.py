@@ -12,9 +12,9 @@ from ctl.data.features import RESERVED, select_features
 from ctl.data.source import Batch
 from ctl.errors import UsageError, type_name
 from ctl.keras import models
-from ctl.replica.arithmetic.loss import SampleWeight
-from ctl.replica.step.microbatches import row_count
 from ctl.rows.assertions import require_equal
+from ctl.update.loss import SampleWeight
+from ctl.update.microbatches import row_count
 
 _KERAS = ("keras.", "tf_keras.")
 _FACTOR = 16  # scales of images differ by 255, and by 127.5 around 0

@@ -7,7 +7,7 @@ import tensorflow as tf
 import ctl
 from ctl import testing
 from ctl.data.source import MaskedBatch
-from ctl.replica.step.microbatches import row_count, unpack
+from ctl.update.microbatches import row_count, unpack
 from tests.support import reference_model
 
 

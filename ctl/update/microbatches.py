@@ -15,13 +15,13 @@ from ctl.data.source import Batch, MaskedBatch
 from ctl.errors import UsageError
 from ctl.graphs import order
 from ctl.keras import models, precision
-from ctl.replica.arithmetic import gradients, loss
-from ctl.replica.arithmetic.gradients import Gradient
-from ctl.replica.arithmetic.held_variables import Untrained
-from ctl.replica.arithmetic.snapshot import Assignable, Snapshot
-from ctl.replica.step.empty_batches import keep_statistics, zero_outputs, zero_without_rows
 from ctl.rows import row_mask
 from ctl.rows.trace import Trace
+from ctl.update import gradients, loss
+from ctl.update.empty_batches import keep_statistics, zero_outputs, zero_without_rows
+from ctl.update.gradients import Gradient
+from ctl.update.held_variables import Untrained
+from ctl.update.snapshot import Assignable, Snapshot
 
 _LOG = logging.getLogger("ctl")
 

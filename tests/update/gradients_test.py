@@ -11,7 +11,7 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.configs.options import Clip
-from ctl.replica.arithmetic import gradients
+from ctl.update import gradients
 from tests.support import one_batch, reference_model
 
 

@@ -1,7 +1,7 @@
 """Parts of the update: what an option, or the code of a user, adds to the updates of a step.
 
 A part of ctl is a subclass of `Part` in a file of its own, and a row of `PARTS`. Its option is a field
-of `TrainerOptions` and a `Key` in `ctl/replica/config.py`; tests/configs/options_test.py lists the
+of `TrainerOptions` and a `Key` in `ctl/update/config.py`; tests/configs/options_test.py lists the
 fields, and docs/reference is generated again. The step calls all parts alike, and knows none by name.
 
 A part has no rows: numbers that it draws by `ctl.random` (or, in ctl, by `random.draws`) are a function
@@ -17,7 +17,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.configs.options import TrainerOptions
-from ctl.replica.arithmetic.gradients import Gradient
+from ctl.update.gradients import Gradient
 
 # Option of a trainer -> the part that it adds if it is set, module:class in this package. The parts are
 # called in this order: norms and histograms describe gradients that the parts before them have changed.

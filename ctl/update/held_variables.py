@@ -13,9 +13,9 @@ from ctl.errors import list_some
 from ctl.graphs.assignments import find_assignments
 from ctl.keras import models
 from ctl.keras.variables import variables_of
-from ctl.replica.arithmetic.gradients import Gradient, optimizers_of
-from ctl.replica.arithmetic.snapshot import Snapshot
 from ctl.rows.trace import symbolic
+from ctl.update.gradients import Gradient, optimizers_of
+from ctl.update.snapshot import Snapshot
 
 _LOG = logging.getLogger("ctl")
 _FIXES = {

@@ -17,21 +17,12 @@ from ctl.errors import UsageError
 from ctl.hardware import devices, strategies
 from ctl.keras import precision
 from ctl.keras.variables import check_scope
-from ctl.replica.arithmetic import gradients, loss, reduction
-from ctl.replica.arithmetic.gradients import Gradient
-from ctl.replica.arithmetic.held_variables import Untrained
-from ctl.replica.arithmetic.snapshot import Assignable, Snapshot
-from ctl.replica.measure.losses import LossMeans
-from ctl.replica.measure.non_finite import (
-    LOSS,
-    SPIKE,
-    Decision,
-    LossSpikes,
-    NonFiniteRecorder,
-    counter,
-)
-from ctl.replica.parts.part import GlobalUpdate, Part
-from ctl.replica.step.microbatches import (
+from ctl.rows import row_mask, waits
+from ctl.update import gradients, loss, reduction
+from ctl.update.gradients import Gradient
+from ctl.update.held_variables import Untrained
+from ctl.update.loss_means import LossMeans
+from ctl.update.microbatches import (
     Batch,
     Contributions,
     Inputs,
@@ -41,8 +32,17 @@ from ctl.replica.step.microbatches import (
     compute_by_xla,
     row_count,
 )
-from ctl.replica.step.plan import Plan
-from ctl.rows import row_mask, waits
+from ctl.update.non_finite import (
+    LOSS,
+    SPIKE,
+    Decision,
+    LossSpikes,
+    NonFiniteRecorder,
+    counter,
+)
+from ctl.update.part import GlobalUpdate, Part
+from ctl.update.plan import Plan
+from ctl.update.snapshot import Assignable, Snapshot
 
 _LOG = logging.getLogger("ctl")
 

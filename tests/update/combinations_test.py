@@ -3,7 +3,7 @@
 The default run tests a subset that contains every value that an option may have on two replicas,
 except float32. The slow tests contain every allowed pair of values, and the long tests all
 combinations. The file is named after what it tests, not after a module: it runs the whole of
-ctl/replica against the rules of ctl/replica/config.py.
+ctl/replica against the rules of ctl/update/config.py.
 """
 
 import dataclasses
@@ -17,9 +17,9 @@ import tf_keras
 
 from ctl import testing
 from ctl.errors import UsageError
-from tests.replica.step import combinations
-from tests.replica.step.combinations import Choice
 from tests.support import reference_model
+from tests.update import combinations
+from tests.update.combinations import Choice
 
 # One rounding error per operation, and fewer than 32 operations in sequence in this model.
 TOLERANCE = {
@@ -120,7 +120,7 @@ def test_every_combination_computes_the_exact_update(choice):
 
 
 SIZES = (Choice(shards=3, replicas=2), Choice(shards=16, replicas=2))
-# One choice per rule that AXES and SIZES can break; tests/replica/config_test.py checks the others.
+# One choice per rule that AXES and SIZES can break; tests/update/config_test.py checks the others.
 BROKEN = {
     rule.reason[:40]: choice
     for choice in reversed((*combinations.all_choices(), *SIZES))

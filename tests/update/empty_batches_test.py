@@ -9,8 +9,8 @@ import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.replica.step.empty_batches import pad_rows, zero_without_rows
 from ctl.testing import tiny
+from ctl.update.empty_batches import pad_rows, zero_without_rows
 from tests.support import reference_model
 
 L = tf_keras.layers

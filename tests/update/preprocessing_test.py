@@ -9,8 +9,8 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.keras import models
-from ctl.replica.step.preprocessing import default_sample_weight, find_second_scaling, select_inputs
 from ctl.testing import tiny
+from ctl.update.preprocessing import default_sample_weight, find_second_scaling, select_inputs
 from tests.support import reference_model
 
 

@@ -12,9 +12,9 @@ import functools
 
 import tensorflow as tf
 
-from ctl.replica.arithmetic.gradients import Gradient, map_values
 from ctl.rows import replicas
 from ctl.rows.replicas import sum_over_replicas
+from ctl.update.gradients import Gradient, map_values
 
 
 def all_reduce(

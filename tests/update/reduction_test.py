@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from ctl import testing
-from ctl.replica.arithmetic import reduction
+from ctl.update import reduction
 
 
 @pytest.mark.parametrize("replicas", [1, 4])

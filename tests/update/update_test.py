@@ -70,7 +70,7 @@ def test_one_replica_with_its_own_variables_computes_all_gradients_before_an_upd
     ],
 )
 def test_overflow_anywhere_skips_the_step_everywhere(cls, what, replicas, options):
-    """tests/replica/parts/part_test.py has a gradient of a micro-batch, and the state of parts."""
+    """tests/update/part_test.py has a gradient of a micro-batch, and the state of parts."""
     cls = type("Planted", (cls,), {"replica": replicas - 1, "what": what})
     trainer = make(replicas, cls=cls, precision="float16", **options, **MOMENTUM)
     trainer.train(tf.constant(1))

@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 from ctl.errors import NonFiniteStep
-from ctl.replica.measure import non_finite
-from ctl.replica.measure.non_finite import WINDOW, LossSpikes
+from ctl.update import non_finite
+from ctl.update.non_finite import WINDOW, LossSpikes
 from tests.support.faulty_trainers import jumping, same, state
 
 

@@ -11,9 +11,9 @@ import tf_keras
 from ctl import testing
 from ctl.configs.options import Clip
 from ctl.loop.checkpoints.checkpointer import Checkpointer
-from ctl.replica.arithmetic.gradients import map_values
-from ctl.replica.parts import part
 from ctl.replica.step.inner_loop import loop_of
+from ctl.update import part
+from ctl.update.gradients import map_values
 from tests.support import faulty_trainers, reference_model
 
 

@@ -12,8 +12,8 @@ import tensorflow as tf
 from tensorflow.python.distribute import collective_util, cross_device_ops, cross_device_utils
 import tf_keras
 
-from ctl.replica.arithmetic import reduction
 from ctl.rows import packs
+from ctl.update import reduction
 from tests.support import optimized_graph, reference_model
 
 _GROUP_KEYS = itertools.count(1_000_000, 1000)  # other strategies of this process begin at 1

@@ -5,12 +5,12 @@ import itertools
 
 from ctl.configs import keys
 from ctl.configs.component import Rule
-from ctl.replica.config import PRECISIONS, RULES, XLA_MODES
+from ctl.update.config import PRECISIONS, RULES, XLA_MODES
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """Values of the keys and facts that the rules of ctl/replica/config.py read."""
+    """Values of the keys and facts that the rules of ctl/update/config.py read."""
 
     replicas: int = 1
     precision: str = "float32"

@@ -16,10 +16,10 @@ from ctl.configs.options import Clip
 from ctl.graphs.assignments import OPTIMIZER_UPDATE
 from ctl.graphs.ops import is_compiled
 from ctl.optimizers.arguments import CLIPPING
-from ctl.replica.arithmetic import slices
-from ctl.replica.arithmetic.slices import Slice
-from ctl.replica.arithmetic.snapshot import Snapshot
 from ctl.rows import replicas
+from ctl.update import slices
+from ctl.update.slices import Slice
+from ctl.update.snapshot import Snapshot
 
 # Of the check for finite values in a program of XLA.
 _SMALL = 2**15  # a gradient with fewer elements is not summed

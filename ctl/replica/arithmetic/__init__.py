@@ -1,1 +1,0 @@
-"""The arithmetic of a replica: the mask of its rows, loss, gradients, reductions, precision."""
