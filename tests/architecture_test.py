@@ -25,6 +25,7 @@ LAYERS = (
     ("keras",),
     ("layers",),
     ("update",),
+    ("parts",),
     ("replica",),
     ("step", "trainer"),
     ("evaluator",),
@@ -35,7 +36,7 @@ LAYERS = (
     ("ray",),
 )
 REPLICA_LAYERS = (
-    ("parts", "measure"),
+    ("measure",),
     ("step",),
     ("checks",),
 )
@@ -229,8 +230,8 @@ LEAVES = (
     "loop/exports.py", "loop/profiler.py", "loop/watchdog.py", "modes/sweep.py", "replica/checks",
     "keras/keras3", "kernels", "layers", "random", "replica/step/flops.py",
     "replica/step/loop_errors.py", "replica/step/memory_estimate.py", "replica/step/out_of_memory.py",
-    "replica/parts/compression.py", "replica/parts/ema.py", "replica/parts/norms.py",
-    "replica/parts/parameter_groups.py", "replica/parts/sharded_optimizer.py",
+    "parts/compression.py", "parts/ema.py", "parts/norms.py",
+    "parts/parameter_groups.py", "parts/sharded_optimizer.py",
 )  # fmt: skip
 
 

@@ -231,7 +231,7 @@ def open_parts(
 
 
 def _load(name: str) -> Any:
-    return pkgutil.resolve_name(f"ctl.replica.parts.{name}")
+    return pkgutil.resolve_name(f"ctl.parts.{name}")
 
 
 def variables_of_state(part: Part) -> dict[str, list[Any]]:

@@ -49,7 +49,7 @@ def covering(choices, size):
 
 
 COVERING = covering(CHOICES, 2)
-# tests/replica/parts/compression_test.py compares the update in float32 with that by hand.
+# tests/parts/compression_test.py compares the update in float32 with that by hand.
 BY_DEFAULT = covering([c for c in COVERING if c.replicas == 2 and c.precision != "float32"], 1)
 
 

@@ -17,7 +17,7 @@ from ctl.graphs import ops
 from ctl.hardware import strategies
 from ctl.keras import precision
 from ctl.keras.variables import variables_of
-from ctl.replica.parts import sharded_optimizer
+from ctl.parts import sharded_optimizer
 from ctl.replica.step import xla
 from ctl.rows import packs, row_mask
 from ctl.rows.trace import Trace, UpdateTrace

@@ -11,7 +11,7 @@ import tensorflow as tf
 from ctl.configs import keys
 from ctl.errors import UsageError
 from ctl.hardware import device_memory, devices
-from ctl.replica.parts import sharded_optimizer
+from ctl.parts import sharded_optimizer
 from ctl.replica.step import memory_estimate
 from ctl.replica.step.memory_estimate import MemoryEstimate
 from ctl.update.plan import Plan

@@ -11,7 +11,7 @@ from ctl.loop.controller import Controller
 from ctl.loop.loop_monitor import StepSummaries
 from ctl.loop.metric_log import MetricLog
 from ctl.loop.timing import Every
-from ctl.replica.parts.histograms import find_obstacle
+from ctl.parts.histograms import find_obstacle
 from ctl.replica.step.inner_loop import loop_of
 from tests.loop.shared import Recording, count_operations, make_reference, read_summaries
 from tests.support import reference_model

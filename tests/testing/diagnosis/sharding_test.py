@@ -5,8 +5,8 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.configs.options import TrainerOptions
-from ctl.replica.parts import sharded_optimizer
-from ctl.replica.parts.replica_values import SliceLayout
+from ctl.parts import sharded_optimizer
+from ctl.parts.replica_values import SliceLayout
 from ctl.testing import equivalence
 from ctl.testing.splits import Split
 from ctl.testing.subjects.trainer_subject import TrainerSubject

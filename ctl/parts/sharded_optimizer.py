@@ -16,8 +16,8 @@ from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError, type_name
 from ctl.keras import precision
 from ctl.optimizers import CLASSES, ELEMENTWISE, arguments
+from ctl.parts.replica_values import SlicedSlot, SliceLayout, make_gather
 from ctl.private import classes
-from ctl.replica.parts.replica_values import SlicedSlot, SliceLayout, make_gather
 from ctl.rows import packs, waits
 from ctl.update import gradients, reduction
 from ctl.update.gradients import Gradient

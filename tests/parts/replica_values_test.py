@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from ctl import testing
-from ctl.replica.parts.replica_values import ReplicaValues, SliceLayout
+from ctl.parts.replica_values import ReplicaValues, SliceLayout
 
 
 def make(replicas):

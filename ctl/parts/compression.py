@@ -10,7 +10,7 @@ import tf_keras
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError
 from ctl.keras.variables import variables_of
-from ctl.replica.parts.replica_values import ReplicaValues
+from ctl.parts.replica_values import ReplicaValues
 from ctl.rows import waits
 from ctl.update import gradients as gradients_module
 from ctl.update import reduction

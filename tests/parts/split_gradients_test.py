@@ -12,11 +12,11 @@ from ctl import testing
 from ctl.errors import UsageError
 from ctl.graphs import dataflow
 from ctl.loop.checkpoints.checkpointer import Checkpointer
-from ctl.replica.parts.replica_values import SliceLayout
+from ctl.parts.replica_values import SliceLayout
 from ctl.rows import packs
 from ctl.update import gradients, slices
 from ctl.update.slices import Slice
-from tests.replica.parts import sharded_optimizer_test as sharded
+from tests.parts import sharded_optimizer_test as sharded
 
 OPTIMIZERS = sharded.OPTIMIZERS
 STEPS = 6

@@ -13,7 +13,7 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.loop.checkpoints.checkpointer import Checkpointer
-from ctl.replica.parts.compression import Compression
+from ctl.parts.compression import Compression
 from ctl.replica.step.inner_loop import loop_of
 from tests.support import faulty_trainers, reference_model
 from tests.support.second_model import SecondModel

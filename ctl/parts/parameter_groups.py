@@ -17,8 +17,8 @@ from ctl.errors import UsageError, list_some
 from ctl.keras import precision
 from ctl.keras.variables import variables_of
 from ctl.optimizers import FromConfig
+from ctl.parts import grouped_optimizer
 from ctl.private import classes
-from ctl.replica.parts import grouped_optimizer
 from ctl.update.gradients import optimizers_of
 from ctl.update.held_variables import Held
 from ctl.update.part import Building, Part

@@ -7,7 +7,7 @@ import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.replica.parts import parameter_groups
+from ctl.parts import parameter_groups
 from ctl.testing import tiny
 from tests.support import reference_model
 from tests.support.second_model import SecondModel

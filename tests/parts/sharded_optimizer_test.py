@@ -12,7 +12,7 @@ from ctl import testing
 from ctl.errors import UsageError
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.optimizers.layerwise import LAMB
-from ctl.replica.parts import sharded_optimizer
+from ctl.parts import sharded_optimizer
 from ctl.testing import tiny
 from tests.support import reference_model
 

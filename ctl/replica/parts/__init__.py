@@ -1,1 +1,0 @@
-"""Parts of the step, each opened by its row in `part.PARTS`."""
