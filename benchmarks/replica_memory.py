@@ -74,9 +74,9 @@ def work(mode: str, pack: float, width: int, depth: int, rows: int) -> dict[str,
     import tf_keras
 
     import ctl
+    from ctl.compile.memory_estimate import estimate
     from ctl.hardware import engines, selection
     from ctl.hardware.strategies import StrategyOptions
-    from ctl.replica.step.memory_estimate import estimate
 
     class Trainer(ctl.StandardTrainer):
         def build_model(self) -> Any:

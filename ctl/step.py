@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tf_keras
 
+from ctl.compile import xla
+from ctl.compile.traced_function import TracedFunction
 from ctl.configs.error_location import name_function
 from ctl.configs.options import TrainerOptions
 from ctl.data import distribution
@@ -26,12 +28,11 @@ from ctl.keras import precision as precisions
 from ctl.keras.models import adapt, is_layer
 from ctl.keras.variables import check_scope, variables_of
 from ctl.replica.measure.outputs import concatenate
-from ctl.replica.step import build, hooks, metric_updates, xla
+from ctl.replica.step import build, hooks, metric_updates
 from ctl.replica.step import metrics as metric_results
 from ctl.replica.step.built_step import BuiltStep
 from ctl.replica.step.evaluation import Evaluation
 from ctl.replica.step.explanations import explained
-from ctl.replica.step.traced_function import TracedFunction
 from ctl.update import preprocessing
 from ctl.update.microbatches import first_rows, row_count, unpack
 from ctl.update.non_finite import counter

@@ -11,6 +11,7 @@ import orbit
 import tensorflow as tf
 import tf_keras
 
+from ctl.compile import xla
 from ctl.configs.options import TrainerOptions
 from ctl.data.autograph import convert
 from ctl.data.source import Batch, Data
@@ -19,7 +20,6 @@ from ctl.hardware import coordinator, garbage, strategies
 from ctl.keras import precision
 from ctl.keras.models import adapt, raw
 from ctl.keras.variables import check_known
-from ctl.replica.step import xla
 from ctl.replica.step.build import build_scope, build_trainer, check_optimizer
 from ctl.replica.step.metric_updates import update_by_name
 from ctl.update.microbatches import unpack

@@ -26,6 +26,7 @@ LAYERS = (
     ("layers",),
     ("update",),
     ("parts",),
+    ("compile",),
     ("replica",),
     ("step", "trainer"),
     ("evaluator",),
@@ -228,8 +229,8 @@ LEAVES = (
     "data/cache.py", "data/files", "data/mixing.py", "data/packing.py", "data/ragged.py",
     "hardware/rendezvous.py", "hardware/tpu.py", "loop/actions/best_checkpoint.py", "loop/bucket",
     "loop/exports.py", "loop/profiler.py", "loop/watchdog.py", "modes/sweep.py", "replica/checks",
-    "keras/keras3", "kernels", "layers", "random", "replica/step/flops.py",
-    "replica/step/loop_errors.py", "replica/step/memory_estimate.py", "replica/step/out_of_memory.py",
+    "keras/keras3", "kernels", "layers", "random", "compile/flops.py",
+    "replica/step/loop_errors.py", "compile/memory_estimate.py", "compile/out_of_memory.py",
     "parts/compression.py", "parts/ema.py", "parts/norms.py",
     "parts/parameter_groups.py", "parts/sharded_optimizer.py",
 )  # fmt: skip

@@ -123,7 +123,7 @@ def _describe_gpu(details: Mapping[str, Any]) -> str:
 
 def _describe_strategy(runtime: Any) -> list[Row]:
     """Describes the strategy and the XLA mode of the config on this machine, with the reasons."""
-    from ctl.replica.step import xla
+    from ctl.compile import xla
 
     try:
         name = selection.resolve_name(

@@ -5,6 +5,7 @@ from typing import Any
 
 from ml_collections import config_dict
 
+from ctl.compile import memory_estimate
 from ctl.configs import group_values
 from ctl.configs.error_location import describe as describe_error
 from ctl.errors import align, list_some, print_line
@@ -19,7 +20,6 @@ from ctl.loop.exports import ExportModel
 from ctl.modes import DONE, Arguments, experiment, messages
 from ctl.modes.experiment import Experiment
 from ctl.optimizers.arguments import REPLACED
-from ctl.replica.step import memory_estimate
 from ctl.replica.step.inner_loop import loop_of
 from ctl.rows import packs
 from ctl.update.gradients import optimizers_of

@@ -140,9 +140,9 @@ def check_examples(trainer: Any) -> None:
 
 def _estimate(arguments: Arguments, ram: int | None) -> _Start:
     """Estimates the largest batch that fits, from the step traced with two batches."""
+    from ctl.compile import memory_estimate, out_of_memory
     from ctl.hardware import device_memory, devices
     from ctl.modes import experiment
-    from ctl.replica.step import memory_estimate, out_of_memory
     from ctl.replica.step.inner_loop import loop_of
 
     hardware = experiment.build_hardware(arguments.config.runtime)
@@ -239,8 +239,8 @@ def _call(folder: str, function: Callable[..., Any], *arguments: Any) -> Any:
     os.dup2(null, 1)  # also for C++
     os.dup2(null, 2)
 
+    from ctl.compile import out_of_memory
     from ctl.modes import user_errors
-    from ctl.replica.step import out_of_memory
 
     try:
         with user_errors.report_user_errors(None):

@@ -8,12 +8,12 @@ import pytest
 import tensorflow as tf
 
 from ctl import main
+from ctl.compile import memory_estimate
 from ctl.configs import flags
 from ctl.errors import Failure
 from ctl.hardware import device_memory, devices, host
 from ctl.loop.workdir import Workdir
 from ctl.modes import Arguments, experiment, find_batch, train
-from ctl.replica.step import memory_estimate
 from tests.support import child
 from tests.support.experiments import CONFIG, TRAINER
 

@@ -6,7 +6,7 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
-from ctl.replica.step import xla as xla_modes
+from ctl.compile import xla as xla_modes
 from ctl.rows import row_mask
 from ctl.update import microbatches
 from tests.support import one_batch

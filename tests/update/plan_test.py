@@ -83,7 +83,7 @@ def test_plan_records_the_overrides_of_the_trainer():
         for plan in (make_plan(), make_plan(cls=OwnReplicaStep), make_plan(cls=OwnTrainStep))
     ]
     assert overrides == [(False, False), (True, False), (False, True)]
-    # tests/replica/step/compiled_loop_test.py has the rejections of the compiled loop.
+    # tests/compile/compiled_loop_test.py has the rejections of the compiled loop.
     for cls, method in ((OwnReplicaStep, "replica_step"), (OwnTrainStep, "train_step")):
         message = f"checks the single loss of ctl's own step.*overrides {method}"
         with pytest.raises(ctl.UsageError, match=message):

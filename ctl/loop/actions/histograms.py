@@ -5,9 +5,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from ctl.compile.flops import list_graphs
 from ctl.keras.variables import variables_of
 from ctl.loop.actions.action import Action
-from ctl.replica.step.flops import list_graphs
 
 
 class WeightHistograms(Action):

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from ctl.compile import flops
 from ctl.loop.actions.action import Action
-from ctl.replica.step import flops
 
 
 class Utilization(Action):

@@ -14,7 +14,7 @@ _EXPLANATIONS = (
     "ctl.replica.checks.left_tensors:explain",
     "ctl.keras.keras3.detection:explain",
     "ctl.replica.step.loop_errors:explain",
-    "ctl.replica.step.out_of_memory:explain",
+    "ctl.compile.out_of_memory:explain",
 )
 
 

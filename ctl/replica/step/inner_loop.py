@@ -10,11 +10,11 @@ from typing import Any
 
 import orbit
 
+from ctl.compile.compiled_loop import compile_loop
 from ctl.data.input_pipeline import InputPipeline
 from ctl.data.source import Source
 from ctl.errors import NonFiniteStep, UsageError
 from ctl.replica.step.built_step import BuiltStep
-from ctl.replica.step.compiled_loop import compile_loop
 from ctl.replica.step.explanations import explained
 from ctl.update.microbatches import first_rows, unpack
 from ctl.update.non_finite import SPIKE, NonFiniteReport

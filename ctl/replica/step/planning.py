@@ -9,6 +9,7 @@ import logging
 import tensorflow as tf
 import tf_keras
 
+from ctl.compile import xla
 from ctl.configs import keys
 from ctl.configs.options import TrainerOptions
 from ctl.data.input_pipeline import TrainingData
@@ -16,7 +17,6 @@ from ctl.data.layout import Layout
 from ctl.errors import UsageError
 from ctl.hardware import strategies
 from ctl.private.tensorflow import config
-from ctl.replica.step import xla
 from ctl.update.plan import Plan
 
 _LOG = logging.getLogger("ctl")

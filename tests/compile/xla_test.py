@@ -2,7 +2,7 @@
 
 import pytest
 
-from ctl.replica.step import xla
+from ctl.compile import xla
 from tests.update import combinations
 
 

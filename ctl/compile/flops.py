@@ -5,8 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from ctl.compile.compiled_loop import CompiledLoop
 from ctl.hardware import devices, strategies
-from ctl.replica.step.compiled_loop import CompiledLoop
 
 _OUTER_LOOP = 1  # the loop over the steps; a loop in a step has an unknown number of iterations
 _OPAQUE = ("CudnnRNN", "XlaCallModule", "TPU", "PyFunc", "EagerPyFunc")

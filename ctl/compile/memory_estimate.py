@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ctl.compile import xla
 from ctl.data.autograph import convert, traced
 from ctl.errors import UsageError
 from ctl.graphs import ops
@@ -18,7 +19,6 @@ from ctl.hardware import strategies
 from ctl.keras import precision
 from ctl.keras.variables import variables_of
 from ctl.parts import sharded_optimizer
-from ctl.replica.step import xla
 from ctl.rows import packs, row_mask
 from ctl.rows.trace import Trace, UpdateTrace
 from ctl.update.part import variables_of_state

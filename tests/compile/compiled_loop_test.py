@@ -6,8 +6,8 @@ import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.replica.step import compiled_loop
-from ctl.replica.step.compiled_loop import CompiledLoop, chunk_size
+from ctl.compile import compiled_loop
+from ctl.compile.compiled_loop import CompiledLoop, chunk_size
 from ctl.rows.waits import InputWait
 from tests.support import faulty_trainers, reference_model
 

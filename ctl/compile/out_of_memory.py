@@ -8,12 +8,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from ctl.compile import memory_estimate
+from ctl.compile.memory_estimate import MemoryEstimate
 from ctl.configs import keys
 from ctl.errors import UsageError
 from ctl.hardware import device_memory, devices
 from ctl.parts import sharded_optimizer
-from ctl.replica.step import memory_estimate
-from ctl.replica.step.memory_estimate import MemoryEstimate
 from ctl.update.plan import Plan
 
 # "Too many open files" raises the same exception.

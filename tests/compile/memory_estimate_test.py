@@ -10,9 +10,9 @@ import tf_keras
 
 import ctl
 from ctl import testing
+from ctl.compile import memory_estimate
+from ctl.compile.memory_estimate import Timeline, bytes_of, estimate
 from ctl.errors import UsageError
-from ctl.replica.step import memory_estimate
-from ctl.replica.step.memory_estimate import Timeline, bytes_of, estimate
 from tests.support import one_batch, reference_model
 
 L = tf_keras.layers

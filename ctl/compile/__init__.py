@@ -1,0 +1,1 @@
+"""How a step is compiled and run, and the time and memory that it takes."""
