@@ -21,7 +21,7 @@ from benchmarks import results
 from benchmarks.gpu import several
 import ctl
 from ctl import testing
-from ctl.replica.step.inner_loop import loop_of
+from ctl.built.inner_loop import loop_of
 from ctl.rows import replicas
 from experiments.trainers import char_lm
 from tests.support import gpu_programs

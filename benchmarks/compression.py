@@ -81,9 +81,9 @@ def measure(flags: argparse.Namespace) -> dict[str, Any]:
 def _run_worker(flags: argparse.Namespace) -> dict[str, Any]:
     import tensorflow as tf
 
+    from ctl.built.inner_loop import loop_of
     from ctl.hardware import engines, selection
     from ctl.hardware.strategies import StrategyOptions
-    from ctl.replica.step.inner_loop import loop_of
 
     options = StrategyOptions(cluster=engines.from_environment(os.environ))
     strategy = selection.build("multi_worker_mirrored", options).strategy

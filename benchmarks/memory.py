@@ -233,7 +233,7 @@ def _trainer(setting: Setting) -> Any:
 
     from benchmarks import memory_models
     import ctl
-    from ctl.replica.step.inner_loop import loop_of
+    from ctl.built.inner_loop import loop_of
 
     tf.get_logger().setLevel("ERROR")
     gpu = bool(tf.config.list_physical_devices("GPU"))

@@ -9,7 +9,7 @@ import tf_keras
 
 from benchmarks import models, variants
 import ctl
-from ctl.replica.step.inner_loop import loop_of
+from ctl.built.inner_loop import loop_of
 
 STEPS, TOLERANCE = 20, 1e-5
 

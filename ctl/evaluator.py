@@ -13,6 +13,14 @@ import orbit
 import tensorflow as tf
 import tf_keras
 
+from ctl.built import metrics
+from ctl.built.built_step import BuiltStep
+from ctl.built.collected_rows import (
+    CollectedRows,
+    compute,
+)
+from ctl.built.evaluation import Evaluation, check_splits
+from ctl.built.inner_loop import loop_of
 from ctl.data.autograph import convert, traced
 from ctl.data.input_pipeline import InputPipeline
 from ctl.data.layout import Layout
@@ -20,21 +28,13 @@ from ctl.data.source import Arrays, Data, GlobalBatches, Source
 from ctl.errors import UsageError, name_arguments
 from ctl.hardware import strategies
 from ctl.hardware.collectives import ProcessGroup
-from ctl.replica.measure.collected_rows import (
-    CollectedRows,
-    compute,
-)
-from ctl.replica.step import metrics
-from ctl.replica.step.built_step import BuiltStep
-from ctl.replica.step.evaluation import Evaluation, check_splits
-from ctl.replica.step.inner_loop import loop_of
 from ctl.step import Step
 from ctl.trainer import StandardTrainer
 from ctl.update.microbatches import unpack
 
 _LOG = logging.getLogger("ctl")
 _MOST_SEARCHED = 100  # batches, for an example that is not finite
-_FIND = "ctl.replica.step.bad_rows:find_evaluated"  # imported for a loss that is not finite
+_FIND = "ctl.built.bad_rows:find_evaluated"  # imported for a loss that is not finite
 STEPS_BETWEEN_CHECKS = 20  # after which an evaluation checks whether to stop
 
 

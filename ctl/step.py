@@ -12,6 +12,12 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tf_keras
 
+from ctl.built import build, hooks, metric_updates
+from ctl.built import metrics as metric_results
+from ctl.built.built_step import BuiltStep
+from ctl.built.evaluation import Evaluation
+from ctl.built.explanations import explained
+from ctl.built.outputs import concatenate
 from ctl.compile import xla
 from ctl.compile.traced_function import TracedFunction
 from ctl.configs.error_location import name_function
@@ -27,19 +33,13 @@ from ctl.hardware import strategies
 from ctl.keras import precision as precisions
 from ctl.keras.models import adapt, is_layer
 from ctl.keras.variables import check_scope, variables_of
-from ctl.replica.measure.outputs import concatenate
-from ctl.replica.step import build, hooks, metric_updates
-from ctl.replica.step import metrics as metric_results
-from ctl.replica.step.built_step import BuiltStep
-from ctl.replica.step.evaluation import Evaluation
-from ctl.replica.step.explanations import explained
 from ctl.update import preprocessing
 from ctl.update.microbatches import first_rows, row_count, unpack
 from ctl.update.non_finite import counter
 from ctl.update.part import Part
 
 _LOG = logging.getLogger("ctl")
-_FIND_ROWS = "ctl.replica.step.bad_rows:non_finite_rows"  # imported for a step that is not finite
+_FIND_ROWS = "ctl.built.bad_rows:non_finite_rows"  # imported for a step that is not finite
 # Options that only a trainer's data, model and inner loop read.
 _OF_TRAINERS = ("cache", "data", "model", "placement", "prefetch", "histogram_interval")
 

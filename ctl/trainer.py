@@ -11,6 +11,8 @@ import orbit
 import tensorflow as tf
 import tf_keras
 
+from ctl.built.build import build_scope, build_trainer, check_optimizer
+from ctl.built.metric_updates import update_by_name
 from ctl.compile import xla
 from ctl.configs.options import TrainerOptions
 from ctl.data.autograph import convert
@@ -20,8 +22,6 @@ from ctl.hardware import coordinator, garbage, strategies
 from ctl.keras import precision
 from ctl.keras.models import adapt, raw
 from ctl.keras.variables import check_known
-from ctl.replica.step.build import build_scope, build_trainer, check_optimizer
-from ctl.replica.step.metric_updates import update_by_name
 from ctl.update.microbatches import unpack
 from ctl.update.non_finite import NonFiniteReport
 from ctl.update.part import Part

@@ -27,6 +27,7 @@ LAYERS = (
     ("update",),
     ("parts",),
     ("compile",),
+    ("built",),
     ("replica",),
     ("step", "trainer"),
     ("evaluator",),
@@ -36,11 +37,7 @@ LAYERS = (
     ("main",),
     ("ray",),
 )
-REPLICA_LAYERS = (
-    ("measure",),
-    ("step",),
-    ("checks",),
-)
+REPLICA_LAYERS = (("checks",),)
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 FILES = sorted(
     p
@@ -230,7 +227,7 @@ LEAVES = (
     "hardware/rendezvous.py", "hardware/tpu.py", "loop/actions/best_checkpoint.py", "loop/bucket",
     "loop/exports.py", "loop/profiler.py", "loop/watchdog.py", "modes/sweep.py", "replica/checks",
     "keras/keras3", "kernels", "layers", "random", "compile/flops.py",
-    "replica/step/loop_errors.py", "compile/memory_estimate.py", "compile/out_of_memory.py",
+    "built/loop_errors.py", "compile/memory_estimate.py", "compile/out_of_memory.py",
     "parts/compression.py", "parts/ema.py", "parts/norms.py",
     "parts/parameter_groups.py", "parts/sharded_optimizer.py",
 )  # fmt: skip

@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from ctl.built.inner_loop import loop_of
 from ctl.errors import UsageError, did_you_mean
 from ctl.loop import inference
 from ctl.loop.actions import best_checkpoint
@@ -22,7 +23,6 @@ from ctl.loop.actions.action import Action
 from ctl.loop.checkpoints.files import report_write_errors
 from ctl.loop.disk import find_reason, flush, make_folder
 from ctl.loop.workdir import Workdir
-from ctl.replica.step.inner_loop import loop_of
 from ctl.trainer import StandardTrainer
 from ctl.version import find_version
 

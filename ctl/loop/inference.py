@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from ctl.built.inner_loop import loop_of
 from ctl.configs.options import TrainerOptions
 from ctl.data.autograph import convert, traced
 from ctl.data.features import RESERVED
@@ -23,7 +24,6 @@ from ctl.keras import precision
 from ctl.loop.checkpoints.checkpointer import Checkpointer, DamagedCheckpoint
 from ctl.loop.checkpoints.files import hold
 from ctl.private import classes
-from ctl.replica.step.inner_loop import loop_of
 from ctl.rows import row_mask
 from ctl.trainer import StandardTrainer
 from ctl.update.microbatches import row_count

@@ -9,12 +9,12 @@ from typing import Any
 import orbit
 import tensorflow as tf
 
+from ctl.built.inner_loop import loop_of
 from ctl.errors import Failure, UsageError
 from ctl.hardware import strategies
 from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.reporter import Reporter, as_numbers, without_nan
 from ctl.loop.timing import Every, Timer
-from ctl.replica.step.inner_loop import loop_of
 from ctl.trainer import StandardTrainer
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from ctl.built.inner_loop import loop_of
 from ctl.configs.group_values import patterns
 from ctl.hardware import devices
 from ctl.keras import precision
 from ctl.loop.actions.action import Action
 from ctl.loop.timing import Throughput
-from ctl.replica.step.inner_loop import loop_of
 from ctl.trainer import StandardTrainer
 from ctl.update.gradients import optimizers_of
 

@@ -11,6 +11,8 @@ from ml_collections import config_dict
 import tensorflow as tf
 
 from ctl import errors, optimizers
+from ctl.built.build import compare_workers
+from ctl.built.inner_loop import loop_of
 from ctl.configs import durations, group_values, keys, loading, overrides
 from ctl.configs.keys import OPTION_KEYS
 from ctl.configs.options import CLIP_KEYS, Section, TrainerOptions
@@ -18,8 +20,6 @@ from ctl.errors import UsageError
 from ctl.evaluator import StandardEvaluator
 from ctl.hardware import selection
 from ctl.hardware.strategies import StrategyOptions
-from ctl.replica.step.build import compare_workers
-from ctl.replica.step.inner_loop import loop_of
 from ctl.trainer import StandardTrainer
 
 # Names of methods that other frameworks call -> what ctl has for them.

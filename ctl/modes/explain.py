@@ -5,6 +5,7 @@ from typing import Any
 
 from ml_collections import config_dict
 
+from ctl.built.inner_loop import loop_of
 from ctl.compile import memory_estimate
 from ctl.configs import group_values
 from ctl.configs.error_location import describe as describe_error
@@ -20,7 +21,6 @@ from ctl.loop.exports import ExportModel
 from ctl.modes import DONE, Arguments, experiment, messages
 from ctl.modes.experiment import Experiment
 from ctl.optimizers.arguments import REPLACED
-from ctl.replica.step.inner_loop import loop_of
 from ctl.rows import packs
 from ctl.update.gradients import optimizers_of
 

@@ -10,6 +10,7 @@ from ml_collections import config_dict
 import numpy as np
 import tensorflow as tf
 
+from ctl.built.inner_loop import loop_of
 from ctl.configs import flags, keys, loading
 from ctl.configs.options import TrainerOptions
 from ctl.data.features import RESERVED
@@ -22,7 +23,6 @@ from ctl.loop.store import fetch
 from ctl.loop.workdir import Workdir
 from ctl.modes import DONE, Arguments
 from ctl.modes.experiment import resolve_batch_size
-from ctl.replica.step.inner_loop import loop_of
 from ctl.trainer import StandardTrainer
 
 

@@ -129,7 +129,7 @@ def with_batch(config: config_dict.ConfigDict, batch: int) -> config_dict.Config
 
 def check_examples(trainer: Any) -> None:
     """Raises UsageError if `build_dataset` returns batches, whose size ctl cannot change."""
-    from ctl.replica.step.inner_loop import loop_of
+    from ctl.built.inner_loop import loop_of
 
     if loop_of(trainer).pipeline.data("train").in_batches:
         raise UsageError(
@@ -140,10 +140,10 @@ def check_examples(trainer: Any) -> None:
 
 def _estimate(arguments: Arguments, ram: int | None) -> _Start:
     """Estimates the largest batch that fits, from the step traced with two batches."""
+    from ctl.built.inner_loop import loop_of
     from ctl.compile import memory_estimate, out_of_memory
     from ctl.hardware import device_memory, devices
     from ctl.modes import experiment
-    from ctl.replica.step.inner_loop import loop_of
 
     hardware = experiment.build_hardware(arguments.config.runtime)
     device = devices.replica_devices(hardware.strategy)[0]

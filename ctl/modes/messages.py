@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 import types
 from typing import Any
 
+from ctl.built.inner_loop import loop_of
 from ctl.data.features import RESERVED, flatten_features
 from ctl.data.layout import Layout
 from ctl.errors import list_some
 from ctl.hardware import strategies
 from ctl.loop.progress import format_numbers
 from ctl.optimizers import schedules
-from ctl.replica.step.inner_loop import loop_of
 from ctl.trainer import StandardTrainer
 from ctl.update import preprocessing
 

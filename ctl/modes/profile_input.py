@@ -12,6 +12,7 @@ from ml_collections import config_dict
 import orbit
 import tensorflow as tf
 
+from ctl.built.inner_loop import loop_of
 from ctl.compile import serial_loops
 from ctl.configs import error_location, keys
 from ctl.data import batching
@@ -22,7 +23,6 @@ from ctl.errors import UsageError, print_line
 from ctl.hardware import gpu, selection, strategies
 from ctl.hardware.collectives import ProcessGroup
 from ctl.modes import DONE, Arguments, experiment, step_time
-from ctl.replica.step.inner_loop import loop_of
 from ctl.trainer import StandardTrainer
 from ctl.update.config import COMPLETE_STEPS, XLA_MODES
 

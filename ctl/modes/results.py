@@ -5,12 +5,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from ctl.built.inner_loop import loop_of
 from ctl.hardware import host
 from ctl.loop import json_files
 from ctl.loop.controller import Controller
 from ctl.loop.workdir import Workdir
 from ctl.modes.experiment import Experiment
-from ctl.replica.step.inner_loop import loop_of
 from ctl.version import versions
 
 # A run that an action has ended continues if one of these keys changes.

@@ -7,6 +7,7 @@ import sys
 import time
 from typing import Any
 
+from ctl.built.inner_loop import loop_of
 from ctl.configs import loading
 from ctl.configs.keys import BY_NAME
 from ctl.errors import UsageError, print_line, type_name
@@ -21,7 +22,6 @@ from ctl.loop.reporter import Reporter
 from ctl.loop.stop import StopOnSignal
 from ctl.loop.timing import WallClock
 from ctl.modes import Arguments, experiment, messages, results
-from ctl.replica.step.inner_loop import loop_of
 
 _DRY_RUN = "ctl.modes.dry_run"
 _PROGRESS_BAR = "ctl.loop.progress_bar:ProgressBar"  # of a terminal

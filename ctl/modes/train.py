@@ -3,12 +3,12 @@
 import contextlib
 import functools
 
+from ctl.built.inner_loop import loop_of
 from ctl.configs import loading
 from ctl.loop.lock import RunLock
 from ctl.modes import DONE, STOPPED, Arguments, messages, results
 from ctl.modes.run import Run
 from ctl.modes.user_errors import TRACEBACK
-from ctl.replica.step.inner_loop import loop_of
 
 _DRY_RUN = "ctl.modes.dry_run:dry_run"
 

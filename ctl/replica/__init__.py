@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ctl.replica.step.metric_updates import update as update_metric
+    from ctl.built.metric_updates import update as update_metric
     from ctl.rows.gather import all_gather, positions
     from ctl.rows.row_mask import Rows, current, examples
     from ctl.rows.row_mask import current_mask as present
@@ -19,7 +19,7 @@ _NAMES = {
     "examples": "rows.row_mask:examples",
     "positions": "rows.gather:positions",
     "present": "rows.row_mask:current_mask",
-    "update_metric": "replica.step.metric_updates:update",
+    "update_metric": "built.metric_updates:update",
 }
 __all__ = ["Rows", "all_gather", "current", "examples", "positions", "present", "update_metric"]
 

@@ -20,11 +20,11 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
+from ctl.built.inner_loop import loop_of
 from ctl.errors import UsageError, list_some, print_line
 from ctl.hardware import devices, host
 from ctl.keras.keras3 import private
 from ctl.loop import json_files
-from ctl.replica.step.inner_loop import loop_of
 from ctl.testing.contents import Name, values_of
 from ctl.trainer import StandardTrainer
 from ctl.version import find_version

@@ -14,8 +14,8 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
+from ctl.built.inner_loop import loop_of
 from ctl.modes.aot_compile import execution
-from ctl.replica.step.inner_loop import loop_of
 from tests.support import gpu_programs, reference_model
 from tests.support.reference_model import ReferenceTrainer
 

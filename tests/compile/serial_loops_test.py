@@ -9,8 +9,8 @@ import tf_keras
 
 import ctl
 from ctl import testing
+from ctl.built.inner_loop import loop_of
 from ctl.modes import profile_input
-from ctl.replica.step.inner_loop import loop_of
 from experiments.trainers.char_lm import CharLmTrainer
 from experiments.trainers.two_tower import TwoTowerTrainer
 from tests.support import reference_model

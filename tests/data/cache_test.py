@@ -11,11 +11,11 @@ import tensorflow as tf
 
 import ctl
 from ctl import testing
+from ctl.built.inner_loop import loop_of
 from ctl.data import cache, distribution
 from ctl.data.kinds import kind_of
 from ctl.data.layout import Layout
 from ctl.errors import UsageError
-from ctl.replica.step.inner_loop import loop_of
 from tests.data import image_records, record_files
 from tests.data.image_records import parse_image
 from tests.data.reading import one_line

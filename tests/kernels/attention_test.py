@@ -13,11 +13,11 @@ import tf_keras
 
 import ctl
 from ctl import testing
+from ctl.built.inner_loop import loop_of
 from ctl.compile import flops
 from ctl.compile.memory_estimate import estimate
 from ctl.keras import attention as keras_attention
 from ctl.kernels import attention
-from ctl.replica.step.inner_loop import loop_of
 
 LENGTH, WIDTH = 512, 16
 CONFIG = "cudnn_fmha_backend_config"

@@ -10,6 +10,7 @@ import tf_keras
 
 import ctl
 from ctl import evaluator
+from ctl.built.inner_loop import loop_of
 from ctl.errors import Failure
 from ctl.loop import controller
 from ctl.loop.checkpoints.checkpointer import Checkpointer
@@ -19,7 +20,6 @@ from ctl.loop.stop import StopRequest
 from ctl.loop.timing import Every
 from ctl.loop.workdir import Workdir
 from ctl.loop.writers.json_lines import JsonLinesWriter
-from ctl.replica.step.inner_loop import loop_of
 from ctl.update import non_finite
 from tests.loop.shared import OtherProcesses, Recording, make_reference, share
 from tests.support import reference_model

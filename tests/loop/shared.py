@@ -9,10 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from ctl import testing
+from ctl.built.inner_loop import loop_of
 from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.progress import Progress
 from ctl.loop.reporter import Reporter
-from ctl.replica.step.inner_loop import loop_of
 from tests.support import reference_model
 
 

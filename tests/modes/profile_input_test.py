@@ -11,12 +11,12 @@ import tensorflow as tf
 
 import ctl
 from ctl import main, testing
+from ctl.built.inner_loop import loop_of
 from ctl.configs import loading
 from ctl.errors import UsageError
 from ctl.hardware import strategies
 from ctl.hardware.collectives import ProcessGroup
 from ctl.modes import profile_input, step_time
-from ctl.replica.step.inner_loop import loop_of
 from ctl.rows.waits import InputWait
 from tests.support import experiments, reference_model
 

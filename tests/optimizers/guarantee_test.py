@@ -9,7 +9,7 @@ import tf_keras
 
 import ctl
 from ctl import optimizers, testing
-from ctl.replica.step.inner_loop import loop_of
+from ctl.built.inner_loop import loop_of
 
 STEPS, BATCH = 12, 7  # the replicas have 4 + 3 rows
 

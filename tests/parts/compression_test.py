@@ -12,9 +12,9 @@ import tf_keras
 
 import ctl
 from ctl import testing
+from ctl.built.inner_loop import loop_of
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.parts.compression import Compression
-from ctl.replica.step.inner_loop import loop_of
 from tests.support import faulty_trainers, reference_model
 from tests.support.second_model import SecondModel
 

@@ -9,8 +9,8 @@ import tf_keras
 
 import ctl
 from ctl import testing
+from ctl.built.inner_loop import loop_of
 from ctl.loop.checkpoints.checkpointer import Checkpointer
-from ctl.replica.step.inner_loop import loop_of
 from ctl.testing import tiny
 from tests.support import reference_model
 from tests.support.second_model import SecondModel

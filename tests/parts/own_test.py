@@ -9,9 +9,9 @@ import tf_keras
 
 import ctl
 from ctl import testing
+from ctl.built.inner_loop import loop_of
 from ctl.errors import UsageError
 from ctl.loop.checkpoints.checkpointer import Checkpointer
-from ctl.replica.step.inner_loop import loop_of
 from ctl.update.gradients import map_values
 from tests.support import faulty_trainers, reference_model
 

@@ -10,9 +10,9 @@ import tf_keras
 
 import ctl
 from ctl import testing
+from ctl.built.built_step import BuiltStep
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.parts.parameter_groups import ParameterGroups
-from ctl.replica.step.built_step import BuiltStep
 from tests.support import reference_model
 from tests.support.second_model import SecondModel
 

@@ -8,8 +8,8 @@ import tf_keras
 
 import ctl
 from ctl import testing
+from ctl.built.inner_loop import loop_of
 from ctl.errors import UsageError
-from ctl.replica.step.inner_loop import loop_of
 from ctl.update.part import variables_of_state
 from tests.properties import layers
 from tests.properties.case import EXAMPLES, OPTIMIZERS, Case

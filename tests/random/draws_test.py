@@ -10,10 +10,10 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
+from ctl.built.explanations import explained
+from ctl.built.observers import keep_caching_device
 from ctl.keras import dropout
 from ctl.replica.checks import random_search
-from ctl.replica.step.explanations import explained
-from ctl.replica.step.observers import keep_caching_device
 from ctl.rows import row_mask
 from ctl.rows.trace import Trace
 

@@ -10,9 +10,9 @@ from tensorflow.python.data.experimental.ops.testing import sleep
 from tensorflow.python.framework import config
 
 from ctl import testing
+from ctl.built.inner_loop import loop_of
 from ctl.compile import flops
 from ctl.data import distribution
-from ctl.replica.step.inner_loop import loop_of
 from ctl.rows.waits import InputWait, ReductionWait, observe
 from tests.support import optimized_graph, reference_model
 

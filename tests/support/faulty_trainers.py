@@ -9,8 +9,8 @@ import tf_keras
 
 import ctl
 from ctl import testing
+from ctl.built.inner_loop import loop_of
 from ctl.data import sampler
-from ctl.replica.step.inner_loop import loop_of
 from tests.support import reference_model
 
 BATCH, BAD = 8, 2  # the global batch, and the step that fails

@@ -23,11 +23,11 @@ from tensorflow.python.distribute import (
 )
 from tensorflow.python.eager.polymorphic_function import compiler_ir
 
+from ctl.built.inner_loop import loop_of
 from ctl.compile import xla
 from ctl.data.autograph import traced
 from ctl.modes.aot_compile import execution
 from ctl.modes.aot_compile.execution import Execution
-from ctl.replica.step.inner_loop import loop_of
 
 _MODULES = (mirrored_run, mirrored_strategy, collective_all_reduce_strategy)
 

@@ -9,9 +9,9 @@ import tensorflow as tf
 import tf_keras
 
 from ctl import testing
+from ctl.built.inner_loop import loop_of
 from ctl.configs.options import Clip
 from ctl.loop.checkpoints.checkpointer import Checkpointer
-from ctl.replica.step.inner_loop import loop_of
 from ctl.update import part
 from ctl.update.gradients import map_values
 from tests.support import faulty_trainers, reference_model

@@ -9,9 +9,9 @@ import tf_keras
 
 import ctl
 from ctl import testing
+from ctl.built.inner_loop import loop_of
 from ctl.data.layout import Layout
 from ctl.hardware import strategies
-from ctl.replica.step.inner_loop import loop_of
 from ctl.testing import tiny
 from tests.support import reference_model
 

@@ -7,7 +7,7 @@ import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.replica.step.inner_loop import loop_of
+from ctl.built.inner_loop import loop_of
 from ctl.testing import tiny
 from tests.support import faulty_trainers, reference_model
 from tests.support.second_model import SecondModel

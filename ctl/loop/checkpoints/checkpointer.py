@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ctl.built.inner_loop import loop_of
 from ctl.errors import UsageError, list_some, print_line, type_name
 from ctl.hardware import quiet, strategies
 from ctl.hardware.collectives import ProcessGroup
@@ -17,7 +18,6 @@ from ctl.keras.models import adapt
 from ctl.loop import disk
 from ctl.loop.checkpoints import matching, positions
 from ctl.loop.checkpoints.files import CheckpointFiles, read_notes, report_write_errors
-from ctl.replica.step.inner_loop import loop_of
 from ctl.step import Step
 from ctl.trainer import StandardTrainer
 

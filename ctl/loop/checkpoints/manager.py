@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping
 import functools
 from typing import Any
 
+from ctl.built.inner_loop import loop_of
 from ctl.errors import Failure
 from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.checkpoints.files import read_notes, report_write_errors
 from ctl.loop.reporter import Reporter
 from ctl.loop.timing import Every, Timer
-from ctl.replica.step.inner_loop import loop_of
 from ctl.trainer import StandardTrainer
 from ctl.update.non_finite import first_non_finite_variable
 

@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from ctl.built.inner_loop import loop_of
 from ctl.configs.values import is_weight_file
 from ctl.data import description
 from ctl.errors import UsageError, did_you_mean, list_some
@@ -21,7 +22,6 @@ from ctl.loop import store
 from ctl.loop.checkpoints import matching
 from ctl.loop.checkpoints.files import find_files
 from ctl.loop.checkpoints.weight_files import WeightFile
-from ctl.replica.step.inner_loop import loop_of
 from ctl.trainer import StandardTrainer
 from ctl.update.part import AVERAGES
 

@@ -13,13 +13,13 @@ from ml_collections import config_dict
 import numpy as np
 import tensorflow as tf
 
+from ctl.built.inner_loop import loop_of
 from ctl.errors import Failure
 from ctl.hardware import selection
 from ctl.modes import experiment
 from ctl.modes.aot_compile import compiler_process
 from ctl.modes.aot_compile.programs import export_train_step
 from ctl.modes.aot_compile.strategy import SliceStrategy
-from ctl.replica.step.inner_loop import loop_of
 
 _STEPS = 2
 # The largest difference that rounding in float32 explains, relative to the change of a variable.

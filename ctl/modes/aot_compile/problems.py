@@ -6,9 +6,9 @@ import re
 
 import tensorflow as tf
 
+from ctl.built import loop_errors
 from ctl.configs.error_location import describe, user_frame, user_line
 from ctl.graphs import ops
-from ctl.replica.step import loop_errors
 
 _CALLBACK = "calls back into Python on the host"
 _STRING = "makes a string"

@@ -8,13 +8,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from ctl.built.inner_loop import loop_of
 from ctl.errors import UsageError
 from ctl.evaluator import StandardEvaluator
 from ctl.modes.aot_compile import problems
 from ctl.modes.aot_compile.problems import NotExportable, Problem
 from ctl.modes.aot_compile.strategy import SliceStrategy
 from ctl.private.tensorflow import nest  # names the elements of a structure
-from ctl.replica.step.inner_loop import loop_of
 from ctl.trainer import StandardTrainer
 
 

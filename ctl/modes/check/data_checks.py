@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ctl.built.inner_loop import loop_of
 from ctl.data.distribution import disable_autotune
 from ctl.data.features import flatten_features
 from ctl.data.kinds import Kind
 from ctl.data.python_functions import python_ops
 from ctl.modes.check.outcome import FAIL, PASS, WARNING, Outcome
 from ctl.modes.check.trainer_factory import Rows, TrainerFactory
-from ctl.replica.step.inner_loop import loop_of
 
 _BATCHES = 4
 _MAX_EVALUATED = 200_000  # examples; evaluating more takes longer than a check should

@@ -9,12 +9,12 @@ import numpy as np
 import tensorflow as tf
 
 from ctl import data, optimizers
+from ctl.built.build import seed_and_precision
 from ctl.configs import group_values, loading
 from ctl.configs.options import TrainerOptions
 from ctl.data.input_pipeline import InputPipeline
 from ctl.keras import models
 from ctl.modes.experiment import Experiment
-from ctl.replica.step.build import seed_and_precision
 from ctl.trainer import StandardTrainer
 
 Rows = dict[str, np.ndarray]

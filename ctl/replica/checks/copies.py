@@ -7,9 +7,9 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
+from ctl.built.observers import Observer
 from ctl.errors import UsageError, list_some
 from ctl.keras.variables import moving_statistics, variables_of
-from ctl.replica.step.observers import Observer
 
 
 class Copies(Observer):

@@ -8,12 +8,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from ctl.built.observers import Observer
 from ctl.data.autograph import convert, traced
 from ctl.errors import list_some
 from ctl.graphs.assignments import find_assignments
 from ctl.keras import models
 from ctl.keras.variables import moving_statistics, variables_of
-from ctl.replica.step.observers import Observer
 from ctl.rows import row_mask
 from ctl.rows.row_mask import Rows
 from ctl.rows.trace import Trace

@@ -18,6 +18,7 @@ import weakref
 import tensorflow as tf
 import tf_keras
 
+from ctl.built.observers import Observer
 from ctl.configs.error_location import user_frame
 from ctl.data import host_random
 from ctl.errors import UsageError
@@ -26,7 +27,6 @@ from ctl.graphs.dataflow import ancestors, captured, entries_per_row
 from ctl.keras.private import backend
 from ctl.random import philox
 from ctl.random.draws import Folded
-from ctl.replica.step.observers import Observer
 from ctl.rows.row_mask import Rows
 from ctl.rows.trace import symbolic
 

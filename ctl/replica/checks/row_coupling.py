@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ctl.built.observers import Losses, Observer, TraceAgain
 from ctl.data.autograph import traced
 from ctl.errors import UsageError
 from ctl.graphs import ops
@@ -37,7 +38,6 @@ from ctl.replica.checks.row_probe import (
     read_values,
 )
 from ctl.replica.checks.row_rules import Place
-from ctl.replica.step.observers import Losses, Observer, TraceAgain
 from ctl.rows import row_mask
 from ctl.rows.row_mask import Rows
 from ctl.rows.trace import Trace, UpdateTrace, symbolic

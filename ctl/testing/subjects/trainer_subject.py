@@ -9,6 +9,8 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
+from ctl.built.build import seed_and_precision
+from ctl.built.inner_loop import loop_of
 from ctl.compile.flops import list_graphs
 from ctl.configs import group_values
 from ctl.configs.options import TrainerOptions
@@ -19,8 +21,6 @@ from ctl.graphs import ops
 from ctl.graphs.dataflow import ancestors
 from ctl.keras import models
 from ctl.replica.checks.random_search import place
-from ctl.replica.step.build import seed_and_precision
-from ctl.replica.step.inner_loop import loop_of
 from ctl.testing.comparison import tolerance_of
 from ctl.testing.contents import Contents, Names, contents_of, named_leaves
 from ctl.testing.logical_devices import make_strategy

@@ -10,14 +10,14 @@ import tf_keras
 
 import ctl
 from ctl import testing
+from ctl.built import build
+from ctl.built.attributes import Attributes
 from ctl.configs import keys
 from ctl.keras import models
 from ctl.loop import inference
 from ctl.loop.checkpoints import warm_start
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.exports import write_version
-from ctl.replica.step import build
-from ctl.replica.step.attributes import Attributes
 from tests.keras.keras3 import twins
 from tests.keras.keras3.models import KINDS, Kind
 from tests.keras.keras3.twins import difference, make_trainer, train

@@ -6,8 +6,8 @@ import tf_keras
 
 import ctl
 from ctl import testing
+from ctl.built.explanations import explained
 from ctl.keras.keras3 import detection
-from ctl.replica.step.explanations import explained
 from tests.support import reference_model
 
 keras = pytest.importorskip("keras", "3", reason="Keras 3 is not installed")

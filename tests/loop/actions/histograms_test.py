@@ -6,13 +6,13 @@ import pytest
 import tensorflow as tf
 
 import ctl
+from ctl.built.inner_loop import loop_of
 from ctl.loop.actions.histograms import GraphSummary, WeightHistograms
 from ctl.loop.controller import Controller
 from ctl.loop.loop_monitor import StepSummaries
 from ctl.loop.metric_log import MetricLog
 from ctl.loop.timing import Every
 from ctl.parts.histograms import find_obstacle
-from ctl.replica.step.inner_loop import loop_of
 from tests.loop.shared import Recording, count_operations, make_reference, read_summaries
 from tests.support import reference_model
 

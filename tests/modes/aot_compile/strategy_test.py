@@ -13,10 +13,10 @@ import tensorflow as tf
 from tensorflow.python.tpu import tpu_system_metadata
 
 import ctl
+from ctl.built.inner_loop import loop_of
 from ctl.hardware import strategies
 from ctl.modes.aot_compile import problems, programs
 from ctl.modes.aot_compile.strategy import AggregatedVariable, SliceStrategy
-from ctl.replica.step.inner_loop import loop_of
 from tests.support import reference_model
 
 BATCH, CORES = 8, 2

@@ -6,9 +6,9 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
+from ctl.built.metric_updates import update_by_name
+from ctl.built.metrics import prepare
 from ctl.replica.checks.metric_rows import check_rows
-from ctl.replica.step.metric_updates import update_by_name
-from ctl.replica.step.metrics import prepare
 from tests.support import one_batch
 
 WRAPPER = tf_keras.metrics.MeanMetricWrapper

@@ -10,10 +10,10 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
+from ctl.built.observers import keep_caching_device
 from ctl.graphs import ops
 import ctl.keras.dropout
 from ctl.replica.checks.random_search import RandomOps, check_host_random
-from ctl.replica.step.observers import keep_caching_device
 from ctl.rows import row_mask
 from ctl.rows.trace import Trace
 from tests.users_code import running

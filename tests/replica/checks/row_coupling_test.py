@@ -9,13 +9,13 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
+from ctl.built.observers import Losses
 from ctl.errors import LateUsageError
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.controller import Controller
 from ctl.replica.checks import row_coupling
 from ctl.replica.checks.row_coupling import RowCoupling
 from ctl.replica.checks.row_probe import Probe
-from ctl.replica.step.observers import Losses
 from ctl.rows import row_mask
 from ctl.rows.trace import Trace
 from ctl.update.microbatches import Inputs

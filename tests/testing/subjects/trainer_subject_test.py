@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 import ctl
+from ctl.built.inner_loop import loop_of
 from ctl.configs.options import TrainerOptions
-from ctl.replica.step.inner_loop import loop_of
 from ctl.testing import make_strategy, tiny_trainer
 from ctl.testing.splits import Split
 from ctl.testing.subjects import trainer_subject

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import ctl
 from ctl import testing
-from ctl.replica.measure.collected_rows import CollectedRows, check_values
+from ctl.built.collected_rows import CollectedRows, check_values
 from tests.support import reference_model
 from tests.support.reference_model import as_global_batches, of_unknown_size
 

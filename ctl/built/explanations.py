@@ -13,7 +13,7 @@ _EXPLANATIONS = (
     "ctl.rows.assertions:explain",
     "ctl.replica.checks.left_tensors:explain",
     "ctl.keras.keras3.detection:explain",
-    "ctl.replica.step.loop_errors:explain",
+    "ctl.built.loop_errors:explain",
     "ctl.compile.out_of_memory:explain",
 )
 

@@ -10,15 +10,15 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from ctl.built import observers, preparations
+from ctl.built.attributes import Attributes, freezing
+from ctl.built.explanations import explained
+from ctl.built.hooks import names_of_attributes
+from ctl.built.loop_results import LoopResults
 from ctl.data.autograph import convert
 from ctl.errors import LateUsageError, UsageError
 from ctl.keras import precision
 from ctl.keras.models import inner
-from ctl.replica.step import observers, preparations
-from ctl.replica.step.attributes import Attributes, freezing
-from ctl.replica.step.explanations import explained
-from ctl.replica.step.hooks import names_of_attributes
-from ctl.replica.step.loop_results import LoopResults
 from ctl.rows import row_mask
 from ctl.rows.trace import Trace
 from ctl.update import loss

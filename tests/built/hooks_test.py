@@ -8,9 +8,9 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
+from ctl.built import hooks
 from ctl.errors import UsageError
-from ctl.replica.step import hooks
-from tests.replica.step.bad_rows_test import Classifier
+from tests.built.bad_rows_test import Classifier
 from tests.support import child, one_batch
 
 

@@ -7,7 +7,7 @@ import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.replica.step.inner_loop import loop_of
+from ctl.built.inner_loop import loop_of
 from tests.support import reference_model
 
 # Names that ctl once used on the trainer, the present private one without its prefix, and names that a

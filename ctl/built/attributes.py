@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from ctl.built import preparations
 from ctl.errors import UsageError, list_some
 from ctl.keras import models, precision
 from ctl.keras.variables import (
@@ -15,7 +16,6 @@ from ctl.keras.variables import (
     unknown_variables,
     variables_of,
 )
-from ctl.replica.step import preparations
 from ctl.update.held_variables import Held, build_again, trainable_variables_of
 from ctl.update.snapshot import Assignable
 

@@ -10,18 +10,18 @@ from typing import Any
 
 import orbit
 
+from ctl.built.built_step import BuiltStep
+from ctl.built.explanations import explained
 from ctl.compile.compiled_loop import compile_loop
 from ctl.data.input_pipeline import InputPipeline
 from ctl.data.source import Source
 from ctl.errors import NonFiniteStep, UsageError
-from ctl.replica.step.built_step import BuiltStep
-from ctl.replica.step.explanations import explained
 from ctl.update.microbatches import first_rows, unpack
 from ctl.update.non_finite import SPIKE, NonFiniteReport
 
 _LOG = logging.getLogger("ctl")
 _MOST_READ = 16  # batches of a dataset that are read for one batch of the checks
-_FIND_ROWS = "ctl.replica.step.bad_rows:find_non_finite"  # imported for a step that is not finite
+_FIND_ROWS = "ctl.built.bad_rows:find_non_finite"  # imported for a step that is not finite
 _RESERVED = "self.{name} belongs to orbit.StandardTrainer: give your attribute another name."
 
 

@@ -7,6 +7,10 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from ctl.built import metrics
+from ctl.built.built_step import BuiltStep
+from ctl.built.collected_rows import check_values
+from ctl.built.metrics import check_names
 from ctl.configs.error_location import error_location
 from ctl.data.autograph import convert, traced
 from ctl.data.features import flatten_features
@@ -15,10 +19,6 @@ from ctl.data.source import Batch
 from ctl.errors import UsageError
 from ctl.hardware import strategies
 from ctl.keras import precision
-from ctl.replica.measure.collected_rows import check_values
-from ctl.replica.step import metrics
-from ctl.replica.step.built_step import BuiltStep
-from ctl.replica.step.metrics import check_names
 from ctl.rows.gather import all_gather
 from ctl.update import loss
 from ctl.update.empty_batches import pad_rows, zero_outputs, zero_without_rows

@@ -12,6 +12,13 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
+from ctl.built import hooks, metrics, observers, preparations
+from ctl.built.attributes import STATELESS, Attributes, check_stateless
+from ctl.built.built_step import BuiltStep
+from ctl.built.explanations import explained
+from ctl.built.hooks import warn_of_model
+from ctl.built.inner_loop import InnerLoop
+from ctl.built.planning import make_plan
 from ctl.configs import durations, keys
 from ctl.configs.error_location import describe, name_function, user_line
 from ctl.configs.options import TrainerOptions
@@ -26,13 +33,6 @@ from ctl.keras import models, precision
 from ctl.keras.variables import check_scope
 from ctl.optimizers import FromConfig
 from ctl.private import replaced
-from ctl.replica.step import hooks, metrics, observers, preparations
-from ctl.replica.step.attributes import STATELESS, Attributes, check_stateless
-from ctl.replica.step.built_step import BuiltStep
-from ctl.replica.step.explanations import explained
-from ctl.replica.step.hooks import warn_of_model
-from ctl.replica.step.inner_loop import InnerLoop
-from ctl.replica.step.planning import make_plan
 from ctl.rows import row_mask
 from ctl.rows.trace import Trace
 from ctl.update import held_variables, loss

@@ -7,9 +7,9 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from ctl.built import metrics
+from ctl.built.attributes import Attributes
 from ctl.keras import models, precision
-from ctl.replica.step import metrics
-from ctl.replica.step.attributes import Attributes
 from ctl.rows import row_mask
 from ctl.rows.waits import InputWait, ReductionWait
 from ctl.update.microbatches import MicroBatch, row_count

@@ -10,7 +10,7 @@ import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.replica.step import build
+from ctl.built import build
 from tests.support import reference_model
 
 

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from ctl.replica.measure.outputs import concatenate
+from ctl.built.outputs import concatenate
 
 ROWS = tf.reshape(tf.range(10), [5, 2])
 Named = collections.namedtuple("Named", "logits attentions")

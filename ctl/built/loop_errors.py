@@ -5,8 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from ctl.built import bad_rows
 from ctl.configs.error_location import user_line
-from ctl.replica.step import bad_rows
 
 _MERGE_CALL = "`merge_call` called while defining a new graph"  # of tf.distribute's own error
 # Of tf.nn.sparse_softmax_cross_entropy_with_logits.

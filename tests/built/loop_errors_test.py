@@ -5,7 +5,7 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
-from ctl.replica.step import loop_errors
+from ctl.built import loop_errors
 from ctl.testing import tiny
 from tests.support import one_batch
 

@@ -8,10 +8,10 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from ctl.built import observers
 from ctl.data.source import Batch
 from ctl.errors import UsageError, type_name
 from ctl.keras.private import compile_utils, losses_utils
-from ctl.replica.step import observers
 from ctl.rows import row_mask
 from ctl.update import loss
 

@@ -1,1 +1,0 @@
-"""Measurements of a step: losses, loss spikes, non-finite values, collected rows."""

@@ -1,1 +1,0 @@
-"""The step: what composes arithmetic, layers, checks, updates and measurements."""
