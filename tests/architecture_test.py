@@ -28,7 +28,7 @@ LAYERS = (
     ("parts",),
     ("compile",),
     ("built",),
-    ("replica",),
+    ("checks", "replica"),
     ("step", "trainer"),
     ("evaluator",),
     ("loop",),
@@ -37,7 +37,6 @@ LAYERS = (
     ("main",),
     ("ray",),
 )
-REPLICA_LAYERS = (("checks",),)
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 FILES = sorted(
     p
@@ -147,19 +146,6 @@ def test_package_does_not_import_what_the_wheel_lacks():
     assert [p for p in files if lacking & {name[0] for name in imports(p)}] == []
 
 
-def test_imports_inside_of_replica_go_down():
-    level = {name: level for level, names in enumerate(REPLICA_LAYERS) for name in names}
-    assert {p.parent.name for p in (ROOT / "ctl" / "replica").glob("*/*.py")} == {*level}
-    upwards = {
-        f"{path.relative_to(ROOT)} imports ctl.replica.{name}"
-        for path in (ROOT / "ctl" / "replica").glob("*/*.py")
-        for top, package, name, *_ in filter(lambda parts: len(parts) > 2, imports(path))
-        if (top, package) == ("ctl", "replica") and name != path.parent.name
-        if level.get(name, 0) >= level[path.parent.name]
-    }
-    assert not upwards
-
-
 def imports_at_start(path: pathlib.Path) -> set[str]:
     """The modules that a module imports when it is imported itself, not in its functions."""
     names: set[str] = set()
@@ -225,7 +211,7 @@ def test_tensorflow_is_imported_only_where_it_is_required(tmp_path):
 LEAVES = (
     "data/cache.py", "data/files", "data/mixing.py", "data/packing.py", "data/ragged.py",
     "hardware/rendezvous.py", "hardware/tpu.py", "loop/actions/best_checkpoint.py", "loop/bucket",
-    "loop/exports.py", "loop/profiler.py", "loop/watchdog.py", "modes/sweep.py", "replica/checks",
+    "loop/exports.py", "loop/profiler.py", "loop/watchdog.py", "modes/sweep.py", "checks",
     "keras/keras3", "kernels", "layers", "random", "compile/flops.py",
     "built/loop_errors.py", "compile/memory_estimate.py", "compile/out_of_memory.py",
     "parts/compression.py", "parts/ema.py", "parts/norms.py",

@@ -343,11 +343,11 @@ def check_before_model(
 
 
 def compare_workers(name: str, strategy: tf.distribute.Strategy, *facts: Any) -> Any:
-    """Calls `compare_<name>` of ctl.replica.checks.workers, if a strategy runs in several processes."""
+    """Calls `compare_<name>` of ctl.checks.workers, if a strategy runs in several processes."""
     spec = strategies.spec_of(strategy)
     if not spec.multi_process or spec.coordinated:
         return contextlib.nullcontext()
-    workers = pkgutil.resolve_name("ctl.replica.checks.workers")
+    workers = pkgutil.resolve_name("ctl.checks.workers")
     processes = workers.processes_of(strategy)
     if processes.is_single:
         return contextlib.nullcontext()

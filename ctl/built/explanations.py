@@ -11,7 +11,7 @@ from ctl.errors import Failure, UsageError
 # trainer is None if a `ctl.Step` or an evaluation raised it.
 _EXPLANATIONS = (
     "ctl.rows.assertions:explain",
-    "ctl.replica.checks.left_tensors:explain",
+    "ctl.checks.left_tensors:explain",
     "ctl.keras.keras3.detection:explain",
     "ctl.built.loop_errors:explain",
     "ctl.compile.out_of_memory:explain",

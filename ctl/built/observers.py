@@ -11,7 +11,7 @@ import tensorflow as tf
 from ctl.rows.row_mask import Rows
 from ctl.rows.trace import Trace
 
-# The classes of the observers as "module:class", relative to `ctl.replica.checks`, in their order.
+# The classes of the observers as "module:class", relative to `ctl.checks`, in their order.
 OBSERVERS = (
     "onednn:WrongGradients",
     "left_tensors:LeftTensors",
@@ -97,8 +97,7 @@ def load() -> tuple[type[Observer], ...]:
     """Imports the observers of the table."""
     rows = (row.split(":") for row in OBSERVERS)
     return tuple(
-        getattr(importlib.import_module(f"ctl.replica.checks.{module}"), name)
-        for module, name in rows
+        getattr(importlib.import_module(f"ctl.checks.{module}"), name) for module, name in rows
     )
 
 

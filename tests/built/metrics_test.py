@@ -310,7 +310,7 @@ def test_metric_of_labels_without_an_axis_by_hand():
 
 
 def test_metric_of_the_user_that_is_not_a_sum_over_rows_is_rejected():
-    # tests/replica/checks/metric_rows_test.py has the other forms.
+    # tests/checks/metric_rows_test.py has the other forms.
     wrapper = KERAS.MeanMetricWrapper(lambda labels, outputs: tf.abs(labels - outputs[:, 0]))
     trainer = regression(lambda: {"m": wrapper}, 8)
     message = r"'m' compares all rows with each other \(operation Sub returns \[rows, rows\]\) for"

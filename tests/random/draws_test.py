@@ -12,8 +12,8 @@ import tf_keras
 import ctl
 from ctl.built.explanations import explained
 from ctl.built.observers import keep_caching_device
+from ctl.checks import random_search
 from ctl.keras import dropout
-from ctl.replica.checks import random_search
 from ctl.rows import row_mask
 from ctl.rows.trace import Trace
 

@@ -9,12 +9,12 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.built.inner_loop import loop_of
+from ctl.checks import onednn
 from ctl.compile.flops import list_graphs
 from ctl.errors import NonFiniteStep, list_some
 from ctl.modes import messages
 from ctl.modes.check.outcome import FAIL, PASS, WARNING, Outcome
 from ctl.modes.check.trainer_factory import TrainerFactory
-from ctl.replica.checks import onednn
 from ctl.testing.contents import contents_of, name_models, values_of
 from ctl.trainer import StandardTrainer
 from ctl.update.preprocessing import call_sample_weight

@@ -11,6 +11,7 @@ import tf_keras
 
 from ctl.built.build import seed_and_precision
 from ctl.built.inner_loop import loop_of
+from ctl.checks.random_search import place
 from ctl.compile.flops import list_graphs
 from ctl.configs import group_values
 from ctl.configs.options import TrainerOptions
@@ -20,7 +21,6 @@ from ctl.evaluator import StandardEvaluator
 from ctl.graphs import ops
 from ctl.graphs.dataflow import ancestors
 from ctl.keras import models
-from ctl.replica.checks.random_search import place
 from ctl.testing.comparison import tolerance_of
 from ctl.testing.contents import Contents, Names, contents_of, named_leaves
 from ctl.testing.logical_devices import make_strategy

@@ -1,6 +1,6 @@
 """--mode=check on trainers as users write them: GANs, contrastive losses, tokens, casts, exceptions.
 
-tests/replica/checks has the trainers that a step rejects, and tests/testing the mistakes of an update.
+tests/checks has the trainers that a step rejects, and tests/testing the mistakes of an update.
 """
 
 import concurrent.futures

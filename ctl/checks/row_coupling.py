@@ -20,13 +20,9 @@ import numpy as np
 import tensorflow as tf
 
 from ctl.built.observers import Losses, Observer, TraceAgain
-from ctl.data.autograph import traced
-from ctl.errors import UsageError
-from ctl.graphs import ops
-from ctl.graphs.dataflow import ancestors, outer_tensor
-from ctl.replica.checks import loss_trace, random_search
-from ctl.replica.checks.row_flow import Mixed, RowFlow
-from ctl.replica.checks.row_probe import (
+from ctl.checks import loss_trace, random_search
+from ctl.checks.row_flow import Mixed, RowFlow
+from ctl.checks.row_probe import (
     FAILURES,
     Probe,
     ProbeError,
@@ -37,7 +33,11 @@ from ctl.replica.checks.row_probe import (
     read_existing,
     read_values,
 )
-from ctl.replica.checks.row_rules import Place
+from ctl.checks.row_rules import Place
+from ctl.data.autograph import traced
+from ctl.errors import UsageError
+from ctl.graphs import ops
+from ctl.graphs.dataflow import ancestors, outer_tensor
 from ctl.rows import row_mask
 from ctl.rows.row_mask import Rows
 from ctl.rows.trace import Trace, UpdateTrace, symbolic

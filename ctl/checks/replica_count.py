@@ -18,11 +18,11 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.built.observers import Losses, Observer, TraceAgain
+from ctl.checks import loss_trace, random_search
 from ctl.configs.error_location import name_function
 from ctl.data.autograph import convert, traced
 from ctl.errors import UsageError
 from ctl.keras import models
-from ctl.replica.checks import loss_trace, random_search
 from ctl.rows.trace import Trace
 
 _LOG = logging.getLogger("ctl")

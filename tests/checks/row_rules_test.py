@@ -3,8 +3,8 @@
 import pytest
 import tensorflow as tf
 
-from ctl.replica.checks.row_flow import Mixed, RowFlow
-from ctl.replica.checks.row_rules import Place
+from ctl.checks.row_flow import Mixed, RowFlow
+from ctl.checks.row_rules import Place
 
 ROWS = 4
 ONES = tf.ones([4, 4])

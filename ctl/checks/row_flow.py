@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from ctl.checks import row_rules
+from ctl.checks.row_rules import Place
 from ctl.graphs import ops
 from ctl.graphs.dataflow import ancestors, outer_tensor
 from ctl.random import philox
-from ctl.replica.checks import row_rules
-from ctl.replica.checks.row_rules import Place
 
 _NORMALIZATIONS = (
     # The end of the paths of both packages, keras and tf_keras.

@@ -11,10 +11,10 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.built.observers import Observer
+from ctl.checks.random_search import place
 from ctl.errors import print_line
 from ctl.graphs import ops
 from ctl.hardware import host
-from ctl.replica.checks.random_search import place
 from ctl.rows.row_mask import Rows
 
 FIX = "set the environment variable TF_ENABLE_ONEDNN_OPTS=0"

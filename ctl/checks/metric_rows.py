@@ -8,11 +8,11 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.built.observers import Observer
+from ctl.checks.loss_trace import is_replica_number
 from ctl.data.autograph import convert, traced
 from ctl.errors import UsageError, list_some
 from ctl.graphs.dataflow import ancestors, depends_on_batch
 from ctl.keras.private import losses_utils
-from ctl.replica.checks.loss_trace import is_replica_number
 from ctl.rows.row_mask import Rows
 from ctl.rows.trace import MetricUpdate, symbolic
 

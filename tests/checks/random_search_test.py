@@ -11,9 +11,9 @@ import tf_keras
 
 import ctl
 from ctl.built.observers import keep_caching_device
+from ctl.checks.random_search import RandomOps, check_host_random
 from ctl.graphs import ops
 import ctl.keras.dropout
-from ctl.replica.checks.random_search import RandomOps, check_host_random
 from ctl.rows import row_mask
 from ctl.rows.trace import Trace
 from tests.users_code import running
@@ -104,7 +104,7 @@ UNKEYED = {
 def test_random_op_is_rejected_with_the_line_of_code_and_what_to_write(name):
     function, suggestion = UNKEYED[name]
     message = rejected(function)
-    assert re.match(r"tests/replica/checks/random_search_test\.py:\d+ ", message)
+    assert re.match(r"tests/checks/random_search_test\.py:\d+ ", message)
     assert suggestion in message and "allow_unkeyed_random=True" in message
 
 
@@ -146,7 +146,7 @@ def test_rejection_names_the_layer():
     model = tf_keras.Sequential([Noisy(name="my_noise"), layers.Dense(2)])
     message = rejected(model)
     line = Noisy.call.__code__.co_firstlineno + 1
-    assert message.startswith(f"tests/replica/checks/random_search_test.py:{line} (in ")
+    assert message.startswith(f"tests/checks/random_search_test.py:{line} (in ")
     assert "my_noise" in message
 
 

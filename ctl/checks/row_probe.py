@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ctl.checks import row_samples
 from ctl.graphs import ops
 from ctl.graphs.unoptimized import without_graph_optimization
 from ctl.hardware.quiet import hold_back_stderr
 from ctl.private.tensorflow import resource_variable_ops
-from ctl.replica.checks import row_samples
 from ctl.rows.trace import GlobalValue, Trace, symbolic
 
 ReadBatch = Callable[[], Any]

@@ -10,12 +10,12 @@ import tf_keras
 
 import ctl
 from ctl.built.observers import Losses
+from ctl.checks import row_coupling
+from ctl.checks.row_coupling import RowCoupling
+from ctl.checks.row_probe import Probe
 from ctl.errors import LateUsageError
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.controller import Controller
-from ctl.replica.checks import row_coupling
-from ctl.replica.checks.row_coupling import RowCoupling
-from ctl.replica.checks.row_probe import Probe
 from ctl.rows import row_mask
 from ctl.rows.trace import Trace
 from ctl.update.microbatches import Inputs
@@ -522,7 +522,7 @@ def test_losses_that_depend_on_other_rows_are_rejected_with_the_line_and_what_to
     with pytest.raises(ctl.UsageError) as raised:
         trace(COUPLED[name], **options)
     message = str(raised.value)
-    assert message.startswith("tests/replica/checks/row_coupling_test.py:") and "\n" not in message
+    assert message.startswith("tests/checks/row_coupling_test.py:") and "\n" not in message
     assert "combines rows" in message and "runtime.allow_row_coupling" in message
     assert "use ctl.replica.all_gather" in message and "permutation_of_batch" in message
     assert "ctl.SyncBatchNormalization" in message
@@ -551,7 +551,7 @@ def test_rows_that_broadcast_to_all_pairs_are_an_error_that_names_the_shapes(nam
     with pytest.raises(ctl.UsageError) as raised:
         trace(loss, replicas=replicas)
     message = str(raised.value)
-    assert message.startswith("tests/replica/checks/row_coupling_test.py:")
+    assert message.startswith("tests/checks/row_coupling_test.py:")
     assert shapes in message and fix in message
 
 
@@ -607,7 +607,7 @@ def test_code_that_assigns_a_variable_is_not_computed_which_is_only_warned_of(ca
 
 def test_one_replica_that_computes_the_batch_at_once_is_only_warned(caplog):
     trace(COUPLED["moments"], replicas=1)
-    assert "tests/replica/checks/row_coupling_test.py:" in caplog.text
+    assert "tests/checks/row_coupling_test.py:" in caplog.text
     assert "SyncBatchNormalization" in caplog.text
 
 

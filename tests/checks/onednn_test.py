@@ -6,10 +6,10 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
+from ctl.checks import onednn
 from ctl.hardware import host
 from ctl.modes.check import learning_checks
 from ctl.modes.check.outcome import WARNING
-from ctl.replica.checks import onednn
 from tests.modes.check import planted
 from tests.support import child
 

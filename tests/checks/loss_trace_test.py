@@ -4,8 +4,8 @@ import pytest
 import tensorflow as tf
 
 import ctl
+from ctl.checks.loss_trace import compare_micro_batches
 from ctl.graphs import order
-from ctl.replica.checks.loss_trace import compare_micro_batches
 from ctl.rows.trace import MicroBatchTrace, Trace, UpdateTrace
 from tests.users_code.examples import Case
 from tests.users_code.running import Split, difference, train

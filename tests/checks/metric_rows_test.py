@@ -8,7 +8,7 @@ import tf_keras
 import ctl
 from ctl.built.metric_updates import update_by_name
 from ctl.built.metrics import prepare
-from ctl.replica.checks.metric_rows import check_rows
+from ctl.checks.metric_rows import check_rows
 from tests.support import one_batch
 
 WRAPPER = tf_keras.metrics.MeanMetricWrapper

@@ -11,11 +11,11 @@ import re
 from typing import Any
 
 from ctl.built.observers import Observer
+from ctl.checks import random_search
 from ctl.configs.error_location import user_frame
 from ctl.errors import UsageError
 from ctl.graphs.assignments import READS, outermost
 from ctl.graphs.dataflow import ancestors
-from ctl.replica.checks import random_search
 from ctl.rows import row_mask
 from ctl.rows.row_mask import Rows
 from ctl.rows.trace import UpdateTrace, symbolic

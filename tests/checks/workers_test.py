@@ -14,9 +14,9 @@ import tensorflow as tf
 
 import ctl
 from ctl import testing
+from ctl.checks import workers
 from ctl.data import kinds
 from ctl.errors import UsageError
-from ctl.replica.checks import workers
 from ctl.version import versions
 from tests.support import child, reference_model
 

@@ -5,7 +5,7 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
-from ctl.replica.checks.copies import check_copies
+from ctl.checks.copies import check_copies
 from tests.users_code import gathered, running, state
 from tests.users_code.examples import Case
 from tests.users_code.running import Split
