@@ -58,7 +58,7 @@ def test_random_updates_are_those_of_one_replica():
 @pytest.mark.slow
 @pytest.mark.long
 def test_planted_mistake_is_detected():
-    """Padding counts; the tests of tests/replica detect it, too."""
+    """Padding counts; tests/update and tests/rows detect it, too."""
 
     def ignore_mask(sample_weight, row_mask, dtype):
         return sample_weight

@@ -2,8 +2,8 @@
 
 The default run tests a subset that contains every value that an option may have on two replicas,
 except float32. The slow tests contain every allowed pair of values, and the long tests all
-combinations. The file is named after what it tests, not after a module: it runs the whole of
-ctl/replica against the rules of ctl/update/config.py.
+combinations. The file is named after what it tests, not after a module: it runs the whole step
+against the rules of ctl/update/config.py.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
-"""The arithmetic of a training step on one replica.
+"""What the code of a step can ask about its replica: its rows, and those of the others.
 
-Each name is imported when it is first used (PEP 562): `ctl.update.config` does not import TensorFlow.
+Each name is imported when it is first used (PEP 562): `import ctl.replica` does not import TensorFlow.
 """
 
 import importlib
