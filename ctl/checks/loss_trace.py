@@ -19,7 +19,7 @@ _IDENTITIES = ("Identity", "StopGradient", "EnsureShape", "Snapshot", "XlaOptimi
 _SHOWN = 40  # characters of a constant
 
 
-class Difference(NamedTuple):
+class TraceDifference(NamedTuple):
     """The place where two traces differ.
 
     Attributes:
@@ -33,7 +33,7 @@ class Difference(NamedTuple):
 
 def compare_replicas(
     first: Trace, second: Trace, distance: int
-) -> tuple[Difference | None, Any | None]:
+) -> tuple[TraceDifference | None, Any | None]:
     """Returns the first difference of the losses of two replicas; None without one.
 
     The second result is an op that makes an integer which differs by the number of the replica, other
@@ -70,7 +70,7 @@ def is_replica_number(op: Any) -> bool:
     return op.type == "Const" and "replica_id_in_sync_group" in op.name
 
 
-def compare_micro_batches(trace: Trace) -> Difference | None:
+def compare_micro_batches(trace: Trace) -> TraceDifference | None:
     """Returns the first difference of the losses of a replica's micro-batches; None without one.
 
     Code may use other ops for another number of rows, so only equal static numbers are compared.
@@ -91,7 +91,7 @@ def compare_micro_batches(trace: Trace) -> Difference | None:
 
 def compare(
     one: Sequence[Any], inputs: Any, two: Sequence[Any], other_inputs: Any
-) -> Difference | None:
+) -> TraceDifference | None:
     """Returns the first difference of two lists of tensors, as functions of their inputs."""
     comparison = _Comparison(replica=0)
     comparison.leaves(symbolic(inputs), symbolic(other_inputs))
@@ -146,7 +146,7 @@ class _Comparison:
             own.update({id(tensor): i for i, tensor in enumerate(tensors)})
         self._keep.extend([one, two])
 
-    def run(self, one: Sequence[Any], two: Sequence[Any]) -> Difference | None:
+    def run(self, one: Sequence[Any], two: Sequence[Any]) -> TraceDifference | None:
         """Returns the first difference of the ops that two lists of tensors are computed from."""
         stack = list(zip(one, two, strict=True))
         while stack:
@@ -165,11 +165,11 @@ class _Comparison:
                 stack.append(tuple(_skip_identity(x) for x in pair))
                 continue
             if a.op.type != b.op.type:
-                return Difference(b.op, (a.op.type, b.op.type))
+                return TraceDifference(b.op, (a.op.type, b.op.type))
             if a.op.type == "Const":
                 values = self._unequal(a.op, b.op)
                 if values:
-                    return Difference(b.op, values)
+                    return TraceDifference(b.op, values)
             stack.extend(self._inputs(a, b))
         return None
 

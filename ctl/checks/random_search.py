@@ -78,10 +78,10 @@ def search(operations: Sequence[Any], rows: Rows) -> None:
         UsageError: random numbers are drawn that depend on how the batch is split, or the backward
             pass draws or assigns again. The message names the user's line of code and what to write.
     """
-    _Search(rows).run(operations)
+    _RandomSearch(rows).run(operations)
 
 
-class _Search:
+class _RandomSearch:
     """The state of one search.
 
     Attributes:

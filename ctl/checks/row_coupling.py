@@ -128,7 +128,9 @@ def search(
     trace.positions.extend(symbolic([rows.first_row]))
     context: Any = tf.distribute.get_replica_context()
     number = int(tf.get_static_value(context.replica_id_in_sync_group) or 0)
-    found = _Search(trace, replicas, rows.micro_batches, batches, rows.allow_unkeyed, first, number)
+    found = _CouplingSearch(
+        trace, replicas, rows.micro_batches, batches, rows.allow_unkeyed, first, number
+    )
     # The graph keeps the searches, because it also keeps their tensors.
     earlier = getattr(rows.graph, "_ctl_searches", ())
     rows.graph._ctl_searches = [*earlier, found]
@@ -182,7 +184,7 @@ def _check_again(rows: Rows, replicas: int, read_batch: ReadBatch, compute: Comp
             reason = f"the step cannot be traced with {_ROWS} rows ({type(error).__name__})"
             raise ProbeError(reason) from error
     read = [lambda: (batch, None)]
-    found = _Search(traces[0], replicas, rows.micro_batches, read, rows.allow_unkeyed)
+    found = _CouplingSearch(traces[0], replicas, rows.micro_batches, read, rows.allow_unkeyed)
     found.run()
     return found.again
 
@@ -257,7 +259,7 @@ def _counts_rows(losses: tf.Tensor, trace: Trace) -> bool:
 
 
 @dataclasses.dataclass
-class _Search:
+class _CouplingSearch:
     """The search of one trace.
 
     Attributes:
@@ -458,7 +460,7 @@ class _Search:
         # All rows are those of one replica: the update is right, until the config splits the batch.
         _warn(line)
 
-    def check_number(self, other: "_Search", op: Any) -> None:
+    def check_number(self, other: "_CouplingSearch", op: Any) -> None:
         """Raises a UsageError if losses are not those of another replica for the same rows.
 
         Args:
@@ -604,7 +606,7 @@ def _describe(tensor: tf.Tensor, trace: Trace) -> str:
     return f'batch["{names.pop()}"]' if len(names) == 1 else "data"
 
 
-def _check_equal(difference: loss_trace.Difference | None, parts: str) -> None:
+def _check_equal(difference: loss_trace.TraceDifference | None, parts: str) -> None:
     if difference is None:
         return
     one, two = difference.values

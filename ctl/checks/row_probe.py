@@ -293,7 +293,7 @@ class Probe:
             return self._functions[key](*arguments)
 
     def _observe(self, batch: Sequence[tf.Tensor], first: tf.Tensor) -> list[tf.Tensor]:
-        copy = _Copy(self, self._known(batch, first))
+        copy = _GraphCopier(self, self._known(batch, first))
         for value in self._values:
             copy.tensor(value)
         self._fixed = copy.reached
@@ -303,7 +303,7 @@ class Probe:
         self, batch: Sequence[tf.Tensor], fixed: Sequence[tf.Tensor], first: tf.Tensor
     ) -> list[tf.Tensor]:
         known = self._known(batch, first) | dict(zip(map(id, self._fixed), fixed, strict=True))
-        copy = _Copy(self, known, fixed=True)
+        copy = _GraphCopier(self, known, fixed=True)
         return [copy.tensor(value) for value in self._values]
 
     def _gradients(
@@ -315,7 +315,7 @@ class Probe:
     ) -> tf.Tensor:
         """Returns the largest and the smallest entry of the gradient for each variable."""
         known = self._known(batch, first) | dict(zip(map(id, self._fixed), fixed, strict=True))
-        copy = _Copy(self, known, fixed=True, inlines=True)
+        copy = _GraphCopier(self, known, fixed=True, inlines=True)
         values = [copy.tensor(x) for x in self._values if x.dtype.is_floating and x.shape.rank]
         sums = [tf.tensordot(tf.cast(kept[: tf.shape(x)[0]], x.dtype), x, axes=1) for x in values]
         graph = tf.compat.v1.get_default_graph()
@@ -350,7 +350,7 @@ class Probe:
         return numbers | dict(zip(map(id, symbolic(self.trace.inputs)), batch, strict=True))
 
 
-class _Copy:
+class _GraphCopier:
     """Copies ops into the graph that is being traced.
 
     Args:
@@ -432,7 +432,7 @@ class _Copy:
         if self._inlines and op.type in ops.CALLS:
             ((_, body),) = ops.called_graphs(op)
             known = dict(zip(map(id, body.inputs), inputs, strict=True))
-            inner = _Copy(probe, known, fixed=self._is_fixed, inlines=True)
+            inner = _GraphCopier(probe, known, fixed=self._is_fixed, inlines=True)
             for old, new in zip(op.outputs, body.outputs, strict=True):
                 self._copies.setdefault(id(old), inner.tensor(new))
             return

@@ -31,7 +31,7 @@ class Place(NamedTuple):
 
 
 States = Sequence[Place | None]
-Rule = Callable[[Any, States, int | None], Place | list[Place | None]]
+RowRule = Callable[[Any, States, int | None], Place | list[Place | None]]
 
 
 class CombinesRows(Exception):
@@ -239,7 +239,7 @@ _AXES: dict[str, Callable[[Any], Any]] = _by_op(
     ("Squeeze", lambda op: op.get_attr("squeeze_dims") or _find_ones(op.inputs[0])),
     ("Unpack", lambda op: op.get_attr("axis")),
 )
-_RULES: dict[str, Rule] = _by_op(
+_RULES: dict[str, RowRule] = _by_op(
     (" ".join(ops.ELEMENTWISE), _elementwise),
     (
         """

@@ -25,11 +25,11 @@ from ctl.loop.store import fetch
 _AXES = ("time", "split", "step")
 _MAX_METRICS = 8
 
-Record = Mapping[str, Any]
+JsonObject = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Section:
+class SubjectComparison:
     """The comparison of two runs in one subject.
 
     Attributes:
@@ -47,7 +47,7 @@ class Section:
     compared: bool = False
 
 
-def compare_runs(a: RunFiles, b: RunFiles) -> list[Section]:
+def compare_runs(a: RunFiles, b: RunFiles) -> list[SubjectComparison]:
     """Compares the configs, skipped batches, versions, hardware and metrics of two runs."""
     return [
         _compare_values("config", {**a.config, **a.skipped}, {**b.config, **b.skipped}, "key"),
@@ -56,7 +56,7 @@ def compare_runs(a: RunFiles, b: RunFiles) -> list[Section]:
     ]
 
 
-def _differing(a: Record, b: Record) -> list[str]:
+def _differing(a: JsonObject, b: JsonObject) -> list[str]:
     """Returns the keys whose values differ, or that only one of the two has."""
     return [
         key
@@ -65,7 +65,7 @@ def _differing(a: Record, b: Record) -> list[str]:
     ]
 
 
-def _show(values: Record, key: str) -> str:
+def _show(values: JsonObject, key: str) -> str:
     return show_value(values[key]) if key in values else "not set"
 
 
@@ -76,19 +76,21 @@ def _same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def _compare_values(name: str, a: Record, b: Record, noun: str) -> Section:
+def _compare_values(name: str, a: JsonObject, b: JsonObject, noun: str) -> SubjectComparison:
     lines = tuple(f"{key}: {_show(a, key)} -> {_show(b, key)}" for key in _differing(a, b))
     if not lines:
-        return Section(name, "the same")
+        return SubjectComparison(name, "the same")
     summary = f"{len(lines)} {noun}{'s' * (len(lines) > 1)} differ{'s' * (len(lines) == 1)}"
-    return Section(name, summary, lines, differs=True)
+    return SubjectComparison(name, summary, lines, differs=True)
 
 
-def _compare_results(a: RunFiles, b: RunFiles) -> Iterator[Section]:
+def _compare_results(a: RunFiles, b: RunFiles) -> Iterator[SubjectComparison]:
     without = [run.name for run in (a, b) if not run.result]
     for name in ("versions", "hardware"):
         if without:
-            yield Section(name, f"unknown: {' and '.join(without)} has no result.json yet")
+            yield SubjectComparison(
+                name, f"unknown: {' and '.join(without)} has no result.json yet"
+            )
             continue
         first, second = (
             run.result.get("versions") or {} if name == "versions" else _hardware(run.result)
@@ -97,12 +99,12 @@ def _compare_results(a: RunFiles, b: RunFiles) -> Iterator[Section]:
         yield _compare_values(name, first, second, "value")
 
 
-def _hardware(result: Record) -> Record:
+def _hardware(result: JsonObject) -> JsonObject:
     own = {key: result.get(key) for key in ("strategy", "replicas")}
     return own | dict(result.get("host") or {})
 
 
-def _compare_metrics(a: RunFiles, b: RunFiles) -> Section:
+def _compare_metrics(a: RunFiles, b: RunFiles) -> SubjectComparison:
     first, second = ({_key(record): record for record in run.metrics} for run in (a, b))
     common = sorted({*first} & {*second}, key=lambda key: (key[1], key[0]))
     lines: list[str] = []
@@ -126,7 +128,7 @@ def _compare_metrics(a: RunFiles, b: RunFiles) -> Section:
         summary = f"the same in {counted}, up to step {common[-1][1]}"
     else:
         summary = "not compared: no step has records of both runs"
-    return Section("metrics", summary, tuple(lines), bool(lines), compared=bool(common))
+    return SubjectComparison("metrics", summary, tuple(lines), bool(lines), compared=bool(common))
 
 
 def _unmatched(
@@ -140,16 +142,16 @@ def _unmatched(
             yield f"only in {run.name}: {len(only)} record{'s' * (len(only) > 1)} of {steps}"
 
 
-def _key(record: Record) -> tuple[str, int]:
+def _key(record: JsonObject) -> tuple[str, int]:
     return str(record.get("split")), int(record.get("step", 0))
 
 
-def _values(record: Record) -> dict[str, Any]:
+def _values(record: JsonObject) -> dict[str, Any]:
     """Returns the metrics of a record that do not measure the machine."""
     return {k: v for k, v in record.items() if k not in _AXES and not k.startswith(SPEED)}
 
 
-def _describe(name: str, old: Record, new: Record) -> str:
+def _describe(name: str, old: JsonObject, new: JsonObject) -> str:
     text = f"{name}: {old.get(name, 'not set')} -> {new.get(name, 'not set')}"
     values = [values[name] for values in (old, new) if isinstance(values.get(name), int | float)]
     if len(values) == 2:
@@ -205,13 +207,13 @@ def _check(name: str) -> None:
         )
 
 
-def _compare_weights(a: str, b: str) -> Section:
+def _compare_weights(a: str, b: str) -> SubjectComparison:
     pairs = _pair_checkpoints(a, b)
     if not pairs:
         listed = [", ".join(map(str, find_files(n).steps())) or "none" for n in (a, b)]
         steps = ", ".join(f"{name}: {text}" for name, text in zip((a, b), listed, strict=True))
         summary = f"not compared, since no step has two checkpoints ({steps})"
-        return Section("weights", summary, differs=listed != ["none", "none"])
+        return SubjectComparison("weights", summary, differs=listed != ["none", "none"])
     installation.prepare_import()
     from ctl.commands import checkpoint_comparison
 
@@ -228,9 +230,11 @@ def _compare_weights(a: str, b: str) -> Section:
             differing += why * label.startswith("at step")
             more = [f"and {len(lines) - _MAX_LINES} more"] * (len(lines) > _MAX_LINES)
             shown = (*lines[:_MAX_LINES], *more)
-            return Section("weights", f"{before}{differing}", shown, differs=True, compared=True)
+            return SubjectComparison(
+                "weights", f"{before}{differing}", shown, differs=True, compared=True
+            )
         same.append(label)
-    return Section("weights", f"the same bits {', '.join(same)}", compared=True)
+    return SubjectComparison("weights", f"the same bits {', '.join(same)}", compared=True)
 
 
 def _pair_checkpoints(a: str, b: str) -> list[tuple[str, str, str]]:

@@ -26,7 +26,7 @@ _PEAKS = {
 }
 
 
-class _UnknownError(Exception):
+class _UncountableError(Exception):
     """The number of operations cannot be read from the graph."""
 
 
@@ -92,7 +92,7 @@ def count_flops(trainer: Any) -> int | None:
         return None
     try:
         count = _count_graph(graphs[-1], loops=0)
-    except _UnknownError:
+    except _UncountableError:
         return None
     is_program = isinstance(
         getattr(trainer, "_train_loop_fn", None), CompiledLoop
@@ -118,7 +118,7 @@ def _count_graph(graph: tf.Graph, *, loops: int) -> int:
 def _count_operation(operation: tf.Operation, *, loops: int) -> int:
     counter = _COUNTERS.get(operation.type)
     if operation.type.startswith(_OPAQUE) and not counter:
-        raise _UnknownError
+        raise _UncountableError
     if counter:
         # TensorFlow adds the gradient of the data to the graph too, and removes it before it runs.
         outputs = {id(tensor) for tensor in getattr(operation.graph, "outputs", ())}
@@ -138,14 +138,14 @@ def _count_operation(operation: tf.Operation, *, loops: int) -> int:
         if operation.graph._get_function(name) is not None
     ]
     if is_loop and loops >= _OUTER_LOOP and any(counts):
-        raise _UnknownError
+        raise _UncountableError
     # One branch of a conditional runs; a loop or a call has one function with any work.
     return max(counts, default=0)
 
 
 def _size(shape: tf.TensorShape) -> int:
     if not shape.is_fully_defined():
-        raise _UnknownError
+        raise _UncountableError
     return math.prod(shape.as_list())
 
 
@@ -161,7 +161,7 @@ def _count_einsum(operation: tf.Operation) -> int:
         return 0
     equation = operation.get_attr("equation").decode()
     if "." in equation:
-        raise _UnknownError
+        raise _UncountableError
     sizes: dict[str, int] = {}
     for labels, tensor in zip(equation.split("->")[0].split(","), operation.inputs, strict=True):
         _size(tensor.shape)
@@ -187,7 +187,7 @@ def _count_attention(operation: tf.Operation) -> int:
     """Counts the products of the formula: two in the forward pass, and four in the backward pass."""
     module = operation.get_attr("module")
     if b"__cudnn$fmha" not in module:
-        raise _UnknownError
+        raise _UncountableError
     query, key = operation.inputs[0].shape, operation.inputs[1].shape
     products = 4 if b"Backward" in module else 2
     return products * 2 * _size(query) * key[1]

@@ -43,7 +43,7 @@ def config(**changes: Any) -> config_dict.ConfigDict:
     return locked
 
 
-class _MissingKeyError(UsageError, AttributeError):
+class _MissingConfigKeyError(UsageError, AttributeError):
     """A missing key; as an AttributeError it lets `getattr(config, key, default)` work."""
 
 
@@ -60,12 +60,12 @@ class _Config(config_dict.ConfigDict):
         except AttributeError:
             if key.startswith("_"):
                 raise
-            raise _MissingKeyError(_describe(self._path, key, self)) from None
+            raise _MissingConfigKeyError(_describe(self._path, key, self)) from None
 
     def __setitem__(self, key: Any, value: Any) -> None:
         name = _join(self._path, key)
         if self.is_locked and key not in self:
-            raise _MissingKeyError(_describe(self._path, key, self, is_new=True))
+            raise _MissingConfigKeyError(_describe(self._path, key, self, is_new=True))
         if _is_section(value):
             value = _as_config(value, name)
         try:

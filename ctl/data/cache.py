@@ -36,7 +36,7 @@ _FORMAT = 4  # of the records
 _ROWS = 256  # examples that are read at a time
 
 
-class _Copy(Source):
+class _CachedSource(Source):
     """A copy of the examples of another source, `inner_sources[0]`, in the same order."""
 
     def order(self, positions: tf.Tensor, *, seed: int, span: int) -> tf.Tensor:
@@ -48,11 +48,11 @@ class _Copy(Source):
         return self.inner_sources[0].evaluation_order(positions, batch_size=batch_size)
 
 
-class CachedArrays(_Copy, Arrays):
+class CachedArrays(_CachedSource, Arrays):
     """Examples of one shape in memory."""
 
 
-class CachedRecords(_Copy, Records):
+class CachedRecords(_CachedSource, Records):
     """Examples as records in a file."""
 
     def without_python(self) -> Source:
@@ -83,7 +83,7 @@ def cached(source: Source, place: str) -> Source:
         UsageError: the examples cannot be kept, or the folder cannot be written.
     """
     check_local("data.cache", place)
-    if not place or isinstance(source, Arrays | Sequences | _Copy):
+    if not place or isinstance(source, Arrays | Sequences | _CachedSource):
         return source  # is in memory
     if source.has_own_order:
         raise UsageError(

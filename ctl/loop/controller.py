@@ -21,7 +21,7 @@ from ctl.trainer import StandardTrainer
 
 ROLLBACK_LIMIT = 10  # rollbacks of one run
 
-Decision = dict[str, Any]  # {"step": 33, "tensor": "the loss"}, as in rollbacks.json
+RollbackEntry = dict[str, Any]  # {"step": 33, "tensor": "the loss"}, as in rollbacks.json
 
 
 class RollbackPolicy:
@@ -41,8 +41,8 @@ class RollbackPolicy:
 
     def __init__(
         self,
-        record: Callable[[Sequence[Decision]], None],
-        earlier: Sequence[Decision] = (),
+        record: Callable[[Sequence[RollbackEntry]], None],
+        earlier: Sequence[RollbackEntry] = (),
     ):
         self._record = record
         self._decisions = list(earlier)

@@ -240,10 +240,10 @@ def _recover(version: pathlib.Path) -> None:
 
 # Writes files into a folder. Its arguments are the trainer, which is restored for inference, the
 # concrete function of each signature by name, and the folder.
-Writer = Callable[[StandardTrainer, Mapping[str, Any], pathlib.Path], None]
+WriteFormat = Callable[[StandardTrainer, Mapping[str, Any], pathlib.Path], None]
 
 
-def select(names: Iterable[str]) -> list[Writer]:
+def select(names: Iterable[str]) -> list[WriteFormat]:
     """Returns the writers of formats by their names.
 
     Raises:
@@ -325,7 +325,7 @@ def _write_tflite(
     (folder / "model.tflite").write_bytes(content)
 
 
-FORMATS: dict[str, Writer] = {
+FORMATS: dict[str, WriteFormat] = {
     "saved_model": _write_saved_model,
     "keras": _write_keras,
     "tflite": _write_tflite,

@@ -11,7 +11,7 @@ from ctl.loop.checkpoints.files import hold
 from ctl.loop.stop import StopOnSignal
 from ctl.modes import DONE, STOPPED, Arguments
 from ctl.modes.export import find_checkpoint
-from ctl.modes.run import Run
+from ctl.modes.run import ExperimentRun
 
 _POLL_SECONDS = 1.0
 
@@ -89,7 +89,7 @@ def continuous_eval(arguments: Arguments) -> int:
     return STOPPED
 
 
-def _has_ended(run: Run, evaluated: int) -> bool:
+def _has_ended(run: ExperimentRun, evaluated: int) -> bool:
     """Returns whether a checkpoint was the last one of a run."""
     stopped = run.workdir.result().get("stopped") or {}
     # The number of steps as it was resolved by the run, which may have had other data.
@@ -97,14 +97,14 @@ def _has_ended(run: Run, evaluated: int) -> bool:
     return evaluated >= steps or stopped.get("step") == evaluated
 
 
-def _open_run(arguments: Arguments) -> tuple[Run, list[str]]:
+def _open_run(arguments: Arguments) -> tuple[ExperimentRun, list[str]]:
     """Builds the run, and lists the changes of its config that change the evaluation."""
     if not arguments.config.eval.splits:
         raise UsageError(
             "eval.splits is empty, so there is nothing to evaluate: name a split that build_dataset "
             "returns, such as --config.eval.splits=\"['eval']\"."
         )
-    run = Run(arguments, reads_only=True)
+    run = ExperimentRun(arguments, reads_only=True)
     run.workdir.check_run()
     config = run.record
     run.workdir.check_config(
@@ -123,12 +123,12 @@ def _wait(stop: StopOnSignal, *, seconds: float) -> None:
         time.sleep(0.05)
 
 
-def _write_result(run: Run, entries: Mapping[str, Any]) -> None:
+def _write_result(run: ExperimentRun, entries: Mapping[str, Any]) -> None:
     run.workdir.write_result({**run.workdir.result(), **entries})
 
 
 def _write_other(
-    run: Run, step: int, path: str, changes: Sequence[str], evaluation: Mapping[str, Any]
+    run: ExperimentRun, step: int, path: str, changes: Sequence[str], evaluation: Mapping[str, Any]
 ) -> None:
     """Records an evaluation that is not the run's own: of a named checkpoint, or of other data."""
     changed = {"changes": changes} if changes else {}

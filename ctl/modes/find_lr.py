@@ -24,7 +24,7 @@ _WIDTH, _LINES = 40, 15  # of the plot in the terminal
 _PAGE = "find_lr.html"
 
 
-class Curve(NamedTuple):
+class RangeTest(NamedTuple):
     """The losses of a range test.
 
     Attributes:
@@ -64,7 +64,7 @@ def find_lr(arguments: Arguments) -> int:
     return DONE
 
 
-def measure(trainer: StandardTrainer) -> Curve:
+def measure(trainer: StandardTrainer) -> RangeTest:
     """Trains one step with each rate, until the loss diverges; every process must call it.
 
     Raises:
@@ -92,10 +92,10 @@ def measure(trainer: StandardTrainer) -> Curve:
             break
         if losses[-1] > _DIVERGED * min(losses) > 0:
             break
-    return Curve(RATES[: len(losses)], np.array(losses))
+    return RangeTest(RATES[: len(losses)], np.array(losses))
 
 
-def describe(curve: Curve, factor: float = 1.0) -> list[str]:
+def describe(curve: RangeTest, factor: float = 1.0) -> list[str]:
     """Returns a plot of lines, and the suggestion, times the factor that the config undoes."""
     if not len(curve.rates):
         return ["The first loss is not finite: run --mode=check."]
@@ -127,7 +127,7 @@ def _with_constant_rate(config: config_dict.ConfigDict) -> config_dict.ConfigDic
     return changed.lock()
 
 
-def _write_page(curve: Curve, path: pathlib.Path) -> None:
+def _write_page(curve: RangeTest, path: pathlib.Path) -> None:
     """Writes the plot as a page, if plotly is installed."""
     if importlib.util.find_spec("plotly") is None:
         print_line(

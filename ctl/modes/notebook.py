@@ -111,7 +111,7 @@ class Run:
         else:
             path = str(experiment)
             config = command_line.load_config(path, [])
-        self._run = run.Run(
+        self._run = run.ExperimentRun(
             Arguments(config, path.partition(":")[0], self._workdir, actions=actions),
             evaluates=bool(config.eval.splits),
             built=built,

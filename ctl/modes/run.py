@@ -28,7 +28,7 @@ _PROGRESS_BAR = "ctl.loop.progress_bar:ProgressBar"  # of a terminal
 _WARM_START = "ctl.loop.checkpoints.warm_start:WarmStart"  # if the section `init` names weights
 
 
-class Run:
+class ExperimentRun:
     """One run of an experiment, in its workdir. Constructing it writes nothing.
 
         run = Run(arguments)

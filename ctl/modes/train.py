@@ -7,7 +7,7 @@ from ctl.built.inner_loop import loop_of
 from ctl.configs import loading
 from ctl.loop.lock import RunLock
 from ctl.modes import DONE, STOPPED, Arguments, messages, results
-from ctl.modes.run import Run
+from ctl.modes.run import ExperimentRun
 from ctl.modes.user_errors import TRACEBACK
 
 _DRY_RUN = "ctl.modes.dry_run:dry_run"
@@ -33,7 +33,7 @@ def _start(arguments: Arguments, *, evaluates: bool) -> int:
 
 def _train(arguments: Arguments, *, evaluates: bool) -> int:
     evaluates = evaluates and bool(arguments.config.eval.splits)
-    run = Run(arguments, evaluates=evaluates)
+    run = ExperimentRun(arguments, evaluates=evaluates)
     config, workdir, processes, progress = run.config, run.workdir, run.processes, run.progress
     actions = run.make_actions()
 

@@ -199,7 +199,7 @@ def _check_number(full_name: str, value: Any, *, zero: bool) -> None:
         raise UsageError(f"{full_name} is {value!r}, but must be a finite number {bound}.")
 
 
-def _check_decay_steps(values: Values, kind: schedules.Kind) -> None:
+def _check_decay_steps(values: Values, kind: schedules.ScheduleKind) -> None:
     name = values["optimizer.schedule"]
     decay, warmup = values["optimizer.decay_steps"], values["optimizer.warmup_steps"]
     if not kind.decay and decay:

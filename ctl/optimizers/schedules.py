@@ -15,7 +15,7 @@ from ctl.optimizers import arguments
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
+class ScheduleKind:
     """One kind of schedule.
 
     Attributes:
@@ -74,18 +74,18 @@ def _inverse_sqrt(rate: float, steps: int, warmup: int, values: Mapping[str, Any
 
 
 KINDS = {
-    "constant": Kind(lambda rate, *_: rate, decay=""),
-    "cosine": Kind(_tf_keras("CosineDecay", alpha="end_factor"), {"end_factor": 0.0}),
-    "linear": Kind(_polynomial, {"end_factor": 0.0}),
-    "polynomial": Kind(_polynomial, {"end_factor": 0.0, "power": 2.0}),
-    "exponential": Kind(
+    "constant": ScheduleKind(lambda rate, *_: rate, decay=""),
+    "cosine": ScheduleKind(_tf_keras("CosineDecay", alpha="end_factor"), {"end_factor": 0.0}),
+    "linear": ScheduleKind(_polynomial, {"end_factor": 0.0}),
+    "polynomial": ScheduleKind(_polynomial, {"end_factor": 0.0, "power": 2.0}),
+    "exponential": ScheduleKind(
         _tf_keras("ExponentialDecay", decay_rate="decay_factor", staircase="staircase"),
         {"decay_factor": None, "staircase": False},
         "required",
     ),
-    "piecewise": Kind(_piecewise, {"boundaries": None, "factors": None}, decay=""),
-    "inverse_sqrt": Kind(_inverse_sqrt, decay="scale"),
-    "cosine_restarts": Kind(
+    "piecewise": ScheduleKind(_piecewise, {"boundaries": None, "factors": None}, decay=""),
+    "inverse_sqrt": ScheduleKind(_inverse_sqrt, decay="scale"),
+    "cosine_restarts": ScheduleKind(
         _tf_keras(
             "CosineDecayRestarts", t_mul="period_factor", m_mul="peak_factor", alpha="end_factor"
         ),

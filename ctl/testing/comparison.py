@@ -7,7 +7,7 @@ import numpy as np
 from ctl.errors import list_some
 from ctl.testing.contents import Name
 from ctl.testing.equivalence_report import Difference, NotComparable, common_factor
-from ctl.testing.loop_record import Record
+from ctl.testing.loop_record import LoopRecord
 
 _EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 _EXPONENT = 0.6  # right code keeps at least this share of a number's digits in a few steps
@@ -28,8 +28,8 @@ def tolerance_of(precision: str) -> float:
 
 
 def compare(
-    record: Record,
-    reference: Record,
+    record: LoopRecord,
+    reference: LoopRecord,
     precision: str,
     tolerance: float,
     rounding: Collection[str] = (),
@@ -84,7 +84,7 @@ def compare(
 
 
 def _compare_evaluations(
-    record: Record, reference: Record, tolerance: float
+    record: LoopRecord, reference: LoopRecord, tolerance: float
 ) -> Iterator[Difference]:
     for (kind, name), value in record.evaluation.items():
         expected = reference.evaluation[kind, name]

@@ -33,7 +33,7 @@ from ctl.testing.equivalence_report import (
     UndecidedError,
 )
 from ctl.testing.logical_devices import count_logical_cpus, split_cpu
-from ctl.testing.loop_record import Record
+from ctl.testing.loop_record import LoopRecord
 from ctl.testing.splits import Split
 from ctl.testing.subjects.base import Calibration, NarrowWeights, SplitRun, Subject
 from ctl.testing.subjects.loop import LoopSubject
@@ -289,8 +289,8 @@ class _Trial:
 
     def __init__(self, subject: Subject):
         self._subject = subject
-        self._references: dict[int, Record] = {}
-        self._records: dict[Split, Record] = {}
+        self._references: dict[int, LoopRecord] = {}
+        self._records: dict[Split, LoopRecord] = {}
         self._refused: dict[Split, str] = {}
         self._errors: dict[Split, str] = {}
         self._run: SplitRun  # the first one on one replica
@@ -336,7 +336,7 @@ class _Trial:
     def _names(self) -> tuple[Names, ...]:
         return next(iter(self._references.values())).names
 
-    def _record_reference(self, split: Split, evaluate: bool) -> Record:
+    def _record_reference(self, split: Split, evaluate: bool) -> LoopRecord:
         """Records a reference; the first one in the first precision in which the user's code runs."""
         if self._references:
             record = self._subject.start(split).record(self._names, evaluate=evaluate)

@@ -31,7 +31,7 @@ class CopyMismatch:
 
 
 @dataclasses.dataclass(frozen=True)
-class Record:
+class LoopRecord:
     """The values that a loop computed on one split.
 
     Attributes:

@@ -43,7 +43,7 @@ class Snapshot:
             self._graph = tf.compat.v1.get_default_graph()
         self._start = len(self._graph.get_operations()) if self._graph else 0
         # In a replica context, `handle` belongs to the replica's own copy.
-        self._copies = {id(v.handle): _Copy.of(v) for v in variables}
+        self._copies = {id(v.handle): _SavedCopy.of(v) for v in variables}
 
     def restore_unless(self, applied: tf.Tensor) -> None:
         """Assigns the old values if the update was skipped.
@@ -104,7 +104,7 @@ class Snapshot:
         others = (a.place for a in self._assignments() if id(a.handle) not in known)
         return list(dict.fromkeys(others))
 
-    def _assigned_copies(self) -> list["_Copy"]:
+    def _assigned_copies(self) -> list["_SavedCopy"]:
         if self._graph is None:
             return list(self._copies.values())
         handles = dict.fromkeys(id(assignment.handle) for assignment in self._assignments())
@@ -122,20 +122,20 @@ def handles(variables: Iterable[tf.Variable]) -> set[int]:
     return {id(part.handle) for v in variables for part in getattr(v, "values", (v,))}
 
 
-class _Copy(NamedTuple):
+class _SavedCopy(NamedTuple):
     """One replica's copy of a variable, and the value that was read."""
 
     variable: tf.Variable
     value: tf.Tensor
 
     @classmethod
-    def of(cls, variable: tf.Variable) -> "_Copy":
+    def of(cls, variable: tf.Variable) -> "_SavedCopy":
         # By the raw op, because a variable of mixed precision would be read in 16 bits.
         read = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
         return cls(variable, read)
 
     def read(self) -> tf.Tensor:
-        return _Copy.of(self.variable).value
+        return _SavedCopy.of(self.variable).value
 
     def assign(self, value: tf.Tensor) -> None:
         variable = self.variable

@@ -349,7 +349,7 @@ def test_the_option_applies_to_training_and_evaluation(folder, tmp_path):
         trainer = reference_model.make_trainer(strategy, 7, cls=FromRecords, cache=place)
         evaluator = ctl.StandardEvaluator(trainer)
         trainer.train(tf.constant(6))
-        is_cached = isinstance(loop_of(trainer).pipeline.data("eval").source, cache._Copy)
+        is_cached = isinstance(loop_of(trainer).pipeline.data("eval").source, cache._CachedSource)
         assert is_cached == bool(place)
         weights = np.concatenate([v.numpy().ravel() for v in trainer.model.trainable_variables])
         loss = evaluator.evaluate(tf.constant(-1))["loss"]

@@ -47,13 +47,13 @@ def test_the_curve_ends_where_the_loss_diverges_and_is_the_same_on_two_replicas(
 
 def test_suggestion_is_a_tenth_of_the_rate_of_the_smallest_loss():
     rates = np.geomspace(1e-4, 1, 9)
-    curve = find_lr.Curve(rates, np.array([3, 3, 2.9, 2.8, 2, 1.2, 1.1, 2, 9]))
+    curve = find_lr.RangeTest(rates, np.array([3, 3, 2.9, 2.8, 2, 1.2, 1.1, 2, 9]))
     assert curve.suggestion == pytest.approx(rates[6] / 10)
     # optimizer.learning_rate_batch_size multiplies the rate of the config by the inverse.
     half = find_lr.describe(curve, 0.5)[-1].partition("learning_rate=")[2]
     assert half == f"{curve.suggestion / 2:.1e} (for learning_rate_batch_size)."
-    assert find_lr.Curve(rates, np.arange(9.0)).suggestion is None
-    assert "never falls" in find_lr.describe(find_lr.Curve(rates, np.arange(9.0)))[-1]
+    assert find_lr.RangeTest(rates, np.arange(9.0)).suggestion is None
+    assert "never falls" in find_lr.describe(find_lr.RangeTest(rates, np.arange(9.0)))[-1]
 
 
 def test_a_schedule_of_the_trainer_is_rejected():

@@ -7,19 +7,19 @@ import pytest
 
 from ctl.errors import UsageError
 from ctl.loop.loop_numbers import learning_rates
-from ctl.modes.run import Run
+from ctl.modes.run import ExperimentRun
 from tests.support import experiments
 
 
 def test_making_a_run_and_its_controller_writes_nothing(make_arguments):
-    run = Run(make_arguments())
+    run = ExperimentRun(make_arguments())
     controller = run.make_controller()
     assert controller.trainer is run.trainer and controller.checkpoints is run.checkpoints
     assert not pathlib.Path("run").exists()
 
 
 def test_actions_of_the_trainer_must_be_a_list(make_arguments, monkeypatch):
-    run = Run(make_arguments(), evaluates=False)
+    run = ExperimentRun(make_arguments(), evaluates=False)
     assert run.experiment.evaluator is None  # training alone needs none
     monkeypatch.setattr(type(run.trainer), "build_actions", lambda trainer: print)
     with pytest.raises(
@@ -41,7 +41,7 @@ def test_actions_of_the_trainer_must_be_a_list(make_arguments, monkeypatch):
 def test_thread_writes_the_checkpoints_of_a_single_process(
     make_arguments, writing, processes, background
 ):
-    run = Run(make_arguments({"train.checkpoint_writing": writing}))
+    run = ExperimentRun(make_arguments({"train.checkpoint_writing": writing}))
     hardware = types.SimpleNamespace(cluster=None if processes == 1 else object())
     run.experiment = types.SimpleNamespace(hardware=hardware)
     if background is None:
@@ -55,7 +55,7 @@ def test_folder_for_an_object_store_requires_one(make_arguments):
     with pytest.raises(
         UsageError, match=r"train\.local_dir has no effect without a --workdir in an"
     ):
-        Run(make_arguments({"train.local_dir": "/scratch"}))
+        ExperimentRun(make_arguments({"train.local_dir": "/scratch"}))
 
 
 RATES = """
@@ -90,7 +90,7 @@ def make_rates(make_arguments, monkeypatch):
     def make(trainer, rate, keys):
         experiments.write(".", {"rates.py": RATES})
         keys = {"optimizer.name": "sgd", "optimizer.learning_rate": rate} | dict(keys)
-        run = Run(make_arguments(keys | {"trainer": f"rates.py:{trainer}"}))
+        run = ExperimentRun(make_arguments(keys | {"trainer": f"rates.py:{trainer}"}))
         return run.trainer, run.make_controller(actions=run.make_actions())
 
     monkeypatch.syspath_prepend(pathlib.Path.cwd())

@@ -5,7 +5,7 @@ import pytest
 
 from ctl.testing.comparison import compare, tolerance_of
 from ctl.testing.equivalence_report import NotComparable
-from ctl.testing.loop_record import CopyMismatch, Record
+from ctl.testing.loop_record import CopyMismatch, LoopRecord
 from ctl.testing.splits import Split
 
 SPLIT = Split(4, replicas=2)
@@ -16,7 +16,7 @@ VALUES = {UPDATE: [0.5, -2.0], LOSS: 1.5, METRIC: 0.25}
 def record(*steps, mismatches=(), evaluation=None, split=SPLIT):
     arrays = [{name: np.asarray(v, float) for name, v in step.items()} for step in steps]
     evaluation = {("evaluation", k): np.asarray(v) for k, v in (evaluation or {}).items()}
-    return Record(split, {UPDATE: np.ones(2)}, arrays, evaluation, list(mismatches))
+    return LoopRecord(split, {UPDATE: np.ones(2)}, arrays, evaluation, list(mismatches))
 
 
 def differences(changed, reference, tolerance=1e-9):

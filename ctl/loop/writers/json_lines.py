@@ -15,7 +15,7 @@ from ctl.loop.writers.writer import TRAIN, Record, Writer
 
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # as JSON has no such numbers
 _RESERVED = ("time", "split", "step")
-Key = tuple[str, int]
+SeriesKey = tuple[str, int]
 
 
 class JsonLinesWriter(Writer):
@@ -32,7 +32,7 @@ class JsonLinesWriter(Writer):
 
     def __init__(self, workdir: pathlib.Path):
         self.path = workdir / "metrics.jsonl"
-        self._evaluations: set[Key] | None = None  # those in the file; None: not read yet
+        self._evaluations: set[SeriesKey] | None = None  # those in the file; None: not read yet
 
     def write(self, record: Record) -> None:
         """Appends a record, completely or not at all."""
@@ -55,19 +55,19 @@ class JsonLinesWriter(Writer):
         """Returns whether the file has a record of an evaluation at a step."""
         return any(key[1] == step for key in self._read_evaluations())
 
-    def _read_lines(self) -> Iterator[tuple[str, Key]]:
+    def _read_lines(self) -> Iterator[tuple[str, SeriesKey]]:
         if self.path.exists():
             with open(self.path, encoding="utf-8", errors="replace", newline="") as file:
                 for line in file:
                     if line.endswith("\n") and (key := _read_key(line)):
                         yield line, key
 
-    def _read_evaluations(self) -> set[Key]:
+    def _read_evaluations(self) -> set[SeriesKey]:
         if self._evaluations is None:
             self._evaluations = {key for _, key in self._read_lines() if key[0] != TRAIN}
         return self._evaluations
 
-    def _keep_lines(self, keep: Callable[[Key], bool]) -> None:
+    def _keep_lines(self, keep: Callable[[SeriesKey], bool]) -> None:
         if not self.path.exists():
             return
         # Written next to the file, then renamed: a kill leaves the old lines or the new ones.
@@ -79,7 +79,7 @@ class JsonLinesWriter(Writer):
         flush(self.path.parent)
 
 
-def _read_key(line: str) -> Key | None:
+def _read_key(line: str) -> SeriesKey | None:
     """Returns the split and step of a line; None if it is not a complete one."""
     with contextlib.suppress(ValueError):
         content = json_files.parse(line, split=str, step=int)

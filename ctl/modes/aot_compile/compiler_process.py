@@ -18,7 +18,7 @@ import tempfile
 from typing import Any
 
 from ctl.errors import Failure, UsageError
-from ctl.modes.aot_compile.slices import Slice
+from ctl.modes.aot_compile.slices import TpuSlice
 
 QUICK, DEFAULT = -1.0, 0.0
 # The quick effort can need more memory than the default one, so a program that needs more than
@@ -77,7 +77,7 @@ class Compiled:
     effort: float = QUICK
 
 
-def compile_program(hlo: bytes, slice_: Slice) -> Compiled:
+def compile_program(hlo: bytes, slice_: TpuSlice) -> Compiled:
     """Compiles a program for a slice: quickly, and again at the default effort near the limit.
 
     Args:
@@ -95,7 +95,7 @@ def compile_program(hlo: bytes, slice_: Slice) -> Compiled:
     return dataclasses.replace(slow, seconds=round(quick.seconds + slow.seconds, 2))
 
 
-def compile_once(hlo: bytes, slice_: Slice, *, effort: float) -> Compiled:
+def compile_once(hlo: bytes, slice_: TpuSlice, *, effort: float) -> Compiled:
     """Compiles a program once, at one effort; see `compile_program` for the other arguments."""
     python = find_python()
     with tempfile.TemporaryDirectory(prefix="ctl-aot-") as name:

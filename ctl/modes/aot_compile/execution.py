@@ -47,7 +47,7 @@ class Execution:
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
+class CoreComparison:
     """The result of the train steps of several cores beside those of one device.
 
     Attributes:
@@ -128,7 +128,7 @@ class VirtualDevices:
         }
 
 
-def compare(config: Any, config_path: str, cores: int) -> Comparison:
+def compare(config: Any, config_path: str, cores: int) -> CoreComparison:
     """Runs the train step of a TPU slice on virtual devices, and compares it with one device.
 
     It computes in float32, because the differences of 16 bits would hide those of the split.
@@ -159,7 +159,7 @@ def compare(config: Any, config_path: str, cores: int) -> Comparison:
     before = [variable.numpy() for variable in state(alone)]
     alone.train(tf.constant(_STEPS))
     expected = [variable.numpy() for variable in state(alone)]
-    return Comparison(cores, *largest_difference(results, sliced, expected, before=before))
+    return CoreComparison(cores, *largest_difference(results, sliced, expected, before=before))
 
 
 def state(trainer: Any) -> list[Any]:

@@ -59,7 +59,7 @@ _OTHER_NAMES = {"v5litepod": "v5e", "v5": "v5p", "tpu7x": "v7x", "v7": "v7x"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Slice:
+class TpuSlice:
     """One slice.
 
     Attributes:
@@ -79,7 +79,7 @@ class Slice:
     host_chips: tuple[int, int, int]
 
 
-def parse_topology(names: str) -> list[Slice]:
+def parse_topology(names: str) -> list[TpuSlice]:
     """Parses a list of slices such as "v5e:2x2,v5p:2x2x1".
 
     Raises:
@@ -92,7 +92,7 @@ def parse_topology(names: str) -> list[Slice]:
     return slices
 
 
-def find_slice(name: str) -> Slice:
+def find_slice(name: str) -> TpuSlice:
     """Finds a slice by a name such as v5e:2x2.
 
     Raises:
@@ -112,11 +112,11 @@ def find_slice(name: str) -> Slice:
     return _make_slice(generation, shape)
 
 
-def _make_slice(generation: Generation, shape: str) -> Slice:
+def _make_slice(generation: Generation, shape: str) -> TpuSlice:
     sides = [int(side) for side in shape.split("x")]
     chips = math.prod(sides)
     host = _host_chips(sides)
-    return Slice(
+    return TpuSlice(
         name=f"{generation.name}:{shape}",
         cores=chips * generation.cores,
         hosts=chips // math.prod(host),

@@ -18,7 +18,7 @@ from ctl.modes.aot_compile import compiler_process
 from ctl.modes.aot_compile.compiler_process import Compiled
 from ctl.modes.aot_compile.problems import NotExportable, Problem
 from ctl.modes.aot_compile.programs import Program, export_eval_step, export_train_step
-from ctl.modes.aot_compile.slices import GIB, Slice
+from ctl.modes.aot_compile.slices import GIB, TpuSlice
 from ctl.modes.aot_compile.strategy import SliceStrategy
 
 DISCLAIMER = (
@@ -45,7 +45,7 @@ class SliceResult:
             one use its programs.
     """
 
-    slice: Slice
+    slice: TpuSlice
     global_batch_size: int
     programs: dict[str, Compiled]
     problems: list[Problem]
@@ -57,7 +57,9 @@ class SliceResult:
         return not any(problem.fatal for problem in self.problems)
 
 
-def compile_for_slices(config: Any, config_path: str, slices: Sequence[Slice]) -> list[SliceResult]:
+def compile_for_slices(
+    config: Any, config_path: str, slices: Sequence[TpuSlice]
+) -> list[SliceResult]:
     """Compiles an experiment's train step and eval step for each slice.
 
     Args:
@@ -107,7 +109,7 @@ def export_experiment(config: Any, config_path: str, cores: int) -> Exported:
     return size, programs, []
 
 
-def _compile(slice_: Slice, exported: Exported) -> SliceResult:
+def _compile(slice_: TpuSlice, exported: Exported) -> SliceResult:
     size, programs, problems = exported
     result = SliceResult(slice_, size, {}, list(problems))
     for program in programs:
@@ -119,7 +121,7 @@ def _compile(slice_: Slice, exported: Exported) -> SliceResult:
     return result
 
 
-def _describe_error(name: str, compiled: Compiled, slice_: Slice) -> Problem:
+def _describe_error(name: str, compiled: Compiled, slice_: TpuSlice) -> Problem:
     if not compiled.out_of_memory:
         return Problem(f"the {name} does not compile: {compiled.error}")
     needs = f"{compiled.peak_bytes / GIB:.2f} GiB" if compiled.peak_bytes else "more"
@@ -153,7 +155,7 @@ def write_json(results: Sequence[SliceResult], folder: pathlib.Path) -> pathlib.
     return path
 
 
-def _format_row(slice_: Slice, name: str, compiled: Compiled | None) -> tuple[str, ...]:
+def _format_row(slice_: TpuSlice, name: str, compiled: Compiled | None) -> tuple[str, ...]:
     row = [slice_.name, str(slice_.cores), f"{slice_.hbm_bytes / GIB:.2f} GiB"]
     if compiled is None:
         row.append("would not run")

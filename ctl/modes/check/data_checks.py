@@ -11,7 +11,7 @@ from ctl.data.features import flatten_features
 from ctl.data.kinds import Kind
 from ctl.data.python_functions import python_ops
 from ctl.modes.check.outcome import FAIL, PASS, WARNING, Outcome
-from ctl.modes.check.trainer_factory import Rows, TrainerFactory
+from ctl.modes.check.trainer_factory import Examples, TrainerFactory
 
 _BATCHES = 4
 _MAX_EVALUATED = 200_000  # examples; evaluating more takes longer than a check should
@@ -128,7 +128,7 @@ def _count_examples(data: Kind) -> int | None:
     return count
 
 
-def _find_difference(one: Rows, other: Rows) -> str | None:
+def _find_difference(one: Examples, other: Examples) -> str | None:
     """Returns the name of the first feature that differs, or None."""
     one, other = flatten_features(one), flatten_features(other)
     if one.keys() != other.keys():

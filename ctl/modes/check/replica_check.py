@@ -23,7 +23,7 @@ from ctl.configs.error_location import error_location
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError
 from ctl.modes.check.outcome import FAIL, PASS, WARNING, Outcome
-from ctl.modes.check.trainer_factory import Rows, TrainerFactory
+from ctl.modes.check.trainer_factory import Examples, TrainerFactory
 from ctl.private.tensorflow import context
 from ctl.testing import check_replica_equivalence, split_cpu
 from ctl.testing.diagnosis import causes
@@ -163,7 +163,7 @@ def describe_report(
 def compare_splits(
     config: dict[str, Any],
     config_path: str,
-    rows: Rows,
+    rows: Examples,
     replicas: Sequence[int],
     batch_sizes: Sequence[int],
     with_optimizer: bool,
@@ -205,7 +205,7 @@ def compare_splits(
 def compare_trainer(
     config: config_dict.ConfigDict,
     config_path: str,
-    rows: Rows,
+    rows: Examples,
     batch_sizes: Sequence[int] | None = None,
     *,
     replicas: Sequence[int] = (),
@@ -228,7 +228,7 @@ def compare_trainer(
     )
 
 
-def read_examples(factory: TrainerFactory, count: int) -> Rows:
+def read_examples(factory: TrainerFactory, count: int) -> Examples:
     """Reads the first `count` examples, from as many batches as needed.
 
     Batches of `ctl.data.bucketed` have different lengths, and are padded as in a longer bucket.
@@ -237,7 +237,7 @@ def read_examples(factory: TrainerFactory, count: int) -> Rows:
     return tf.nest.map_structure(lambda *values: _concatenate(values)[:count], *batches)
 
 
-def with_two_labels(rows: Rows) -> Rows:
+def with_two_labels(rows: Examples) -> Examples:
     """Changes every second label if all are equal: such rows hide a loss that combines the positives."""
     label = rows.get("label")
     if not isinstance(label, np.ndarray) or label.ndim != 1 or label.dtype.kind not in "iuf":

@@ -17,7 +17,7 @@ from ctl.keras import models
 from ctl.modes.experiment import Experiment
 from ctl.trainer import StandardTrainer
 
-Rows = dict[str, np.ndarray]
+Examples = dict[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +92,7 @@ class TrainerFactory:
             build_scope=functools.partial(seed_and_precision, trainer.options),
         )
 
-    def read_batches(self, count: int, *, start: int = 0) -> list[Rows]:
+    def read_batches(self, count: int, *, start: int = 0) -> list[Examples]:
         """Reads global training batches before `preprocess`.
 
         Args:

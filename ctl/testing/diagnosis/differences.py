@@ -11,7 +11,7 @@ from ctl.testing.comparison import compare
 from ctl.testing.diagnosis import causes, rules
 from ctl.testing.diagnosis.evidence import Evidence
 from ctl.testing.equivalence_report import Difference, NotComparable
-from ctl.testing.loop_record import Record
+from ctl.testing.loop_record import LoopRecord
 from ctl.testing.splits import Split
 
 Found = tuple[list[Difference], str]  # the differences and their cause
@@ -134,7 +134,7 @@ def check_optimizers(evidence: Evidence) -> Found:
     return compare(record, reference, subject.precision, tolerance, zero), causes.OPTIMIZER
 
 
-def check_finite(record: Record) -> None:
+def check_finite(record: LoopRecord) -> None:
     """Raises NotComparable if a loss or an update of a reference is not finite."""
     for step, values in enumerate(record.steps):
         for (kind, name), value in values.items():
@@ -146,12 +146,12 @@ def check_finite(record: Record) -> None:
                 )
 
 
-def _compare(evidence: Evidence, record: Record, reference: Record) -> list[Difference]:
+def _compare(evidence: Evidence, record: LoopRecord, reference: LoopRecord) -> list[Difference]:
     precision, tolerance = evidence.subject.precision, evidence.calibration.tolerance
     return compare(record, reference, precision, tolerance)
 
 
-def _zero_updates(record: Record) -> set[str]:
+def _zero_updates(record: LoopRecord) -> set[str]:
     """Returns the variables whose gradients are zero except for rounding errors."""
     sizes = {
         name: max(float(np.abs(values["update", name]).max(initial=0.0)) for values in record.steps)

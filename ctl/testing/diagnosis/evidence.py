@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 
 from ctl.testing.equivalence_report import Difference
-from ctl.testing.loop_record import Record
+from ctl.testing.loop_record import LoopRecord
 from ctl.testing.splits import Split
 from ctl.testing.subjects.base import Calibration, SplitRun, Subject
 
@@ -29,8 +29,8 @@ class Evidence:
     subject: Subject
     run: SplitRun
     calibration: Calibration
-    records: Mapping[Split, Record]
-    references: Mapping[int, Record]
+    records: Mapping[Split, LoopRecord]
+    references: Mapping[int, LoopRecord]
     recomputes: bool = False
     differences: Sequence[Difference] = ()
     notes: list[str] = dataclasses.field(default_factory=list)

@@ -11,7 +11,7 @@ import numpy as np
 from ctl.testing.diagnosis import causes
 from ctl.testing.diagnosis.evidence import Evidence, Finding
 from ctl.testing.equivalence_report import Difference, as_fraction, common_factor
-from ctl.testing.loop_record import Record
+from ctl.testing.loop_record import LoopRecord
 from ctl.testing.splits import RATE, Split
 from ctl.testing.subjects.base import Terms, attempt
 
@@ -81,7 +81,7 @@ def _differs_for_equal_rows(evidence: Evidence, split: Split) -> bool:
     return factor is not None and all(abs(factor / each - 1) > _CLOSE for each in usual)
 
 
-def solve(terms: Terms, record: Record, reference: Record) -> Coefficients | None:
+def solve(terms: Terms, record: LoopRecord, reference: LoopRecord) -> Coefficients | None:
     """Returns how much each term counts in the first update, or None if there is no solution.
 
     Args:
@@ -105,7 +105,7 @@ def solve(terms: Terms, record: Record, reference: Record) -> Coefficients | Non
     return Coefficients(actual[:n] / expected[:n], penalty)
 
 
-def _combine(terms: Terms, *records: Record) -> np.ndarray | None:
+def _combine(terms: Terms, *records: LoopRecord) -> np.ndarray | None:
     """Returns [records, terms] coefficients of the terms in the first updates, by least squares."""
     steps = [record.steps[0] for record in records]
     names = terms.names or tuple(name for name in steps[0] if name[0] == "update")

@@ -12,7 +12,7 @@ from ctl.errors import UsageError
 from ctl.testing.comparison import tolerance_of
 from ctl.testing.contents import Contents, Name, Names, free_name, read_all, read_value
 from ctl.testing.logical_devices import copies
-from ctl.testing.loop_record import Record, find_mismatches, flatten_numbers
+from ctl.testing.loop_record import LoopRecord, find_mismatches, flatten_numbers
 from ctl.testing.splits import Split
 
 S = TypeVar("S", bound="Subject")
@@ -105,7 +105,7 @@ class SplitRun(abc.ABC):
 
     def record(
         self, names: Sequence[Names] = (), *, steps: int | None = None, evaluate: bool = False
-    ) -> Record:
+    ) -> LoopRecord:
         """Trains, and records every quantity after each step.
 
         Args:
@@ -131,7 +131,7 @@ class SplitRun(abc.ABC):
                     mismatches += find_mismatches(name, step, old.get(name, new), new, variable)
             records.append(quantities)
         stages = (tuple(first_named), tuple(named))
-        return Record(self.split, start, records, evaluation, mismatches, stages)
+        return LoopRecord(self.split, start, records, evaluation, mismatches, stages)
 
     def read_results(self, outputs: Any) -> dict[Name, np.ndarray]:
         """Returns the values that a step reports, and the results of the metrics, as arrays.
@@ -214,7 +214,7 @@ class Subject(abc.ABC):
         """Returns the same, whose runs start with the variables of a run."""
         return self
 
-    def calibrate(self, run: SplitRun, record: Record) -> Calibration:
+    def calibrate(self, run: SplitRun, record: LoopRecord) -> Calibration:
         """Measures on one replica how precisely the splits can be compared.
 
         Args:
@@ -227,7 +227,7 @@ class Subject(abc.ABC):
         """Names code of a run in float64 that computes in fewer digits; "" if none is known."""
         return ""
 
-    def measure_tolerance(self, run: SplitRun, record: Record) -> float:
+    def measure_tolerance(self, run: SplitRun, record: LoopRecord) -> float:
         """Returns the relative tolerance for the loop's own optimizers."""
         return tolerance_of(self.precision)
 
@@ -263,7 +263,9 @@ class Subject(abc.ABC):
         results = (key for key in record.steps[0] if key[0] == "metric")
         return [record.steps[0][key] for key in results if key not in record.names[-1]]
 
-    def scaled_records(self, run: SplitRun, scale: float) -> tuple[Record, Record, float] | None:
+    def scaled_records(
+        self, run: SplitRun, scale: float
+    ) -> tuple[LoopRecord, LoopRecord, float] | None:
         """Makes a step under two loss scales, the second of them `scale` times larger.
 
         Returns:

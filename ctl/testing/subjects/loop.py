@@ -18,7 +18,7 @@ from ctl.step import Step
 from ctl.testing.contents import Contents, Names, holders, read_all
 from ctl.testing.equivalence_report import NotComparable
 from ctl.testing.logical_devices import make_strategy
-from ctl.testing.loop_record import Record
+from ctl.testing.loop_record import LoopRecord
 from ctl.testing.splits import RATE, Split
 from ctl.testing.subjects import noise
 from ctl.testing.subjects.base import Calibration, NarrowWeights, SplitRun, Subject, Terms
@@ -85,7 +85,7 @@ class LoopRun(SplitRun):
 
     def record(
         self, names: Sequence[Names] = (), *, steps: int | None = None, evaluate: bool = False
-    ) -> Record:
+    ) -> LoopRecord:
         """Goes back to the state before the first step, trains, and records every quantity."""
         self.set_state(self.state)
         return super().record(names, steps=steps, evaluate=evaluate)
@@ -190,12 +190,12 @@ class LoopSubject(Subject):
         """Returns the same with its own optimizers, and with their slots."""
         return dataclasses.replace(self, plain=False, state=None)
 
-    def calibrate(self, run: SplitRun, record: Record) -> Calibration:
+    def calibrate(self, run: SplitRun, record: LoopRecord) -> Calibration:
         """Measures the effect of the order of the rows, and of random numbers."""
         assert isinstance(run, LoopRun)
         return noise.calibrate(run, record)
 
-    def measure_tolerance(self, run: SplitRun, record: Record) -> float:
+    def measure_tolerance(self, run: SplitRun, record: LoopRecord) -> float:
         """Returns a multiple of what another order of the rows changes."""
         assert isinstance(run, LoopRun)
         return noise.MARGIN * noise.measure_noise(run, record)
@@ -225,7 +225,9 @@ class LoopSubject(Subject):
         rows = np.stack(columns, axis=1)
         return Terms(rows, np.zeros([len(rows), 0]), by_variable, error=_ERROR[self.precision])
 
-    def scaled_records(self, run: SplitRun, scale: float) -> tuple[Record, Record, float] | None:
+    def scaled_records(
+        self, run: SplitRun, scale: float
+    ) -> tuple[LoopRecord, LoopRecord, float] | None:
         """Makes the steps under the loss scale of the loop, and under a larger one."""
         assert isinstance(run, LoopRun)
         names = [name for _, name in run.contents.name_variables()]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ctl.testing.comparison import tolerance_of
-from ctl.testing.loop_record import Record
+from ctl.testing.loop_record import LoopRecord
 from ctl.testing.subjects.base import Calibration
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _IN_16_BITS = (
 )
 
 
-def calibrate(run: "LoopRun", record: Record) -> Calibration:
+def calibrate(run: "LoopRun", record: LoopRecord) -> Calibration:
     """Runs a loop on one replica with the rows of each batch in another order.
 
     The order must not matter, so that every difference is a rounding error, in the precision that the
@@ -64,12 +64,12 @@ def find_narrow(run: "LoopRun") -> str:
     return next((str(dtype) for dtype in dtypes if dtype in _NARROW), "")
 
 
-def measure_noise(run: "LoopRun", record: Record) -> float:
+def measure_noise(run: "LoopRun", record: LoopRecord) -> float:
     """Returns the largest relative difference that another order of the rows makes."""
     return relative_distance(record_reversed(run, record), record)
 
 
-def record_reversed(run: "LoopRun", record: Record) -> Record:
+def record_reversed(run: "LoopRun", record: LoopRecord) -> LoopRecord:
     """Records a loop again, with the rows of each batch in reverse order."""
     run.order = slice(None, None, -1)
     try:
@@ -78,7 +78,7 @@ def record_reversed(run: "LoopRun", record: Record) -> Record:
         run.order = slice(None)
 
 
-def relative_distance(record: Record, expected: Record) -> float:
+def relative_distance(record: LoopRecord, expected: LoopRecord) -> float:
     """Returns the largest difference of an update, a loss or a statistic, relative to its size.
 
     An update that is much smaller than the others consists of rounding errors, such as the update of

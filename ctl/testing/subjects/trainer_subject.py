@@ -24,7 +24,7 @@ from ctl.keras import models
 from ctl.testing.comparison import tolerance_of
 from ctl.testing.contents import Contents, Names, contents_of, named_leaves
 from ctl.testing.logical_devices import make_strategy
-from ctl.testing.loop_record import Record
+from ctl.testing.loop_record import LoopRecord
 from ctl.testing.splits import RATE, Split
 from ctl.testing.subjects.base import (
     Attempts,
@@ -103,7 +103,7 @@ class TrainerSubject(Subject):
         """Builds the trainer of a split, with some options changed."""
         return TrainerRun(self, split, **changes)
 
-    def calibrate(self, run: SplitRun, record: Record) -> Calibration:
+    def calibrate(self, run: SplitRun, record: LoopRecord) -> Calibration:
         """Takes the tolerance of float32 if a method of the trainer casts to it."""
         assert isinstance(run, TrainerRun)
         narrow = self.precision == "float64" and find_narrow(run.trainer)
@@ -134,7 +134,9 @@ class TrainerSubject(Subject):
         """Returns the gradients of the rows and of the regularization losses, and the weights."""
         return compute_terms(self.build(Split(batch)), names)
 
-    def scaled_records(self, run: SplitRun, scale: float) -> tuple[Record, Record, float] | None:
+    def scaled_records(
+        self, run: SplitRun, scale: float
+    ) -> tuple[LoopRecord, LoopRecord, float] | None:
         """Makes a step in float16 under two loss scales, if the trainer has a step of its own."""
         assert isinstance(run, TrainerRun)
         cls, base = type(run.trainer), StandardTrainer

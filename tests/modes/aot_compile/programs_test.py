@@ -159,6 +159,6 @@ def test_the_program_of_a_slice_trains_as_one_device(devices, cls, batch, cores,
 
 
 def test_a_difference_that_rounding_does_not_explain_is_named():
-    right, wrong = (execution.Comparison(4, share, "dense/kernel") for share in (1e-5, 0.5))
+    right, wrong = (execution.CoreComparison(4, share, "dense/kernel") for share in (1e-5, 0.5))
     assert right.is_right and "computes the first 2 steps" in str(right)
     assert not wrong.is_right and "DOES NOT compute" in str(wrong) and "5.0e-01" in str(wrong)

@@ -8,7 +8,7 @@ import pytest
 from ctl.testing.diagnosis import causes, update_rules
 from ctl.testing.diagnosis.evidence import Evidence
 from ctl.testing.diagnosis.update_rules import Coefficients
-from ctl.testing.loop_record import Record
+from ctl.testing.loop_record import LoopRecord
 from ctl.testing.splits import RATE, Split
 
 EVEN, UNEVEN = Split(4, replicas=2), Split(5, replicas=2)
@@ -58,7 +58,7 @@ def test_penalty():
 def record(split, *updates):
     """A record of one variable with the given updates."""
     steps = [{("update", "w:0"): np.asarray(u, float)} for u in updates]
-    return Record(split, {}, steps, {}, [])
+    return LoopRecord(split, {}, steps, {}, [])
 
 
 def make_evidence(records, references):
