@@ -4,6 +4,7 @@ import ast
 import functools
 import graphlib
 import pathlib
+import re
 
 import pytest
 
@@ -98,6 +99,11 @@ def entry(path: pathlib.Path) -> str:
 def test_every_entry_of_the_package_has_a_layer():
     names = {p.name.removesuffix(".py") for p in (ROOT / "ctl").iterdir() if p.name[0] not in "_."}
     assert names - {"py.typed"} == {*LEVELS}
+    table = (ROOT / "BUILD.md").read_text().partition("## Packages")[2].partition("\n## ")[0]
+    listed = re.findall(r"`(\w+)/?`", "".join(re.findall(r"^\| `[^|]* \|", table, re.MULTILINE)))
+    assert {*listed} == {*LEVELS}
+    levels = [LEVELS[name] for name in listed]
+    assert levels == sorted(levels)
 
 
 def test_imports_go_down():

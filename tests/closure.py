@@ -3,7 +3,8 @@
     python -m tests.closure                     # the core and the program that trains
 
 A line of code is one with a token other than a comment or a docstring. Imports inside of functions and
-the `__init__`s of packages count, imports for type hints (TYPE_CHECKING) do not.
+the `__init__`s of packages count, imports for type hints (TYPE_CHECKING) do not. What a process loads is
+counted, too: rows of tables are imported by their names.
 """
 
 import ast
@@ -11,6 +12,8 @@ from collections.abc import Iterable, Iterator
 import functools
 import io
 import pathlib
+import subprocess
+import sys
 import tokenize
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -77,8 +80,39 @@ def closure(modules: Iterable[str]) -> set[pathlib.Path]:
     return files
 
 
+_LOADED = """
+import sys
+import ctl.evaluator, ctl.step, ctl.trainer
+if sys.argv[1:]:
+    import numpy as np, tensorflow as tf, tf_keras, ctl
+    class Trainer(ctl.StandardTrainer):
+        def build_model(self):
+            return tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=[2])])
+        def build_dataset(self, split, input_context):
+            return ctl.data.arrays({"x": np.ones([8, 2], "f"), "label": np.ones([8], "f")})
+        def per_example_loss(self, batch, outputs):
+            return (batch["label"] - outputs[:, 0]) ** 2
+    sgd = lambda: tf_keras.optimizers.SGD(0.1)
+    Trainer(global_batch_size=4, optimizer=sgd).train(tf.constant(2))
+print("\\n".join(m.__file__ for n, m in sys.modules.items() if n.partition(".")[0] == "ctl"))
+"""
+
+
+def loaded(*, trains: bool) -> set[pathlib.Path]:
+    """Returns the files of ctl that a process imports with the core, and by two steps if it trains."""
+    command = [sys.executable, "-c", _LOADED, *(["trains"] if trains else [])]
+    process = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    return {path for path in map(pathlib.Path, process.stdout.split("\n")) if path.is_file()}
+
+
 if __name__ == "__main__":
     everything = {path for path in (ROOT / "ctl").rglob("*.py") if "_vendored" not in path.parts}
-    chosen = {"core": closure(CORE), "program": closure([*CORE, *PROGRAM]), "ctl": everything}
+    chosen = {
+        "core": closure(CORE),
+        "program": closure([*CORE, *PROGRAM]),
+        "ctl": everything,
+        "loaded by importing the core": loaded(trains=False),
+        "loaded by two steps": loaded(trains=True),
+    }
     for title, paths in chosen.items():
         print(f"{title}: {sum(map(count_lines, paths)):,} lines in {len(paths)} files")
