@@ -127,7 +127,7 @@ def test_error_that_is_one_line_already_is_unchanged(error, tmp_path):
 
 def test_bug_of_ctl_keeps_its_traceback(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ctl.modes.train.Run", None)  # a TypeError in a line of ctl
+    monkeypatch.setattr("ctl.modes.train.ExperimentRun", None)  # a TypeError in a line of ctl
     with pytest.raises(TypeError, match="not callable"):
         run(tmp_path, LOSS, LOSS)
 
