@@ -222,6 +222,7 @@ class Step:
             result = self._function(batch)
         if step.is_unfinished:
             self._example = ()
+            step.note_trace()
             step.finish_loop()
         self._calls += 1
         # The first batch is searched before its step. What follows are 2, 4, 8, ...

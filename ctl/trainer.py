@@ -407,6 +407,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
                                 self._train_iter, tf.constant(steps)
                             )
                 self._train_loop_fn(self._train_iter, tf.constant(steps))
+                inner_loop.step.note_trace()
             outputs = self.train_loop_end()
         self.non_finite_report = inner_loop.finish_loop()
         return outputs

@@ -56,6 +56,7 @@ class BuiltStep:
             if step.must_trace():
                 steps = tf.function(...)        # calls strategy.run(step.run, args=(batch, mask))
             steps(count)
+            step.note_trace()
         step.finish_loop()
 
     Args:
@@ -316,7 +317,7 @@ class BuiltStep:
         if not (self.plan.own_replica_step or self.plan.own_train_step):
             self.attributes.check_slot_variables()
         warn_of_plain_norms(self.plan, self._model, self._plain_norms)
-        self._note_trace()
+        self.note_trace()
         self.repeated.clear()
         self.is_unfinished = True
         return True
@@ -327,9 +328,6 @@ class BuiltStep:
         Raises:
             UsageError: a part lacks it, or the replicas hold different values after the first steps.
         """
-        # Read after the steps: their trace may build further layers, and the step of a GAN may freeze
-        # and unfreeze a model while it is traced.
-        self._note_trace()
         if self.parts:
             models, trained = self.attributes.named_models(), self.update.variables.values()
             for part in self.parts:
@@ -372,7 +370,11 @@ class BuiltStep:
         self._numbers = [_numbers(inner(layer)) for layer in self._layers]
         self._optimizers = tuple(self.attributes.optimizers())
 
-    def _note_trace(self) -> None:
+    def note_trace(self) -> None:
+        """Notes what the trace depends on; call it after its steps, and before code of the user.
+
+        A trace may build further layers, and the step of a GAN may freeze and unfreeze a model in it.
+        """
         self._search()
         self._state = self._read_state()
 

@@ -17,6 +17,7 @@ from ctl.keras import models
 _LOG = logging.getLogger("ctl")
 _OF_OPTIMIZERS = ("compute_gradients", "minimize", "aggregate_gradients")
 _OF_KERAS_STEPS = ("GradientTape", "compiled_loss", "compute_loss")
+_OF_OWN_STEPS = ("next", "get_next", "super", "run", "replica_step")
 _OF_MODELS = ("train_step", "compute_loss", "make_train_function")
 
 
@@ -39,7 +40,8 @@ def check_methods(cls: type, base: type) -> None:
         check(f"{cls.__name__}.{name}", own, [p.name for p in parameters], required)
     step = inspect.getattr_static(cls, "train_step")
     names = {*step.__code__.co_names} if inspect.isfunction(step) else set()
-    if names & {*_OF_KERAS_STEPS} and not names & {"next", "super", "run"}:
+    is_own = names & {*_OF_OWN_STEPS} or "iterator" in inspect.signature(step).parameters
+    if names & {*_OF_KERAS_STEPS} and not is_own:
         raise UsageError(
             f"{cls.__name__}.train_step is written for a model of Keras, which passes it a batch; ctl "
             "passes it an iterator: define per_example_loss, or replica_step with self.minimize."

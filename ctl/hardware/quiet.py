@@ -12,7 +12,9 @@ import pathlib
 import re
 import sys
 import tempfile
+import threading
 
+_LOCK = threading.RLock()
 # The functions of the copy of absl in TensorFlow's library, whose namespace names its version.
 _SET_LEVEL = rb"_ZN4absl\d+lts_\d+14SetMinLogLevelENS0_18LogSeverityAtLeastE"
 _SET_INITIALIZED = rb"_ZN4absl\d+lts_\d+12log_internal14SetInitializedEv"
@@ -52,13 +54,14 @@ def hold_back_stderr(*expected: type[BaseException]) -> Iterator[None]:
     Args:
         *expected: exceptions after which nothing is printed either.
     """
-    if os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0":
+    if os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0" or sys.stderr is None:
         yield
         return
     sys.stderr.flush()
-    # C++ writes to file descriptor 2, which contextlib.redirect_stderr does not change.
-    stderr = os.dup(2)
-    with tempfile.TemporaryFile() as log:
+    # One thread at a time: another one would restore the file of this one.
+    with _LOCK, tempfile.TemporaryFile() as log:
+        # C++ writes to file descriptor 2, which contextlib.redirect_stderr does not change.
+        stderr = os.dup(2)
         os.dup2(log.fileno(), 2)
         try:
             yield

@@ -10,12 +10,13 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.errors import list_some
-from ctl.graphs.assignments import find_assignments
+from ctl.graphs.assignments import READS, find_assignments, outermost
+from ctl.graphs.dataflow import ancestors
 from ctl.keras import models
 from ctl.keras.variables import variables_of
 from ctl.rows.trace import symbolic
 from ctl.update.gradients import Gradient, optimizers_of
-from ctl.update.snapshot import Snapshot
+from ctl.update.snapshot import Snapshot, handles
 
 _LOG = logging.getLogger("ctl")
 _FIXES = {
@@ -171,10 +172,7 @@ class Untrained:
             trained: the variables that the step trains.
         """
         found = [v for v in self.find(tape, trained) if id(v) not in self._in_models]
-        values = [each for each in symbolic(results) if each.dtype.is_floating]
-        gradients = tape.gradient(values, found) if found and values else []
-        pairs = zip(found, gradients, strict=False)
-        names = [v.name for v, gradient in pairs if gradient is not None]
+        names = [v.name for v in found if _flows(v, symbolic(results))]
         if names and names != self._of_hooks.get(name):
             self._of_hooks[name] = names
             _LOG.warning(
@@ -182,3 +180,21 @@ class Untrained:
                 "gradient: %s, or set trainable=False.",
                 name, list_some(names), _FIXES[name],
             )  # fmt: skip
+
+
+def _flows(variable: tf.Variable, values: Sequence[tf.Tensor]) -> bool:
+    """Returns whether floating-point values depend on a variable, except through stop_gradient.
+
+    Their gradient is not computed: the path may have an operation without one.
+    """
+    operations = tf.compat.v1.get_default_graph().get_operations()
+    stop = {
+        id(output)
+        for op in operations
+        for output in op.outputs
+        if op.type == "StopGradient"
+        or not (output.dtype.is_floating or output.dtype == tf.resource)
+    }
+    own = handles([variable])
+    tensors = ancestors(*values, stop=stop, through_shapes=False)
+    return any(x.op.type in READS and id(outermost(x.op.inputs[0])) in own for x in tensors)

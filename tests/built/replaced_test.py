@@ -140,6 +140,23 @@ class Scaled(Trainer):
         super().train_loop_begin()
 
 
+class Decaying(Scaled):
+    """Changes the number, and freezes a layer, at the end of the first loop."""
+
+    def train_loop_end(self):
+        results = super().train_loop_end()
+        self.factor, self.model.layers[0].trainable = 1e-9, False
+        return results
+
+
+def test_what_the_end_of_a_loop_changes_is_used_from_the_next_loop_on():
+    trainer = one_batch.make(Decaying, 8, 1)
+    trainer.train(tf.constant(1))
+    before = trainer.model.get_weights()[0]
+    assert float(trainer.train(tf.constant(1))["loss"]) < 1e-5
+    np.testing.assert_array_equal(trainer.model.get_weights()[0], before)
+
+
 class Inherited(Scaled):
     def per_example_loss(self, batch, outputs):
         return super().per_example_loss(batch, outputs)
