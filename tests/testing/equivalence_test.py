@@ -273,7 +273,9 @@ def test_batch_of_one_row_is_not_compared_if_the_loss_requires_more():
     assert report.equivalent and report.compared == (UNEVEN,)
     assert "a batch of one row fails on one replica too" in report.refused[one_row]
     # By itself it is an error.
-    with pytest.raises(Exception, match=r"input must have (at least k columns|last dimension >= k)"):
+    with pytest.raises(
+        Exception, match=r"input must have (at least k columns|last dimension >= k)"
+    ):
         equivalence.run(make_subject(SecondNearest, steps=1), [one_row])
 
 

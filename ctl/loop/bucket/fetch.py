@@ -9,6 +9,7 @@ import google_crc32c
 
 from ctl.configs.values import is_weight_file
 from ctl.errors import UsageError, print_line
+from ctl.loop import json_files
 from ctl.loop.bucket.local import LocalCopy, folder_of
 from ctl.loop.checkpoints.files import MARKER, CheckpointFiles, find_fault, group_by_step
 
@@ -83,8 +84,7 @@ def run(local: LocalCopy, name: str = "", *, every: bool = False, texts_only: bo
     names = store.retry(store.list)
     folder.mkdir(parents=True, exist_ok=True)
     for text in TEXTS:
-        if not store.retry(store.download, text, folder / text):
-            (folder / text).unlink(missing_ok=True)
+        _fetch_text(local, text, names.get(text))
     for where in () if texts_only else ("", CHECKPOINTS, BEST):
         present, files = steps(names, where), CheckpointFiles(folder / where)
         for step in set(files.steps()) - set(present):
@@ -104,6 +104,20 @@ def run(local: LocalCopy, name: str = "", *, every: bool = False, texts_only: bo
                     f"{store.url} has checkpoints, but none of them can be read: fix the objects, or "
                     "name another --workdir."
                 )
+
+
+def _fetch_text(local: LocalCopy, name: str, size: int | None) -> None:
+    """Fetches a text of a run, twice if it arrives with another size or with lines that are damaged."""
+    path = local.folder / name
+    for _ in range(2):
+        if not local.store.retry(local.store.download, name, path):
+            path.unlink(missing_ok=True)
+            return
+        content = path.read_bytes()
+        is_log = path.suffix == ".jsonl"
+        is_whole = not is_log or len(json_files.read_lines(path)) == content.count(b"\n")
+        if is_whole and len(content) == size:
+            return
 
 
 def path(name: str, which: str = "", *, texts_only: bool = False) -> str:
