@@ -169,7 +169,7 @@ def _work(setting: Setting) -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     import tensorflow as tf
 
-    from ctl.compile import memory_estimate
+    from ctl.built import memory_estimate
 
     trainer = _trainer(setting)
     memory = _Memory()

@@ -74,7 +74,7 @@ def work(mode: str, pack: float, width: int, depth: int, rows: int) -> dict[str,
     import tf_keras
 
     import ctl
-    from ctl.compile.memory_estimate import estimate
+    from ctl.built.memory_estimate import estimate
     from ctl.hardware import engines, selection
     from ctl.hardware.strategies import StrategyOptions
 

@@ -32,6 +32,7 @@ from ctl.hardware import rendezvous
 from ctl.hardware.child_process import KERAS
 from ctl.loop import json_files
 from ctl.loop.actions.action import Action
+from ctl.loop.controller import Controller
 from ctl.loop.workdir import name_experiment, name_values
 from ctl.modes import DONE
 from ctl.modes import sweep as sweeps
@@ -173,7 +174,7 @@ class _Report(Action):
         self._report, self._checkpoint = report, checkpoint
         self._reported = 0
 
-    def begin(self, controller: Any) -> None:
+    def begin(self, controller: Controller) -> None:
         super().begin(controller)
         self.at = "eval" if controller.evaluator else "train"
 
@@ -186,6 +187,7 @@ class _Report(Action):
         metrics = {"step": controller.step, **sweeps.flatten("train", controller.outputs)}
         if self.at == "eval":
             metrics |= sweeps.flatten("eval", outputs)
+        assert controller.checkpoints  # a trial has a workdir
         controller.checkpoints.wait()
         step = controller.checkpoints.latest_step() or 0
         if step == self._reported or not controller.is_chief:

@@ -11,6 +11,7 @@ import orbit
 import tensorflow as tf
 import tf_keras
 
+from ctl.built.attributes import Trackable
 from ctl.built.build import build_scope, build_trainer, check_optimizer
 from ctl.built.metric_updates import update_by_name
 from ctl.compile import xla
@@ -22,9 +23,10 @@ from ctl.hardware import coordinator, garbage, strategies
 from ctl.keras import precision
 from ctl.keras.models import adapt, raw
 from ctl.keras.variables import check_known
+from ctl.update.gradients import Gradient
 from ctl.update.microbatches import unpack
 from ctl.update.non_finite import NonFiniteReport
-from ctl.update.part import Part
+from ctl.update.part import Optimizer, Part
 from ctl.update.preprocessing import call_model, call_sample_weight, uint8_images
 
 
@@ -77,7 +79,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
     export_formats: Sequence[str] = ("saved_model", "keras")
     weighted_metrics: Sequence[str] | None = None
     model: tf_keras.Model
-    optimizer: Any
+    optimizer: Optimizer
     metrics: dict[str, tf_keras.metrics.Metric]
     global_step: tf.Variable
     skipped_steps: tf.Variable
@@ -89,7 +91,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         self,
         *,
         global_batch_size: int,
-        optimizer: Any = None,
+        optimizer: Optimizer | Callable[[], Optimizer] | None = None,
         strategy: tf.distribute.Strategy | None = None,
         options: TrainerOptions | None = None,
     ):
@@ -184,7 +186,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         """Returns scalars that depend on the variables alone; they are added once per update."""
         return self.model.losses
 
-    def build_optimizer(self, optimizer: Any) -> Any:
+    def build_optimizer(self, optimizer: Optimizer | Callable[[], Optimizer] | None) -> Optimizer:
         """Returns the optimizer; called in `build_scope`, after `build_model`.
 
         Args:
@@ -206,8 +208,8 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         return []
 
     def transform_gradients(
-        self, gradients: list[Any], variables: list[tf.Variable]
-    ) -> Sequence[Any]:
+        self, gradients: list[Gradient], variables: list[tf.Variable]
+    ) -> Sequence[Gradient]:
         """Changes the gradients of the global batch before they are clipped; called once per update.
 
         The random numbers of `ctl.random` in it are the same on every replica.
@@ -324,7 +326,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         loss_fn: Callable[[Batch], tf.Tensor],
         *,
         variables: Sequence[tf.Variable] | None = None,
-        optimizer: Any = None,
+        optimizer: Optimizer | None = None,
         regularization: Callable[[], Sequence[tf.Tensor]] | None = None,
     ) -> tf.Tensor:
         """Computes and applies the one update that the global batch defines.
@@ -374,7 +376,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         # TensorFlow may divide a dataset of the user unequally among the workers.
         is_multi_process = strategies.spec_of(self.strategy).multi_process
         equal = not (inner_loop.own_dataset and is_multi_process)
-        step: Any = functools.partial(inner_loop.step.run, equal=equal)
+        step: Callable[..., tf.Tensor] = functools.partial(inner_loop.step.run, equal=equal)
         step = xla.jit(step) if inner_loop.plan.xla == "step" else step
         loss = self.strategy.run(step, args=(batch, row_mask))
         # A step that fails is not counted.
@@ -438,7 +440,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         self._ctl_loop.use_own_dataset()
         self._train_dataset, self._train_iter = dataset, None
 
-    def checkpoint_items(self) -> dict[str, Any]:
+    def checkpoint_items(self) -> dict[str, Trackable]:
         """Returns the items of a checkpoint: every model, optimizer and variable, even in lists."""
         return self._ctl_loop.step.checkpoint_items()
 

@@ -9,7 +9,7 @@ import tf_keras
 from benchmarks.gpu import devices, kernels
 from benchmarks.gpu.parts import Report
 import ctl
-from ctl.compile.flops import count_flops, peak_flops
+from ctl.built.flops import count_flops, peak_flops
 from experiments.trainers.char_lm import CharLmTrainer
 
 # The size of GPT-2 (Radford et al. 2019), small, with bytes as tokens.

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 import logging
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import tensorflow as tf
 import tf_keras
 
 from ctl.built import preparations
+from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError, list_some
 from ctl.keras import models, precision
 from ctl.keras.variables import (
@@ -17,6 +18,7 @@ from ctl.keras.variables import (
     variables_of,
 )
 from ctl.update.held_variables import Held, build_again, trainable_variables_of
+from ctl.update.part import Optimizer
 from ctl.update.snapshot import Assignable
 
 _LOG = logging.getLogger("ctl")
@@ -25,6 +27,20 @@ STATELESS = (
     "update would not be a function of its batch. Leave it out. To continue sequences, make the state a "
     "feature of the batch and pass it as initial_state, or train on longer sequences."
 )
+Trackable: TypeAlias = tf.__internal__.tracking.Trackable  # a model, an optimizer, a variable, ...
+
+
+class Owner(Protocol):
+    """What a step reads of the object whose models it trains: a `StandardTrainer` or a `ctl.Step`."""
+
+    model: tf_keras.Model
+    optimizer: Optimizer
+    metrics: dict[str, tf_keras.metrics.Metric]
+    strategy: tf.distribute.Strategy
+    options: TrainerOptions
+    global_batch_size: int
+    global_step: tf.Variable
+    skipped_steps: tf.Variable
 
 
 class Attributes:
@@ -34,15 +50,14 @@ class Attributes:
         attributes.models()                     # trainer.model first, then the others
 
     Args:
-        owner: holds `model`, `optimizer`, `metrics`, `global_step` and `skipped_steps`, and possibly
-            more models, optimizers and variables: a `StandardTrainer`.
+        owner: the object, which may hold further models, optimizers and variables.
         find_read: returns those of some variables that the losses depend on; None if the losses cannot
             be traced.
     """
 
     def __init__(
         self,
-        owner: Any,
+        owner: Owner,
         find_read: Callable[[Sequence[tf.Variable]], list[tf.Variable] | None] = lambda _: [],
     ):
         self.owner = owner
@@ -58,7 +73,7 @@ class Attributes:
         return self.owner.model
 
     @property
-    def optimizer(self) -> Any:
+    def optimizer(self) -> Optimizer:
         """The optimizer of `model`."""
         return self.owner.optimizer
 
@@ -71,7 +86,7 @@ class Attributes:
         """Returns whether an optimizer, of any model, has a loss scale."""
         return any(map(precision.has_loss_scale, self.optimizers()))
 
-    def optimizers(self) -> list[Any]:
+    def optimizers(self) -> list[Optimizer]:
         """Returns every optimizer, also in lists, tuples and dicts."""
         return [v for _, v in self._values() if isinstance(v, tf_keras.optimizers.Optimizer)]
 
@@ -185,7 +200,7 @@ class Attributes:
             names: the names of the other metrics.
         """
         losses = [f"{name}_loss" for name in self.owner.options.loss_weights]
-        taken, named = {"loss", "examples", *losses, *names}, dict[str, Any]()
+        taken, named = {"loss", "examples", *losses, *names}, dict[str, tf_keras.metrics.Metric]()
         for layer in self.layers():
             for metric in layer._metrics:
                 if not any(metric is each for each in named.values()):
@@ -257,7 +272,7 @@ class Attributes:
         keys = {id(variable) for variable in variables}
         layers = {id(layer): layer for layer in self.layers()}
         losses: list[tf.Tensor] = []
-        functions: dict[int, Any] = {}
+        functions: dict[int, Callable[[], tf.Tensor]] = {}
         for layer in layers.values():  # each once, even if several models contain it
             own = (*layer._trainable_weights, *layer._non_trainable_weights)
             if any(id(variable) in keys for variable in own):
@@ -268,10 +283,10 @@ class Attributes:
                     functions[id(loss.args[0] if shared else loss)] = loss
         return [*losses, *(loss() for loss in functions.values())]
 
-    def checkpoint_items(self) -> dict[str, Any]:
+    def checkpoint_items(self) -> dict[str, Trackable]:
         """Returns every model, optimizer and variable, by the attribute's name."""
-        trackable = tf.__internal__.tracking.Trackable
         function = tf.types.experimental.PolymorphicFunction
+        trackable = tf.__internal__.tracking.Trackable
         stateless = (tf_keras.metrics.Metric, tf.data.Dataset, tf.data.Iterator, function)
         # Every loop resets these, or makes them again from `global_step`.
         excluded = ("metrics", "_train_dataset", "_train_iter", "_train_loop_fn")

@@ -1,12 +1,14 @@
 """Finds the rows of a batch that make a step fail, once it has failed."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 import contextlib
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from ctl.built.built_step import BuiltStep
+from ctl.built.inner_loop import InnerLoop
 from ctl.data.autograph import convert
 from ctl.data.features import flatten_features
 from ctl.data.layout import Layout
@@ -16,7 +18,7 @@ from ctl.update.microbatches import unpack
 _SMALL = 1e-3  # in place of an element of a weight that is not finite
 
 
-def read_batch(inner_loop: Any, step: int) -> Any:
+def read_batch(inner_loop: InnerLoop, step: int) -> Any:
     """Returns the global batch of a step; None if it cannot be read again."""
     plan, pipeline = inner_loop.plan, inner_loop.pipeline
     if inner_loop.own_dataset or pipeline.data("train").in_batches:
@@ -26,14 +28,14 @@ def read_batch(inner_loop: Any, step: int) -> Any:
     return batch
 
 
-def find_non_finite(inner_loop: Any, step: int) -> list[int]:
+def find_non_finite(inner_loop: InnerLoop, step: int) -> list[int]:
     """Returns the rows of a step whose own features or loss are not finite; [] if not known."""
     with contextlib.suppress(Exception):  # the user's code may not run outside of a step
         return non_finite_rows(inner_loop.step, read_batch(inner_loop, step))
     return []
 
 
-def find_evaluated(step: Any, batches: Iterable[Any]) -> int | None:
+def find_evaluated(step: BuiltStep, batches: Iterable[Any]) -> int | None:
     """Returns the place of the first example whose own features or loss are not finite; None if unknown.
 
     Args:
@@ -50,7 +52,7 @@ def find_evaluated(step: Any, batches: Iterable[Any]) -> int | None:
     return None
 
 
-def non_finite_rows(step: Any, batch: Any) -> list[int]:
+def non_finite_rows(step: BuiltStep, batch: Any) -> list[int]:
     """Returns the rows of a batch whose own features or loss are not finite; [] if all are not.
 
     The weights may not be finite by now. In their place, small numbers are good enough: most of such
@@ -65,7 +67,7 @@ def non_finite_rows(step: Any, batch: Any) -> list[int]:
     return bad if len(bad) < len(tf.nest.flatten(batch)[0]) else []
 
 
-def find_label(inner_loop: Any, step: int, value: int) -> str:
+def find_label(inner_loop: InnerLoop, step: int, value: int) -> str:
     """Returns the name of the first example with a label, such as "example 3"; "" if not known."""
     with contextlib.suppress(Exception):
         labels = flatten_features({"label": read_batch(inner_loop, step)["label"]})
@@ -85,7 +87,7 @@ def _rows(values: list[np.ndarray]) -> list[int]:
     return np.flatnonzero(~np.logical_and.reduce(finite)).tolist() if finite else []
 
 
-def _compute_losses(step: Any, batch: Any) -> dict[str, tf.Tensor]:
+def _compute_losses(step: BuiltStep, batch: Any) -> dict[str, tf.Tensor]:
     hooks, factors = step.hooks, step.plan.options.loss_weights or loss.SINGLE
     with step.trace_scope(), step.rows(batch, None):
         prepared = convert(hooks.preprocess)(batch)
@@ -94,7 +96,7 @@ def _compute_losses(step: Any, batch: Any) -> dict[str, tf.Tensor]:
 
 
 @contextlib.contextmanager
-def _finite_variables(step: Any) -> Any:
+def _finite_variables(step: BuiltStep) -> Iterator[None]:
     variables = [v for m in step.attributes.models() for v in m.variables if v.dtype.is_floating]
     values = [variable.numpy() for variable in variables]
     try:

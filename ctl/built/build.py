@@ -13,11 +13,11 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.built import hooks, metrics, observers, preparations
-from ctl.built.attributes import STATELESS, Attributes, check_stateless
+from ctl.built.attributes import STATELESS, Attributes, Owner, check_stateless
 from ctl.built.built_step import BuiltStep
 from ctl.built.explanations import explained
 from ctl.built.hooks import warn_of_model
-from ctl.built.inner_loop import InnerLoop
+from ctl.built.inner_loop import InnerLoop, Trainer
 from ctl.built.planning import make_plan
 from ctl.configs import durations, keys
 from ctl.configs.error_location import describe, name_function, user_line
@@ -39,7 +39,7 @@ from ctl.update import held_variables, loss
 from ctl.update.microbatches import row_count
 from ctl.update.non_finite import counter
 from ctl.update.part import Building, Part, open_parts
-from ctl.update.preprocessing import default_sample_weight, preprocess
+from ctl.update.preprocessing import Hooks, default_sample_weight, preprocess
 
 # Parts of tf_keras' messages about the inputs of a model.
 _INPUT_CHECKS = (
@@ -49,7 +49,7 @@ _INPUT_CHECKS = (
 
 
 @garbage.pause_collection()
-def build_trainer(trainer: Any, optimizer: Any, base: Any) -> InnerLoop:
+def build_trainer(trainer: Trainer, optimizer: Any, base: Any) -> InnerLoop:
     """Builds a trainer's model, optimizer, metrics and counters, then its step and inner loop.
 
     Args:
@@ -120,17 +120,17 @@ def build_trainer(trainer: Any, optimizer: Any, base: Any) -> InnerLoop:
 
 
 def build_step(
-    owner: Any,
+    owner: Owner,
     options: TrainerOptions,
     *,
     layout: Layout,
     data: TrainingData,
-    hooks: Any,
+    hooks: Hooks,
     function: Callable[[Batch], Any] | None = None,
     first_batch: Callable[..., Any],
     is_default: bool,
     complete: bool = True,
-    source: Any = None,
+    source: object = None,
     transform: Callable[..., Any] | None = None,
     **overrides: bool,
 ) -> tuple[BuiltStep, Callable[[], None]]:
@@ -278,7 +278,7 @@ def _without_gradient(batch: Batch) -> Batch:
 
 
 def _prepare_optimizer(
-    attributes: Attributes, parts: Sequence[Part], *, complete: bool, source: Any
+    attributes: Attributes, parts: Sequence[Part], *, complete: bool, source: object
 ) -> None:
     """Applies the parts to a built model and its optimizer, and creates the slot variables."""
     owner = attributes.owner

@@ -11,7 +11,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.built import observers, preparations
-from ctl.built.attributes import Attributes, freezing
+from ctl.built.attributes import Attributes, Trackable, freezing
 from ctl.built.explanations import explained
 from ctl.built.hooks import names_of_attributes
 from ctl.built.loop_results import LoopResults
@@ -25,9 +25,9 @@ from ctl.update import loss
 from ctl.update.empty_batches import pad_rows
 from ctl.update.gradients import optimizers_of
 from ctl.update.microbatches import Batch, hide_rows, row_count
-from ctl.update.part import Part, variables_of_state
+from ctl.update.part import Optimizer, Part, variables_of_state
 from ctl.update.plan import Plan, warn_of_plain_norms
-from ctl.update.preprocessing import call_sample_weight, preprocess
+from ctl.update.preprocessing import Hooks, call_sample_weight, preprocess
 from ctl.update.snapshot import Snapshot
 from ctl.update.update import Update, UpdateResult
 
@@ -62,8 +62,7 @@ class BuiltStep:
     Args:
         plan: the resolved options.
         attributes: the models, optimizers, metrics and variables that the code of a step uses.
-        hooks: the user's functions, as methods of the names that a `StandardTrainer` has: `preprocess`,
-            `forward`, `per_example_loss`, `sample_weight`, `regularization_losses`, `update_metrics`.
+        hooks: the user's functions.
         function: computes and applies the updates of one replica's prepared batch by `update`, and
             returns the loss of the global batch, a scalar; `update_model` by default.
         global_step: scalar int64, the number of consumed batches.
@@ -86,7 +85,7 @@ class BuiltStep:
         self,
         plan: Plan,
         attributes: Attributes,
-        hooks: Any,
+        hooks: Hooks,
         *,
         function: Callable[[Batch], tf.Tensor] | None,
         global_step: tf.Variable,
@@ -105,10 +104,11 @@ class BuiltStep:
         self.checks_copies = plan.layout.replicas > 1
         self.is_unfinished = self._is_evaluating = False
         self.transforms = False  # whether the user has a transform_gradients
+        self.named_inactive: list[str] = []  # the layers that a check has named
         self.repeated: list[Callable[[Sequence[Callable[[], Any]]], object]] = []
         # What the trace depends on. Tuples, because the models in lists are searched for further models.
-        self._layers: tuple[Any, ...] = ()
-        self._optimizers: tuple[Any, ...] = ()
+        self._layers: tuple[tf_keras.layers.Layer, ...] = ()
+        self._optimizers: tuple[Optimizer, ...] = ()
         self._state: Any = None
         model = self._model = attributes.model
         for part in parts:
@@ -452,7 +452,9 @@ class BuiltStep:
         for optimizer in self.attributes.optimizers() if self.parts else ():
             self.configure(optimizer, models)
 
-    def configure(self, optimizer: Any, models: Mapping[str, Any] | None = None) -> None:
+    def configure(
+        self, optimizer: Optimizer, models: Mapping[str, tf_keras.Model] | None = None
+    ) -> None:
         """Prepares an optimizer, also one that `attributes` does not hold."""
         if self.parts and models is None:
             models = self.attributes.named_models()
@@ -506,11 +508,11 @@ class BuiltStep:
         rows = (part.describe(models, replicas) for part in self.parts)
         return {name: text for row in rows for name, text in row.items()}
 
-    def checkpoint_items(self) -> dict[str, Any]:
+    def checkpoint_items(self) -> dict[str, Trackable]:
         """Returns every model, optimizer and variable, by its name in a checkpoint."""
         self.add_models()
         items = self.attributes.checkpoint_items()
-        own: dict[str, Any] = {"spikes": self.update.loss_spikes}
+        own: dict[str, Trackable] = {"spikes": self.update.loss_spikes}
         for part in self.parts:
             state = part.state()
             if again := own.keys() & state.keys():

@@ -3,34 +3,37 @@
 from collections.abc import Iterator
 import contextlib
 import pkgutil
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ctl.errors import Failure, UsageError
 
-# Functions of (error, trainer) -> the line, or "" for other errors. They are imported for an error. The
-# trainer is None if a `ctl.Step` or an evaluation raised it.
+if TYPE_CHECKING:  # it calls `explained`
+    from ctl.built.inner_loop import InnerLoop
+
+# Functions of (error, loop) -> the line, or "" for other errors. They are imported for an error. The
+# loop is None if a `ctl.Step` or an evaluation raised it.
 _EXPLANATIONS = (
     "ctl.rows.assertions:explain",
     "ctl.checks.left_tensors:explain",
     "ctl.keras.keras3.detection:explain",
     "ctl.built.loop_errors:explain",
-    "ctl.compile.out_of_memory:explain",
+    "ctl.built.out_of_memory:explain",
 )
 
 
 @contextlib.contextmanager
-def explained(trainer: Any = None) -> Iterator[None]:
+def explained(loop: "InnerLoop | None" = None) -> Iterator[None]:
     """Raises a UsageError for an error of TensorFlow or Keras that a function of the table explains.
 
     Args:
-        trainer: the `StandardTrainer` whose training loop runs inside.
+        loop: the training loop that runs inside.
     """
     try:
         yield
     except (UsageError, Failure):
         raise
     except Exception as error:
-        lines = (pkgutil.resolve_name(name)(error, trainer) for name in _EXPLANATIONS)
+        lines = (pkgutil.resolve_name(name)(error, loop) for name in _EXPLANATIONS)
         line = next(filter(None, lines), "")
         if not line:
             raise

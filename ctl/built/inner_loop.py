@@ -1,28 +1,58 @@
 """The inner loop of a `StandardTrainer`: its step, its data, its compiled form and its error reports."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 import contextlib
 import functools
 import logging
 import pkgutil
-from typing import Any
+from typing import Any, Protocol
 
 import orbit
+import tensorflow as tf
+import tf_keras
 
+from ctl.built.attributes import Owner, Trackable
 from ctl.built.built_step import BuiltStep
 from ctl.built.explanations import explained
 from ctl.compile.compiled_loop import compile_loop
 from ctl.data.input_pipeline import InputPipeline
-from ctl.data.source import Source
+from ctl.data.source import Batch, Source
 from ctl.errors import NonFiniteStep, UsageError
+from ctl.update.gradients import Gradient
 from ctl.update.microbatches import first_rows, unpack
 from ctl.update.non_finite import SPIKE, NonFiniteReport
+from ctl.update.part import Optimizer
+from ctl.update.preprocessing import Hooks
 
 _LOG = logging.getLogger("ctl")
 _MOST_READ = 16  # batches of a dataset that are read for one batch of the checks
 _FIND_ROWS = "ctl.built.bad_rows:find_non_finite"  # imported for a step that is not finite
 _RESERVED = "self.{name} belongs to orbit.StandardTrainer: give your attribute another name."
+
+
+class Trainer(Owner, Hooks, Protocol):
+    """What ctl reads of a `StandardTrainer` below its class."""
+
+    build_dataset: Callable[..., Any]
+    build_model: Callable[[], tf_keras.Model]
+    build_optimizer: Callable[[Any], Optimizer]
+    build_metrics: Callable[[], dict[str, tf_keras.metrics.Metric]]
+    weighted_metrics: Sequence[str] | None
+    transform_gradients: Callable[..., Sequence[Gradient]]
+    checkpoint_items: Callable[[], dict[str, Trackable]]
+    replica_step: Callable[[Batch], tf.Tensor]
+    train_step: Callable[[Any], None]
+    train_dataset: Any  # this one and those below belong to Orbit's class
+    _train_dataset: Any
+    _train_iter: Any
+    _train_loop_fn: Any
+    _train_options: Any
+    _ctl_loop: "InnerLoop"
+
+    @property
+    def compute_dtype(self) -> tf.DType:
+        """The dtype that layers compute in."""
 
 
 class InnerLoop:
@@ -36,18 +66,19 @@ class InnerLoop:
         pipeline: the training and evaluation data.
 
     Attributes:
+        trainer: the same as the argument.
         step: the step of one replica.
         plan: the resolved options of the step.
         compiled_loop: the inner loop as one XLA program; None unless the plan says so.
         own_dataset: whether the user has set `train_dataset`, and so decides on the position in it.
     """
 
-    def __init__(self, trainer: Any, step: BuiltStep, pipeline: InputPipeline):
+    def __init__(self, trainer: Trainer, step: BuiltStep, pipeline: InputPipeline):
         self.step = step
         self.plan = plan = step.plan
         self.pipeline = pipeline
         self.own_dataset = False
-        self._trainer = trainer
+        self.trainer = trainer
         self._begun = 0  # the global step that the last loop began with
         # The iterator of the checks over the user's dataset, the number of the batch, and the batch.
         self._own: tuple[Any, int, Any] | None = None
@@ -70,31 +101,31 @@ class InnerLoop:
             steps: the number of steps of the loop.
         """
         # The base class keeps its own attributes on the same object; its `train` uses these two.
-        if not isinstance(self._trainer._train_options, orbit.StandardTrainerOptions):
+        if not isinstance(self.trainer._train_options, orbit.StandardTrainerOptions):
             raise UsageError(_RESERVED.format(name="_train_options"))
-        if not callable(self._trainer._train_loop_fn or callable):
+        if not callable(self.trainer._train_loop_fn or callable):
             raise UsageError(_RESERVED.format(name="_train_loop_fn"))
         for name in ("replica_step", "train_step"):
-            if name in vars(self._trainer):  # the step is made of the methods of the class
+            if name in vars(self.trainer):  # the step is made of the methods of the class
                 raise UsageError(
                     f"self.{name} was assigned to the trainer, which has no effect: define {name} "
                     "in its class."
                 )
         # A subclass creates further models after this object, or between two loops.
         self.step.prepare()
-        self._begun = step = int(self._trainer.global_step.numpy())
+        self._begun = step = int(self.trainer.global_step.numpy())
         has_other_chunks = self.compiled_loop is not None and self.compiled_loop.fit(steps)
         if not self.own_dataset and (self._data_step != step or has_other_chunks):
             # Orbit's `train` reads these attributes; the public setter would mark the data as the
             # user's own.
-            self._trainer._train_dataset = self.training_data(step)
-            self._trainer._train_iter = None
+            self.trainer._train_dataset = self.training_data(step)
+            self.trainer._train_iter = None
         self._data_step = None  # unknown until the loop has ended without an error
 
     def retrace_if_changed(self) -> None:
         """Drops the trace of the inner loop if it would compute something else by now."""
         if self.step.must_trace(search=True):
-            self._trainer._train_loop_fn = None  # Orbit's attribute: the next loop is made again
+            self.trainer._train_loop_fn = None  # Orbit's attribute: the next loop is made again
             if self.compiled_loop:
                 self.compiled_loop.compile_again()
 
@@ -106,7 +137,7 @@ class InnerLoop:
             UsageError: the replicas hold different values of a variable, after the first loop; or the
                 batch of step 1, 2, 4, ... shows that a loss depends on how the batch is split.
         """
-        self._data_step = step = int(self._trainer.global_step.numpy())
+        self._data_step = step = int(self.trainer.global_step.numpy())
         self.step.finish_loop()
         powers = [2**i for i in range(step.bit_length()) if self._begun < 2**i <= step]
         if self._source is None:  # a dataset is read from its beginning
@@ -129,11 +160,11 @@ class InnerLoop:
         """Turns TensorFlow's errors in an inner loop into a UsageError of one line."""
 
         def find_indexes() -> list[int] | None:
-            step = int(self._trainer.global_step.numpy())
+            step = int(self.trainer.global_step.numpy())
             return self.pipeline.example_indexes(self.plan.layout.global_batch_size, step)
 
         data_errors = self.pipeline.report_errors("training", "train", find_indexes)
-        with explained(self._trainer), data_errors:
+        with explained(self), data_errors:
             yield
 
     def use_own_dataset(self) -> None:
@@ -153,7 +184,7 @@ class InnerLoop:
         if self.own_dataset:
             return self._read(self._own[1] if self._own else 0)
         epoch = len(source) // self.plan.layout.global_batch_size if source else _MOST_READ
-        return self._read(int(self._trainer.global_step.numpy()) + int(part * epoch))
+        return self._read(int(self.trainer.global_step.numpy()) + int(part * epoch))
 
     def _read(self, step: int) -> Any:
         if self.own_dataset:
@@ -165,7 +196,7 @@ class InnerLoop:
 
     def _read_own(self, number: int) -> Any:
         """Returns a batch of the user's dataset, which is read once, beside the training."""
-        dataset, strategy = self._trainer.train_dataset, self._trainer.strategy
+        dataset, strategy = self.trainer.train_dataset, self.trainer.strategy
         iterator, last, batch = self._own or (iter(dataset), -1, None)
         if iterator is dataset:  # the training would miss the batch
             _warn_of_iterator()
@@ -202,6 +233,6 @@ def _warn_of_iterator() -> None:
     )
 
 
-def loop_of(trainer: Any) -> InnerLoop:
+def loop_of(trainer: Trainer) -> InnerLoop:
     """Returns the inner loop of a `StandardTrainer`, for the other packages of ctl."""
     return trainer._ctl_loop

@@ -1,11 +1,11 @@
 """Explains TensorFlow's errors about the end of the data, branches and XLA in a training loop."""
 
 import re
-from typing import Any
 
 import tensorflow as tf
 
 from ctl.built import bad_rows
+from ctl.built.inner_loop import InnerLoop
 from ctl.configs.error_location import user_line
 
 _MERGE_CALL = "`merge_call` called while defining a new graph"  # of tf.distribute's own error
@@ -25,14 +25,14 @@ _NO_BOUND = "requires a fixed tensor list size"
 _NOT_DETERMINISTIC = "do not yet have a deterministic XLA implementation"
 
 
-def explain(error: BaseException, trainer: Any) -> str:
-    """Explains an error of a trainer's loop in one line; "" for other errors, and without a trainer."""
+def explain(error: BaseException, loop: InnerLoop | None) -> str:
+    """Explains an error of a trainer's loop in one line; "" for other errors, and without a loop."""
     label = isinstance(error, tf.errors.InvalidArgumentError) and _LABEL.search(str(error))
     if label:
         place = "an example"
-        if trainer is not None:
-            step, value = int(trainer.global_step.numpy()), int(label["value"])
-            place = bad_rows.find_label(trainer._ctl_loop, step, value) or place
+        if loop is not None:
+            step, value = int(loop.trainer.global_step.numpy()), int(label["value"])
+            place = bad_rows.find_label(loop, step, value) or place
         return (
             f"The label of {place} is {label['value']}, outside of the classes {label['first']} to "
             f"{int(label['end']) - 1} that the outputs have: correct the labels, or the size of the "
@@ -53,12 +53,12 @@ def explain(error: BaseException, trainer: Any) -> str:
             "depend on the variables: compute them by other operations, or apply tf.stop_gradient to "
             "what it computes."
         )
-    if trainer is None:
+    if loop is None:
         return ""
     if isinstance(error, tf.errors.OutOfRangeError):
         return (
-            f"The training data ended after step {int(trainer.global_step.numpy())}: return at least "
-            "one complete global batch of examples, or a dataset that repeats."
+            f"The training data ended after step {int(loop.trainer.global_step.numpy())}: return at "
+            "least one complete global batch of examples, or a dataset that repeats."
         )
     if isinstance(error, RuntimeError) and _MERGE_CALL in str(error):
         return (

@@ -4,12 +4,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import functools
 import importlib
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import tensorflow as tf
+import tf_keras
 
 from ctl.rows.row_mask import Rows
 from ctl.rows.trace import Trace
+
+if TYPE_CHECKING:  # it creates the observers
+    from ctl.built.built_step import BuiltStep
 
 # The classes of the observers as "module:class", relative to `ctl.checks`, in their order.
 OBSERVERS = (
@@ -49,10 +53,10 @@ class Observer:
         step: the `BuiltStep`.
     """
 
-    def __init__(self, step: Any):
+    def __init__(self, step: "BuiltStep"):
         self.step = step
 
-    def search(self, operations: Sequence[Any], rows: Rows) -> None:
+    def search(self, operations: Sequence[tf.Operation], rows: Rows) -> None:
         """Checks a complete trace.
 
         Args:
@@ -62,7 +66,7 @@ class Observer:
 
     @classmethod
     def check_losses(
-        cls, step: Any, losses: Losses | None, trace_again: TraceAgain | None, name: str
+        cls, step: "BuiltStep", losses: Losses | None, trace_again: TraceAgain | None, name: str
     ) -> None:
         """Checks the losses of the first batch, once the step is built.
 
@@ -74,7 +78,9 @@ class Observer:
         """
 
     @classmethod
-    def check_metric(cls, metric: Any, values: Mapping[str, tf.Tensor], name: str) -> None:
+    def check_metric(
+        cls, metric: tf_keras.metrics.Metric, values: Mapping[str, tf.Tensor], name: str
+    ) -> None:
         """Checks the arguments of a metric's update, which has not run yet.
 
         Args:
@@ -84,7 +90,7 @@ class Observer:
         """
 
     @classmethod
-    def check_variables(cls, items: Mapping[str, Any]) -> None:
+    def check_variables(cls, items: Mapping[str, tf.Module]) -> None:
         """Checks the variables after the first steps.
 
         Args:
@@ -102,7 +108,7 @@ def load() -> tuple[type[Observer], ...]:
 
 
 @contextlib.contextmanager
-def observe(step: Any, rows: Rows) -> Iterator[None]:
+def observe(step: "BuiltStep", rows: Rows) -> Iterator[None]:
     """Lets the observers of a step search what the code inside the `with` block traces.
 
     Args:

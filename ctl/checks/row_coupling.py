@@ -77,7 +77,7 @@ class RowCoupling(Observer):
         plan = self.step.plan
         if rows.earlier is None and not plan.options.allow_row_coupling:
             read = self.step.first_batch
-            batches = [read, *(functools.partial(read, part) for part in _PARTS)]
+            batches: list[ReadBatch] = [read, *(functools.partial(read, part) for part in _PARTS)]
             again = search(rows, plan.layout.replicas, batches, self.step.compute)
             self.step.repeated.extend(again)
 

@@ -47,7 +47,7 @@ class ExportModel(Action):
         self._exported: dict[str, str] = {}
 
     @classmethod
-    def from_config(cls, config: Any, workdir: Any) -> "ExportModel":
+    def from_config(cls, config: Any, workdir: Workdir) -> "ExportModel":
         """Makes the action of a config; see registry.py."""
         return cls(config.train.export, workdir=workdir)
 
@@ -56,6 +56,7 @@ class ExportModel(Action):
         controller = self.controller
         if not controller.is_chief:
             return
+        assert controller.checkpoints and controller.trained_step is not None
         path = controller.checkpoints.path(controller.trained_step)
         if self._which == "best":
             path = best_checkpoint.find_best(self._workdir.best)

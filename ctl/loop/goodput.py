@@ -26,15 +26,15 @@ class Goodput(Action):
 
     def start(self) -> dict[str, Any]:
         """Returns what the last process lost, if it was killed."""
-        controller = self.controller
-        return find_lost(controller.workdir, controller.step) if controller.is_chief else {}
+        controller, workdir = self.controller, self.controller.workdir
+        return find_lost(workdir, controller.step) if workdir and controller.is_chief else {}
 
     def result(self) -> dict[str, Any]:
         """Returns the shares of the activities."""
-        controller = self.controller
-        if not controller.is_chief:
+        controller, workdir = self.controller, self.controller.workdir
+        if not workdir or not controller.is_chief:
             return {}
-        events = read_lines(controller.workdir / "events.jsonl", **_TYPES)
+        events = read_lines(workdir / "events.jsonl", **_TYPES)
         return {"goodput": measure_goodput(events, controller.reporter.seconds())}
 
 

@@ -2,13 +2,16 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import pathlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ctl.configs import loading
 from ctl.configs.values import WRITERS
 from ctl.errors import Failure, print_line
 from ctl.loop.checkpoints.files import report_write_errors
 from ctl.loop.writers.writer import Record, Writer
+
+if TYPE_CHECKING:
+    from ctl.loop.controller import Controller
 
 TENSORBOARD = "ctl.loop.writers.tensorboard:TensorBoardWriter"
 
@@ -43,7 +46,7 @@ class MetricLog:
         self._checkpoint_folder = checkpoint_folder
         self._print_line = print_line
 
-    def write_summaries(self, controller: Any) -> None:
+    def write_summaries(self, controller: "Controller") -> None:
         """Adds the writer for TensorBoard, if there is a folder of summaries.
 
         Args:

@@ -8,12 +8,15 @@ import re
 import signal
 import threading
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from ctl.loop.actions.action import Action
 from ctl.private.tensorflow import xplane_pb2
+
+if TYPE_CHECKING:
+    from ctl.loop.workdir import Workdir
 
 _SHOWN = 10  # operations
 # Operations that only call others.
@@ -45,7 +48,7 @@ class Profiler(Action):
         self._since: int | None = None  # the first step of the profile that is being recorded
 
     @classmethod
-    def from_config(cls, config: Any, workdir: Any) -> "Profiler":
+    def from_config(cls, config: Any, workdir: "Workdir") -> "Profiler":
         """Makes the action of a config; see registry.py."""
         return cls(config.train.profile, folder=workdir.summaries("train"))
 

@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 import statistics
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ctl.loop.actions.action import Action
+
+if TYPE_CHECKING:
+    from ctl.loop.controller import Controller
 
 LIMIT = 1.5  # a process is slow if its own work takes more than this multiple of the median
 LEAST_SECONDS = 1.0  # the minimum duration of a measurement
@@ -64,7 +67,7 @@ class Stragglers(Action):
         self._exceeded: set[int] = set()  # indices that exceeded the limit in the last measurement
         self._slow: set[int] = set()  # indices that are reported as slow
 
-    def begin(self, controller: Any) -> None:
+    def begin(self, controller: "Controller") -> None:
         """Reads the names of the processes."""
         super().begin(controller)
         self._members = controller.processes.members

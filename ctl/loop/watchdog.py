@@ -10,11 +10,14 @@ import dataclasses
 import faulthandler
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ctl import errors
 from ctl.loop.actions.action import Action
 from ctl.loop.progress import format_duration
+
+if TYPE_CHECKING:
+    from ctl.loop.workdir import Workdir
 
 STALL_SECONDS = 300.0  # seconds that a step may take before it is reported
 FIRST = 10.0  # the first loop traces and compiles, so it may take this many times as long
@@ -54,7 +57,7 @@ class Watchdog(Action):
         self._reader: threading.Thread | None = None
 
     @classmethod
-    def from_config(cls, config: Any, workdir: Any) -> "Watchdog":
+    def from_config(cls, config: Any, workdir: "Workdir") -> "Watchdog":
         """Makes the action of a config; see registry.py."""
         return cls(STALL_SECONDS)
 

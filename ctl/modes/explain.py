@@ -5,8 +5,8 @@ from typing import Any
 
 from ml_collections import config_dict
 
+from ctl.built import memory_estimate
 from ctl.built.inner_loop import loop_of
-from ctl.compile import memory_estimate
 from ctl.configs import group_values
 from ctl.configs.error_location import describe as describe_error
 from ctl.errors import align, list_some, print_line

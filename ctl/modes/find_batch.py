@@ -140,8 +140,8 @@ def check_examples(trainer: Any) -> None:
 
 def _estimate(arguments: Arguments, ram: int | None) -> _Start:
     """Estimates the largest batch that fits, from the step traced with two batches."""
+    from ctl.built import memory_estimate, out_of_memory
     from ctl.built.inner_loop import loop_of
-    from ctl.compile import memory_estimate, out_of_memory
     from ctl.hardware import device_memory, devices
     from ctl.modes import experiment
 
@@ -239,7 +239,7 @@ def _call(folder: str, function: Callable[..., Any], *arguments: Any) -> Any:
     os.dup2(null, 1)  # also for C++
     os.dup2(null, 2)
 
-    from ctl.compile import out_of_memory
+    from ctl.built import out_of_memory
     from ctl.modes import user_errors
 
     try:

@@ -130,7 +130,9 @@ class Checked(Part):
         """Names the parts."""
         return {"parts": f"The updates have parts of your own: {self._names}."}
 
-    def _check(self, gradient: Gradient, variable: tf.Variable, is_sparse: bool) -> Gradient:
+    def _check(
+        self, gradient: tf.Tensor | tf.IndexedSlices, variable: tf.Variable, is_sparse: bool
+    ) -> Gradient:
         if gradient is None:
             return None
         if not isinstance(gradient, tf.IndexedSlices):

@@ -148,13 +148,13 @@ class ParameterGroups(Part):
 def _make_optimizer(value: Any, index: int, building: Building) -> Any:
     """Returns the optimizer of a group: that of the config, or what a script gave."""
     name = f"optimizer.groups[{index}].optimizer"
-    if isinstance(value, Mapping) and not isinstance(building.source, FromConfig):
-        raise UsageError(
-            f"{name} is {dict(value)}, which only a config may have: pass a tf_keras optimizer, or a "
-            "function that makes one."
-        )
     build = value if callable(value) else lambda: value
     if isinstance(value, Mapping):
+        if not isinstance(building.source, FromConfig):
+            raise UsageError(
+                f"{name} is {dict(value)}, which only a config may have: pass a tf_keras optimizer, or "
+                "a function that makes one."
+            )
         build = functools.partial(building.source.make_group, index)
     try:
         optimizer = building.make(build)

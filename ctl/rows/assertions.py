@@ -49,7 +49,7 @@ def require(
         return tf.identity(value)
 
 
-def explain(error: BaseException, trainer: Any) -> str:
+def explain(error: BaseException, loop: object) -> str:
     """Returns the `problem` of a check that failed when the step ran; "" for other errors."""
     if not isinstance(error, tf.errors.InvalidArgumentError):
         return ""

@@ -10,6 +10,7 @@ import tf_keras
 
 from ctl.errors import UsageError
 from ctl.testing.logical_devices import copies
+from ctl.trainer import StandardTrainer
 
 Name = tuple[str, str]  # kind of a quantity, name of the quantity
 Names = tuple[Name, ...]
@@ -102,12 +103,12 @@ class Contents:
                     yield from (("metric", v) for v in _call(metric.variables))
 
 
-def contents_of(trainer: Any) -> Contents:
+def contents_of(trainer: StandardTrainer) -> Contents:
     """Returns everything that a ctl trainer saves in its checkpoints."""
     return Contents(holders(trainer.checkpoint_items()))
 
 
-def values_of(trainer: Any) -> dict[Name, np.ndarray]:
+def values_of(trainer: StandardTrainer) -> dict[Name, np.ndarray]:
     """Returns the value of each variable of a ctl trainer by its kind and name."""
     return read_all(trainer.strategy, contents_of(trainer).name_variables())
 
@@ -147,7 +148,7 @@ def free_name(taken: Mapping[Name, Any], kind: str, name: str) -> Name:
     return next(each for each in names if each not in taken)
 
 
-def name_models(trainer: Any) -> dict[str, tf_keras.layers.Layer]:
+def name_models(trainer: StandardTrainer) -> dict[str, tf_keras.layers.Layer]:
     """Returns every model of a trainer by its attribute, and the layers that are in no model.
 
     A model in a list or dict has a name such as "members/1".

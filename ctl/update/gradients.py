@@ -25,9 +25,7 @@ from ctl.update.snapshot import Snapshot
 _SMALL = 2**15  # a gradient with fewer elements is not summed
 _ROWS = 2**12  # a gradient is summed over as few of its last axes as leave fewer sums
 _PARTS = 64  # XLA merges the computation of fewer than 96 tensors into a kernel
-Gradient: TypeAlias = (
-    Any  # tf.Tensor, tf.IndexedSlices, Slice, or None; TensorFlow has no type hints
-)
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | Slice | None
 
 
 def accumulate(micro_batches: Sequence[Sequence[Gradient]]) -> list[Gradient]:
@@ -390,19 +388,14 @@ def sum_rows(gradient: Gradient) -> Gradient:
     return tf.IndexedSlices(values=values, indices=indices, dense_shape=gradient.dense_shape)
 
 
-def nonzero_rows(gradient: Gradient) -> Gradient:
+def nonzero_rows(gradient: tf.Tensor | tf.IndexedSlices | None) -> Gradient:
     """Returns a gradient as a sparse one with an entry for each row that is not zero, in order."""
     if gradient is None:
         return None
     if isinstance(gradient, tf.IndexedSlices):
-        gradient = sum_rows(gradient)
-        values, indices = gradient.values, gradient.indices
-        order = tf.argsort(indices)
-        values, indices, shape = (
-            tf.gather(values, order),
-            tf.gather(indices, order),
-            gradient.dense_shape,
-        )
+        summed: tf.IndexedSlices = sum_rows(gradient)
+        order, shape = tf.argsort(summed.indices), summed.dense_shape
+        values, indices = tf.gather(summed.values, order), tf.gather(summed.indices, order)
     else:
         values, shape = gradient, tf.constant(gradient.shape.as_list(), tf.int64)
         indices = tf.range(gradient.shape[0], dtype=tf.int64)

@@ -11,13 +11,14 @@ of the seed, the step and the update, the same on every replica. docs/your-part.
 from collections.abc import Callable, Collection, Mapping, Sequence
 import dataclasses
 import pkgutil
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 import tf_keras
 
 from ctl.configs.options import TrainerOptions
 from ctl.update.gradients import Gradient
+from ctl.update.plan import Plan
 
 # Option of a trainer -> the part that it adds if it is set, module:class in this package. The parts are
 # called in this order: norms and histograms describe gradients that the parts before them have changed.
@@ -37,6 +38,8 @@ AVERAGES = "ema"  # the name, in a checkpoint, of averaged weights, and the scop
 ONLY_TRAINING = tuple(option for option in PARTS if option != "ema_decay")
 # The options whose updates depend on the split, so that comparisons of splits leave them out.
 DEPENDS_ON_SPLIT = ("compression",)
+
+Optimizer: TypeAlias = tf_keras.optimizers.Optimizer
 
 
 @dataclasses.dataclass
@@ -80,10 +83,10 @@ class Building:
     """
 
     models: Mapping[str, tf_keras.Model]
-    optimizer: Any
+    optimizer: Optimizer
     strategy: tf.distribute.Strategy
-    make: Callable[[Callable[[], Any]], Any]
-    source: Any
+    make: Callable[[Callable[[], Optimizer]], Optimizer]
+    source: object
     complete: bool
 
 
@@ -114,10 +117,10 @@ class Part:
 
     # While a step is built, in the strategy's scope, in this order.
 
-    def prepare(self, optimizer: Any, building: Building) -> None:
+    def prepare(self, optimizer: Optimizer, building: Building) -> None:
         """Prepares an optimizer before it creates its slot variables: the first one, or one it made."""
 
-    def create(self, plan: Any, model: tf_keras.Model) -> None:
+    def create(self, plan: Plan, model: tf_keras.Model) -> None:
         """Creates the variables of the part; the optimizer has its slot variables.
 
         Args:
@@ -137,7 +140,7 @@ class Part:
             models: all models by name. Those that are not built have no variables yet.
         """
 
-    def configure(self, optimizer: Any, models: Mapping[str, tf_keras.Model]) -> None:
+    def configure(self, optimizer: Optimizer, models: Mapping[str, tf_keras.Model]) -> None:
         """Prepares an optimizer, of any model; the trace of a step calls it, too."""
 
     def changes(self) -> Collection[int]:
@@ -165,7 +168,7 @@ class Part:
             applied: scalar, the same on every replica; True if no step can be skipped.
         """
 
-    def end_step(self, optimizer: Any, applied: tf.Tensor | bool) -> None:
+    def end_step(self, optimizer: Optimizer, applied: tf.Tensor | bool) -> None:
         """Is called at the end of a step, which may have had several updates.
 
         Args:

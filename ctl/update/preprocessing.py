@@ -1,11 +1,12 @@
 """Calls the hooks that take a batch, such as `preprocess`, which must keep the number of rows."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import inspect
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
+import tf_keras
 
 from ctl.data.autograph import convert
 from ctl.data.features import RESERVED, select_features
@@ -14,12 +15,42 @@ from ctl.errors import UsageError, type_name
 from ctl.keras import models
 from ctl.rows.assertions import require_equal
 from ctl.update.loss import SampleWeight
-from ctl.update.microbatches import row_count
+from ctl.update.microbatches import LossFn, row_count
+from ctl.update.part import Part
 
 _KERAS = ("keras.", "tf_keras.")
 _FACTOR = 16  # scales of images differ by 255, and by 127.5 around 0
 _ADVICE = "return one entry per row (stack several views of a row on axis 1)."
 _PROBLEM = f"preprocess returned another number of rows than the batch has: {_ADVICE}"
+
+
+class Hooks(Protocol):
+    """The functions of the user that a step calls: a `StandardTrainer`, or those of a `ctl.Step`."""
+
+    @property
+    def per_example_loss(self) -> LossFn:
+        """(batch, outputs) -> losses."""
+
+    @property
+    def sample_weight(self) -> Callable[..., SampleWeight]:
+        """(batch, training) -> weights, or (batch) -> weights."""
+
+    def preprocess(self, batch: Batch) -> Batch:
+        """Prepares a replica's batch."""
+
+    def forward(self, batch: Batch, training: bool) -> Any:
+        """Computes the outputs."""
+
+    def update_metrics(
+        self, metrics: Any, batch: Batch, outputs: Any, weights: tf.Tensor | None
+    ) -> None:
+        """Updates the metrics."""
+
+    def regularization_losses(self) -> Sequence[tf.Tensor]:
+        """Returns the penalties."""
+
+    def build_parts(self) -> Sequence[Part]:
+        """Returns the parts of the user."""
 
 
 def uint8_images(batch: Mapping[str, Any]) -> list[str]:
@@ -28,7 +59,7 @@ def uint8_images(batch: Mapping[str, Any]) -> list[str]:
     return [name for name, value in values.items() if value.shape.rank > 2]
 
 
-def find_second_scaling(layers: Iterable[Any]) -> str:
+def find_second_scaling(layers: Iterable[tf_keras.layers.Layer]) -> str:
     """Returns the name of a layer that seems to expect images of 0 to 255; "" if there is none.
 
     These are a Rescaling by a small factor, and a Normalization that has seen a mean above 1. A model
@@ -50,9 +81,9 @@ def find_second_scaling(layers: Iterable[Any]) -> str:
     return second
 
 
-def call_sample_weight(trainer: Any, batch: Batch, *, training: bool) -> SampleWeight:
-    """Calls the trainer's `sample_weight`, whose overrides need not have the argument `training`."""
-    hook = trainer.sample_weight
+def call_sample_weight(hooks: Hooks, batch: Batch, *, training: bool) -> SampleWeight:
+    """Calls the user's `sample_weight`, whose overrides need not have the argument `training`."""
+    hook = hooks.sample_weight
     if "training" in inspect.signature(hook).parameters:
         return convert(hook)(batch, training=training)
     return convert(hook)(batch)
@@ -74,14 +105,14 @@ def default_sample_weight(batch: Batch) -> SampleWeight:
     return batch.get("weight")
 
 
-def call_model(model: Any, batch: Batch, *, training: bool) -> Any:
+def call_model(model: tf_keras.Model, batch: Batch, *, training: bool) -> Any:
     """Calls a model with the features of a batch: with the only one, or with a dict of them."""
     features = select_features(batch)
     inputs = next(iter(features.values())) if len(features) == 1 else features
     return model(select_inputs(model, inputs), training=training)
 
 
-def select_inputs(model: Any, features: Any) -> Any:
+def select_inputs(model: tf_keras.Model, features: Any) -> Any:
     """Returns the features that a functional model has inputs for, which it would select by itself.
 
     tf_keras would warn of the others, such as the `positions` of sequences, in every trace.
@@ -97,20 +128,20 @@ def select_inputs(model: Any, features: Any) -> Any:
     return {name: features[name] for name in names}
 
 
-def preprocess(trainer: Any, batch: Batch) -> Batch:
-    """Calls the trainer's `preprocess`, which must keep the number of rows.
+def preprocess(hooks: Hooks, batch: Batch) -> Batch:
+    """Calls the user's `preprocess`, which must keep the number of rows.
 
     Draws and dropout are keyed by the position of a row, which would otherwise be another row's.
 
     Args:
-        trainer: the `StandardTrainer`.
+        hooks: the functions of the user.
         batch: a replica's rows.
 
     Raises:
         UsageError: the result is not a dict, or the number of rows changed. If a number is known only
             when the step runs, the step fails, and `explained` raises the error.
     """
-    prepared = convert(trainer.preprocess)(batch)
+    prepared = convert(hooks.preprocess)(batch)
     if not isinstance(prepared, dict):
         raise UsageError(
             f"preprocess returned {type_name(prepared)}, but must return the batch, a dict of tensors."

@@ -75,7 +75,7 @@ def sum_in_order(shards: Sequence[Sequence[Gradient]], count: int) -> list[Gradi
     return sums
 
 
-def _cast(gradient: Gradient, dtype: tf.DType) -> Gradient:
+def _cast(gradient: tf.Tensor | tf.IndexedSlices, dtype: tf.DType) -> Gradient:
     if gradient.dtype.is_complex:  # a real dtype would drop its imaginary part
         return gradient
     return map_values(gradient, lambda values: tf.cast(values, dtype))

@@ -13,9 +13,9 @@ import tf_keras
 
 import ctl
 from ctl import testing
+from ctl.built import flops
 from ctl.built.inner_loop import loop_of
-from ctl.compile import flops
-from ctl.compile.memory_estimate import estimate
+from ctl.built.memory_estimate import estimate
 from ctl.keras import attention as keras_attention
 from ctl.kernels import attention
 

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from ctl import main
-from ctl.compile import memory_estimate
+from ctl.built import memory_estimate
 from ctl.configs import flags
 from ctl.errors import Failure
 from ctl.hardware import device_memory, devices, host

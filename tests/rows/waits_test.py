@@ -10,8 +10,8 @@ from tensorflow.python.data.experimental.ops.testing import sleep
 from tensorflow.python.framework import config
 
 from ctl import testing
+from ctl.built import flops
 from ctl.built.inner_loop import loop_of
-from ctl.compile import flops
 from ctl.data import distribution
 from ctl.rows.waits import InputWait, ReductionWait, observe
 from tests.support import optimized_graph, reference_model

@@ -48,7 +48,7 @@ def check(value: Any, place: str) -> None:
             raise UsageError(f"{place} {inside}{type_name(each)} of Keras 3: {fix}")
 
 
-def explain(error: BaseException, trainer: Any) -> str:
+def explain(error: BaseException, loop: object) -> str:
     """Explains an error of one of the packages about an object of the other; "" for other errors."""
     value = _find_in_traceback(error)
     if value is None:

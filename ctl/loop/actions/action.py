@@ -4,10 +4,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import contextlib
 import copy
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ctl import errors
 from ctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from ctl.evaluator import StandardEvaluator
+    from ctl.loop.controller import Controller
+    from ctl.loop.workdir import Workdir
 
 BOUNDARIES = ("train", "eval")
 
@@ -41,14 +46,14 @@ class Action:
     at = "eval"
     everywhere = False
     may_stop = True
-    controller: Any = None
+    controller: "Controller" = None  # type: ignore[assignment]
     stop_reason = ""
     loops_end_at: tuple[int, ...] = ()
     # Whether `set_state` is called with {} if a checkpoint has no state of the action.
     _reads_missing_state = False
 
     @classmethod
-    def from_config(cls, config: Any, workdir: Any) -> "Action":
+    def from_config(cls, config: Any, workdir: "Workdir") -> "Action":
         """Makes an action that registry.py lists.
 
         Args:
@@ -57,7 +62,7 @@ class Action:
         """
         return cls()
 
-    def check(self, evaluator: Any) -> None:
+    def check(self, evaluator: "StandardEvaluator | None") -> None:
         """Checks that the action can work in this run; called before anything is written.
 
         Args:
@@ -67,7 +72,7 @@ class Action:
             UsageError: the action cannot work in this run; the message is one line.
         """
 
-    def begin(self, controller: Any) -> None:
+    def begin(self, controller: "Controller") -> None:
         """Prepares the action; called in every process before a checkpoint is restored.
 
         Args:
@@ -174,7 +179,7 @@ class ActionList:
         UsageError: one of them is not an action, or cannot work in this run.
     """
 
-    def __init__(self, actions: Iterable[Callable[[Any], Any]], controller: Any):
+    def __init__(self, actions: Iterable[Callable[[Any], Any]], controller: "Controller"):
         self.stop_reason: dict[str, Any] | None = None
         self._controller = controller
         self._actions: dict[str, Action] = {}
@@ -295,7 +300,7 @@ class ActionList:
         return results
 
 
-def check_action(value: Any, evaluator: Any) -> Action:
+def check_action(value: Any, evaluator: "StandardEvaluator | None") -> Action:
     """Returns an action or a callable as an `Action`.
 
     Raises:

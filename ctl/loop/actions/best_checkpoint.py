@@ -2,13 +2,18 @@
 
 from collections.abc import Callable, Mapping
 import pathlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ctl.errors import Failure, UsageError, print_line
 from ctl.loop.actions.action import Action
 from ctl.loop.actions.monitored_metric import MonitoredMetric
 from ctl.loop.checkpoints.checkpointer import Checkpointer, DamagedCheckpoint
 from ctl.loop.checkpoints.files import CheckpointFiles, report_write_errors
+
+if TYPE_CHECKING:
+    from ctl.evaluator import StandardEvaluator
+    from ctl.loop.controller import Controller
+    from ctl.loop.workdir import Workdir
 
 
 class BestCheckpoint(Action):
@@ -50,7 +55,7 @@ class BestCheckpoint(Action):
         self._checkpoints: Checkpointer
 
     @classmethod
-    def from_config(cls, config: Any, workdir: Any) -> "BestCheckpoint":
+    def from_config(cls, config: Any, workdir: "Workdir") -> "BestCheckpoint":
         """Makes the action of a config; see registry.py."""
         return cls(
             config.train.best.metric,
@@ -60,13 +65,14 @@ class BestCheckpoint(Action):
             restore_at_end=config.train.best.restore,
         )
 
-    def check(self, evaluator: Any) -> None:
+    def check(self, evaluator: "StandardEvaluator | None") -> None:
         """Checks that the evaluation has the metric."""
         self._metric.check(evaluator)
 
-    def begin(self, controller: Any) -> None:
+    def begin(self, controller: "Controller") -> None:
         """Creates the checkpointer."""
         super().begin(controller)
+        assert controller.checkpoints  # the config's actions run in a workdir
         self._checkpoints = Checkpointer(
             self._folder,
             controller.trainer,

@@ -1,13 +1,16 @@
 """Histograms of the weights, and the graph of the inner loop, for TensorBoard."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from ctl.compile.flops import list_graphs
+from ctl.built.flops import list_graphs
 from ctl.keras.variables import variables_of
 from ctl.loop.actions.action import Action
+
+if TYPE_CHECKING:
+    from ctl.loop.workdir import Workdir
 
 
 class WeightHistograms(Action):
@@ -25,7 +28,7 @@ class WeightHistograms(Action):
         self._written = 0  # the last multiple that was written
 
     @classmethod
-    def from_config(cls, config: Any, workdir: Any) -> "WeightHistograms":
+    def from_config(cls, config: Any, workdir: "Workdir") -> "WeightHistograms":
         """Makes the action of a config; see registry.py."""
         return cls(config.summaries.histogram_interval)
 

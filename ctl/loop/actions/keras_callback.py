@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 import contextlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -10,6 +10,10 @@ import tensorflow as tf
 from ctl.errors import UsageError
 from ctl.keras import models
 from ctl.loop.actions.action import Action
+
+if TYPE_CHECKING:
+    from ctl.evaluator import StandardEvaluator
+    from ctl.loop.controller import Controller
 
 _HOOKS = ("set_model", "set_params", "on_train_begin", "on_epoch_end", "on_train_end")
 _RATE = "set optimizer.schedule, or the learning_rate of a ctl.Run between calls of train"
@@ -65,12 +69,12 @@ class KerasCallback(Action):
         self._is_open = False  # whether the epoch has a loop, and no evaluation yet
         self._trains = self._in_training = self._in_epoch = False  # of this process
 
-    def check(self, evaluator: Any) -> None:
+    def check(self, evaluator: "StandardEvaluator | None") -> None:
         """Chooses where an epoch ends."""
         if evaluator is None:
             self.at = "train"
 
-    def begin(self, controller: Any) -> None:
+    def begin(self, controller: "Controller") -> None:
         """Hands the model to the callback."""
         super().begin(controller)
         trainer = controller.trainer

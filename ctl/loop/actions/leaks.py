@@ -5,12 +5,16 @@ import os
 import pathlib
 import re
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
 from ctl.loop.actions.action import Action
+from ctl.trainer import StandardTrainer
+
+if TYPE_CHECKING:
+    from ctl.evaluator import StandardEvaluator
 
 _TRACING_LOOPS = 2  # these trace what the following loops run
 _ARGUMENT = re.compile(r"^ +(\w+) \(\w+\): (.+)$", re.MULTILINE)
@@ -131,7 +135,9 @@ class Retraces(Action):
         )
 
 
-def _list_functions(trainer: Any, evaluator: Any) -> Iterator[tuple[str, Any]]:
+def _list_functions(
+    trainer: StandardTrainer, evaluator: "StandardEvaluator | None"
+) -> Iterator[tuple[str, Any]]:
     """Yields the `tf.function`s of a run, with the names that the user knows."""
     loop = getattr(trainer, "_train_loop_fn", None)
     compiled = getattr(loop, "_program", None) or getattr(loop, "_run_steps", None)

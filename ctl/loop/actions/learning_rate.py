@@ -1,7 +1,7 @@
 """Sets the learning rate between calls of `ctl.Run.train`, and keeps it in a resumed run."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 import tf_keras
@@ -10,6 +10,10 @@ from ctl.errors import UsageError
 from ctl.keras import precision
 from ctl.loop.actions.action import Action
 from ctl.loop.loop_numbers import read_rate
+from ctl.trainer import StandardTrainer
+
+if TYPE_CHECKING:
+    from ctl.loop.controller import Controller
 
 
 class LearningRate(Action):
@@ -28,7 +32,7 @@ class LearningRate(Action):
         self._made: dict[str, float] = {}  # the constant rates of new optimizers, by place
         self._state: dict[str, Any] = {}
 
-    def begin(self, controller: Any) -> None:
+    def begin(self, controller: "Controller") -> None:
         """Reads the rates that the config or the trainer has set."""
         super().begin(controller)
         rates = _constant_rates(controller.trainer)
@@ -82,7 +86,7 @@ class LearningRate(Action):
         return precision.inner(optimizer)
 
 
-def _constant_rates(trainer: Any) -> dict[str, Any]:
+def _constant_rates(trainer: StandardTrainer) -> dict[str, Any]:
     """Returns the learning rates, without a schedule, of all optimizers in a trainer's checkpoints.
 
     Returns:

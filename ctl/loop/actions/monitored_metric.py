@@ -2,10 +2,13 @@
 
 from collections.abc import Mapping
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ctl import errors
 from ctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from ctl.evaluator import StandardEvaluator
 
 PREFIX = "eval/"
 
@@ -39,7 +42,7 @@ class MonitoredMetric:
         self.mode = mode
         self.sign = 1 if mode == "max" else -1
 
-    def check(self, evaluator: Any) -> None:
+    def check(self, evaluator: "StandardEvaluator | None") -> None:
         """Raises UsageError if an evaluator is known not to have the metric."""
         if evaluator is None:
             raise UsageError(

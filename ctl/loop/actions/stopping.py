@@ -2,13 +2,17 @@
 
 from collections.abc import Mapping
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ctl.configs import durations
 from ctl.errors import UsageError
 from ctl.loop.actions.action import Action
 from ctl.loop.actions.monitored_metric import MonitoredMetric
 from ctl.loop.progress import format_numbers
+
+if TYPE_CHECKING:
+    from ctl.evaluator import StandardEvaluator
+    from ctl.loop.workdir import Workdir
 
 _STATE = ("best", "best_step", "count", "step")  # attributes of `EarlyStopping` in a checkpoint
 
@@ -46,12 +50,12 @@ class EarlyStopping(Action):
         self._step = -1  # the step of the last evaluation that was counted
 
     @classmethod
-    def from_config(cls, config: Any, workdir: Any) -> "EarlyStopping":
+    def from_config(cls, config: Any, workdir: "Workdir") -> "EarlyStopping":
         """Makes the action of a config; see registry.py."""
         best = config.train.best
         return cls(best.metric, best.mode, patience=best.patience)
 
-    def check(self, evaluator: Any) -> None:
+    def check(self, evaluator: "StandardEvaluator | None") -> None:
         """Checks that the evaluation has the metric."""
         self._metric.check(evaluator)
 
@@ -103,7 +107,7 @@ class TimeLimit(Action):
         self._since = time.monotonic()
 
     @classmethod
-    def from_config(cls, config: Any, workdir: Any) -> "TimeLimit":
+    def from_config(cls, config: Any, workdir: "Workdir") -> "TimeLimit":
         """Makes the action of a config; see registry.py."""
         return cls(config.train.max_duration)
 

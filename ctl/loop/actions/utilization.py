@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ctl.compile import flops
+from ctl.built import flops
 from ctl.loop.actions.action import Action
 
 

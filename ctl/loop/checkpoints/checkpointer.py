@@ -436,7 +436,7 @@ class Checkpointer:
         self._committed = step
 
 
-def _items(owner: Any) -> dict[str, Any]:
+def _items(owner: StandardTrainer | Step) -> dict[str, Any]:
     return owner.state() if isinstance(owner, Step) else owner.checkpoint_items()
 
 

@@ -5,13 +5,16 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from ctl import errors
 from ctl.configs import overrides
 from ctl.loop.writers.writer import TRAIN, Record, Writer
+
+if TYPE_CHECKING:
+    from ctl.loop.controller import Controller
 
 _SPEED = "speed/"
 _SOURCES = "sources/"
@@ -47,10 +50,10 @@ class TensorBoardWriter(Writer):
 
     title = "The summaries"
 
-    def __init__(self, controller: Any, folder: pathlib.Path):
+    def __init__(self, controller: "Controller", folder: pathlib.Path):
         self._training = controller.summary_manager
         # A controller without an evaluator has no manager for evaluations.
-        self._evaluation = getattr(controller, "eval_summary_manager", self._training)
+        self._evaluation: Any = getattr(controller, "eval_summary_manager", self._training)
         self._folder = folder
         self._lost = 0  # records that did not reach their file
 

@@ -8,9 +8,9 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
+from ctl.built.flops import list_graphs
 from ctl.built.inner_loop import loop_of
 from ctl.checks import onednn
-from ctl.compile.flops import list_graphs
 from ctl.errors import NonFiniteStep, list_some
 from ctl.modes import messages
 from ctl.modes.check.outcome import FAIL, PASS, WARNING, Outcome

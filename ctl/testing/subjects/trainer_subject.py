@@ -10,9 +10,9 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.built.build import seed_and_precision
+from ctl.built.flops import list_graphs
 from ctl.built.inner_loop import loop_of
 from ctl.checks.random_search import place
-from ctl.compile.flops import list_graphs
 from ctl.configs import group_values
 from ctl.configs.options import TrainerOptions
 from ctl.data.autograph import convert, traced

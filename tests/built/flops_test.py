@@ -8,7 +8,7 @@ import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.compile.flops import count_flops, peak_flops
+from ctl.built.flops import count_flops, peak_flops
 from tests.support import reference_model
 
 # Layer -> products and sums per example and kernel, forward; the gradient of the first kernel costs as

@@ -1,10 +1,10 @@
 """Floating-point operations of a training step, counted in its graph."""
 
 import math
-from typing import Any
 
 import tensorflow as tf
 
+from ctl.built.inner_loop import Trainer
 from ctl.compile.compiled_loop import CompiledLoop
 from ctl.hardware import devices, strategies
 
@@ -30,7 +30,7 @@ class _UncountableError(Exception):
     """The number of operations cannot be read from the graph."""
 
 
-def measure(trainer: Any, examples_per_second: float | None) -> dict[str, float]:
+def measure(trainer: Trainer, examples_per_second: float | None) -> dict[str, float]:
     """Returns the figures of floating-point operations for result.json, those that are known.
 
     Args:
@@ -70,7 +70,7 @@ def peak_flops(device: str, compute_dtype: str) -> float | None:
     return 1e12 * peak if peak else None
 
 
-def count_flops(trainer: Any) -> int | None:
+def count_flops(trainer: Trainer) -> int | None:
     """Returns the floating-point operations of one training step on all replicas.
 
     It counts the products and sums of matrix products and convolutions, forward and backward, as for
@@ -94,16 +94,14 @@ def count_flops(trainer: Any) -> int | None:
         count = _count_graph(graphs[-1], loops=0)
     except _UncountableError:
         return None
-    is_program = isinstance(
-        getattr(trainer, "_train_loop_fn", None), CompiledLoop
-    )  # of one replica
+    is_program = isinstance(trainer._train_loop_fn, CompiledLoop)  # of one replica
     local = 1 if is_program else len(devices.replica_devices(strategy))
     return count * strategy.num_replicas_in_sync // local if count else None
 
 
-def list_graphs(trainer: Any) -> list[tf.Graph]:
+def list_graphs(trainer: Trainer) -> list[tf.Graph]:
     """Returns the graphs that the inner loop of a trainer was traced into, the last one last."""
-    loop = getattr(trainer, "_train_loop_fn", None)
+    loop = trainer._train_loop_fn
     if isinstance(loop, CompiledLoop):
         functions = loop.traces()
     else:

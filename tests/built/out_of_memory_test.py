@@ -11,8 +11,8 @@ import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.compile import memory_estimate, out_of_memory
-from ctl.compile.memory_estimate import MemoryEstimate
+from ctl.built import memory_estimate, out_of_memory
+from ctl.built.memory_estimate import MemoryEstimate
 from ctl.data.layout import Layout
 from ctl.update.plan import Plan
 from tests.support import reference_model

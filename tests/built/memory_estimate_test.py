@@ -10,8 +10,8 @@ import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.compile import memory_estimate
-from ctl.compile.memory_estimate import Timeline, bytes_of, estimate
+from ctl.built import memory_estimate
+from ctl.built.memory_estimate import Timeline, bytes_of, estimate
 from ctl.errors import UsageError
 from tests.support import one_batch, reference_model
 

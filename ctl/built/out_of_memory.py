@@ -8,8 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from ctl.compile import memory_estimate
-from ctl.compile.memory_estimate import MemoryEstimate
+from ctl.built import memory_estimate
+from ctl.built.inner_loop import InnerLoop, Trainer
+from ctl.built.memory_estimate import MemoryEstimate
 from ctl.configs import keys
 from ctl.errors import UsageError
 from ctl.hardware import device_memory, devices
@@ -72,15 +73,15 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     return False
 
 
-def explain(error: BaseException, trainer: Any) -> str:
+def explain(error: BaseException, loop: InnerLoop | None) -> str:
     """Returns the advice if a trainer's step ran out of memory; "" for other errors."""
     exhausted = isinstance(error, tf.errors.ResourceExhaustedError) and is_out_of_memory(error)
-    if trainer is None or not exhausted:
+    if loop is None or not exhausted:
         return ""
-    return advice(trainer._ctl_loop.plan, measure(trainer))
+    return advice(loop.plan, measure(loop.trainer))
 
 
-def measure(trainer: Any) -> Measurement | None:
+def measure(trainer: Trainer) -> Measurement | None:
     """Measures the GPU of the first replica and estimates the step; None if one of them is not known.
 
     Args:
@@ -147,7 +148,7 @@ def _proposals(plan: Plan, measured: Measurement | None) -> list[str]:
     return proposals
 
 
-def _savings(trainer: Any, estimate: MemoryEstimate) -> dict[str, int]:
+def _savings(trainer: Trainer, estimate: MemoryEstimate) -> dict[str, int]:
     if trainer.options.shard_state:
         return {}
     replicas = trainer.strategy.num_replicas_in_sync

@@ -4,15 +4,17 @@ It omits work space of kernels, fragmentation, and the memory of the process its
 and may need less.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 import dataclasses
 import math
 from typing import Any
 
 import tensorflow as tf
 
+from ctl.built.inner_loop import Trainer, loop_of
 from ctl.compile import xla
 from ctl.data.autograph import convert, traced
+from ctl.data.source import Batch
 from ctl.errors import UsageError
 from ctl.graphs import ops
 from ctl.hardware import strategies
@@ -95,7 +97,7 @@ class MemoryEstimate:
         return self.input + max(computing, self.gradients + self.reduction)
 
 
-def estimate(trainer: Any) -> MemoryEstimate:
+def estimate(trainer: Trainer) -> MemoryEstimate:
     """Estimates the memory of a trainer's step; traces it and runs nothing.
 
     Args:
@@ -104,7 +106,7 @@ def estimate(trainer: Any) -> MemoryEstimate:
     Raises:
         UsageError: the step cannot be traced here, or the trainer's code is wrong.
     """
-    inner_loop = trainer._ctl_loop
+    inner_loop = loop_of(trainer)
     if inner_loop.plan.own_train_step:
         raise UsageError("the trainer overrides train_step")
     spec = strategies.spec_of(trainer.strategy)
@@ -143,13 +145,14 @@ def estimate(trainer: Any) -> MemoryEstimate:
     )
 
 
-def _trace(trainer: Any) -> tuple[Any, list[Trace], int]:
+def _trace(trainer: Trainer) -> tuple[Callable[..., tf.Tensor], list[Trace], int]:
     """Traces a step.
 
     Returns:
         The traced function, what each replica recorded, and the bytes of a replica's batch.
     """
-    inner_loop, plan = trainer._ctl_loop, trainer._ctl_loop.plan
+    inner_loop = loop_of(trainer)
+    plan = inner_loop.plan
     rows = plan.layout.rows_per_replica
     spec = tf.nest.map_structure(
         lambda x: tf.TensorSpec([rows, *x.shape[1:]], x.dtype), inner_loop.pipeline.element_spec()
@@ -157,7 +160,7 @@ def _trace(trainer: Any) -> tuple[Any, list[Trace], int]:
     even = plan.layout.even and plan.full_batches
     traces: list[Trace] = []
 
-    def step(batch: Any, mask: tf.Tensor | None) -> tf.Tensor:
+    def step(batch: Batch, mask: tf.Tensor | None) -> tf.Tensor:
         trace = Trace()
         traces.append(trace)
         with row_mask.examples(
@@ -174,7 +177,7 @@ def _trace(trainer: Any) -> tuple[Any, list[Trace], int]:
         ):
             return convert(trainer.replica_step)(preprocess(trainer, batch))
 
-    def run(batch: Any, mask: tf.Tensor | None) -> Any:
+    def run(batch: Batch, mask: tf.Tensor | None) -> tf.Tensor:
         return trainer.strategy.run(step, args=(batch, mask))
 
     mask = None if even else tf.TensorSpec([rows], tf.float32)
@@ -213,11 +216,11 @@ def _measure(
     }
 
 
-def _unique_bytes(variables: Iterable[Any]) -> int:
+def _unique_bytes(variables: Iterable[tf.Variable]) -> int:
     return sum(bytes_of(v) or 0 for v in {id(v): v for v in variables}.values())
 
 
-def _optimizer_variables(trainer: Any) -> Iterator[Any]:
+def _optimizer_variables(trainer: Trainer) -> Iterator[tf.Variable]:
     for value in trainer.checkpoint_items().values():
         inner = precision.inner(value)
         if hasattr(inner, "apply_gradients"):
@@ -240,7 +243,7 @@ class Timeline:
         unknown: the positions of operations with a tensor of unknown size, which counts as 0.
     """
 
-    def __init__(self, graph: Any, *, device: str = ""):
+    def __init__(self, graph: tf.Graph, *, device: str = ""):
         self.unknown: list[int] = []
         self.operations = [op for op in _needed(graph) if device_of(op) in ("", device)]
         self._memory: dict[int, int] = {}  # tensor -> the tensor whose memory it is
@@ -295,11 +298,11 @@ class Timeline:
             if self._owner(x) == id(x) and id(x) not in owners and self._last[id(x)] >= at
         )
 
-    def _owner(self, tensor: Any) -> int:
+    def _owner(self, tensor: tf.Tensor) -> int:
         return self._memory.get(id(tensor), id(tensor))
 
 
-def _needed(graph: Any) -> list[Any]:
+def _needed(graph: tf.Graph) -> list[tf.Operation]:
     """Returns the operations that the results and the side effects of a graph depend on, in order."""
     pending = [x.op for x in getattr(graph, "outputs", ())]
     pending += getattr(graph, "control_outputs", ())
@@ -312,18 +315,18 @@ def _needed(graph: Any) -> list[Any]:
     return [op for op in graph.get_operations() if op.name in names]
 
 
-def _is_alias(op: Any) -> bool:
+def _is_alias(op: tf.Operation) -> bool:
     if op.type == "StridedSlice":  # of rows, which are contiguous
         return bool(op.outputs[0].shape[1:] == op.inputs[0].shape[1:])
     return op.type in _ALIASES
 
 
-def device_of(op: Any) -> str:
+def device_of(op: tf.Operation) -> str:
     """Returns the device of an operation, such as "CPU:0"; "" if it has none."""
     return op.device.rpartition("device:")[2].upper()
 
 
-def bytes_of(tensor: Any) -> int | None:
+def bytes_of(tensor: tf.Tensor | tf.Variable) -> int | None:
     """Returns the bytes of a tensor, a variable or a spec; None if they are not known."""
     if tensor.dtype in (tf.resource, tf.string):
         return 0
