@@ -24,7 +24,7 @@ from ctl.built.inner_loop import loop_of
 from ctl.data.autograph import convert, traced
 from ctl.data.input_pipeline import InputPipeline
 from ctl.data.layout import Layout
-from ctl.data.source import Arrays, Data, GlobalBatches, Source
+from ctl.data.source import Arrays, Data, GlobalBatches, Nest, Source
 from ctl.errors import UsageError, name_arguments
 from ctl.hardware import strategies
 from ctl.hardware.collectives import ProcessGroup
@@ -300,7 +300,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
 
 def _report_non_finite(
     step: BuiltStep,
-    results: Any,
+    results: Nest,
     pipeline: InputPipeline,
     batch_size: int,
     split: str = "eval",
@@ -358,7 +358,7 @@ def evaluate(
     Raises:
         UsageError: there are no examples.
     """
-    batches: Any = data
+    batches: Nest = data
     if isinstance(data, Source | tf.data.Dataset | GlobalBatches | Mapping | tuple):
         pipeline = InputPipeline(
             lambda split, context: data, strategy=step.strategy, seed=step.options.seed, prefetch=-1

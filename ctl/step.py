@@ -1,6 +1,6 @@
 """Step: the update of ctl in a training loop of your own."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import functools
@@ -27,13 +27,15 @@ from ctl.data.autograph import convert, traced
 from ctl.data.features import check_names
 from ctl.data.input_pipeline import TrainingData
 from ctl.data.layout import Layout
-from ctl.data.source import Batch, MaskedBatch
+from ctl.data.source import Batch, MaskedBatch, Nest
 from ctl.errors import NonFiniteStep, UsageError, did_you_mean, name_arguments, type_name
 from ctl.hardware import strategies
 from ctl.keras import precision as precisions
 from ctl.keras.models import adapt, is_layer
+from ctl.keras.precision import Optimizer
 from ctl.keras.variables import check_scope, variables_of
 from ctl.update import preprocessing
+from ctl.update.gradients import Transform
 from ctl.update.microbatches import first_rows, row_count, unpack
 from ctl.update.non_finite import counter
 from ctl.update.part import Part
@@ -54,9 +56,9 @@ class StepResult(NamedTuple):
             one value per replica. A scalar has one entry per micro-batch, if there are several.
     """
 
-    loss: Any
-    applied: Any
-    outputs: Any = None
+    loss: tf.Tensor
+    applied: tf.Tensor
+    outputs: Nest = None
 
 
 class Step:
@@ -115,15 +117,15 @@ class Step:
 
     def __init__(
         self,
-        model: Any,
-        optimizer: Any,
-        loss_fn: Callable[[Batch, Any], tf.Tensor],
+        model: tf_keras.Model | Callable[[], tf_keras.Model],
+        optimizer: Optimizer | Callable[[], Optimizer],
+        loss_fn: Callable[[Batch, Nest], tf.Tensor],
         *,
         global_batch_size: int = 0,
         strategy: tf.distribute.Strategy | None = None,
-        forward: Callable[[Batch, bool], Any] | None = None,
+        forward: Callable[[Batch, bool], Nest] | None = None,
         sample_weight: Callable[[Batch, bool], tf.Tensor | None] | None = None,
-        transform_gradients: Callable[[list[Any], list[tf.Variable]], Sequence[Any]] | None = None,
+        transform_gradients: Transform | None = None,
         parts: Sequence[Part] = (),
         metrics: Mapping[str, tf_keras.metrics.Metric] | None = None,
         weighted_metrics: Sequence[str] | None = None,
@@ -169,7 +171,7 @@ class Step:
         self._built: BuiltStep | None = None
         self._function: Any = None
         # By their metrics, which are kept too: another object could get the id of one that is freed.
-        self._evaluations: dict[Any, tuple[Evaluation, Any, Any]] = {}
+        self._evaluations: dict[Hashable, tuple[Evaluation, Any, Any]] = {}
         # The descriptions of the data of ctl.data.distribute that the updates depend on.
         self.descriptions: list[str] = []
         self._read: Any = None  # reads the global batch of a step again
@@ -190,7 +192,7 @@ class Step:
             self.metrics = metric_results.prepare(metrics or {}, weighted_metrics)
             self.global_step = counter("global_step")
 
-    def __call__(self, batch: Any) -> StepResult:
+    def __call__(self, batch: Nest) -> StepResult:
         """Runs one step; counts it in `global_step`.
 
         Args:
@@ -230,7 +232,7 @@ class Step:
             step.repeat_checks([lambda: first_rows(unpack(batch), self.strategy)])
         return result
 
-    def build(self, batch: Any) -> None:
+    def build(self, batch: Nest) -> None:
         """Creates the variables that do not exist yet, and checks the options with the model.
 
         The first step calls it. Call it earlier to restore a checkpoint before the first step, or to
@@ -265,7 +267,7 @@ class Step:
             # All batches of ctl.data.distribute are full; the rows of other batches are not known.
             self._build(spec, full=isinstance(batch, MaskedBatch))
 
-    def results(self) -> dict[str, Any]:
+    def results(self) -> dict[str, tf.Tensor]:
         """Returns the mean of the steps' losses and the metrics since the last call; resets them.
 
         Returns:
@@ -288,7 +290,7 @@ class Step:
 
     def evaluate(
         self,
-        batches: Iterable[Any],
+        batches: Iterable[Nest],
         metrics: Mapping[str, tf_keras.metrics.Metric],
         weighted_metrics: Sequence[str] | None = None,
     ) -> dict[str, Any]:
@@ -304,7 +306,7 @@ class Step:
                     global_batch_size=self.global_batch_size,
                 )
 
-            def run(batch: Any) -> None:
+            def run(batch: Nest) -> None:
                 distribution.check_distributed(batch, self.strategy)
                 run = functools.partial(
                     evaluation.run, equal=distribution.has_equal_shares(batch, self.strategy)
@@ -321,7 +323,7 @@ class Step:
                 run_traced(batch)
         return evaluation.results()
 
-    def _build(self, spec: Any, *, full: bool) -> None:
+    def _build(self, spec: Nest, *, full: bool) -> None:
         precisions.check_model(self.model, self.options.precision)
         models = [adapt(model) for model in (self.model, *self.models)]
         check_scope((v for m in models if m.built for v in variables_of(m)), self.strategy)
@@ -353,7 +355,7 @@ class Step:
             )
         return self._built
 
-    def _run(self, batch: Any) -> StepResult:
+    def _run(self, batch: Nest) -> StepResult:
         """Runs a step on every replica; call it while tracing, in a cross-replica context."""
         # Checked in each trace: the type and the structure of a batch decide which trace it gets.
         distribution.check_distributed(batch, self.strategy)
@@ -374,7 +376,7 @@ class Step:
         loss, applied = map(self._of_first_replica, (result.loss, result.applied))
         return StepResult(loss, applied, result.outputs)
 
-    def _run_replica(self, element: Any, *, equal: bool) -> StepResult:
+    def _run_replica(self, element: Nest, *, equal: bool) -> StepResult:
         batch, row_mask = unpack(element)
         compute = functools.partial(self._compute, equal=equal)
         with _report_errors():
@@ -396,10 +398,10 @@ class Step:
             )
         return StepResult(result.loss, tf.convert_to_tensor(result.applied), outputs)
 
-    def _of_first_replica(self, value: Any) -> Any:
+    def _of_first_replica(self, value: tf.Tensor) -> tf.Tensor:
         return self.strategy.experimental_local_results(value)[0]
 
-    def _describe(self, batch: Any) -> None:
+    def _describe(self, batch: Nest) -> None:
         """Records the description of a batch's data, which checkpoints hold."""
         description = getattr(type(batch), "description", "")
         if isinstance(batch, MaskedBatch) and description not in ("", *self.descriptions):
@@ -470,19 +472,19 @@ class _Hooks:
         self._step = step
 
     @property
-    def per_example_loss(self) -> Callable[[Batch, Any], Any]:
+    def per_example_loss(self) -> Callable[[Batch, Nest], tf.Tensor]:
         return self._step.loss_fn
 
     def preprocess(self, batch: Batch) -> Batch:
         return batch
 
-    def forward(self, batch: Batch, training: bool) -> Any:
+    def forward(self, batch: Batch, training: bool) -> Nest:
         return convert(self._step.forward)(batch, training)
 
     def sample_weight(self, batch: Batch, training: bool) -> tf.Tensor | None:
         return convert(self._step.sample_weight)(batch, training)
 
-    def update_metrics(self, metrics: Any, batch: Batch, outputs: Any, weights: Any) -> None:
+    def update_metrics(self, metrics: Any, batch: Batch, outputs: Nest, weights: tf.Tensor) -> None:
         sample_weight = functools.partial(self.sample_weight, batch)
         metric_updates.update_by_name(metrics, batch, outputs, weights, sample_weight)
 
@@ -501,7 +503,7 @@ def _report_errors() -> Iterator[None]:
 
 
 def _make_options(
-    model: Any, *, precision: str | None, on_non_finite: str, **options: Any
+    model: tf_keras.Model, *, precision: str | None, on_non_finite: str, **options: Any
 ) -> TrainerOptions:
     """Returns the options of a step.
 

@@ -17,16 +17,17 @@ from ctl.built.metric_updates import update_by_name
 from ctl.compile import xla
 from ctl.configs.options import TrainerOptions
 from ctl.data.autograph import convert
-from ctl.data.source import Batch, Data
+from ctl.data.source import Batch, Data, Nest
 from ctl.errors import UsageError
 from ctl.hardware import coordinator, garbage, strategies
 from ctl.keras import precision
 from ctl.keras.models import adapt, raw
+from ctl.keras.precision import Optimizer
 from ctl.keras.variables import check_known
 from ctl.update.gradients import Gradient
 from ctl.update.microbatches import unpack
 from ctl.update.non_finite import NonFiniteReport
-from ctl.update.part import Optimizer, Part
+from ctl.update.part import Part
 from ctl.update.preprocessing import call_model, call_sample_weight, uint8_images
 
 
@@ -126,7 +127,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
             a dict of targets, and x one of features; of these, "weight" becomes "x/weight".
         """
 
-    def per_example_loss(self, batch: Batch, outputs: Any) -> tf.Tensor | Mapping[str, tf.Tensor]:
+    def per_example_loss(self, batch: Batch, outputs: Nest) -> tf.Tensor | Mapping[str, tf.Tensor]:
         """Computes the loss of each example; not needed if `replica_step` is overridden.
 
         Args:
@@ -153,7 +154,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         images = uint8_images(batch)
         return {**batch, **{k: tf.cast(batch[k], self.compute_dtype) / 255 for k in images}}
 
-    def forward(self, batch: Batch, training: bool) -> Any:
+    def forward(self, batch: Batch, training: bool) -> Nest:
         """Computes the model's outputs.
 
         By default the model is called with the one feature that is neither `label` nor `weight`, or
@@ -243,7 +244,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         self,
         metrics: Mapping[str, tf_keras.metrics.Metric],
         batch: Batch,
-        outputs: Any,
+        outputs: Nest,
         weights: tf.Tensor | None,
     ) -> None:
         """Updates the metrics with one replica's batch, or with one of its micro-batches.
@@ -264,7 +265,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         sample_weight = functools.partial(call_sample_weight, self, batch)
         update_by_name(metrics, batch, outputs, weights, sample_weight)
 
-    def collect_outputs(self, batch: Batch, outputs: Any) -> dict[str, tf.Tensor]:
+    def collect_outputs(self, batch: Batch, outputs: Nest) -> dict[str, tf.Tensor]:
         """Returns the values that an evaluation collects for `compute_metrics`; none by default.
 
         Args:
@@ -289,7 +290,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         """
         return {}
 
-    def serve(self, features: Batch) -> Any:
+    def serve(self, features: Batch) -> Nest:
         """Computes the outputs of an exported model; `ctl.load` calls it, too.
 
         By default `preprocess` and then `forward`, as in an evaluation.
@@ -303,7 +304,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         """
         return convert(self.forward)(convert(self.preprocess)(features), training=False)
 
-    def export_signatures(self) -> dict[str, Callable[[Batch], Any]]:
+    def export_signatures(self) -> dict[str, Callable[[Batch], Nest]]:
         """Returns the signatures of an exported model: name -> function of the raw features."""
         return {"serving_default": self.serve}
 

@@ -11,6 +11,7 @@ from ctl.built import preparations
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError, list_some
 from ctl.keras import models, precision
+from ctl.keras.precision import Optimizer
 from ctl.keras.variables import (
     check_scope,
     moving_statistics,
@@ -18,7 +19,6 @@ from ctl.keras.variables import (
     variables_of,
 )
 from ctl.update.held_variables import Held, build_again, trainable_variables_of
-from ctl.update.part import Optimizer
 from ctl.update.snapshot import Assignable
 
 _LOG = logging.getLogger("ctl")
@@ -315,7 +315,7 @@ class Attributes:
                 yield f"{name}/{i}", models.adapt(each)
 
 
-def freezing(layer: tf_keras.layers.Layer) -> Any:
+def freezing(layer: tf_keras.layers.Layer) -> tuple[bool, Sequence[str]]:
     """Returns what is frozen in a layer, on which a trace depends."""
     # In Keras 3 a single variable can be frozen.
     return layer.trainable, getattr(layer, "frozen_variables", ())

@@ -12,6 +12,7 @@ from ctl.built.inner_loop import InnerLoop
 from ctl.data.autograph import convert
 from ctl.data.features import flatten_features
 from ctl.data.layout import Layout
+from ctl.data.source import Nest
 from ctl.update import loss
 from ctl.update.microbatches import unpack
 
@@ -35,7 +36,7 @@ def find_non_finite(inner_loop: InnerLoop, step: int) -> list[int]:
     return []
 
 
-def find_evaluated(step: BuiltStep, batches: Iterable[Any]) -> int | None:
+def find_evaluated(step: BuiltStep, batches: Iterable[Nest]) -> int | None:
     """Returns the place of the first example whose own features or loss are not finite; None if unknown.
 
     Args:
@@ -52,7 +53,7 @@ def find_evaluated(step: BuiltStep, batches: Iterable[Any]) -> int | None:
     return None
 
 
-def non_finite_rows(step: BuiltStep, batch: Any) -> list[int]:
+def non_finite_rows(step: BuiltStep, batch: Nest) -> list[int]:
     """Returns the rows of a batch whose own features or loss are not finite; [] if all are not.
 
     The weights may not be finite by now. In their place, small numbers are good enough: most of such
@@ -87,7 +88,7 @@ def _rows(values: list[np.ndarray]) -> list[int]:
     return np.flatnonzero(~np.logical_and.reduce(finite)).tolist() if finite else []
 
 
-def _compute_losses(step: BuiltStep, batch: Any) -> dict[str, tf.Tensor]:
+def _compute_losses(step: BuiltStep, batch: Nest) -> dict[str, tf.Tensor]:
     hooks, factors = step.hooks, step.plan.options.loss_weights or loss.SINGLE
     with step.trace_scope(), step.rows(batch, None):
         prepared = convert(hooks.preprocess)(batch)

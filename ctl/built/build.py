@@ -26,10 +26,11 @@ from ctl.data.autograph import convert, traced
 from ctl.data.features import select_features
 from ctl.data.input_pipeline import InputPipeline, TrainingData
 from ctl.data.layout import Layout
-from ctl.data.source import Batch
+from ctl.data.source import Batch, Nest
 from ctl.errors import UsageError, type_name
 from ctl.hardware import garbage, strategies
 from ctl.keras import models, precision
+from ctl.keras.precision import Optimizer
 from ctl.keras.variables import check_scope
 from ctl.optimizers import FromConfig
 from ctl.private import replaced
@@ -49,7 +50,7 @@ _INPUT_CHECKS = (
 
 
 @garbage.pause_collection()
-def build_trainer(trainer: Trainer, optimizer: Any, base: Any) -> InnerLoop:
+def build_trainer(trainer: Trainer, optimizer: Optimizer, base: Any) -> InnerLoop:
     """Builds a trainer's model, optimizer, metrics and counters, then its step and inner loop.
 
     Args:
@@ -126,12 +127,12 @@ def build_step(
     layout: Layout,
     data: TrainingData,
     hooks: Hooks,
-    function: Callable[[Batch], Any] | None = None,
+    function: Callable[[Batch], tf.Tensor] | None = None,
     first_batch: Callable[..., Any],
     is_default: bool,
     complete: bool = True,
     source: object = None,
-    transform: Callable[..., Any] | None = None,
+    transform: Callable[[], Any] | None = None,
     **overrides: bool,
 ) -> tuple[BuiltStep, Callable[[], None]]:
     """Builds the step of a trainer or a `ctl.Step`, with its variables.
@@ -283,7 +284,7 @@ def _prepare_optimizer(
     """Applies the parts to a built model and its optimizer, and creates the slot variables."""
     owner = attributes.owner
 
-    def prepared(optimizer: Any) -> Any:
+    def prepared(optimizer: Optimizer) -> Optimizer:
         for part in parts:
             part.prepare(optimizer, building)
         return optimizer
@@ -307,7 +308,7 @@ def _prepare_optimizer(
 
 
 def check_before_model(
-    options: TrainerOptions, strategy: tf.distribute.Strategy, layout: Layout, function: Any
+    options: TrainerOptions, strategy: tf.distribute.Strategy, layout: Layout, function: object
 ) -> None:
     """Rejects options for which tf_keras would fail, with its own error, while the model is built.
 
@@ -400,12 +401,12 @@ def build_scope(options: TrainerOptions, strategy: tf.distribute.Strategy) -> It
         raise UsageError(f"{place} makes a layer with stateful=True: {STATELESS}") from error
 
 
-def make_optimizer(build: Callable[[], Any], options: TrainerOptions) -> Any:
+def make_optimizer(build: Callable[[], Optimizer], options: TrainerOptions) -> Optimizer:
     """Returns the optimizer that `build` makes, of tf_keras and with the loss scale of the options."""
     return precision.wrap_loss_scale(_make_optimizer(build), options.precision, options.loss_scale)
 
 
-def _make_optimizer(build: Callable[[], Any]) -> Any:
+def _make_optimizer(build: Callable[[], Optimizer]) -> Optimizer:
     """Returns the tf_keras optimizer that `build` makes.
 
     All replicas assign the variable that holds a schedule's current rate. Central storage allows that
@@ -421,7 +422,7 @@ def _make_optimizer(build: Callable[[], Any]) -> Any:
         return check_optimizer(models.convert(build()))
 
 
-def check_model(model: Any) -> tf_keras.Model:
+def check_model(model: tf_keras.Model) -> tf_keras.Model:
     """Returns what `build_model` returned as a tf_keras model; raises a UsageError if it is no model."""
     model = models.adapt(model)
     if isinstance(model, models.Adapted):
@@ -436,7 +437,7 @@ def check_model(model: Any) -> tf_keras.Model:
     return model
 
 
-def check_optimizer(optimizer: Any) -> Any:
+def check_optimizer(optimizer: Optimizer) -> Optimizer:
     """Returns an optimizer, or raises a UsageError if it cannot compute the update of a step."""
     inner = precision.inner(optimizer)
     models.check(inner, "The optimizer is")
@@ -466,7 +467,9 @@ def check_optimizer(optimizer: Any) -> Any:
     return optimizer
 
 
-def create_variables(forward: Callable[[Any], Any], spec: Any) -> Any:
+def create_variables(
+    forward: Callable[[Batch], object], spec: Nest
+) -> tf.types.experimental.ConcreteFunction:
     """Creates a model's variables, so that a checkpoint can be restored before the first step.
 
     The forward pass is traced and not run: the model may not accept an example of zeros.
@@ -479,7 +482,7 @@ def create_variables(forward: Callable[[Any], Any], spec: Any) -> Any:
         The trace, a concrete function.
     """
 
-    def create(batch: Any) -> Any:
+    def create(batch: Batch) -> object:
         with tf.variable_creator_scope(_create_outside):
             return forward(batch)
 
@@ -487,7 +490,7 @@ def create_variables(forward: Callable[[Any], Any], spec: Any) -> Any:
     return traced(create).get_concrete_function(spec)
 
 
-def _create_outside(creator: Callable[..., Any], **options: Any) -> Any:
+def _create_outside(creator: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
     """Creates a variable outside of the trace, as tf_keras does; Keras 3 may create it inside.
 
     There it would have no value, and its copies on the other replicas could not be made from it.
@@ -499,7 +502,7 @@ def _create_outside(creator: Callable[..., Any], **options: Any) -> Any:
 
 
 @contextlib.contextmanager
-def report_rejected_features(features: Mapping[str, Any]) -> Iterator[None]:
+def report_rejected_features(features: Mapping[str, tf.TensorSpec]) -> Iterator[None]:
     """Turns tf_keras' error in the first call of a model into a UsageError; for the default `forward`.
 
     Args:

@@ -19,13 +19,14 @@ from ctl.data.autograph import convert
 from ctl.errors import LateUsageError, UsageError
 from ctl.keras import precision
 from ctl.keras.models import inner
+from ctl.keras.precision import Optimizer
 from ctl.rows import row_mask
 from ctl.rows.trace import Trace
 from ctl.update import loss
 from ctl.update.empty_batches import pad_rows
 from ctl.update.gradients import optimizers_of
 from ctl.update.microbatches import Batch, hide_rows, row_count
-from ctl.update.part import Optimizer, Part, variables_of_state
+from ctl.update.part import Part, variables_of_state
 from ctl.update.plan import Plan, warn_of_plain_norms
 from ctl.update.preprocessing import Hooks, call_sample_weight, preprocess
 from ctl.update.snapshot import Snapshot
@@ -109,7 +110,7 @@ class BuiltStep:
         # What the trace depends on. Tuples, because the models in lists are searched for further models.
         self._layers: tuple[tf_keras.layers.Layer, ...] = ()
         self._optimizers: tuple[Optimizer, ...] = ()
-        self._state: Any = None
+        self._state: object = None
         model = self._model = attributes.model
         for part in parts:
             part.create(plan, model)
@@ -169,7 +170,7 @@ class BuiltStep:
 
     def run(
         self, batch: Batch, mask: tf.Tensor | None, *, equal: bool = True, details: bool = False
-    ) -> Any:
+    ) -> tf.Tensor | UpdateResult:
         """Runs one replica's step; call it in a replica context.
 
         A skipped step leaves no trace in the loss, metrics, and variables that the user's code assigns.
@@ -219,7 +220,7 @@ class BuiltStep:
                     part.end_step(optimizer, applied)
         return result if details else loss
 
-    def compute(self, batch: Batch) -> Any:
+    def compute(self, batch: Batch) -> tf.Tensor | UpdateResult:
         """Runs the user's code of a step on the rows of a replica."""
         return convert(self._function)(preprocess(self.hooks, batch))
 
@@ -378,7 +379,7 @@ class BuiltStep:
         self._search()
         self._state = self._read_state()
 
-    def _read_state(self) -> Any:
+    def _read_state(self) -> object:
         """Returns what a trace depends on, besides its batch and its variables."""
         # A layer that gets another layer is noticed, too.
         layers = [
@@ -525,7 +526,7 @@ class BuiltStep:
         return items | {f"ctl_{k}" if k in items else k: state for k, state in own.items()}
 
 
-def _numbers(value: Any) -> dict[str, Any]:
+def _numbers(value: object) -> dict[str, Any]:
     """Returns the public attributes of a layer or an optimizer that are numbers or functions."""
     return {
         name: each
@@ -534,10 +535,10 @@ def _numbers(value: Any) -> dict[str, Any]:
     }
 
 
-def _constant(value: Any) -> Any:
+def _constant(value: object) -> bool | float | str | None:
     return value if isinstance(value, bool | int | float | str) else None
 
 
-def _size(tracked: Any) -> int:
+def _size(tracked: object) -> int:
     """Counts the layers of an attribute that is a list or dict, to which a user may append."""
     return len(tracked) if isinstance(tracked, list | dict) else 1

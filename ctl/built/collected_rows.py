@@ -57,7 +57,7 @@ class CollectedRows:
         return {name: np.concatenate(self._parts.pop(name)) for name in list(self._parts)}
 
 
-def check_values(values: Any, rows: int | tf.Tensor) -> dict[str, tf.Tensor]:
+def check_values(values: object, rows: int | tf.Tensor) -> dict[str, tf.Tensor]:
     """Returns the result of `collect_outputs` as tensors.
 
     Args:
@@ -96,7 +96,7 @@ def check_values(values: Any, rows: int | tf.Tensor) -> dict[str, tf.Tensor]:
 
 
 def compute(
-    function: Callable[[dict[str, np.ndarray]], Any],
+    function: Callable[[dict[str, np.ndarray]], Mapping[str, float]],
     rows: CollectedRows,
     processes: ProcessGroup,
 ) -> dict[str, float]:
@@ -122,7 +122,7 @@ def compute(
     return metrics
 
 
-def _check_metrics(metrics: Any) -> dict[str, float]:
+def _check_metrics(metrics: object) -> dict[str, float]:
     if not isinstance(metrics, Mapping):
         raise UsageError(
             f"compute_metrics returned {type_name(metrics)}, but must return a dict of name -> number."

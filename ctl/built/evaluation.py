@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 import logging
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 import tf_keras
 
@@ -15,7 +16,7 @@ from ctl.configs.error_location import error_location
 from ctl.data.autograph import convert, traced
 from ctl.data.features import flatten_features
 from ctl.data.input_pipeline import InputPipeline
-from ctl.data.source import Batch
+from ctl.data.source import Batch, Nest
 from ctl.errors import UsageError
 from ctl.hardware import strategies
 from ctl.keras import precision
@@ -27,7 +28,7 @@ from ctl.update.non_finite import counter
 from ctl.update.preprocessing import call_sample_weight, preprocess
 from ctl.update.snapshot import Snapshot
 
-LossFn = Callable[[Batch, Any], tf.Tensor]
+LossFn = Callable[[Batch, Nest], tf.Tensor]
 _LOG = logging.getLogger("ctl")
 _RESTORED = (
     "The evaluation assigns %s, which has its old value again afterwards: use a metric of build_metrics "
@@ -60,7 +61,7 @@ class Evaluation:
         metrics: dict[str, tf_keras.metrics.Metric],
         *,
         global_batch_size: int,
-        collect: Callable[[Batch, Any], Mapping[str, tf.Tensor]] | None = None,
+        collect: Callable[[Batch, Nest], Mapping[str, tf.Tensor]] | None = None,
     ):
         check_names(metrics, step.plan)
         self.metrics = metrics
@@ -76,7 +77,7 @@ class Evaluation:
         self._draws = False
         self._warned: set[int] = set()
         # The values that the metrics of layers have in the training loop, on each replica.
-        self._of_training: list[tuple[tf.Variable, Any]] = []
+        self._of_training: list[tuple[tf.Variable, np.ndarray]] = []
 
     def reset(self) -> None:
         """Resets the sums and the metrics."""
@@ -90,7 +91,7 @@ class Evaluation:
         for metric in (*self.metrics.values(), *of_layers):
             metric.reset_state()
 
-    def run(self, batch: Batch, row_mask: tf.Tensor | None, *, equal: bool = True) -> Any:
+    def run(self, batch: Batch, row_mask: tf.Tensor | None, *, equal: bool = True) -> Nest:
         """Evaluates one replica's rows; call it in a replica context.
 
         Args:
@@ -138,7 +139,7 @@ class Evaluation:
         if self._draws:
             self._batches.assign_add(1)
 
-    def results(self) -> dict[str, Any]:
+    def results(self) -> dict[str, tf.Tensor]:
         """Returns the loss, if there is a loss function, the metrics and the number of examples.
 
         Raises:
@@ -158,7 +159,7 @@ class Evaluation:
             results = {"loss": loss.weighted_sum(means, self._factors), **named, **results}
         return {**results, "examples": self.examples.read_value()}
 
-    def _add_loss(self, batch: Batch, outputs: Any, row_mask: tf.Tensor | None) -> None:
+    def _add_loss(self, batch: Batch, outputs: Nest, row_mask: tf.Tensor | None) -> None:
         losses = loss.compute(self._step.hooks.per_example_loss, batch, outputs, self._factors)
         sample_weight = call_sample_weight(self._step.hooks, batch, training=False)
         weights = loss.weights_by_name(sample_weight, losses, row_mask, tf.float64)
@@ -215,7 +216,7 @@ def check_splits(
     *,
     global_batch_size: int,
     strategy: tf.distribute.Strategy,
-    step: Callable[[Any, Any], Any],
+    step: Callable[[Batch, tf.Tensor | None], Nest],
 ) -> None:
     """Checks the data of an evaluation before training, without reading it.
 
@@ -255,7 +256,7 @@ def check_splits(
 def _describe_differences(evaluation: dict[str, Any], training: dict[str, Any]) -> str:
     """Lists the features whose specs differ."""
 
-    def show(spec: Any) -> str:
+    def show(spec: Nest) -> str:
         if not isinstance(spec, tf.TensorSpec):
             return "missing" if spec is None else str(spec)
         return f"{spec.dtype.name} {spec.shape[1:]}"

@@ -134,7 +134,7 @@ def names_of_attributes(cls: type, methods: Sequence[str]) -> set[str]:
     return {name for name in found if name[0] != "_"}
 
 
-def check_optimizer(optimizer: Any) -> None:
+def check_optimizer(optimizer: object) -> None:
     """Raises UsageError if a user's optimizer overrides what the step does not call."""
     for name in _overridden(optimizer, _OF_OPTIMIZERS):
         raise UsageError(
@@ -144,7 +144,7 @@ def check_optimizer(optimizer: Any) -> None:
         )
 
 
-def warn_of_model(model: Any, optimizer: Any, loss: Any) -> None:
+def warn_of_model(model: object, optimizer: object, loss: object) -> None:
     """Prints a line if a user's model defines how it is trained in a way that nothing calls.
 
     Args:
@@ -176,7 +176,7 @@ def warn_of_model(model: Any, optimizer: Any, loss: Any) -> None:
         )
 
 
-def _overridden(value: Any, names: Sequence[str]) -> list[str]:
+def _overridden(value: object, names: Sequence[str]) -> list[str]:
     """Returns the methods that a user's object, or its class, overrides; installed packages may."""
     found = [name for name in names if name in vars(value)]
     for each in type(value).__mro__:

@@ -17,12 +17,12 @@ from ctl.built.built_step import BuiltStep
 from ctl.built.explanations import explained
 from ctl.compile.compiled_loop import compile_loop
 from ctl.data.input_pipeline import InputPipeline
-from ctl.data.source import Batch, Source
+from ctl.data.source import Batch, Data, Nest, Source
 from ctl.errors import NonFiniteStep, UsageError
+from ctl.keras.precision import Optimizer
 from ctl.update.gradients import Gradient
 from ctl.update.microbatches import first_rows, unpack
 from ctl.update.non_finite import SPIKE, NonFiniteReport
-from ctl.update.part import Optimizer
 from ctl.update.preprocessing import Hooks
 
 _LOG = logging.getLogger("ctl")
@@ -34,7 +34,7 @@ _RESERVED = "self.{name} belongs to orbit.StandardTrainer: give your attribute a
 class Trainer(Owner, Hooks, Protocol):
     """What ctl reads of a `StandardTrainer` below its class."""
 
-    build_dataset: Callable[..., Any]
+    build_dataset: Callable[..., Data]
     build_model: Callable[[], tf_keras.Model]
     build_optimizer: Callable[[Any], Optimizer]
     build_metrics: Callable[[], dict[str, tf_keras.metrics.Metric]]
@@ -81,7 +81,7 @@ class InnerLoop:
         self.trainer = trainer
         self._begun = 0  # the global step that the last loop began with
         # The iterator of the checks over the user's dataset, the number of the batch, and the batch.
-        self._own: tuple[Any, int, Any] | None = None
+        self._own: tuple[Iterator[Nest], int, Nest] | None = None
         self._data_step: int | None = None  # the global step that the data iterator stands at
         self.compiled_loop = None
         if plan.xla == "loop":
@@ -172,7 +172,7 @@ class InnerLoop:
         self.plan.check_own_dataset()
         self.own_dataset, self._own = True, None
 
-    def first_batch(self, part: float = 0.0) -> Any:
+    def first_batch(self, part: float = 0.0) -> tuple[Batch, tf.Tensor | None]:
         """Returns a batch of the first replica, of at least four rows, and its row mask.
 
         Args:
@@ -186,7 +186,7 @@ class InnerLoop:
         epoch = len(source) // self.plan.layout.global_batch_size if source else _MOST_READ
         return self._read(int(self.trainer.global_step.numpy()) + int(part * epoch))
 
-    def _read(self, step: int) -> Any:
+    def _read(self, step: int) -> tuple[Batch, tf.Tensor | None]:
         if self.own_dataset:
             with futures.ThreadPoolExecutor(1) as thread:  # in no replica, where it cannot be read
                 return thread.submit(self._read_own, step).result()
@@ -194,7 +194,7 @@ class InnerLoop:
         batch_size = max(layout.global_batch_size, 4 * layout.replicas)
         return unpack(self.pipeline.first_batch(batch_size, step))
 
-    def _read_own(self, number: int) -> Any:
+    def _read_own(self, number: int) -> tuple[Batch, tf.Tensor | None]:
         """Returns a batch of the user's dataset, which is read once, beside the training."""
         dataset, strategy = self.trainer.train_dataset, self.trainer.strategy
         iterator, last, batch = self._own or (iter(dataset), -1, None)
@@ -210,7 +210,7 @@ class InnerLoop:
     def _source(self) -> Source | None:
         return None if self.own_dataset else self.pipeline.training_source()
 
-    def training_data(self, step: int) -> Any:
+    def training_data(self, step: int) -> tf.distribute.DistributedDataset:
         """Returns the distributed training data from a global step on."""
         batch_size = self.plan.layout.global_batch_size
         if not self.compiled_loop:

@@ -145,7 +145,7 @@ class LoopResults:
         return self._plan.skips or self._attributes.has_loss_scale()
 
 
-def _to_nan(value: Any) -> Any:
+def _to_nan(value: tf.Tensor) -> tf.Tensor:
     value = tf.convert_to_tensor(value)
     if not value.dtype.is_floating:
         return value

@@ -9,7 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.built import observers
-from ctl.data.source import Batch
+from ctl.data.source import Batch, Nest
 from ctl.errors import UsageError, type_name
 from ctl.keras.private import compile_utils, losses_utils
 from ctl.rows import row_mask
@@ -19,7 +19,7 @@ from ctl.update import loss
 def update_by_name(
     metrics: Mapping[str, tf_keras.metrics.Metric],
     batch: Batch,
-    outputs: Any,
+    outputs: Nest,
     weights: tf.Tensor | None,
     sample_weight: Callable[..., Any],
 ) -> None:
@@ -62,7 +62,7 @@ def _target(name: str, targets: Iterable[str]) -> str | None:
 
 
 def _weights_of(
-    metric: Any, name: str, weights: Any, sample_weight: Callable[..., Any]
+    metric: tf_keras.metrics.Metric, name: str, weights: Any, sample_weight: Callable[..., Any]
 ) -> tf.Tensor | None:
     """Returns the weights of a metric: the mask of the rows, or its product with the loss' weights."""
     if not getattr(metric, "_ctl_weighted", False):
@@ -83,8 +83,8 @@ def _weights_of(
 
 def update(
     metric: tf_keras.metrics.Metric,
-    labels: Any,
-    outputs: Any,
+    labels: Nest,
+    outputs: Nest,
     weights: tf.Tensor | None = None,
     *,
     name: str = "",
@@ -189,7 +189,11 @@ def _takes_weights(metric: tf_keras.metrics.Metric, name: str) -> bool:
 
 
 def _update_built_in(
-    metric: tf_keras.metrics.Metric, labels: Any, outputs: Any, arguments: dict[str, Any], name: str
+    metric: tf_keras.metrics.Metric,
+    labels: Nest,
+    outputs: Nest,
+    arguments: dict[str, Any],
+    name: str,
 ) -> None:
     try:
         metric.update_state(labels, outputs, **arguments)
@@ -210,7 +214,7 @@ def _update_built_in(
         ) from error
 
 
-def _update_if_any(update_state: Any, outputs: Any) -> None:
+def _update_if_any(update_state: Callable[[], None], outputs: Nest) -> None:
     """Calls `update_state` unless there are no rows, for which a user's metric may return NaN."""
     first = tf.nest.flatten(outputs)[0]
     if first.shape[0]:

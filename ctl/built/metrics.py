@@ -11,6 +11,7 @@ import inspect
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 import tf_keras
 
 from ctl.data.autograph import convert
@@ -23,7 +24,7 @@ from ctl.update.plan import Plan
 
 
 def prepare(
-    metrics: Any, weighted: Sequence[str] | None = None
+    metrics: object, weighted: Sequence[str] | None = None
 ) -> dict[str, tf_keras.metrics.Metric]:
     """Checks the result of `build_metrics`, and makes `results` skip metrics that nothing updates.
 
@@ -100,7 +101,7 @@ def check_names(metrics: Iterable[str], plan: Plan) -> None:
         )
 
 
-def results(metrics: Mapping[str, tf_keras.metrics.Metric]) -> dict[str, Any]:
+def results(metrics: Mapping[str, tf_keras.metrics.Metric]) -> dict[str, tf.Tensor]:
     """Returns the results of the metrics, without those that nothing has updated."""
     return {name: metric.result() for name, metric in metrics.items() if _is_updated(metric)}
 
@@ -122,7 +123,7 @@ def call(
         rows.trace.metric_rows = None
 
 
-def _wrap_update(metric: Any, name: str) -> None:
+def _wrap_update(metric: tf_keras.metrics.Metric, name: str) -> None:
     """Makes a metric note that its `update_state` was called, even if only by a trace.
 
     It also explains the error of a metric whose variables would get the shape of an unknown batch.
@@ -148,7 +149,9 @@ def _wrap_update(metric: Any, name: str) -> None:
     metric.update_state = record
 
 
-def _note_update(metric: Any, args: tuple[Any, ...], arguments: Mapping[str, Any]) -> None:
+def _note_update(
+    metric: tf_keras.metrics.Metric, args: tuple[Any, ...], arguments: Mapping[str, Any]
+) -> None:
     """Notes an update in the trace of the `update_metrics` that calls it."""
     rows = row_mask.current()
     if rows is None or rows.trace.metric_rows is None:
@@ -164,7 +167,7 @@ def _note_update(metric: Any, args: tuple[Any, ...], arguments: Mapping[str, Any
         )
 
 
-def _is_updated(metric: Any) -> bool:
+def _is_updated(metric: tf_keras.metrics.Metric) -> bool:
     # A user's own code may assign the variables without update_state.
     return getattr(metric, "_ctl_updated", False) or any(
         np.any(v.numpy()) for v in metric.variables

@@ -1,14 +1,14 @@
 """Puts the outputs of parts of a batch together, by their rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import tensorflow as tf
 
+from ctl.data.source import Nest
 from ctl.errors import UsageError, type_name
 
 
-def concatenate(parts: Sequence[Any], rows: Sequence[int | tf.Tensor], function: str) -> Any:
+def concatenate(parts: Sequence[Nest], rows: Sequence[int | tf.Tensor], function: str) -> Nest:
     """Returns the outputs of all micro-batches of a replica.
 
     Args:
@@ -38,7 +38,7 @@ def concatenate(parts: Sequence[Any], rows: Sequence[int | tf.Tensor], function:
     return tf.nest.pack_sequence_as(parts[0], values)
 
 
-def _concatenate(parts: Sequence[Any], rows: Sequence[int | tf.Tensor]) -> Any:
+def _concatenate(parts: Sequence[Nest], rows: Sequence[int | tf.Tensor]) -> Nest:
     if all(part is None for part in parts):
         return None
     is_composite = isinstance(parts[0], tf.RaggedTensor | tf.SparseTensor)
@@ -56,7 +56,7 @@ def _concatenate(parts: Sequence[Any], rows: Sequence[int | tf.Tensor]) -> Any:
     return tf.concat(tensors, 0)
 
 
-def _names(value: Any, place: str = "outputs") -> Iterator[str]:
+def _names(value: Nest, place: str = "outputs") -> Iterator[str]:
     """Yields the place of each value, in the order of `tf.nest.flatten`."""
     if not tf.nest.is_nested(value):
         yield place

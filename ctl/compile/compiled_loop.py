@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from ctl.data.autograph import traced
 from ctl.data.input_pipeline import InputPipeline
+from ctl.data.source import Nest
 from ctl.hardware import devices
 from ctl.rows import replicas
 from ctl.rows.waits import InputWait
@@ -43,7 +44,7 @@ class CompiledLoop:
 
     def __init__(
         self,
-        step: Callable[[Any], None],
+        step: Callable[[Nest], None],
         *,
         strategy: tf.distribute.Strategy,
         most: int,
@@ -54,7 +55,7 @@ class CompiledLoop:
         self._step = step
         self._strategy = strategy
         self._input_wait = input_wait
-        self._chunk: Any = None
+        self._chunk: Nest = None
         self._used = self.size
         self._fixed_program: Any = None
         self.compile_again()
@@ -134,11 +135,11 @@ class CompiledLoop:
             self._together[id(program)] = traced(run)
         return self._together[id(program)]
 
-    def _run_steps_of_unit(self, chunk: Any, start: tf.Tensor, *number: tf.Tensor) -> None:
+    def _run_steps_of_unit(self, chunk: Nest, start: tf.Tensor, *number: tf.Tensor) -> None:
         self._run_steps(chunk, start, self._unit, *number)
 
     def _run_steps(
-        self, chunk: Any, start: tf.Tensor, steps: tf.Tensor | int, *number: tf.Tensor
+        self, chunk: Nest, start: tf.Tensor, steps: tf.Tensor | int, *number: tf.Tensor
     ) -> None:
         def run_step(i: tf.Tensor) -> tuple[tf.Tensor]:
             # Not `values[start + i]`: XLA takes the bounds of slices for constants, and would compile
@@ -152,7 +153,7 @@ class CompiledLoop:
 
 
 def compile_loop(
-    step: Callable[[Batch, Any], tf.Tensor],
+    step: Callable[[Batch, Nest], tf.Tensor],
     *,
     plan: Plan,
     pipeline: InputPipeline,
@@ -177,7 +178,7 @@ def compile_loop(
     spec = tf.TensorSpec([None], tf.int64) if resident else pipeline.element_spec()
 
     # Chunks contain full batches only, so that a mask is the padding of uneven shares.
-    def counted_step(element: Any) -> None:
+    def counted_step(element: Nest) -> None:
         batch, mask = unpack(element)
         if resident:  # a copy for each replica of this process
             own = resident[tf.distribute.get_replica_context()._replica_id]
@@ -193,7 +194,7 @@ def _select(values: tf.Tensor | None, index: tf.Tensor) -> tf.Tensor | None:
     return None if values is None else tf.gather(values, index)
 
 
-def chunk_size(spec: Any, rows: int) -> int:
+def chunk_size(spec: Nest, rows: int) -> int:
     """Returns the most steps per chunk: as many as fit into `CHUNK_BYTES`, at most `MAX_STEPS`.
 
     Args:

@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.data.autograph import traced
+from ctl.data.source import Nest
 
 
 class TracedFunction:
@@ -18,13 +19,13 @@ class TracedFunction:
         function: the function, in ctl.
     """
 
-    def __init__(self, function: Callable[[Any], Any]):
+    def __init__(self, function: Callable[[Nest], Nest]):
         self._traced: Any = traced(function, reduce_retracing=True)
-        self._batch: Any = None  # the structure of the last batch
-        self._specs: Any = None
+        self._batch: Nest = None  # the structure of the last batch
+        self._specs: Nest = None
         self._concrete: Any = None
 
-    def __call__(self, batch: Any) -> Any:
+    def __call__(self, batch: Nest) -> Nest:
         """Calls the function with a batch, in eager execution."""
         values = tf.nest.flatten(batch)
         # The components of distributed values have specs of their own, and their steps take longer.
@@ -36,7 +37,7 @@ class TracedFunction:
             self._specs, self._batch = specs, tf.nest.map_structure(lambda _: 0, batch)
         return self._concrete(batch)
 
-    def _has_same_structure(self, batch: Any) -> bool:
+    def _has_same_structure(self, batch: Nest) -> bool:
         try:
             tf.nest.assert_same_structure(batch, self._batch)
         except (TypeError, ValueError):

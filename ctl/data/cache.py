@@ -27,7 +27,7 @@ from ctl.data.files.record_reader import ArrayRecordReader, import_package
 from ctl.data.files.records import RecordFeatures, Records
 from ctl.data.kinds import Kind
 from ctl.data.ragged import Sequences
-from ctl.data.source import Arrays, Batch, Source
+from ctl.data.source import Arrays, Batch, Nest, Source
 from ctl.errors import Failure, UsageError, check_local, print_line
 from ctl.hardware.file_systems import create
 
@@ -117,7 +117,7 @@ def cache_data(data: Kind, place: str) -> Kind:
     return dataclasses.replace(data, source=cached(data.source, place))
 
 
-def _check_spec(spec: Any, place: str) -> None:
+def _check_spec(spec: Nest, place: str) -> None:
     shapes = "one shape" if place == MEMORY else "known rank"
     for name, feature in flatten_features(spec).items():
         is_dense = isinstance(feature, tf.TensorSpec) and feature.shape.rank is not None
@@ -136,7 +136,7 @@ def _serialize(example: Batch) -> tf.Tensor:
     return tf.io.serialize_tensor(tf.stack(features))
 
 
-def _parser(spec: Any) -> Callable[[tf.Tensor], Batch]:
+def _parser(spec: Nest) -> Callable[[tf.Tensor], Batch]:
     """Returns a function from the record of an example to the example."""
 
     def parse(record: tf.Tensor) -> Batch:
@@ -210,7 +210,7 @@ def _fill(source: Source, examples: tf.data.Dataset, path: str) -> None:
             os.remove(temporary)
 
 
-def _digest(source: Source, spec: Any) -> str:
+def _digest(source: Source, spec: Nest) -> str:
     """Returns a digest of what the examples depend on: files, version and specs."""
     features = [f"{n} {s.dtype.name} {s.shape}" for n, s in flatten_features(spec).items()]
     # A cache in which records were replaced must not hide that a file is damaged.

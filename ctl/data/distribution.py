@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.data.layout import WorkerShard
-from ctl.data.source import MaskedBatch
+from ctl.data.source import MaskedBatch, Nest
 from ctl.errors import UsageError
 
 DatasetFn = Callable[[tf.distribute.InputContext], tf.data.Dataset]
@@ -80,7 +80,7 @@ def global_batches(strategy: tf.distribute.Strategy, dataset: tf.data.Dataset) -
     return strategy.experimental_distribute_dataset(disable_autotune(dataset))
 
 
-def check_distributed(batch: Any, strategy: tf.distribute.Strategy) -> None:
+def check_distributed(batch: Nest, strategy: tf.distribute.Strategy) -> None:
     """Raises UsageError for a plain batch, which every replica would train on as a whole."""
     values = [value for value in tf.nest.flatten(batch) if value is not None]
     is_plain = not any(isinstance(v, tf.distribute.DistributedValues) for v in values)
@@ -97,7 +97,7 @@ def check_distributed(batch: Any, strategy: tf.distribute.Strategy) -> None:
         raise UsageError("The batch is distributed by another strategy than the step's.")
 
 
-def has_equal_shares(batch: Any, strategy: tf.distribute.Strategy) -> bool:
+def has_equal_shares(batch: Nest, strategy: tf.distribute.Strategy) -> bool:
     """Returns whether all replicas are known to have the same number of rows.
 
     Every replica must know the same: from a static number that differs between them, each would

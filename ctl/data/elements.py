@@ -9,7 +9,7 @@ import tensorflow as tf
 from ctl.data import host_random
 from ctl.data.autograph import traced
 from ctl.data.features import RESERVED, check_names, name_as_features
-from ctl.data.source import Augment, Source
+from ctl.data.source import Augment, Nest, Source
 from ctl.errors import UsageError
 
 # The stateful ops behind tf.random.uniform and similar functions, and behind tf.random.Generator.
@@ -24,7 +24,7 @@ _SAME_ELEMENTS = ("Cache", "Options", "Prefetch", "Repeat", "Shard", "Shuffle", 
 _SPLIT_ELEMENTS = ("FlatMap", "Interleave", "Unbatch", "Window")
 
 
-def name_features(element: Any) -> Any:
+def name_features(element: Nest) -> Any:
     """Names the features of an element of a dataset.
 
     Args:
@@ -79,7 +79,7 @@ def source_spec(source: Source) -> dict[str, tf.TensorSpec]:
     return batch_spec(tf.nest.map_structure(tf.type_spec_from_value, outputs), is_batched=True)
 
 
-def batch_spec(spec: Any, *, is_batched: bool) -> dict[str, tf.TensorSpec]:
+def batch_spec(spec: Nest, *, is_batched: bool) -> dict[str, tf.TensorSpec]:
     """Returns the spec of a batch with an unknown number of rows, for building the model.
 
     Args:
@@ -123,7 +123,7 @@ def augmented_spec(augment: Augment, spec: dict[str, tf.TensorSpec]) -> dict[str
     return batch_spec(outputs, is_batched=False)
 
 
-def all_nodes(graph: Any) -> list[Any]:
+def all_nodes(graph: tf.Graph) -> list[Any]:
     """Returns the nodes of a GraphDef, and those of its library: of branches, loops and maps."""
     return [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
 
@@ -161,7 +161,7 @@ def element_shapes(specs: Sequence[tf.TensorSpec]) -> str:
     return " and ".join(str(tuple(spec.shape)) for spec in specs)
 
 
-def _feature_spec(spec: Any, is_batched: bool, element: Any) -> tf.TensorSpec:
+def _feature_spec(spec: Nest, is_batched: bool, element: Nest) -> tf.TensorSpec:
     """Returns the spec of a feature in a batch of unknown size.
 
     Args:

@@ -15,7 +15,7 @@ import tensorflow as tf
 from ctl.data import distribution, host_random
 from ctl.data.kinds import Kind, kind_of
 from ctl.data.layout import Layout, WorkerShard
-from ctl.data.source import Arrays, Data, Source, described_batch
+from ctl.data.source import Arrays, Data, Nest, Source, described_batch
 from ctl.errors import UsageError, name_arguments
 from ctl.hardware import strategies
 from ctl.private import replaced
@@ -52,7 +52,7 @@ class TrainingData:
         supports_chunks: whether many batches can be stacked in one element.
     """
 
-    spec: Any
+    spec: Nest
     full_batches: bool
     has_one_shape: bool
     supports_chunks: bool

@@ -29,6 +29,7 @@ from ctl.data.source import (
     Augmented,
     GlobalBatches,
     MaskedBatch,
+    Nest,
     PerReplica,
     Source,
 )
@@ -386,7 +387,7 @@ def _split(batches: tf.data.Dataset, layout: Layout, *, always_full: bool) -> tf
     replicas = tf.range(layout.first_replica, layout.first_replica + layout.local_replicas)
     rows = replicas[:, tf.newaxis] * count + tf.range(count)[tf.newaxis, :]
 
-    def split(batch: Any) -> MaskedBatch:
+    def split(batch: Nest) -> MaskedBatch:
         # The last batch of an evaluation may be partial: its size is known only here.
         size = tf.shape(tf.nest.flatten(batch)[0])[0]
         padded = tf.nest.map_structure(lambda x: tf.gather(x, tf.minimum(rows, size - 1)), batch)

@@ -16,6 +16,7 @@ from ctl.data.features import flatten_features, map_features
 from ctl.errors import UsageError
 
 Batch: TypeAlias = dict[str, Any]  # name -> tensor; `label` may be a dict of tensors
+Nest: TypeAlias = Any  # any structure of tensors that tf.nest accepts; TensorFlow has no type hints
 Augment: TypeAlias = Callable[[Batch, tf.Tensor], Batch]  # (example, [2] int64 seed) -> example
 
 

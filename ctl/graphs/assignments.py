@@ -1,7 +1,7 @@
 """Lists the variables that the code of a step assigns, from the graph, while the step is traced."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -22,9 +22,9 @@ class Assignment(NamedTuple):
         calls: the ops that call the functions which contain `op`, outermost first.
     """
 
-    op: Any
-    handle: Any
-    calls: tuple[Any, ...]
+    op: tf.Operation
+    handle: tf.Tensor
+    calls: tuple[tf.Operation, ...]
 
     @property
     def place(self) -> str:
@@ -32,7 +32,7 @@ class Assignment(NamedTuple):
         line = user_frame([(frame.filename, frame.lineno) for frame in self.op.traceback])
         return line or f"Layer {self.op.name.rpartition('/')[0] or self.op.name}"
 
-    def depends_on(self, sources: Iterable[Any]) -> bool:
+    def depends_on(self, sources: Iterable[tf.Tensor]) -> bool:
         """Returns whether the value, or the assignment itself, depends on one of the sources."""
         sources = list(sources)
         values = [tensor for tensor in self.op.inputs if tensor.dtype != tf.resource]
@@ -45,7 +45,7 @@ class Assignment(NamedTuple):
 
 
 def find_assignments(
-    operations: Sequence[Any], calls: tuple[Any, ...] = ()
+    operations: Sequence[tf.Operation], calls: tuple[tf.Operation, ...] = ()
 ) -> Iterator[Assignment]:
     """Yields the assignments among ops, and in the functions that they call, but no optimizer's.
 
@@ -65,7 +65,7 @@ def find_assignments(
                     yield Assignment(op, outermost(tensor), calls)
 
 
-def outermost(tensor: Any) -> Any:
+def outermost(tensor: tf.Tensor) -> tf.Tensor:
     """Returns the tensor outside of all functions that an input of a function stands for."""
     while tf.is_symbolic_tensor(tensor):
         outer = dataflow.captured(tensor)

@@ -19,7 +19,7 @@ _SELECTING = ("Gather", "GatherV2", "Slice", "StridedSlice")
 _INPUTS = {**ops.DATA_INPUT, "MatMul": 0}
 
 
-def depends_on(value: Any, sources: Iterable[Any]) -> bool:
+def depends_on(value: Any, sources: Iterable[tf.Tensor]) -> bool:
     """Returns whether a tensor is computed from one of the sources.
 
     Values that are read from variables do not depend on what was assigned to these. An operation that
@@ -35,7 +35,7 @@ def depends_on(value: Any, sources: Iterable[Any]) -> bool:
 
 def ancestors(
     *values: Any, stop: Collection[int] = (), through_shapes: bool = True
-) -> Iterator[Any]:
+) -> Iterator[tf.Tensor]:
     """Yields tensors of a graph and all that they are computed from; see `depends_on`.
 
     Args:
@@ -158,7 +158,7 @@ def _sources(tensor: tf.Tensor) -> list[tf.Tensor]:
     return [x for x in inputs if x.shape.rank and x.shape[0] == size]
 
 
-def _moves_axis(op: Any) -> bool:
+def _moves_axis(op: tf.Operation) -> bool:
     """Returns whether axis 0 of an op's result is not axis 0 of its first input."""
     if "Segment" in op.type:
         return True

@@ -1,7 +1,6 @@
 """Tables of TensorFlow's ops: those that compute by element, call functions or draw random numbers."""
 
 from collections.abc import Collection, Iterable, Iterator
-from typing import Any
 
 import tensorflow as tf
 
@@ -94,7 +93,7 @@ _LOCAL = ("StatelessShuffle", "StatelessMultinomial")
 STATELESS = {op for op in RANDOM if op.startswith("Stateless") and op not in _LOCAL}
 
 
-def suggestion(op: Any, counts: Collection[int]) -> str:
+def suggestion(op: tf.Operation, counts: Collection[int]) -> str:
     """Returns what to write in place of a random op.
 
     Args:
@@ -114,7 +113,7 @@ def suggestion(op: Any, counts: Collection[int]) -> str:
     return f"{text}, {shared} for numbers that all rows share" if may_be_rows else shared
 
 
-def called_graphs(op: Any) -> Iterator[tuple[str, Any]]:
+def called_graphs(op: tf.Operation) -> Iterator[tuple[str, tf.Graph]]:
     """Yields the name and the graph of each function that an op calls."""
     for attribute in FUNCTIONS.get(op.type, ()):
         value = op.get_attr(attribute)
@@ -126,7 +125,7 @@ def called_graphs(op: Any) -> Iterator[tuple[str, Any]]:
                 yield function.name, graph
 
 
-def with_called(operations: Iterable[Any]) -> Iterator[Any]:
+def with_called(operations: Iterable[tf.Operation]) -> Iterator[tf.Operation]:
     """Yields operations, and the operations of the functions that they call."""
     for op in operations:
         yield op

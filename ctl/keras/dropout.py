@@ -16,6 +16,7 @@ import tf_keras
 from ctl.errors import UsageError
 from ctl.random import draws
 from ctl.random.draws import Stream
+from ctl.random.philox import Shape
 from ctl.rows import row_mask
 
 # Whether the layers of tf_keras draw as if there was no step, because the options accept it.
@@ -51,7 +52,9 @@ def key_random_layers(
     return names
 
 
-def _dropout(stream: Stream, inputs: tf.Tensor, rate: float, noise_shape: Any = None) -> tf.Tensor:
+def _dropout(
+    stream: Stream, inputs: tf.Tensor, rate: float, noise_shape: Shape | None = None
+) -> tf.Tensor:
     """Drops elements of `inputs` as `tf.nn.dropout` does, by the numbers of their rows."""
     # A noise shape that starts with 1 has one mask for all rows: the mask of row 0 everywhere.
     shared = noise_shape is not None and draws.static_size(noise_shape) == 1
@@ -60,10 +63,10 @@ def _dropout(stream: Stream, inputs: tf.Tensor, rate: float, noise_shape: Any = 
 
 def _uniform(
     stream: Stream,
-    shape: Any,
+    shape: Shape,
     minval: float = 0.0,
     maxval: float | None = None,
-    dtype: Any = None,
+    dtype: tf.DType | None = None,
     nonce: int | None = None,
 ) -> tf.Tensor:
     """Draws uniform numbers in [minval, maxval); axis 0 of `shape` is this replica's rows."""
@@ -78,10 +81,10 @@ def _uniform(
 
 def _normal(
     stream: Stream,
-    shape: Any,
+    shape: Shape,
     mean: float = 0.0,
     stddev: float = 1.0,
-    dtype: Any = None,
+    dtype: tf.DType | None = None,
     nonce: int | None = None,
 ) -> tf.Tensor:
     """Draws normal numbers; axis 0 of `shape` is this replica's rows."""

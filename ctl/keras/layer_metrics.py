@@ -18,7 +18,7 @@ from ctl.rows import row_mask
 _LOG = logging.getLogger("ctl")
 
 
-def prepare(model: Any, seed: int, *, scope: str) -> None:
+def prepare(model: tf_keras.Model, seed: int, *, scope: str) -> None:
     """Makes the metrics of a model's layers count the rows that exist; may be called again."""
     for layer in model._flatten_layers():
         for metric in layer._metrics:
@@ -27,7 +27,7 @@ def prepare(model: Any, seed: int, *, scope: str) -> None:
                 _wrap_update(metric)
 
 
-def _wrap_update(metric: Any) -> None:
+def _wrap_update(metric: tf_keras.metrics.Metric) -> None:
     update_state = metric.update_state
 
     # Without `__module__`, by which AutoGraph decides what to convert.
@@ -90,7 +90,7 @@ def _is_split(rows: row_mask.Rows) -> bool:
     return replicas > 1 or bool(rows.isolated) or rows.row_mask is not None
 
 
-def _averaged(metric: Any, args: Any, rows: row_mask.Rows) -> tuple[Any, ...]:
+def _averaged(metric: tf_keras.metrics.Metric, args: Any, rows: row_mask.Rows) -> tuple[Any, ...]:
     """Returns the values of which a layer computed the mean; nothing, with a warning, if it did not."""
     if type(metric) is tf_keras.metrics.Mean and len(args) == 1 and args[0].op.type == "Mean":
         values = args[0].op.inputs[0]

@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from ctl.data.source import Nest
 from ctl.keras.private import losses_utils
 
 _PACKAGES = {"keras": "ctl.keras.keras3.package"}
@@ -71,7 +72,7 @@ def convert(value: Any) -> Any:
     return package.convert(value) if package else value
 
 
-def raw(variables: Iterable[Any]) -> list[tf.Variable]:
+def raw(variables: Iterable[tf.Variable]) -> list[tf.Variable]:
     """Returns the tf.Variables of variables of any package, those that exist already."""
     values = [package.raw(v) if (package := _package_of(v)) else v for v in variables]
     return [value for value in values if value is not None]
@@ -132,12 +133,12 @@ def _find_package(classes: tuple[type, ...]) -> str:
     return next((name for name in names if name in _PACKAGES), "")
 
 
-def masks_of(outputs: Any) -> list[tf.Tensor | None]:
+def masks_of(outputs: Nest) -> list[tf.Tensor | None]:
     """Returns the mask that tf_keras attached to each of the outputs, or None."""
     return [losses_utils.get_mask(output) for output in tf.nest.flatten(outputs)]
 
 
-def attach_masks(outputs: Any, masks: list[tf.Tensor | None]) -> None:
+def attach_masks(outputs: Nest, masks: list[tf.Tensor | None]) -> None:
     """Attaches masks to outputs that a compiled function has returned without their attributes."""
     for output, mask in zip(tf.nest.flatten(outputs), masks, strict=True):
         if mask is not None:

@@ -3,14 +3,17 @@
 from collections.abc import Callable, Iterator
 import contextlib
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 import tf_keras
 
+from ctl.data.source import Nest
 from ctl.errors import UsageError
 from ctl.keras import models
 from ctl.keras.private import policy as policy_module
+
+Optimizer: TypeAlias = tf_keras.optimizers.Optimizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +102,7 @@ def global_dtypes() -> list[Dtypes]:
     return [own, *filter(None, (package.dtypes() for package in models.imported()))]
 
 
-def of_model(model: Any) -> str:
+def of_model(model: tf_keras.Model) -> str:
     """Returns the precision of a model's layers; of new layers of all packages if it is None."""
     if model is None:
         packages = global_dtypes()
@@ -122,7 +125,7 @@ def check_model(model: tf_keras.layers.Layer, precision: str) -> None:
         )
 
 
-def cast_to_float32(outputs: Any) -> Any:
+def cast_to_float32(outputs: Nest) -> Any:
     """Casts 16-bit floats of a model's outputs to float32, in which losses are computed."""
     # 8 or 11 bits are too few for the sum of a cross entropy; float64 outputs stay as they are.
     half = (tf.float16, tf.bfloat16)
@@ -139,7 +142,7 @@ def cast_to_float32(outputs: Any) -> Any:
     return tf.nest.map_structure(cast, outputs)
 
 
-def wrap_loss_scale(optimizer: Any, name: str, loss_scale: float) -> Any:
+def wrap_loss_scale(optimizer: Optimizer, name: str, loss_scale: float) -> Any:
     """Wraps an optimizer into tf_keras' LossScaleOptimizer if the precision requires a loss scale.
 
     Args:
@@ -158,17 +161,17 @@ def wrap_loss_scale(optimizer: Any, name: str, loss_scale: float) -> Any:
     return tf_keras.mixed_precision.LossScaleOptimizer(optimizer)
 
 
-def has_loss_scale(optimizer: Any) -> bool:
+def has_loss_scale(optimizer: Optimizer) -> bool:
     """Returns whether an optimizer is a LossScaleOptimizer."""
     return isinstance(optimizer, tf_keras.mixed_precision.LossScaleOptimizer)
 
 
-def inner(optimizer: Any) -> Any:
+def inner(optimizer: Optimizer) -> Any:
     """Returns the optimizer inside of a LossScaleOptimizer; another optimizer is returned itself."""
     return optimizer.inner_optimizer if has_loss_scale(optimizer) else optimizer
 
 
-def update_loss_scale(optimizer: Any, finite: tf.Tensor) -> None:
+def update_loss_scale(optimizer: Optimizer, finite: tf.Tensor) -> None:
     """Updates a dynamic loss scale, as tf_keras does; call it in the cross-replica context.
 
     Args:

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from ctl.errors import UsageError, list_some
 from ctl.hardware import strategies
+from ctl.keras.precision import Optimizer
 from ctl.keras.private import base_layer_utils
 
 
@@ -46,7 +47,7 @@ def check_scope(variables: Iterable[tf.Variable], strategy: tf.distribute.Strate
 
 
 def check_known(
-    optimizer: Any, variables: Sequence[tf.Variable], strategy: tf.distribute.Strategy
+    optimizer: Optimizer, variables: Sequence[tf.Variable], strategy: tf.distribute.Strategy
 ) -> None:
     """Raises a UsageError if an optimizer was built for other variables than those of `minimize`."""
     if strategy.num_replicas_in_sync > 1:
@@ -61,7 +62,7 @@ def check_known(
         )
 
 
-def unknown_variables(optimizer: Any, variables: Sequence[tf.Variable]) -> list[str]:
+def unknown_variables(optimizer: Optimizer, variables: Sequence[tf.Variable]) -> list[str]:
     """Returns the variables that a built optimizer was not built for, by name."""
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     if not getattr(optimizer, "_built", False):

@@ -48,10 +48,10 @@ class Attention:
     key: tf.Tensor
     value: tf.Tensor
     bias: Any
-    mask: Any
+    mask: tf.Tensor | None
     scale: float
     is_causal: bool
-    lengths: Any = None
+    lengths: tuple[tf.Tensor | None, tf.Tensor | None] | None = None
 
     @property
     def form(self) -> tuple[Any, ...]:
@@ -64,9 +64,10 @@ class Attention:
 
 
 def dot_product_attention(
-    query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None,
+    query: tf.Tensor, key: tf.Tensor, value: tf.Tensor,
+    bias: tf.Tensor | None = None, mask: tf.Tensor | None = None,
     *, scale: float | None = None, is_causal: bool = False,
-    query_seq_lengths: Any = None, key_value_seq_lengths: Any = None,
+    query_seq_lengths: tf.Tensor | None = None, key_value_seq_lengths: tf.Tensor | None = None,
 ) -> tf.Tensor:  # fmt: skip
     """Computes softmax(query key^T scale + bias) value for each head.
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ctl.data.source import Nest
 from ctl.graphs.ops import is_compiled_for_gpu
 from ctl.private.tensorflow import gen_xla_ops
 from ctl.rows import row_mask
@@ -25,13 +26,13 @@ from ctl.rows import row_mask
 _MOST = 9  # elements of a window; each one adds operations to the program
 
 
-def _is_compiled(tensor: Any) -> bool:
+def _is_compiled(tensor: tf.Tensor) -> bool:
     rows = row_mask.current()
     uses_kernels = rows is not None and rows.kernels and isinstance(tensor, tf.Tensor)
     return uses_kernels and is_compiled_for_gpu(tensor)
 
 
-def gelu(original: Any, features: Any, approximate: bool = False, name: Any = None) -> tf.Tensor:
+def gelu(original: Any, features: Nest, approximate: bool = False, name: Any = None) -> tf.Tensor:
     """Computes `tf.nn.gelu`."""
     if approximate or not _is_compiled(features) or features.dtype not in (tf.bfloat16, tf.float16):
         return original(features, approximate, name)

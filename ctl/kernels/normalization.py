@@ -21,7 +21,7 @@ class Normalized(NamedTuple):
 
 def normalize(
     x: tf.Tensor,
-    mask: Any,
+    mask: tf.Tensor | None,
     *,
     axis: Sequence[int],
     gamma: tf.Tensor | None,
@@ -67,7 +67,9 @@ def normalize(
     return Normalized(outputs, merged.count, merged.shift + merged.error, variance)
 
 
-def moving_step(variable: Any, batch: Normalized, value: tf.Tensor, momentum: float) -> tf.Tensor:
+def moving_step(
+    variable: tf.Variable, batch: Normalized, value: tf.Tensor, momentum: float
+) -> tf.Tensor:
     """Returns what to subtract from a moving statistic.
 
     Args:
@@ -165,7 +167,7 @@ def _attach_gradient(
     return tuple(attach(*inputs, *values))
 
 
-def _masks(x: tf.Tensor, mask: Any, axis: Sequence[int], name: str) -> tuple[Any, Any]:
+def _masks(x: tf.Tensor, mask: tf.Tensor | None, axis: Sequence[int], name: str) -> tuple[Any, Any]:
     """Returns masks of leading axes of x: rows that exist, positions in the statistics; None for all."""
     existing = row_mask.current_mask()
     if existing is not None:

@@ -57,7 +57,9 @@ class SyncBatchNormalization(tf_keras.layers.BatchNormalization):
             kwargs["aggregation"] = tf.VariableAggregation.ONLY_FIRST_REPLICA
         return super().add_weight(*args, **kwargs)
 
-    def call(self, inputs: tf.Tensor, training: Any = None, mask: Any = None) -> tf.Tensor:
+    def call(
+        self, inputs: tf.Tensor, training: bool | None = None, mask: tf.Tensor | None = None
+    ) -> tf.Tensor:
         """Normalizes a batch.
 
         Args:
@@ -80,7 +82,7 @@ class SyncBatchNormalization(tf_keras.layers.BatchNormalization):
             raise UsageError(f"Layer {self.name} got a tensor as `training`: pass True or False.")
         return self._train(inputs, mask) if training else super().call(inputs, False, mask)
 
-    def _train(self, inputs: tf.Tensor, mask: Any) -> tf.Tensor:
+    def _train(self, inputs: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
         _check_supported(self)  # again, because `build` resolves negative axes
         # The cast to the compute dtype comes first: the statistics are those of the rounded inputs.
         x = tf.cast(tf.cast(inputs, self.compute_dtype), self._param_dtype)

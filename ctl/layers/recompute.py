@@ -18,6 +18,7 @@ import tf_keras
 
 from ctl.configs.error_location import user_frame
 from ctl.data.autograph import convert
+from ctl.data.source import Nest
 from ctl.errors import UsageError
 from ctl.graphs import ops, order, passes
 from ctl.graphs.assignments import READS, find_assignments, outermost
@@ -83,7 +84,7 @@ def recompute(layer_or_function: Any, *, blocks: str = "") -> Any:
     return _wrap(layer_or_function, f"Function {name}")
 
 
-def _recompute_blocks(model: Any, pattern: str) -> Any:
+def _recompute_blocks(model: tf_keras.Model, pattern: str) -> tf_keras.Model:
     """Makes a functional model call its blocks one after the other, and recompute each."""
     if not getattr(model, "_is_graph_network", False):
         raise UsageError(
@@ -111,7 +112,7 @@ def _recompute_blocks(model: Any, pattern: str) -> Any:
             "ones."
         ) from None
 
-    def call(inputs: Any, training: Any = None, mask: Any = None) -> Any:
+    def call(inputs: Nest, training: bool | None = None, mask: tf.Tensor | None = None) -> Nest:
         for part in parts:
             inputs = part(inputs, training=training)
         return inputs
@@ -176,7 +177,7 @@ class _Call:
         self._masks = [getattr(tensor, "_keras_mask", None) for tensor in self._inputs]
         self._start = len(rows.graph.get_operations())
 
-    def run(self) -> Any:
+    def run(self) -> Nest:
         """Runs the first pass, and records on the tapes how its gradient is computed."""
         _SWITCH.used = True
         args, kwargs = self._arguments
@@ -208,7 +209,7 @@ class _Call:
         )
         return tf.nest.pack_sequence_as(outputs, results, expand_composites=True)
 
-    def _gradients(self, *d_outputs: Any) -> list[Any]:
+    def _gradients(self, *d_outputs: tf.Tensor) -> list[tf.Tensor]:
         """Runs the second pass; returns the gradients by inputs, captured tensors and variables."""
         graph = self._rows.graph
         start = len(graph.get_operations())
@@ -238,7 +239,7 @@ class _Call:
         by_tensor = [gradients.get(id(x)) for x in (*inputs, *self._captured)]
         return [*by_tensor, *computed[len(sources) :]]
 
-    def replay_forward_pass(self, inputs: Sequence[tf.Tensor]) -> Any:
+    def replay_forward_pass(self, inputs: Sequence[tf.Tensor]) -> Nest:
         """Runs the function again; `draws` recognizes this method by its name."""
         flat = list(self._flat)
         for place, value, mask in zip(self._places, inputs, self._masks, strict=True):
@@ -295,7 +296,7 @@ def _is_differentiable(tensor: tf.Tensor) -> bool:
     return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
 
 
-def _matters(read: Any) -> bool:
+def _matters(read: tf.Operation) -> bool:
     """Returns whether the outputs may depend on a read.
 
     A fused batch normalization reads the moving statistics only to compute new ones.
@@ -339,6 +340,6 @@ def _check_second_pass(name: str, first: Sequence[Any], second: Sequence[Any]) -
             )
 
 
-def _reject(name: str, op: Any, problem: str) -> None:
+def _reject(name: str, op: tf.Operation, problem: str) -> None:
     line = user_frame([(frame.filename, frame.lineno) for frame in op.traceback])
     raise UsageError(f"{f'{line}: ' if line else ''}{name} in ctl.recompute {problem}.")

@@ -16,7 +16,7 @@ from ctl.built.inner_loop import loop_of
 from ctl.configs.options import TrainerOptions
 from ctl.data.autograph import convert, traced
 from ctl.data.features import RESERVED
-from ctl.data.source import Batch
+from ctl.data.source import Batch, Nest
 from ctl.errors import UsageError
 from ctl.graphs.assignments import find_assignments
 from ctl.graphs.dataflow import depends_on
@@ -160,7 +160,7 @@ class _Features(dict[str, Any]):
         return self.zeros[name]
 
 
-def _zeros(features: Mapping[str, tf.Tensor], specs: Any) -> Any:
+def _zeros(features: Mapping[str, tf.Tensor], specs: Nest) -> Any:
     """Returns zeros, or empty strings, with as many rows as the features; 1 for unknown lengths."""
     rows = row_count(dict(features))
     return tf.nest.map_structure(

@@ -12,6 +12,7 @@ from ctl.built.inner_loop import loop_of
 from ctl.configs.group_values import patterns
 from ctl.hardware import devices
 from ctl.keras import precision
+from ctl.keras.precision import Optimizer
 from ctl.loop.actions.action import Action
 from ctl.loop.timing import Throughput
 from ctl.trainer import StandardTrainer
@@ -104,7 +105,7 @@ def learning_rates(trainer: StandardTrainer) -> dict[str, float]:
     return rates
 
 
-def read_rate(optimizer: Any) -> float:
+def read_rate(optimizer: Optimizer) -> float:
     """Returns the learning rate of an optimizer's next update."""
     # Not the public property, which gives the rate of a schedule at the last update of this process.
     rate = optimizer._learning_rate

@@ -91,7 +91,7 @@ class LAMB(_Layerwise):
         super().__init__(learning_rate, weight_decay, jit_compile=jit_compile, name=name)
         self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
 
-    def update_step(self, gradient: Any, variable: tf.Variable) -> None:
+    def update_step(self, gradient: tf.Tensor, variable: tf.Variable) -> None:
         """Updates one variable; a sparse gradient counts as the dense one."""
         gradient = tf.convert_to_tensor(gradient)
         step = tf.cast(self.iterations + 1, variable.dtype)
@@ -130,7 +130,7 @@ class LARS(_Layerwise):
         self.momentum, self.nesterov = momentum, nesterov
         self.trust_coefficient = trust_coefficient
 
-    def update_step(self, gradient: Any, variable: tf.Variable) -> None:
+    def update_step(self, gradient: tf.Tensor, variable: tf.Variable) -> None:
         """Updates one variable; a sparse gradient counts as the dense one."""
         gradient = tf.convert_to_tensor(gradient) + self._decay(variable)
         ratio = self._trust_ratio(variable, gradient, self.trust_coefficient)

@@ -46,6 +46,7 @@ from typing_extensions import Unpack
 from ctl.errors import UsageError
 from ctl.random import draws, philox
 from ctl.random.draws import Stream
+from ctl.random.philox import Number, Shape
 from ctl.rows import gather, row_mask
 
 
@@ -59,10 +60,10 @@ class Keying(TypedDict, total=False):
 
 
 def uniform(
-    shape: Any,
-    minval: Any = 0.0,
-    maxval: Any = 1.0,
-    dtype: Any = tf.float32,
+    shape: Shape,
+    minval: Number = 0.0,
+    maxval: Number = 1.0,
+    dtype: tf.DType = tf.float32,
     **keying: Unpack[Keying],
 ) -> tf.Tensor:
     """Draws uniform numbers in [minval, maxval).
@@ -79,10 +80,10 @@ def uniform(
 
 
 def normal(
-    shape: Any,
-    mean: Any = 0.0,
-    stddev: Any = 1.0,
-    dtype: Any = tf.float32,
+    shape: Shape,
+    mean: Number = 0.0,
+    stddev: Number = 1.0,
+    dtype: tf.DType = tf.float32,
     **keying: Unpack[Keying],
 ) -> tf.Tensor:
     """Draws numbers from a normal distribution; `mean` and `stddev` broadcast to `shape`."""
@@ -92,10 +93,10 @@ def normal(
 
 
 def truncated_normal(
-    shape: Any,
-    mean: Any = 0.0,
-    stddev: Any = 1.0,
-    dtype: Any = tf.float32,
+    shape: Shape,
+    mean: Number = 0.0,
+    stddev: Number = 1.0,
+    dtype: tf.DType = tf.float32,
     **keying: Unpack[Keying],
 ) -> tf.Tensor:
     """Draws normal numbers that are within two standard deviations of the mean."""
@@ -109,9 +110,9 @@ def truncated_normal(
 
 
 def bernoulli(
-    shape: Any,
-    p: Any = 0.5,
-    dtype: Any = tf.bool,
+    shape: Shape,
+    p: Number = 0.5,
+    dtype: tf.DType = tf.bool,
     **keying: Unpack[Keying],
 ) -> tf.Tensor:
     """Draws True (or 1, in another `dtype`) with probability `p`, which broadcasts to `shape`."""
@@ -120,10 +121,10 @@ def bernoulli(
 
 
 def integers(
-    shape: Any,
-    minval: Any,
-    maxval: Any,
-    dtype: Any = tf.int32,
+    shape: Shape,
+    minval: Number,
+    maxval: Number,
+    dtype: tf.DType = tf.int32,
     **keying: Unpack[Keying],
 ) -> tf.Tensor:
     """Draws integers in [minval, maxval), scalars that are at most 2^32 apart.
@@ -146,8 +147,8 @@ def integers(
 
 
 def gumbel(
-    shape: Any,
-    dtype: Any = tf.float32,
+    shape: Shape,
+    dtype: tf.DType = tf.float32,
     **keying: Unpack[Keying],
 ) -> tf.Tensor:
     """Draws numbers from the standard Gumbel distribution, -log(-log(u))."""
@@ -160,7 +161,7 @@ def gumbel(
 
 def categorical(
     logits: tf.Tensor,
-    dtype: Any = tf.int64,
+    dtype: tf.DType = tf.int64,
     **keying: Unpack[Keying],
 ) -> tf.Tensor:
     """Draws a class for each row, with probabilities softmax(logits) over the last axis.
@@ -181,10 +182,10 @@ def categorical(
 
 
 def beta(
-    shape: Any,
+    shape: Shape,
     a: float,
     b: float,
-    dtype: Any = tf.float32,
+    dtype: tf.DType = tf.float32,
     **keying: Unpack[Keying],
 ) -> tf.Tensor:
     """Draws numbers in [0, 1] from the beta distribution, such as the ratios of mixup and cutmix.
@@ -205,8 +206,8 @@ def beta(
 
 def dropout(
     x: tf.Tensor,
-    rate: Any,
-    noise_shape: Any = None,
+    rate: Number,
+    noise_shape: Shape | None = None,
     **keying: Unpack[Keying],
 ) -> tf.Tensor:
     """Sets elements of `x` to 0 with probability `rate`, and scales the rest by 1 / (1 - rate).
@@ -342,7 +343,7 @@ def _mix_with_partners(
 def _draw(
     draw: Callable[..., tf.Tensor],
     function: str,
-    shape: Any,
+    shape: Shape,
     *arguments: Any,
     name: str = "",
     seed: int = 0,
@@ -361,7 +362,7 @@ def _stream(function: str, name: str, seed: int, part: str = "") -> Stream:
     return Stream(f"ctl.random {rows.seed if rows else 0} {name!r} {seed}{part}", shown)
 
 
-def _floating(dtype: Any, function: str) -> tf.DType:
+def _floating(dtype: tf.DType, function: str) -> tf.DType:
     dtype = tf.as_dtype(dtype)
     if not dtype.is_floating:
         raise UsageError(f"ctl.random.{function} got dtype {dtype.name}, but requires floats.")

@@ -16,6 +16,7 @@ import tensorflow as tf
 from ctl.errors import UsageError
 from ctl.graphs import dataflow
 from ctl.random import philox
+from ctl.random.philox import Number, Shape
 from ctl.rows import gather, replicas, row_mask
 from ctl.rows.assertions import require_equal
 
@@ -63,23 +64,29 @@ class Folded:
     problem: str
 
 
-def uniform(shape: Any, stream: Stream, *, dtype: tf.DType = tf.float32, **rows: Any) -> tf.Tensor:
+def uniform(
+    shape: Shape, stream: Stream, *, dtype: tf.DType = tf.float32, **rows: Any
+) -> tf.Tensor:
     """Draws float32 numbers in [0, 1) that cast to `dtype` without rounding; see `draw_bits`."""
     return _shaped(philox.to_unit(draw_bits(shape, stream, **rows), dtype), shape, **rows)
 
 
-def normal(shape: Any, stream: Stream, *, dtype: tf.DType = tf.float32, **rows: Any) -> tf.Tensor:
+def normal(shape: Shape, stream: Stream, *, dtype: tf.DType = tf.float32, **rows: Any) -> tf.Tensor:
     """Draws numbers from the normal distribution, in the working dtype of `dtype`; see `draw_bits`."""
     return _shaped(philox.to_normal(draw_bits(shape, stream, **rows), dtype), shape, **rows)
 
 
-def integers(shape: Any, stream: Stream, low: Any, high: Any, dtype: Any, **rows: Any) -> tf.Tensor:
+def integers(
+    shape: Shape, stream: Stream, low: Number, high: Number, dtype: tf.DType, **rows: Any
+) -> tf.Tensor:
     """Draws integers in [low, high); see `draw_bits`."""
     numbers = philox.to_integers(draw_bits(shape, stream, **rows), low, high, dtype)
     return _shaped(numbers, shape, **rows)
 
 
-def log_gamma(shape: Any, stream: Stream, alpha: float, dtype: tf.DType, **rows: Any) -> tf.Tensor:
+def log_gamma(
+    shape: Shape, stream: Stream, alpha: float, dtype: tf.DType, **rows: Any
+) -> tf.Tensor:
     """Draws logarithms of gamma numbers (Marsaglia and Tsang 2000); see `draw_bits`.
 
     The number of tries is fixed, and the first accepted one counts: so each element uses the same
@@ -88,7 +95,7 @@ def log_gamma(shape: Any, stream: Stream, alpha: float, dtype: tf.DType, **rows:
     # An element needs a normal number, a uniform number, and a uniform number for the boost.
     streams = [dataclasses.replace(stream, identity=stream.identity + part) for part in "nub"]
 
-    def unit(shape: Any, stream: Stream) -> tf.Tensor:
+    def unit(shape: Shape, stream: Stream) -> tf.Tensor:
         numbers = uniform(shape, stream, **rows)
         return tf.cast(numbers, philox.working_dtype(dtype)) + 2.0**-24  # in (0, 1)
 
@@ -105,11 +112,11 @@ def log_gamma(shape: Any, stream: Stream, alpha: float, dtype: tf.DType, **rows:
 
 
 def dropout(
-    inputs: tf.Tensor, stream: Stream, rate: Any, noise_shape: Any, **rows: Any
+    inputs: tf.Tensor, stream: Stream, rate: Number, noise_shape: Shape | None, **rows: Any
 ) -> tf.Tensor:
     """Drops elements as `tf.nn.dropout` does; see `draw_bits`."""
 
-    def sample(shape: Any, dtype: tf.DType, **_: Any) -> tf.Tensor:
+    def sample(shape: Shape, dtype: tf.DType, **_: Any) -> tf.Tensor:
         return tf.cast(uniform(shape, stream, inputs=inputs, **rows), dtype)
 
     return tf.nn.experimental.general_dropout(
@@ -141,7 +148,7 @@ def permutation(rows: row_mask.Rows, stream: Stream) -> tf.Tensor:
 
 
 def draw_bits(
-    shape: Any,
+    shape: Shape,
     stream: Stream,
     *,
     shared: bool = False,
@@ -210,13 +217,13 @@ def _outside(stream: Stream) -> row_mask.Rows:
 class _Fold:
     """The assignment of the entries of a draw to rows."""
 
-    entries: int | tf.Tensor
+    entries: Number
     per_row: int
     problem: str = ""  # the message if the ops of the step do not confirm it
 
 
 def _fold(
-    shape: Any,
+    shape: Shape,
     rows: row_mask.Rows,
     stream: Stream,
     *,
@@ -301,11 +308,11 @@ def _in_backward_pass() -> bool:
     return False
 
 
-def _shaped(numbers: tf.Tensor, shape: Any, shared: bool = False, **_: Any) -> tf.Tensor:
+def _shaped(numbers: tf.Tensor, shape: Shape, shared: bool = False, **_: Any) -> tf.Tensor:
     return tf.reshape(numbers[:, : _row_size(shape, shared)[0]], shape)
 
 
-def static_size(shape: Any) -> int | None:
+def static_size(shape: Shape) -> int | None:
     """Returns the first number of a shape; None if it is known only when the step runs."""
     if tf.is_tensor(shape):
         static = tf.get_static_value(shape, partial=True)
@@ -316,7 +323,7 @@ def static_size(shape: Any) -> int | None:
     return None if first is None else int(first)
 
 
-def _row_size(shape: Any, shared: bool = False) -> tuple[Any, Any]:
+def _row_size(shape: Shape, shared: bool = False) -> tuple[Any, Any]:
     """Returns how many numbers a row needs, and the number of Philox blocks that contain them."""
     inner: Sequence[Any] | tf.Tensor = shape if shared else shape[1:]
     static = tf.get_static_value(tf.convert_to_tensor(inner, tf.int32))

@@ -5,12 +5,15 @@ The block function of Salmon et al. 2011, "Parallel random numbers: as easy as 1
 from its key and its counter alone, on every replica alike. docs/step.md, section 10, defines the bits.
 """
 
+from collections.abc import Sequence
 import hashlib
 import math
-from typing import Any
+from typing import TypeAlias
 
 import tensorflow as tf
 
+Number: TypeAlias = float | tf.Tensor  # also a tensor that broadcasts to the shape that is drawn
+Shape: TypeAlias = Sequence[int | tf.Tensor | None] | tf.Tensor
 BLOCK = 4  # 32-bit numbers per block
 # The name of every op that draws bits: the search for other random ops recognizes ctl's own by it.
 OP_NAME = "ctl_keyed_bits"
@@ -38,7 +41,7 @@ def fold_in(key: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
 
 
 def draw_bits(
-    rows: int | tf.Tensor, blocks: int | tf.Tensor, *, key: tf.Tensor, first: Any, step: Any
+    rows: Number, blocks: Number, *, key: tf.Tensor, first: Number, step: Number
 ) -> tf.Tensor:
     """Draws the blocks of consecutive rows.
 
@@ -57,7 +60,7 @@ def draw_bits(
     return _draw(tf.stack([rows, blocks * BLOCK]), key, tf.stack([first, tf.cast(step, tf.uint64)]))
 
 
-def _draw(shape: Any, key: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
+def _draw(shape: Shape, key: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
     # It draws bits and not floats, because XLA converts the same bits to other floats than TensorFlow's
     # kernels. Only the raw op accepts key and counter: one call draws the blocks of consecutive
     # counters, which belong to consecutive rows.
@@ -101,7 +104,7 @@ def to_normal(bits: tf.Tensor, dtype: tf.DType = tf.float32) -> tf.Tensor:
     return tf.reshape(normal, tf.shape(bits))
 
 
-def to_integers(bits: tf.Tensor, low: Any, high: Any, dtype: tf.DType) -> tf.Tensor:
+def to_integers(bits: tf.Tensor, low: Number, high: Number, dtype: tf.DType) -> tf.Tensor:
     """Converts uint32 to integers in [low, high), of which there must be at most 2^32."""
     # The upper half of the product (Lemire 2019): XLA computes a modulo slowly. The probability
     # of a value differs from 1 / n by less than 2^-32.

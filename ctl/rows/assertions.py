@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 import contextlib
 import math
 import re
-from typing import Any
 
 import tensorflow as tf
 
@@ -14,7 +13,9 @@ from ctl.graphs import ops
 _BEGIN, _END = "ctl rejects this step: ", " (end of the reason)"
 
 
-def require_equal(one: Any, two: Any, problem: str) -> contextlib.AbstractContextManager[Any]:
+def require_equal(
+    one: int | tf.Tensor, two: int | tf.Tensor, problem: str
+) -> contextlib.AbstractContextManager[None]:
     """Makes the ops inside the `with` block fail if two numbers differ; XLA ignores it.
 
     Args:
@@ -27,7 +28,7 @@ def require_equal(one: Any, two: Any, problem: str) -> contextlib.AbstractContex
 
 
 def require(
-    condition: tf.Tensor, value: tf.Tensor, problem: str, numbers: Callable[[], Sequence[Any]]
+    condition: tf.Tensor, value: tf.Tensor, problem: str, numbers: Callable[[], Sequence[tf.Tensor]]
 ) -> tf.Tensor:
     """Returns a tensor of floats if a condition holds; XLA, which ignores checks, returns NaN otherwise.
 
@@ -40,7 +41,7 @@ def require(
     if ops.is_compiled():
         return tf.where(condition, value, tf.constant(math.nan, value.dtype))
 
-    def fail() -> Any:
+    def fail() -> tf.Operation:
         first, *others = f"{_BEGIN}{problem}{_END}".split("{}")
         data = [first, *(each for pair in zip(numbers(), others, strict=True) for each in pair)]
         return tf.raw_ops.Assert(condition=False, data=data, summarize=1)

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ctl.data.source import Nest
 from ctl.errors import UsageError
 from ctl.hardware import strategies
 from ctl.rows import replicas, row_mask
@@ -24,7 +25,7 @@ _SUMMED_AS = {
 }
 
 
-def all_gather(values: Any) -> Any:
+def all_gather(values: Nest) -> Nest:
     """Returns the rows of all replicas, in the order of the global batch, without padding.
 
         def per_example_loss(self, batch, outputs):     # InfoNCE: each image against all texts
@@ -60,7 +61,7 @@ def all_gather(values: Any) -> Any:
     return tf.nest.pack_sequence_as(values, [tf.boolean_mask(rows, exists) for rows in gathered])
 
 
-def positions(rows: Any) -> tf.Tensor:
+def positions(rows: Nest) -> tf.Tensor:
     """Returns the positions of this replica's rows among the rows that `all_gather` returns.
 
         scores = queries @ tf.transpose(ctl.replica.all_gather(items))    # [rows, all rows]

@@ -12,7 +12,7 @@ than the squared mean. A mean is kept as two numbers, the rounded mean and its r
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -28,7 +28,9 @@ class Moments(NamedTuple):
     squares: tf.Tensor  # [C]: the sum of squared deviations from the mean
 
 
-def local_moments(x: tf.Tensor, included: Any, axes: Sequence[int]) -> tuple[tf.Tensor, Moments]:
+def local_moments(
+    x: tf.Tensor, included: tf.Tensor | None, axes: Sequence[int]
+) -> tuple[tf.Tensor, Moments]:
     """Computes the shift, shaped to broadcast, and the statistics of this replica's elements.
 
     This is the corrected two-pass algorithm (Chan et al. 1983): the mean of the deviations from the
@@ -106,7 +108,7 @@ def zero_outside(mask: tf.Tensor | None, values: tf.Tensor) -> tf.Tensor:
     return tf.where(mask, values, tf.zeros_like(values))
 
 
-def replica_context() -> Any:
+def replica_context() -> tf.distribute.ReplicaContext:
     """Returns the context of this replica; None if it is the only one, and while a model is built."""
     context = tf.distribute.get_replica_context()
     return None if context is None or context.num_replicas_in_sync == 1 else context

@@ -25,7 +25,9 @@ def size(strategy: tf.distribute.Strategy) -> int:
     return strategies.bucket_bytes(strategy) or BYTES
 
 
-def options_for(tensors: Sequence[tf.Tensor | tf.IndexedSlices]) -> Any:
+def options_for(
+    tensors: Sequence[tf.Tensor | tf.IndexedSlices],
+) -> Any:
     """Returns the options of an all-reduce of some tensors; call it in a replica context."""
     dense = (each for each in tensors if not isinstance(each, tf.IndexedSlices))
     # TensorFlow makes no packs of tensors of unknown shapes, and would log a warning.

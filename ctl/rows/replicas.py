@@ -52,7 +52,7 @@ def run(strategy: tf.distribute.Strategy, function: Callable[..., None], args: A
         function(*args)
 
 
-def first(strategy: tf.distribute.Strategy, values: Sequence[Any]) -> list[tf.Tensor]:
+def first(strategy: tf.distribute.Strategy, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Returns the copies of the first local replica of values that are the same on every replica."""
     return [strategy.experimental_local_results(value)[0] for value in values]
 
@@ -121,7 +121,7 @@ def aggregate(original: Any, value: Any, aggregation: Any, destinations: Any) ->
     return tf.cast(context.all_reduce(tf.distribute.ReduceOp.SUM, sent), value.dtype)
 
 
-def sum_over_replicas(values: Sequence[Any]) -> list[Any]:
+def sum_over_replicas(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Sums tensors over the replicas, in packs of one dtype; call it in a replica context."""
     if are_merged():
         return _sum(values)
@@ -140,7 +140,7 @@ def sum_over_replicas(values: Sequence[Any]) -> list[Any]:
     return [gathered(v) if isinstance(v, tf.IndexedSlices) else next(sums) for v in values]
 
 
-def _sum(values: Sequence[Any]) -> list[Any]:
+def _sum(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     context = tf.distribute.get_replica_context()
     sums = list(values)
     # TensorFlow concatenates the tensors of one call, so they must have the same dtype.

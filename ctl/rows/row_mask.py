@@ -123,7 +123,7 @@ def of_update(name: str) -> Iterator[None]:
         outer, row_mask=None, first_row=0, count=None, calls={}, update=name,
         isolated="but an update has no rows: do it in the forward pass.",
     )  # fmt: skip
-    graph: Any = tf.compat.v1.get_default_graph()
+    graph: tf.Graph = tf.compat.v1.get_default_graph()
     updates = graph._ctl_updates = getattr(graph, "_ctl_updates", {})
     number = replicas.local_number()
     updates[number] = rows
@@ -177,7 +177,7 @@ def in_step() -> bool:
     return not tf.executing_eagerly() and any(graph is rows.graph for graph in enclosing_graphs())
 
 
-def enclosing_graphs() -> Iterator[Any]:
+def enclosing_graphs() -> Iterator[tf.Graph]:
     """Yields the graph that is being traced and those that it is nested in, from inside out."""
     graph = tf.compat.v1.get_default_graph()
     while graph is not None:

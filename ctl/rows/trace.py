@@ -6,6 +6,9 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+import tf_keras
+
+from ctl.data.source import Nest
 
 
 class GlobalValue(NamedTuple):
@@ -53,10 +56,10 @@ class MetricUpdate(NamedTuple):
         row_mask: the weights that it got.
     """
 
-    metric: Any
-    values: list[Any]
-    sample_weight: Any
-    outputs: Any
+    metric: tf_keras.metrics.Metric
+    values: list[Nest]
+    sample_weight: tf.Tensor | None
+    outputs: Nest
     row_mask: tf.Tensor | None
 
 
@@ -78,8 +81,8 @@ class UpdateTrace:
     aliases: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
     micro_batches: list[MicroBatchTrace] = dataclasses.field(default_factory=list)
     penalties: list[Sequence[tf.Tensor]] = dataclasses.field(default_factory=list)
-    gradients: list[Sequence[Any]] = dataclasses.field(default_factory=list)
-    metrics: list[Sequence[Any]] = dataclasses.field(default_factory=list)
+    gradients: list[Sequence[tf.Tensor]] = dataclasses.field(default_factory=list)
+    metrics: list[Sequence[tf.Operation]] = dataclasses.field(default_factory=list)
     chosen: bool = False
 
 
@@ -102,25 +105,25 @@ class Trace:
         losses_only: whether the step ends its updates once the losses are recorded.
     """
 
-    inputs: Any = None
+    inputs: Nest = None
     updates: list[UpdateTrace] = dataclasses.field(default_factory=list)
     global_values: list[GlobalValue] = dataclasses.field(default_factory=list)
     positions: list[tf.Tensor] = dataclasses.field(default_factory=list)
     applied: list[tf.Tensor] = dataclasses.field(default_factory=list)
     refused: list[str] = dataclasses.field(default_factory=list)
     folded: list[Any] = dataclasses.field(default_factory=list)
-    results: Any = None
+    results: Nest = None
     weights: list[tf.Tensor] = dataclasses.field(default_factory=list)
     metric_updates: list[MetricUpdate] = dataclasses.field(default_factory=list)
-    metric_rows: tuple[Any, tf.Tensor | None] | None = None
+    metric_rows: tuple[Nest, tf.Tensor | None] | None = None
     losses_only: bool = False
 
-    def begin_update(self, inputs: Any, *, chosen: bool = False) -> None:
+    def begin_update(self, inputs: Nest, *, chosen: bool = False) -> None:
         """Records the tensors that the micro-batches of an update are cut from."""
         self._structure = inputs
         self.updates.append(UpdateTrace(symbolic([inputs.batch, inputs.weights]), chosen=chosen))
 
-    def enter_function(self, inputs: Any) -> None:
+    def enter_function(self, inputs: Nest) -> None:
         """Records the same structure inside the function that computes the micro-batches."""
         if not self.updates:
             self.begin_update(inputs)
@@ -136,7 +139,7 @@ class Trace:
         self._inside = inputs  # ids are unique only while the tensors exist
 
     def add_micro_batch(
-        self, rows: Any, first_row: Any, size: Any, losses: Sequence[tf.Tensor]
+        self, rows: Nest, first_row: tf.Tensor, size: int | tf.Tensor, losses: Sequence[tf.Tensor]
     ) -> None:
         """Records a micro-batch after its forward pass."""
         part = MicroBatchTrace(symbolic(rows), first_row, size, losses)
@@ -146,11 +149,11 @@ class Trace:
         """Records the regularization losses of a micro-batch that depend on its rows."""
         self._update.penalties.append(penalties)
 
-    def add_gradients(self, gradients: Sequence[Any]) -> None:
+    def add_gradients(self, gradients: Sequence[tf.Tensor]) -> None:
         """Records the gradients of a micro-batch after its backward pass."""
         self._update.gradients.append(gradients)
 
-    def add_metrics(self, operations: Sequence[Any]) -> None:
+    def add_metrics(self, operations: Sequence[tf.Operation]) -> None:
         """Records the ops by which the metrics of a micro-batch are updated."""
         self._update.metrics.append(operations)
 
@@ -161,7 +164,7 @@ class Trace:
             self.updates.append(UpdateTrace([]))
         return self.updates[-1]
 
-    def add_global(self, results: Any, values: Any, **repetition: Any) -> None:
+    def add_global(self, results: Nest, values: Nest, **repetition: Any) -> None:
         """Records sums over the replicas, and this replica's contributions to them."""
         for output, local in zip(tf.nest.flatten(results), tf.nest.flatten(values), strict=True):
             if tf.is_symbolic_tensor(output) and tf.is_symbolic_tensor(local):
@@ -170,16 +173,16 @@ class Trace:
     @contextlib.contextmanager
     def record_collectives(self) -> Iterator[None]:
         """Records the sums over replicas that the code inside computes, including the user's."""
-        context: Any = tf.distribute.get_replica_context()
+        context: tf.distribute.ReplicaContext = tf.distribute.get_replica_context()
         reduce, gather = context.all_reduce, context.all_gather
         replicas = context.num_replicas_in_sync
 
-        def all_reduce(reduce_op: Any, value: Any, options: Any = None) -> Any:
+        def all_reduce(reduce_op: tf.distribute.ReduceOp, value: Nest, options: Any = None) -> Nest:
             result = reduce(reduce_op, value, options)
             self.add_global(result, value)
             return result
 
-        def all_gather(value: Any, axis: int, options: Any = None) -> Any:
+        def all_gather(value: Nest, axis: int, options: Any = None) -> Nest:
             result = gather(value, axis, options)
             self.add_global(result, value, copies=replicas, axis=axis, gathered=True)
             return result
@@ -192,7 +195,7 @@ class Trace:
             del context.all_reduce, context.all_gather
 
 
-def symbolic(values: Any) -> list[tf.Tensor]:
+def symbolic(values: Nest) -> list[tf.Tensor]:
     """Returns the tensors of graphs in a nested structure."""
-    flat: Sequence[Any] = tf.nest.flatten(values)
+    flat: Sequence[tf.Tensor] = tf.nest.flatten(values)
     return [value for value in flat if tf.is_symbolic_tensor(value)]

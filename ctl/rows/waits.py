@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ctl.data.source import Nest
 from ctl.hardware import devices, strategies
 from ctl.private.tensorflow import config
 
@@ -98,7 +99,7 @@ class InputWait(_Wait):
         self._shares_processor = all("CPU" in d for d in devices.replica_devices(strategy))
         super().__init__(None, not strategies.spec_of(strategy).remote)
 
-    def next(self, iterator: Any) -> Any:
+    def next(self, iterator: Iterator[Nest]) -> Nest:
         """Returns the next element of an iterator, in eager mode or in a graph."""
         if self._seconds is None:
             return next(iterator)
@@ -109,7 +110,7 @@ class InputWait(_Wait):
         if not self._shares_processor:
             return element
 
-        def after_arrival(element: Any, seconds: tf.Tensor) -> Any:
+        def after_arrival(element: Nest, seconds: tf.Tensor) -> Nest:
             with tf.control_dependencies([seconds]):
                 return tf.nest.map_structure(lambda v: v if v is None else tf.identity(v), element)
 
@@ -159,13 +160,13 @@ class ReductionWait(_Wait):
         finally:
             _ACTIVE = previous
 
-    def add(self, inputs: Any, results: Any) -> None:
+    def add(self, inputs: Nest, results: Nest) -> None:
         """Measures one reduction, as `observe`."""
         if self._seconds is not None and not tf.executing_eagerly():
             self._end(self._begin(inputs), results)
 
 
-def observe(inputs: Any, results: Any) -> None:
+def observe(inputs: Nest, results: Nest) -> None:
     """Measures one reduction with the active `ReductionWait`, if any; call it in a replica context.
 
     Args:
@@ -176,6 +177,6 @@ def observe(inputs: Any, results: Any) -> None:
         _ACTIVE.add(inputs, results)
 
 
-def _tensors(values: Any) -> list[tf.Tensor]:
+def _tensors(values: Nest) -> list[tf.Tensor]:
     flat = tf.nest.flatten(values, expand_composites=True)
     return [value for value in flat if tf.is_tensor(value)]

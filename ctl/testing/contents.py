@@ -189,6 +189,6 @@ def _call(variables: Any) -> Iterable[Any]:
     return list(variables() if callable(variables) else variables)
 
 
-def _value(variable: Any) -> Any:
+def _value(variable: tf.Variable) -> Any:
     """Returns the variable of TensorFlow in a variable of Keras 3."""
     return variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)

@@ -10,6 +10,7 @@ import tensorflow as tf
 from ctl.configs.error_location import error_location
 from ctl.configs.options import TrainerOptions
 from ctl.data.features import map_features
+from ctl.data.source import Nest
 from ctl.errors import UsageError
 from ctl.graphs.unoptimized import without_graph_optimization
 from ctl.layers import recompute
@@ -123,7 +124,7 @@ def check_replica_equivalence(
 
 def assert_loop_equivalent(
     build: Build,
-    batches: Any,
+    batches: Nest,
     *,
     replicas: Sequence[int] = (1, 2, 4),
     batch_sizes: Sequence[int] | None = None,
@@ -187,7 +188,7 @@ def assert_loop_equivalent(
     return _check(dataclasses.replace(report, refused=refused | report.refused))
 
 
-def check_loop_equivalence(build: Build, batches: Any, **arguments: Any) -> Report:
+def check_loop_equivalence(build: Build, batches: Nest, **arguments: Any) -> Report:
     """Does the same as `assert_loop_equivalent`, but returns the differences in the report.
 
     Args:

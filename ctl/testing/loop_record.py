@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 import dataclasses
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from ctl.data.source import Nest
 from ctl.testing.contents import Name, Names, is_local
 from ctl.testing.splits import Split
 
@@ -86,7 +86,7 @@ def find_mismatches(
     return [CopyMismatch(name, step, distance, changed, len(new))]
 
 
-def flatten_numbers(outputs: Any, prefix: str = "") -> Iterator[tuple[str, np.ndarray]]:
+def flatten_numbers(outputs: Nest, prefix: str = "") -> Iterator[tuple[str, np.ndarray]]:
     """Yields the name, such as "group/name", and the value of each number of nested dicts."""
     for name, value in outputs.items():
         if isinstance(value, dict):

@@ -1,10 +1,10 @@
 """Makes the losses of one replica at one step non-finite."""
 
 import math
-from typing import Any
 
 import tensorflow as tf
 
+from ctl.data.source import Nest
 from ctl.errors import UsageError
 from ctl.trainer import StandardTrainer
 
@@ -37,7 +37,7 @@ def plant(
         raise UsageError("The trainer has already trained: call plant before its first step.")
     per_example_loss = trainer.per_example_loss
 
-    def planted(batch: Any, outputs: Any) -> tf.Tensor:
+    def planted(batch: Nest, outputs: Nest) -> tf.Tensor:
         losses = per_example_loss(batch, outputs)
         here = tf.distribute.get_replica_context().replica_id_in_sync_group
         at_step = tf.equal(tf.cast(trainer.global_step.read_value(), tf.int64), step)

@@ -9,6 +9,7 @@ import tf_keras
 
 from ctl.configs.options import TrainerOptions
 from ctl.data.files.tables import arrays
+from ctl.data.source import Nest
 from ctl.trainer import StandardTrainer
 
 FEATURES, CLASSES = 4, 3
@@ -45,7 +46,7 @@ class TinyTrainer(StandardTrainer):
         """Returns the same examples for training and evaluation."""
         return arrays(examples())
 
-    def per_example_loss(self, batch: Any, outputs: Any) -> tf.Tensor:
+    def per_example_loss(self, batch: Nest, outputs: Nest) -> tf.Tensor:
         """Returns the cross entropy of each row."""
         return tf_keras.losses.sparse_categorical_crossentropy(
             batch["label"], outputs, from_logits=True

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ctl.data.source import Batch
+from ctl.data.source import Batch, Nest
 from ctl.keras import models
 from ctl.update import gradients
 from ctl.update.snapshot import Snapshot
@@ -53,8 +53,8 @@ def pad_rows(
 
 
 def zero_without_rows(
-    values: Sequence[Any], row_mask: tf.Tensor | None, rows: int | tf.Tensor
-) -> list[Any]:
+    values: Sequence[tf.Tensor], row_mask: tf.Tensor | None, rows: int | tf.Tensor
+) -> list[tf.Tensor]:
     """Replaces the gradients, losses or outputs of a micro-batch without rows by zeros.
 
     The loss of a row of zeros may not be finite, and a product with its mask would be NaN.
@@ -79,7 +79,7 @@ def zero_without_rows(
     ]
 
 
-def zero_outputs(outputs: Any, row_mask: tf.Tensor | None, rows: int | tf.Tensor) -> Any:
+def zero_outputs(outputs: Nest, row_mask: tf.Tensor | None, rows: int | tf.Tensor) -> Nest:
     """Replaces the outputs of a model without rows by zeros; the masks of tf_keras stay attached."""
     if isinstance(rows, int) or row_mask is None:
         return outputs

@@ -15,6 +15,7 @@ import tensorflow as tf
 from ctl.configs.options import Clip
 from ctl.graphs.assignments import OPTIMIZER_UPDATE
 from ctl.graphs.ops import is_compiled
+from ctl.keras.precision import Optimizer
 from ctl.optimizers.arguments import CLIPPING
 from ctl.rows import replicas
 from ctl.update import slices
@@ -26,6 +27,7 @@ _SMALL = 2**15  # a gradient with fewer elements is not summed
 _ROWS = 2**12  # a gradient is summed over as few of its last axes as leave fewer sums
 _PARTS = 64  # XLA merges the computation of fewer than 96 tensors into a kernel
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | Slice | None
+Transform: TypeAlias = Callable[[list[Gradient], list[tf.Variable]], Sequence[Gradient]]
 
 
 def accumulate(micro_batches: Sequence[Sequence[Gradient]]) -> list[Gradient]:
@@ -135,7 +137,7 @@ def _replace_by_norms(gradients: Sequence[Gradient]) -> list[Gradient]:
     return [tf.sqrt(new) if isinstance(old, Slice) else old for old, new in squares]
 
 
-def _values(gradient: Any) -> Any:
+def _values(gradient: tf.Tensor) -> tf.Tensor:
     if isinstance(gradient, Slice):
         return gradient
     return (
@@ -222,7 +224,9 @@ def after_all(gradients: Sequence[Gradient]) -> list[Gradient]:
     return [after(gradient) for gradient in gradients]
 
 
-def apply(optimizer: Any, gradients: Sequence[Gradient], variables: Sequence[tf.Variable]) -> None:
+def apply(
+    optimizer: Optimizer, gradients: Sequence[Gradient], variables: Sequence[tf.Variable]
+) -> None:
     """Applies reduced gradients to every replica's copy of the variables, without another reduction.
 
     Args:
@@ -246,7 +250,7 @@ def _sum_all_rows(gradients: Sequence[Gradient]) -> list[Gradient]:
     return [sum_rows(gradient) for gradient in gradients]
 
 
-def _build(optimizer: Any, variables: Sequence[tf.Variable]) -> None:
+def _build(optimizer: Optimizer, variables: Sequence[tf.Variable]) -> None:
     # Before it updates a variable, an optimizer sums equal rows by tf.unique, a loop in XLA. In the
     # dict, because tf_keras would track an attribute.
     for each in optimizers_of(optimizer):
@@ -292,11 +296,11 @@ def call_unless(
 
 def apply_or_skip(
     should_apply: tf.Tensor,
-    optimizer: Any,
+    optimizer: Optimizer,
     gradients: Sequence[Gradient],
     variables: Sequence[tf.Variable],
     *,
-    on_skip: Callable[..., Any],
+    on_skip: Callable[..., None],
     skip_arguments: Sequence[tf.Tensor],
     finite: tf.Tensor,
     afterwards: Callable[[tf.Tensor], None],
@@ -353,7 +357,7 @@ def apply_or_skip(
 
 def _apply_and_select(
     should_apply: tf.Tensor,
-    optimizer: Any,
+    optimizer: Optimizer,
     gradients: Sequence[Gradient],
     variables: Sequence[tf.Variable],
 ) -> None:
@@ -445,7 +449,7 @@ def modulus(values: tf.Tensor) -> tf.Tensor:
     return tf.abs(values) if values.dtype.is_complex else values
 
 
-def optimizers_of(optimizer: Any) -> list[Any]:
+def optimizers_of(optimizer: Optimizer) -> list[Optimizer]:
     """Returns an optimizer without its loss scale, and those that it passes some gradients on to."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return [inner, *getattr(inner, "_ctl_groups", ())]

@@ -9,10 +9,12 @@ import weakref
 import tensorflow as tf
 import tf_keras
 
+from ctl.data.source import Nest
 from ctl.errors import list_some
 from ctl.graphs.assignments import READS, find_assignments, outermost
 from ctl.graphs.dataflow import ancestors
 from ctl.keras import models
+from ctl.keras.precision import Optimizer
 from ctl.keras.variables import variables_of
 from ctl.rows.trace import symbolic
 from ctl.update.gradients import Gradient, optimizers_of
@@ -88,7 +90,7 @@ def find_read(
     ]
 
 
-def build_again(optimizer: Any, variables: Sequence[tf.Variable]) -> None:
+def build_again(optimizer: Optimizer, variables: Sequence[tf.Variable]) -> None:
     """Makes an optimizer that has not updated anything create its slot variables again."""
     for each in optimizers_of(optimizer):
         rates = (
@@ -109,7 +111,7 @@ class Untrained:
         models: returns the models that are known.
     """
 
-    def __init__(self, models: Callable[[], Sequence[Any]]):
+    def __init__(self, models: Callable[[], Sequence[tf_keras.Model]]):
         self._models = models
         self._in_models: set[int] = set()
         self._named: list[str] = []
@@ -161,7 +163,7 @@ class Untrained:
             )  # fmt: skip
 
     def warn_of_hook(
-        self, name: str, tape: tf.GradientTape, results: Any, trained: Sequence[tf.Variable]
+        self, name: str, tape: tf.GradientTape, results: Nest, trained: Sequence[tf.Variable]
     ) -> None:
         """Prints a line for variables outside of the models that the results of a hook depend on.
 

@@ -14,12 +14,13 @@ derives it).
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import re
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import tensorflow as tf
 
 from ctl.configs.error_location import name_function
 from ctl.data.autograph import convert
+from ctl.data.source import Nest
 from ctl.errors import UsageError, type_name
 from ctl.graphs import dataflow
 from ctl.rows.assertions import require
@@ -69,7 +70,7 @@ def weights_by_name(
 
 
 def compute(
-    loss_fn: Callable[[Any, Any], Any], batch: Any, outputs: Any, factors: Mapping[str, float]
+    loss_fn: Callable[..., Nest], batch: Nest, outputs: Nest, factors: Mapping[str, float]
 ) -> dict[str, tf.Tensor]:
     """Calls the user's loss function.
 
@@ -158,7 +159,7 @@ def _not_negative(weights: tf.Tensor) -> tf.Tensor:
     """Rejects negative weights: the loss is divided by the sum of the weights, which may cancel them."""
     smallest, rows = tf.reduce_min(weights), current()
 
-    def numbers() -> tuple[Any, Any]:
+    def numbers() -> tuple[tf.Tensor, tf.Tensor]:
         row = tf.argmin(tf.reduce_min(weights, axis=range(1, weights.shape.rank)))
         return smallest, row + tf.cast(rows.first_row if rows else 0, tf.int64)
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from ctl.data.autograph import convert, traced
 from ctl.data.elements import name_features
-from ctl.data.source import Batch, MaskedBatch
+from ctl.data.source import Batch, MaskedBatch, Nest
 from ctl.errors import UsageError
 from ctl.graphs import order
 from ctl.keras import models, precision
@@ -25,7 +25,7 @@ from ctl.update.snapshot import Assignable, Snapshot
 
 _LOG = logging.getLogger("ctl")
 
-LossFn = Callable[[Batch, Any], tf.Tensor]
+LossFn = Callable[[Batch, Nest], tf.Tensor]
 
 
 class MicroBatch(NamedTuple):
@@ -42,7 +42,7 @@ class MicroBatch(NamedTuple):
 
     batch: Batch
     row_mask: tf.Tensor | None
-    outputs: Any
+    outputs: Nest
     keras_masks: list[tf.Tensor | None]
     losses: dict[str, tf.Tensor]
 
@@ -110,7 +110,7 @@ class MicroBatches:
 
     count: int
     loss_fn: LossFn
-    forward: Callable[[Batch], Any] | None
+    forward: Callable[[Batch], Nest] | None
     regularization: Callable[[], Sequence[tf.Tensor]]
     variables: Sequence[tf.Variable]
     dtype: tf.DType
@@ -287,7 +287,7 @@ def row_count(batch: Batch) -> int | tf.Tensor:
     return first.shape[0] if first.shape[0] is not None else tf.shape(first)[0]
 
 
-def hide_rows(values: Any) -> Any:
+def hide_rows(values: Nest) -> Nest:
     """Returns tensors whose static shapes do not tell their number of rows; None stays None."""
 
     def hide(value: Any) -> Any:
@@ -297,7 +297,7 @@ def hide_rows(values: Any) -> Any:
     return tf.nest.map_structure(lambda value: None if value is None else hide(value), values)
 
 
-def unpack(element: Any) -> tuple[Batch, tf.Tensor | None]:
+def unpack(element: Nest) -> tuple[Batch, tf.Tensor | None]:
     """Splits an element of a dataset into the batch and its row mask.
 
     Args:
@@ -325,7 +325,7 @@ def unpack(element: Any) -> tuple[Batch, tf.Tensor | None]:
     return name_features(element), None
 
 
-def first_rows(element: Any, strategy: tf.distribute.Strategy) -> Any:
+def first_rows(element: Nest, strategy: tf.distribute.Strategy) -> Nest:
     """Returns the rows of the first replica; if it has one, those of all replicas of the process."""
 
     def select(value: Any) -> Any:
@@ -341,7 +341,7 @@ def _row_tensors(inputs: Inputs) -> list[tf.Tensor | None]:
     return [*tf.nest.flatten((inputs.batch, inputs.weights)), inputs.row_mask]
 
 
-def _cut(inputs: Inputs, start: Any, end: Any) -> Inputs:
+def _cut(inputs: Inputs, start: int | tf.Tensor, end: int | tf.Tensor) -> Inputs:
     """Returns the rows of one micro-batch."""
 
     def cut(value: Any) -> Any:

@@ -11,12 +11,13 @@ of the seed, the step and the update, the same on every replica. docs/your-part.
 from collections.abc import Callable, Collection, Mapping, Sequence
 import dataclasses
 import pkgutil
-from typing import Any, TypeAlias
+from typing import Any
 
 import tensorflow as tf
 import tf_keras
 
 from ctl.configs.options import TrainerOptions
+from ctl.keras.precision import Optimizer
 from ctl.update.gradients import Gradient
 from ctl.update.plan import Plan
 
@@ -38,8 +39,6 @@ AVERAGES = "ema"  # the name, in a checkpoint, of averaged weights, and the scop
 ONLY_TRAINING = tuple(option for option in PARTS if option != "ema_decay")
 # The options whose updates depend on the split, so that comparisons of splits leave them out.
 DEPENDS_ON_SPLIT = ("compression",)
-
-Optimizer: TypeAlias = tf_keras.optimizers.Optimizer
 
 
 @dataclasses.dataclass
@@ -219,7 +218,9 @@ class Part:
 
 
 def open_parts(
-    options: TrainerOptions, own: Sequence[Part] = (), transform: Callable[..., Any] | None = None
+    options: TrainerOptions,
+    own: Sequence[Part] = (),
+    transform: Callable[[], Any] | None = None,
 ) -> list[Part]:
     """Returns the parts of a user, and those that options ask for, in the order of `PARTS`.
 

@@ -10,7 +10,7 @@ import tf_keras
 
 from ctl.data.autograph import convert
 from ctl.data.features import RESERVED, select_features
-from ctl.data.source import Batch
+from ctl.data.source import Batch, Nest
 from ctl.errors import UsageError, type_name
 from ctl.keras import models
 from ctl.rows.assertions import require_equal
@@ -38,11 +38,11 @@ class Hooks(Protocol):
     def preprocess(self, batch: Batch) -> Batch:
         """Prepares a replica's batch."""
 
-    def forward(self, batch: Batch, training: bool) -> Any:
+    def forward(self, batch: Batch, training: bool) -> Nest:
         """Computes the outputs."""
 
     def update_metrics(
-        self, metrics: Any, batch: Batch, outputs: Any, weights: tf.Tensor | None
+        self, metrics: Any, batch: Batch, outputs: Nest, weights: tf.Tensor | None
     ) -> None:
         """Updates the metrics."""
 
@@ -53,7 +53,7 @@ class Hooks(Protocol):
         """Returns the parts of the user."""
 
 
-def uint8_images(batch: Mapping[str, Any]) -> list[str]:
+def uint8_images(batch: Mapping[str, tf.Tensor | tf.TensorSpec]) -> list[str]:
     """Returns the names of the uint8 features with three or more axes, which are images."""
     values = {k: v for k, v in batch.items() if k not in RESERVED and v.dtype == tf.uint8}
     return [name for name, value in values.items() if value.shape.rank > 2]
@@ -105,14 +105,14 @@ def default_sample_weight(batch: Batch) -> SampleWeight:
     return batch.get("weight")
 
 
-def call_model(model: tf_keras.Model, batch: Batch, *, training: bool) -> Any:
+def call_model(model: tf_keras.Model, batch: Batch, *, training: bool) -> Nest:
     """Calls a model with the features of a batch: with the only one, or with a dict of them."""
     features = select_features(batch)
     inputs = next(iter(features.values())) if len(features) == 1 else features
     return model(select_inputs(model, inputs), training=training)
 
 
-def select_inputs(model: tf_keras.Model, features: Any) -> Any:
+def select_inputs(model: tf_keras.Model, features: Nest) -> Nest:
     """Returns the features that a functional model has inputs for, which it would select by itself.
 
     tf_keras would warn of the others, such as the `positions` of sequences, in every trace.

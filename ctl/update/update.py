@@ -9,13 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 import logging
-from typing import Any
 
 import tensorflow as tf
+import tf_keras
 
+from ctl.data.source import Nest
 from ctl.errors import UsageError
 from ctl.hardware import devices, strategies
 from ctl.keras import precision
+from ctl.keras.precision import Optimizer
 from ctl.keras.variables import check_scope
 from ctl.rows import row_mask, waits
 from ctl.update import gradients, loss, reduction
@@ -94,7 +96,7 @@ class Update:
         global_step: tf.Variable,
         assignable: Callable[[], Assignable] = Assignable,
         parts: Sequence[Part] = (),
-        models: Callable[[], Sequence[Any]] = tuple,
+        models: Callable[[], Sequence[tf_keras.Model]] = tuple,
     ):
         self.parts = parts
         self.untrained = Untrained(models)
@@ -102,7 +104,7 @@ class Update:
         self._plan = plan
         self._global_step = global_step
         self._unused: list[str] = []
-        self.optimizers: dict[int, Any] = {}
+        self.optimizers: dict[int, Optimizer] = {}
         self.variables: dict[int, tf.Variable] = {}
         self.unsaved: dict[str, None] = {}
         self.skipped_steps = counter("skipped_steps")
@@ -117,10 +119,10 @@ class Update:
         batch: Batch,
         loss_fn: LossFn,
         *,
-        forward: Callable[[Batch], Any] | None,
+        forward: Callable[[Batch], Nest] | None,
         sample_weight: loss.SampleWeight,
         variables: Sequence[tf.Variable],
-        optimizer: Any,
+        optimizer: Optimizer,
         regularization: Callable[[], Sequence[tf.Tensor]],
         chosen: bool = False,
     ) -> UpdateResult:
@@ -220,7 +222,7 @@ class Update:
                 part.after(update, noted, applied)
         return UpdateResult(update.loss, contributions.micro_batches, applied)
 
-    def _loss_scale(self, optimizer: Any) -> tf.Tensor | None:
+    def _loss_scale(self, optimizer: Optimizer) -> tf.Tensor | None:
         if precision.has_loss_scale(optimizer):
             # The scale of tf_keras is float32, and a product of float64 and float32 is an error.
             return tf.cast(optimizer.loss_scale, self._plan.dtype)
@@ -295,7 +297,7 @@ class Update:
         decision: Decision,
         clipped: Sequence[Gradient],
         variables: Sequence[tf.Variable],
-        optimizer: Any,
+        optimizer: Optimizer,
     ) -> None:
         has_scale = precision.has_loss_scale(optimizer)
         recorder = self.recorder
@@ -348,7 +350,7 @@ def reduce_contributions(
     contributions: Contributions,
     variables: Sequence[tf.Variable],
     loss_scale: tf.Tensor | None,
-    optimizer: Any = None,
+    optimizer: Optimizer | None = None,
     *,
     plan: Plan,
     parts: Sequence[Part] = (),

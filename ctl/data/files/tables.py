@@ -15,7 +15,7 @@ from ctl import errors
 from ctl.data.elements import name_features
 from ctl.data.features import copy_to_array, flatten_features, map_features
 from ctl.data.files.record_index import find_files, open_file
-from ctl.data.source import Arrays, Source
+from ctl.data.source import Arrays, Nest, Source
 from ctl.errors import UsageError
 from ctl.hardware import host
 
@@ -23,7 +23,7 @@ _BYTES = {"INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8}  # of a value in Parq
 Columns = Sequence[str] | Mapping[str, str]  # of a file, or name of a feature -> column
 
 
-def arrays(features: Any) -> Arrays:
+def arrays(features: Nest) -> Arrays:
     """Returns a `Source` of examples held in memory.
 
         ctl.data.arrays({"x": np.random.rand(100, 4), "label": np.arange(100) % 3})

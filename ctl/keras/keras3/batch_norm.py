@@ -32,7 +32,9 @@ class BatchNormalization(keras.layers.BatchNormalization):
         with tf.variable_creator_scope(create):
             return super().add_weight(*args, **kwargs)
 
-    def call(self, inputs: tf.Tensor, training: Any = None, mask: Any = None) -> tf.Tensor:
+    def call(
+        self, inputs: tf.Tensor, training: bool | None = None, mask: tf.Tensor | None = None
+    ) -> tf.Tensor:
         """Normalizes a batch; see `ctl.SyncBatchNormalization.call`."""
         if not (self.synchronized and training and self.trainable):
             return super().call(inputs, training=training, mask=mask)

@@ -13,6 +13,7 @@ import tf_keras
 
 from ctl.errors import UsageError
 from ctl.keras.keras3 import detection, private
+from ctl.keras.precision import Optimizer
 from ctl.private import classes
 
 # Arguments of Keras 3's optimizers that tf_keras does not have -> the options of ctl.
@@ -22,7 +23,7 @@ _OPTIONS = {
 }
 
 
-def optimizer_of(optimizer: Any) -> Any:
+def optimizer_of(optimizer: Optimizer) -> Any:
     """Returns the tf_keras optimizer with the arguments of one of Keras 3; others as they are.
 
     Raises:
@@ -70,7 +71,7 @@ def _schedule_of(rate: Any) -> Any:
     return _make(rate, schedules, _config(rate, schedules)) if is_schedule else rate
 
 
-def _convert(optimizer: Any) -> Any:
+def _convert(optimizer: Optimizer) -> Any:
     config = _config(optimizer, tf_keras.optimizers)
     for name, option in _OPTIONS.items():
         if config.pop(name, None) is not None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from ctl.keras.precision import Optimizer
+
 
 def value_of(variable: Any) -> Any:
     """Returns the tf.Variable of a keras.Variable; None if it does not exist yet."""
@@ -67,13 +69,13 @@ def set_losses(layer: Any, losses: Any) -> None:
     vars(layer)["_losses"] = losses  # its own __setattr__ would track the list
 
 
-def excludes_from_weight_decay(optimizer: Any) -> bool:
+def excludes_from_weight_decay(optimizer: Optimizer) -> bool:
     """Returns whether `exclude_from_weight_decay` was called."""
     names = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern")
     return any(getattr(optimizer, name, None) for name in names)
 
 
-def learning_rate_of(optimizer: Any) -> Any:
+def learning_rate_of(optimizer: Optimizer) -> Any:
     """Returns the learning rate of an optimizer, or its schedule."""
     return optimizer._learning_rate
 

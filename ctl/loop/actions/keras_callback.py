@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from ctl.errors import UsageError
 from ctl.keras import models
+from ctl.keras.precision import Optimizer
 from ctl.loop.actions.action import Action
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ class KerasCallback(Action):
 class _Model:
     """The model as a callback sees it; what a callback sets does not change the model itself."""
 
-    def __init__(self, model: Any, optimizer: Any):
+    def __init__(self, model: Any, optimizer: Optimizer):
         self._wrapped = models.inner(model)
         self.optimizer = optimizer
         self.stop_training = False

@@ -252,7 +252,7 @@ def _reach(starts: Iterable[int], neighbors: Callable[[int], Iterable[int]]) -> 
     return reached
 
 
-def _sort(variables: Sequence[Any]) -> list[Any]:
+def _sort(variables: Sequence[tf.Variable]) -> list[Any]:
     """Sorts slot variables last, since they add little information."""
     return sorted(variables, key=lambda v: (v[0] if isinstance(v, tuple) else v).slot)
 

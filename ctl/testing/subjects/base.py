@@ -8,6 +8,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import tensorflow as tf
 
+from ctl.data.source import Nest
 from ctl.errors import UsageError
 from ctl.testing.comparison import tolerance_of
 from ctl.testing.contents import Contents, Name, Names, free_name, read_all, read_value
@@ -133,7 +134,7 @@ class SplitRun(abc.ABC):
         stages = (tuple(first_named), tuple(named))
         return LoopRecord(self.split, start, records, evaluation, mismatches, stages)
 
-    def read_results(self, outputs: Any) -> dict[Name, np.ndarray]:
+    def read_results(self, outputs: Nest) -> dict[Name, np.ndarray]:
         """Returns the values that a step reports, and the results of the metrics, as arrays.
 
         Raises:
@@ -286,7 +287,7 @@ def attempt(probe: Callable[[], T]) -> T | None:
         return None
 
 
-def _read_outputs(outputs: Any) -> list[tuple[str, np.ndarray]]:
+def _read_outputs(outputs: Nest) -> list[tuple[str, np.ndarray]]:
     if outputs is None:
         return []
     for value in tf.nest.flatten(outputs):

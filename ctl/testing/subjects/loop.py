@@ -12,8 +12,10 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.configs import group_values
+from ctl.data.source import Nest
 from ctl.errors import UsageError
 from ctl.keras import models, precision
+from ctl.keras.precision import Optimizer
 from ctl.step import Step
 from ctl.testing.contents import Contents, Names, holders, read_all
 from ctl.testing.equivalence_report import NotComparable
@@ -242,13 +244,13 @@ class LoopSubject(Subject):
         return plain, other, 0.0
 
 
-def _use_plain_sgd(optimizer: Any) -> None:
+def _use_plain_sgd(optimizer: Optimizer) -> None:
     """Replaces the update rule, and keeps what the optimizer does to the gradients before it.
 
     Adam's first update hardly depends on the size of the gradient.
     """
 
-    def update_step(gradient: Any, variable: Any, learning_rate: Any = None) -> None:
+    def update_step(gradient: tf.Tensor, variable: tf.Variable, learning_rate: Any = None) -> None:
         variable.assign_sub(RATE * tf.cast(tf.convert_to_tensor(gradient), variable.dtype))
 
     if hasattr(optimizer, "update_step"):
@@ -297,7 +299,7 @@ class Loop:
     """
 
     step: Callable[[Any], Any]
-    variables: Sequence[Any]
+    variables: Sequence[tf.Variable]
     distributed: bool = True
 
 
@@ -332,7 +334,7 @@ def adapt(value: Any) -> Loop:
 def _own_loop(step: Step) -> Loop:
     """Wraps a `ctl.Step`, which names the features of an element itself."""
 
-    def train(batch: Any) -> Mapping[str, Any]:
+    def train(batch: Nest) -> Mapping[str, Any]:
         step(batch)
         return step.results()
 
@@ -346,13 +348,13 @@ def _orbit_loop(trainer: orbit.StandardTrainer) -> Loop:
         trainer: the trainer. Its dataset is not read; everything that is an attribute is compared.
     """
 
-    def copy(batch: Any) -> Any:  # `train_step` may remove features from it
+    def copy(batch: Nest) -> Any:  # `train_step` may remove features from it
         return tf.nest.map_structure(lambda value: value, batch)
 
     # Each call of `next` in one step gets the same batch.
     step = tf.function(lambda batch: trainer.train_step(iter(lambda: copy(batch), None)))
 
-    def train(batch: Any) -> Any:
+    def train(batch: Nest) -> Any:
         trainer.train_loop_begin()
         step(batch)
         return trainer.train_loop_end()
@@ -360,7 +362,7 @@ def _orbit_loop(trainer: orbit.StandardTrainer) -> Loop:
     return Loop(train, holders(vars(trainer)))
 
 
-def _fit_loop(model: Any) -> Loop:
+def _fit_loop(model: tf_keras.Model) -> Loop:
     """Wraps a compiled model of tf_keras or Keras 3, and trains it by the function that `fit` calls.
 
     Args:
@@ -368,7 +370,7 @@ def _fit_loop(model: Any) -> Loop:
             sample weights).
     """
 
-    def train(batch: Any) -> Mapping[str, Any]:
+    def train(batch: Nest) -> Mapping[str, Any]:
         rows = len(tf.nest.flatten(batch)[0])
         options = tf.data.Options()
         options.autotune.enabled = False  # deleting the iterator may wait for autotune's thread

@@ -17,6 +17,7 @@ from ctl.configs import group_values
 from ctl.configs.options import TrainerOptions
 from ctl.data.autograph import convert, traced
 from ctl.data.input_pipeline import InputPipeline
+from ctl.data.source import Nest
 from ctl.evaluator import StandardEvaluator
 from ctl.graphs import ops
 from ctl.graphs.dataflow import ancestors
@@ -267,7 +268,7 @@ def compute_rows(trainer: StandardTrainer, batch_size: int, *, training: bool) -
     """
     strategy = trainer.strategy
 
-    def replica(batch: Any, row_mask: Any) -> Any:
+    def replica(batch: Nest, row_mask: Any) -> Any:
         outputs, losses, weights = _row_values(trainer, batch, row_mask, training=training)
         return tf.nest.flatten(outputs), losses, weights
 
@@ -317,7 +318,7 @@ def _first_batch(trainer: StandardTrainer) -> tuple[Any, Any]:
 
 
 def _row_values(
-    trainer: StandardTrainer, batch: Any, row_mask: Any, *, training: bool = True
+    trainer: StandardTrainer, batch: Nest, row_mask: Any, *, training: bool = True
 ) -> Any:
     """Returns outputs, losses and sample weights of one replica's rows."""
     with loop_of(trainer).step.rows(batch, row_mask):
