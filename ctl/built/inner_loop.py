@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 import pkgutil
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import orbit
 import tensorflow as tf
@@ -15,7 +15,6 @@ import tf_keras
 from ctl.built.attributes import Owner, Trackable
 from ctl.built.built_step import BuiltStep
 from ctl.built.explanations import explained
-from ctl.compile.compiled_loop import compile_loop
 from ctl.data.input_pipeline import InputPipeline
 from ctl.data.source import Batch, Data, Nest, Source
 from ctl.errors import NonFiniteStep, UsageError
@@ -25,9 +24,13 @@ from ctl.update.microbatches import first_rows, unpack
 from ctl.update.non_finite import SPIKE, NonFiniteReport
 from ctl.update.preprocessing import Hooks
 
+if TYPE_CHECKING:
+    from ctl.compile.compiled_loop import CompiledLoop
+
 _LOG = logging.getLogger("ctl")
 _MOST_READ = 16  # batches of a dataset that are read for one batch of the checks
 _FIND_ROWS = "ctl.built.bad_rows:find_non_finite"  # imported for a step that is not finite
+_COMPILE = "ctl.compile.compiled_loop:compile_loop"  # imported if XLA compiles the loop
 _RESERVED = "self.{name} belongs to orbit.StandardTrainer: give your attribute another name."
 
 
@@ -83,9 +86,9 @@ class InnerLoop:
         # The iterator of the checks over the user's dataset, the number of the batch, and the batch.
         self._own: tuple[Iterator[Nest], int, Nest] | None = None
         self._data_step: int | None = None  # the global step that the data iterator stands at
-        self.compiled_loop = None
+        self.compiled_loop: CompiledLoop | None = None
         if plan.xla == "loop":
-            self.compiled_loop = compile_loop(
+            self.compiled_loop = pkgutil.resolve_name(_COMPILE)(
                 self.step.run,
                 plan=plan,
                 pipeline=pipeline,

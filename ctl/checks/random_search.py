@@ -1,7 +1,7 @@
 """Searches a traced step for random numbers that are not functions of the global batch.
 
 `search` searches the ops of the step, and of all functions that they call, while the step is traced;
-nothing is added to the graph. What ctl drew itself is recognized by its name (`philox.OP_NAME`).
+nothing is added to the graph. What ctl drew itself is recognized by its name (`ops.KEYED_BITS`).
 `check_host_random` detects numbers that Python draws while the step is traced, as constants of the
 graph.
 """
@@ -25,10 +25,8 @@ from ctl.errors import UsageError
 from ctl.graphs import ops
 from ctl.graphs.dataflow import ancestors, captured, entries_per_row
 from ctl.keras.private import backend
-from ctl.random import philox
-from ctl.random.draws import Folded
 from ctl.rows.row_mask import Rows
-from ctl.rows.trace import symbolic
+from ctl.rows.trace import Folded, symbolic
 
 _ACCEPT = (
     "or accept it by `with ctl.random.unkeyed():` around it, or everything of this kind with "
@@ -170,7 +168,7 @@ class _RandomSearch:
 
     def _check_draw(self, op: Any) -> bool:
         """Checks a random op; returns whether it is ctl's own."""
-        if philox.OP_NAME in op.name:
+        if ops.KEYED_BITS in op.name:
             return True
         if _INITIALIZER.search(op.name):  # a variable's initializer, which runs once
             return False

@@ -15,7 +15,6 @@ from ctl.checks import row_rules
 from ctl.checks.row_rules import Place
 from ctl.graphs import ops
 from ctl.graphs.dataflow import ancestors, outer_tensor
-from ctl.random import philox
 
 _NORMALIZATIONS = (
     # The end of the paths of both packages, keras and tf_keras.
@@ -158,7 +157,7 @@ class RowFlow:
             tensor: a tensor that does not depend on the batch, except by values of the global batch.
         """
         sources = list(ancestors(tensor))
-        if any(philox.OP_NAME in x.op.name for x in sources):  # keyed by the position of a row
+        if any(ops.KEYED_BITS in x.op.name for x in sources):  # keyed by the position of a row
             return False
         return any(id(x) in self._clean or self._differ(x.op) for x in sources)
 

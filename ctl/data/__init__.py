@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from ctl.data.files.images import image_folder as image_folder
     from ctl.data.files.random_access import random_access as random_access
     from ctl.data.files.records import records as records
-    from ctl.data.files.tables import arrays as arrays
     from ctl.data.files.tables import csv as csv
-    from ctl.data.files.tables import generator as generator
     from ctl.data.files.tables import parquet as parquet
     from ctl.data.files.tables import text as text
     from ctl.data.input_pipeline import distribute as distribute
+    from ctl.data.memory import arrays as arrays
+    from ctl.data.memory import generator as generator
     from ctl.data.mixing import mixture as mixture
     from ctl.data.packing import packed as packed
     from ctl.data.ragged import sequences as sequences
@@ -36,8 +36,9 @@ __getattr__, __dir__, __all__ = lazy.attach(
         "files.images": "idx image_folder",
         "files.random_access": "random_access",
         "files.records": "records",
-        "files.tables": "arrays csv generator parquet text",
+        "files.tables": "csv parquet text",
         "input_pipeline": "distribute",
+        "memory": "arrays generator",
         "mixing": "mixture",
         "packing": "packed",
         "ragged": "sequences",

@@ -6,6 +6,8 @@ import tensorflow as tf
 
 from ctl.private.tensorflow import control_flow_util
 
+# In the name of every op that draws bits by row: the search for other random ops recognizes it.
+KEYED_BITS = "ctl_keyed_bits"
 # Ops whose outputs do not depend on the values of the inputs.
 SHAPES = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike", "TensorListLength")
 # Ops that compute element by element, with broadcasting.

@@ -45,9 +45,9 @@ from typing_extensions import Unpack
 
 from ctl.errors import UsageError
 from ctl.random import draws, philox
-from ctl.random.draws import Stream
 from ctl.random.philox import Number, Shape
 from ctl.rows import gather, row_mask
+from ctl.rows.trace import Stream
 
 
 class Keying(TypedDict, total=False):

@@ -19,6 +19,7 @@ from ctl.random import philox
 from ctl.random.philox import Number, Shape
 from ctl.rows import gather, replicas, row_mask
 from ctl.rows.assertions import require_equal
+from ctl.rows.trace import Folded, Stream
 
 # The functions of TensorFlow that trace a backward pass, for tf.GradientTape and for tf.function.
 _BACKWARD = ("imperative_grad", "_GradientsHelper")
@@ -34,34 +35,6 @@ _PROBLEM = (
     "ctl.random with per_row=N for N consecutive entries of each row, or with shared=True for numbers "
     "that all rows share."
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Stream:
-    """A sequence of draws in a step; the draws are counted while the step is traced.
-
-    Attributes:
-        identity: the source of its key, besides the number of the draw.
-        name: the name of the code that draws, as the subject of a message.
-    """
-
-    identity: str
-    name: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Folded:
-    """A draw with several entries per row.
-
-    Attributes:
-        bits: the tensor of bits, [entries, ...].
-        count: the number of rows.
-        problem: the message if the entries cannot be shown to be those of consecutive rows.
-    """
-
-    bits: tf.Tensor
-    count: int
-    problem: str
 
 
 def uniform(

@@ -12,11 +12,11 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
+from ctl.graphs.ops import KEYED_BITS
+
 Number: TypeAlias = float | tf.Tensor  # also a tensor that broadcasts to the shape that is drawn
 Shape: TypeAlias = Sequence[int | tf.Tensor | None] | tf.Tensor
 BLOCK = 4  # 32-bit numbers per block
-# The name of every op that draws bits: the search for other random ops recognizes ctl's own by it.
-OP_NAME = "ctl_keyed_bits"
 
 _ALGORITHM = 1  # tf.random.Algorithm.PHILOX, as a number for raw ops
 # The upper half of the counter is the step; no step has this number.
@@ -65,7 +65,7 @@ def _draw(shape: Shape, key: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
     # kernels. Only the raw op accepts key and counter: one call draws the blocks of consecutive
     # counters, which belong to consecutive rows.
     return tf.raw_ops.StatelessRandomUniformFullIntV2(
-        shape=shape, key=key, counter=counter, alg=_ALGORITHM, dtype=tf.uint32, name=OP_NAME
+        shape=shape, key=key, counter=counter, alg=_ALGORITHM, dtype=tf.uint32, name=KEYED_BITS
     )
 
 

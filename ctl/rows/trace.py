@@ -86,6 +86,34 @@ class UpdateTrace:
     chosen: bool = False
 
 
+@dataclasses.dataclass(frozen=True)
+class Stream:
+    """A sequence of draws in a step; the draws are counted while the step is traced.
+
+    Attributes:
+        identity: the source of its key, besides the number of the draw.
+        name: the name of the code that draws, as the subject of a message.
+    """
+
+    identity: str
+    name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Folded:
+    """A draw with several entries per row.
+
+    Attributes:
+        bits: the tensor of bits, [entries, ...].
+        count: the number of rows.
+        problem: the message if the entries cannot be shown to be those of consecutive rows.
+    """
+
+    bits: tf.Tensor
+    count: int
+    problem: str
+
+
 @dataclasses.dataclass
 class Trace:
     """What the code of one replica's step reports while it is traced.
@@ -111,7 +139,7 @@ class Trace:
     positions: list[tf.Tensor] = dataclasses.field(default_factory=list)
     applied: list[tf.Tensor] = dataclasses.field(default_factory=list)
     refused: list[str] = dataclasses.field(default_factory=list)
-    folded: list[Any] = dataclasses.field(default_factory=list)
+    folded: list[Folded] = dataclasses.field(default_factory=list)
     results: Nest = None
     weights: list[tf.Tensor] = dataclasses.field(default_factory=list)
     metric_updates: list[MetricUpdate] = dataclasses.field(default_factory=list)

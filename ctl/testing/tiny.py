@@ -8,7 +8,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.configs.options import TrainerOptions
-from ctl.data.files.tables import arrays
+from ctl.data.memory import arrays
 from ctl.data.source import Nest
 from ctl.trainer import StandardTrainer
 

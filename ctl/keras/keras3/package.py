@@ -4,7 +4,7 @@ import sys
 from typing import Any
 
 from ctl.errors import UsageError
-from ctl.keras.keras3 import conversion, detection, private
+from ctl.keras.keras3 import detection, private
 from ctl.keras.keras3.detection import check
 from ctl.keras.keras3.private import CallState, reset_names
 from ctl.keras.keras3.private import value_of as raw
@@ -23,6 +23,9 @@ def adapt(value: Any) -> Any:
         UsageError: Keras 3 runs on another backend than TensorFlow, or a layer holds a metric or a
             tf.Variable.
     """
+    # In functions, because TensorFlow imports Keras 3 by itself, and most trainers have no object of it.
+    from ctl.keras.keras3 import conversion
+
     if not is_layer(value):
         # Further optimizers of a trainer, too.
         return conversion.optimizer_of(value)
@@ -42,6 +45,8 @@ def adapt(value: Any) -> Any:
 
 def convert(value: Any) -> Any:
     """Returns an optimizer or metric as one of tf_keras; other values as they are."""
+    from ctl.keras.keras3 import conversion
+
     return conversion.metric_of(conversion.optimizer_of(value))
 
 

@@ -16,8 +16,8 @@ from ctl.keras import dropout
 from ctl.keras.keras3 import private
 from ctl.keras.keras3.adapter import Adapter, hide_rows, prepare
 from ctl.random import draws
-from ctl.random.draws import Stream
 from ctl.rows import row_mask
+from ctl.rows.trace import Stream
 
 _FIX = (
     "do it in the input pipeline, draw with ctl.random, or use a layer that draws one number per "
