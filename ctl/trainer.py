@@ -11,9 +11,9 @@ import orbit
 import tensorflow as tf
 import tf_keras
 
-from ctl.built.attributes import Trackable
 from ctl.built.build import build_scope, build_trainer, check_optimizer
 from ctl.built.metric_updates import update_by_name
+from ctl.built.state import Trackable
 from ctl.compile import xla
 from ctl.configs.options import TrainerOptions
 from ctl.data.autograph import convert
@@ -23,7 +23,7 @@ from ctl.hardware import coordinator, garbage, strategies
 from ctl.keras import precision
 from ctl.keras.models import adapt, raw
 from ctl.keras.precision import Optimizer
-from ctl.keras.variables import check_known
+from ctl.keras.variables import check_known, penalties
 from ctl.update.gradients import Gradient
 from ctl.update.microbatches import unpack
 from ctl.update.non_finite import NonFiniteReport
@@ -349,22 +349,20 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         """
         inner_loop, optimizer = self._ctl_loop, check_optimizer(adapt(optimizer or self.optimizer))
         variables = None if variables is None else raw(variables)
-        is_own = inner_loop.step.attributes.overrides("regularization_losses")
-        if regularization is None and variables is not None and not is_own:
-            regularization = functools.partial(inner_loop.step.attributes.penalties, variables)
-        chosen = variables is not None
-        variables = (
-            inner_loop.step.attributes.trained_variables() if variables is None else variables
-        )
-        check_known(optimizer, variables, self.strategy)
+        attributes, chosen = inner_loop.step.attributes, variables is not None
+        trained = attributes.trained_variables() if variables is None else variables
+        base = StandardTrainer.regularization_losses
+        if chosen and regularization is None and type(self).regularization_losses is base:
+            regularization = lambda: penalties(attributes.layers(), trained)  # noqa: E731
+        check_known(optimizer, trained, self.strategy)
         # This also covers an optimizer that the trainer does not hold as an attribute.
         inner_loop.step.configure(optimizer)
         return inner_loop.step.update(
             batch,
             lambda rows, _: convert(loss_fn)(rows),
             forward=None,
-            sample_weight=inner_loop.step.sample_weight(batch, None if chosen else variables),
-            variables=variables,
+            sample_weight=inner_loop.step.sample_weight(batch, None if chosen else trained),
+            variables=trained,
             optimizer=optimizer,
             regularization=regularization or self.regularization_losses,
             chosen=chosen,

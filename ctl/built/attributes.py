@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 import logging
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import tensorflow as tf
 import tf_keras
@@ -10,16 +10,14 @@ import tf_keras
 from ctl.built import preparations
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError, list_some
-from ctl.keras import models, precision
+from ctl.keras import models
 from ctl.keras.precision import Optimizer
 from ctl.keras.variables import (
     check_scope,
-    moving_statistics,
     unknown_variables,
     variables_of,
 )
 from ctl.update.held_variables import Held, build_again, trainable_variables_of
-from ctl.update.snapshot import Assignable
 
 _LOG = logging.getLogger("ctl")
 STATELESS = (
@@ -27,7 +25,6 @@ STATELESS = (
     "update would not be a function of its batch. Leave it out. To continue sequences, make the state a "
     "feature of the batch and pass it as initial_state, or train on longer sequences."
 )
-Trackable: TypeAlias = tf.__internal__.tracking.Trackable  # a model, an optimizer, a variable, ...
 
 
 class Owner(Protocol):
@@ -82,13 +79,9 @@ class Attributes:
         """The metrics of the training loop, by name."""
         return self.owner.metrics
 
-    def has_loss_scale(self) -> bool:
-        """Returns whether an optimizer, of any model, has a loss scale."""
-        return any(map(precision.has_loss_scale, self.optimizers()))
-
     def optimizers(self) -> list[Optimizer]:
         """Returns every optimizer, also in lists, tuples and dicts."""
-        return [v for _, v in self._values() if isinstance(v, tf_keras.optimizers.Optimizer)]
+        return [v for _, v in self.values() if isinstance(v, tf_keras.optimizers.Optimizer)]
 
     def models(self) -> list[tf_keras.Model]:
         """Returns every model, also in lists, tuples and dicts; `trainer.model` is the first."""
@@ -118,7 +111,7 @@ class Attributes:
         """
         found = [
             (name, value, trainable_variables_of(value))
-            for name, value in self._values()
+            for name, value in self.values()
             if not name.startswith("_self_")
         ]
         new = {
@@ -177,7 +170,7 @@ class Attributes:
         Raises:
             UsageError: an attribute is an object of Keras 3.
         """
-        for name, value in self._values():
+        for name, value in self.values():
             is_public = not name.startswith("_self_")  # TensorFlow's own records of the attributes
             if is_public and (models.is_foreign(value) or isinstance(value, tf_keras.Model)):
                 models.check(value, f"self.{name.partition('/')[0]} is")
@@ -208,40 +201,6 @@ class Attributes:
                     named[metric.name if is_free else f"{layer.name}_{metric.name}"] = metric
         return named
 
-    def assignable(self) -> Assignable:
-        """Returns every variable that the code of a step may assign.
-
-        Only optimizers assign their own variables, and ctl counts the steps.
-        """
-        counters = {id(self.owner.global_step), id(self.owner.skipped_steps)}
-        variables: dict[int, tf.Variable] = {}
-        statistics: set[int] = set()
-        plain: set[int] = set()
-        for _, value in self._values():
-            if isinstance(value, tf.Variable):
-                variables[id(value)] = value
-            elif isinstance(value, tf.Module) and _is_built(value):
-                variables |= {id(variable): variable for variable in variables_of(value)}
-                if isinstance(value, tf_keras.layers.Layer):
-                    statistics |= moving_statistics(value)
-                    plain |= moving_statistics(value, plain=True)
-        variables |= {id(v): v for m in self.layer_metrics().values() for v in m.variables}
-        once, summed = [], []
-        for key, variable in variables.items():
-            if key in statistics or _is_sum(variable):
-                summed.append(variable)
-            elif key not in counters:
-                once.append(variable)
-        return Assignable(once, summed, [v for key, v in variables.items() if key in plain])
-
-    def state(self) -> list[tf.Variable]:
-        """Returns what `assignable` does, without metrics, which every loop and evaluation resets."""
-        metrics = [v for _, v in self._values() if isinstance(v, tf_keras.metrics.Metric)]
-        metrics += self.layer_metrics().values()
-        reset = {id(variable) for metric in metrics for variable in metric.variables}
-        held = self.assignable()
-        return [v for v in (*held.once, *held.summed) if id(v) not in reset]
-
     def check_slot_variables(self) -> None:
         """Raises UsageError if the optimizer has no slot variables for a trainable variable."""
         trained = self.trained_variables()
@@ -259,53 +218,7 @@ class Attributes:
                 "run, which starts from this one by init.checkpoint."
             )
 
-    def overrides(self, name: str) -> bool:
-        """Returns whether a subclass overrides a method of `StandardTrainer`."""
-        return getattr(type(self.owner), name).__module__ != "ctl.trainer"
-
-    def penalties(self, variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
-        """Returns the regularization losses of the layers that hold some of the variables.
-
-        Args:
-            variables: the variables that an update trains, of any model.
-        """
-        keys = {id(variable) for variable in variables}
-        layers = {id(layer): layer for layer in self.layers()}
-        losses: list[tf.Tensor] = []
-        functions: dict[int, Callable[[], tf.Tensor]] = {}
-        for layer in layers.values():  # each once, even if several models contain it
-            own = (*layer._trainable_weights, *layer._non_trainable_weights)
-            if any(id(variable) in keys for variable in own):
-                losses += [*(layer._eager_losses or layer._losses)]
-                for loss in layer._callable_losses:
-                    # In Keras 3 every layer that holds a variable has its penalty.
-                    shared = isinstance(loss.args[0], tf.Variable)
-                    functions[id(loss.args[0] if shared else loss)] = loss
-        return [*losses, *(loss() for loss in functions.values())]
-
-    def checkpoint_items(self) -> dict[str, Trackable]:
-        """Returns every model, optimizer and variable, by the attribute's name."""
-        function = tf.types.experimental.PolymorphicFunction
-        trackable = tf.__internal__.tracking.Trackable
-        stateless = (tf_keras.metrics.Metric, tf.data.Dataset, tf.data.Iterator, function)
-        # Every loop resets these, or makes them again from `global_step`.
-        excluded = ("metrics", "_train_dataset", "_train_iter", "_train_loop_fn")
-        return {
-            name: _adapt_all(value)
-            for name, value in vars(self.owner).items()
-            if isinstance(value, trackable)
-            and not isinstance(value, stateless)
-            and name not in excluded
-            and not name.startswith("_self_")
-        }
-
-    def _other_models(self) -> Iterator[tuple[str, tf_keras.Model]]:
-        """Yields the models of a subclass besides `model`, each with a name that does not change."""
-        for name, value in self._values():
-            if isinstance(value, tf_keras.Model) and value is not self.model:
-                yield name, value
-
-    def _values(self) -> Iterator[tuple[str, Any]]:
+    def values(self) -> Iterator[tuple[str, Any]]:
         """Yields the values of the attributes, as "name/index", also in lists, tuples and dicts."""
         for name, value in vars(self.owner).items():
             values: Sequence[Any] = [value]
@@ -314,23 +227,17 @@ class Attributes:
             for i, each in enumerate(values):
                 yield f"{name}/{i}", models.adapt(each)
 
+    def _other_models(self) -> Iterator[tuple[str, tf_keras.Model]]:
+        """Yields the models of a subclass besides `model`, each with a name that does not change."""
+        for name, value in self.values():
+            if isinstance(value, tf_keras.Model) and value is not self.model:
+                yield name, value
+
 
 def freezing(layer: tf_keras.layers.Layer) -> tuple[bool, Sequence[str]]:
     """Returns what is frozen in a layer, on which a trace depends."""
     # In Keras 3 a single variable can be frozen.
     return layer.trainable, getattr(layer, "frozen_variables", ())
-
-
-def _adapt_all(value: Any) -> Any:
-    """Returns an attribute with the adapters of models of Keras 3, also in a list, tuple or dict."""
-    if isinstance(value, list | tuple | dict):
-        each = tf.nest.flatten(value)
-        adapted = [models.adapt(v) for v in each]
-        if any(one is not two for one, two in zip(each, adapted, strict=True)):
-            packed = tf.nest.pack_sequence_as(value, adapted)
-            return tf.__internal__.tracking.wrap(packed)
-        return value
-    return models.adapt(value)
 
 
 def check_stateless(model: tf_keras.layers.Layer) -> None:
@@ -339,15 +246,3 @@ def check_stateless(model: tf_keras.layers.Layer) -> None:
         own = models.inner(layer)
         if getattr(own, "stateful", False) and not isinstance(own, tf_keras.Model):
             raise UsageError(f"Layer {layer.name} has stateful=True: {STATELESS}")
-
-
-def _is_built(module: tf.Module) -> bool:
-    return module.built if isinstance(module, tf_keras.Model) else True
-
-
-def _is_sum(variable: tf.Variable) -> bool:
-    """Returns whether each replica holds a part of a sum, as the variables of metrics do."""
-    return (
-        variable.synchronization == tf.VariableSynchronization.ON_READ
-        and variable.aggregation == tf.VariableAggregation.SUM
-    )

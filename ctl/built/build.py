@@ -19,6 +19,7 @@ from ctl.built.explanations import explained
 from ctl.built.hooks import warn_of_model
 from ctl.built.inner_loop import InnerLoop, Trainer
 from ctl.built.planning import make_plan
+from ctl.built.state import state_of
 from ctl.configs import durations, keys
 from ctl.configs.error_location import describe, name_function, user_line
 from ctl.configs.options import TrainerOptions
@@ -266,7 +267,7 @@ def build_step(
     )
     step.transforms = transform is not None
     owner.skipped_steps = step.update.skipped_steps
-    compare_workers("models", owner.strategy, attributes.state())
+    compare_workers("models", owner.strategy, state_of(attributes))
     loss_owner = type(owner) if hooks is owner else hooks.per_example_loss
     warn_of_model(owner.model, precision.inner(owner.optimizer), loss_owner)
     return step, check_losses

@@ -11,10 +11,11 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.built import observers, preparations
-from ctl.built.attributes import Attributes, Trackable, freezing
+from ctl.built.attributes import Attributes, freezing
 from ctl.built.explanations import explained
 from ctl.built.hooks import names_of_attributes
 from ctl.built.loop_results import LoopResults
+from ctl.built.state import Trackable, assignable, checkpoint_items
 from ctl.data.autograph import convert
 from ctl.errors import LateUsageError, UsageError
 from ctl.keras import precision
@@ -97,7 +98,8 @@ class BuiltStep:
         self.attributes = attributes
         self.hooks = hooks
         self.parts = parts
-        self.update = Update(plan, global_step, attributes.assignable, parts, attributes.models)
+        held = functools.partial(assignable, attributes)
+        self.update = Update(plan, global_step, held, parts, attributes.models)
         self.results = LoopResults(plan, self.update, attributes)
         self._function = function or self.update_model
         self._global_step = global_step
@@ -193,7 +195,7 @@ class BuiltStep:
         with self.rows(batch, mask, existing=existing) as rows:
             # The forward pass runs before anything is known of the gradients, so its assignments can
             # only be undone.
-            once, summed, _ = self.attributes.assignable()
+            once, summed, _ = assignable(self.attributes)
             states = [variables_of_state(part) for part in self.parts if part.restored]
             restored = [v for state in states for variables in state.values() for v in variables]
             snapshot = Snapshot([*once, *summed, *restored] if self.results.may_skip() else [])
@@ -512,7 +514,7 @@ class BuiltStep:
     def checkpoint_items(self) -> dict[str, Trackable]:
         """Returns every model, optimizer and variable, by its name in a checkpoint."""
         self.add_models()
-        items = self.attributes.checkpoint_items()
+        items = checkpoint_items(self.attributes.owner)
         own: dict[str, Trackable] = {"spikes": self.update.loss_spikes}
         for part in self.parts:
             state = part.state()

@@ -12,6 +12,7 @@ from ctl.built import metrics
 from ctl.built.built_step import BuiltStep
 from ctl.built.collected_rows import check_values
 from ctl.built.metrics import check_names
+from ctl.built.state import assignable, state_of
 from ctl.configs.error_location import error_location
 from ctl.data.autograph import convert, traced
 from ctl.data.features import flatten_features
@@ -180,11 +181,11 @@ class Evaluation:
     def _state(self) -> list[tf.Variable]:
         """Returns the variables that an evaluation leaves as they are."""
         own = {id(v) for metric in self.metrics.values() for v in metric.variables}
-        return [v for v in self._step.attributes.state() if id(v) not in own]
+        return [v for v in state_of(self._step.attributes) if id(v) not in own]
 
     def _check_assignments(self, state: Snapshot) -> None:
         """Raises UsageError if the code of the user has assigned a variable that is not restored."""
-        held = self._step.attributes.assignable()
+        held = assignable(self._step.attributes)
         own = [v for metric in self.metrics.values() for v in metric.variables]
         # With several replicas, the code of the others is traced in between.
         own += [*self._loss_sums.values(), *self._weight_sums.values(), self.examples]

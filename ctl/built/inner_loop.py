@@ -12,9 +12,10 @@ import orbit
 import tensorflow as tf
 import tf_keras
 
-from ctl.built.attributes import Owner, Trackable
+from ctl.built.attributes import Owner
 from ctl.built.built_step import BuiltStep
 from ctl.built.explanations import explained
+from ctl.built.state import Trackable
 from ctl.data.input_pipeline import InputPipeline
 from ctl.data.source import Batch, Data, Nest, Source
 from ctl.errors import NonFiniteStep, UsageError

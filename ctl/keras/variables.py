@@ -1,9 +1,10 @@
 """The variables of layers, models and modules, and checks of those that an update trains."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
+import tf_keras
 
 from ctl.errors import UsageError, list_some
 from ctl.hardware import strategies
@@ -68,3 +69,28 @@ def unknown_variables(optimizer: Optimizer, variables: Sequence[tf.Variable]) ->
     if not getattr(optimizer, "_built", False):
         return []
     return [v.name for v in variables if optimizer._var_key(v) not in optimizer._index_dict]
+
+
+def penalties(
+    layers: Iterable[tf_keras.layers.Layer], variables: Sequence[tf.Variable]
+) -> list[tf.Tensor]:
+    """Returns the regularization losses of the layers that hold some of the variables.
+
+    Args:
+        layers: the layers of all models.
+        variables: the variables that an update trains, of any model.
+    """
+    keys = {id(variable) for variable in variables}
+    losses: list[tf.Tensor] = []
+    functions: dict[int, Callable[[], tf.Tensor]] = {}
+    for layer in {
+        id(each): each for each in layers
+    }.values():  # once, even if several models have it
+        own = (*layer._trainable_weights, *layer._non_trainable_weights)
+        if any(id(variable) in keys for variable in own):
+            losses += [*(layer._eager_losses or layer._losses)]
+            for loss in layer._callable_losses:
+                # In Keras 3 every layer that holds a variable has its penalty.
+                shared = isinstance(loss.args[0], tf.Variable)
+                functions[id(loss.args[0] if shared else loss)] = loss
+    return [*losses, *(loss() for loss in functions.values())]

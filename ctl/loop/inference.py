@@ -13,6 +13,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.built.inner_loop import loop_of
+from ctl.built.state import state_of
 from ctl.configs.options import TrainerOptions
 from ctl.data.autograph import convert, traced
 from ctl.data.features import RESERVED
@@ -131,7 +132,7 @@ def make_function(trainer: StandardTrainer, function: Callable[[Batch], Any]) ->
     complete = trace(shown)
     graph = complete.get_concrete_function()
     assigned = {id(a.handle) for a in find_assignments(graph.graph.get_operations())}
-    restored += [v for v in loop_of(trainer).step.attributes.state() if id(v.handle) in assigned]
+    restored += [v for v in state_of(loop_of(trainer).step.attributes) if id(v.handle) in assigned]
     if restored:
         complete = trace(shown)
     # The inputs of the graph are in the order of the sorted names.

@@ -14,6 +14,7 @@ from ctl.built import build
 from ctl.built.attributes import Attributes
 from ctl.configs import keys
 from ctl.keras import models
+from ctl.keras.variables import penalties
 from ctl.loop import inference
 from ctl.loop.checkpoints import warm_start
 from ctl.loop.checkpoints.checkpointer import Checkpointer
@@ -170,7 +171,7 @@ def test_penalty_of_a_variable_that_two_layers_hold_counts_once():
     model = models.adapt(keras.Sequential([keras.Input((3,)), dense, Tied(dense)]))
     owner = types.SimpleNamespace(model=model)
     assert len(model.losses) == 1
-    assert len(Attributes(owner).penalties(model.trainable_variables)) == 1
+    assert len(penalties(Attributes(owner).layers(), model.trainable_variables)) == 1
 
 
 @pytest.mark.slow
