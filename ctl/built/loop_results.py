@@ -142,9 +142,7 @@ class LoopResults:
     def may_skip(self) -> bool:
         """Returns whether a step may be skipped."""
         # A subclass can pass `minimize` another optimizer, which has a loss scale of its own.
-        return self._plan.skips or any(
-            map(precision.has_loss_scale, self._attributes.optimizers())
-        )
+        return self._plan.skips or any(map(precision.has_loss_scale, self._attributes.optimizers()))
 
 
 def _to_nan(value: tf.Tensor) -> tf.Tensor:
