@@ -20,7 +20,7 @@ from ctl.built.collected_rows import (
     compute,
 )
 from ctl.built.evaluation import Evaluation, check_splits
-from ctl.built.inner_loop import loop_of
+from ctl.built.inner_loop import loop_of, pipeline_of, step_of
 from ctl.data.autograph import convert, traced
 from ctl.data.input_pipeline import InputPipeline
 from ctl.data.layout import Layout
@@ -92,11 +92,10 @@ class StandardEvaluator(orbit.StandardEvaluator):
         self.trainer = trainer
         self.strategy = trainer.strategy
         self.global_batch_size = global_batch_size or trainer.global_batch_size
-        inner_loop = loop_of(trainer)
         with StandardTrainer.build_scope(trainer):
             self.metrics = metrics.prepare(trainer.build_metrics(), trainer.weighted_metrics)
             self._sums = Evaluation(
-                inner_loop.step,
+                step_of(trainer),
                 self.metrics,
                 global_batch_size=self.global_batch_size,
                 collect=trainer.collect_outputs if self._collects else None,
@@ -106,7 +105,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
     def eval_dataset(self) -> Any:
         """The distributed evaluation data; set it to evaluate batches of your own."""
         if self._eval_dataset is None:
-            pipeline = loop_of(self.trainer).pipeline
+            pipeline = pipeline_of(self.trainer)
             self._eval_dataset = pipeline.evaluation_dataset(self.global_batch_size, self._split)
         return self._eval_dataset
 
@@ -128,7 +127,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
             UsageError: the data never ends, or the model or the loss does not accept its features.
         """
         check_splits(
-            loop_of(self.trainer).pipeline,
+            pipeline_of(self.trainer),
             self.splits,
             global_batch_size=self.global_batch_size,
             strategy=self.strategy,
@@ -185,7 +184,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
         self._stop = stop
         if split != self._split:
             self._split, self._eval_dataset = split, None  # drops the last split's dataset
-        pipeline, steps = loop_of(self.trainer).pipeline, None
+        pipeline, steps = pipeline_of(self.trainer), None
         data = None if self._own_dataset else pipeline.evaluation_data(self._split)
         if data is not None and (data.source is not None or int(num_steps) < 0):
             steps = pipeline.evaluation_steps(self.global_batch_size, self._split)
@@ -195,7 +194,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
         outputs = super().evaluate(num_steps)
         if not self._own_dataset:
             _report_non_finite(
-                loop_of(self.trainer).step,
+                step_of(self.trainer),
                 outputs,
                 pipeline,
                 self.global_batch_size,

@@ -23,6 +23,7 @@ from ctl.keras.precision import Optimizer
 from ctl.update.gradients import Gradient
 from ctl.update.microbatches import first_rows, unpack
 from ctl.update.non_finite import SPIKE, NonFiniteReport
+from ctl.update.plan import Plan
 from ctl.update.preprocessing import Hooks
 
 if TYPE_CHECKING:
@@ -237,6 +238,24 @@ def _warn_of_iterator() -> None:
     )
 
 
+# What the other packages of ctl read of a `StandardTrainer`.
+
+
 def loop_of(trainer: Trainer) -> InnerLoop:
-    """Returns the inner loop of a `StandardTrainer`, for the other packages of ctl."""
+    """Returns the inner loop of a trainer."""
     return trainer._ctl_loop
+
+
+def plan_of(trainer: Trainer) -> Plan:
+    """Returns the resolved options of a trainer."""
+    return loop_of(trainer).plan
+
+
+def step_of(trainer: Trainer) -> BuiltStep:
+    """Returns the step of one replica of a trainer."""
+    return loop_of(trainer).step
+
+
+def pipeline_of(trainer: Trainer) -> InputPipeline:
+    """Returns the data of a trainer."""
+    return loop_of(trainer).pipeline

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from ctl.built.inner_loop import loop_of
+from ctl.built.inner_loop import step_of
 from ctl.errors import UsageError, did_you_mean
 from ctl.loop import inference
 from ctl.loop.actions import best_checkpoint
@@ -102,7 +102,7 @@ def export_checkpoint(
     trainer = inference.restore_trainer(
         trainer_class, options, path, global_batch_size=global_batch_size
     )
-    parts = loop_of(trainer).step.parts
+    parts = step_of(trainer).parts
     weights = next((part.evaluated for part in parts if part.evaluated), "plain")
     notes = {"checkpoint": path, "weights": weights}
     with report_write_errors(str(folder), pathlib.Path(path).parent):
@@ -279,7 +279,7 @@ def _find_resources(trainer: StandardTrainer, signatures: Iterable[Any]) -> list
     """Returns the variables and tables of the signatures, which the SavedModel must reach."""
     captured = {id(tensor) for s in signatures for tensor in s.captured_inputs}
     objects = tf.train.TrackableView(trainer).descendants()
-    for item in loop_of(trainer).step.checkpoint_items().values():
+    for item in step_of(trainer).checkpoint_items().values():
         objects += tf.train.TrackableView(item).descendants()
     resources = {}
     for value in objects:

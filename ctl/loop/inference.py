@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from ctl.built.inner_loop import loop_of
+from ctl.built.inner_loop import loop_of, pipeline_of, step_of
 from ctl.built.state import state_of
 from ctl.configs.options import TrainerOptions
 from ctl.data.autograph import convert, traced
@@ -79,7 +79,7 @@ def restore_trainer(
         except DamagedCheckpoint as error:
             raise UsageError(f"{path} cannot be read ({error}): name another checkpoint.") from None
     if average:
-        loop_of(trainer).step.finish()
+        step_of(trainer).finish()
     return trainer
 
 
@@ -97,7 +97,7 @@ def make_function(trainer: StandardTrainer, function: Callable[[Batch], Any]) ->
     Raises:
         UsageError: the outputs depend on a label or a weight.
     """
-    specs = loop_of(trainer).pipeline.element_spec()
+    specs = pipeline_of(trainer).element_spec()
     hidden = {name: spec for name, spec in specs.items() if name in RESERVED}
     shown = {name: spec for name, spec in specs.items() if name not in RESERVED}
     options = trainer.options
@@ -109,7 +109,7 @@ def make_function(trainer: StandardTrainer, function: Callable[[Batch], Any]) ->
         rows = row_mask.examples(
             count=row_count(features), seed=options.seed, allow_unkeyed=options.allow_unkeyed_random
         )
-        with loop_of(trainer).step.trace_scope(), rows:
+        with step_of(trainer).trace_scope(), rows:
             state = Snapshot(restored)
             try:
                 outputs = precision.cast_to_float32(convert(function)(batch))
@@ -132,7 +132,7 @@ def make_function(trainer: StandardTrainer, function: Callable[[Batch], Any]) ->
     complete = trace(shown)
     graph = complete.get_concrete_function()
     assigned = {id(a.handle) for a in find_assignments(graph.graph.get_operations())}
-    restored += [v for v in state_of(loop_of(trainer).step.attributes) if id(v.handle) in assigned]
+    restored += [v for v in state_of(step_of(trainer).attributes) if id(v.handle) in assigned]
     if restored:
         complete = trace(shown)
     # The inputs of the graph are in the order of the sorted names.

@@ -9,7 +9,7 @@ from typing import Any
 import orbit
 import tensorflow as tf
 
-from ctl.built.inner_loop import loop_of
+from ctl.built.inner_loop import plan_of, step_of
 from ctl.errors import Failure, UsageError
 from ctl.hardware import strategies
 from ctl.hardware.collectives import ProcessGroup
@@ -77,7 +77,7 @@ class StepSummaries:
 
 def _why_not(trainer: StandardTrainer) -> str:
     """Returns why summaries in the step of a trainer cannot be written; "" if they can."""
-    xla = loop_of(trainer).plan.xla
+    xla = plan_of(trainer).xla
     fix = "call tf.summary in an action or in train_loop_end"
     # XLA has no operation that writes to a file. Under autocluster these operations stay outside.
     if xla in ("loop", "step", "gradients"):
@@ -115,7 +115,7 @@ class LoopMonitor:
         self._reporter = reporter
         self._summaries = summaries
         self._step_summaries = step_summaries
-        self._results = loop_of(trainer).step.results
+        self._results = step_of(trainer).results
         self._results.measure_waiting()
 
     @contextlib.contextmanager

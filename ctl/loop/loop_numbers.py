@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from ctl.built.inner_loop import loop_of
+from ctl.built.inner_loop import pipeline_of
 from ctl.configs.group_values import patterns
 from ctl.hardware import devices
 from ctl.keras import precision
@@ -76,7 +76,7 @@ def count_examples(trainer: StandardTrainer, step: int) -> dict[str, dict[str, f
         name -> {"examples": number of rows, "epochs": the same in epochs of the source}; {} for other
         data.
     """
-    source = loop_of(trainer).pipeline.training_source()
+    source = pipeline_of(trainer).training_source()
     if source is None:
         return {}
     return source.count_examples(step * trainer.global_batch_size, seed=trainer.options.seed)

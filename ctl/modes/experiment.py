@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from ctl import errors, optimizers
 from ctl.built.build import compare_workers
-from ctl.built.inner_loop import loop_of
+from ctl.built.inner_loop import pipeline_of, step_of
 from ctl.configs import durations, group_values, keys, loading, overrides
 from ctl.configs.keys import OPTION_KEYS
 from ctl.configs.options import CLIP_KEYS, Section, TrainerOptions
@@ -53,7 +53,7 @@ class Experiment:
         """The number of training examples; None if it is not known."""
         # A trainer that a script has made got another optimizer than this one.
         known = self.optimizer.examples_per_epoch
-        return known or loop_of(self.trainer).pipeline.examples_per_epoch()
+        return known or pipeline_of(self.trainer).examples_per_epoch()
 
     @property
     def steps_per_epoch(self) -> float | None:
@@ -100,7 +100,7 @@ def build(
             f"__init__ of {config.trainer} does not call super().__init__(**arguments)."
         )
     _check_optimizer_is_used(optimizer, config)
-    loop_of(trainer).step.add_models()
+    step_of(trainer).add_models()
     config = resolve_durations(config, optimizer.examples_per_epoch)
     evaluator = None
     if evaluates and config.eval.splits:
@@ -110,7 +110,7 @@ def build(
             splits=config.eval.splits,
         )
         evaluator.check_data()
-        compare_workers("data", hardware.strategy, loop_of(trainer).pipeline)
+        compare_workers("data", hardware.strategy, pipeline_of(trainer))
     _check_unread_keys(options, config, trainer_class)
     return Experiment(config, hardware, trainer, evaluator, optimizer)
 

@@ -6,7 +6,7 @@ from typing import Any
 from ml_collections import config_dict
 
 from ctl.built import memory_estimate
-from ctl.built.inner_loop import loop_of
+from ctl.built.inner_loop import plan_of, step_of
 from ctl.configs import group_values
 from ctl.configs.error_location import describe as describe_error
 from ctl.errors import align, list_some, print_line
@@ -50,9 +50,9 @@ def explain(arguments: Arguments) -> int:
 def _describe(experiment: Experiment, actions: Sequence[Action]) -> str:
     """Describes what the config does not state, by lines of a name and a text."""
     hardware, trainer = experiment.hardware, experiment.trainer
-    inner_loop = loop_of(trainer)
-    layout, parameters = inner_loop.plan.layout, inner_loop.step.attributes.parameter_count()
-    trained, parts = inner_loop.step.attributes.trained_variables(), trainer.options.micro_batches
+    plan, step = plan_of(trainer), step_of(trainer)
+    layout, parameters = plan.layout, step.attributes.parameter_count()
+    trained, parts = step.attributes.trained_variables(), trainer.options.micro_batches
     micro_batches = f", each in {parts} micro-batches" if parts > 1 else ""
     with attention.observe() as observed:
         memory = _describe_memory(experiment)
@@ -60,7 +60,7 @@ def _describe(experiment: Experiment, actions: Sequence[Action]) -> str:
         "strategy": f"{hardware.name} ({hardware.reason}): {STRATEGIES[hardware.name].summary}",
         "devices": ", ".join(devices.replica_devices(hardware.strategy)),
         "replicas": layout.replicas,
-        "xla": f"{inner_loop.plan.xla} ({inner_loop.plan.xla_reason})",
+        "xla": f"{plan.xla} ({plan.xla_reason})",
         **_describe_attention(experiment, observed()),
         "data": messages.entries(trainer),
         "global batch": f"{messages.shares(layout)} rows{micro_batches}",
@@ -69,7 +69,7 @@ def _describe(experiment: Experiment, actions: Sequence[Action]) -> str:
         else "the total weight of the rows that exist, first summed over the replicas",
         "reduction": _describe_reduction(experiment),
         "clip": trainer.options.clip,
-        **inner_loop.step.describe(),  # may replace the reduction
+        **step.describe(),  # may replace the reduction
         "optimizer": _describe_optimizer(trainer.optimizer, trainer.options.optimizer_groups),
         "schedule": _describe_learning_rate(experiment),
         "variables": f"{len(trained)} trainable, {parameters:,} parameters",
@@ -85,12 +85,12 @@ def _describe(experiment: Experiment, actions: Sequence[Action]) -> str:
 
 def _describe_reduction(experiment: Experiment) -> str:
     trainer, options = experiment.trainer, experiment.trainer.options
-    plan = loop_of(trainer).plan
+    plan = plan_of(trainer)
     if plan.layout.replicas == 1:
         return "none: one replica"
     copies = max(1, options.logical_shards)  # each shard's sum is sent by itself
     width = 2 if options.all_reduce_dtype else 0  # a 16-bit dtype
-    variables = loop_of(trainer).step.attributes.trained_variables()
+    variables = step_of(trainer).attributes.trained_variables()
     size = sum(copies * v.shape.num_elements() * (width or v.dtype.size) for v in variables)
     text = f"SUM all-reduce, {_mib(size)} in {options.all_reduce_dtype or plan.dtype.name}"
     if strategies.bucket_bytes(experiment.hardware.strategy):
@@ -127,7 +127,7 @@ def _describe_learning_rate(experiment: Experiment) -> str:
 
 def _describe_attention(experiment: Experiment, obstacles: Mapping[str, str]) -> dict[str, str]:
     """Lists which attention layers the fused kernel computes, and why it does not compute the others."""
-    plan = loop_of(experiment.trainer).plan
+    plan = plan_of(experiment.trainer)
     is_compiled = plan.compiles_micro_batches and attention.capability() >= (8, 0)
     names: dict[str, list[str]] = {}
     for name, obstacle in obstacles.items():
@@ -140,13 +140,12 @@ def _describe_attention(experiment: Experiment, obstacles: Mapping[str, str]) ->
 
 def _describe_memory(experiment: Experiment) -> dict[str, str]:
     """Describes the memory of a step on one replica, by part."""
-    inner_loop = loop_of(experiment.trainer)
     try:
         memory = memory_estimate.estimate(experiment.trainer)
     except Exception as error:  # the trainer's own code runs here for the first time
         return {"memory": f"not estimated: {describe_error(error)}"}
     least = "at least " * memory.incomplete
-    rows = -(-inner_loop.plan.layout.rows_per_replica // memory.micro_batches)
+    rows = -(-plan_of(experiment.trainer).layout.rows_per_replica // memory.micro_batches)
     parts = {
         "weights": memory.weights,
         "slots": memory.slots,

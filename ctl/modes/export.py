@@ -10,7 +10,7 @@ from ml_collections import config_dict
 import numpy as np
 import tensorflow as tf
 
-from ctl.built.inner_loop import loop_of
+from ctl.built.inner_loop import pipeline_of
 from ctl.configs import flags, keys, loading
 from ctl.configs.options import TrainerOptions
 from ctl.data.features import RESERVED
@@ -185,7 +185,7 @@ class TrainedModel:
             if len(self._specs) > 1:
                 raise UsageError(f"The features are {', '.join(self._specs)}: pass a dict of them.")
             features = {next(iter(self._specs)): features}
-        known = loop_of(self.trainer).pipeline.element_spec().keys()
+        known = pipeline_of(self.trainer).element_spec().keys()
         names = set(features) - (known | {*RESERVED}) | set(features) & set(self._specs)
         if names != self._specs.keys():
             raise UsageError(

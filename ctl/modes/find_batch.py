@@ -129,9 +129,9 @@ def with_batch(config: config_dict.ConfigDict, batch: int) -> config_dict.Config
 
 def check_examples(trainer: Any) -> None:
     """Raises UsageError if `build_dataset` returns batches, whose size ctl cannot change."""
-    from ctl.built.inner_loop import loop_of
+    from ctl.built.inner_loop import pipeline_of
 
-    if loop_of(trainer).pipeline.data("train").in_batches:
+    if pipeline_of(trainer).data("train").in_batches:
         raise UsageError(
             "find_batch cannot change the size of the batches that build_dataset returns: let it return "
             "examples."
@@ -141,7 +141,7 @@ def check_examples(trainer: Any) -> None:
 def _estimate(arguments: Arguments, ram: int | None) -> _Start:
     """Estimates the largest batch that fits, from the step traced with two batches."""
     from ctl.built import memory_estimate, out_of_memory
-    from ctl.built.inner_loop import loop_of
+    from ctl.built.inner_loop import plan_of
     from ctl.hardware import device_memory, devices
     from ctl.modes import experiment
 
@@ -171,7 +171,7 @@ def _estimate(arguments: Arguments, ram: int | None) -> _Start:
 
     built = build(size)
     check_examples(built.trainer)
-    unit = replicas * loop_of(built.trainer).plan.micro_batches
+    unit = replicas * plan_of(built.trainer).micro_batches
     most = built.examples_per_epoch or _ENDLESS
     if most < unit:
         raise UsageError(

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 import types
 from typing import Any
 
-from ctl.built.inner_loop import loop_of
+from ctl.built.inner_loop import pipeline_of, plan_of, step_of
 from ctl.data.features import RESERVED, flatten_features
 from ctl.data.layout import Layout
 from ctl.errors import list_some
@@ -46,11 +46,11 @@ def complete(step: int, result: Mapping[str, Any], config: Any, changes: Sequenc
 
 def start(hardware: Any, trainer: Any) -> str:
     """Describes what is going to train, on which hardware, and why."""
-    plan = loop_of(trainer).plan
+    plan = plan_of(trainer)
     layout = plan.layout
-    parameters = loop_of(trainer).step.attributes.parameter_count()
+    parameters = step_of(trainer).attributes.parameter_count()
     what = f"{trainer.options.precision}; {parameters:,} parameters"
-    examples = loop_of(trainer).pipeline.examples_per_epoch()
+    examples = pipeline_of(trainer).examples_per_epoch()
     if examples and examples < layout.global_batch_size:
         what += f"; the data has {examples} examples, so a batch has some of them more than once"
     names = _names_in_code(type(trainer))  # super().replica_step calls minimize, too
@@ -80,7 +80,7 @@ def shares(layout: Layout) -> str:
 def entries(trainer: StandardTrainer) -> str:
     """Lists which entries of the data are features, the label, and the weight of the losses."""
     groups: dict[str, list[str]] = {"features": [], **{kind: [] for kind in RESERVED}}
-    for name in flatten_features(loop_of(trainer).pipeline.element_spec()):
+    for name in flatten_features(pipeline_of(trainer).element_spec()):
         kind = name.split("/")[0]
         groups[kind if kind in RESERVED else "features"].append(name)
     if type(trainer).sample_weight is not StandardTrainer.sample_weight:
@@ -90,11 +90,10 @@ def entries(trainer: StandardTrainer) -> str:
 
 def images(trainer: StandardTrainer) -> list[str]:
     """Names the images that the default `preprocess` scales; warns of a layer that scales them, too."""
-    inner_loop = loop_of(trainer)
     if type(trainer).preprocess is not StandardTrainer.preprocess:
         return []
-    scaled = ", ".join(preprocessing.uint8_images(inner_loop.pipeline.element_spec()))
-    layer = preprocessing.find_second_scaling(inner_loop.step.attributes.layers())
+    scaled = ", ".join(preprocessing.uint8_images(pipeline_of(trainer).element_spec()))
+    layer = preprocessing.find_second_scaling(step_of(trainer).attributes.layers())
     warning = (
         f"The layer {layer!r} seems to expect images of 0 to 255, but preprocess has scaled them to "
         "[0, 1]: remove the layer, or let preprocess return the batch as it is."

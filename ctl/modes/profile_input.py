@@ -12,7 +12,7 @@ from ml_collections import config_dict
 import orbit
 import tensorflow as tf
 
-from ctl.built.inner_loop import loop_of
+from ctl.built.inner_loop import loop_of, pipeline_of, plan_of
 from ctl.compile import serial_loops
 from ctl.configs import error_location, keys
 from ctl.data import batching
@@ -77,7 +77,7 @@ def profile_input(arguments: Arguments) -> int:
     if not profile.is_input_bound:
         for line in describe_serial_loops(built.trainer):
             report(line)
-    used = loop_of(built.trainer).plan.xla
+    used = plan_of(built.trainer).xla
     del built  # the memory of a device may hold one trainer only
     if not profile.is_input_bound:
         for line in all_compare_xla(arguments, hardware, used, profile.step, processes, apart):
@@ -237,7 +237,7 @@ def describe(profile: Profile, trainer: StandardTrainer) -> Iterator[str]:
     for name, seconds, note in (*rows, ("step alone", profile.step, "")):
         rate = f"{size / seconds:,.0f} examples/s"
         yield f"{name:<12} {1e3 * seconds:10.2f} ms per batch {rate:>22}{note}"
-    data = loop_of(trainer).pipeline.data("train")
+    data = pipeline_of(trainer).data("train")
     if not profile.is_input_bound:
         yield "The step is the bottleneck: no key of data.* makes training faster."
         return

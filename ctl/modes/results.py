@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ctl.built.inner_loop import loop_of
+from ctl.built.inner_loop import plan_of
 from ctl.hardware import host
 from ctl.loop import json_files
 from ctl.loop.controller import Controller
@@ -66,7 +66,7 @@ def make_result(experiment: Experiment, controller: Controller, seconds: float) 
         "examples_per_second": controller.reporter.throughput.examples_per_second,
         "seconds": seconds,
         "strategy": experiment.hardware.name,
-        "replicas": loop_of(experiment.trainer).plan.layout.replicas,
+        "replicas": plan_of(experiment.trainer).layout.replicas,
         "versions": versions(),
         "host": host.describe_kernels(tf.config.threading.get_intra_op_parallelism_threads()),
         **({"stopped": stopped} if stopped else {}),

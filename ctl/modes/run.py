@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Any
 
-from ctl.built.inner_loop import loop_of
+from ctl.built.inner_loop import pipeline_of
 from ctl.configs import loading
 from ctl.configs.keys import BY_NAME
 from ctl.errors import UsageError, print_line, type_name
@@ -129,7 +129,7 @@ class ExperimentRun:
     def record(self) -> dict[str, Any]:
         """The config, and what else the updates depend on: what config.json holds."""
         inputs: dict[str, Any] = {"init": self._weights.describe_files() if self._weights else {}}
-        inputs |= loop_of(self.trainer).pipeline.descriptions
+        inputs |= pipeline_of(self.trainer).descriptions
         return {**self.config.to_dict(), "inputs": inputs}
 
     def all_open_store(self) -> contextlib.AbstractContextManager[None]:

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 
-from ctl.built.inner_loop import loop_of
+from ctl.built.inner_loop import step_of
 from ctl.configs import loading
 from ctl.loop.lock import RunLock
 from ctl.modes import DONE, STOPPED, Arguments, messages, results
@@ -70,7 +70,7 @@ def _train(arguments: Arguments, *, evaluates: bool) -> int:
             run.all_begin(actions, changes)
             with run.watching():
                 progress.print_line(messages.start(run.experiment.hardware, run.trainer))
-                described = loop_of(run.trainer).step.describe().values()
+                described = step_of(run.trainer).describe().values()
                 for line in (*messages.images(run.trainer), *described):
                     progress.print_line(line)
                 run.print_start()

@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
-from ctl.built.inner_loop import loop_of
+from ctl.built.inner_loop import plan_of
 from ctl.errors import UsageError, list_some, print_line
 from ctl.hardware import devices, host
 from ctl.keras.keras3 import private
@@ -237,7 +237,7 @@ def _select_tensors(values: Values) -> Values:
 
 def describe_environment(trainer: StandardTrainer) -> dict[str, str]:
     """Returns the versions, the CPU, the devices and the options of a trainer, by name."""
-    plan, options = loop_of(trainer).plan, trainer.options
+    plan, options = plan_of(trainer), trainer.options
     optimizer = getattr(trainer.optimizer, "inner_optimizer", trainer.optimizer)
     config = optimizer.get_config() if hasattr(optimizer, "get_config") else {}
     kinds = sorted({name.partition(":")[0] for name in devices.replica_devices(trainer.strategy)})

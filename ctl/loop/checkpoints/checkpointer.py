@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ctl.built.inner_loop import loop_of
+from ctl.built.inner_loop import step_of
 from ctl.errors import UsageError, list_some, print_line, type_name
 from ctl.hardware import quiet, strategies
 from ctl.hardware.collectives import ProcessGroup
@@ -112,7 +112,7 @@ class Checkpointer:
         self.files = CheckpointFiles(directory)
         self.unmatched: matching.Comparison | None = None
         self._owners = owners
-        self._steps = [p.built() if isinstance(p, Step) else loop_of(p).step for p in owners]
+        self._steps = [p.built() if isinstance(p, Step) else step_of(p) for p in owners]
         positions.add(owners)
         items = {str(i): _as_item(part) for i, part in enumerate(parts)}
         self._checkpoint = tf.train.Checkpoint(**items if is_list else _items(owners[0]))

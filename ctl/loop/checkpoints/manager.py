@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 import functools
 from typing import Any
 
-from ctl.built.inner_loop import loop_of
+from ctl.built.inner_loop import step_of
 from ctl.errors import Failure
 from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.checkpoints.checkpointer import Checkpointer
@@ -75,7 +75,7 @@ class CheckpointManager:
         # A step may make weights infinite with finite gradients. Saving them would replace the
         # checkpoint to go back to.
         if self._trainer.options.on_non_finite != "ignore":
-            trained = loop_of(self._trainer).step.attributes.trained_variables()
+            trained = step_of(self._trainer).attributes.trained_variables()
             variable = first_non_finite_variable(trained)
             if variable:
                 raise Failure(

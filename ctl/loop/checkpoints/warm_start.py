@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from ctl.built.inner_loop import loop_of
+from ctl.built.inner_loop import step_of
 from ctl.configs.values import is_weight_file
 from ctl.data import description
 from ctl.errors import UsageError, did_you_mean, list_some
@@ -180,7 +180,7 @@ def all_load(
         for variable, value in values:
             variable.source.assign(tf.cast(value, variable.dtype))
     if loaded:
-        loop_of(trainer).step.restart()
+        step_of(trainer).restart()
     return loaded
 
 
@@ -207,7 +207,7 @@ def _requests(trainer: StandardTrainer, init: Any) -> list[_Request]:
                 dict(init.names), init.layout,
             )
         ]  # fmt: skip
-    models = loop_of(trainer).step.attributes.named_models()
+    models = step_of(trainer).attributes.named_models()
     # A model that is an attribute has the name "teacher/0", and one in a list "members/1".
     models = {name.removesuffix("/0"): model for name, model in models.items() if name}
     for name, source in init.models.items():

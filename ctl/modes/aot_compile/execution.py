@@ -13,7 +13,7 @@ from ml_collections import config_dict
 import numpy as np
 import tensorflow as tf
 
-from ctl.built.inner_loop import loop_of
+from ctl.built.inner_loop import loop_of, pipeline_of, step_of
 from ctl.errors import Failure
 from ctl.hardware import selection
 from ctl.modes import experiment
@@ -164,7 +164,7 @@ def compare(config: Any, config_path: str, cores: int) -> CoreComparison:
 
 def state(trainer: Any) -> list[Any]:
     """Returns the variables that a train step may assign, in an order that holds for any strategy."""
-    step = loop_of(trainer).step
+    step = step_of(trainer)
     found: list[Any] = []
     for item in [*step.checkpoint_items().values(), *trainer.metrics.values(), step.results.loss]:
         found += [item] if isinstance(item, tf.Variable) else list(getattr(item, "variables", ()))
@@ -206,7 +206,7 @@ def of_slice(trainer: Any, hlo: bytes, steps: int) -> Execution:
         hlo: its exported train step.
         steps: the number of steps.
     """
-    traced, pipeline = trainer.strategy.traced[-1], loop_of(trainer).pipeline
+    traced, pipeline = trainer.strategy.traced[-1], pipeline_of(trainer)
     replicas = trainer.strategy.num_replicas_in_sync
     trace = traced.function.get_concrete_function(*traced.specs)
     variables = state(trainer)
@@ -251,7 +251,7 @@ def largest_difference(
     """
     variables, worst = state(trainer), (0.0, "")
     # Each replica adds the loss of the global batch to this mean, and counts it.
-    loss = {id(variable) for variable in loop_of(trainer).step.results.loss.variables}
+    loss = {id(variable) for variable in step_of(trainer).results.loss.variables}
     for place, parts in results.items():
         variable, wanted = variables[place], expected[place].astype(np.float64)
         own = [np.asarray(part, np.float64) for part in parts]

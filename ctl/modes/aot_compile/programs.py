@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ctl.built.inner_loop import loop_of
+from ctl.built.inner_loop import pipeline_of, step_of
 from ctl.errors import UsageError
 from ctl.evaluator import StandardEvaluator
 from ctl.modes.aot_compile import problems
@@ -44,8 +44,8 @@ def export_train_step(trainer: StandardTrainer) -> Program:
     Raises:
         NotExportable: the step cannot be a TPU program.
     """
-    data = loop_of(trainer).pipeline.training_dataset(trainer.global_batch_size, start=0)
-    step = loop_of(trainer).step
+    data = pipeline_of(trainer).training_dataset(trainer.global_batch_size, start=0)
+    step = step_of(trainer)
     last = max(step.changes(), default=0)
     step.begin(last)
     program = _export("train step", trainer.strategy, trainer.train_step, data.element_spec)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ctl.built.inner_loop import loop_of
+from ctl.built.inner_loop import step_of
 from ctl.data.distribution import disable_autotune
 from ctl.data.features import flatten_features
 from ctl.data.kinds import Kind
@@ -25,7 +25,7 @@ def check_inputs(factory: TrainerFactory) -> Outcome:
     parts: dict[str, list[np.ndarray]] = {}
     for batch in factory.read_batches(_BATCHES):
         tensors = tf.nest.map_structure(tf.convert_to_tensor, batch)
-        with loop_of(trainer).step.rows(tensors, None):  # for draws and mixtures of rows
+        with step_of(trainer).rows(tensors, None):  # for draws and mixtures of rows
             prepared = trainer.preprocess(tensors)
         for name, value in flatten_features(prepared).items():
             if tf.as_dtype(value.dtype).is_floating and name != "weight":

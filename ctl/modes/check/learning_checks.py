@@ -9,7 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.built.flops import list_graphs
-from ctl.built.inner_loop import loop_of
+from ctl.built.inner_loop import plan_of, step_of
 from ctl.checks import onednn
 from ctl.errors import NonFiniteStep, list_some
 from ctl.modes import messages
@@ -35,7 +35,7 @@ _LEARNED, _LOWERED, _NOISE = 0.5, 0.9, 0.5
 def check_first_loss(factory: TrainerFactory) -> Outcome:
     """Checks that the loss of an untrained classifier is about the loss of a uniform guess."""
     trainer, batch = factory.experiment.trainer, factory.read_batches(1)[0]
-    if not loop_of(trainer).plan.has_loss:
+    if not plan_of(trainer).has_loss:
         return _judge_loss_of_own_step(factory)
     losses, outputs, weights = _compute_losses(trainer, batch)
     if not np.isfinite(losses).all():
@@ -192,7 +192,7 @@ def check_overfitting(factory: TrainerFactory) -> Outcome:
 
 def _is_classifier(factory: TrainerFactory) -> bool:
     trainer, batch = factory.experiment.trainer, factory.read_batches(1)[0]
-    if not loop_of(trainer).plan.has_loss:
+    if not plan_of(trainer).has_loss:
         return False
     _, outputs, _ = _compute_losses(trainer, batch)
     return _count_classes(trainer, batch, outputs) is not None
@@ -203,7 +203,7 @@ def _compute_losses(
 ) -> tuple[np.ndarray, Any, np.ndarray | None]:
     """Computes the losses and the sample weights of a batch and its outputs, without dropout."""
     tensors = tf.nest.map_structure(tf.convert_to_tensor, batch)
-    with loop_of(trainer).step.rows(tensors, None):
+    with step_of(trainer).rows(tensors, None):
         prepared = trainer.preprocess(tensors)
         outputs = trainer.forward(prepared, training=False)
         losses = trainer.per_example_loss(prepared, outputs)

@@ -11,7 +11,7 @@ import tf_keras
 
 from ctl.built.build import seed_and_precision
 from ctl.built.flops import list_graphs
-from ctl.built.inner_loop import loop_of
+from ctl.built.inner_loop import loop_of, step_of
 from ctl.checks.random_search import place
 from ctl.configs import group_values
 from ctl.configs.options import TrainerOptions
@@ -290,7 +290,7 @@ def compute_terms(trainer: StandardTrainer, names: Sequence[Names]) -> Terms:
         trainer: the trainer on one replica.
         names: `Record.names` of another run.
     """
-    variables = loop_of(trainer).step.attributes.trained_variables()
+    variables = step_of(trainer).attributes.trained_variables()
     rows, row_mask = _first_batch(trainer)
 
     @traced
@@ -321,7 +321,7 @@ def _row_values(
     trainer: StandardTrainer, batch: Nest, row_mask: Any, *, training: bool = True
 ) -> Any:
     """Returns outputs, losses and sample weights of one replica's rows."""
-    with loop_of(trainer).step.rows(batch, row_mask):
+    with step_of(trainer).rows(batch, row_mask):
         batch = convert(trainer.preprocess)(batch)
         outputs = convert(trainer.forward)(batch, training=training)
         losses = convert(trainer.per_example_loss)(batch, outputs)
