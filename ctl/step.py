@@ -217,7 +217,7 @@ class Step:
         step = self.built()
         if step.parts:  # each call of a function counts in the time of a small step
             step.check_ready()
-            list(step.split(1))
+            list(step.split(1))  # prepares the parts for this step
         with explained():
             if step.must_trace():
                 self._function = TracedFunction(self._run)

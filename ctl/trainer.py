@@ -437,6 +437,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
     @train_dataset.setter
     def train_dataset(self, dataset: Any) -> None:
         self._ctl_loop.use_own_dataset()
+        # Orbit's attributes: the next loop makes an iterator of the new data.
         self._train_dataset, self._train_iter = dataset, None
 
     def checkpoint_items(self) -> dict[str, Trackable]:

@@ -86,6 +86,7 @@ def build_trainer(trainer: Trainer, optimizer: Optimizer, base: Any) -> InnerLoo
         trainer.metrics = metrics.prepare(trainer.build_metrics(), trainer.weighted_metrics)
         trainer.global_step = counter("global_step")
         spec = pipeline.element_spec()
+        # What a user's own hooks do with a weight is not known.
         names = ("sample_weight", "preprocess", "replica_step", "train_step")
         if all(getattr(type(trainer), name) is getattr(base, name) for name in names):
             default_sample_weight(spec)
@@ -220,6 +221,7 @@ def build_step(
 
     def find_read(candidates: Sequence[tf.Variable]) -> list[tf.Variable] | None:
         """Returns the variables that the losses depend on; None if they cannot be traced yet."""
+        # This trace is another one than that of the losses, which `check_losses` reads later.
         kept, results = traces.copy(), []
         traces.clear()
 

@@ -321,7 +321,7 @@ class BuiltStep:
             self.attributes.check_slot_variables()
         warn_of_plain_norms(self.plan, self._model, self._plain_norms)
         self.note_trace()
-        self.repeated.clear()
+        self.repeated.clear()  # they belong to the last trace
         self.is_unfinished = True
         return True
 

@@ -115,7 +115,7 @@ def compute(
             outcome["error"] = error_location(error)
     outcome = processes.broadcast_json_from_chief(outcome)
     if failure:
-        raise failure
+        raise failure  # the user's own error, which the other processes cannot raise
     if "error" in outcome:
         raise UsageError(f"compute_metrics failed in the chief: {outcome['error']}")
     metrics: dict[str, float] = outcome["metrics"]

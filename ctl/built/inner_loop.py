@@ -144,6 +144,7 @@ class InnerLoop:
         """
         self._data_step = step = int(self.trainer.global_step.numpy())
         self.step.finish_loop()
+        # Few batches, because each check computes with one, and early ones, to stop a wrong run early.
         powers = [2**i for i in range(step.bit_length()) if self._begun < 2**i <= step]
         if self._source is None:  # a dataset is read from its beginning
             powers = [min(each, _MOST_READ - 1) for each in powers[-1:] if self._begun < _MOST_READ]
@@ -196,6 +197,7 @@ class InnerLoop:
             with futures.ThreadPoolExecutor(1) as thread:  # in no replica, where it cannot be read
                 return thread.submit(self._read_own, step).result()
         layout = self.plan.layout
+        # Several rows, because the search for losses that combine rows compares them.
         batch_size = max(layout.global_batch_size, 4 * layout.replicas)
         return unpack(self.pipeline.first_batch(batch_size, step))
 

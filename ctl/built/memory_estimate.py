@@ -261,11 +261,11 @@ class Timeline:
                 if size is None and not op.type.startswith("FusedBatchNorm"):
                     self.unknown.append(i)
                 self._sizes[id(x)] = size or 0
-                self._last.setdefault(self._owner(x), i)
+                self._last.setdefault(self._owner(x), i)  # nothing may read it
         for op in self.operations:
             for x in op.outputs:
                 if id(x) in outputs:
-                    self._last[self._owner(x)] = len(self.operations)
+                    self._last[self._owner(x)] = len(self.operations)  # a result is never freed
 
     def live(self, excluded: set[int]) -> list[int]:
         """Returns the bytes that exist while each operation runs, without some tensors."""
@@ -278,8 +278,10 @@ class Timeline:
             # Tensors that were not computed here are not part of `live`.
             freed = [self._sizes[k] for k in read if k in self._sizes and self._last[k] == i]
             allocated = sum(self._sizes[key] for key in new)
+            # Such an operation writes over an input that nothing else reads.
             reused = allocated if op.type in _IN_PLACE and allocated in freed else 0
             graphs = [graph for _, graph in ops.called_graphs(op)]
+            # The tensors of a called function exist only while it runs.
             inside = max(
                 (max(Timeline(graph).live(set()), default=0) for graph in graphs), default=0
             )

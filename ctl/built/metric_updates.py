@@ -68,7 +68,7 @@ def _weights_of(
     if not getattr(metric, "_ctl_weighted", False):
         return weights
     rows = row_mask.current()
-    training = rows is None or rows.earlier is None
+    training = rows is None or rows.earlier is None  # set in evaluations
     own = sample_weight(training=training)
     if isinstance(own, Mapping):
         target = _target(name, own)

@@ -161,6 +161,7 @@ def _note_update(
     with contextlib.suppress(TypeError):  # the update itself will raise it
         given = {**signature.bind(metric, *args, **arguments).arguments}
         given |= given.pop("kwargs", {})
+        # The first argument is the metric itself.
         weight, values = given.pop("sample_weight", None), list(given.values())[1:]
         rows.trace.metric_updates.append(
             MetricUpdate(metric, values, weight, *rows.trace.metric_rows)

@@ -80,6 +80,7 @@ def _adapt_all(value: Any) -> Any:
 
 
 def _is_built(module: tf.Module) -> bool:
+    # tf_keras raises an error for the variables of a model that is not built.
     return module.built if isinstance(module, tf_keras.Model) else True
 
 

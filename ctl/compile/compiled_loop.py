@@ -56,7 +56,7 @@ class CompiledLoop:
         self._strategy = strategy
         self._input_wait = input_wait
         self._chunk: Nest = None
-        self._used = self.size
+        self._used = self.size  # so that the first call reads a chunk
         self._fixed_program: Any = None
         self.compile_again()
 

@@ -34,6 +34,7 @@ class TracedFunction:
         specs = [None if value is None else (value.shape, value.dtype) for value in values]
         if specs != self._specs or not self._has_same_structure(batch):
             self._concrete = self._traced.get_concrete_function(batch)
+            # Without its tensors, which would stay in memory until the next trace.
             self._specs, self._batch = specs, tf.nest.map_structure(lambda _: 0, batch)
         return self._concrete(batch)
 

@@ -263,6 +263,7 @@ def regularization_contribution(
                 f"A regularization loss has shape {loss.shape}, but must be a scalar: return the "
                 "losses of examples from per_example_loss, where they are weighted."
             )
+    # Every part adds its share, so that the sum over all parts has the regularization once.
     return tf.add_n([tf.cast(loss, dtype) for loss in losses]) / tf.cast(parts, dtype)
 
 

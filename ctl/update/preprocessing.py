@@ -147,6 +147,7 @@ def preprocess(hooks: Hooks, batch: Batch) -> Batch:
             f"preprocess returned {type_name(prepared)}, but must return the batch, a dict of tensors."
         )
     before = row_count(batch)
+    # The features that the batch had before have its number of rows.
     unchanged = {id(value) for value in tf.nest.flatten(batch)}
 
     def check(value: Any) -> Any:

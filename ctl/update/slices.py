@@ -48,11 +48,13 @@ def replace(gradients: Sequence[Any], measure: Callable[[tf.Tensor], tf.Tensor])
     places = [i for i, each in enumerate(gradients) if isinstance(each, Slice)]
     if places:
         own = [measure(result[i].values[: result[i].body]) for i in places]
+        # One dtype, so that one all-reduce sends all of them.
         widest = max((each.dtype for each in own), key=lambda dtype: dtype.size)
         own = tf.stack([tf.cast(each, widest) for each in own])
         context = tf.distribute.get_replica_context()
         sums = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stop_gradient(own))
         for i, total in zip(places, tf.unstack(sums), strict=True):
+            # Every replica has the rest, which a sum over the replicas would count several times.
             rest = measure(result[i].values[result[i].body :])
             result[i] = total + tf.cast(rest, widest)
     return result

@@ -172,6 +172,7 @@ class Update:
             batch, rows.row_mask, weights, denominators, rows.first_row, rows.step, loss_scale
         )
         rows.trace.begin_update(inputs, chosen=chosen)
+        # Restores nothing: it notes where the ops of the forward pass begin, to find what they assign.
         snapshot = Snapshot([])
         if plan.xla == "gradients" and not rows.trace.losses_only:
             # A micro-batch cannot read the other rows, with or without XLA.
