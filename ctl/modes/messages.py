@@ -9,6 +9,7 @@ from ctl.data.features import RESERVED, flatten_features
 from ctl.data.layout import Layout
 from ctl.errors import list_some
 from ctl.hardware import strategies
+from ctl.hardware.selection import Hardware
 from ctl.loop.progress import format_numbers
 from ctl.optimizers import schedules
 from ctl.trainer import StandardTrainer
@@ -44,7 +45,7 @@ def complete(step: int, result: Mapping[str, Any], config: Any, changes: Sequenc
     )
 
 
-def start(hardware: Any, trainer: Any) -> str:
+def start(hardware: Hardware, trainer: StandardTrainer) -> str:
     """Describes what is going to train, on which hardware, and why."""
     plan = plan_of(trainer)
     layout = plan.layout
@@ -57,7 +58,7 @@ def start(hardware: Any, trainer: Any) -> str:
     own = plan.own_replica_step or plan.own_train_step
     if own and "apply_gradients" in names and not names & {"minimize", "replica_step"}:
         what += "; the step calls apply_gradients itself, and only `ctl check` tests that update"
-    if strategies.STRATEGIES[hardware.name].coordinated:
+    if strategies.STRATEGIES[hardware.name].coordinated and hardware.cluster:
         workers, servers = (len(hardware.cluster.addresses[role]) for role in ("worker", "ps"))
         return (
             f"{hardware.name} ({hardware.reason}): {_count(workers, 'worker')}, "
@@ -127,12 +128,12 @@ def restored_in_part(comparison: Any) -> str:
     return f"Restored in part: {reasons}."
 
 
-def stopped(step: int, workdir: Any) -> str:
+def stopped(step: int, workdir: str) -> str:
     """Describes a run that was saved and stopped on request."""
     return f"Stopped at step {step}, saved in {workdir}: rerun the same command to resume."
 
 
-def done(workdir: Any, writers: Sequence[str]) -> str:
+def done(workdir: str, writers: Sequence[str]) -> str:
     """Describes a run that has reached its last step."""
     command = f"; tensorboard --logdir {workdir}/summaries" if "tensorboard" in writers else ""
     return f"Done: {workdir}/result.json{command}"

@@ -16,6 +16,7 @@ from ctl.update import gradients as gradients_module
 from ctl.update import reduction
 from ctl.update.gradients import Gradient
 from ctl.update.part import GlobalUpdate, Part
+from ctl.update.plan import Plan
 
 # The largest absolute value of a sum over all replicas. It is a power of two, so that the bound of each
 # replica, this number divided by a power of two, is exact in float16, and a sum of contributions at the
@@ -55,7 +56,7 @@ class Compression(Part):
         """The errors, in the order of a checkpoint."""
         return self._state.errors
 
-    def create(self, plan: Any, model: tf_keras.Model) -> None:
+    def create(self, plan: Plan, model: tf_keras.Model) -> None:
         """Creates the errors of the first model, also those of layers that are frozen now."""
         if plan.own_train_step:
             raise UsageError(

@@ -13,8 +13,10 @@ import tf_keras
 
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError
+from ctl.keras.precision import Optimizer
 from ctl.keras.variables import variables_of
 from ctl.update.part import AVERAGES, Part
+from ctl.update.plan import Plan
 
 
 class ExponentialMovingAverage(Part):
@@ -44,7 +46,7 @@ class ExponentialMovingAverage(Part):
         """The averages, which are equal to the weights at first."""
         return self._state.averages
 
-    def create(self, plan: Any, model: tf_keras.Model) -> None:
+    def create(self, plan: Plan, model: tf_keras.Model) -> None:
         """Creates the averages of the first model."""
         if plan.own_train_step:
             raise UsageError(
@@ -92,7 +94,7 @@ class ExponentialMovingAverage(Part):
         }
         return list(unique.values())
 
-    def end_step(self, optimizer: Any, applied: tf.Tensor | bool) -> None:
+    def end_step(self, optimizer: Optimizer, applied: tf.Tensor | bool) -> None:
         """Updates the averages, by the moving statistics at the end of the step."""
         dtype = self._dtype
         # 1 - (1 + t) / (10 + t), written so that no bits of a small rate cancel.

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Mapping
 import logging
-from typing import Any
 
 import tensorflow as tf
 import tf_keras
@@ -12,6 +11,7 @@ from ctl.hardware import strategies
 from ctl.rows import row_mask
 from ctl.update.gradients import elements, modulus
 from ctl.update.part import GlobalUpdate, Part
+from ctl.update.plan import Plan
 
 _LOG = logging.getLogger("ctl")
 
@@ -24,7 +24,7 @@ class GradientHistograms(Part):
         self._is_traced = self._is_warned = False
         self._obstacle = ""
 
-    def create(self, plan: Any, model: tf_keras.Model) -> None:
+    def create(self, plan: Plan, model: tf_keras.Model) -> None:
         """Finds out whether the step can write histograms."""
         self._obstacle = find_obstacle(plan)
 
@@ -51,7 +51,7 @@ class GradientHistograms(Part):
         self._is_warned = True
 
 
-def find_obstacle(plan: Any) -> str:
+def find_obstacle(plan: Plan) -> str:
     """Returns why histograms of the gradients cannot be written in the step; "" if they can."""
     if plan.compiles_update:
         return (

@@ -12,6 +12,7 @@ from ctl.errors import UsageError
 from ctl.update import slices
 from ctl.update.gradients import Gradient, elements, global_norm, modulus
 from ctl.update.part import LAYERS, GlobalUpdate, Part
+from ctl.update.plan import Plan
 
 _QUANTITIES = ("gradient_norm", "parameter_norm", "update_norm")
 _SHARES = ("gradient_zero_share", "gradient_non_finite_share")
@@ -36,7 +37,7 @@ class Norms(Part):
         self._positions: dict[Any, int] = {}
         self._names: list[str] = []
 
-    def create(self, plan: Any, model: tf_keras.Model) -> None:
+    def create(self, plan: Plan, model: tf_keras.Model) -> None:
         """Creates the means, also those of the variables of layers that are frozen now."""
         self._dtype, variables = plan.dtype, model.trainable_variables
         self._means = self._make_means(_QUANTITIES)

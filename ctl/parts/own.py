@@ -8,8 +8,10 @@ import tf_keras
 
 from ctl.data.autograph import convert
 from ctl.errors import UsageError, type_name
+from ctl.keras.precision import Optimizer
 from ctl.update.gradients import Gradient, nonzero_rows
 from ctl.update.part import GlobalUpdate, Part
+from ctl.update.plan import Plan
 
 Transform = Callable[[list[Gradient], list[tf.Variable]], Sequence[Gradient]]
 
@@ -91,7 +93,7 @@ class Checked(Part):
         self._parts = parts
         self._is_traced = self._has_ended = False
 
-    def create(self, plan: Any, model: tf_keras.Model) -> None:
+    def create(self, plan: Plan, model: tf_keras.Model) -> None:
         """Reads which option makes sparse gradients dense."""
         for part in self._parts:
             part._ctl_is_used = True  # type: ignore[attr-defined]
@@ -110,7 +112,7 @@ class Checked(Part):
             for gradient, variable in zip(update.gradients, update.variables, strict=True)
         ]
 
-    def end_step(self, optimizer: Any, applied: Any) -> None:
+    def end_step(self, optimizer: Optimizer, applied: Any) -> None:
         """Notes that ctl runs the step."""
         self._has_ended = True
 

@@ -15,6 +15,7 @@ from ctl.configs.group_values import patterns
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError, list_some
 from ctl.keras import precision
+from ctl.keras.precision import Optimizer
 from ctl.keras.variables import variables_of
 from ctl.optimizers import FromConfig
 from ctl.parts import grouped_optimizer
@@ -22,6 +23,7 @@ from ctl.private import classes
 from ctl.update.gradients import optimizers_of
 from ctl.update.held_variables import Held
 from ctl.update.part import Building, Part
+from ctl.update.plan import Plan
 
 Models = Mapping[str, tf_keras.Model]
 _Names = list[tuple[tf.Variable, tuple[str, ...]]]
@@ -40,7 +42,7 @@ class ParameterGroups(Part):
         self._seen: set[Any] = set()  # models
         self._configured: set[Any] = set()
 
-    def prepare(self, optimizer: Any, building: Building) -> None:
+    def prepare(self, optimizer: Optimizer, building: Building) -> None:
         """Freezes layers, and gives groups their learning rates and optimizers."""
         if optimizer is not building.optimizer:  # one of a group
             return
@@ -56,7 +58,7 @@ class ParameterGroups(Part):
             grouped_optimizer.attach(optimizer, others)
         configure(optimizer, building.models, self.options)
 
-    def create(self, plan: Any, model: tf_keras.Model) -> None:
+    def create(self, plan: Plan, model: tf_keras.Model) -> None:
         """Freezes layers of the first model, whose optimizer has slot variables for them by now."""
         self._freeze_until({"": model})
 
@@ -85,7 +87,7 @@ class ParameterGroups(Part):
         self._freeze_until(new)
         self._seen = {*models.values()}
 
-    def configure(self, optimizer: Any, models: Models) -> None:
+    def configure(self, optimizer: Optimizer, models: Models) -> None:
         """Gives the variables of all models their learning rates in an optimizer."""
         key = frozenset([optimizer, *models.values()])
         if key not in self._configured:
@@ -239,7 +241,7 @@ def check_patterns(models: Models, options: TrainerOptions) -> None:
                 )
 
 
-def configure(optimizer: Any, models: Models, options: TrainerOptions) -> None:
+def configure(optimizer: Optimizer, models: Models, options: TrainerOptions) -> None:
     """Excludes variables from the weight decay, and scales the learning rate of others.
 
     A second call, even after the optimizer was built, only adds further models.

@@ -15,6 +15,7 @@ import tf_keras
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError, type_name
 from ctl.keras import precision
+from ctl.keras.precision import Optimizer
 from ctl.optimizers import CLASSES, ELEMENTWISE, arguments
 from ctl.parts.replica_values import SlicedSlot, SliceLayout, make_gather
 from ctl.private import classes
@@ -22,6 +23,7 @@ from ctl.rows import packs, waits
 from ctl.update import gradients, reduction
 from ctl.update.gradients import Gradient
 from ctl.update.part import Building, GlobalUpdate, Part
+from ctl.update.plan import Plan
 from ctl.update.slices import Slice
 
 # The optimizers that update each element from that element's gradient and slots alone.
@@ -37,7 +39,7 @@ class ShardedSlots(Part):
         if options.shard_state == "gradients":
             self.reduce = self._reduce
 
-    def create(self, plan: Any, model: tf_keras.Model) -> None:
+    def create(self, plan: Plan, model: tf_keras.Model) -> None:
         """Rejects a step in which nothing would split the gradients."""
         self._dtype = plan.reduce_dtype
         if self.reduce and plan.own_train_step:
@@ -46,7 +48,7 @@ class ShardedSlots(Part):
                 "trainer overrides train_step: override replica_step, or set optimizer.shard_state=true."
             )
 
-    def prepare(self, optimizer: Any, building: Building) -> None:
+    def prepare(self, optimizer: Optimizer, building: Building) -> None:
         """Splits the slot variables of an optimizer before it creates them."""
         shard(optimizer, building.strategy)
 
@@ -57,7 +59,7 @@ class ShardedSlots(Part):
         variables: Sequence[tf.Variable],
         *,
         loss_scale: tf.Tensor | None,
-        optimizer: Any,
+        optimizer: Optimizer,
     ) -> GlobalUpdate:
         """Sums gradients and loss over the replicas, and cuts out this replica's slices.
 
@@ -88,7 +90,7 @@ class ShardedSlots(Part):
         return GlobalUpdate(variables, sums, totals[0])
 
 
-def saved_bytes(optimizer: Any, slots: int, replicas: int) -> int:
+def saved_bytes(optimizer: Optimizer, slots: int, replicas: int) -> int:
     """Returns the memory that `optimizer.shard_state` would save on each replica.
 
     Args:
@@ -103,7 +105,7 @@ def saved_bytes(optimizer: Any, slots: int, replicas: int) -> int:
     return slots - slots // replicas
 
 
-def shard(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
+def shard(optimizer: Optimizer, strategy: tf.distribute.Strategy) -> None:
     """Makes an optimizer keep the slots of a slice of each variable on each replica.
 
     Call it before `optimizer.build`. On one replica it changes nothing: its slice is everything.
@@ -145,7 +147,7 @@ def check_elementwise(inner: Any) -> None:
             )
 
 
-def held_variables(optimizer: Any) -> list[tf.Variable]:
+def held_variables(optimizer: Optimizer) -> list[tf.Variable]:
     """Returns the variables of a built optimizer as replicas hold them: slices, if they are split.
 
     Args:
@@ -165,7 +167,7 @@ def _bytes(gradient: Gradient) -> int:
     return (gradient.shape.num_elements() or 0) * gradient.dtype.size
 
 
-def _layout_of(optimizer: Any, variable: tf.Variable) -> SliceLayout | None:
+def _layout_of(optimizer: Optimizer, variable: tf.Variable) -> SliceLayout | None:
     """Returns the layout of the slices that an optimizer updates; None if it is complete."""
     for each in gradients.optimizers_of(optimizer):
         shards = getattr(each, "_ctl_shards", None)

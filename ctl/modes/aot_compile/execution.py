@@ -20,6 +20,7 @@ from ctl.modes import experiment
 from ctl.modes.aot_compile import compiler_process
 from ctl.modes.aot_compile.programs import export_train_step
 from ctl.modes.aot_compile.strategy import SliceStrategy
+from ctl.trainer import StandardTrainer
 
 _STEPS = 2
 # The largest difference that rounding in float32 explains, relative to the change of a variable.
@@ -162,7 +163,7 @@ def compare(config: Any, config_path: str, cores: int) -> CoreComparison:
     return CoreComparison(cores, *largest_difference(results, sliced, expected, before=before))
 
 
-def state(trainer: Any) -> list[Any]:
+def state(trainer: StandardTrainer) -> list[Any]:
     """Returns the variables that a train step may assign, in an order that holds for any strategy."""
     step = step_of(trainer)
     found: list[Any] = []
@@ -198,7 +199,7 @@ def captured(trace: Any, variables: Sequence[Any]) -> tuple[dict[int, np.ndarray
     return values, [places.get(id(handle)) for handle in handles]
 
 
-def of_slice(trainer: Any, hlo: bytes, steps: int) -> Execution:
+def of_slice(trainer: StandardTrainer, hlo: bytes, steps: int) -> Execution:
     """Returns the first steps of a trainer whose train step was exported for a TPU slice.
 
     Args:
@@ -230,7 +231,7 @@ def of_slice(trainer: Any, hlo: bytes, steps: int) -> Execution:
 
 def largest_difference(
     results: Mapping[int, Sequence[np.ndarray]],
-    trainer: Any,
+    trainer: StandardTrainer,
     expected: Sequence[np.ndarray],
     *,
     before: Sequence[np.ndarray] | None = None,
