@@ -222,7 +222,7 @@ LEAVES = (
     "keras/penalties.py", "kernels", "layers", "loop/actions/best_checkpoint.py", "loop/bucket",
     "loop/exports.py", "loop/profiler.py", "loop/watchdog.py", "modes/sweep.py",
     "parts/compression.py", "parts/ema.py", "parts/norms.py", "parts/parameter_groups.py",
-    "parts/sharded_optimizer.py", "random",
+    "parts/sharded_optimizer.py", "random", "compile/compiled_loop.py",
 )  # fmt: skip
 
 
