@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctl.built.observers import Losses, Observer, TraceAgain
-from ctl.checks import loss_trace, random_search
+from ctl.checks import exchanged_rows, loss_trace, random_search
 from ctl.checks.row_flow import Mixed, RowFlow
 from ctl.checks.row_probe import (
     FAILURES,
@@ -56,6 +56,7 @@ _PLACE_FIX = (
 )
 # Ops that turn an integer into a number of a loss, or into a condition.
 _NUMBERS = ("Cast", "Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual")
+_COLLECTIVE_USE = "combines rows of the same replica before a collective combines the replicas"
 _PENALTY_FIX = "return the penalty of each row from forward, and add it in per_example_loss"
 _OUTPUTS = "outputs"  # what is computed from variables
 _REDUCTIONS = ("All", "Any", "EuclideanNorm", "Max", "Mean", "Min", "Prod", "Sum")
@@ -311,6 +312,7 @@ class _CouplingSearch:
 
         losses = RowFlow({**batch, **leading}, count=rows, clean=clean, resolve=resolve)
         self._check(update, losses, part.losses, rows, micro_batches=self.micro_batches)
+        self._check_collectives(update, losses, part.losses)
         for penalty in update.penalties[0] if update.penalties else ():
             self._check_penalty(update, losses, penalty, rows)
 
@@ -343,6 +345,34 @@ class _CouplingSearch:
 
         if count == 1:
             raise ProbeError("a micro-batch has one row")
+        examine(self.batches)
+        self.again.append(examine)
+
+    def _check_collectives(
+        self, update: UpdateTrace, flow: RowFlow, losses: Sequence[tf.Tensor]
+    ) -> None:
+        """Rejects losses with a collective of what a replica has combined in another way than it does."""
+        reached = {id(x) for x in ancestors(*losses)}
+        values = [x for x in self.trace.global_values if id(x.output) in reached]
+        has_mask = isinstance(self.trace.inputs, tuple)
+        suspects = [state.op for x in values if isinstance(state := flow.state(x.local), Mixed)]
+        suspects += [x.output.op for x in values if x.gathered and has_mask]  # perhaps with padding
+        if not suspects or self.replicas * self.micro_batches == 1:
+            return
+        if self.micro_batches > 1:  # the collective has the rows of one
+            self._reject(suspects[0], _COLLECTIVE_USE, _FIX, split=True)
+        probe = Probe(losses, self.trace, self.first, update.aliases)
+
+        def examine(batches: Sequence[ReadBatch]) -> None:
+            parts: list[list[Any]] = []
+            for read in batches[: self.replicas]:
+                with contextlib.suppress(ProbeError, *FAILURES), tf.init_scope():
+                    parts.append([x.numpy() for x in self.read(read)[0]])
+            while parts and len(parts) < self.replicas:
+                parts.append([np.roll(x, 1, axis=0) for x in parts[-1]])
+            if parts and exchanged_rows.change_losses(probe, parts):
+                self._reject(suspects[0], _COLLECTIVE_USE, _FIX, split=True)
+
         examine(self.batches)
         self.again.append(examine)
 

@@ -17,6 +17,7 @@ class GlobalValue(NamedTuple):
         copies: how often the value repeats `local` on `axis` if all replicas contribute the same.
         axis: see `copies`.
         gathered: whether it contains the rows of all replicas.
+        mean: whether it is the mean of the contributions, not their sum.
     """
 
     output: tf.Tensor
@@ -24,6 +25,7 @@ class GlobalValue(NamedTuple):
     copies: int = 1
     axis: int = 0
     gathered: bool = False
+    mean: bool = False
 
 
 class MicroBatchTrace(NamedTuple):
@@ -176,7 +178,8 @@ class Trace:
 
         def all_reduce(reduce_op: Any, value: Any, options: Any = None) -> Any:
             result = reduce(reduce_op, value, options)
-            self.add_global(result, value)
+            is_mean = str(getattr(reduce_op, "name", reduce_op)).upper() == "MEAN"
+            self.add_global(result, value, mean=is_mean)
             return result
 
         def all_gather(value: Any, axis: int, options: Any = None) -> Any:
