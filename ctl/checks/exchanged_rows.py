@@ -14,12 +14,11 @@ import numpy as np
 import tensorflow as tf
 
 from ctl.checks import loss_trace
-from ctl.checks.row_probe import FAILURES, GraphCopier, Probe, ProbeError, differ
+from ctl.checks.row_probe import FAILURES, LATE, GraphCopier, Probe, ProbeError, differ
 from ctl.graphs.unoptimized import without_graph_optimization
 from ctl.hardware.quiet import hold_back_stderr
 from ctl.rows.trace import GlobalValue
 
-_LATE = 10**6  # of counters, such as global_step
 Parts = Sequence[Sequence[Any]]  # of each replica: [rows, ...] each
 
 
@@ -53,7 +52,7 @@ def change_losses(probe: Probe, batches: Parts) -> bool:
         ]
 
     rows = np.arange(len(batches[0][0]))
-    for number in (None, _LATE):
+    for number in (None, LATE):
         with contextlib.suppress(ProbeError, *FAILURES), tf.init_scope():
             probe.set_counters(number)
             losses = compute(batches)

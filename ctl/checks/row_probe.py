@@ -26,7 +26,8 @@ _NOT_COPIED = (
     "CrossReplicaSum", "XlaAllReduce", "XlaReplicaId",
 )  # fmt: skip
 _COMPARISONS = ("Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual")
-_LATE = (10**6, 10**6 + 1, 3, 100)  # of counters, such as global_step
+LATE = 10**6  # of counters, such as global_step
+_LATE = (LATE, LATE + 1, 3, 100)
 FAILURES = (tf.errors.OpError, AttributeError, LookupError, TypeError, ValueError, RuntimeError)
 
 
@@ -205,6 +206,7 @@ class Probe:
         return False
 
     def set_counters(self, number: int | None) -> None:
+        """Sets what the values read of integer variables; None for the numbers that these have."""
         for handle, variable in self._counters.values():
             value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype)
             variable.assign(value if number is None else tf.cast(number, variable.dtype))
@@ -343,6 +345,7 @@ class Probe:
         return self._counters[id(handle)][1].handle
 
     def known(self, batch: Sequence[tf.Tensor], first: tf.Tensor) -> dict[int, Any]:
+        """Returns the id of a tensor of the trace -> its copy, for the tensors of a batch."""
         numbers = {key: tf.convert_to_tensor(value) for key, value in self._first.items()}
         numbers |= {
             id(x): tf.cast(first, x.dtype) for x in self._positions.values() if not x.shape.rank

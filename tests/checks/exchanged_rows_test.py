@@ -72,7 +72,7 @@ def collecting(collect):
 )
 def test_collective_of_what_a_replica_has_combined_is_rejected_with_its_line(collect, rows):
     with pytest.raises(
-        ctl.UsageError, match="before a collective .* use ctl.replica.all_g"
+        ctl.UsageError, match=r"before a collective .*use ctl\.replica\.all_g"
     ) as raised:
         train(collecting(collect), Split(2, rows))
     assert "\n" not in str(raised.value) and "_test.py:" in str(raised.value)
