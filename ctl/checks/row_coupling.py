@@ -58,8 +58,8 @@ _PLACE_FIX = (
 # Ops that turn an integer into a number of a loss, or into a condition.
 _NUMBERS = ("Cast", "Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual")
 _COLLECTIVE_USE = "combines rows of the same replica before a collective combines the replicas"
-_SIZES = ("Shape", "ShapeN", "Size", "OnesLike")
-_REPEATS = ("BroadcastTo", "Fill", "Tile", "ZerosLike")  # one number for each row
+_SIZES = ("Shape", "ShapeN", "Size")
+_REPEATS = ("BroadcastTo", "Fill", "OnesLike", "Tile", "ZerosLike")  # one number for each row
 _PENALTY_FIX = "return the penalty of each row from forward, and add it in per_example_loss"
 _OUTPUTS = "outputs"  # what is computed from variables
 _REDUCTIONS = ("All", "Any", "EuclideanNorm", "Max", "Mean", "Min", "Prod", "Sum")
@@ -260,7 +260,9 @@ def _counts_rows(losses: tf.Tensor, trace: Trace) -> bool:
         op = tensor.op
         if (is_cast and op.type in _SIZES) or (is_summed and op.type in _REPEATS):
             return True
-        if op.type in ops.FUNCTIONS and any(x.type in _SIZES for x in ops.with_called([op])):
+        if op.type in ops.FUNCTIONS and any(
+            x.type in (*_SIZES, "OnesLike") for x in ops.with_called([op])
+        ):
             return True
         is_cast |= op.type in _NUMBERS and op.inputs[0].dtype.is_integer
         axes = tf.get_static_value(op.inputs[1]) if op.type == "Sum" else ()
