@@ -36,12 +36,17 @@ from ctl.keras.variables import check_scope
 from ctl.optimizers import FromConfig
 from ctl.private import replaced
 from ctl.rows import row_mask
-from ctl.rows.trace import Trace
+from ctl.rows.trace import Trace, symbolic
 from ctl.update import held_variables, loss
 from ctl.update.microbatches import row_count
 from ctl.update.non_finite import counter
 from ctl.update.part import Building, Part, open_parts
-from ctl.update.preprocessing import Hooks, default_sample_weight, preprocess
+from ctl.update.preprocessing import (
+    Hooks,
+    call_sample_weight,
+    default_sample_weight,
+    preprocess,
+)
 
 # Parts of tf_keras' messages about the inputs of a model.
 _INPUT_CHECKS = (
@@ -181,7 +186,11 @@ def build_step(
             with contextlib.suppress(Exception) if hooks is owner else contextlib.nullcontext():
                 factors = options.loss_weights or loss.SINGLE
                 losses = loss.compute(hooks.per_example_loss, prepared, outputs, factors)
-                traces[:] = [observers.Losses([*losses.values()], rows.trace)]  # of the last trace
+                weights: list[tf.Tensor] = []
+                with contextlib.suppress(Exception):  # the step reports it
+                    weights = symbolic(call_sample_weight(hooks, prepared, training=True))
+                # Those of the last trace.
+                traces[:] = [observers.Losses([*losses.values()], rows.trace, weights)]
 
     def trace_again(count: int) -> observers.Losses:
         traces.clear()

@@ -35,10 +35,12 @@ class Losses(NamedTuple):
     Attributes:
         values: the losses, [rows, ...] each.
         trace: what the forward pass reported.
+        weights: what `sample_weight` returned, as tensors.
     """
 
     values: Sequence[tf.Tensor]
     trace: Trace
+    weights: Sequence[tf.Tensor] = ()
 
 
 TraceAgain = Callable[[int], Losses]

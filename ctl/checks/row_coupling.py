@@ -20,10 +20,11 @@ import numpy as np
 import tensorflow as tf
 
 from ctl.built.observers import Losses, Observer, TraceAgain
-from ctl.checks import loss_trace, random_search
+from ctl.checks import exchanged_rows, loss_trace, random_search
 from ctl.checks.row_flow import Mixed, RowFlow
 from ctl.checks.row_probe import (
     FAILURES,
+    LATE,
     Probe,
     ProbeError,
     ReadBatch,
@@ -56,6 +57,9 @@ _PLACE_FIX = (
 )
 # Ops that turn an integer into a number of a loss, or into a condition.
 _NUMBERS = ("Cast", "Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual")
+_COLLECTIVE_USE = "combines rows of the same replica before a collective combines the replicas"
+_SIZES = ("Shape", "ShapeN", "Size")
+_REPEATS = ("BroadcastTo", "Fill", "OnesLike", "Tile", "ZerosLike")  # one number for each row
 _PENALTY_FIX = "return the penalty of each row from forward, and add it in per_example_loss"
 _OUTPUTS = "outputs"  # what is computed from variables
 _REDUCTIONS = ("All", "Any", "EuclideanNorm", "Max", "Mean", "Min", "Prod", "Sum")
@@ -138,8 +142,9 @@ def search(
         difference, own = loss_trace.compare_replicas(earlier[0].trace, trace, len(earlier))
         _check_equal(difference, "replicas")
         if own is not None:
-            found.check_number(earlier[0], own)
-        return []
+            for pair in zip(earlier[0].trace.updates, trace.updates, strict=False):
+                found.check_number(earlier[0], pair, own)
+        return found.again
     try:
         found.run()
     except ProbeError as unknown:
@@ -212,11 +217,12 @@ def check_count(
     # A row may depend on the rows of all replicas, and so on their number.
     if losses.trace.global_values:
         return
-    if fewer is None and not any(_counts_rows(each, losses.trace) for each in losses.values):
+    values = [*losses.values, *losses.weights]
+    if fewer is None and not any(_counts_rows(each, losses.trace) for each in values):
         return
 
-    probe = Probe(losses.values, losses.trace)
-    dropped = Probe(fewer.values, fewer.trace) if fewer else probe
+    probe = Probe(values, losses.trace)
+    dropped = Probe([*fewer.values, *fewer.weights], fewer.trace) if fewer else probe
     try:
         depends_on_number = find_dependent(probe, [read_batch], None, dropped=dropped)
         # A loss that depends on the other rows is rejected by `search`, with a message of its own.
@@ -224,10 +230,14 @@ def check_count(
             return
     except ProbeError:  # it is not known
         return
+    is_weight = all(i >= len(losses.values) for i in depends_on_number)
+    name, what, one = (
+        ("sample_weight", "weights", "weight") if is_weight else (name, "losses", "loss")
+    )
     line = (
-        f"{name} returns losses that depend on the number of rows of a replica or micro-batch, so the "
-        "update depends on how the batch is split: return the loss of each row, since ctl divides by "
-        f"the weight of the global batch, {_ACCEPT}."
+        f"{name} returns {what} that depend on the number of rows of a replica or micro-batch, so the "
+        f"update depends on how the batch is split: return the {one} of each row, since ctl divides "
+        f"by the weight of the global batch, {_ACCEPT}."
     )
     if split:
         raise UsageError(line)
@@ -235,26 +245,29 @@ def check_count(
 
 
 def _counts_rows(losses: tf.Tensor, trace: Trace) -> bool:
-    """Returns whether losses contain a number of rows, as a float, or a sum over rows."""
+    """Returns whether losses perhaps contain a number of rows, as a float, or a sum over rows."""
     flow = RowFlow({id(x): Place(0) for x in symbolic(trace.inputs)}, count=None)
     if isinstance(flow.state(losses), Mixed):
         return True
-    # A shape that is used as a shape remains an integer.
-    stack, seen = [(losses, False)], set()
+    # A shape that is used as a shape remains an integer, and a sum of equal numbers is their number.
+    stack, seen = [(losses, False, False)], set()
     while stack:
-        tensor, is_cast = stack.pop()
-        if (id(tensor), is_cast) in seen or not hasattr(tensor, "op"):
+        tensor, is_cast, is_summed = stack.pop()
+        key = (id(tensor), is_cast, is_summed)
+        if key in seen or not hasattr(tensor, "op"):
             continue
-        seen.add((id(tensor), is_cast))
+        seen.add(key)
         op = tensor.op
-        # A sum of ones is a number of rows, too. Zeros are the initial states of recurrent layers.
-        is_ones = op.type == "OnesLike" or (
-            op.type == "Fill" and tf.get_static_value(op.inputs[1]) != 0
-        )
-        if is_ones or (is_cast and op.type in ("Shape", "ShapeN", "Size")):
+        if (is_cast and op.type in _SIZES) or (is_summed and op.type in _REPEATS):
+            return True
+        if op.type in ops.FUNCTIONS and any(
+            x.type in (*_SIZES, "OnesLike") for x in ops.with_called([op])
+        ):
             return True
         is_cast |= op.type in _NUMBERS and op.inputs[0].dtype.is_integer
-        stack += [(x, is_cast) for x in op.inputs]
+        axes = tf.get_static_value(op.inputs[1]) if op.type == "Sum" else ()
+        is_summed |= axes is None or 0 in np.ravel(axes)
+        stack += [(x, is_cast, is_summed) for x in op.inputs]
     return False
 
 
@@ -311,6 +324,7 @@ class _CouplingSearch:
 
         losses = RowFlow({**batch, **leading}, count=rows, clean=clean, resolve=resolve)
         self._check(update, losses, part.losses, rows, micro_batches=self.micro_batches)
+        self._check_collectives(update, losses, part.losses)
         for penalty in update.penalties[0] if update.penalties else ():
             self._check_penalty(update, losses, penalty, rows)
 
@@ -343,6 +357,34 @@ class _CouplingSearch:
 
         if count == 1:
             raise ProbeError("a micro-batch has one row")
+        examine(self.batches)
+        self.again.append(examine)
+
+    def _check_collectives(
+        self, update: UpdateTrace, flow: RowFlow, losses: Sequence[tf.Tensor]
+    ) -> None:
+        """Rejects losses that read a collective of combined rows, if its result depends on the split."""
+        reached = {id(x) for x in ancestors(*losses)}
+        values = [x for x in self.trace.global_values if id(x.output) in reached]
+        has_mask = isinstance(self.trace.inputs, tuple)
+        suspects = [state.op for x in values if isinstance(state := flow.state(x.local), Mixed)]
+        suspects += [x.output.op for x in values if x.gathered and has_mask]  # perhaps with padding
+        if not suspects or self.replicas * self.micro_batches == 1:
+            return
+        if self.micro_batches > 1:  # the collective has the rows of one
+            self._reject(suspects[0], _COLLECTIVE_USE, _FIX, split=True)
+        probe = Probe(losses, self.trace, self.first, update.aliases)
+
+        def examine(batches: Sequence[ReadBatch]) -> None:
+            parts: list[list[Any]] = []
+            for read in batches[: self.replicas]:
+                with contextlib.suppress(ProbeError, *FAILURES), tf.init_scope():
+                    parts.append([x.numpy() for x in self.read(read)[0]])
+            while parts and len(parts) < self.replicas:
+                parts.append([np.roll(x, 1, axis=0) for x in parts[-1]])
+            if parts and exchanged_rows.change_losses(probe, parts):
+                self._reject(suspects[0], _COLLECTIVE_USE, _FIX, split=True)
+
         examine(self.batches)
         self.again.append(examine)
 
@@ -460,29 +502,43 @@ class _CouplingSearch:
         # All rows are those of one replica: the update is right, until the config splits the batch.
         _warn(line)
 
-    def check_number(self, other: "_CouplingSearch", op: Any) -> None:
+    def check_number(
+        self, other: "_CouplingSearch", updates: tuple[UpdateTrace, UpdateTrace], op: Any
+    ) -> None:
         """Raises a UsageError if losses are not those of another replica for the same rows.
 
         Args:
             other: the search of the other replica.
+            updates: the same update of the other replica, and of this one.
             op: the op that makes a number of this replica which is no position of ctl.
         """
-        results: list[Any] = []
-        distinct: list[Any] = []
-        for each in (other, self):
-            update = each.trace.updates[0]
-            values = [*update.micro_batches[0].losses, *update.inputs]
-            probe = Probe(values, each.trace, each.first, update.aliases)
+        probes = [
+            Probe([*u.micro_batches[0].losses, *u.inputs], each.trace, each.first, u.aliases)
+            for u, each in zip(updates, (other, self), strict=True)
+        ]
+
+        def compute(batch: Any, *, late: int | None, distinct: bool) -> list[Any] | None:
+            results = []
             with contextlib.suppress(ProbeError, *FAILURES), tf.init_scope():
-                batch = each.read(self.batches[0])[0]
-                fixed = probe.observe(batch)
-                results.append(probe.compute(batch, fixed))
-                fixed = probe.make_distinct(fixed, each.number)
-                distinct.append(probe.compute(batch, fixed))
-        if len(results) < 2 or not differ(results[0], results[1], slice(None)):
-            return
-        if len(distinct) < 2 or differ(distinct[0], distinct[1], slice(None)):
-            self._reject(op, "uses the number of the replica", _PLACE_FIX, split=True)
+                for probe, number in zip(probes, (other.number, self.number), strict=True):
+                    fixed = probe.observe(batch)
+                    fixed = probe.make_distinct(fixed, number) if distinct else fixed
+                    results.append(probe.compute(batch, fixed, late))
+            return results if len(results) == 2 else None
+
+        def examine(batches: Sequence[ReadBatch]) -> None:
+            batch: Any = None
+            with contextlib.suppress(ProbeError, *FAILURES), tf.init_scope():
+                batch = self.read(batches[0])[0]
+            for late in (None, LATE):
+                found = compute(batch, late=late, distinct=False) if batch is not None else None
+                if found and differ(*found, slice(None)):
+                    found = compute(batch, late=late, distinct=True)
+                    if found is None or differ(*found, slice(None)):
+                        self._reject(op, "uses the number of the replica", _PLACE_FIX, split=True)
+
+        examine(self.batches)
+        self.again.append(examine)
 
     def read(self, batch: ReadBatch) -> tuple[list[tf.Tensor], list[bool]]:
         """Returns the values of a batch for the trace, and which of them are labels."""

@@ -26,7 +26,8 @@ _NOT_COPIED = (
     "CrossReplicaSum", "XlaAllReduce", "XlaReplicaId",
 )  # fmt: skip
 _COMPARISONS = ("Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual")
-_LATE = (10**6, 10**6 + 1, 3, 100)  # of counters, such as global_step
+LATE = 10**6  # of counters, such as global_step
+_LATE = (LATE, LATE + 1, 3, 100)
 FAILURES = (tf.errors.OpError, AttributeError, LookupError, TypeError, ValueError, RuntimeError)
 
 
@@ -80,8 +81,8 @@ class Probe:
         self._own_places = own_places
         self._shifted = {id(x) for x in shifted}
         self._positions = {id(x): x for x in positions or ()}
-        self._values, self._first, self._aliases = values, first, aliases
-        self._global = {id(value.output): value for value in trace.global_values}
+        self.values, self._first, self._aliases = values, first, aliases
+        self.global_values = {id(value.output): value for value in trace.global_values}
         self._statistics = {id(output): op for op in statistics for output in op.outputs}
         self._fixed: list[tf.Tensor] = []
         self._functions: dict[Any, Any] = {}
@@ -162,12 +163,12 @@ class Probe:
             number: the value of counters, such as `global_step`; None for the one that they have.
         """
         fixed = self.observe(batch) if fixed is None else fixed
-        self._set_counters(number)
+        self.set_counters(number)
         return self._call(self._compute, batch, fixed)
 
     def observe(self, batch: Sequence[Any]) -> Any:
         """Computes the values that stay constant for the other batches."""
-        self._set_counters(None)
+        self.set_counters(None)
         return self._call(self._observe, batch)
 
     def is_changed_by(self, shifted: "Probe", batch: Sequence[Any], labels: Sequence[bool]) -> bool:
@@ -189,7 +190,7 @@ class Probe:
         fixed = self.observe(batch)
         for sample, number in [(batch, None), *self._samples(batch, (), labels)]:
             with contextlib.suppress(*FAILURES):
-                self._set_counters(number)
+                self.set_counters(number)
                 # Those of all rows are the scale: others may be nothing but rounding.
                 every = self._call(self._gradients, sample, fixed, np.isin(rows, rows))
                 for kept in (rows[::2], rows[1::2]):
@@ -204,7 +205,8 @@ class Probe:
             earlier = sample
         return False
 
-    def _set_counters(self, number: int | None) -> None:
+    def set_counters(self, number: int | None) -> None:
+        """Sets what the values read of integer variables; None for the numbers that these have."""
         for handle, variable in self._counters.values():
             value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype)
             variable.assign(value if number is None else tf.cast(number, variable.dtype))
@@ -268,7 +270,7 @@ class Probe:
 
     def _collected(self, tensor: tf.Tensor) -> GlobalValue | None:
         """Returns the collective of TensorFlow that returned a tensor with the rows of all replicas."""
-        value = self._global.get(id(tensor))
+        value = self.global_values.get(id(tensor))
         return value if value and value.gathered and not value.axis else None
 
     def _move_fixed(self, tensor: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
@@ -293,8 +295,8 @@ class Probe:
             return self._functions[key](*arguments)
 
     def _observe(self, batch: Sequence[tf.Tensor], first: tf.Tensor) -> list[tf.Tensor]:
-        copy = _GraphCopier(self, self._known(batch, first))
-        for value in self._values:
+        copy = GraphCopier(self, self.known(batch, first))
+        for value in self.values:
             copy.tensor(value)
         self._fixed = copy.reached
         return [copy.tensor(tensor) for tensor in self._fixed]
@@ -302,9 +304,9 @@ class Probe:
     def _compute(
         self, batch: Sequence[tf.Tensor], fixed: Sequence[tf.Tensor], first: tf.Tensor
     ) -> list[tf.Tensor]:
-        known = self._known(batch, first) | dict(zip(map(id, self._fixed), fixed, strict=True))
-        copy = _GraphCopier(self, known, fixed=True)
-        return [copy.tensor(value) for value in self._values]
+        known = self.known(batch, first) | dict(zip(map(id, self._fixed), fixed, strict=True))
+        copy = GraphCopier(self, known, fixed=True)
+        return [copy.tensor(value) for value in self.values]
 
     def _gradients(
         self,
@@ -314,9 +316,9 @@ class Probe:
         first: tf.Tensor,
     ) -> tf.Tensor:
         """Returns the largest and the smallest entry of the gradient for each variable."""
-        known = self._known(batch, first) | dict(zip(map(id, self._fixed), fixed, strict=True))
-        copy = _GraphCopier(self, known, fixed=True, inlines=True)
-        values = [copy.tensor(x) for x in self._values if x.dtype.is_floating and x.shape.rank]
+        known = self.known(batch, first) | dict(zip(map(id, self._fixed), fixed, strict=True))
+        copy = GraphCopier(self, known, fixed=True, inlines=True)
+        values = [copy.tensor(x) for x in self.values if x.dtype.is_floating and x.shape.rank]
         sums = [tf.tensordot(tf.cast(kept[: tf.shape(x)[0]], x.dtype), x, axes=1) for x in values]
         graph = tf.compat.v1.get_default_graph()
         found = tf.gradients(sums, [graph.capture(handle) for handle in copy.handles])
@@ -342,7 +344,8 @@ class Probe:
             self._counters[id(handle)] = handle, variable
         return self._counters[id(handle)][1].handle
 
-    def _known(self, batch: Sequence[tf.Tensor], first: tf.Tensor) -> dict[int, Any]:
+    def known(self, batch: Sequence[tf.Tensor], first: tf.Tensor) -> dict[int, Any]:
+        """Returns the id of a tensor of the trace -> its copy, for the tensors of a batch."""
         numbers = {key: tf.convert_to_tensor(value) for key, value in self._first.items()}
         numbers |= {
             id(x): tf.cast(first, x.dtype) for x in self._positions.values() if not x.shape.rank
@@ -350,7 +353,7 @@ class Probe:
         return numbers | dict(zip(map(id, symbolic(self.trace.inputs)), batch, strict=True))
 
 
-class _GraphCopier:
+class GraphCopier:
     """Copies ops into the graph that is being traced.
 
     Args:
@@ -396,8 +399,8 @@ class _GraphCopier:
             self._copies[id(tensor)] = handle = probe.handle_of(tensor)
             self.handles += [handle] if handle.dtype == tf.resource else []
             return []
-        if id(tensor) in probe._global:
-            return [probe._global[id(tensor)].local]
+        if id(tensor) in probe.global_values:
+            return [probe.global_values[id(tensor)].local]
         if id(tensor) in probe._aliases:
             return [probe._aliases[id(tensor)]]
         if tensor.op.type == "Placeholder":
@@ -412,7 +415,7 @@ class _GraphCopier:
         if id(tensor) in self._copies:
             return
         probe = self._probe
-        value = probe._global.get(id(tensor))
+        value = probe.global_values.get(id(tensor))
         if value is not None:
             self.reached.append(tensor)
             self._copies[id(tensor)] = (
@@ -432,7 +435,7 @@ class _GraphCopier:
         if self._inlines and op.type in ops.CALLS:
             ((_, body),) = ops.called_graphs(op)
             known = dict(zip(map(id, body.inputs), inputs, strict=True))
-            inner = _GraphCopier(probe, known, fixed=self._is_fixed, inlines=True)
+            inner = GraphCopier(probe, known, fixed=self._is_fixed, inlines=True)
             for old, new in zip(op.outputs, body.outputs, strict=True):
                 self._copies.setdefault(id(old), inner.tensor(new))
             return

@@ -20,6 +20,7 @@ class GlobalValue(NamedTuple):
         copies: how often the value repeats `local` on `axis` if all replicas contribute the same.
         axis: see `copies`.
         gathered: whether it contains the rows of all replicas.
+        mean: whether it is the mean of the contributions, not their sum.
     """
 
     output: tf.Tensor
@@ -27,6 +28,7 @@ class GlobalValue(NamedTuple):
     copies: int = 1
     axis: int = 0
     gathered: bool = False
+    mean: bool = False
 
 
 class MicroBatchTrace(NamedTuple):
@@ -207,7 +209,8 @@ class Trace:
 
         def all_reduce(reduce_op: tf.distribute.ReduceOp, value: Nest, options: Any = None) -> Nest:
             result = reduce(reduce_op, value, options)
-            self.add_global(result, value)
+            is_mean = str(getattr(reduce_op, "name", reduce_op)).upper() == "MEAN"
+            self.add_global(result, value, mean=is_mean)
             return result
 
         def all_gather(value: Nest, axis: int, options: Any = None) -> Nest:

@@ -1067,6 +1067,13 @@ COUNTED = {
     "a quotient": lambda b: by_row(b["x"]) / count_rows(b["x"]),
     "its size": lambda b: by_row(b["x"]) / tf.cast(tf.size(b["x"]), tf.float32),
     "a sum of ones": lambda b: by_row(b["x"]) / tf.reduce_sum(tf.ones_like(b["x"])),
+    "a sum of equal weights": lambda b: (
+        by_row(b["x"]) / tf.reduce_sum(tf.zeros_like(b["x"][:, 0]) + 0.25)
+    ),
+    "in a function": lambda b: tf.function(lambda x: by_row(x) / count_rows(x))(b["x"]),
+    "in a loop": lambda b: tf.while_loop(
+        lambda i, x: i < 2, lambda i, x: (i + 1, x / count_rows(x)), [0, by_row(b["x"])]
+    )[1],
     "the first half": lambda b: tf.where(
         tf.range(tf.shape(b["x"])[0]) < tf.shape(b["x"])[0] // 2, by_row(b["x"]), 0.0
     ),

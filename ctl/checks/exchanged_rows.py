@@ -1,0 +1,133 @@
+"""Computes the losses of all replicas for rows that are exchanged between them.
+
+A collective may get what a replica has already combined, such as the mean of its own maximum: its
+result is equal on all replicas, and yet depends on how the batch is split. So the traced losses of one
+replica are copied for each, the collectives are replaced by sums and concatenations of these copies, and
+rows in the same place are exchanged. Right losses are then exchanged in the same way.
+"""
+
+from collections.abc import Sequence
+import contextlib
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ctl.checks import loss_trace
+from ctl.checks.row_probe import FAILURES, LATE, GraphCopier, Probe, ProbeError, differ
+from ctl.graphs.unoptimized import without_graph_optimization
+from ctl.hardware.quiet import hold_back_stderr
+from ctl.rows.trace import GlobalValue
+
+Parts = Sequence[Sequence[Any]]  # of each replica: [rows, ...] each
+
+
+def change_losses(probe: Probe, batches: Parts) -> bool:
+    """Returns whether losses change with the replica that computes a row.
+
+    Args:
+        probe: the losses of one replica; those of the others are the same function.
+        batches: the batch of each replica, with the same number of rows; at least two.
+    """
+    inputs = probe.trace.inputs
+    has_mask = isinstance(inputs, tuple) and inputs[1] is not None
+    if has_mask:  # the last row of all becomes padding
+        mask = np.array(batches[-1][-1])
+        mask[-1] = 0
+        batches = [*batches[:-1], [*batches[-1][:-1], mask]]
+    functions: list[Any] = []
+
+    def compute(batches: Parts) -> Parts:
+        flat = [tf.convert_to_tensor(x) for batch in batches for x in batch]
+        if not functions:
+            traced = tf.function(lambda *flat: _compute(probe, flat, len(batches)), autograph=False)
+            functions.append(traced.get_concrete_function(*flat))
+        with without_graph_optimization(), hold_back_stderr(*FAILURES):
+            losses = functions[0](*flat)
+        if not has_mask:
+            return losses
+        pairs = zip(losses, batches, strict=True)
+        return [
+            [_choose(batch[-1] > 0, x, tf.zeros_like(x)) for x in part] for part, batch in pairs
+        ]
+
+    rows = np.arange(len(batches[0][0]))
+    for number in (None, LATE):
+        with contextlib.suppress(ProbeError, *FAILURES), tf.init_scope():
+            probe.set_counters(number)
+            losses = compute(batches)
+            if has_mask:  # other numbers in the padding
+                *others, last = batches
+                last = [*(np.concatenate([x[:-1], x[:1]]) for x in last[:-1]), last[-1]]
+                if _differ(losses, compute([*others, last])):
+                    return True
+            for places in (rows % 2 == 0, rows % 2 == 1):
+                if _differ(_exchange(losses, places), compute(_exchange(batches, places))):
+                    return True
+    return False
+
+
+def _differ(one: Parts, two: Parts) -> bool:
+    return any(differ(a, b, ..., finite=True) for a, b in zip(one, two, strict=True))
+
+
+def _exchange(parts: Parts, places: np.ndarray) -> Parts:
+    """Gives the rows in some places to the next replica."""
+    pairs = [(part, parts[i - 1]) for i, part in enumerate(parts)]
+    return [
+        [_choose(places, new, own) for own, new in zip(part, before, strict=True)]
+        for part, before in pairs
+    ]
+
+
+def _choose(rows: np.ndarray, values: Any, others: Any) -> Any:
+    return tf.where(np.reshape(rows, [-1, *[1] * (np.ndim(values) - 1)]), values, others)
+
+
+def _compute(probe: Probe, flat: Sequence[tf.Tensor], replicas: int) -> Parts:
+    width = len(flat) // replicas
+    copiers: list[_ReplicaCopier] = []
+    for i in range(replicas):
+        known = probe.known(flat[i * width : (i + 1) * width], tf.zeros([], tf.int64))
+        copiers.append(_ReplicaCopier(probe, known, number=i, all_copiers=copiers))
+    return [[copier.tensor(value) for value in probe.values] for copier in copiers]
+
+
+class _ReplicaCopier(GraphCopier):
+    """Copies ops for one of several replicas, with the values of the global batch of all.
+
+    Args:
+        number: the number of the replica.
+        all_copiers: those of all replicas, in order.
+    """
+
+    def __init__(
+        self,
+        probe: Probe,
+        known: dict[int, Any],
+        *,
+        number: int,
+        all_copiers: "list[_ReplicaCopier]",
+    ):
+        super().__init__(probe, known)
+        self._number, self._all = number, all_copiers
+
+    def _sources(self, tensor: tf.Tensor) -> list[tf.Tensor]:
+        value = self._probe.global_values.get(id(tensor))
+        if value is not None:
+            joined = _join(value, [each.tensor(value.local) for each in self._all])
+            for each in self._all:
+                each._copies[id(tensor)] = joined
+            return []
+        if hasattr(tensor, "op") and loss_trace.is_replica_number(tensor.op):
+            self._copies[id(tensor)] = tf.constant(self._number, tensor.dtype)
+            return []
+        return super()._sources(tensor)
+
+
+def _join(value: GlobalValue, parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns what a collective returns."""
+    if value.gathered:
+        return tf.concat(parts, value.axis)
+    total = tf.add_n(parts)
+    return total / len(parts) if value.mean else total

@@ -1,0 +1,94 @@
+"""Collectives of what a replica has combined are rejected if the result depends on the split."""
+
+import pytest
+import tensorflow as tf
+
+import ctl
+from tests.users_code.examples import Case
+from tests.users_code.running import Split, difference, train
+
+
+def all_reduce(reduction, value):
+    return tf.distribute.get_replica_context().all_reduce(reduction, value)
+
+
+def all_gather(value):
+    return tf.distribute.get_replica_context().all_gather(value, axis=0)
+
+
+def present(outputs):
+    """Returns [rows, 1], 1 for the rows that exist."""
+    mask = ctl.replica.present()
+    exists = tf.ones_like(outputs[:, :1])
+    return exists if mask is None else exists * tf.cast(mask, outputs.dtype)[:, None]
+
+
+def mean_of_maxima(outputs):
+    return all_reduce("MEAN", tf.reduce_max(outputs, axis=0))
+
+
+def mean_of_means(outputs):
+    """Is right for even batches."""
+    return all_reduce("MEAN", tf.reduce_mean(outputs, axis=0))
+
+
+def centred_rows(outputs):
+    rows = ctl.replica.all_gather(outputs - tf.reduce_mean(outputs, axis=0))
+    return tf.reduce_mean(rows**2, axis=0)
+
+
+def padding(outputs):
+    return tf.reduce_mean(all_gather(outputs), axis=0)
+
+
+def mean_by_sums(outputs):
+    exists = present(outputs)
+    total, count = all_reduce(
+        "SUM", [tf.reduce_sum(outputs * exists, axis=0), tf.reduce_sum(exists)]
+    )
+    return total / count
+
+
+def largest_of_largest(outputs):
+    local = tf.reduce_max(tf.where(present(outputs) > 0, outputs, -1e9), axis=0, keepdims=True)
+    return tf.reduce_max(all_gather(local), axis=0)
+
+
+def collecting(collect):
+    class Collecting(Case):
+        def per_example_loss(self, batch, outputs):
+            losses = super().per_example_loss(batch, outputs)
+            # A random number that is keyed by the position of a row in the global batch.
+            noise = ctl.random.uniform([None], dtype=losses.dtype)
+            return losses * (1 + noise) + tf.reduce_mean((outputs - collect(outputs)) ** 2, axis=1)
+
+    return Collecting
+
+
+@pytest.mark.parametrize(
+    "collect, rows",
+    [(mean_of_maxima, 8), (mean_of_means, 7), (centred_rows, 8), (padding, 7)],
+    ids=lambda x: getattr(x, "__name__", str(x)),
+)
+def test_collective_of_what_a_replica_has_combined_is_rejected_with_its_line(collect, rows):
+    with pytest.raises(
+        ctl.UsageError, match=r"before a collective .*use ctl\.replica\.all_g"
+    ) as raised:
+        train(collecting(collect), Split(2, rows))
+    assert "\n" not in str(raised.value) and "_test.py:" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "collect, rows",
+    [(mean_by_sums, 7), (largest_of_largest, 7), (mean_of_means, 8)],
+    ids=lambda x: getattr(x, "__name__", str(x)),
+)
+def test_collective_whose_result_is_a_function_of_the_global_batch_is_right(collect, rows, caplog):
+    case = collecting(collect)
+    assert difference(train(case, Split(1, rows)), train(case, Split(2, rows))) <= 1e-10
+    assert not caplog.records
+
+
+def test_collective_of_a_micro_batch_is_rejected():
+    with pytest.raises(ctl.UsageError, match="before a collective"):
+        train(collecting(mean_by_sums), Split(1, 8, micro_batches=2))
