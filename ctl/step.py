@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import contextlib
-import dataclasses
 import functools
 import inspect
 import logging
@@ -508,7 +507,7 @@ def _make_options(
     Raises:
         UsageError: an option does not exist, or has no effect in a loop of one's own.
     """
-    fields = {f.name for f in dataclasses.fields(TrainerOptions)} - {*_OF_TRAINERS}
+    fields = inspect.signature(TrainerOptions).parameters.keys() - {*_OF_TRAINERS}
     known = fields | inspect.signature(Step).parameters.keys() - {"options"}
     for name in options:
         if name in _OF_TRAINERS:

@@ -15,7 +15,7 @@ from ctl.built.build import compare_workers
 from ctl.built.inner_loop import loop_of
 from ctl.configs import durations, group_values, keys, loading, overrides
 from ctl.configs.keys import OPTION_KEYS
-from ctl.configs.options import CLIP_KEYS, Section, TrainerOptions
+from ctl.configs.options import Section, TrainerOptions
 from ctl.errors import UsageError
 from ctl.evaluator import StandardEvaluator
 from ctl.hardware import selection
@@ -151,7 +151,7 @@ def _check_optimizer_is_used(
     if optimizer.called:
         return
     default, values = overrides.flatten(keys.defaults()), overrides.flatten(config)
-    options = {**OPTION_KEYS, **CLIP_KEYS}.values()
+    options = OPTION_KEYS.values()
     for key, value in values.items():
         # The trainer itself reads its options, whoever makes the optimizer.
         if not key.startswith("optimizer.") or key in options:
