@@ -183,8 +183,9 @@ def test_a_changed_option_of_a_trainer_is_the_change_of_a_config(monkeypatch, ke
 OLDER = dict(
     seed=3, precision="float16", loss_scale=8.0, xla="gradients", kernels="off",
     allow_unkeyed_random=True, allow_row_coupling=True, compression="float16", micro_batches=2,
-    clip=ctl.Clip(norm=0.5), loss_weights={"a": 2.0}, on_non_finite="skip", loss_spike=3.0, norms="layers",
-    histogram_interval=10, ema_decay=0.9, weight_decay_exclude=["*bias*"], prefetch=3, cache="memory", data={"dir": "x"},
+    clip=ctl.Clip(norm=0.5), loss_weights={"a": 2.0}, on_non_finite="skip", loss_spike=3.0,
+    norms="layers", histogram_interval=10, ema_decay=0.9, weight_decay_exclude=["*bias*"], prefetch=3,
+    cache="memory", data={"dir": "x"},
     optimizer_groups=[{"variables": "dense/*", "learning_rate_scale": 0.5}], model={"width": 3},
 )  # fmt: skip
 
