@@ -333,6 +333,7 @@ class Step:
                     spec, full_batches=full, has_one_shape=True, supports_chunks=False
                 ),
                 hooks=_Hooks(self),
+                loss_code=self.loss_fn,
                 # There is no later batch, and none once the code is checked: () raises a ValueError,
                 # like data that ended.
                 first_batch=lambda part=0.0: () if part else self._example,

@@ -203,6 +203,7 @@ WITHOUT_TENSORFLOW = (
     "from ctl.configs.modes import MODES; [MODES[name].load() for name in ('devices', 'aot_compile', "
     "'find_batch')]",
     "tpu.find_obstacle()",
+    "assert main.run(['ctl', 'check', 'a.py', '--checks=nonsense']) == 2",
     "assert main.run(['ctl', 'report', 'a']) == 0",
     "assert main.run(['ctl', 'diff', 'a', 'a']) == 2  # without records",
 )

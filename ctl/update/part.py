@@ -59,7 +59,8 @@ class Building:
         models: the built models by name; "" is the name of the first one.
         optimizer: the optimizer of the first model.
         strategy: the strategy of the step.
-        make: returns the optimizer that a function makes, prepared by all parts.
+        parts: all parts.
+        make_plain: returns the optimizer that a function makes.
         source: makes optimizers from a config, if it is a `ctl.optimizers.FromConfig`.
         complete: whether there will be no further models.
     """
@@ -67,9 +68,20 @@ class Building:
     models: Mapping[str, tf_keras.Model]
     optimizer: Any
     strategy: tf.distribute.Strategy
-    make: Callable[[Callable[[], Any]], Any]
+    parts: "Sequence[Part]"
+    make_plain: Callable[[Callable[[], Any]], Any]
     source: Any
     complete: bool
+
+    def prepare(self, optimizer: Any) -> Any:
+        """Lets all parts prepare an optimizer, and returns it."""
+        for part in self.parts:
+            part.prepare(optimizer, self)
+        return optimizer
+
+    def make(self, build: Callable[[], Any]) -> Any:
+        """Returns the optimizer that a function makes, prepared by all parts."""
+        return self.prepare(self.make_plain(build))
 
 
 class Part:
