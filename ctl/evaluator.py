@@ -197,14 +197,8 @@ class StandardEvaluator(orbit.StandardEvaluator):
             state = self._run_loop(iterator, int(num_steps), state, stop)
             outputs = own.eval_end(*(() if state is None else (state,)))
         if not is_own:
-            _report_non_finite(
-                loop_of(self.trainer).step,
-                outputs,
-                pipeline,
-                self.global_batch_size,
-                split,
-                steps=int(num_steps),
-            )
+            step, size = loop_of(self.trainer).step, self.global_batch_size
+            _report_non_finite(step, outputs, pipeline, size, split, steps=int(num_steps))
         # TensorFlow takes milliseconds to make an iterator. It reads ahead, and only examples in memory
         # are sure to be the same in the next evaluation. A subclass may read others than it holds.
         if data is not None and int(num_steps) == steps and type(data.source) is Arrays:
@@ -213,23 +207,18 @@ class StandardEvaluator(orbit.StandardEvaluator):
 
     def _run_loop(self, iterator: Any, steps: int, state: Any, stop: Callable[[], bool]) -> Any:
         """Runs the loop in parts, between which it can be stopped; returns its state."""
-        # Up to the end of the data, or with a user's own reduction, it runs in one part.
-        if steps < 0 or state is not None:
-            collected = self._run_part(iterator, steps, state)
-            return None if state is None else collected
-        while steps:
-            count = min(steps, STEPS_BETWEEN_CHECKS)
-            self._run_part(iterator, count, None)
-            steps -= count
-            if steps and stop():
-                raise Interrupted
-        return None
-
-    def _run_part(self, iterator: Any, steps: int, state: Any) -> Any:
-        reduce: Any = self.eval_reduce
+        result, reduce = state, self.eval_reduce
         if state is None and self._collects:
-            state, reduce = self._collected, CollectedRows.add
-        return self._eval_loop_fn(iterator, tf.constant(steps), state=state, reduce_fn=reduce)
+            result, reduce = self._collected, CollectedRows.add
+        # Up to the end of the data, which is -1 step, or with a user's own reduction, it is one part.
+        is_whole = steps < 0 or (steps > 0 and state is not None)
+        size = steps if is_whole else STEPS_BETWEEN_CHECKS
+        for done in range(0, steps, size):
+            if done and stop():
+                raise Interrupted
+            count = tf.constant(min(size, steps - done))
+            result = self._eval_loop_fn(iterator, count, state=result, reduce_fn=reduce)
+        return None if state is None else result
 
     def create_eval_loop_fn(self, has_state: bool) -> Any:
         """Returns Orbit's loop over batches."""

@@ -151,10 +151,9 @@ def _check_optimizer_is_used(
     if optimizer.called:
         return
     default, values = overrides.flatten(keys.defaults()), overrides.flatten(config)
-    options = OPTION_KEYS.values()
     for key, value in values.items():
         # The trainer itself reads its options, whoever makes the optimizer.
-        if not key.startswith("optimizer.") or key in options:
+        if not key.startswith("optimizer.") or key in OPTION_KEYS.values():
             continue
         if value != default.get(key):
             raise UsageError(

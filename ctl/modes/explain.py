@@ -85,11 +85,9 @@ def _describe(experiment: Experiment, actions: Sequence[Action]) -> str:
 
 
 def _describe_clip(options: TrainerOptions) -> str:
-    for option, bound in vars(options).items():
-        if option.startswith("clip_") and bound:
-            name = option.removeprefix("clip_").replace("_", " ")
-            return f"by {name} {bound:g}, after the reduction"
-    return "none"
+    clips = {k.removeprefix("clip_"): v for k, v in vars(options).items() if k[:5] == "clip_" and v}
+    texts = [f"by {k.replace('_', ' ')} {v:g}, after the reduction" for k, v in clips.items()]
+    return "".join(texts) or "none"
 
 
 def _describe_reduction(experiment: Experiment) -> str:
