@@ -66,8 +66,6 @@ class StandardEvaluator(orbit.StandardEvaluator):
         metrics: name -> metric.
     """
 
-    _eval_loop_fn: Any  # of Orbit's class, which has no type hints
-
     def __init__(
         self,
         trainer: StandardTrainer,
@@ -75,8 +73,8 @@ class StandardEvaluator(orbit.StandardEvaluator):
         global_batch_size: int | None = None,
         splits: Sequence[str] = ("eval",),
     ):
-        options = orbit.StandardEvaluatorOptions(recreate_iterator_for_each_eval=False)
-        super().__init__(eval_dataset=None, options=options)
+        super().__init__(eval_dataset=None)
+        self._loop: Any = None  # the result of `create_eval_loop_fn`
         # Split -> its iterator after a complete evaluation, at the first batch again.
         self._iterators: dict[str, Any] = {}
         self.splits = tuple(splits)
@@ -189,8 +187,8 @@ class StandardEvaluator(orbit.StandardEvaluator):
             self._collected = CollectedRows(self.trainer.collect_limit_mib, processes)
             own: Any = self  # a subclass may return a state for Orbit's `eval_reduce`
             state = own.eval_begin()
-            if self._eval_loop_fn is None:
-                self._eval_loop_fn = self.create_eval_loop_fn(state is not None)
+            if self._loop is None:
+                self._loop = self.create_eval_loop_fn(state is not None)
             iterator = self._iterators.pop(split, None)
             if iterator is None:
                 iterator = tf.nest.map_structure(iter, self._open(split))
@@ -217,7 +215,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
             if done and stop():
                 raise Interrupted
             count = tf.constant(min(size, steps - done))
-            result = self._eval_loop_fn(iterator, count, state=result, reduce_fn=reduce)
+            result = self._loop(iterator, count, state=result, reduce_fn=reduce)
         return None if state is None else result
 
     def create_eval_loop_fn(self, has_state: bool) -> Any:
