@@ -31,7 +31,7 @@ _WARM_START = "ctl.loop.checkpoints.warm_start:WarmStart"  # if the section `ini
 class ExperimentRun:
     """One run of an experiment, in its workdir. Constructing it writes nothing.
 
-        run = Run(arguments)
+        run = ExperimentRun(arguments)
         run.all_begin(run.make_actions())
         with run.watching():
             run.record_start()
