@@ -15,12 +15,9 @@ import tf_keras
 
 from ctl.built import metrics
 from ctl.built.built_step import BuiltStep
-from ctl.built.collected_rows import (
-    CollectedRows,
-    compute,
-)
+from ctl.built.collected_rows import CollectedRows, compute
 from ctl.built.evaluation import Evaluation, check_splits
-from ctl.built.inner_loop import loop_of, pipeline_of, step_of
+from ctl.built.inner_loop import pipeline_of, step_of
 from ctl.data.autograph import convert, traced
 from ctl.data.input_pipeline import InputPipeline
 from ctl.data.layout import Layout
@@ -76,19 +73,16 @@ class StandardEvaluator(orbit.StandardEvaluator):
         global_batch_size: int | None = None,
         splits: Sequence[str] = ("eval",),
     ):
-        options = orbit.StandardEvaluatorOptions(recreate_iterator_for_each_eval=False)
-        super().__init__(eval_dataset=None, options=options)
+        super().__init__(eval_dataset=None)
+        self._loop: Any = None  # the result of `create_eval_loop_fn`
         # Split -> its iterator after a complete evaluation, at the first batch again.
         self._iterators: dict[str, Any] = {}
         self.splits = tuple(splits)
-        self._split = self.splits[0]  # the one that is evaluated
-        self._collected: CollectedRows | None = None
+        self._own_dataset: Any = None
+        self._dataset: tuple[str, Any] = ("", None)  # the last split that was opened, and its data
+        self._collected = CollectedRows(trainer.collect_limit_mib, ProcessGroup())
         # Decided by the class, because tracing the method would slow down every other evaluation.
         self._collects = type(trainer).collect_outputs is not StandardTrainer.collect_outputs
-        self._eval_dataset: Any = None
-        self._own_dataset = False
-        self._processes = ProcessGroup()
-        self._stop: Callable[[], bool] = _never
         self.trainer = trainer
         self.strategy = trainer.strategy
         self.global_batch_size = global_batch_size or trainer.global_batch_size
@@ -104,16 +98,20 @@ class StandardEvaluator(orbit.StandardEvaluator):
     @property
     def eval_dataset(self) -> Any:
         """The distributed evaluation data; set it to evaluate batches of your own."""
-        if self._eval_dataset is None:
-            pipeline = pipeline_of(self.trainer)
-            self._eval_dataset = pipeline.evaluation_dataset(self.global_batch_size, self._split)
-        return self._eval_dataset
+        return self._open(self.splits[0])
 
     @eval_dataset.setter
     def eval_dataset(self, dataset: Any) -> None:
-        self._eval_dataset = dataset
-        self._own_dataset = True
+        self._own_dataset = dataset
         self._iterators = {}
+
+    def _open(self, split: str) -> Any:
+        if self._own_dataset is not None:
+            return self._own_dataset
+        if self._dataset[0] != split:  # drops the last split's dataset
+            pipeline = pipeline_of(self.trainer)
+            self._dataset = split, pipeline.evaluation_dataset(self.global_batch_size, split)
+        return self._dataset[1]
 
     @property
     def has_known_names(self) -> bool:
@@ -157,104 +155,79 @@ class StandardEvaluator(orbit.StandardEvaluator):
             UsageError: the data is corrupt or empty.
             Interrupted: `stop` returned True.
         """
-        self._processes = processes or ProcessGroup()
-        inner_loop = loop_of(self.trainer)
-        pipeline = inner_loop.pipeline
+        splits = self.splits if self._own_dataset is None else self.splits[:1]
+        step = step_of(self.trainer)
+        with step.trace_scope(), step.evaluating():
+            outputs = {
+                split: self._evaluate_split(split, num_steps, processes or ProcessGroup(), stop)
+                for split in splits
+            }
+        return outputs if len(splits) > 1 else outputs[splits[0]]
+
+    def _evaluate_split(
+        self, split: str, num_steps: tf.Tensor, processes: ProcessGroup, stop: Callable[[], bool]
+    ) -> Any:
+        pipeline, steps = pipeline_of(self.trainer), None
+        is_own = self._own_dataset is not None
+        data = None if is_own else pipeline.evaluation_data(split)
+        if data is not None and (data.source is not None or int(num_steps) < 0):
+            steps = pipeline.evaluation_steps(self.global_batch_size, split)
+        if steps is not None and not 0 <= int(num_steps) <= steps:
+            num_steps = tf.constant(steps)
 
         def find_indexes() -> range | None:
             examples = int(self._sums.examples.numpy())
             # The replicas, or some of them, may have counted their rows of the batch that failed.
             end = examples - examples % self.global_batch_size + self.global_batch_size
-            indexes = range(max(0, end - 2 * self.global_batch_size), end)
-            return None if self._own_dataset else indexes
+            return None if is_own else range(max(0, end - 2 * self.global_batch_size), end)
 
-        with (
-            inner_loop.step.trace_scope(),
-            inner_loop.step.evaluating(),
-            pipeline.report_errors("evaluation", self._split, find_indexes),
-        ):
-            if self._own_dataset or len(self.splits) == 1:
-                return self._evaluate_split(self._split, num_steps, stop)
-            try:
-                return {s: self._evaluate_split(s, num_steps, stop) for s in self.splits}
-            finally:
-                self._split, self._eval_dataset = self.splits[0], None
-
-    def _evaluate_split(self, split: str, num_steps: tf.Tensor, stop: Callable[[], bool]) -> Any:
-        self._stop = stop
-        if split != self._split:
-            self._split, self._eval_dataset = split, None  # drops the last split's dataset
-        pipeline, steps = pipeline_of(self.trainer), None
-        data = None if self._own_dataset else pipeline.evaluation_data(self._split)
-        if data is not None and (data.source is not None or int(num_steps) < 0):
-            steps = pipeline.evaluation_steps(self.global_batch_size, self._split)
-        if steps is not None and not 0 <= int(num_steps) <= steps:
-            num_steps = tf.constant(steps)
-        self._eval_iter = self._iterators.pop(self._split, None)
-        outputs = super().evaluate(num_steps)
-        if not self._own_dataset:
-            _report_non_finite(
-                step_of(self.trainer),
-                outputs,
-                pipeline,
-                self.global_batch_size,
-                self._split,
-                steps=int(num_steps),
-            )
-        iterator, self._eval_iter = self._eval_iter, None
+        with pipeline.report_errors("evaluation", split, find_indexes):
+            # As in Orbit's own `evaluate`, with arguments for what differs between evaluations.
+            self._collected = CollectedRows(self.trainer.collect_limit_mib, processes)
+            own: Any = self  # a subclass may return a state for Orbit's `eval_reduce`
+            state = own.eval_begin()
+            if self._loop is None:
+                self._loop = self.create_eval_loop_fn(state is not None)
+            iterator = self._iterators.pop(split, None)
+            if iterator is None:
+                iterator = tf.nest.map_structure(iter, self._open(split))
+            state = self._run_loop(iterator, int(num_steps), state, stop)
+            outputs = own.eval_end(*(() if state is None else (state,)))
+        if not is_own:
+            step, size = step_of(self.trainer), self.global_batch_size
+            _report_non_finite(step, outputs, pipeline, size, split, steps=int(num_steps))
         # TensorFlow takes milliseconds to make an iterator. It reads ahead, and only examples in memory
         # are sure to be the same in the next evaluation. A subclass may read others than it holds.
         if data is not None and int(num_steps) == steps and type(data.source) is Arrays:
-            self._iterators[self._split] = iterator
+            self._iterators[split] = iterator
         return outputs
 
+    def _run_loop(self, iterator: Any, steps: int, state: Any, stop: Callable[[], bool]) -> Any:
+        """Runs the loop in parts, between which it can be stopped; returns its state."""
+        result, reduce = state, self.eval_reduce
+        if state is None and self._collects:
+            result, reduce = self._collected, CollectedRows.add
+        # Up to the end of the data, which is -1 step, or with a user's own reduction, it is one part.
+        is_whole = steps < 0 or (steps > 0 and state is not None)
+        size = steps if is_whole else STEPS_BETWEEN_CHECKS
+        for done in range(0, steps, size):
+            if done and stop():
+                raise Interrupted
+            count = tf.constant(min(size, steps - done))
+            result = self._loop(iterator, count, state=result, reduce_fn=reduce)
+        return None if state is None else result
+
     def create_eval_loop_fn(self, has_state: bool) -> Any:
-        """Returns Orbit's loop over the batches, cut into parts so that it can be stopped."""
+        """Returns Orbit's loop over batches."""
         # As in Orbit, except that AutoGraph converts an overridden `eval_step`, but not ctl's.
         step = traced(lambda iterator: convert(self.eval_step)(iterator))
-        run = orbit.utils.create_loop_fn(step)
         if strategies.spec_of(self.strategy).coordinated:
-            run = self._coordinated_loop(step)
-
-        def loop(iterator: Any, num_steps: tf.Tensor, **state: Any) -> Any:
-            remaining = int(num_steps)
-            if self._collected is not None and not has_state:
-                state = {"state": self._collected, "reduce_fn": CollectedRows.add}
-            # Up to the end of the data, or with a user's own reduction, it runs in one part.
-            if remaining < 0 or has_state:
-                result = run(iterator, num_steps, **state)
-                return result if has_state else None
-            while remaining:
-                count = min(remaining, STEPS_BETWEEN_CHECKS)
-                run(iterator, tf.constant(count), **state)
-                remaining -= count
-                if remaining and self._stop():
-                    raise Interrupted
-            return None
-
-        return loop
-
-    def _coordinated_loop(self, step: Callable[[Any], Any]) -> Any:
-        """Returns a loop without Orbit's `async_scope`, whose end would wait for lost workers."""
-
-        def loop(iterator: Any, num_steps: tf.Tensor, **_: Any) -> None:
-            done, total = 0, int(num_steps)
-            with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
-                while done != total:
-                    rows = step(iterator)
-                    if self._collected is not None:
-                        self._collected.add(rows)
-                    done += 1
-
-        return loop
+            return _coordinated_loop(step)
+        return orbit.utils.create_loop_fn(step)
 
     def eval_begin(self) -> None:
         """Resets the sums and the metrics."""
         self._sums.reset()
-        if self._collects:
-            self._collected = CollectedRows(
-                self.trainer.collect_limit_mib, keep=self._processes.is_chief
-            )
 
     def eval_step(self, iterator: Any) -> Any:
         """Runs one step on every replica; Orbit calls it in its loop.
@@ -267,7 +240,9 @@ class StandardEvaluator(orbit.StandardEvaluator):
             rows = self._sums.run(batch, row_mask)
         else:
             # TensorFlow may divide a dataset of the user unequally among the workers.
-            equal = not (self._own_dataset and strategies.spec_of(self.strategy).multi_process)
+            equal = not (
+                self._own_dataset is not None and strategies.spec_of(self.strategy).multi_process
+            )
             run = functools.partial(self._sums.run, equal=equal)
             rows = self.strategy.run(run, args=(batch, row_mask))
         self._sums.count_batch()
@@ -284,10 +259,9 @@ class StandardEvaluator(orbit.StandardEvaluator):
 
     def _compute_metrics(self, results: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the trainer's metrics of all examples, which the chief computes."""
-        if self._collected is None:
+        if not self._collects:
             return {}
-        collected, self._collected = self._collected, None
-        computed = compute(self.trainer.compute_metrics, collected, self._processes)
+        computed = compute(self.trainer.compute_metrics, self._collected)
         clash = sorted(computed.keys() & {*results, "examples"})
         if clash:
             raise UsageError(
@@ -295,6 +269,22 @@ class StandardEvaluator(orbit.StandardEvaluator):
                 "another name."
             )
         return computed
+
+
+def _coordinated_loop(step: Callable[[Any], Any]) -> Any:
+    """Returns a loop without Orbit's `async_scope`, whose end would wait for lost workers."""
+
+    def loop(iterator: Any, num_steps: tf.Tensor, *, state: Any, reduce_fn: Any) -> Any:
+        done, total = 0, int(num_steps)
+        with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
+            while done != total:
+                outputs = step(iterator)
+                if state is not None:
+                    state = reduce_fn(state, outputs)
+                done += 1
+        return state
+
+    return loop
 
 
 def _report_non_finite(

@@ -12,6 +12,7 @@ import pathlib
 import signal
 import sys
 import threading
+from typing import Any
 
 if __package__ in (None, ""):  # run as a file: sys.path must hold the folder of the package ctl
     sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
@@ -22,10 +23,11 @@ import absl.logging
 from ctl import commands
 from ctl.configs import flags as command_line
 from ctl.configs import loading
-from ctl.configs.modes import MODES, SERVE, SWEEP
+from ctl.configs.modes import MODES, SERVE, SWEEP, Mode
 from ctl.errors import Failure, LostWorker, UsageError, is_url, print_line, printable
 from ctl.hardware import engines, installation, selection
 from ctl.hardware.child_process import stop_with_parent
+from ctl.hardware.cluster import Cluster
 from ctl.hardware.strategies import StrategyOptions
 from ctl.loop import store as stores
 from ctl.loop.actions.action import Action
@@ -113,18 +115,16 @@ def execute(argv: Sequence[str], *, actions: Sequence[Action] = ()) -> int:
     if len(argv) > 1 and argv[1] in commands.COMMANDS:
         return commands.run(argv[1:])
     values, changes = command_line.parse(argv, commands.COMMANDS)
-    if values.help:
-        print_line(loading.load("ctl.configs.help:format_help")(commands.COMMANDS))
-        return 0
-    if values.version:
-        print_line(loading.load("ctl.configs.help:format_version")())
+    if values.help or values.version:
+        name = "format_help" if values.help else "format_version"
+        format_text = loading.load(f"ctl.configs.help:{name}")
+        print_line(format_text(commands.COMMANDS) if values.help else format_text())
         return 0
     installation.check()
     installation.prepare_import()  # a config file may import TensorFlow
     if values.sweep is not None:
         return SWEEP.load()(values, changes)
     config = command_line.load_config(values.config, changes)
-    start_timeout = config.runtime.cluster.start_timeout
     mode = cluster_tasks.choose_mode(values.mode, config, os.environ, fresh=values.fresh)
     config_path = (values.config or "").partition(":")[0]
     # Mistakes are reported before TensorFlow is imported, which takes seconds.
@@ -132,35 +132,11 @@ def execute(argv: Sequence[str], *, actions: Sequence[Action] = ()) -> int:
         loading.find_trainer_file(config.trainer, config_path)
         loading.find_action_files(config.actions, config_path)
         loading.find_writers(config.summaries.writers, config_path)
-    cluster = None
-    if mode.builds_strategy:
-        engines.exchange_addresses(os.environ, timeout=start_timeout)
-        options = StrategyOptions.from_config(config.runtime, os.environ)
-        cluster = options.cluster
-        selection.resolve_name(config.runtime.strategy, options)
-    writes = cluster is None or cluster.is_chief
-    if is_url(values.workdir or ""):
-        task = "" if cluster is None or writes else cluster.name.replace(" ", "-")
-        store = stores.open_store(
-            values.workdir,
-            config.train,
-            reads=mode.workdir == "read",
-            checkpoint=values.checkpoint or "",
-            task=task,
-        )
-        workdir = Workdir(store.folder, writes=writes, store=store)
-    else:
-        # Whoever allows a change continues the run of the experiment.
-        named = [] if values.allow_config_change else changes
-        folder = name_folder(values.config or "", config, named)
-        if mode.workdir and not values.workdir and folder != name_folder(values.config, config, []):
-            print_line(f"The folder of the run with these changes is {folder}.")
-        path = values.workdir or folder
-        workdir = Workdir(path, writes=writes, may_read=mode.workdir == "read")
+    cluster = _join_cluster(config.runtime) if mode.builds_strategy else None
     arguments = Arguments(
         config=config,
         config_path=config_path,
-        workdir=workdir,
+        workdir=_open_workdir(values, changes, config, mode, cluster),
         fresh=values.fresh,
         allow_config_change=values.allow_config_change,
         allow_partial_restore=values.allow_partial_restore,
@@ -170,19 +146,42 @@ def execute(argv: Sequence[str], *, actions: Sequence[Action] = ()) -> int:
         dry_run=values.dry_run,
     )
     if mode is not MODES[values.mode]:
-        cluster_tasks.wait_for_run(arguments.workdir, timeout=start_timeout)
+        cluster_tasks.wait_for_run(arguments.workdir, timeout=config.runtime.cluster.start_timeout)
     _check_workdir(mode.workdir, arguments)
-    if cluster and cluster.has_servers and not cluster.is_chief:
-        mode = SERVE
-    _silence_tensorflow()
-    with (
-        report_user_errors(workdir if mode.workdir else None),
-        user_errors.report_lost_worker(cluster),
-    ):
-        code = mode.load()(arguments)
-        if workdir.store and writes:
-            workdir.store.close()
-        return code
+    return _run_mode(mode, arguments, cluster)
+
+
+def _join_cluster(runtime: Any) -> Cluster | None:
+    """Returns the processes of the run; checks that this machine has what the strategy requires."""
+    engines.exchange_addresses(os.environ, timeout=runtime.cluster.start_timeout)
+    options = StrategyOptions.from_config(runtime, os.environ)
+    selection.resolve_name(runtime.strategy, options)
+    return options.cluster
+
+
+def _open_workdir(
+    values: flags.FlagValues,
+    changes: command_line.Changes,
+    config: Any,
+    mode: Mode,
+    cluster: Cluster | None,
+) -> Workdir:
+    writes = cluster is None or cluster.is_chief
+    if is_url(values.workdir or ""):
+        store = stores.open_store(
+            values.workdir,
+            config.train,
+            reads=mode.workdir == "read",
+            checkpoint=values.checkpoint or "",
+            task="" if cluster is None or writes else cluster.name.replace(" ", "-"),
+        )
+        return Workdir(store.folder, writes=writes, store=store)
+    # Whoever allows a change continues the run of the experiment.
+    named = [] if values.allow_config_change else changes
+    folder = name_folder(values.config or "", config, named)
+    if mode.workdir and not values.workdir and folder != name_folder(values.config, config, []):
+        print_line(f"The folder of the run with these changes is {folder}.")
+    return Workdir(values.workdir or folder, writes=writes, may_read=mode.workdir == "read")
 
 
 def _check_workdir(use: str, arguments: Arguments) -> None:
@@ -200,6 +199,21 @@ def _check_workdir(use: str, arguments: Arguments) -> None:
             allow_change=arguments.allow_config_change,
             only_evaluates=use == "read",
         )
+
+
+def _run_mode(mode: Mode, arguments: Arguments, cluster: Cluster | None) -> int:
+    workdir = arguments.workdir
+    if cluster and cluster.has_servers and not cluster.is_chief:
+        mode = SERVE
+    _silence_tensorflow()
+    with (
+        report_user_errors(workdir if mode.workdir else None),
+        user_errors.report_lost_worker(cluster),
+    ):
+        code = mode.load()(arguments)
+        if workdir.store and workdir.writes:
+            workdir.store.close()
+        return code
 
 
 def _silence_tensorflow() -> None:

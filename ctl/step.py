@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 import contextlib
-import dataclasses
 import functools
 import inspect
 import logging
@@ -177,7 +176,8 @@ class Step:
         self._read: Any = None  # reads the global batch of a step again
         self._calls = 0
         self._reported_unread = False
-        self._example: Any = ()  # rows and their mask, for the checks
+        # Rows and their mask for the checks, until the code is checked.
+        self._example: tuple[Any, Any] | None = None
         layout = Layout(global_batch_size, self.strategy.num_replicas_in_sync)
         if strategies.spec_of(self.strategy).coordinated:
             raise UsageError(
@@ -223,7 +223,7 @@ class Step:
                 self._function = TracedFunction(self._run)
             result = self._function(batch)
         if step.is_unfinished:
-            self._example = ()
+            self._example = None
             step.note_trace()
             step.finish_loop()
         self._calls += 1
@@ -323,6 +323,12 @@ class Step:
                 run_traced(batch)
         return evaluation.results()
 
+    def _first_batch(self, part: float = 0.0) -> tuple[Any, Any]:
+        """Returns the batch of `build`; raises ValueError for a later one, like data that has ended."""
+        if part or self._example is None:
+            raise ValueError("There is no such batch.")
+        return self._example
+
     def _build(self, spec: Nest, *, full: bool) -> None:
         precisions.check_model(self.model, self.options.precision)
         models = [adapt(model) for model in (self.model, *self.models)]
@@ -336,9 +342,8 @@ class Step:
                     spec, full_batches=full, has_one_shape=True, supports_chunks=False
                 ),
                 hooks=_Hooks(self),
-                # There is no later batch, and none once the code is checked: () raises a ValueError,
-                # like data that ended.
-                first_batch=lambda part=0.0: () if part else self._example,
+                loss_code=self.loss_fn,
+                first_batch=self._first_batch,
                 is_default=self._is_default,
                 transform=(lambda: self.transform_gradients) if self.transform_gradients else None,
             )
@@ -510,7 +515,7 @@ def _make_options(
     Raises:
         UsageError: an option does not exist, or has no effect in a loop of one's own.
     """
-    fields = {f.name for f in dataclasses.fields(TrainerOptions)} - {*_OF_TRAINERS}
+    fields = inspect.signature(TrainerOptions).parameters.keys() - {*_OF_TRAINERS}
     known = fields | inspect.signature(Step).parameters.keys() - {"options"}
     for name in options:
         if name in _OF_TRAINERS:

@@ -9,6 +9,7 @@ import tf_keras
 
 import ctl
 from ctl import testing
+from ctl.built.inner_loop import loop_of
 from ctl.evaluator import Interrupted
 from tests.support import one_batch, reference_model
 from tests.support.reference_model import as_dataset, as_global_batches
@@ -209,7 +210,7 @@ def test_replica_without_rows_adds_no_loss_of_its_padding():
     assert evaluate(ctl.StandardEvaluator(trainer)) == (23, pytest.approx(loss, abs=1e-12))
 
 
-def test_data_after_an_evaluation_of_several_splits_is_that_of_the_first():
+def test_data_after_an_evaluation_of_several_splits_is_that_of_the_first(monkeypatch):
     def parts(split):
         rows = reference_model.examples()
         size = {"train": 23, "eval": 5, "test": 3}[split]
@@ -217,7 +218,15 @@ def test_data_after_an_evaluation_of_several_splits_is_that_of_the_first():
 
     trainer = make_trainer(parts)
     evaluator = ctl.StandardEvaluator(trainer, splits=("eval", "test"))
+    pipeline, named = loop_of(trainer).pipeline, []
+    report = pipeline.report_errors
+    monkeypatch.setattr(
+        pipeline,
+        "report_errors",
+        lambda kind, split, find: named.append(split) or report(kind, split, find),
+    )
     outputs = evaluator.evaluate(tf.constant(-1))
+    assert named == ["eval", "test"]  # whose data an error names
     assert [int(outputs[split]["examples"]) for split in ("eval", "test")] == [5, 3]
     first = next(iter(evaluator.eval_dataset))
     expected = next(iter(ctl.StandardEvaluator(trainer).eval_dataset))

@@ -1,6 +1,6 @@
 """The models, optimizers and variables that an object, such as a trainer, holds in its attributes."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import logging
 from typing import Any, Protocol
 
@@ -119,8 +119,7 @@ class Attributes:
         }
         if not new:  # without the variables of the models, which are many
             return False
-        in_models = {id(v) for m in self.models() if m.built for v in variables_of(m)}
-        outside = [v for key, v in new.items() if key not in in_models]
+        outside = self._outside_of_models(new)
         read = self._find_read(outside) if outside else []
         # A loss may need attributes that a subclass sets after the constructor.
         self._searched |= new.keys() if final or read is not None else set()
@@ -136,6 +135,10 @@ class Attributes:
                 list_some([v.name for v in read]),
             )
         return bool(read)
+
+    def _outside_of_models(self, variables: Mapping[int, tf.Variable]) -> list[tf.Variable]:
+        in_models = {id(v) for m in self.models() if m.built for v in variables_of(m)}
+        return [v for key, v in variables.items() if key not in in_models]
 
     def add_held(self) -> None:
         """Lets the optimizer train what `find_held` finds.

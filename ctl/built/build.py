@@ -109,8 +109,8 @@ def build_trainer(trainer: Trainer, optimizer: Optimizer, base: Any) -> InnerLoo
             layout=layout,
             data=pipeline.training_data(trainer.global_batch_size),
             hooks=trainer,
+            loss_code=type(trainer),
             function=trainer.replica_step if own_replica_step else None,
-            first_batch=lambda *part: inner_loop.first_batch(*part),
             is_default=type(trainer).forward is base.forward,
             # The constructor of a subclass may still create the models that a pattern matches.
             complete=type(trainer).__init__ is base.__init__,
@@ -134,8 +134,9 @@ def build_step(
     layout: Layout,
     data: TrainingData,
     hooks: Hooks,
+    loss_code: Any,
     function: Callable[[Batch], tf.Tensor] | None = None,
-    first_batch: Callable[..., Any],
+    first_batch: Callable[..., Any] | None = None,
     is_default: bool,
     complete: bool = True,
     source: object = None,
@@ -151,6 +152,7 @@ def build_step(
         layout: which replica holds which rows.
         data: what is known of the training batches.
         hooks: as for `BuiltStep`.
+        loss_code: the loss function; or the trainer's class, whose step reports errors of the losses.
         function: as for `BuiltStep`.
         first_batch: as for `BuiltStep`.
         is_default: whether `hooks.forward` is ctl's own.
@@ -181,9 +183,10 @@ def build_step(
             if updates_metrics:
                 metrics.call(hooks.update_metrics, owner.metrics, prepared, outputs, None)
                 return
-            # The step of a trainer reports the errors: its loss may read attributes that do not exist
-            # yet, or need a static number of rows.
-            with contextlib.suppress(Exception) if hooks is owner else contextlib.nullcontext():
+            # The loss of a trainer may read attributes that do not exist yet, or need a static number of
+            # rows.
+            suppressed = (Exception,) if isinstance(loss_code, type) else ()
+            with contextlib.suppress(*suppressed):
                 factors = options.loss_weights or loss.SINGLE
                 losses = loss.compute(hooks.per_example_loss, prepared, outputs, factors)
                 weights: list[tf.Tensor] = []
@@ -198,7 +201,7 @@ def build_step(
         create_variables(trace, tf.nest.map_structure(with_rows, data.spec))
         return traces[0]
 
-    def check_losses() -> None:
+    def check_losses(step: BuiltStep) -> None:
         losses, name = (traces[0] if traces else None), name_function(hooks.per_example_loss)
         for observer in observers.load():
             observer.check_losses(step, losses, trace_again, name)
@@ -279,9 +282,8 @@ def build_step(
     step.transforms = transform is not None
     owner.skipped_steps = step.update.skipped_steps
     compare_workers("models", owner.strategy, state_of(attributes))
-    loss_owner = type(owner) if hooks is owner else hooks.per_example_loss
-    warn_of_model(owner.model, precision.inner(owner.optimizer), loss_owner)
-    return step, check_losses
+    warn_of_model(owner.model, precision.inner(owner.optimizer), loss_code)
+    return step, functools.partial(check_losses, step)
 
 
 def _without_gradient(batch: Batch) -> Batch:
@@ -295,21 +297,16 @@ def _prepare_optimizer(
 ) -> None:
     """Applies the parts to a built model and its optimizer, and creates the slot variables."""
     owner = attributes.owner
-
-    def prepared(optimizer: Optimizer) -> Optimizer:
-        for part in parts:
-            part.prepare(optimizer, building)
-        return optimizer
-
     building = Building(
         attributes.named_models(),
         owner.optimizer,
         owner.strategy,
-        make=lambda build: prepared(_make_optimizer(build)),
+        parts=parts,
+        make_plain=_make_optimizer,
         source=source,
         complete=complete,
     )
-    prepared(owner.optimizer)
+    building.prepare(owner.optimizer)
     # One replica can train what was built outside of its scope, but TensorFlow makes no slots for it.
     if owner.strategy.num_replicas_in_sync > 1 or not getattr(owner.optimizer, "_built", False):
         check_scope(attributes.trained_variables(), owner.strategy)

@@ -74,7 +74,7 @@ class BuiltStep:
 
     Attributes:
         hooks: as the argument.
-        first_batch: as the argument.
+        first_batch: as the argument; the inner loop of a trainer sets it.
         update: computes and applies one update.
         results: the mean loss of an inner loop, and its other results.
         parts: the same as the argument.
@@ -91,7 +91,7 @@ class BuiltStep:
         *,
         function: Callable[[Batch], tf.Tensor] | None,
         global_step: tf.Variable,
-        first_batch: Callable[..., Any],
+        first_batch: Callable[..., Any] | None,
         parts: Sequence[Part] = (),
     ):
         self.plan = plan
@@ -103,7 +103,7 @@ class BuiltStep:
         self.results = LoopResults(plan, self.update, attributes)
         self._function = function or self.update_model
         self._global_step = global_step
-        self.first_batch = first_batch
+        self.first_batch: Any = first_batch
         self.checks_copies = plan.layout.replicas > 1
         self.is_unfinished = self._is_evaluating = False
         self.transforms = False  # whether the user has a transform_gradients

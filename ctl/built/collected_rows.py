@@ -22,13 +22,13 @@ class CollectedRows:
 
     Args:
         limit_mib: MiB that the rows may use.
-        keep: whether to keep the rows, or only to check the limit, as in a process that is not the
-            chief: every process then ends at the same step.
+        processes: those that collect. Only the chief keeps the rows; the others check the limit, so that
+            every process ends at the same step.
     """
 
-    def __init__(self, limit_mib: float, *, keep: bool = True):
+    def __init__(self, limit_mib: float, processes: ProcessGroup):
         self._limit_mib = limit_mib
-        self._keep = keep
+        self.processes = processes
         self._bytes = 0
         self._parts: dict[str, list[np.ndarray]] = {}
 
@@ -46,7 +46,7 @@ class CollectedRows:
                 "collect_limit_mib of the trainer: collect less per example, such as the class instead "
                 "of all scores, or set collect_limit_mib in the class."
             )
-        if self._keep:
+        if self.processes.is_chief:
             for name, value in rows.items():
                 self._parts.setdefault(name, []).append(value.numpy())
         return self
@@ -96,9 +96,7 @@ def check_values(values: object, rows: int | tf.Tensor) -> dict[str, tf.Tensor]:
 
 
 def compute(
-    function: Callable[[dict[str, np.ndarray]], Mapping[str, float]],
-    rows: CollectedRows,
-    processes: ProcessGroup,
+    function: Callable[[dict[str, np.ndarray]], Mapping[str, float]], rows: CollectedRows
 ) -> dict[str, float]:
     """Calls `compute_metrics` in the chief; returns its metrics in every process (collective).
 
@@ -107,13 +105,13 @@ def compute(
     """
     failure: Exception | None = None
     outcome: dict[str, Any] = {}
-    if processes.is_chief:
+    if rows.processes.is_chief:
         try:
             outcome["metrics"] = _check_metrics(function(rows.take()))
         except Exception as error:  # the other processes wait for the result
             failure = error
             outcome["error"] = error_location(error)
-    outcome = processes.broadcast_json_from_chief(outcome)
+    outcome = rows.processes.broadcast_json_from_chief(outcome)
     if failure:
         raise failure  # the user's own error, which the other processes cannot raise
     if "error" in outcome:

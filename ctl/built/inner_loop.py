@@ -80,6 +80,7 @@ class InnerLoop:
 
     def __init__(self, trainer: Trainer, step: BuiltStep, pipeline: InputPipeline):
         self.step = step
+        step.first_batch = self.first_batch
         self.plan = plan = step.plan
         self.pipeline = pipeline
         self.own_dataset = False

@@ -81,6 +81,20 @@ def _weights_of(
     return loss.row_weights(own, weights, tf.as_dtype(tf_keras.backend.floatx()))
 
 
+def _select_rows(weights: tf.Tensor, *values: Any) -> Any:
+    """Returns the rows of values whose weights are not all 0, and their weights, or None for 1.
+
+    Padding is removed, and not weighted by 0: R2Score counts rows of weight 0, AUC and F1Score reject
+    [rows] weights for some shapes, and a user's metric may ignore weights.
+    """
+    if weights.shape.rank == 2 and weights.shape[1] == 1:
+        weights = weights[:, 0]  # F1Score would multiply all pairs of rows
+    is_row = tf.not_equal(weights, tf.zeros([], weights.dtype))
+    rows = tf.where(tf.reduce_any(is_row, axis=list(range(1, weights.shape.rank))))[:, 0]
+    values = (*values, None if _is_mask(weights) else weights)
+    return tf.nest.map_structure(lambda v: None if v is None else tf.gather(v, rows), values)
+
+
 def update(
     metric: tf_keras.metrics.Metric,
     labels: Nest,
@@ -115,17 +129,7 @@ def update(
     mask = losses_utils.get_mask(outputs)
     sample_weight = None
     if weights is not None:
-        # Padding is removed, and not weighted by 0: R2Score counts rows of weight 0, AUC and F1Score
-        # reject [rows] weights for some shapes, and a user's metric may ignore weights.
-        if weights.shape.rank == 2 and weights.shape[1] == 1:
-            weights = weights[:, 0]  # F1Score would multiply all pairs of rows
-        is_row = tf.not_equal(weights, tf.zeros([], weights.dtype))
-        rows = tf.where(tf.reduce_any(is_row, axis=list(range(1, weights.shape.rank))))[:, 0]
-        values = (labels, outputs, mask, weights)
-        labels, outputs, mask, selected = tf.nest.map_structure(
-            lambda value: None if value is None else tf.gather(value, rows), values
-        )
-        sample_weight = None if _is_mask(weights) else selected
+        labels, outputs, mask, sample_weight = _select_rows(weights, labels, outputs, mask)
     several = tf.nest.is_nested(labels) or tf.nest.is_nested(outputs)
     if several and built_in:
         raise UsageError(

@@ -532,9 +532,9 @@ class _CouplingSearch:
                 batch = self.read(batches[0])[0]
             for late in (None, LATE):
                 found = compute(batch, late=late, distinct=False) if batch is not None else None
-                if found and differ(*found, slice(None)):
+                if found and differ(found[0], found[1], slice(None)):
                     found = compute(batch, late=late, distinct=True)
-                    if found is None or differ(*found, slice(None)):
+                    if found is None or differ(found[0], found[1], slice(None)):
                         self._reject(op, "uses the number of the replica", _PLACE_FIX, split=True)
 
         examine(self.batches)

@@ -1,7 +1,7 @@
 """What a component of ctl declares for the config of an experiment: its keys and its rules.
 
 A component has a module `config.py` that does not import TensorFlow, with a tuple `KEYS` and a tuple
-`RULES`; `keys.COMPONENTS` lists these modules. Mistakes are reported before TensorFlow is imported.
+`RULES`; `keys.py` imports these modules. Mistakes are reported before TensorFlow is imported.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,7 +34,11 @@ class Key:
         validate: a function of (name, value) that raises UsageError for a value that is not allowed.
         duration: whether the key is a number of steps that may be a text such as "90 epochs".
         time: whether the text may also be a time, such as "30 minutes".
-        option: the field of `TrainerOptions` that the key sets; "" for none.
+        option: the field of `TrainerOptions` that the key is; "" for none.
+        elements: the type of the elements of a list, or of the values of a section, for editors.
+        part: the part of the update that is added if the option is set, module:class in ctl.parts.
+        depends_on_split: whether updates with the option depend on the split, so that comparisons of
+            splits leave it out.
         harmless: whether a run that is resumed may change the key, or the keys of the section, without
             --allow_config_change. These are keys of the hardware, of the number of micro-batches, of
             what only observes, and of when a run stops or skips.
@@ -59,6 +63,9 @@ class Key:
     duration: bool = False
     time: bool = False
     option: str = ""
+    elements: str = ""
+    part: str = ""
+    depends_on_split: bool = False
     harmless: bool = False
     evaluated: bool = False
     free: bool = False

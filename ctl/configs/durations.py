@@ -26,6 +26,8 @@ _UNITS = ("step", "epoch", "example", *_SECONDS)
 _PATTERN = re.compile(r"(\d[\d_]*(?:\.\d+)?(?:[eE]\+?\d{1,2})?) *([A-Za-z]+)")
 _SCIENTIFIC = re.compile(r"\d+(?:\.\d+)?[eE]\+?\d{1,2}")
 _MOST = 2**31 - 1  # TensorFlow holds numbers of steps as int32
+# Key of a duration -> whether it accepts a time, on which updates would depend; set by ctl.configs.keys.
+ACCEPTS_TIME: dict[str, bool] = {}
 
 
 def check(key: str, text: str) -> None:
@@ -73,7 +75,7 @@ def _convert(key: str, value: Any, function: Callable[[str, str], Any]) -> Any:
     # A group may have an optimizer with the keys of the section `optimizer`.
     own = _IN_GROUP.sub("optimizer.", key)
     if isinstance(value, str):
-        is_duration = own in _accepts_time() or own == BOUNDARIES or key.endswith(".frozen_until")
+        is_duration = own in ACCEPTS_TIME or own == BOUNDARIES or key.endswith(".frozen_until")
         return function(key, value) if is_duration and not is_time(value) else value
     if isinstance(value, Mapping):
         return {name: _convert(f"{key}.{name}", v, function) for name, v in value.items()}
@@ -123,7 +125,7 @@ def resolve(
     """
     result = config_dict.ConfigDict(config.to_dict())
     batch = config.data.global_batch_size
-    for key in (*_accepts_time(), BOUNDARIES, GROUPS):
+    for key in (*ACCEPTS_TIME, BOUNDARIES, GROUPS):
         *path, name = key.split(".")
         section = functools.reduce(operator.getitem, path, result)
         if name in section:
@@ -208,20 +210,9 @@ def _align_kept_checkpoints(original: Any, resolved: Any) -> None:
         resolved.checkpoint_keep_every = multiple * interval
 
 
-@functools.cache
-def _accepts_time() -> dict[str, bool]:
-    """Returns the keys of durations -> whether they accept a time.
-
-    A time makes the updates depend on the speed of the machine, unless the key has no effect on them.
-    """
-    from ctl.configs.keys import KEYS  # the components, whose keys these are, import this module
-
-    return {key.name: key.time for key in KEYS if key.duration}
-
-
 def _parse(key: str, text: str) -> tuple[fractions.Fraction, str]:
     """Returns the amount of a duration and its unit in the singular."""
-    allows_time = _accepts_time().get(key, not key)
+    allows_time = ACCEPTS_TIME.get(key, not key)
     match = _PATTERN.fullmatch(text.strip())
     unit = match[2].lower().removesuffix("s") if match else ""
     if match and unit in _UNITS and (allows_time or unit not in _SECONDS):

@@ -23,7 +23,9 @@ KEYS = (
              "package.module:Class."),
     Key("seed", 0, least=0, most=2**32 - 1, option="seed",
         text="Determines the initial weights, the order of the data and the random layers."),
-    Key("data", {}),
+    Key("data", {}, option="data",
+        text="Holds what build_dataset reads as self.options.data: data.dir, and in a script any other "
+             "key."),
     Key("data.dir", "",
         text="Names the folder of the dataset, which build_dataset reads as self.options.data.dir. "
              "A relative path is searched in the current folder, then in that of the config file."),
@@ -44,7 +46,7 @@ KEYS = (
         option="cache", harmless=True, validate=check_local,
         text="Keep parsed examples, before the augmentation: in memory, or in a folder, which "
              'several runs may share. With "", they are parsed again in each epoch.'),
-    Key("model", {}, free=True,
+    Key("model", {}, free=True, option="model",
         text="Holds the experiment's own keys, which build_model reads as self.options.model."),
 )
 # fmt: on

@@ -204,6 +204,8 @@ def _check_flags(values: flags.FlagValues) -> None:
         raise UsageError(
             f"--mode is {values.mode!r}{errors.did_you_mean(values.mode, list(MODES))}"
         )
+    for own in MODES[values.mode].own:
+        own.check(values[own.name].value or "")
     for flag in dict.fromkeys(itertools.chain(*(mode.flags for mode in MODES.values()))):
         if values[flag].value in (None, False) or flag in MODES[values.mode].flags:
             continue

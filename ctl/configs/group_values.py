@@ -1,4 +1,4 @@
-"""Reads the value of `optimizer.groups`, which `ctl.optimizers.config` checks."""
+"""Reads the value of `optimizer.groups`, which `ctl.parts.config` checks."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -2,28 +2,27 @@
 
 from collections.abc import Mapping
 import functools
-import importlib
 from typing import Any
 
 from ml_collections import config_dict
 
+from ctl.configs import durations, experiment
 from ctl.configs.component import Key, Values
+from ctl.hardware import config as hardware
+from ctl.loop import config as loop
+from ctl.optimizers import config as optimizers
+from ctl.parts import config as parts
+from ctl.update import config as update
 
 # The modules that declare keys and rules. A key stands after its section.
-COMPONENTS = (
-    "ctl.configs.experiment",
-    "ctl.hardware.config",
-    "ctl.optimizers.config",
-    "ctl.loop.config",
-    "ctl.update.config",
-)
-_modules = [importlib.import_module(name) for name in COMPONENTS]
-_declared: list[Key] = [key for module in _modules for key in module.KEYS]
+_COMPONENTS = (experiment, hardware, optimizers, loop, update, parts)
+_declared: list[Key] = [key for component in _COMPONENTS for key in component.KEYS]
 _sections = list(dict.fromkeys(key.name.partition(".")[0] for key in _declared))
 KEYS = tuple(sorted(_declared, key=lambda key: _sections.index(key.name.partition(".")[0])))
 # Each is called with the known values, and raises UsageError.
-RULES = tuple(rule for module in _modules for rule in module.RULES)
+RULES = tuple(rule for component in _COMPONENTS for rule in component.RULES)
 BY_NAME = {key.name: key for key in KEYS}
+durations.ACCEPTS_TIME |= {key.name: key.time for key in KEYS if key.duration}
 FREE_SECTIONS = tuple(key.name for key in KEYS if key.free)
 # Former name of a key -> its name. A run that was saved with the former name can be resumed.
 RENAMED = {
@@ -38,8 +37,10 @@ REMOVED = {
     "runtime.all_reduce.rank": "set runtime.all_reduce.compression=float16 in place of PowerSGD",
     "runtime.all_reduce.compression_start": "compression is on from the first step, or off",
 }
-# Option of a trainer -> the config key that sets it.
-OPTION_KEYS = {key.option: key.name for key in KEYS if key.option}
+# Option of a trainer -> its config key; without the options that are sections.
+OPTION_KEYS = {key.option: key.name for key in KEYS if key.option and key.default != {}}
+# Option -> the part of the update that it adds if it is set, in the order in which parts are called.
+PARTS = {key.option: key.part for key in _declared if key.part}
 
 
 def defaults() -> config_dict.ConfigDict:

@@ -6,6 +6,7 @@ import gc
 import importlib
 import sys
 
+from ctl.errors import UsageError, did_you_mean
 from ctl.hardware import garbage
 
 
@@ -17,11 +18,19 @@ class Flag:
         name: the name.
         text: what it does, for `ctl --help`.
         example: an example of its value; "" for a switch.
+        choices: the names of which it accepts one or more, separated by commas; empty for any value.
     """
 
     name: str
     text: str
     example: str = ""
+    choices: tuple[str, ...] = ()
+
+    def check(self, value: str) -> None:
+        """Raises UsageError if a value contains a name that is not one of the choices."""
+        for name in value.split(",") if value and self.choices else ():
+            if name.strip().replace(" ", "_") not in self.choices:
+                raise UsageError(f"--{self.name} names {name!r}{did_you_mean(name, self.choices)}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +90,9 @@ MODES = {
     "export": Mode("export:export", flags=_RESTORING, builds_strategy=False, workdir="read",
         text="export a checkpoint of a run, such as a SavedModel"),
     "check": Mode("check:check", own=(
-            Flag("checks", "with check: run these of its checks only", "inputs,gradients"),
+            Flag("checks", "with check: run these of its checks only", "inputs,gradients", (
+                "inputs", "data_order", "evaluation_counts", "first_loss", "gradients",
+                "one_batch_overfitted", "save_and_restore", "replica_equivalence", "overfit")),
             Flag("quick", "with check: leave out the longest checks, and compare two splits on 2 "
                  "replicas")),
         text="test that the trainer computes the same update on 1, 2 and 4 replicas"),

@@ -1,7 +1,6 @@
 """The options of a trainer, and the sections of a config that a trainer reads."""
 
 from collections.abc import Iterator, Mapping, Sequence
-import contextlib
 import dataclasses
 import re
 from typing import Any
@@ -10,53 +9,20 @@ from ctl import errors
 from ctl.configs.keys import OPTION_KEYS, check_rules, check_values, flatten
 from ctl.errors import UsageError
 
-CLIP_KEYS = {f"clip.{name}": f"optimizer.clip.{name}" for name in ("global_norm", "norm", "value")}
-
-
-@contextlib.contextmanager
-def _named_by_options(keys: Mapping[str, str]) -> Iterator[None]:
-    """Replaces config keys by the names of their options in the message of a UsageError.
-
-    Args:
-        keys: option -> config key.
-    """
-    try:
-        yield
-    except UsageError as error:
-        options = {key: option for option, key in keys.items()}
-        pattern = "|".join(map(re.escape, options))
-        message = re.sub(pattern, lambda match: options[match[0]], str(error))
-        raise UsageError(message) from None
-
 
 @dataclasses.dataclass(frozen=True)
 class Clip:
-    """Bounds to which the reduced gradients are clipped. At most one may be set; 0 means no bound.
+    """The bounds of clipping as one argument: `clip=ctl.Clip(norm=1.0)` stands for `clip_norm=1.0`.
 
     Attributes:
-        global_norm: scales all gradients so that their joint norm is at most this (Pascanu et al.
-            2013, as `tf.clip_by_global_norm`).
-        norm: scales each gradient so that its norm is at most this.
-        value: clips each element to [-value, value].
+        global_norm: the option `clip_global_norm`.
+        norm: the option `clip_norm`.
+        value: the option `clip_value`.
     """
 
     global_norm: float = 0.0
     norm: float = 0.0
     value: float = 0.0
-
-    def __post_init__(self) -> None:
-        values = {
-            f"optimizer.clip.{name}": bound for name, bound in dataclasses.asdict(self).items()
-        }
-        with _named_by_options(CLIP_KEYS):
-            check_values(values)
-            check_rules(values)
-
-    def __str__(self) -> str:
-        for name, bound in dataclasses.asdict(self).items():
-            if bound:
-                return f"by {name.replace('_', ' ')} {bound:g}, after the reduction"
-        return "none"
 
 
 class _MissingKeyError(UsageError, AttributeError):
@@ -139,56 +105,81 @@ class Section(Mapping[str, Any]):
 
 @dataclasses.dataclass(frozen=True)
 class TrainerOptions:
+    # Generated from the keys by docs/reference/generate.py. New fields follow the present ones.
     """The options of a trainer, in addition to its model, data and optimizer.
 
         options = ctl.TrainerOptions(seed=1, micro_batches=4, model={"dropout": 0.1})
 
     Attributes:
-        seed: determines the initial weights, the order of the data and the random layers.
-        precision: "float32", "float64", "bfloat16" or "float16".
-        loss_scale: a fixed loss scale for float16; 0 for a dynamic one.
-        xla: what XLA compiles: "auto", "off", "loop", "step", "gradients" or "autocluster".
-        kernels: "auto" to compute attention, GELU and max pooling by ctl's kernels where XLA compiles
-            for a GPU, or "off" to leave all three to TensorFlow.
-        placement: "stream", or "device" to hold the examples in device memory (xla="loop").
-        logical_shards: if not 0, the gradient is the sum of this many shards in a fixed order, which
-            gives the same bits on any number of replicas that divides it. The all-reduce transfers
-            this many times the bytes.
-        allow_unkeyed_random: accept random operations that ctl cannot key by row, such as
-            tf.random.uniform: the update then depends on how the batch is split.
-        allow_row_coupling: accept losses in which a row depends on other rows of its replica or
-            micro-batch, such as local negatives: the update then depends on how the batch is split.
-        all_reduce_dtype: "bfloat16" to halve the bytes of the all-reduce; "" to keep the dtype of the
-            gradients.
-        compression: "float16" or "bfloat16" to send the gradients in 16 bits, and to add the rounding
-            errors to the next gradients; "" for their own dtype.
-        micro_batches: the number of micro-batches that a per-replica batch is divided into.
-        shard_state: split the optimizer's slot variables over the replicas; "gradients" splits the
-            gradients, too.
-        clip: how the reduced gradients are clipped.
-        ema_decay: the decay of the exponential moving average of the weights, which evaluations use;
-            0 for none.
-        weight_decay_exclude: patterns of the names of variables that have no weight decay.
-        optimizer_groups: dicts with `variables`, which is a pattern of names or a list of them, and
-            either `frozen`, or one or more of `learning_rate_scale`, `frozen_until`, which is a step or
-            a text such as "2 epochs", and `optimizer`, which is a function that makes another
-            optimizer for these variables. The first group that matches counts.
-        loss_weights: name -> factor of each loss that `per_example_loss` returns, if it returns a dict.
-        on_non_finite: what happens after a step whose loss or gradients are not finite. "stop": raise
-            `NonFiniteStep` at the end of the inner loop; "skip": do not apply the update, and
-            continue; "rollback": as "stop", and the run restores the last checkpoint and continues
-            without that batch; "ignore": do not check.
-        loss_spike: if not 0, a loss that is more than this many times the median of the last 101
-            losses is treated like one that is not finite.
-        norms: "global" adds the global norms of gradients, parameters and updates to the outputs of a
-            loop, and the shares of zero and of non-finite elements of the gradients; "layers" also
-            adds the norms of each variable, under "layers". Both hold a copy of the variables during
-            each step. "": none.
-        histogram_interval: steps between two histograms of the gradients; 0 for none.
-        prefetch: the number of batches that the input pipeline prepares ahead; -1 lets tf.data choose.
-        cache: where parsed examples are kept: "memory", a folder, or "" for nowhere.
-        data: keys for `build_dataset` (`self.options.data.dir`).
-        model: keys for `build_model` (`self.options.model.dropout`).
+        seed: Determines the initial weights, the order of the data and the random layers.
+        precision: Selects the dtype in which layers compute. With bfloat16 and float16, the variables
+            stay in float32. With float64, they are in float64, too.
+        loss_scale: With float16, fixes the loss scale at this value. With 0, it is dynamic.
+        xla: Selects what XLA compiles: off, loop (many complete steps, on one replica or on GPUs), step
+            (one complete step, as loop), gradients (the forward and backward pass), autocluster (the
+            parts that TensorFlow selects), or auto, which chooses on GPUs the fastest of these that the
+            strategy and the model support, and on CPUs off. The command ctl profile_input compares the
+            modes.
+        kernels: With auto, where XLA compiles the step for a GPU, attention in 16 bits is one kernel
+            that stores no matrix of length x length (ctl explain shows which layers have it), and GELU
+            in 16 bits and max pooling have gradients that store and read less. With off, TensorFlow
+            computes all three.
+        placement: With stream, the host sends every batch to the device. With device, the arrays are
+            held in device memory and only indices are sent, which requires xla=loop.
+        logical_shards: Compute the gradient as the sum of this many shards in a fixed order, which has
+            the same bits on any number of replicas that divides it. The all-reduce then sends this many
+            times the bytes. With 0, this is off.
+        allow_unkeyed_random: Accept random operations that ctl cannot make a function of the seed, the
+            step and the row, such as tf.random.uniform in a layer. The update then depends on how the
+            batch is split, and on how often the run was resumed.
+        allow_row_coupling: Accept losses in which a row depends on other rows of its replica or
+            micro-batch, such as local negatives. The update then depends on how the batch is split.
+        all_reduce_dtype: With bfloat16, the gradients are rounded and sent in half the bytes. With "",
+            they are sent in their own dtype.
+        compression: With float16 or bfloat16, the gradients are sent in 16 bits, and the rounding
+            errors are added to the next ones. Updates are then no longer a function of the global batch
+            alone. With "", this is off.
+        micro_batches: Divide the batch of each replica into this many micro-batches, to save memory.
+            The update does not depend on their number.
+        shard_state: Split the optimizer's slot variables, which it keeps for each weight, over the
+            replicas, to save memory. The updates have the same bits. With gradients, each replica also
+            keeps only its part of the summed gradients, and norms are summed in another order.
+        clip: A `ctl.Clip`, which sets the three bounds.
+        loss_weights: Holds the factors of the losses that per_example_loss returns as a dict, by name,
+            such as dict(digit=1.0, parity=0.3). The sum of the products is minimized, and each loss is
+            also reported as NAME_loss.
+        on_non_finite: Selects what happens after a step whose loss or gradients are not finite: stop
+            (the run ends after the inner loop without saving), skip (the update is not applied),
+            rollback (the run restores its last checkpoint and continues without that batch, at most 10
+            times), or ignore (nothing is checked).
+        loss_spike: Treat a step like one that is not finite (on_non_finite) if its loss is more than
+            this many times the median of the last 101 losses. With 0, this is not checked.
+        norms: With global, log the global norms of the gradients (before clipping), the parameters and
+            the updates, and the shares of zero and non-finite elements of the gradients. With layers,
+            also write (but do not print) the norms of each variable. Both hold a copy of the variables
+            during each step. With "", none of them is logged.
+        histogram_interval: Sets the steps between two histograms of the weights and of the gradients in
+            TensorBoard. With 0, there are none.
+        ema_decay: Evaluate and export the exponential moving average of the weights, with this decay,
+            such as 0.999, after a warm-up. With 0, this is off.
+        weight_decay_exclude: Names the variables without weight decay, as patterns of names such as
+            ["*/bias", "*/gamma", "*/beta"].
+        optimizer_groups: Gives layers another learning rate or another optimizer, or freezes them,
+            always or until a step. The first group that matches a variable counts:
+            [dict(variables="backbone/*", learning_rate_scale=0.1, frozen_until="1 epoch"),
+            dict(variables="stem/*", frozen=True), dict(variables="head/*", optimizer=dict(name="adam",
+            learning_rate=1e-3))]. In a script, the optimizer is a function that makes one.
+        prefetch: Sets how many batches the input pipeline prepares ahead. With -1, tf.data chooses.
+        cache: Keep parsed examples, before the augmentation: in memory, or in a folder, which several
+            runs may share. With "", they are parsed again in each epoch.
+        data: Holds what build_dataset reads as self.options.data: data.dir, and in a script any other
+            key.
+        model: Holds the experiment's own keys, which build_model reads as self.options.model.
+        clip_global_norm: Scale all gradients of the global batch to at most this joint norm. With 0,
+            this is off.
+        clip_norm: Scale each gradient of the global batch to at most this norm. With 0, this is off.
+        clip_value: Clip each element of the gradients of the global batch to [-value, value]. With 0,
+            this is off.
 
     Raises:
         UsageError: an option has a value that is not allowed, or two options contradict each other.
@@ -207,7 +198,7 @@ class TrainerOptions:
     compression: str = ""
     micro_batches: int = 1
     shard_state: bool | str = False
-    clip: Clip = Clip()
+    clip: dataclasses.InitVar[Clip | None] = None
     loss_weights: Mapping[str, float] = dataclasses.field(default_factory=dict)
     on_non_finite: str = "stop"
     loss_spike: float = 0.0
@@ -220,6 +211,10 @@ class TrainerOptions:
     cache: str = ""
     data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     model: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    clip_global_norm: float = 0.0
+    clip_norm: float = 0.0
+    clip_value: float = 0.0
+    # end
 
     @property
     def recompute(self) -> Any:
@@ -233,29 +228,24 @@ class TrainerOptions:
         values = flatten(config)
         return cls(
             **{option: values[key] for option, key in OPTION_KEYS.items()},
-            clip=Clip(**config.optimizer.clip.to_dict()),
             loss_weights=config.loss_weights.to_dict(),
             data=Section({"dir": config.data.dir}, "data"),
             model=Section(config.model.to_dict(), "model"),
         )
 
     def by_key(self) -> dict[str, Any]:
-        """Returns the options by the full names of the config keys that set them."""
-        values = {key: getattr(self, option) for option, key in OPTION_KEYS.items()}
-        return values | {
-            key: getattr(self.clip, key.rpartition(".")[-1]) for key in CLIP_KEYS.values()
-        }
+        """Returns the options by the full names of their keys, without those that are sections."""
+        return {key: getattr(self, option) for option, key in OPTION_KEYS.items()}
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.clip, Clip):
-            raise UsageError(
-                f"clip is {self.clip!r}, but must be a ctl.Clip, as ctl.Clip(norm=1.0)."
-            )
+    def __post_init__(self, clip: Clip | None) -> None:
+        if clip is not None:
+            self._set_clip(clip)
         values = self.by_key()
-        # The checks know the keys alone: the message of a script names the option.
-        with _named_by_options(OPTION_KEYS | CLIP_KEYS):
+        try:
             check_values(values)
             check_rules(values)
+        except UsageError as error:  # the checks know the keys alone
+            raise UsageError(name_options(str(error))) from None
         for name, factor in self.loss_weights.items():
             if isinstance(factor, bool) or not isinstance(factor, int | float):
                 raise UsageError(f"loss_weights.{name} is {factor!r}, but must be a number.")
@@ -265,3 +255,18 @@ class TrainerOptions:
             value = getattr(self, name)
             section = value if isinstance(value, Section) else Section(value, name)
             object.__setattr__(self, name, section)
+
+    def _set_clip(self, clip: Clip) -> None:
+        if not isinstance(clip, Clip):
+            raise UsageError(f"clip is {clip!r}, but must be a ctl.Clip, as ctl.Clip(norm=1.0).")
+        for name, bound in vars(clip).items():
+            if getattr(self, f"clip_{name}") not in (0, bound):
+                raise UsageError(f"clip and clip_{name} are set: set only one of them.")
+            object.__setattr__(self, f"clip_{name}", bound)
+
+
+def name_options(text: str) -> str:
+    """Returns a text with the names of options in place of their config keys."""
+    options = {key: option for option, key in OPTION_KEYS.items()}
+    pattern = rf"\b({'|'.join(map(re.escape, options))})\b"
+    return re.sub(pattern, lambda match: options[match[0]], text)

@@ -157,9 +157,6 @@ KEYS = (
     Key("summaries.writers", ["tensorboard", "jsonl"], validate=_check_writers,
         text="Names where the logged values go: tensorboard, jsonl (metrics.jsonl), mlflow, wandb, "
              "or a class of yours as path/to/file.py:Class or package.module:Class."),
-    Key("summaries.histogram_interval", 0, least=0, option="histogram_interval",
-        text="Sets the steps between two histograms of the weights and of the gradients in "
-             "TensorBoard. With 0, there are none."),
     Key("actions", [], also=("callbacks", "hooks"), validate=_check_actions, harmless=True,
         text="Names the actions (callbacks) that are called at the end of inner loops and "
              "evaluations, each by a name or a dict(name=..., **arguments). A name is "
@@ -210,7 +207,7 @@ def _check_best(v: Values) -> None:
 def _without(name: str, condition: str, is_met: Callable[[Values], bool]) -> Rule:
     """Returns the rule about a key that has no effect, because another one turns off what it sets."""
     return Rule(
-        lambda v: v[name] != _DEFAULTS[name] and not is_met(v),
+        lambda v: v[name] and not is_met(v),
         f"{name} has no effect without {condition}",
         f"set it, or remove {name}",
     )

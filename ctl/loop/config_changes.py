@@ -34,18 +34,9 @@ class ConfigChanges:
     """
 
     def __init__(self, saved: Mapping[str, Any], current: Mapping[str, Any]):
-        # An older ctl had other keys, and JSON has lists for tuples.
-        renamed = {
-            keys.RENAMED.get(key, key): value
-            for key, value in saved.items()
-            if value or key not in keys.REMOVED
-        }
-        old = {**overrides.flatten(keys.defaults()), **renamed}
-        new = overrides.flatten(json.loads(json.dumps(dict(current))))
-        for values in (old, new):
-            groups = values.setdefault(_GROUPS, [])
-            if isinstance(groups, list):  # a damaged config.json may hold anything
-                values[_GROUPS] = group_values.complete(groups)
+        old = _complete({**overrides.flatten(keys.defaults()), **_rename(saved)})
+        # JSON has lists for tuples.
+        new = _complete(overrides.flatten(json.loads(json.dumps(dict(current)))))
         changed = [key for key in sorted({*old, *new}) if _differs(key, old, new)]
         self.lines = {key: f"{key}: {_show(old, key)} -> {_show(new, key)}" for key in changed}
         self.harmful = [key for key in changed if not _is_harmless(key, old, new)]
@@ -71,6 +62,22 @@ def changes_updates(key: str, config: Mapping[str, Any]) -> bool:
         config: the current config, nested.
     """
     return not _is_harmless(key, {}, overrides.flatten(config))
+
+
+def _rename(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns values that an older ctl has saved, by the names that the keys have now."""
+    return {
+        keys.RENAMED.get(key, key): value
+        for key, value in saved.items()
+        if value or key not in keys.REMOVED
+    }
+
+
+def _complete(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns values with all keys of the optimizers of groups."""
+    groups = values.get(_GROUPS, [])
+    # A damaged config.json may hold anything.
+    return values | {_GROUPS: group_values.complete(groups) if isinstance(groups, list) else groups}
 
 
 def _differs(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:

@@ -14,6 +14,7 @@ import tf_keras
 
 from ctl.built.inner_loop import loop_of, pipeline_of, step_of
 from ctl.built.state import state_of
+from ctl.configs import keys
 from ctl.configs.options import TrainerOptions
 from ctl.data.autograph import convert, traced
 from ctl.data.features import RESERVED
@@ -28,13 +29,13 @@ from ctl.private import classes
 from ctl.rows import row_mask
 from ctl.trainer import StandardTrainer
 from ctl.update.microbatches import row_count
-from ctl.update.part import ONLY_TRAINING
 from ctl.update.snapshot import Snapshot
 
 # The options of the updates and of the hardware, which inference leaves at their defaults.
 _OF_TRAINING = (
-    "loss_scale", "placement", "logical_shards", "all_reduce_dtype", "micro_batches", "clip",
-    "loss_spike", *ONLY_TRAINING,
+    "loss_scale", "placement", "logical_shards", "all_reduce_dtype", "micro_batches",
+    "clip_global_norm", "clip_norm", "clip_value", "loss_spike",
+    *(option for option in keys.PARTS if not keys.BY_NAME[keys.OPTION_KEYS[option]].evaluated),
 )  # fmt: skip
 
 

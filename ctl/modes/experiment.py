@@ -1,6 +1,6 @@
 """Builds the strategy, the trainer and the evaluator of a config."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 import dataclasses
 import functools
 import inspect
@@ -15,7 +15,7 @@ from ctl.built.build import compare_workers
 from ctl.built.inner_loop import pipeline_of, step_of
 from ctl.configs import durations, group_values, keys, loading, overrides
 from ctl.configs.keys import OPTION_KEYS
-from ctl.configs.options import CLIP_KEYS, Section, TrainerOptions
+from ctl.configs.options import Section, TrainerOptions
 from ctl.errors import UsageError
 from ctl.evaluator import StandardEvaluator
 from ctl.hardware import selection
@@ -151,10 +151,9 @@ def _check_optimizer_is_used(
     if optimizer.called:
         return
     default, values = overrides.flatten(keys.defaults()), overrides.flatten(config)
-    options = {**OPTION_KEYS, **CLIP_KEYS}.values()
     for key, value in values.items():
         # The trainer itself reads its options, whoever makes the optimizer.
-        if not key.startswith("optimizer.") or key in options:
+        if not key.startswith("optimizer.") or key in OPTION_KEYS.values():
             continue
         if value != default.get(key):
             raise UsageError(
@@ -200,16 +199,21 @@ def _check_spelling(trainer_class: type, name: str, missing: Sequence[str]) -> N
         for own, value in vars(cls).items():
             if not callable(value) or own[0] == "_" or own in inherited | {*hooks}:
                 continue
-            meant = errors.closest(own, missing) or next(
-                (meant for pattern, meant in _OTHER_NAMES.items() if re.fullmatch(pattern, own)),
-                next((h for h in hooks if h not in vars(cls) and _is_typo(own, h)), ""),
-            )
+            meant = errors.closest(own, missing) or _find_meant(own, {*hooks} - {*vars(cls)})
             source = loading.read_trainer_source(trainer_class, folders=True) if meant else ""
             known = source or meant in missing
             if meant and known and not re.search(rf"(?<!def )\b{own}\b", source):
                 raise UsageError(
                     f"{name} defines {own}: did you mean {meant}? If not, name it _{own}."
                 )
+
+
+def _find_meant(name: str, hooks: Collection[str]) -> str:
+    """Returns the method of ctl that the name of a method stands for; "" if there is none."""
+    for pattern, meant in _OTHER_NAMES.items():
+        if re.fullmatch(pattern, name):
+            return meant
+    return next((hook for hook in sorted(hooks) if _is_typo(name, hook)), "")
 
 
 def _is_typo(name: str, hook: str) -> bool:

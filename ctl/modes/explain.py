@@ -9,6 +9,7 @@ from ctl.built import memory_estimate
 from ctl.built.inner_loop import plan_of, step_of
 from ctl.configs import group_values
 from ctl.configs.error_location import describe as describe_error
+from ctl.configs.options import TrainerOptions
 from ctl.errors import align, list_some, print_line
 from ctl.hardware import devices, strategies
 from ctl.hardware.strategies import STRATEGIES
@@ -68,7 +69,7 @@ def _describe(experiment: Experiment, actions: Sequence[Action]) -> str:
         if layout.even
         else "the total weight of the rows that exist, first summed over the replicas",
         "reduction": _describe_reduction(experiment),
-        "clip": trainer.options.clip,
+        "clip": _describe_clip(trainer.options),
         **step.describe(),  # may replace the reduction
         "optimizer": _describe_optimizer(trainer.optimizer, trainer.options.optimizer_groups),
         "schedule": _describe_learning_rate(experiment),
@@ -81,6 +82,12 @@ def _describe(experiment: Experiment, actions: Sequence[Action]) -> str:
     weights = warm_start.describe(trainer, experiment.config.init)
     lines += ["", "weights:", *(f"  {line}" for line in weights)] * bool(weights)
     return "\n".join(lines)
+
+
+def _describe_clip(options: TrainerOptions) -> str:
+    clips = {k.removeprefix("clip_"): v for k, v in vars(options).items() if k[:5] == "clip_" and v}
+    texts = [f"by {k.replace('_', ' ')} {v:g}, after the reduction" for k, v in clips.items()]
+    return "".join(texts) or "none"
 
 
 def _describe_reduction(experiment: Experiment) -> str:

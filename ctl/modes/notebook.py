@@ -25,7 +25,7 @@ from ctl.loop.actions.action import as_action
 from ctl.loop.lock import RunLock
 from ctl.loop.workdir import Workdir
 from ctl.loop.writers.writer import Record
-from ctl.modes import Arguments, results, run, user_errors
+from ctl.modes import Arguments, run, user_errors
 from ctl.modes.experiment import Experiment
 from ctl.trainer import StandardTrainer
 
@@ -241,13 +241,7 @@ class Run:
         run.print_start()
         self._saved_step = run.checkpoints.latest_step()
         # A run that has ended is as its last process left it.
-        if results.is_complete(
-            self._workdir,
-            run.controller.step,
-            steps=self.config.train.steps,
-            evaluates=False,
-            changes=changes,
-        ):
+        if run.is_complete(run.controller.step, changes, evaluates=False):
             run.resume_end()
 
     def _leave_best(self) -> None:

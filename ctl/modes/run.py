@@ -31,7 +31,7 @@ _WARM_START = "ctl.loop.checkpoints.warm_start:WarmStart"  # if the section `ini
 class ExperimentRun:
     """One run of an experiment, in its workdir. Constructing it writes nothing.
 
-        run = Run(arguments)
+        run = ExperimentRun(arguments)
         run.all_begin(run.make_actions())
         with run.watching():
             run.record_start()
@@ -238,6 +238,19 @@ class ExperimentRun:
         if self.checkpoints.unmatched:
             self._begin_lines.append(messages.restored_in_part(self.checkpoints.unmatched))
         self._begin_lines += lines
+
+    def is_complete(self, step: int, changes: Sequence[str], *, evaluates: bool) -> bool:
+        """Returns whether a run whose last checkpoint is of this step has nothing left to do.
+
+        Args:
+            step: the step.
+            changes: as for `all_begin`.
+            evaluates: whether the run must have been evaluated.
+        """
+        steps = self.config.train.steps
+        return results.is_complete(
+            self.workdir, step, steps=steps, evaluates=evaluates, changes=changes
+        )
 
     def print_start(self) -> None:
         """Prints where the run starts or resumes."""

@@ -101,7 +101,7 @@ def run(values: flags.FlagValues, changes: Changes) -> int:
         raise UsageError("--sweep starts its runs on this machine: unset TF_CONFIG.")
     if values.dry_run:
         raise UsageError("--dry_run tries one run: remove --sweep, or --dry_run.")
-    free = _divide_devices(values.sweep_parallel or "1")
+    devices = _divide_devices(values.sweep_parallel or "1")
     # Before the folder is created: it reports mistakes outside of the sweep.
     config = command_line.load_config(values.config, changes)
     search = _SEARCH.fullmatch(" ".join(values.sweep))
@@ -111,6 +111,25 @@ def run(values: flags.FlagValues, changes: Changes) -> int:
             "--sweep=tpe chooses values by the results of evaluations: use --mode=train_and_eval and "
             "name a split in eval.splits, or choose --sweep=random."
         )
+    folder = _find_folder(values)
+    metric = config.train.best.metric or "eval/loss"
+    with lock.RunLock(folder) as run_lock, receive_signals() as signals:
+        run_lock.acquire()
+        study = _open_study(folder / _JOURNAL, config, fresh=values.fresh)
+        chosen = _choose(study, values, changes) if search else _resume(study, listed)
+        runs: list[SweepRun] = []
+        for each in _run_all(chosen, runs, _command(values, changes), folder, devices, signals):
+            _tell(study, each, _read_row(each, folder).get(metric, math.nan))
+    _print_table(runs, folder, metric, largest=config.train.best.mode == "max")
+    states = {each.status for each in runs}
+    if signals or "stopped" in states:
+        print_line(f"The sweep in {folder} was stopped: rerun the same command to resume.")
+        return STOPPED
+    return DONE if states == {"done"} else FAILED
+
+
+def _find_folder(values: flags.FlagValues) -> pathlib.Path:
+    """Returns the folder of the sweep; raises UsageError if it has other files than a sweep's."""
     folder = pathlib.Path(values.workdir or f"runs/{name_experiment(values.config)}.sweep")
     names = {path.name for path in folder.glob("*")} - {lock.NAME}
     if names and _JOURNAL not in names:
@@ -118,36 +137,42 @@ def run(values: flags.FlagValues, changes: Changes) -> int:
             f"{folder} has files in it and no {_JOURNAL}, so it is not a sweep's folder: name another "
             "--workdir."
         )
+    return folder
+
+
+def _command(values: flags.FlagValues, changes: Changes) -> list[str]:
+    """Returns the command of every run, without its values and its workdir."""
     command = [*_PROGRAM, f"--config={values.config}", f"--mode={values.mode}"]
     command += [f"--{name}" for name in command_line.SWITCHES if values[name].value]
-    command += [f"--config.{key}" + ("" if text is None else f"={text}") for key, text in changes]
-    metric = config.train.best.metric or "eval/loss"
-    runs: list[SweepRun] = []
-    with lock.RunLock(folder) as run_lock, receive_signals() as signals:
-        run_lock.acquire()
-        study = _open_study(folder / _JOURNAL, config, fresh=values.fresh)
-        chosen = _choose(study, values, changes) if search else _resume(study, listed)
-        while True:
-            while free and not signals and (new := next(chosen, None)):
-                runs.append(new)
-                if new.status != "done":
-                    new.start(command, folder, free.pop())
-            running = [each for each in runs if each.status == "running"]
-            if not running:
-                break
-            time.sleep(_POLL)
-            pass_on(signals, [each.process for each in running])
-            for each in running:
-                if each.process.exit_code is not None:
-                    each.end(was_stopped=bool(signals))
-                    free.append(each.process.environment)
-                    _tell(study, each, _read_row(each, folder).get(metric, math.nan))
-    _print_table(runs, folder, metric, largest=config.train.best.mode == "max")
-    states = {each.status for each in runs}
-    if signals or "stopped" in states:
-        print_line(f"The sweep in {folder} was stopped: rerun the same command to resume.")
-        return STOPPED
-    return DONE if states == {"done"} else FAILED
+    return command + [
+        f"--config.{key}" + ("" if text is None else f"={text}") for key, text in changes
+    ]
+
+
+def _run_all(
+    chosen: Iterator[SweepRun],
+    runs: list[SweepRun],
+    command: list[str],
+    folder: pathlib.Path,
+    free: list[Mapping[str, str]],
+    signals: Any,
+) -> Iterator[SweepRun]:
+    """Runs all that are chosen, which it appends to `runs`, on free devices; yields those that end."""
+    while True:
+        while free and not signals and (new := next(chosen, None)):
+            runs.append(new)
+            if new.status != "done":
+                new.start(command, folder, free.pop())
+        running = [each for each in runs if each.status == "running"]
+        if not running:
+            return
+        time.sleep(_POLL)
+        pass_on(signals, [each.process for each in running])
+        for each in running:
+            if each.process.exit_code is not None:
+                each.end(was_stopped=bool(signals))
+                free.append(each.process.environment)
+                yield each
 
 
 def list_runs(config: str, changes: Changes, sweeps: Sequence[str]) -> dict[str, dict[str, str]]:

@@ -6,7 +6,7 @@ import functools
 from ctl.built.inner_loop import step_of
 from ctl.configs import loading
 from ctl.loop.lock import RunLock
-from ctl.modes import DONE, STOPPED, Arguments, messages, results
+from ctl.modes import DONE, STOPPED, Arguments, messages
 from ctl.modes.run import ExperimentRun
 from ctl.modes.user_errors import TRACEBACK
 
@@ -58,10 +58,7 @@ def _train(arguments: Arguments, *, evaluates: bool) -> int:
         latest = processes.broadcast_from_chief(run.checkpoints.latest_step() or 0)
         # The chief's result and its changes of the config decide for all processes.
         if processes.any_process(
-            run.is_chief
-            and results.is_complete(
-                workdir, latest, steps=config.train.steps, evaluates=evaluates, changes=changes
-            )
+            run.is_chief and run.is_complete(latest, changes, evaluates=evaluates)
         ):
             progress.print_line(messages.complete(latest, workdir.result(), config, changes))
             return DONE

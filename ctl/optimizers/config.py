@@ -1,6 +1,5 @@
 """The config of the optimizer and its schedule."""
 
-from collections.abc import Mapping
 import math
 from typing import Any
 
@@ -10,8 +9,6 @@ from ctl.configs.component import Key, Rule, Values
 from ctl.errors import UsageError, did_you_mean
 from ctl.optimizers import arguments, schedules
 
-_FIELDS = ("variables", "learning_rate_scale", "frozen", "frozen_until", "optimizer")
-_EXAMPLE = 'dict(variables="backbone/*", learning_rate_scale=0.1)'
 _EXAMPLES = {"decay_factor": "0.5", "boundaries": "[1000, 2000]", "factors": "[0.1, 0.01]"}
 
 
@@ -20,80 +17,6 @@ def _check_name(key: str, name: str) -> None:
     if name not in optimizers.CLASSES and not arguments.is_function_name(name):
         hint = did_you_mean(name, [*optimizers.CLASSES, "package.module:function"])
         raise UsageError(f"{key} is {name!r}{hint}")
-
-
-def _check_patterns(key: str, patterns: Any) -> None:
-    for pattern in patterns:
-        _check_pattern(key, pattern)
-
-
-def _check_groups(key: str, groups: Any) -> None:
-    for index, group in enumerate(groups):
-        _check_group(f"{key}[{index}]", group)
-
-
-def _check_group(name: str, group: Any) -> None:
-    if not isinstance(group, Mapping):
-        raise UsageError(f"{name} is {group!r}, but must be a section such as {_EXAMPLE}.")
-    for key in group:
-        if key not in _FIELDS:
-            raise UsageError(f"{name} has the key {key!r}{did_you_mean(str(key), _FIELDS)}")
-    if "variables" not in group:
-        raise UsageError(f"{name} has no variables: name them by a pattern, such as {_EXAMPLE}.")
-    if not isinstance(group["variables"], str | list | tuple):
-        raise UsageError(
-            f"{name}.variables is {group['variables']!r}, but must be a pattern or a list of them."
-        )
-    names = group["variables"]
-    for pattern in [names] if isinstance(names, str) else names:
-        _check_pattern(f"{name}.variables", pattern)
-    frozen, scale = group.get("frozen", False), group.get("learning_rate_scale")
-    if not isinstance(frozen, bool):
-        raise UsageError(f"{name}.frozen is {frozen!r}, but must be true or false.")
-    until, optimizer = group.get("frozen_until"), group.get("optimizer")
-    if frozen == any(value is not None for value in (scale, until, optimizer)):
-        raise UsageError(
-            f"{name} requires either frozen=True, or learning_rate_scale, frozen_until or optimizer: "
-            "set one of them."
-        )
-    fields = [each.name.removeprefix("optimizer.") for each in KEYS if each.grouped]
-    for key in optimizer if isinstance(optimizer, Mapping) else ():
-        if key not in fields:
-            raise UsageError(
-                f"{name}.optimizer has the key {key!r}{did_you_mean(str(key), fields)}"
-            )
-    is_optimizer = callable(optimizer) or hasattr(optimizer, "apply_gradients")
-    if optimizer is not None and not (is_optimizer or isinstance(optimizer, Mapping)):
-        raise UsageError(
-            f"{name}.optimizer is {optimizer!r}, but must be a section such as dict(name='adam', "
-            "learning_rate=1e-3); in a script, a tf_keras optimizer or a function that makes one."
-        )
-    if until is not None:
-        _check_step(f"{name}.frozen_until", until)
-    if scale is None:
-        return
-    is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
-    if not is_number or not math.isfinite(scale) or scale <= 0:
-        raise UsageError(
-            f"{name}.learning_rate_scale is {scale!r}, but must be a finite number greater than 0."
-        )
-
-
-def _check_step(name: str, value: Any) -> None:
-    if isinstance(value, str):
-        durations.check(name, value)
-    elif isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
-        raise UsageError(
-            f"{name} is {value!r}, but must be a number of steps from 1 to 2147483647, or a text "
-            'such as "2 epochs".'
-        )
-
-
-def _check_pattern(name: str, pattern: Any) -> None:
-    if not isinstance(pattern, str) or not pattern:
-        raise UsageError(
-            f'{name} contains {pattern!r}, but must contain patterns such as "*/bias".'
-        )
 
 
 # fmt: off
@@ -128,15 +51,6 @@ KEYS = (
     Key("optimizer.weight_decay", 0.0, grouped=True, least=0,
         text="Sets the decoupled weight decay, as the argument weight_decay of tf_keras optimizers "
              "does."),
-    Key("optimizer.weight_decay_exclude", [], validate=_check_patterns, option="weight_decay_exclude",
-        text='Names the variables without weight decay, as patterns of names such as ["*/bias", '
-             '"*/gamma", "*/beta"].'),
-    Key("optimizer.groups", [], validate=_check_groups, option="optimizer_groups",
-        text="Gives layers another learning rate or another optimizer, or freezes them, always or until "
-             'a step. The first group that matches a variable counts: [dict(variables="backbone/*", '
-             'learning_rate_scale=0.1, frozen_until="1 epoch"), dict(variables="stem/*", '
-             'frozen=True), dict(variables="head/*", optimizer=dict(name="adam", '
-             "learning_rate=1e-3))]."),
 )
 # fmt: on
 

@@ -1,1 +1,1 @@
-"""Parts of the update, each opened by its row in `ctl.update.part.PARTS`."""
+"""Parts of the update, each opened by its key in `ctl.parts.config`."""

@@ -126,14 +126,7 @@ class ParameterGroups(Part):
             if layer._trainable_weights or layer._non_trainable_weights
         }
         for layer in (layer for key, layer in layers.items() if key not in known):
-            variables = (layer.trainable_variables if layer.trainable else []) or layer.variables
-            until = {steps.get(id(variable), 0) for variable in variables}
-            if until != {0} and not layer.trainable:
-                raise UsageError(
-                    f"optimizer.groups unfreezes {list_some([v.name for v in variables])}, but the "
-                    "trainer sets trainable=False on the layer: leave it trainable in build_model, or "
-                    "let no pattern match it."
-                )
+            until = _steps_of_layer(layer, steps)
             if len(until) == 1 and until != {0}:
                 self._layers.append((layer, until.pop()))
         self.begin(0)
@@ -145,6 +138,24 @@ class ParameterGroups(Part):
                 "until the same step: a layer can only be frozen as a whole, so let the pattern match "
                 "all of them."
             )
+
+
+def _steps_of_layer(layer: Any, steps: Mapping[int, int]) -> set[int]:
+    """Returns the steps until which the variables of a layer are frozen; 0 if they are not.
+
+    Args:
+        layer: the layer.
+        steps: id of a variable -> the step until which it is frozen.
+    """
+    variables = (layer.trainable_variables if layer.trainable else []) or layer.variables
+    until = {steps.get(id(variable), 0) for variable in variables}
+    if until != {0} and not layer.trainable:
+        raise UsageError(
+            f"optimizer.groups unfreezes {list_some([v.name for v in variables])}, but the trainer sets "
+            "trainable=False on the layer: leave it trainable in build_model, or let no pattern match "
+            "it."
+        )
+    return until
 
 
 def _make_optimizer(value: Any, index: int, building: Building) -> Any:

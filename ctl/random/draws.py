@@ -216,12 +216,7 @@ def _fold(
     if in_loop and per_row is None and isinstance(count, int) and entries is not None:
         raise UsageError(message)  # an iteration may well be for a row, as in tf.map_fn
     if isinstance(count, int) and entries is not None:
-        # A replica without rows has no entries either.
-        if entries % max(count, 1) or (per_row and entries != per_row * count):
-            raise UsageError(message)
-        if not count:
-            return _Fold(entries, 1)
-        return _Fold(entries, entries // count, "" if per_row else message)
+        return _fold_known(entries, count, per_row, message)
     if per_row is None:
         source = _source(shape, inputs)
         per_row = 1 if source is None else dataflow.entries_per_row(source, count)
@@ -230,6 +225,15 @@ def _fold(
     # Known only when the step runs. XLA ignores assertions; there the reshape to `shape` fails.
     with require_equal(shape[0], count * per_row, message):
         return _Fold(tf.identity(count * per_row), per_row)
+
+
+def _fold_known(entries: int, count: int, per_row: int | None, message: str) -> _Fold:
+    # A replica without rows has no entries either.
+    if entries % max(count, 1) or (per_row and entries != per_row * count):
+        raise UsageError(message)
+    if not count:
+        return _Fold(entries, 1)
+    return _Fold(entries, entries // count, "" if per_row else message)
 
 
 def _source(shape: Any, inputs: tf.Tensor | None) -> tf.Tensor | None:

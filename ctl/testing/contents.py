@@ -89,18 +89,23 @@ class Contents:
                 if isinstance(getattr(scale, "current_loss_scale", None), tf.Variable):
                     yield from (("state", v) for v in (scale.current_loss_scale, scale.counter))
             else:
-                # The vocabulary of a layer such as TextVectorization is a lookup table.
-                variables = [v for v in _call(item.variables) if hasattr(v, "trainable")]
-                is_layer = hasattr(item, "get_config")
-                own = [v for v in variables if v.trainable]
-                # Without the variables of a frozen layer.
-                trained = {id(v) for v in getattr(item, "trainable_variables", own)}
-                for v in sorted(variables, key=lambda v: id(v) not in trained):
-                    moving = any(name in (getattr(v, "path", "") or v.name) for name in _STATISTICS)
-                    other = "statistic" if moving and is_layer else "state"
-                    yield ("update" if id(v) in trained else other), v
+                yield from _variables_of_model(item)
                 for metric in getattr(item, "metrics", []):  # from compile(), not in `variables`
                     yield from (("metric", v) for v in _call(metric.variables))
+
+
+def _variables_of_model(item: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the kind of each variable of a model, a layer or a module, and the variable."""
+    # The vocabulary of a layer such as TextVectorization is a lookup table.
+    variables = [v for v in _call(item.variables) if hasattr(v, "trainable")]
+    is_layer = hasattr(item, "get_config")
+    own = [v for v in variables if v.trainable]
+    # Without the variables of a frozen layer.
+    trained = {id(v) for v in getattr(item, "trainable_variables", own)}
+    for v in sorted(variables, key=lambda v: id(v) not in trained):
+        moving = any(name in (getattr(v, "path", "") or v.name) for name in _STATISTICS)
+        other = "statistic" if moving and is_layer else "state"
+        yield ("update" if id(v) in trained else other), v
 
 
 def contents_of(trainer: StandardTrainer) -> Contents:

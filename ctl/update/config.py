@@ -43,11 +43,6 @@ KEYS = (
     Key("runtime.all_reduce.dtype", "", choices=("", "bfloat16"), option="all_reduce_dtype",
         text='With bfloat16, the gradients are rounded and sent in half the bytes. With "", they '
              "are sent in their own dtype."),
-    Key("runtime.all_reduce.compression", "", choices=("", "float16", "bfloat16"),
-        option="compression",
-        text="With float16 or bfloat16, the gradients are sent in 16 bits, and the rounding errors "
-             "are added to the next ones. Updates are then no longer a function of the global batch "
-             'alone. With "", this is off.'),
     Key("runtime.all_reduce.bucket_mib", 0.0, least=0, harmless=True,
         text="With several processes, reduce the gradients in packs of about this many MiB, each as "
              "soon as the backward pass has computed it, which XLA would prevent. With 0, packs "
@@ -59,21 +54,10 @@ KEYS = (
     Key("runtime.allow_row_coupling", False, option="allow_row_coupling", harmless=True,
         text="Accept losses in which a row depends on other rows of its replica or micro-batch, "
              "such as local negatives. The update then depends on how the batch is split."),
-    Key("loss_weights", {}, free=True,
+    Key("loss_weights", {}, free=True, option="loss_weights", elements="float",
         text="Holds the factors of the losses that per_example_loss returns as a dict, by name, "
              "such as dict(digit=1.0, parity=0.3). The sum of the products is minimized, and each "
              "loss is also reported as NAME_loss."),
-    Key("optimizer.ema_decay", 0.0, least=0,
-        bound=(lambda decay: decay < 1, "less than 1, such as 0.999"), option="ema_decay",
-        evaluated=True,
-        text="Evaluate and export the exponential moving average of the weights, with this decay, "
-             "such as 0.999, after a warm-up. With 0, this is off."),
-    Key("optimizer.shard_state", False, choices=(False, True, "gradients"), option="shard_state",
-        harmless=True,
-        text="Split the optimizer's slot variables, which it keeps for each weight, over the "
-             "replicas, to save memory. The updates have the same bits. With gradients, each replica "
-             "also keeps only its part of the summed gradients, and norms are summed in another "
-             "order."),
     Key("optimizer.micro_batches", 1, least=1,
         also=("gradient accumulation", "accumulate_grad_batches", "accumulation"),
         option="micro_batches", harmless=True,
@@ -81,12 +65,12 @@ KEYS = (
              "update does not depend on their number."),
     Key("optimizer.clip", {},
         text="These keys bound the gradient of the global batch. Set at most one of them."),
-    Key("optimizer.clip.global_norm", 0.0, least=0,
+    Key("optimizer.clip.global_norm", 0.0, least=0, option="clip_global_norm",
         text="Scale all gradients of the global batch to at most this joint norm. With 0, this is "
              "off."),
-    Key("optimizer.clip.norm", 0.0, least=0,
+    Key("optimizer.clip.norm", 0.0, least=0, option="clip_norm",
         text="Scale each gradient of the global batch to at most this norm. With 0, this is off."),
-    Key("optimizer.clip.value", 0.0, least=0,
+    Key("optimizer.clip.value", 0.0, least=0, option="clip_value",
         text="Clip each element of the gradients of the global batch to [-value, value]. With 0, "
              "this is off."),
     Key("train.on_non_finite", "stop", choices=ON_NON_FINITE, option="on_non_finite",
@@ -99,21 +83,17 @@ KEYS = (
                                     "greater than 1, such as 3.0, or 0 for no limit"),
         text="Treat a step like one that is not finite (train.on_non_finite) if its loss is more "
              "than this many times the median of the last 101 losses. With 0, this is not checked."),
-    Key("train.norms", "", choices=("", "global", "layers"), option="norms",
-        text="With global, log the global norms of the gradients (before clipping), the parameters "
-             "and the updates, and the shares of zero and non-finite elements of the gradients. "
-             'With layers, also write (but do not print) the norms of each variable. With "", none '
-             "of them is logged."),
 )
 # fmt: on
 _CLIP = ("optimizer.clip.global_norm", "optimizer.clip.norm", "optimizer.clip.value")
 
 
-def _spec(v: Values) -> StrategySpec:
+def spec(v: Values) -> StrategySpec:
+    """Returns the strategy."""
     return STRATEGIES[v["strategy"]]
 
 
-def _reduces_in_xla(v: Values) -> bool:
+def reduces_in_xla(v: Values) -> bool:
     """Returns whether XLA compiles the reductions over the replicas."""
     return v["runtime.xla"] in COMPLETE_STEPS and v["replicas"] > 1
 
@@ -133,7 +113,6 @@ def _check_clip(v: Values) -> None:
 #   string_features    whether the batches contain strings
 #   sync_batch_norm    whether the model has synchronized batch normalization
 #   per_micro_batch    whether it was requested per micro-batch
-#   own_parts          whether the user adds parts to the update
 #   compiles_collectives  whether XLA can compile the reductions over the replicas
 RULES = (
     _check_clip,
@@ -153,53 +132,30 @@ RULES = (
         "set train.loss_spike=0, or choose train.on_non_finite=stop, skip or rollback",
     ),
     Rule(
-        lambda v: v["runtime.all_reduce.compression"] and v["runtime.all_reduce.dtype"],
-        "runtime.all_reduce.compression and runtime.all_reduce.dtype both determine how gradients are "
-        "sent",
-        "set only one of the two",
-    ),
-    Rule(
-        lambda v: v["runtime.all_reduce.compression"] and v["runtime.precision"] == "float64",
-        "runtime.all_reduce.compression would undo runtime.precision=float64",
-        "set only one of the two",
-    ),
-    Rule(
-        lambda v: v["runtime.all_reduce.compression"] and v["runtime.logical_shards"],
-        "runtime.logical_shards keeps every bit of the gradients, and runtime.all_reduce.compression "
-        "does not",
-        "set only one of the two",
-    ),
-    Rule(
-        lambda v: v["runtime.all_reduce.compression"] and v["runtime.all_reduce.bucket_mib"],
-        "runtime.all_reduce.bucket_mib reduces gradients during the backward pass, and "
-        "runtime.all_reduce.compression after it",
-        "set only one of the two",
-    ),
-    Rule(
         lambda v: v["runtime.all_reduce.bucket_mib"] and v["runtime.xla"] not in ("auto", "off"),
         "runtime.all_reduce.bucket_mib reduces gradients during the backward pass, and a program of XLA "
         "returns all of its results at its end",
         "set runtime.xla=off, or runtime.all_reduce.bucket_mib=0",
     ),
     Rule(
-        lambda v: v["runtime.precision"] == "float16" and not _spec(v).replica_values,
+        lambda v: v["runtime.precision"] == "float16" and not spec(v).replica_values,
         "runtime.precision=float16 requires a loss scale, which tf_keras does not support under "
         "central storage, parameter servers and TPUs",
         "choose runtime.precision=bfloat16",
     ),
     Rule(
-        lambda v: v["runtime.precision"] == "float64" and _spec(v).tpu,
+        lambda v: v["runtime.precision"] == "float64" and spec(v).tpu,
         "runtime.precision=float64 is not supported by TPUs",
         "choose runtime.precision=float32 or bfloat16",
     ),
     Rule(
-        lambda v: v["runtime.xla"] == "gradients" and _spec(v).central,
+        lambda v: v["runtime.xla"] == "gradients" and spec(v).central,
         "runtime.xla=gradients compiles code that reads variables, which central storage and "
         "parameter servers keep on another device",
         "choose runtime.xla=autocluster or off",
     ),
     Rule(
-        lambda v: v["runtime.xla"] in COMPLETE_STEPS and _spec(v).coordinated,
+        lambda v: v["runtime.xla"] in COMPLETE_STEPS and spec(v).coordinated,
         "runtime.xla=loop and step compile the update, which parameter servers apply on another "
         "machine",
         "choose runtime.xla=autocluster or off",
@@ -210,14 +166,14 @@ RULES = (
         "remove the string features from the batch, or choose runtime.xla=off",
     ),
     Rule(
-        lambda v: _spec(v).coordinated and (v["runtime.logical_shards"] or v["sync_batch_norm"]),
+        lambda v: spec(v).coordinated and (v["runtime.logical_shards"] or v["sync_batch_norm"]),
         "Synchronized batch normalization and runtime.logical_shards combine the replicas of a "
         "step, but the workers of parameter servers compute their steps independently",
         "turn both off, or choose runtime.strategy=multi_worker_mirrored",
     ),
     Rule(
         lambda v: (
-            _spec(v).coordinated
+            spec(v).coordinated
             and (v["train.on_non_finite"] in ("skip", "rollback") or v["train.loss_spike"])
         ),
         "train.on_non_finite=skip and rollback and train.loss_spike are decisions of all replicas "
@@ -225,47 +181,13 @@ RULES = (
         "choose train.on_non_finite=stop or ignore, and set train.loss_spike=0",
     ),
     Rule(
-        lambda v: _spec(v).tpu and v["train.on_non_finite"] == "skip",
+        lambda v: spec(v).tpu and v["train.on_non_finite"] == "skip",
         "train.on_non_finite=skip applies the update conditionally, which TensorFlow does not "
         "support on a TPU",
         "choose train.on_non_finite=rollback, stop or ignore",
     ),
     Rule(
-        lambda v: v["optimizer.shard_state"] and not _spec(v).replica_values,
-        "optimizer.shard_state splits the slot variables that each replica holds, which central "
-        "storage and parameter servers hold once; on TPUs it was never run",
-        "set optimizer.shard_state=false, or choose runtime.strategy=mirrored or "
-        "multi_worker_mirrored",
-    ),
-    Rule(
-        lambda v: (
-            v["optimizer.shard_state"] == "gradients"
-            and (v["runtime.all_reduce.compression"] or v["runtime.logical_shards"])
-        ),
-        "optimizer.shard_state=gradients, runtime.all_reduce.compression and runtime.logical_shards "
-        "each reduce the gradients in a way of their own",
-        "set only one of them, or optimizer.shard_state=true",
-    ),
-    Rule(
-        lambda v: v["optimizer.shard_state"] == "gradients" and v["summaries.histogram_interval"],
-        "summaries.histogram_interval writes complete gradients, which no replica has with "
-        "optimizer.shard_state=gradients",
-        "set it to 0, or optimizer.shard_state=true",
-    ),
-    Rule(
-        lambda v: v["own_parts"] and v["optimizer.shard_state"] == "gradients",
-        "build_parts and transform_gradients get complete gradients, which no replica has with "
-        "optimizer.shard_state=gradients",
-        "set optimizer.shard_state=true",
-    ),
-    Rule(
-        lambda v: v["own_parts"] and _spec(v).coordinated,
-        "build_parts and transform_gradients change the gradients of the global batch, but the workers "
-        "of parameter servers compute their steps independently",
-        "choose another runtime.strategy, or change them in the optimizer",
-    ),
-    Rule(
-        lambda v: v["runtime.all_reduce.dtype"] and _spec(v).coordinated,
+        lambda v: v["runtime.all_reduce.dtype"] and spec(v).coordinated,
         "runtime.all_reduce.dtype is the dtype of a reduction, and parameter servers have none",
         'set runtime.all_reduce.dtype=""',
     ),
@@ -276,43 +198,15 @@ RULES = (
         'set runtime.all_reduce.dtype="", or train on GPUs',
     ),
     Rule(
-        lambda v: v["runtime.all_reduce.compression"] and not _spec(v).replica_values,
-        "runtime.all_reduce.compression keeps errors on each replica, which central storage and "
-        "parameter servers cannot; on TPUs it was never run",
-        'set runtime.all_reduce.compression="", or choose runtime.strategy=mirrored or '
-        "multi_worker_mirrored",
-    ),
-    Rule(
-        lambda v: v["runtime.all_reduce.compression"] == "bfloat16" and v["cpu_collectives"],
-        "runtime.all_reduce.compression=bfloat16 is not supported by TensorFlow's all-reduce between "
-        "processes on CPUs",
-        "choose runtime.all_reduce.compression=float16, or train on GPUs",
-    ),
-    Rule(
-        lambda v: _reduces_in_xla(v) and not v["compiles_collectives"],
+        lambda v: reduces_in_xla(v) and not v["compiles_collectives"],
         "runtime.xla=loop and step compile complete steps, with their reductions over the replicas, "
         "which TensorFlow supports on several GPUs with runtime.strategy=mirrored or "
         "multi_worker_mirrored only",
         "choose runtime.xla=gradients, autocluster or off",
     ),
     Rule(
-        lambda v: _reduces_in_xla(v) and v["optimizer.shard_state"],
-        "runtime.xla=loop and step compile the update, and optimizer.shard_state gathers variables in "
-        "it, for which XLA has no operation in TensorFlow",
-        "set optimizer.shard_state=false, or choose runtime.xla=gradients",
-    ),
-    Rule(
         lambda v: (
-            _reduces_in_xla(v)
-            and (v["runtime.all_reduce.dtype"] or v["runtime.all_reduce.compression"])
-        ),
-        "runtime.xla=loop and step compile the reductions, and TensorFlow adds operands of 16 bits by a "
-        "function of float32, which programs of XLA reject",
-        "choose runtime.xla=gradients, or reduce in 32 bits",
-    ),
-    Rule(
-        lambda v: (
-            _reduces_in_xla(v) and v["rows_per_replica"] == 1 and v["batch"] % v["replicas"] != 0
+            reduces_in_xla(v) and v["rows_per_replica"] == 1 and v["batch"] % v["replicas"] != 0
         ),
         "runtime.xla=loop and step compile the selection of the rows that exist, and XLA cannot select "
         "among one row per replica (batch={batch}, replicas={replicas})",
@@ -385,11 +279,5 @@ RULES = (
         lambda v: v["runtime.all_reduce.dtype"] and v["runtime.precision"] == "float64",
         "runtime.all_reduce.dtype=bfloat16 would undo runtime.precision=float64",
         "set only one of the two",
-    ),
-    Rule(
-        lambda v: v["optimizer.ema_decay"] and v["runtime.cluster.shard_mib"],
-        "optimizer.ema_decay averages complete variables, which another number of parameter servers "
-        "could not restore from shards",
-        "set runtime.cluster.shard_mib=0, or optimizer.ema_decay=0",
     ),
 )

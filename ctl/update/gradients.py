@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from ctl.configs.options import Clip
+from ctl.configs.options import TrainerOptions
 from ctl.graphs.assignments import OPTIMIZER_UPDATE
 from ctl.graphs.ops import is_compiled
 from ctl.keras.precision import Optimizer
@@ -151,7 +151,7 @@ def _parts(value: tf.Tensor) -> list[tf.Tensor]:
     return [tf.math.real(value), tf.math.imag(value)] if value.dtype.is_complex else [value]
 
 
-def clip(gradients: Sequence[Gradient], rule: Clip) -> list[Gradient]:
+def clip(gradients: Sequence[Gradient], options: TrainerOptions) -> list[Gradient]:
     """Clips reduced gradients.
 
     Rows of a sparse gradient that belong to the same row of the variable are summed first: the norm
@@ -159,31 +159,30 @@ def clip(gradients: Sequence[Gradient], rule: Clip) -> list[Gradient]:
 
     Args:
         gradients: the gradients of the global batch.
-        rule: the bound; at most one of its fields is set.
+        options: the trainer's options, with at most one bound.
 
     Returns:
         The clipped gradients.
     """
-    if not (rule.global_norm or rule.norm or rule.value):
+    bound = options.clip_global_norm or options.clip_norm or options.clip_value
+    if not bound:
         return list(gradients)
     # tf.clip_by_* would use the norm of the unsummed rows.
     summed = [sum_rows(gradient) for gradient in gradients]
-    if rule.global_norm:
+    if options.clip_value:
+        return [map_values(g, lambda v: _clip_value(v, bound)) for g in summed]
+    if options.clip_global_norm:
         norm = global_norm(summed)
-        scale = rule.global_norm * tf.minimum(
-            1.0 / norm, tf.ones([], norm.dtype) / rule.global_norm
-        )
+        scale = bound * tf.minimum(1.0 / norm, tf.ones([], norm.dtype) / bound)
         scale += norm - norm  # NaN if the norm is not finite, as in tf.clip_by_global_norm
         return [map_values(g, lambda v: v * tf.cast(scale, v.dtype)) for g in summed]
-    if rule.norm:
-        norms = _replace_by_norms(summed)
-        return [
-            g.map(functools.partial(_scale, norm=norm, bound=rule.norm))
-            if isinstance(g, Slice)
-            else map_values(g, lambda v: _clip_norm(v, rule.norm))
-            for g, norm in zip(summed, norms, strict=True)
-        ]
-    return [map_values(g, lambda v: _clip_value(v, rule.value)) for g in summed]
+    norms = _replace_by_norms(summed)
+    return [
+        g.map(functools.partial(_scale, norm=norm, bound=bound))
+        if isinstance(g, Slice)
+        else map_values(g, lambda v: _clip_norm(v, bound))
+        for g, norm in zip(summed, norms, strict=True)
+    ]
 
 
 def _clip_norm(value: tf.Tensor, bound: float) -> tf.Tensor:

@@ -1,8 +1,8 @@
 """Parts of the update: what an option, or the code of a user, adds to the updates of a step.
 
-A part of ctl is a subclass of `Part` in a file of its own, and a row of `PARTS`. Its option is a field
-of `TrainerOptions` and a `Key` in `ctl/update/config.py`; tests/configs/options_test.py lists the
-fields, and docs/reference is generated again. The step calls all parts alike, and knows none by name.
+A part of ctl is a subclass of `Part` in a file of its own, and a `Key` in `ctl/parts/config.py` that
+names it, from which docs/reference/generate.py makes the option. The step calls all parts alike, and
+knows none by name.
 
 A part has no rows: numbers that it draws by `ctl.random` (or, in ctl, by `random.draws`) are a function
 of the seed, the step and the update, the same on every replica. docs/your-part.md shows parts of users.
@@ -16,29 +16,14 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from ctl.configs.keys import PARTS
 from ctl.configs.options import TrainerOptions
 from ctl.keras.precision import Optimizer
 from ctl.update.gradients import Gradient
 from ctl.update.plan import Plan
 
-# Option of a trainer -> the part that it adds if it is set, module:class in this package. The parts are
-# called in this order: norms and histograms describe gradients that the parts before them have changed.
-PARTS = {
-    "compression": "compression:Compression",
-    "histogram_interval": "histograms:GradientHistograms",
-    "norms": "norms:Norms",
-    "ema_decay": "ema:ExponentialMovingAverage",
-    "shard_state": "sharded_optimizer:ShardedSlots",
-    # The last part, because it freezes layers, whose variables the others must know.
-    "optimizer_groups": "parameter_groups:ParameterGroups",
-    "weight_decay_exclude": "parameter_groups:ParameterGroups",
-}
 LAYERS = "layers"  # the name, among the results of a loop, of what there is for each variable
 AVERAGES = "ema"  # the name, in a checkpoint, of averaged weights, and the scope of their variables
-# The options whose parts only trainings need.
-ONLY_TRAINING = tuple(option for option in PARTS if option != "ema_decay")
-# The options whose updates depend on the split, so that comparisons of splits leave them out.
-DEPENDS_ON_SPLIT = ("compression",)
 
 
 @dataclasses.dataclass
@@ -76,7 +61,8 @@ class Building:
         models: the built models by name; "" is the name of the first one.
         optimizer: the optimizer of the first model.
         strategy: the strategy of the step.
-        make: returns the optimizer that a function makes, prepared by all parts.
+        parts: all parts.
+        make_plain: returns the optimizer that a function makes.
         source: makes optimizers from a config, if it is a `ctl.optimizers.FromConfig`.
         complete: whether there will be no further models.
     """
@@ -84,9 +70,20 @@ class Building:
     models: Mapping[str, tf_keras.Model]
     optimizer: Optimizer
     strategy: tf.distribute.Strategy
-    make: Callable[[Callable[[], Optimizer]], Optimizer]
+    parts: "Sequence[Part]"
+    make_plain: Callable[[Callable[[], Optimizer]], Optimizer]
     source: object
     complete: bool
+
+    def prepare(self, optimizer: Optimizer) -> Optimizer:
+        """Lets all parts prepare an optimizer, and returns it."""
+        for part in self.parts:
+            part.prepare(optimizer, self)
+        return optimizer
+
+    def make(self, build: Callable[[], Optimizer]) -> Optimizer:
+        """Returns the optimizer that a function makes, prepared by all parts."""
+        return self.prepare(self.make_plain(build))
 
 
 class Part:

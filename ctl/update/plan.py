@@ -128,7 +128,7 @@ class Plan:
 
     @property
     def values(self) -> dict[str, Any]:
-        """The values and facts that the rules of `ctl.update.config` depend on."""
+        """The values and facts that the rules depend on."""
         return {
             **self.options.by_key(),
             "runtime.xla": self.xla,

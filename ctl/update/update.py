@@ -199,7 +199,7 @@ class Update:
             before = [part.before(update) for part in self.parts]
         # After the reduction, because a norm is not linear: the sum of clipped contributions depends on
         # the split.
-        clipped = gradients.clip(update.gradients, plan.options.clip)
+        clipped = gradients.clip(update.gradients, plan.options)
         if plan.compiles_update and plan.layout.replicas > 1:
             # A merge of the replicas would assign a counter of another scope once.
             check_scope(optimizer.variables, tf.distribute.get_strategy())

@@ -1,6 +1,7 @@
 """Writes the generated parts of docs/reference.
 
 They are the config keys, the command line, the Python API and the rules about combinations of options.
+The fields of `ctl.TrainerOptions`, with its docstring, are written from the config keys, too.
 
     .uv/bin/uv run python docs/reference/generate.py
 
@@ -14,6 +15,7 @@ import importlib
 import pathlib
 import re
 import sys
+import textwrap
 
 import griffe
 
@@ -22,10 +24,14 @@ sys.path.insert(0, str(ROOT))  # the checkout of this file, if ctl is installed,
 
 from ctl import commands  # noqa: E402
 from ctl.configs import flags, keys  # noqa: E402
+from ctl.configs.component import Key  # noqa: E402
 from ctl.configs.modes import MODES  # noqa: E402
+from ctl.configs.options import name_options  # noqa: E402
 from tests.update import combinations  # noqa: E402
 
 PAGES = sorted(ROOT.glob("docs/reference/**/*.md"))
+OPTIONS = ROOT / "ctl/configs/options.py"
+_OPTIONS = re.compile(r"(    # Generated from the keys [^\n]*\n)(.*?)(    # end\n)", re.DOTALL)
 _MODULES = ("ctl", "ctl.data", "ctl.random", "ctl.ray", "ctl.replica", "ctl.testing")
 _GENERATED = re.compile(r"(<!-- generated: ([\w. ]+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
 _NOT_IN_ANCHORS = str.maketrans("", "", "`.")
@@ -35,6 +41,60 @@ _MAX_LINE = 100  # characters of a signature in one line
 def render_page(text: str) -> str:
     """Returns the text of a page with its generated parts as they are today."""
     return _GENERATED.sub(lambda match: f"{match[1]}\n{_render(match[2])}\n\n{match[3]}", text)
+
+
+# The fields of `ctl.TrainerOptions`.
+
+_OPTIONS_DOCSTRING = '''\
+    """The options of a trainer, in addition to its model, data and optimizer.
+
+        options = ctl.TrainerOptions(seed=1, micro_batches=4, model={"dropout": 0.1})
+
+    Attributes:
+%s
+
+    Raises:
+        UsageError: an option has a value that is not allowed, or two options contradict each other.
+    """
+
+%s
+'''
+# Not a key: it sets three of them.
+_CLIP = (
+    "clip: dataclasses.InitVar[Clip | None] = None",
+    "A `ctl.Clip`, which sets the three bounds.",
+)
+
+
+def render_options(text: str) -> str:
+    """Returns the text of ctl/configs/options.py with the fields that the keys have today.
+
+    The present fields keep their order, since they may be given by position. New ones follow them.
+    """
+    found = _OPTIONS.search(text)
+    assert found
+    present = re.findall(r"^    (\w+): ", found[2], re.MULTILINE)
+    fields = {"clip": _CLIP} | {key.option: _option_field(key) for key in keys.KEYS if key.option}
+    names = [name for name in present if name in fields]
+    names += [name for name in fields if name not in names]
+    fill = textwrap.TextWrapper(104, " " * 8, " " * 12, break_on_hyphens=False).fill
+    lines = [fill(f"{name}: {fields[name][1]}") for name in names]
+    statements = "\n".join(f"    {fields[name][0]}" for name in names)
+    block = _OPTIONS_DOCSTRING % ("\n".join(lines), statements)
+    return text[: found.start()] + found[1] + block + text[found.start(3) :]
+
+
+def _option_field(key: Key) -> tuple[str, str]:
+    """Returns the statement that declares an option, and what it means."""
+    kind, default = type(key.default).__name__, repr(key.default).replace("'", '"')
+    if key.is_mixed:
+        kind = "bool | str"
+    if isinstance(key.default, list):
+        kind, default = f"Sequence[{key.elements or 'str'}]", "()"
+    if isinstance(key.default, dict):
+        kind = f"Mapping[str, {key.elements or 'Any'}]"
+        default = "dataclasses.field(default_factory=dict)"
+    return f"{key.option}: {kind} = {default}", name_options(key.text)
 
 
 def _render(name: str) -> str:
@@ -266,5 +326,6 @@ def _escape_text(text: str) -> str:
 
 
 if __name__ == "__main__":
+    OPTIONS.write_text(render_options(OPTIONS.read_text()))
     for path in PAGES:
         path.write_text(render_page(path.read_text()))

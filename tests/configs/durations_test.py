@@ -77,7 +77,7 @@ def test_every_key_with_a_duration_is_resolved():
         ),
     )
     assert config.optimizer.schedule_arguments.boundaries == [469, 1000, 1000]
-    values = {key: overrides.flatten(config)[key] for key in durations._accepts_time()}
+    values = {key: overrides.flatten(config)[key] for key in durations.ACCEPTS_TIME}
     assert values == {
         "train.steps": 157,
         "train.steps_per_loop": 10,

@@ -1,37 +1,32 @@
 """The options of a trainer, the config keys that set them, and the sections that it reads."""
 
 import dataclasses
+import functools
+import operator
 
 import pytest
 
 import ctl
 from ctl.configs import options
 from ctl.errors import UsageError
+from tests.support import option_keys
 
 
-@pytest.mark.parametrize(
-    ("clip", "words"),
-    [
-        (options.Clip(), "none"),
-        (options.Clip(global_norm=1.5), "by global norm 1.5, after the reduction"),
-        (options.Clip(norm=2.0), "by norm 2, after the reduction"),
-        (options.Clip(value=0.5), "by value 0.5, after the reduction"),
-    ],
-)
-def test_clip_describes_itself(clip, words):
-    assert str(clip) == words
+def test_clip_is_another_form_of_three_options():
+    created = ctl.TrainerOptions(clip=ctl.Clip(norm=1.5))
+    assert created == ctl.TrainerOptions(clip_norm=1.5)
+    assert dataclasses.replace(created, seed=1).clip_norm == 1.5
+    assert dataclasses.replace(created, clip_norm=0.0) == ctl.TrainerOptions()
+    with pytest.raises(UsageError, match=r"^clip_norm and clip_value are set: set one of them"):
+        ctl.TrainerOptions(clip=ctl.Clip(norm=1.0, value=1.0))
+    with pytest.raises(UsageError, match=r"^clip and clip_norm are set"):
+        ctl.TrainerOptions(clip=ctl.Clip(value=1.0), clip_norm=1.0)
 
 
 @pytest.mark.parametrize("bound", [-1.0, float("nan"), float("inf")])
-@pytest.mark.parametrize("rule", ["global_norm", "norm", "value"])
-def test_clip_bound_must_be_finite_and_not_negative(rule, bound):
-    with pytest.raises(UsageError, match=rf"clip\.{rule} is {bound}, but must be"):
-        options.Clip(**{rule: bound})
-
-
-def test_clip_has_at_most_one_bound():
-    with pytest.raises(UsageError, match=r"^clip\.norm and clip\.value are set: set one of them"):
-        options.Clip(norm=1.0, value=1.0)
+def test_bound_of_clipping_must_be_finite_and_not_negative(bound):
+    with pytest.raises(UsageError, match=rf"^clip_norm is {bound}, but must be"):
+        ctl.TrainerOptions(clip=ctl.Clip(norm=bound))
 
 
 def test_trainer_options_are_frozen_and_convert_mappings_to_sections():
@@ -77,12 +72,8 @@ def test_messages_name_the_options_in_place_of_config_keys(changes, message):
 
 def test_options_of_the_default_config_are_the_default_options():
     created = options.TrainerOptions.from_config(ctl.config())
-    default = options.TrainerOptions()
-    for field in dataclasses.fields(options.TrainerOptions):
-        if field.name not in ("data", "model"):
-            assert getattr(created, field.name) == getattr(default, field.name), field.name
     assert dict(created.data) == {"dir": ""}
-    assert dict(created.model) == {}
+    assert dataclasses.replace(created, data=options.TrainerOptions().data) == ctl.TrainerOptions()
 
 
 def test_from_config_reads_the_compression_which_excludes_other_options():
@@ -98,39 +89,19 @@ def test_from_config_reads_the_compression_which_excludes_other_options():
         ctl.TrainerOptions(compression="float")
 
 
-def test_from_config_reads_every_option_from_its_key(monkeypatch):
-    monkeypatch.setattr(options, "check_rules", lambda values: None)  # some exclude each other
-    config = ctl.config(
-        seed=3,
-        runtime=dict(
-            precision="float16", loss_scale=8.0, xla="loop", logical_shards=4, allow_unkeyed_random=True,
-            kernels="off", allow_row_coupling=True, all_reduce=dict(dtype="bfloat16"),
-        ),
-        data=dict(dir="there", placement="device", prefetch=2, cache="memory"),
-        optimizer=dict(
-            micro_batches=2, clip=dict(norm=1.5), weight_decay=0.1, ema_decay=0.5,
-            weight_decay_exclude=["*/bias"], groups=[dict(variables="a/*", frozen=True)],
-            shard_state=True,
-        ),
-        train=dict(on_non_finite="skip", loss_spike=3.0, norms="layers"),
-        summaries=dict(histogram_interval=50), model=dict(units=5), loss_weights=dict(age=0.5),
-    )  # fmt: skip
+@pytest.mark.parametrize("key", option_keys.KEYS, ids=operator.attrgetter("option"))
+def test_from_config_reads_the_option_from_its_key(monkeypatch, key):
+    monkeypatch.setattr(options, "check_rules", lambda values: None)  # some require others
+    value = option_keys.other_value(key)
+    config = ctl.config()
+    *path, last = key.name.split(".")
+    section = functools.reduce(getattr, path, config)
+    with config.unlocked(), config.ignore_type():
+        section.update({last: value})
     created = options.TrainerOptions.from_config(config)
-    values = {
-        field.name: getattr(created, field.name)
-        for field in dataclasses.fields(created)
-        if field.name not in ("data", "model")
-    }
-    assert values == dict(
-        seed=3, precision="float16", loss_scale=8.0, xla="loop", placement="device",
-        kernels="off", logical_shards=4, allow_unkeyed_random=True,
-        all_reduce_dtype="bfloat16", compression="", allow_row_coupling=True, micro_batches=2,
-        clip=options.Clip(norm=1.5), on_non_finite="skip", loss_spike=3.0, norms="layers",
-        histogram_interval=50, prefetch=2, cache="memory", loss_weights=dict(age=0.5),
-        weight_decay_exclude=("*/bias",), ema_decay=0.5, shard_state=True,
-        optimizer_groups=(dict(variables="a/*", frozen=True),),
-    )  # fmt: skip
-    assert (created.data.dir, created.model.units) == ("there", 5)
+    default = options.TrainerOptions.from_config(ctl.config())
+    assert created == dataclasses.replace(default, **{key.option: value})
+    assert created != default
 
 
 def section():

@@ -83,6 +83,8 @@ def test_the_reference_is_current_and_has_every_public_name(monkeypatch):
     outdated = [
         p.name for p in generate.PAGES if generate.render_page(p.read_text()) != p.read_text()
     ]
+    text = generate.OPTIONS.read_text()
+    outdated += [generate.OPTIONS.name] * (generate.render_options(text) != text)
     assert outdated == [], "run .uv/bin/uv run python docs/reference/generate.py"
     headings = "".join(page.read_text() for page in generate.PAGES)
     assert {f"ctl.{n}" for n in ctl.__all__ if isinstance(getattr(ctl, n), type)} <= {

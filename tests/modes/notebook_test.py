@@ -1,9 +1,9 @@
 """ctl.Run: the bits of the program, the history, and a learning rate that is set between calls."""
 
-import dataclasses
 import functools
 import json
 import math
+import operator
 import pathlib
 import re
 import sys
@@ -16,13 +16,12 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.configs import loading, overrides
-from ctl.configs.keys import OPTION_KEYS
 from ctl.errors import UsageError
 from ctl.hardware import strategies
 from ctl.loop.config_changes import ConfigChanges, changes_updates
 from ctl.loop.lock import RunLock
 from ctl.modes import DONE, notebook, train
-from tests.support import experiments, reference_model
+from tests.support import experiments, option_keys, reference_model
 
 KEYS = {"train.steps": 30, "train.steps_per_loop": 5, "eval.interval": 10}
 
@@ -153,20 +152,6 @@ def test_run_of_a_trainer_records_its_config(tmp_path, monkeypatch):
     assert saved["optimizer.name"].endswith(":SGD")
 
 
-# Each option with another value, and what the value requires.
-CHANGES = {
-    "seed": 3, "precision": "bfloat16", "loss_scale": 8.0, "xla": "off", "kernels": "off",
-    "placement": "device", "logical_shards": 4, "allow_unkeyed_random": True,
-    "allow_row_coupling": True, "all_reduce_dtype": "bfloat16", "compression": "float16",
-    "micro_batches": 2, "shard_state": True, "clip": ctl.Clip(norm=0.5),
-    "loss_weights": {"a": 2.0}, "on_non_finite": "skip", "loss_spike": 3.0, "norms": "global",
-    "histogram_interval": 10, "ema_decay": 0.9, "weight_decay_exclude": ["*bias*"],
-    "optimizer_groups": [{"variables": "*", "frozen": True}], "prefetch": 3, "cache": "memory",
-    "data": {"dir": "x"}, "model": {"width": 3},
-}  # fmt: skip
-NEEDS = {"placement": {"xla": "loop"}, "loss_scale": {"precision": "float16"}}
-
-
 @functools.cache
 def _trainer():
     return reference_model.make_trainer(testing.make_strategy(1), 8)
@@ -177,21 +162,46 @@ def _record(trainer, options):
     return json.loads(json.dumps(notebook._wrap(trainer).config.to_dict()))
 
 
-@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(ctl.TrainerOptions)])
-def test_a_changed_option_of_a_trainer_is_the_change_of_a_config(field):
-    needs, options = NEEDS.get(field, {}), _trainer().options
+@pytest.mark.parametrize("key", option_keys.KEYS, ids=operator.attrgetter("option"))
+def test_a_changed_option_of_a_trainer_is_the_change_of_a_config(monkeypatch, key):
+    monkeypatch.setattr("ctl.configs.options.check_rules", lambda _: None)  # some require others
+    before, after = {}, {key.option: option_keys.other_value(key)}
+    options = _trainer().options
     try:
-        before, after = (
-            _record(_trainer(), needs | change) for change in ({}, {field: CHANGES[field]})
-        )
+        before, after = (_record(_trainer(), options) for options in (before, after))
     finally:
         _trainer().options = options
     changes = ConfigChanges(overrides.flatten(before), after)
-    key = {"clip": "optimizer.clip.norm", "data": "data.dir", "model": "model.width"}.get(
-        field, "loss_weights.a" if field == "loss_weights" else OPTION_KEYS.get(field)
+    expected = {"data": "data.dir", "model": "model.a", "loss_weights": "loss_weights.a"}
+    name = expected.get(key.name, key.name)
+    assert [*changes.lines] == [name]
+    assert changes.harmful == [name] * changes_updates(name, after) * (
+        name != "train.on_non_finite"
     )
-    assert [*changes.lines] == [key]
-    assert changes.harmful == [key] * changes_updates(key, after) * (field != "on_non_finite")
+
+
+OLDER = dict(
+    seed=3, precision="float16", loss_scale=8.0, xla="gradients", kernels="off",
+    allow_unkeyed_random=True, allow_row_coupling=True, compression="float16", micro_batches=2,
+    clip=ctl.Clip(norm=0.5), loss_weights={"a": 2.0}, on_non_finite="skip", loss_spike=3.0,
+    norms="layers", histogram_interval=10, ema_decay=0.9, weight_decay_exclude=["*bias*"], prefetch=3,
+    cache="memory", data={"dir": "x"},
+    optimizer_groups=[{"variables": "dense/*", "learning_rate_scale": 0.5}], model={"width": 3},
+)  # fmt: skip
+
+
+def test_config_that_an_older_ctl_recorded_of_the_same_options_has_no_changes():
+    """Recorded when `clip` was a field, and the options were written by hand."""
+    saved = json.loads((pathlib.Path(__file__).parent / "older_config.json").read_text())
+    options = _trainer().options
+    try:
+        record = _record(_trainer(), OLDER)
+    finally:
+        _trainer().options = options
+    del record["optimizer"]["arguments"]  # of another tf_keras
+    assert ConfigChanges(overrides.flatten(saved), record).lines == {}
+    saved["optimizer"]["clip"]["norm"] = 0.0
+    assert [*ConfigChanges(overrides.flatten(saved), record).lines] == ["optimizer.clip.norm"]
 
 
 def test_run_of_a_trainer_with_another_option_or_optimizer_does_not_resume(tmp_path):

@@ -129,8 +129,9 @@ def test_gradients_are_unscaled_and_not_clipped():
             seen.update(zip((v.name for v in variables), gradients, strict=True))
             return [map_values(g, lambda v: 3 * v) for g in gradients]
 
-    clipped = ctl.TrainerOptions(clip=ctl.Clip(value=0.05)).clip
-    trainer = make(1, 8, cls=Tripled, clip=clipped, optimizer=lambda: tf_keras.optimizers.SGD(1.0))
+    trainer = make(
+        1, 8, cls=Tripled, clip_value=0.05, optimizer=lambda: tf_keras.optimizers.SGD(1.0)
+    )
     old = trainer.model.get_weights()
     rows = {k: v[:8] for k, v in reference_model.examples().items()}
     order = loop_of(trainer).step.first_batch()[0]

@@ -5,12 +5,13 @@ import itertools
 
 from ctl.configs import keys
 from ctl.configs.component import Rule
+from ctl.parts.config import RULES as OF_PARTS
 from ctl.update.config import PRECISIONS, RULES, XLA_MODES
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """Values of the keys and facts that the rules of ctl/update/config.py read."""
+    """Values of the keys and facts that the rules of the step and of its parts read."""
 
     replicas: int = 1
     precision: str = "float32"
@@ -70,7 +71,7 @@ _NAMES = {
     "ema_decay": "optimizer.ema_decay",
     "shard_mib": "runtime.cluster.shard_mib",
 }
-NAMED_RULES = [rule for rule in RULES if isinstance(rule, Rule)]
+NAMED_RULES = [r for r in (*RULES, *OF_PARTS) if isinstance(r, Rule)]
 AXES = {
     "replicas": (1, 2, 4),
     "precision": PRECISIONS,

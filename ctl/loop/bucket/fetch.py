@@ -89,21 +89,31 @@ def run(local: LocalCopy, name: str = "", *, every: bool = False, texts_only: bo
         present, files = steps(names, where), CheckpointFiles(folder / where)
         for step in set(files.steps()) - set(present):
             files.remove(step)  # the run has deleted it since an earlier copy
-        newest = not every and not name and where != BEST
+        if not every and not name and where != BEST:
+            _fetch_newest(local, where, present)
+            continue
         for step in reversed(present):
-            if newest or every or name == str(step) or (where == BEST and not name.isdecimal()):
-                fault = checkpoint(local, where, step)
-                if newest and not fault:
-                    break
-                if fault and not every:
-                    print_line(f"Skipped {store.url}/{where and where + '/'}ckpt-{step}: {fault}.")
-        else:
-            # Training from scratch would replace what the user may still be able to repair.
-            if newest and present:
-                raise UsageError(
-                    f"{store.url} has checkpoints, but none of them can be read: fix the objects, or "
-                    "name another --workdir."
-                )
+            if every or name == str(step) or (where == BEST and not name.isdecimal()):
+                _fetch_checkpoint(local, where, step, prints=not every)
+
+
+def _fetch_newest(local: LocalCopy, where: str, present: Iterable[int]) -> None:
+    """Fetches the newest complete one of the checkpoints of a folder."""
+    newest_first = sorted(present, reverse=True)
+    if newest_first and not any(_fetch_checkpoint(local, where, step) for step in newest_first):
+        # Training from scratch would replace what the user may still be able to repair.
+        raise UsageError(
+            f"{local.store.url} has checkpoints, but none of them can be read: fix the objects, or name "
+            "another --workdir."
+        )
+
+
+def _fetch_checkpoint(local: LocalCopy, where: str, step: int, *, prints: bool = True) -> bool:
+    """Fetches a checkpoint; returns whether it is complete, and prints a line if it is not."""
+    fault = checkpoint(local, where, step)
+    if fault and prints:
+        print_line(f"Skipped {local.store.url}/{where and where + '/'}ckpt-{step}: {fault}.")
+    return not fault
 
 
 def _fetch_text(local: LocalCopy, name: str, size: int | None) -> None:

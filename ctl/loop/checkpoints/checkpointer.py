@@ -87,17 +87,7 @@ class Checkpointer:
     ):
         is_list = isinstance(trainer, list | tuple)
         parts: list[Any] = [*trainer] if isinstance(trainer, list | tuple) else [trainer]
-        owners: list[Any] = [
-            p for p in parts if reads_only or isinstance(p, StandardTrainer | Step)
-        ]
-        allowed = (StandardTrainer, Step, *([_Trackable] if is_list else []))
-        wrong = [p for p in parts if not (reads_only or isinstance(adapt(p), allowed))]
-        if wrong or not owners:
-            got = type_name(wrong[0]) if wrong else "a list without one"
-            raise UsageError(
-                f"ctl.Checkpointer(directory, trainer) got {got}, but must get a ctl.Step or a "
-                "ctl.StandardTrainer, whose model and optimizer it saves, or a list of them."
-            )
+        owners = _find_owners(parts, is_list=is_list, reads_only=reads_only)
         if any(owner.strategy is not owners[0].strategy for owner in owners):
             raise UsageError(
                 "ctl.Checkpointer saves steps of one strategy: pass them the same object."
@@ -438,6 +428,20 @@ class Checkpointer:
 
 def _items(owner: StandardTrainer | Step) -> dict[str, Any]:
     return owner.state() if isinstance(owner, Step) else owner.checkpoint_items()
+
+
+def _find_owners(parts: Sequence[Any], *, is_list: bool, reads_only: bool) -> list[Any]:
+    """Returns the trainers and steps; raises UsageError without any, or for something else."""
+    allowed = (StandardTrainer, Step, *([_Trackable] if is_list else []))
+    wrong = [part for part in parts if not (reads_only or isinstance(adapt(part), allowed))]
+    owners = [part for part in parts if reads_only or isinstance(part, StandardTrainer | Step)]
+    if wrong or not owners:
+        got = type_name(wrong[0]) if wrong else "a list without one"
+        raise UsageError(
+            f"ctl.Checkpointer(directory, trainer) got {got}, but must get a ctl.Step or a "
+            "ctl.StandardTrainer, whose model and optimizer it saves, or a list of them."
+        )
+    return owners
 
 
 def _as_item(part: Any) -> Any:

@@ -30,7 +30,6 @@ from ctl.testing.diagnosis import causes
 from ctl.testing.equivalence_report import NotComparable, Report
 from ctl.testing.splits import default_batch_sizes
 from ctl.trainer import StandardTrainer
-from ctl.update.part import DEPENDS_ON_SPLIT
 
 REPLICAS = (1, 2, 4)
 _QUICK_REPLICAS, _QUICK_ROWS = (1, 2), (4, 5)  # an even and an uneven split
@@ -91,7 +90,7 @@ def start(
     ]
     notes = config.runtime.precision == "float16"
     values = keys.flatten(config)
-    left_out = [key for option in DEPENDS_ON_SPLIT if values[key := keys.OPTION_KEYS[option]]]
+    left_out = [key.name for key in keys.KEYS if key.depends_on_split and values[key.name]]
     return lambda: _judge(futures, notes=notes, left_out=left_out)
 
 

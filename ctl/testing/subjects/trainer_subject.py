@@ -14,6 +14,7 @@ from ctl.built.flops import list_graphs
 from ctl.built.inner_loop import loop_of, step_of
 from ctl.checks.random_search import place
 from ctl.configs import group_values
+from ctl.configs.keys import KEYS
 from ctl.configs.options import TrainerOptions
 from ctl.data.autograph import convert, traced
 from ctl.data.input_pipeline import InputPipeline
@@ -38,7 +39,6 @@ from ctl.testing.subjects.base import (
 )
 from ctl.trainer import StandardTrainer
 from ctl.update.microbatches import unpack
-from ctl.update.part import DEPENDS_ON_SPLIT
 from ctl.update.preprocessing import call_sample_weight
 
 # Options that the splits or the comparison determine.
@@ -46,7 +46,7 @@ _FIXED: dict[str, Any] = dict(
     xla="off", placement="stream", logical_shards=0, all_reduce_dtype="",
     loss_scale=0.0, norms="",
     histogram_interval=0, prefetch=1,
-    **{option: getattr(TrainerOptions, option) for option in DEPENDS_ON_SPLIT},
+    **{key.option: key.default for key in KEYS if key.depends_on_split},
 )  # fmt: skip
 _DATA = ("Placeholder", "IteratorGetNext", "IteratorGetNextSync", "OptionalGetValue")
 _EXACT = ("Cast", "ConcatV2", "Const", "GatherV2", "Identity", "Reshape", "StridedSlice")

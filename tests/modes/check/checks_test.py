@@ -7,6 +7,7 @@ import re
 import pytest
 
 from ctl import main
+from ctl.configs.modes import MODES
 from ctl.modes import check
 from ctl.modes.check import data_checks, learning_checks, replica_check
 from ctl.modes.check.outcome import FAIL
@@ -97,13 +98,15 @@ def test_checks_are_chosen_by_name_and_the_longest_are_left_out_by_quick():
     assert check.choose_checks("", quick=False) == everything
     assert check.choose_checks("gradients,data_order", quick=True) == ["data order", "gradients"]
     assert check.choose_checks("overfit", quick=True) == ["one batch overfitted"]
+    (flag,) = [flag for flag in MODES["check"].own if flag.choices]
+    assert [*flag.choices] == [*(name.replace(" ", "_") for name in everything), "overfit"]
     left_out = set(everything) - set(check.choose_checks("", quick=True))
     assert left_out == {"one batch overfitted", "save and restore"}
 
 
 def test_a_check_that_does_not_exist_is_one_line(folder, capsys):
     assert main.run(["ctl", "check", "experiment.py", "--checks=gradient"]) == 2
-    assert "--checks names 'gradient': expected one or more of inputs," in capsys.readouterr().err
+    assert "--checks names 'gradient': did you mean gradients?" in capsys.readouterr().err
 
 
 def test_quick_compares_an_even_and_an_uneven_batch(make_factory, monkeypatch):
