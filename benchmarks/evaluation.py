@@ -9,10 +9,11 @@ no loss and no metrics. ctl's evaluation computes the loss and the accuracy; wit
 host also receives the outputs of all examples.
 """
 
-import argparse
 from collections.abc import Callable
 import functools
+import itertools
 import os
+import pathlib
 import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -21,7 +22,8 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
-from benchmarks import models, report, results, windows
+from benchmarks import flags as command_line
+from benchmarks import models, report, windows
 import ctl
 from ctl import testing
 
@@ -34,46 +36,34 @@ PROGRAMS = (CTL, COLLECTED, FORWARD, METRICS, KERAS)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measures all programs; prints a table per number of rows and replicas."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.evaluation", description=__doc__.split("\n")[0]
+    """Measures all programs; prints the tables."""
+    flags = command_line.parse(
+        __doc__,
+        arguments,
+        rows=[10_000, 1_000],
+        replicas=[1, 2],
+        processes=3,
+        windows=6,
+        seconds=1.0,
+        result=pathlib.Path,
     )
-    parser.add_argument("--rows", nargs="+", type=int, default=[10_000, 1_000])
-    parser.add_argument("--replicas", nargs="+", type=int, default=[1, 2])
-    parser.add_argument("--processes", type=int, default=3)
-    parser.add_argument("--windows", type=int, default=6)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of a window, at least")
-    results.add_flag(parser)
-    flags = parser.parse_args(arguments)
-    to_ctl = []
-    for rows in flags.rows:
-        for replicas in flags.replicas:
-            title = f"{rows:,} images, {replicas} replica{'s' * (replicas > 1)}"
-            command = [sys.executable, "-m", "benchmarks.evaluation_worker"]
-            rates, peaks = windows.measure(
-                {
-                    name: functools.partial(
-                        windows.worker, [*command, name, str(rows), str(replicas)]
-                    )
-                    for name in PROGRAMS
-                },
-                title=title,
-                processes=flags.processes,
-                windows=flags.windows,
-                seconds=flags.seconds,
-            )
-            print(
-                f"\n{report.table(report.make_rows(title, BATCH, rates, peaks, FORWARD), FORWARD)}"
-            )
-            to_ctl += report.make_rows(title, BATCH, rates, peaks, CTL)
-    if flags.result:
-        results.save(
-            flags.result,
-            report.result_tables(to_ctl, CTL, {name: name for name in PROGRAMS}),
-            samples=f"medians of {flags.processes * flags.windows} windows in {flags.processes} starts, "
-            "95 % intervals",
-            packages=["tensorflow-cpu", "tf-keras"],
+    command = [sys.executable, "-m", "benchmarks.evaluation", "--worker"]
+    measured = []
+    for rows, replicas in itertools.product(flags.rows, flags.replicas):
+        title = f"{rows:,} images, {replicas} replica{'s' * (replicas > 1)}"
+        rates, _ = windows.measure(
+            {
+                name: functools.partial(windows.worker, [*command, name, str(rows), str(replicas)])
+                for name in PROGRAMS
+            },
+            title=title,
+            processes=flags.processes,
+            windows=flags.windows,
+            seconds=flags.seconds,
         )
+        measured += report.make_rows(title, BATCH, rates, CTL)
+    labels = {name: name for name in PROGRAMS}
+    report.show(measured, CTL, labels, flags.result, packages=["tensorflow-cpu", "tf-keras"])
 
 
 class Trainer(ctl.StandardTrainer):
@@ -178,5 +168,16 @@ PREPARE = {
     KERAS: prepare_keras,
 }
 
+
+def work(name: str, rows: str, replicas: str) -> None:
+    """Evaluates in the windows that another process requests."""
+    tf.get_logger().setLevel("ERROR")
+    testing.split_cpu(int(replicas))
+    windows.serve(lambda tick: run(name, int(rows), int(replicas), tick))
+
+
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--worker"]:
+        work(*sys.argv[2:])
+    else:
+        main()

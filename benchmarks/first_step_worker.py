@@ -12,52 +12,19 @@ import importlib
 import json
 import sys
 import time
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 import tf_keras
 
+from benchmarks import models
 from benchmarks.first_step import KERAS_3, PLAIN, ROWS
 
-
-def mnist(keras: Any) -> Any:
-    layers = keras.layers
-    return keras.Sequential(
-        [
-            layers.Input((28, 28, 1)),
-            layers.Conv2D(32, 3, activation="relu"),
-            layers.MaxPooling2D(),
-            layers.Conv2D(64, 3, activation="relu"),
-            layers.MaxPooling2D(),
-            layers.Flatten(),
-            layers.Dense(128, activation="relu"),
-            layers.Dropout(0.5),
-            layers.Dense(10),
-        ]
-    )
-
-
-def transformer(keras: Any) -> Any:
-    layers = keras.layers
-    x = inputs = layers.Input((64, 128))
-    for _ in range(4):
-        y = layers.LayerNormalization()(x)
-        x = layers.Add()([x, layers.MultiHeadAttention(4, 32)(y, y, use_causal_mask=True)])
-        y = layers.Dense(512, activation="gelu")(layers.LayerNormalization()(x))
-        x = layers.Add()([x, layers.Dense(128)(y)])
-    x = layers.GlobalAveragePooling1D()(layers.LayerNormalization()(x))
-    return keras.Model(inputs, layers.Dense(10)(x))
-
-
-def resnet50(keras: Any) -> Any:
-    return keras.applications.ResNet50(
-        weights=None, input_shape=(32, 32, 3), classes=10, classifier_activation=None
-    )
-
-
-BUILD = {"mnist": mnist, "transformer": transformer, "resnet50": resnet50}
-SHAPES = {"mnist": (28, 28, 1), "transformer": (64, 128), "resnet50": (32, 32, 3)}
+INPUTS = {
+    "mnist": lambda draw: draw.random((64, 28, 28), np.float32),
+    "transformer": lambda draw: draw.integers(0, 8192, (64, 64)).astype(np.int32),
+}
+NAMES = {"mnist": "mnist64", "transformer": "encoder128"}  # in benchmarks.models
 
 
 def adam() -> tf_keras.optimizers.Optimizer:
@@ -89,8 +56,7 @@ def run_ctl(build: Callable, arrays: tuple, replicas: int) -> None:
     Trainer(strategy=strategy, global_batch_size=ROWS, optimizer=adam).train(tf.constant(1))
 
 
-def make_plain(build: Callable, arrays: tuple, replicas: int) -> tuple:
-    """Returns the strategy, the step on all replicas, and the iterator of the custom loop."""
+def run_plain(build: Callable, arrays: tuple, replicas: int) -> None:
     strategy = make_strategy(replicas)
     with strategy.scope():
         model, optimizer = build(), adam()
@@ -107,38 +73,13 @@ def make_plain(build: Callable, arrays: tuple, replicas: int) -> tuple:
         mean.update_state(losses)
         accuracy.update_state(labels, outputs)
 
-    data = strategy.experimental_distribute_dataset(dataset(arrays))
-    return strategy, lambda iterator: strategy.run(replica_step, args=next(iterator)), data
-
-
-def run_plain(build: Callable, arrays: tuple, replicas: int) -> None:
-    _, step, data = make_plain(build, arrays, replicas)
-
     @tf.function
     def loop(iterator, steps):
         for _ in tf.range(steps):
-            step(iterator)
+            strategy.run(replica_step, args=next(iterator))
 
-    loop(iter(data), tf.constant(1))
-
-
-def run_orbit(build: Callable, arrays: tuple, replicas: int) -> None:
-    import orbit
-
-    _, step, data = make_plain(build, arrays, replicas)
-
-    class Trainer(orbit.StandardTrainer):
-        def train_step(self, iterator):
-            step(iterator)
-
-    Trainer(data).train(tf.constant(1))
-
-
-def run_fit(build: Callable, arrays: tuple, replicas: int) -> None:
-    with make_strategy(replicas).scope():
-        model = build()
-        model.compile(adam(), tf_keras.losses.SparseCategoricalCrossentropy(True), ["accuracy"])
-    model.fit(dataset(arrays), steps_per_epoch=1, verbose=0)
+    dataset = tf.data.Dataset.from_tensor_slices(arrays).repeat().batch(ROWS, drop_remainder=True)
+    loop(iter(strategy.experimental_distribute_dataset(dataset)), tf.constant(1))
 
 
 def make_strategy(replicas: int) -> tf.distribute.Strategy:
@@ -150,17 +91,7 @@ def make_strategy(replicas: int) -> tf.distribute.Strategy:
     )
 
 
-def dataset(arrays: tuple) -> tf.data.Dataset:
-    return tf.data.Dataset.from_tensor_slices(arrays).repeat().batch(ROWS, drop_remainder=True)
-
-
-RUN = {
-    "ctl": run_ctl,
-    KERAS_3: run_ctl,
-    PLAIN: run_plain,
-    "orbit": run_orbit,
-    "tf_keras fit": run_fit,
-}
+RUN = {"ctl": run_ctl, KERAS_3: run_ctl, PLAIN: run_plain}
 
 
 def main(program: str, model: str, replicas: str) -> None:
@@ -170,9 +101,9 @@ def main(program: str, model: str, replicas: str) -> None:
         tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * count
     )
     rng = np.random.default_rng(0)
-    arrays = rng.normal(size=(64, *SHAPES[model])).astype(np.float32), rng.integers(0, 10, 64)
+    arrays = INPUTS[model](rng), rng.integers(0, 10, 64)
     keras = importlib.import_module("keras") if program == KERAS_3 else tf_keras
-    build = functools.partial(BUILD[model], keras)
+    build = functools.partial(models.MODELS[NAMES[model]].build, keras)
     RUN[program](build, arrays, count)
     end = time.monotonic()
     RUN[program](build, arrays, count)
