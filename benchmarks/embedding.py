@@ -26,7 +26,6 @@ from benchmarks import flags as command_line
 WIDTH = 128
 LOOKUPS = 8  # rows per example
 SERVERS = 2
-_ROW_BYTES = WIDTH * 4
 _INTERVAL = 0.05  # seconds between two readings of the processes
 
 

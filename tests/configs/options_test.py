@@ -30,7 +30,7 @@ def test_clip_bound_must_be_finite_and_not_negative(rule, bound):
 
 
 def test_clip_has_at_most_one_bound():
-    with pytest.raises(UsageError, match=r"^clip\.norm and clip\.value are set: set one of them"):
+    with pytest.raises(UsageError, match=r"clip\.norm and clip\.value"):
         options.Clip(norm=1.0, value=1.0)
 
 
@@ -92,7 +92,7 @@ def test_from_config_reads_the_compression_which_excludes_other_options():
         runtime=dict(all_reduce=dict(compression="float16")),
     )
     assert options.TrainerOptions.from_config(config).compression == "float16"
-    with pytest.raises(UsageError, match=r"^compression would undo precision=float64: set only"):
+    with pytest.raises(UsageError, match=r"compression .*precision=float64"):
         ctl.TrainerOptions(compression="float16", precision="float64")
     with pytest.raises(UsageError, match="compression is 'float': did you mean float16"):
         ctl.TrainerOptions(compression="float")

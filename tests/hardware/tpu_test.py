@@ -175,7 +175,7 @@ def test_tensorflows_error_is_reported_in_one_line(monkeypatch):
 
 @pytest.mark.skipif(not tpu.find_obstacle(), reason="is about a machine without a TPU")
 def test_tensorflow_itself_rejects_a_tpu_that_does_not_exist():
-    with pytest.raises(UsageError, match=r"machine cannot be initialized \(NotFoundError: "):
+    with pytest.raises(UsageError, match=r"initialized .*NotFoundError"):
         tpu.build([], StrategyOptions())
 
 

@@ -173,7 +173,7 @@ def test_method_that_is_set_after_the_step_was_built_is_one_line():
     trainer = make(1, 8, cls=reference_model.ReferenceTrainer)
     trainer.train(tf.constant(1))
     trainer.transform_gradients = lambda gradients, variables: gradients
-    with pytest.raises(UsageError, match="was set after the step was built: make a new"):
+    with pytest.raises(UsageError, match=r"set after the step .*make a new"):
         trainer.train(tf.constant(1))
 
 
