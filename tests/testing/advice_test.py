@@ -109,7 +109,7 @@ def test_advice_that_is_followed_makes_the_trainer_right(mistake, sizes):
         # The error of one term shows in how it grows from 2 to 4 replicas.
         cause in compare(*parts, sizes=sizes).cause
     )
-    report = compare(fix, *parts, sizes=(8, 5))
+    report = compare(fix, *parts, sizes=(8, 5), replicas=(1, 2))
     assert report.equivalent, report.failure()
 
 

@@ -15,7 +15,13 @@ from tests.testing.loop_gallery import check
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loop", loop_gallery.DIFFERENT)
+@pytest.mark.parametrize(
+    "loop",
+    [
+        pytest.param(loop, marks=[pytest.mark.long] * (loop is loop_gallery.Penalized))
+        for loop in loop_gallery.DIFFERENT
+    ],
+)
 def test_right_loops_pass(loop):
     report = check(loop, 5)
     assert report.verdict == "equivalent" and report.precision == "float64"
