@@ -25,6 +25,7 @@ import numpy as np
 
 from benchmarks import flags as command_line
 from benchmarks import results
+from benchmarks.first_step import PLAIN
 
 SIZES = {
     "replicas": [1, 2, 4, 8, 16],
@@ -35,9 +36,7 @@ UNITS = {
     "variables": "variables, 1 replica",
 }
 COLUMNS = {"first": "first step, s", "step": "step, ms"}
-PROGRAMS = ("ctl", "hand-written")
-ROWS = 16  # of a global batch
-WIDTH = 64  # of a variable
+PROGRAMS = ("ctl", PLAIN)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -70,7 +69,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 def measure(part: str, program: str, size: int) -> dict[str, float]:
     """Measures a point in a new process."""
-    command = [sys.executable, "-m", "benchmarks.growth_worker", part, program, str(size)]
+    variables, replicas = (20, size) if part == "replicas" else (size, 1)
+    command = [sys.executable, "-m", "benchmarks.first_step_worker"]
+    command += [program, str(variables), str(replicas)]
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     return json.loads(output.splitlines()[-1])
 

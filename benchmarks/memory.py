@@ -2,12 +2,11 @@
 
     python -m benchmarks.memory --models convolutions --micro_batches 1 4 16
 
-Every setting runs in a process of its own. On a CPU the peak is that of the resident set, above the
+Every setting runs in a process of its own, on the CPU. The peak is that of the resident set, above the
 baseline: the process with its model built and its data read, before the first step. So it includes
-what tracing needs, which the estimate of `--mode=explain` in the next column does not. On a GPU it is
-the peak of TensorFlow's allocator, above the same baseline (`tf.config.experimental.get_memory_info`).
-The processes of a model train alternately, one at a time, so that other load on the machine affects all
-of them equally; the time of a step is the median over rounds of its ratio to that of the first setting.
+what tracing needs, which the estimate of `--mode=explain` in the next column does not. The processes of
+a model train alternately, one at a time, so that other load on the machine affects all of them equally;
+the time of a step is the median over rounds of its ratio to that of the first setting.
 """
 
 import contextlib
@@ -142,33 +141,17 @@ def _work(setting: Setting) -> None:
 
 
 class _Memory:
-    """The memory now, and its peak from now on, of a GPU or of this process."""
+    """The resident set of this process now, and its peak from now on, in bytes."""
 
     def __init__(self) -> None:
-        import tensorflow as tf
-
-        self._gpu = bool(tf.config.list_physical_devices("GPU"))
-        self.baseline = self._now()
-        self._peak = self.baseline
-        if self._gpu:
-            tf.config.experimental.reset_memory_stats("GPU:0")
-        else:
-            threading.Thread(target=self._sample, daemon=True).start()
+        self.baseline = self._peak = self._now()
+        threading.Thread(target=self._sample, daemon=True).start()
 
     def peak(self) -> float:
-        """The peak so far, in bytes."""
-        if self._gpu:
-            import tensorflow as tf
-
-            return float(tf.config.experimental.get_memory_info("GPU:0")["peak"])
-        # VmHWM alone would also contain what building the model needed for a moment.
+        """The peak so far; VmHWM would also contain what building the model needed for a moment."""
         return max(self._peak, self._now())
 
     def _now(self) -> float:
-        if self._gpu:
-            import tensorflow as tf
-
-            return float(tf.config.experimental.get_memory_info("GPU:0")["current"])
         status = pathlib.Path("/proc/self/status").read_text()
         return int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) * 1024  # type: ignore[index]
 
@@ -187,14 +170,13 @@ def _trainer(setting: Setting) -> Any:
     from ctl.built.inner_loop import loop_of
 
     tf.get_logger().setLevel("ERROR")
-    gpu = bool(tf.config.list_physical_devices("GPU"))
     tf_keras.utils.set_random_seed(1)
     trainer = memory_models.TRAINERS[setting.model](
         shrink=setting.shrink,
         recompute=setting.recompute,
         global_batch_size=setting.batch,
         optimizer=lambda: tf_keras.optimizers.SGD(1e-3, momentum=0.9),
-        strategy=tf.distribute.OneDeviceStrategy("gpu:0" if gpu else "cpu:0"),
+        strategy=tf.distribute.OneDeviceStrategy("cpu:0"),
         options=ctl.TrainerOptions(micro_batches=setting.micro_batches, prefetch=1),
     )
     # The first batch is read once, so that the step alone is measured.

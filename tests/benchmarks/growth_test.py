@@ -1,12 +1,10 @@
 """The table of the growth of times, and the processes that measure a point."""
 
 import collections
-import json
 
 import pytest
 
 from benchmarks import growth
-from tests.support import child
 
 
 def test_exponent_is_the_slope_of_the_logarithms_of_the_medians(monkeypatch, capsys):
@@ -31,6 +29,4 @@ def test_exponent_is_the_slope_of_the_logarithms_of_the_medians(monkeypatch, cap
 @pytest.mark.parametrize("program", growth.PROGRAMS)
 @pytest.mark.parametrize("part", growth.SIZES)
 def test_process_measures_a_point(part, program):
-    result = child.run(["-m", "benchmarks.growth_worker", part, program, "2"])
-    assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout.splitlines()[-1]).keys() == growth.COLUMNS.keys()
+    assert growth.measure(part, program, 2).keys() == growth.COLUMNS.keys()

@@ -224,7 +224,7 @@ def test_program_in_16_bits_differs_by_rounding(devices, precision, bound):
     assert difference < bound, name
 
 
-@pytest.mark.parametrize("xla", ["loop", "step"])
+@pytest.mark.parametrize("xla", ["loop", pytest.param("step", marks=pytest.mark.slow)])
 def test_one_replica_without_merges_trains_as_one_device(xla):
     """TensorFlow itself runs this program, which has no collectives, on a CPU."""
     with gpu_programs.pretended(1) as strategy:
