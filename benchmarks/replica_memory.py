@@ -54,9 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> list[list[Any]]:
             )  # fmt: skip
             worst = max(answers, key=lambda answer: answer["peak"])
             shown = "all at once" if pack is None else f"{pack:g} MiB"
-            rows.append(
-                [f"`{mode}`", shown, *(round(worst[k]) for k in ("held", "peak", "estimate"))]
-            )
+            sizes = [round(worst[k]) for k in ("held", "peak", "estimate")]
+            rows.append([flags.rows, f"`{mode}`", shown, *sizes])
             print(rows[-1], {k: round(v) for k, v in worst.items()}, flush=True)
     if flags.result:
         titles = ("in use between steps, MiB", "peak of a step, MiB", "estimated peak, MiB")
