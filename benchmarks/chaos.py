@@ -4,7 +4,7 @@
     python -m benchmarks.chaos --kills=50 --strategy=mirrored
     python -m benchmarks.chaos --kills=10 --workers=2
     python -m benchmarks.chaos --kills=20 --signal=SIGTERM
-    python -m benchmarks.chaos --config=experiments/vae.py -- --config.model.hidden=20
+    python -m benchmarks.chaos --config=experiments/vae.py --options model.hidden=20
 
 Each process is killed at a random time while it starts, trains, saves or evaluates, and the same
 command is then rerun. A kill counts if the process was alive and its run unfinished. The program
@@ -36,6 +36,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
 
 from benchmarks import counting
+from benchmarks import flags as command_line
 from benchmarks.chaos_report import Kill, table
 from benchmarks.workdir_state import (
     ProcessEvents,
@@ -80,22 +81,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parses the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--kills", type=int, default=10, help="number of kills; default 10")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the kill times; default 0")
-    parser.add_argument("--signal", choices=("SIGKILL", "SIGTERM"), default="SIGKILL")
-    parser.add_argument("--strategy", default="one_device", help="default one_device")
-    parser.add_argument("--workers", type=int, default=1, help="number of processes; default 1")
-    parser.add_argument("--config", default=COUNTING, help=f"the experiment; default {COUNTING}")
-    parser.add_argument("--steps", type=int, help="steps of the run; default enough for the kills")
-    parser.add_argument(
-        "--window", type=float, default=1.0, help="seconds of most kills after the first new step"
+    flags = command_line.parse(
+        __doc__,
+        arguments,
+        choices={"signal": ("SIGKILL", "SIGTERM")},
+        kills=10,
+        seed=0,
+        signal="SIGKILL",
+        strategy="one_device",
+        workers=1,
+        config=COUNTING,
+        steps=0,
+        window=1.0,
+        options=[""],
     )
-    parser.add_argument(
-        "options", nargs="*", metavar="-- --config.KEY=VALUE", help="further keys of the experiment"
-    )
-    flags = parser.parse_args(arguments)
+    flags.options = [f"--config.{option}" for option in flags.options if option]
     flags.steps = flags.steps or 3000 + 400 * flags.kills
     return flags
 

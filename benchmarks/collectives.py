@@ -7,7 +7,6 @@ for H100. PATH is a Python as benchmarks/collectives_compiler.py requires it. No
 are no times.
 """
 
-import argparse
 import json
 import pathlib
 import subprocess
@@ -17,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
+from benchmarks import flags as command_line
 from benchmarks import results
 from benchmarks.gpu import several
 import ctl
@@ -101,10 +101,7 @@ def compile_apart(python: str, hlo: bytes, gpus: int, flags) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.collectives")
-    parser.add_argument("--jax_python", required=True, metavar="PATH")
-    results.add_flag(parser)
-    flags = parser.parse_args()
+    flags = command_line.parse(__doc__, jax_python="python3", result=pathlib.Path)
     testing.split_cpu(2)
     rows = []
     for name, gpus, one_by_one, xla_flags in _FORMS:

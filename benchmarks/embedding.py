@@ -11,7 +11,6 @@ resident set of each process; the smaller sizes show what a process needs withou
 This file is also the config and the trainer of the run.
 """
 
-import argparse
 from collections.abc import Iterator, Sequence
 import json
 import os
@@ -22,10 +21,11 @@ import sys
 import tempfile
 import time
 
+from benchmarks import flags as command_line
+
 WIDTH = 128
 LOOKUPS = 8  # rows per example
 SERVERS = 2
-_ROW_BYTES = WIDTH * 4
 _INTERVAL = 0.05  # seconds between two readings of the processes
 
 
@@ -46,11 +46,7 @@ def get_config():
 
 def main(arguments: Sequence[str] | None = None) -> dict[int, dict[str, float]]:
     """Measures the sizes and prints a table; returns size -> name of a process -> MiB."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.embedding")
-    parser.add_argument("--mib", nargs="+", type=int, default=[1, 1024], help="sizes")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--batch", type=int, default=4096)
-    flags = parser.parse_args(arguments)
+    flags = command_line.parse(__doc__, arguments, mib=[1, 1024], workers=2, batch=4096)
     peaks, seconds = {}, {}
     for mib in flags.mib:
         start = time.perf_counter()

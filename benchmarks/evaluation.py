@@ -3,16 +3,16 @@
     python -m benchmarks.evaluation
 
 The model is the network of `experiments/mnist.py`. A large evaluation has 10,000 images, a small one
-1,000, in batches of 250, on one replica and on two. Each program evaluates the complete data again and
+1,000, in batches of 250. Each program evaluates the complete data again and
 again. Its processes take turns as in `benchmarks.loops`. The reference computes the forward pass alone:
 no loss and no metrics. ctl's evaluation computes the loss and the accuracy; with collected outputs, the
 host also receives the outputs of all examples.
 """
 
-import argparse
 from collections.abc import Callable
 import functools
 import os
+import pathlib
 import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -21,59 +21,45 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
-from benchmarks import models, report, results, windows
+from benchmarks import flags as command_line
+from benchmarks import models, report, windows
 import ctl
-from ctl import testing
 
 BATCH = 250
 MODEL = models.MODELS["mnist256"]
 CTL, COLLECTED = "ctl", "ctl, collected outputs"
 FORWARD, METRICS = "hand-written, forward pass", "hand-written, loss and accuracy"
 KERAS = "tf_keras evaluate"
-PROGRAMS = (CTL, COLLECTED, FORWARD, METRICS, KERAS)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measures all programs; prints a table per number of rows and replicas."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.evaluation", description=__doc__.split("\n")[0]
+    """Measures all programs; prints the tables."""
+    flags = command_line.parse(
+        __doc__,
+        arguments,
+        rows=[10_000, 1_000],
+        processes=3,
+        windows=6,
+        seconds=1.0,
+        result=pathlib.Path,
     )
-    parser.add_argument("--rows", nargs="+", type=int, default=[10_000, 1_000])
-    parser.add_argument("--replicas", nargs="+", type=int, default=[1, 2])
-    parser.add_argument("--processes", type=int, default=3)
-    parser.add_argument("--windows", type=int, default=6)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of a window, at least")
-    results.add_flag(parser)
-    flags = parser.parse_args(arguments)
-    to_ctl = []
+    command = [sys.executable, "-m", "benchmarks.evaluation", "--worker"]
+    measured = []
     for rows in flags.rows:
-        for replicas in flags.replicas:
-            title = f"{rows:,} images, {replicas} replica{'s' * (replicas > 1)}"
-            command = [sys.executable, "-m", "benchmarks.evaluation_worker"]
-            rates, peaks = windows.measure(
-                {
-                    name: functools.partial(
-                        windows.worker, [*command, name, str(rows), str(replicas)]
-                    )
-                    for name in PROGRAMS
-                },
-                title=title,
-                processes=flags.processes,
-                windows=flags.windows,
-                seconds=flags.seconds,
-            )
-            print(
-                f"\n{report.table(report.make_rows(title, BATCH, rates, peaks, FORWARD), FORWARD)}"
-            )
-            to_ctl += report.make_rows(title, BATCH, rates, peaks, CTL)
-    if flags.result:
-        results.save(
-            flags.result,
-            report.result_tables(to_ctl, CTL, {name: name for name in PROGRAMS}),
-            samples=f"medians of {flags.processes * flags.windows} windows in {flags.processes} starts, "
-            "95 % intervals",
-            packages=["tensorflow-cpu", "tf-keras"],
+        title = f"{rows:,} images, one replica"
+        rates, _ = windows.measure(
+            {
+                name: functools.partial(windows.worker, [*command, name, str(rows)])
+                for name in PREPARE
+            },
+            title=title,
+            processes=flags.processes,
+            windows=flags.windows,
+            seconds=flags.seconds,
         )
+        measured += report.make_rows(title, BATCH, rates, CTL)
+    labels = {name: name for name in PREPARE}
+    report.show(measured, CTL, labels, flags.result, packages=["tensorflow-cpu", "tf-keras"])
 
 
 class Trainer(ctl.StandardTrainer):
@@ -112,43 +98,40 @@ def images(rows: int) -> tuple[np.ndarray, np.ndarray]:
     return x[:rows], y[:rows]
 
 
-def run(name: str, rows: int, replicas: int, tick: windows.Windows) -> None:
+def run(name: str, rows: int, tick: windows.Windows) -> None:
     """Evaluates until `tick` raises."""
-    strategy = testing.make_strategy(replicas) if replicas > 1 else tf.distribute.get_strategy()
-    evaluate = PREPARE[name](rows, strategy)
+    evaluate = PREPARE[name](rows)
     while True:
         evaluate()
         tick(rows // BATCH)
 
 
-def prepare_ctl(trainer: type[Trainer], rows: int, strategy: tf.distribute.Strategy) -> Callable:
-    evaluator = ctl.StandardEvaluator(trainer(rows, strategy=strategy))
+def prepare_ctl(trainer: type[Trainer], rows: int) -> Callable:
+    evaluator = ctl.StandardEvaluator(trainer(rows))
     return lambda: evaluator.evaluate(tf.constant(-1))
 
 
-def prepare_loop(rows: int, strategy: tf.distribute.Strategy, *, metrics: bool) -> Callable:
-    with strategy.scope():
-        network = MODEL.build(tf_keras)
-        mean, accuracy = tf_keras.metrics.Mean(), MODEL.metrics(tf_keras)["accuracy"]
+def prepare_loop(rows: int, *, metrics: bool) -> Callable:
+    network = MODEL.build(tf_keras)
+    mean, accuracy = tf_keras.metrics.Mean(), MODEL.metrics(tf_keras)["accuracy"]
     loss_fn = MODEL.loss_fn(tf_keras)
 
-    def replica_step(x, y):
+    @tf.function
+    def step(x, y):
         outputs = network(x, training=False)
         if metrics:
             mean.update_state(loss_fn(y, outputs))
             accuracy.update_state(y, outputs)
         return tf.reduce_sum(outputs)
 
-    step = tf.function(lambda x, y: strategy.run(replica_step, args=(x, y)))
-    data = strategy.experimental_distribute_dataset(pipeline(rows))
+    data = pipeline(rows)
 
     def evaluate() -> None:
         mean.reset_state()
         accuracy.reset_state()
         for x, y in data:
             last = step(x, y)
-        for value in strategy.experimental_local_results(last):
-            value.numpy()
+        last.numpy()
         if metrics:
             mean.result().numpy()
             accuracy.result().numpy()
@@ -156,11 +139,10 @@ def prepare_loop(rows: int, strategy: tf.distribute.Strategy, *, metrics: bool) 
     return evaluate
 
 
-def prepare_keras(rows: int, strategy: tf.distribute.Strategy) -> Callable:
-    with strategy.scope():
-        network = MODEL.build(tf_keras)
-        loss = tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        network.compile(loss=loss, metrics=[MODEL.metrics(tf_keras)["accuracy"]])
+def prepare_keras(rows: int) -> Callable:
+    network = MODEL.build(tf_keras)
+    loss = tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    network.compile(loss=loss, metrics=[MODEL.metrics(tf_keras)["accuracy"]])
     data = pipeline(rows)
     return lambda: network.evaluate(data, verbose=0)
 
@@ -178,5 +160,15 @@ PREPARE = {
     KERAS: prepare_keras,
 }
 
+
+def work(name: str, rows: str) -> None:
+    """Evaluates in the windows that another process requests."""
+    tf.get_logger().setLevel("ERROR")
+    windows.serve(lambda tick: run(name, int(rows), tick))
+
+
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--worker"]:
+        work(*sys.argv[2:])
+    else:
+        main()

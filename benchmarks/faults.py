@@ -9,7 +9,6 @@ The tries are those of tests/support/faults. The earlier version is tried with t
     cp -r tests/support/faults ../before/tests/support/
 """
 
-import argparse
 from collections.abc import Sequence
 import json
 import os
@@ -19,6 +18,7 @@ import sys
 import tempfile
 from typing import Any
 
+from benchmarks import flags as command_line
 from benchmarks import results
 
 SAMPLES = "each try is a run with one fault, and the same command without it"
@@ -35,11 +35,7 @@ LOOPS = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs all loops, and prints a table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--before", type=pathlib.Path, help="the checkout of an earlier version")
-    results.add_flag(parser)
-    flags = parser.parse_args(arguments)
+    flags = command_line.parse(__doc__, arguments, before=pathlib.Path, result=pathlib.Path)
     trees = {"before: ": flags.before, "": results.ROOT} if flags.before else {"": results.ROOT}
     columns: list[tuple[str, int | None]] = [("fault", None)]
     columns += [(f"{which}{count}", 0) for which in trees for count in ("tries", *COUNTS)]

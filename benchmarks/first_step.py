@@ -1,4 +1,4 @@
-"""Measures the time to the first step of ctl, a hand-written loop, Orbit and tf_keras' fit.
+"""Measures the time to the first step of ctl and of a hand-written loop.
 
     python -m benchmarks.first_step --models mnist --replicas 1
 
@@ -10,9 +10,11 @@ replicas that are logical CPUs. `ctl experiments/mnist.py` is the whole command,
 and summaries; it has no second trainer.
 """
 
-import argparse
+import dataclasses
+import itertools
 import json
 import os
+import pathlib
 import random
 import statistics
 import subprocess
@@ -23,6 +25,7 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+from benchmarks import flags as command_line
 from benchmarks import results
 
 PLAIN, KERAS_3, COMMAND = "hand-written", "ctl, Keras 3", "ctl experiments/mnist.py"
@@ -31,27 +34,23 @@ ROWS = 16  # of a global batch
 
 def main(arguments: list[str] | None = None) -> None:
     """Measures all programs; prints one table per model and number of replicas."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.first_step", description=__doc__.split("\n")[0]
+    flags = command_line.parse(
+        __doc__,
+        arguments,
+        choices={"models": MODELS, "programs": PROGRAMS},
+        models=list(MODELS),
+        replicas=[1, 8],
+        programs=list(PROGRAMS),
+        rounds=5,
+        result=pathlib.Path,
     )
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--replicas", nargs="+", type=int, default=[1, 8])
-    parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
-    parser.add_argument("--rounds", type=int, default=5)
-    results.add_flag(parser)
-    flags = parser.parse_args(arguments)
     tables = {}
-    for model in flags.models:
-        for replicas in flags.replicas:
-            programs = [
-                name
-                for name in flags.programs
-                if name != COMMAND or (model, replicas) == ("mnist", 1)
-            ]
-            rounds = [measure_round(model, replicas, programs, seed=n) for n in range(flags.rounds)]
-            print(f"\n{table(model, replicas, rounds)}", flush=True)
-            if flags.result:
-                tables[f"{model}_{replicas}"] = result_table(rounds)
+    for model, replicas in itertools.product(flags.models, flags.replicas):
+        whole = (model, replicas) == ("mnist", 1)
+        programs = [name for name in flags.programs if whole or name != COMMAND]
+        rounds = [measure_round(model, replicas, programs, seed=n) for n in range(flags.rounds)]
+        tables[f"{model}_{replicas}"] = each = table(rounds)
+        print(f"\n### {model}_{replicas}\n\n{results.format_table(dataclasses.asdict(each))}")
     if flags.result:
         results.save(
             flags.result,
@@ -85,47 +84,21 @@ def measure(program: str, model: str, replicas: int) -> tuple[float, float | Non
     return end_of_first - start, second
 
 
-def table(model: str, replicas: int, rounds: list[dict[str, tuple[float, float | None]]]) -> str:
-    """Formats medians, and ratios to the hand-written loop if it was measured."""
-    rows = [
-        f"### {model}, {replicas} replica{'s' * (replicas > 1)}, {len(rounds)} rounds",
-        "",
-        "| program | first step of a process | ratio | second trainer | ratio |",
-        "|---|---:|---:|---:|---:|",
-    ]
-    for name in (name for name in PROGRAMS if name in rounds[0]):
-        cells = []
-        for place in (0, 1):
-            if rounds[0][name][place] is None:
-                cells += ["", ""]
-                continue
-            cells.append(f"{statistics.median(r[name][place] for r in rounds):.2f} s")
-            ratios = [r[name][place] / r[PLAIN][place] for r in rounds if PLAIN in r]
-            cells.append(f"{statistics.median(ratios):.2f}" if ratios else "")
-        rows.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(rows)
-
-
-def result_table(rounds: list[dict[str, tuple[float, float | None]]]) -> results.Table:
-    """Returns the medians, and the ratio of each program to ctl."""
+def table(rounds: list[dict[str, tuple[float, float | None]]]) -> results.Table:
+    """Returns the medians, and the ratios to the hand-written loop if it was measured."""
     rows: list[list[Any]] = []
     for name in (name for name in PROGRAMS if name in rounds[0]):
-        row: list[Any] = [name]
-        for place in (0, 1):
-            times = [each[name][place] for each in rounds]
-            ratios = [
-                time and time / each["ctl"][place] for time, each in zip(times, rounds, strict=True)
-            ]
-            for values in (times, [] if name == "ctl" else ratios):
-                row.append(None if None in values or not values else statistics.median(values))
-        rows.append(row)
-    ratio = "ctl is N times as fast"
-    columns = [("program", None), ("first step of a process, s", 2), (ratio, 2)]
-    return results.Table([*columns, ("second trainer, s", 2), (ratio, 2)], rows)
+        first, second = zip(*(each[name] for each in rounds), strict=True)
+        ratios = [each[name][0] / each[PLAIN][0] for each in rounds if PLAIN in each]
+        medians = [values and statistics.median(values) for values in (first, ratios)]
+        rows.append([name, *medians, None if None in second else statistics.median(second)])
+    columns = [("program", None), ("first step of a process, s", 2)]
+    columns += [(f"divided by {PLAIN}", 2), ("second trainer, s", 2)]
+    return results.Table(columns, rows)
 
 
-MODELS = ("mnist", "transformer", "resnet50")
-PROGRAMS = ("ctl", COMMAND, KERAS_3, PLAIN, "orbit", "tf_keras fit")
+MODELS = ("mnist", "transformer")
+PROGRAMS = ("ctl", COMMAND, KERAS_3, PLAIN)
 COMMAND_FLAGS = (
     "--config=experiments/mnist.py",
     "--config.trainer=benchmarks.first_step_trainer:FirstStepTrainer",

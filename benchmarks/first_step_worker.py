@@ -1,15 +1,18 @@
-"""One process of `benchmarks.first_step`: builds a program twice and runs the first step of each.
+"""A process of `benchmarks.first_step` or `benchmarks.growth`: builds a program and runs its first step.
 
     python -m benchmarks.first_step_worker PROGRAM MODEL REPLICAS
 
-It prints the time of the monotonic clock at the end of the first step, and the seconds of the second
-trainer. Only the programs of ctl import ctl.
+MODEL is a name, or the number of variables of a sum with little to compute. Of a name it prints the time
+of the monotonic clock at the end of the first step, and the seconds of a second trainer; of a sum the
+seconds until the first step is done and those of a later one, in processor time, which other programs
+hardly change. Only the programs of ctl import ctl.
 """
 
 from collections.abc import Callable
 import functools
 import importlib
 import json
+import statistics
 import sys
 import time
 from typing import Any
@@ -18,46 +21,30 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
+from benchmarks import models
 from benchmarks.first_step import KERAS_3, PLAIN, ROWS
 
-
-def mnist(keras: Any) -> Any:
-    layers = keras.layers
-    return keras.Sequential(
-        [
-            layers.Input((28, 28, 1)),
-            layers.Conv2D(32, 3, activation="relu"),
-            layers.MaxPooling2D(),
-            layers.Conv2D(64, 3, activation="relu"),
-            layers.MaxPooling2D(),
-            layers.Flatten(),
-            layers.Dense(128, activation="relu"),
-            layers.Dropout(0.5),
-            layers.Dense(10),
-        ]
-    )
+NAMES = {"mnist": "mnist64", "transformer": "encoder128"}  # in benchmarks.models
+INPUTS = {
+    "mnist": lambda draw: draw.random((64, 28, 28), np.float32),
+    "transformer": lambda draw: draw.integers(0, 8192, (64, 64)).astype(np.int32),
+}
+WIDTH = 64  # of a variable of a sum
+STEPS = 100  # of the calls that are timed
 
 
-def transformer(keras: Any) -> Any:
-    layers = keras.layers
-    x = inputs = layers.Input((64, 128))
-    for _ in range(4):
-        y = layers.LayerNormalization()(x)
-        x = layers.Add()([x, layers.MultiHeadAttention(4, 32)(y, y, use_causal_mask=True)])
-        y = layers.Dense(512, activation="gelu")(layers.LayerNormalization()(x))
-        x = layers.Add()([x, layers.Dense(128)(y)])
-    x = layers.GlobalAveragePooling1D()(layers.LayerNormalization()(x))
-    return keras.Model(inputs, layers.Dense(10)(x))
+def build_sum(count: int) -> tf_keras.Model:
+    """A sum over variables."""
 
+    class Sum(tf_keras.layers.Layer):
+        def build(self, shape):
+            self.vectors = [self.add_weight(f"v{i}", [WIDTH], None, "ones") for i in range(count)]
 
-def resnet50(keras: Any) -> Any:
-    return keras.applications.ResNet50(
-        weights=None, input_shape=(32, 32, 3), classes=10, classifier_activation=None
-    )
+        def call(self, x):
+            # Squares, because TensorFlow would compute equal gradients only once.
+            return tf.add_n([tf.square(v * x) for v in self.vectors])
 
-
-BUILD = {"mnist": mnist, "transformer": transformer, "resnet50": resnet50}
-SHAPES = {"mnist": (28, 28, 1), "transformer": (64, 128), "resnet50": (32, 32, 3)}
+    return tf_keras.Sequential([tf_keras.layers.Input((WIDTH,)), Sum()])
 
 
 def adam() -> tf_keras.optimizers.Optimizer:
@@ -68,7 +55,8 @@ def cross_entropy(labels, outputs):
     return tf_keras.losses.sparse_categorical_crossentropy(labels, outputs, from_logits=True)
 
 
-def run_ctl(build: Callable, arrays: tuple, replicas: int) -> None:
+def make_ctl(build: Callable, arrays: tuple, replicas: int) -> Callable:
+    """Returns the loop of a trainer."""
     import ctl
     from ctl import testing
 
@@ -86,11 +74,11 @@ def run_ctl(build: Callable, arrays: tuple, replicas: int) -> None:
             return {"accuracy": tf_keras.metrics.SparseCategoricalAccuracy()}
 
     strategy = testing.make_strategy(replicas) if replicas > 1 else None
-    Trainer(strategy=strategy, global_batch_size=ROWS, optimizer=adam).train(tf.constant(1))
+    return Trainer(strategy=strategy, global_batch_size=ROWS, optimizer=adam).train
 
 
-def make_plain(build: Callable, arrays: tuple, replicas: int) -> tuple:
-    """Returns the strategy, the step on all replicas, and the iterator of the custom loop."""
+def make_plain(build: Callable, arrays: tuple, replicas: int) -> Callable:
+    """Returns a hand-written loop."""
     strategy = make_strategy(replicas)
     with strategy.scope():
         model, optimizer = build(), adam()
@@ -107,38 +95,13 @@ def make_plain(build: Callable, arrays: tuple, replicas: int) -> tuple:
         mean.update_state(losses)
         accuracy.update_state(labels, outputs)
 
-    data = strategy.experimental_distribute_dataset(dataset(arrays))
-    return strategy, lambda iterator: strategy.run(replica_step, args=next(iterator)), data
-
-
-def run_plain(build: Callable, arrays: tuple, replicas: int) -> None:
-    _, step, data = make_plain(build, arrays, replicas)
-
     @tf.function
     def loop(iterator, steps):
         for _ in tf.range(steps):
-            step(iterator)
+            strategy.run(replica_step, args=next(iterator))
 
-    loop(iter(data), tf.constant(1))
-
-
-def run_orbit(build: Callable, arrays: tuple, replicas: int) -> None:
-    import orbit
-
-    _, step, data = make_plain(build, arrays, replicas)
-
-    class Trainer(orbit.StandardTrainer):
-        def train_step(self, iterator):
-            step(iterator)
-
-    Trainer(data).train(tf.constant(1))
-
-
-def run_fit(build: Callable, arrays: tuple, replicas: int) -> None:
-    with make_strategy(replicas).scope():
-        model = build()
-        model.compile(adam(), tf_keras.losses.SparseCategoricalCrossentropy(True), ["accuracy"])
-    model.fit(dataset(arrays), steps_per_epoch=1, verbose=0)
+    dataset = tf.data.Dataset.from_tensor_slices(arrays).repeat().batch(ROWS, drop_remainder=True)
+    return functools.partial(loop, iter(strategy.experimental_distribute_dataset(dataset)))
 
 
 def make_strategy(replicas: int) -> tf.distribute.Strategy:
@@ -150,33 +113,49 @@ def make_strategy(replicas: int) -> tf.distribute.Strategy:
     )
 
 
-def dataset(arrays: tuple) -> tf.data.Dataset:
-    return tf.data.Dataset.from_tensor_slices(arrays).repeat().batch(ROWS, drop_remainder=True)
+def measure_growth(start: Callable[[], Callable]) -> dict[str, float]:
+    """Returns the seconds until the first step is done, and the milliseconds of a later one."""
+    begin = time.process_time()
+    loop = start()
+    first, times = time.process_time() - begin, []
+    for _ in range(5):
+        begin = time.process_time()
+        loop(tf.constant(STEPS))
+        times.append((time.process_time() - begin) / STEPS)
+    return {"first": first, "step": 1000 * statistics.median(times)}
 
 
-RUN = {
-    "ctl": run_ctl,
-    KERAS_3: run_ctl,
-    PLAIN: run_plain,
-    "orbit": run_orbit,
-    "tf_keras fit": run_fit,
-}
+def measure_first_step(start: Callable[[], Callable]) -> list[float]:
+    """Returns the time at the end of the first step, and the seconds of a second program."""
+    start()
+    end = time.monotonic()
+    start()
+    return [end, time.monotonic() - end]
 
 
 def main(program: str, model: str, replicas: str) -> None:
-    count = int(replicas)
     tf.get_logger().setLevel("ERROR")
-    tf.config.set_logical_device_configuration(
-        tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * count
-    )
-    rng = np.random.default_rng(0)
-    arrays = rng.normal(size=(64, *SHAPES[model])).astype(np.float32), rng.integers(0, 10, 64)
-    keras = importlib.import_module("keras") if program == KERAS_3 else tf_keras
-    build = functools.partial(BUILD[model], keras)
-    RUN[program](build, arrays, count)
-    end = time.monotonic()
-    RUN[program](build, arrays, count)
-    print(json.dumps([end, time.monotonic() - end]))
+    logical = [tf.config.LogicalDeviceConfiguration()] * int(replicas)
+    tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], logical)
+    draw = np.random.default_rng(0)
+    build: Callable[[], Any]
+    if model in NAMES:
+        keras = importlib.import_module("keras") if program == KERAS_3 else tf_keras
+        build = functools.partial(models.MODELS[NAMES[model]].build, keras)
+        inputs = INPUTS[model](draw)
+    else:
+        build = functools.partial(build_sum, int(model))
+        inputs = draw.normal(size=(64, WIDTH)).astype(np.float32)
+    arrays = inputs, draw.integers(0, 10, 64)
+
+    def start() -> Callable:
+        make = make_plain if program == PLAIN else make_ctl
+        loop = make(build, arrays, int(replicas))
+        loop(tf.constant(1))
+        return loop
+
+    measure = measure_first_step if model in NAMES else measure_growth
+    print(json.dumps(measure(start)))
 
 
 if __name__ == "__main__":

@@ -1,19 +1,19 @@
-"""Measures how times and memory grow with replicas, variables, steps and the size of a checkpoint.
+"""Measures how times grow with replicas and variables.
 
     python -m benchmarks.growth
     python -m benchmarks.growth --parts replicas variables
 
-Each point is measured in processes of its own, which take turns: the processor time to trace and run the
-first step, that of a later step, and the memory that later steps add. Beside ctl the same model is
-trained by a hand-written loop, which shows what TensorFlow needs itself. Its replicas are logical CPUs
-that share the cores, so that a step on twice as many replicas has twice as much to compute. `exponent`
-is the slope of the least-squares line through the logarithms of sizes and times: 1 is linear growth.
+Each point is measured in processes of its own, which take turns: the processor time to trace and run
+the first step, and that of a later step. Beside ctl the same model is trained by a hand-written loop,
+which shows what TensorFlow needs itself. Its replicas are logical CPUs that share the cores, so that a
+step on twice as many replicas has twice as much to compute. `exponent` is the slope of the least-squares
+line through the logarithms of sizes and times: 1 is linear growth.
 """
 
-import argparse
 import dataclasses
 import json
 import os
+import pathlib
 import random
 import statistics
 import subprocess
@@ -23,44 +23,35 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 
+from benchmarks import flags as command_line
 from benchmarks import results
+from benchmarks.first_step import PLAIN
 
 SIZES = {
     "replicas": [1, 2, 4, 8, 16],
     "variables": [10, 100, 1_000],
-    "steps": [1_000, 10_000, 100_000],
-    "checkpoint": [1, 10, 100, 1_000],
 }
 UNITS = {
     "replicas": "replicas, 20 variables",
     "variables": "variables, 1 replica",
-    "steps": "steps, 10 variables, 1 replica",
-    "checkpoint": "MiB of weights, 10 variables, 1 replica",
 }
-COLUMNS = {
-    "replicas": {"first": "first step, s", "step": "step, ms"},
-    "variables": {"first": "first step, s", "step": "step, ms"},
-    "steps": {"memory": "memory added since step 100, MiB"},
-    "checkpoint": {"save": "save, s"},
-}
-PROGRAMS = ("ctl", "hand-written")
-ROWS = 16  # of a global batch
-WIDTH = 64  # of a variable, except in the part "checkpoint"
+COLUMNS = {"first": "first step, s", "step": "step, ms"}
+PROGRAMS = ("ctl", PLAIN)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measures the parts; prints a table for each."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.growth", description=__doc__.split("\n")[0]
+    flags = command_line.parse(
+        __doc__,
+        arguments,
+        choices={"parts": SIZES},
+        parts=list(SIZES),
+        rounds=3,
+        result=pathlib.Path,
     )
-    parser.add_argument("--parts", nargs="+", choices=SIZES, default=list(SIZES))
-    parser.add_argument("--sizes", nargs="+", type=int, help="sizes of a part; its own by default")
-    parser.add_argument("--rounds", type=int, default=3)
-    results.add_flag(parser)
-    flags = parser.parse_args(arguments)
     tables = {}
     for part in flags.parts:
-        sizes = flags.sizes or SIZES[part]
+        sizes = SIZES[part]
         points: dict = {(program, size): [] for program in PROGRAMS for size in sizes}
         for number in range(flags.rounds):
             for program, size in random.Random(number).sample([*points], len(points)):
@@ -78,7 +69,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 def measure(part: str, program: str, size: int) -> dict[str, float]:
     """Measures a point in a new process."""
-    command = [sys.executable, "-m", "benchmarks.growth_worker", part, program, str(size)]
+    variables, replicas = (20, size) if part == "replicas" else (size, 1)
+    command = [sys.executable, "-m", "benchmarks.first_step_worker"]
+    command += [program, str(variables), str(replicas)]
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     return json.loads(output.splitlines()[-1])
 
@@ -95,8 +88,8 @@ def table(part: str, sizes: list[int], points: dict) -> str:
 
 def result_table(part: str, sizes: list[int], points: dict) -> results.Table:
     """Returns the medians of a part."""
-    columns = [(program, key) for key in COLUMNS[part] for program in PROGRAMS]
-    names = [(f"{COLUMNS[part][key]}, {program}", 2) for program, key in columns]
+    columns = [(program, key) for key in COLUMNS for program in PROGRAMS]
+    names = [(f"{COLUMNS[key]}, {program}", 2) for program, key in columns]
     rows = [
         [size, *(statistics.median(r[key] for r in points[p, size]) for p, key in columns)]
         for size in sizes
@@ -105,9 +98,7 @@ def result_table(part: str, sizes: list[int], points: dict) -> results.Table:
 
 
 def exponent(sizes: list[int], values: list[float]) -> float:
-    """Returns p of the least-squares fit values = c sizes^p; NaN if a value is not positive."""
-    if min(values) <= 0 or len(sizes) < 2:
-        return float("nan")
+    """Returns p of the least-squares fit values = c sizes^p."""
     return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
 
 

@@ -8,8 +8,6 @@ import pathlib
 import numpy as np
 import tensorflow as tf
 
-from ctl.data.files.images import read_idx
-
 GPU = bool(tf.config.list_physical_devices("GPU"))
 MNIST = pathlib.Path(__file__).resolve().parent.parent / "experiments" / "data" / "mnist"
 
@@ -102,6 +100,8 @@ class Mnist(Model):
         )
 
     def arrays(self):
+        from ctl.data.files.images import read_idx  # not by the first step of other programs
+
         images = read_idx(MNIST / "train-images-idx3-ubyte.gz")
         return images, read_idx(MNIST / "train-labels-idx1-ubyte.gz").astype(np.int32)
 
@@ -187,17 +187,12 @@ MODELS = {
     "empty": Empty(batch=64, has_accuracy=False),
     "mnist64": Mnist(batch=64),
     "mnist256": Mnist(batch=256, steps_per_loop=100 if GPU else 25),
-    "resnet50": ResNet50(batch=64, steps_per_loop=50)
-    if GPU
-    else ResNet50(batch=8, steps_per_loop=1),
     # For the modes of XLA on a CPU.
     "dense512": Dense(batch=256, steps_per_loop=25),
     "dense2048": Dense(batch=256, steps_per_loop=2, width=2048),
     "encoder128": Encoder(batch=32, steps_per_loop=5),
     "encoder256": Encoder(batch=32, steps_per_loop=1, width=256, length=128),
     # Of benchmarks.gpu.
-    "empty_float16": Empty(batch=64, has_accuracy=False, precision="float16"),
-    "mnist256_float16": Mnist(batch=256, precision="float16"),
     "resnet50_float16": ResNet50(batch=128, steps_per_loop=50, precision="float16"),
     "resnet50_bfloat16": ResNet50(batch=128, steps_per_loop=50, precision="bfloat16"),
     "resnet50_small": ResNet50(batch=2, steps_per_loop=1, precision="bfloat16", size=32),

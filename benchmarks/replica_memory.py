@@ -7,7 +7,6 @@ The workers are processes of this machine. They train dense layers without biase
 model exists; the first step, which is traced, is before. The pack "none" sends all gradients at once.
 """
 
-import argparse
 from collections.abc import Sequence
 import gc
 import os
@@ -17,6 +16,7 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+from benchmarks import flags as command_line
 from benchmarks import results
 
 _MIB, _EVERYTHING = 2**20, 2**20  # MiB
@@ -32,7 +32,16 @@ ENVIRONMENT = {
 
 def main(arguments: Sequence[str] | None = None) -> list[list[Any]]:
     """Measures and prints the rows of the table; returns them."""
-    flags = _parse(arguments)
+    flags = command_line.parse(
+        __doc__,
+        arguments,
+        modes=["False", "True", "gradients"],
+        packs=[32.0, None],
+        width=3072,
+        depth=8,
+        rows=4,  # of each worker's batch
+        result=pathlib.Path,
+    )
     from benchmarks import replica_memory  # a function of the main module cannot be sent
     from ctl import testing
 
@@ -41,13 +50,12 @@ def main(arguments: Sequence[str] | None = None) -> list[list[Any]]:
         for pack in flags.packs:
             answers = testing.run_workers(
                 replica_memory.work, mode, pack or _EVERYTHING, flags.width, flags.depth, flags.rows,
-                timeout=600, environment={**ENVIRONMENT, "TF_ENABLE_ONEDNN_OPTS": flags.onednn},
+                timeout=600, environment=ENVIRONMENT,
             )  # fmt: skip
             worst = max(answers, key=lambda answer: answer["peak"])
             shown = "all at once" if pack is None else f"{pack:g} MiB"
-            rows.append(
-                [f"`{mode}`", shown, *(round(worst[k]) for k in ("held", "peak", "estimate"))]
-            )
+            sizes = [round(worst[k]) for k in ("held", "peak", "estimate")]
+            rows.append([flags.rows, f"`{mode}`", shown, *sizes])
             print(rows[-1], {k: round(v) for k, v in worst.items()}, flush=True)
     if flags.result:
         titles = ("in use between steps, MiB", "peak of a step, MiB", "estimated peak, MiB")
@@ -120,24 +128,6 @@ def _status(key: str) -> float:
     """Returns a size of this process in MiB."""
     lines = pathlib.Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{key}:"))
-
-
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.replica_memory", description=__doc__
-    )
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    number = lambda text: None if text == "none" else float(text)  # noqa: E731
-    parser.add_argument("--modes", nargs="+", default=["False", "True", "gradients"])
-    parser.add_argument("--packs", nargs="+", type=number, default=[None, 32.0], metavar="MIB")
-    parser.add_argument("--width", type=int, default=3072)
-    parser.add_argument("--depth", type=int, default=8)
-    parser.add_argument("--rows", type=int, default=4, help="of each worker's batch")
-    parser.add_argument(
-        "--onednn", default="0", choices=("0", "1"), help="TensorFlow's use of oneDNN"
-    )
-    results.add_flag(parser)
-    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

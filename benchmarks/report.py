@@ -1,13 +1,13 @@
-"""Statistics of the measured windows, as a table, JSON lines or a chart."""
+"""Statistics of the measured windows, and their tables."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
-import json
 import pathlib
 from typing import Any
 
 import numpy as np
 
+from benchmarks import results
 from benchmarks.results import Table
 
 RESAMPLES = 10_000
@@ -22,11 +22,9 @@ class Row:
         variant: name of the variant.
         batch: examples per step.
         examples_per_second: the median over windows.
-        microseconds_per_step: the median over windows.
         ratio: the median over paired windows of the speed divided by that of the reference.
         ratio_low: the lower end of its 95 % interval.
         ratio_high: the upper end of its 95 % interval.
-        peak_mib: the peak memory of its processes in MiB.
         windows: number of measured windows.
         processes: number of processes that the windows were measured in.
     """
@@ -35,11 +33,9 @@ class Row:
     variant: str
     batch: int
     examples_per_second: float
-    microseconds_per_step: float
     ratio: float
     ratio_low: float
     ratio_high: float
-    peak_mib: float
     windows: int
     processes: int
 
@@ -48,7 +44,6 @@ def make_rows(
     model: str,
     batch: int,
     rates: Mapping[str, Sequence[Sequence[float]]],
-    peaks: Mapping[str, float],
     reference: str,
 ) -> list[Row]:
     """Returns one row per variant.
@@ -58,7 +53,6 @@ def make_rows(
         batch: examples per step.
         rates: variant -> processes -> windows -> steps per second. Window w of process p was measured
             in the same round as window w of process p of every other variant.
-        peaks: variant -> peak memory in MiB.
         reference: the variant that the speeds are divided by.
     """
     reference_rates = np.array(rates[reference])
@@ -72,11 +66,9 @@ def make_rows(
                 variant=variant,
                 batch=batch,
                 examples_per_second=median * batch,
-                microseconds_per_step=1e6 / median,
                 ratio=ratio,
                 ratio_low=low,
                 ratio_high=high,
-                peak_mib=peaks[variant],
                 windows=reference_rates.size,
                 processes=len(reference_rates),
             )
@@ -102,21 +94,19 @@ def interval(ratios: np.ndarray) -> tuple[float, float, float]:
     return float(np.median(ratios)), float(low), float(high)
 
 
-def table(rows: Sequence[Row], reference: str) -> str:
-    """Formats the rows of one model as a markdown table."""
-    parts = [
-        f"### {rows[0].model}, batch {rows[0].batch}",
-        "",
-        f"| loop | examples/s | µs per step | ratio to '{reference}' (95 %) | peak MiB |",
-        "|---|---:|---:|---:|---:|",
-    ]
-    for row in rows:
-        parts.append(
-            f"| {row.variant} | {row.examples_per_second:,.0f} | {row.microseconds_per_step:,.0f} "
-            f"| {row.ratio:.3f} ({row.ratio_low:.3f} to {row.ratio_high:.3f}) "
-            f"| {row.peak_mib:,.0f} |"
-        )
-    return "\n".join(parts)
+def show(
+    rows: Sequence[Row],
+    reference: str,
+    labels: Mapping[str, str],
+    path: pathlib.Path | None,
+    **conditions: Any,
+) -> None:
+    """Prints the tables, and writes them to a file, with its conditions for `results.save`."""
+    tables = result_tables(rows, reference, labels)
+    print("\n\n".join(results.format_table(dataclasses.asdict(each)) for each in tables.values()))
+    if path:
+        samples = f"medians of {rows[0].windows} windows in {rows[0].processes} starts"
+        results.save(path, tables, samples=f"{samples}, 95 % intervals", **conditions)
 
 
 def result_tables(
@@ -151,31 +141,3 @@ def result_tables(
         "speed": table("per second", 0, lambda row: round(row.examples_per_second), list(labels)),
         "ratio": table("ctl is N times as fast as", 2, times_as_fast, others),
     }
-
-
-def write_json(path: pathlib.Path, rows: Sequence[Row]) -> None:
-    """Writes one JSON line per row."""
-    path.write_text("".join(json.dumps(dataclasses.asdict(row)) + "\n" for row in rows))
-
-
-def write_chart(path: pathlib.Path, rows: Sequence[Row]) -> str:
-    """Draws the ratios; returns a message for the user."""
-    try:
-        import matplotlib
-    except ImportError:
-        return "No chart: matplotlib is not installed (.uv/bin/uv run --with matplotlib ...)."
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    models = list(dict.fromkeys(row.model for row in rows))
-    figure, axes = plt.subplots(len(models), squeeze=False, figsize=(9, 3.2 * len(models)))
-    for axis, model in zip(axes[:, 0], models, strict=True):
-        bars = [row for row in rows if row.model == model][::-1]  # barh draws upwards
-        ratios = np.array([row.ratio for row in bars])
-        spread = np.array([[r.ratio - r.ratio_low, r.ratio_high - r.ratio] for r in bars]).T
-        axis.barh([row.variant for row in bars], ratios, xerr=np.maximum(spread, 0), capsize=3)
-        axis.axvline(1.0, color="black", linewidth=0.8)
-        axis.set_title(f"{model}: speed relative to the best hand-written loop, 95 % interval")
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    return f"Chart: {path}"

@@ -15,21 +15,16 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+from benchmarks import flags as command_line
+
 _MIB = 2**20
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     """Measures and prints one line; returns the numbers."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.shard_state", description=__doc__.split("\n")[0]
+    flags = command_line.parse(
+        __doc__, arguments, replicas=4, width=1024, batch=64, optimizer="Adam", steps=10, rounds=7
     )
-    parser.add_argument("--replicas", type=int, default=4)
-    parser.add_argument("--width", type=int, default=1024, help="of four dense layers")
-    parser.add_argument("--batch", type=int, default=64, help="global batch size")
-    parser.add_argument("--optimizer", default="Adam", help="of tf_keras.optimizers")
-    parser.add_argument("--steps", type=int, default=10, help="steps per round")
-    parser.add_argument("--rounds", type=int, default=7)
-    flags = parser.parse_args(arguments)
     row = measure(flags)
     print(
         f"{flags.optimizer}, {flags.replicas} replicas: slots {row['slots_mib'][1]:.2f} of "

@@ -13,7 +13,7 @@ checkpoints. At the end, SIGTERM stops all of them. The program fails if
 - the events of the run are not complete, or a checkpoint is damaged,
 - an example of an epoch was not used exactly once by the updates that are part of the result, or
 - a weight, a slot or a counter differs in any bit from that of an undisturbed run of the same number of
-  steps (unless --skip_undisturbed is set).
+  steps.
 
 The memory of a process is its anonymous memory (RssAnon of Linux), without the pages of files.
 """
@@ -35,18 +35,19 @@ import uuid
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from benchmarks import chaos, counting
+from benchmarks import flags as command_line
 from benchmarks.chaos import check, print_progress
 from benchmarks.process_memory import Memory, growth_between_starts, sample
 from benchmarks.workdir_state import latest_checkpoint, read_events, read_weights
 from ctl.loop.checkpoints.files import CheckpointFiles
 from tests.support.faults import signals
 
-SOAKING = "benchmarks/soaking.py"
 KEYS = {
     "train.steps": 10_000_000,
     "train.steps_per_loop": 10,
     "train.checkpoint_interval": 100,
     "summaries.writers": "['jsonl']",
+    "model.pause": 0.25,
 }
 SAMPLE_SECONDS = 2.0
 MARK = "CTL_SOAK"  # an environment variable by which the processes are recognized
@@ -76,41 +77,36 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"| epochs x examples, each consumed once | {epochs} x {counting.EXAMPLES} and {rest} |"
         )
         check_memory(flags, memories)
-        if not flags.skip_undisturbed:
-            difference = compare_undisturbed(flags, folder, steps, weights)
-            print(f"| largest difference of all weights, slots and counters | {difference:g} |")
-            check(difference == 0.0, "the disturbed run has another result")
+        difference = compare_undisturbed(flags, folder, steps, weights)
+        print(f"| largest difference of all weights, slots and counters | {difference:g} |")
+        check(difference == 0.0, "the disturbed run has another result")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parses the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--minutes", type=float, default=60, help="default 60")
-    parser.add_argument("--kill_every", type=float, default=120, help="seconds; default 120")
-    parser.add_argument("--workers", type=int, default=2, help="number of processes; default 2")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the kills; default 0")
-    parser.add_argument("--limit", type=float, default=2, help="growth in percent; default 2")
-    parser.add_argument("--skip_undisturbed", action="store_true", help="no undisturbed run")
-    return parser.parse_args(arguments)
+    return command_line.parse(
+        __doc__,
+        arguments,
+        minutes=60.0,
+        kill_every=120.0,
+        workers=2,
+        seed=0,
+        limit=2.0,
+    )
 
 
-def command(flags: argparse.Namespace, workdir: pathlib.Path, config: str, keys: dict) -> list[str]:
-    """Returns the command of a run on several processes.
-
-    Args:
-        flags: the command line of the benchmark.
-        workdir: the workdir of the run.
-        config: the path of the config file.
-        keys: config key -> value.
-    """
-    launcher = [f"--workers={flags.workers}", "--max_restarts=1000000"]
-    options = [f"--config={config}", f"--workdir={workdir}"]
+def command(flags: argparse.Namespace, workdir: pathlib.Path, keys: dict) -> list[str]:
+    """Returns the flags of a run with these config keys."""
     # The counts of every epoch that the run could reach, at no more than 60 steps per second.
     epochs = 2 + int(flags.minutes * 60 * 60 * counting.BATCH / counting.EXAMPLES)
-    options += [f"--config.{key}={value}" for key, value in keys.items()]
-    options += [f"--config.model.epochs={epochs}"]
-    return [sys.executable, "-m", "ctl.launch", *launcher, "--", *options]
+    keys = {**keys, "model.epochs": epochs}
+    options = [f"--config.{key}={value}" for key, value in keys.items()]
+    return [f"--config={chaos.COUNTING}", f"--workdir={workdir}", *options]
+
+
+def launch(flags: argparse.Namespace) -> list[str]:
+    """Returns the command of the launcher of several processes."""
+    return ["-m", "ctl.launch", f"--workers={flags.workers}", "--max_restarts=1000000", "--"]
 
 
 def start(
@@ -119,7 +115,11 @@ def start(
     """Starts a command; its output is appended to `log`."""
     with open(log, "a") as file:
         return subprocess.Popen(
-            command, cwd=chaos.ROOT, stdout=file, stderr=subprocess.STDOUT, env=environment
+            [sys.executable, *command],
+            cwd=chaos.ROOT,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=environment,
         )
 
 
@@ -129,7 +129,8 @@ def soak(
     """Runs for `flags.minutes`; returns the memory of each process, and the number of kills."""
     rng = random.Random(flags.seed)
     log = workdir.with_suffix(".log")
-    launcher = start(command(flags, workdir, SOAKING, KEYS), log, environment)
+    options = command(flags, workdir, KEYS)
+    launcher = start([*launch(flags), *options], log, environment)
     evaluator: subprocess.Popen | None = None
     memories: dict[int, Memory] = {}
     kills, begin = 0, time.monotonic()
@@ -139,7 +140,8 @@ def soak(
             time.sleep(SAMPLE_SECONDS)
             check(launcher.poll() is None, f"the launcher ended:\n{log.read_text()[-3000:]}")
             if evaluator is None and latest_checkpoint(workdir):
-                evaluator = start(evaluator_command(flags, workdir), log, environment)
+                mode = ["-m", "ctl.main", "--mode=continuous_eval"]
+                evaluator = start([*mode, *options], log, environment)
             workers = signals.workers(launcher.pid)
             pids = {**workers, "launcher": launcher.pid}
             if evaluator:
@@ -169,18 +171,6 @@ def soak(
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
     return list(memories.values()), kills
-
-
-def evaluator_command(flags: argparse.Namespace, workdir: pathlib.Path) -> list[str]:
-    """Returns the command of the process that evaluates each checkpoint."""
-    options = command(flags, workdir, SOAKING, KEYS)
-    return [
-        sys.executable,
-        "-m",
-        "ctl.main",
-        "--mode=continuous_eval",
-        *options[options.index("--") + 1 :],
-    ]
 
 
 def marked_pids(mark: str) -> list[int]:
@@ -235,15 +225,11 @@ def table(
     """Returns the results as a table."""
     lines = [f"| {flags.minutes:g} minutes, {flags.workers} workers | |", "|---|---|"]
     lines += [f"| kills; restarts; steps | {kills}; {resumed}; {steps} |"]
-    starts = growth_between_starts(memories)
     for name in dict.fromkeys(memory.name for memory in memories):
         same = [memory for memory in memories if memory.name == name and memory.samples]
-        growths = [growth for memory in same if (growth := memory.growth()) is not None]
         text = f"{statistics.median(m.median() for m in same) / _MIB:.1f} MiB" if same else "-"
-        if growths:
-            text += f"; grew by {statistics.median(growths):.2%} (most: {max(growths):.2%})"
-        if name in starts:
-            text += f"; {starts[name]:.2%} from start to start"
+        growths = [growth for memory in same if (growth := memory.growth()) is not None]
+        text += f"; grew by at most {max(growths):.2%}" if growths else ""
         lines.append(f"| {name}, {len(same)} processes | {text} |")
     return "\n".join(lines)
 
@@ -254,9 +240,9 @@ def compare_undisturbed(
     """Runs the same number of steps without kills and pauses; returns the largest difference."""
     print_progress(f"Running {steps} steps undisturbed.")
     workdir = folder / "undisturbed"
-    keys = {**KEYS, "train.steps": steps, "train.checkpoint_interval": steps}
+    keys = {"train.steps": steps, "train.checkpoint_interval": steps, "model.pause": 0.0}
     log = workdir.with_suffix(".log")
-    process = start(command(flags, workdir, chaos.COUNTING, keys), log)
+    process = start([*launch(flags), *command(flags, workdir, KEYS | keys)], log)
     check(process.wait() == 0, f"the undisturbed run failed:\n{log.read_text()[-3000:]}")
     return chaos.largest_difference(read_weights(workdir), weights)
 

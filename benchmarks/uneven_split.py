@@ -15,6 +15,7 @@ Its gradient, w = 1, must enter the update once: 14 - 1 = 13.
 """
 
 import contextlib
+import functools
 import os
 import sys
 
@@ -111,27 +112,13 @@ def orbit_example_update(l2: float) -> float:
     return weight_change(model)
 
 
-def average_loss_nominal_update(l2: float) -> float:
-    """`tf.nn.compute_average_loss` with a constant GLOBAL_BATCH_SIZE of 4: the last batch holds 3.
-
-    The loop of https://www.tensorflow.org/tutorials/distribute/custom_training, with the loss that
-    https://www.tensorflow.org/api_docs/python/tf/nn/compute_average_loss documents.
-    """
-    return custom_loop_update(l2, dataset_batch_size=4, global_batch_size=4)
-
-
-def average_loss_actual_update(l2: float) -> float:
-    """The same with the 3 examples of the actual batch: correct, if the caller knows the number."""
-    return custom_loop_update(l2, dataset_batch_size=4, global_batch_size=3)
-
-
-def average_loss_default_update(l2: float) -> float:
-    """The same without the argument; its default is the replica's rows times the replicas."""
-    return custom_loop_update(l2, dataset_batch_size=4, global_batch_size=None)
-
-
 def custom_loop_update(l2: float, dataset_batch_size: int, global_batch_size: int | None) -> float:
-    """One step of the custom training tutorial's loop."""
+    """One step of the loop of https://www.tensorflow.org/tutorials/distribute/custom_training.
+
+    Its loss is `tf.nn.compute_average_loss` with this global batch size: 4 is a constant, although the
+    last batch has 3 rows; 3 is correct, if the caller knows it; None means the rows of the replica times
+    the replicas.
+    """
     strategy = make_strategy()
     with strategy.scope():
         model = make_model(tf_keras, l2)
@@ -209,9 +196,15 @@ def print_table(l2: float) -> None:
         "Keras 3 `model.fit`": keras_3_fit_update,
         "Keras 3 `model.fit`, the uneven batch first": keras_3_fit_first_batch_update,
         "Orbit's example trainer": orbit_example_update,
-        "`tf.nn.compute_average_loss`, nominal batch of 4": average_loss_nominal_update,
-        "`tf.nn.compute_average_loss`, actual batch of 3": average_loss_actual_update,
-        "`tf.nn.compute_average_loss`, no batch size": average_loss_default_update,
+        "`tf.nn.compute_average_loss`, nominal batch of 4": functools.partial(
+            custom_loop_update, dataset_batch_size=4, global_batch_size=4
+        ),
+        "`tf.nn.compute_average_loss`, actual batch of 3": functools.partial(
+            custom_loop_update, dataset_batch_size=4, global_batch_size=3
+        ),
+        "`tf.nn.compute_average_loss`, no batch size": functools.partial(
+            custom_loop_update, dataset_batch_size=4, global_batch_size=None
+        ),
     }
     print("| program | update of w | error |")
     print("|---|---:|---:|")

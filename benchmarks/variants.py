@@ -5,7 +5,6 @@ tf.data pipeline, that of the tutorials; ctl reads its own.
 """
 
 from collections.abc import Callable
-import functools
 import os
 
 os.environ["KERAS_BACKEND"] = "tensorflow"  # Keras 3 reads it when imported; tf_keras ignores it
@@ -20,16 +19,11 @@ CTL = "ctl, xla="
 RESIDENT = ", data on the device"
 KERAS_3 = ", Keras 3"
 OWN_LOOP = "ctl.Step, tf.range"
-OWN_CALLS = "ctl.Step, one call per step"
 TUTORIAL = "hand-written, one call per step"
 LOOP = "hand-written, tf.range"
 LOOP_XLA = "hand-written, tf.range, step in XLA"
-BARE = "bare step, one batch"
-BARE_XLA = "bare step, one batch, XLA"
 FITS = ("tf_keras fit", "tf_keras fit, best options", "Keras 3 fit", "Keras 3 fit, best options")
-HAND_WRITTEN = (TUTORIAL, LOOP, LOOP_XLA)
 REFERENCES = (LOOP, LOOP_XLA)  # the faster one is the best hand-written loop
-WITH_XLA = (LOOP_XLA, BARE_XLA)
 
 Tick = Callable[[int], None]
 
@@ -47,14 +41,14 @@ def run(name: str, model: Model, tick: Tick) -> None:
         run_ctl(name.removeprefix(CTL), model, tick)
         return
     set_precision(tf_keras, model)
-    if name in (OWN_LOOP, OWN_CALLS):
-        run_own_loop(model, tick, calls=name == OWN_CALLS)
+    if name == OWN_LOOP:
+        run_own_loop(model, tick)
     elif name in FITS:
         run_fit(model, tick, keras_3=name.startswith("Keras 3"), best=name.endswith("options"))
     elif name == TUTORIAL:
         run_tutorial(model, tick)
     else:
-        run_loop(model, tick, jit=name in WITH_XLA, constant=name in (BARE, BARE_XLA))
+        run_loop(model, tick, jit=name == LOOP_XLA)
 
 
 def set_precision(keras, model: Model) -> None:
@@ -104,8 +98,8 @@ def run_ctl(mode: str, model: Model, tick: Tick) -> None:
         tick(model.steps_per_loop)
 
 
-def run_own_loop(model: Model, tick: Tick, *, calls: bool) -> None:
-    """Calls a `ctl.Step`: once per step, or `steps_per_loop` times in one tf.function."""
+def run_own_loop(model: Model, tick: Tick) -> None:
+    """Calls a `ctl.Step` `steps_per_loop` times in one tf.function."""
     loss_fn = model.loss_fn(tf_keras)
     step = ctl.Step(
         lambda: model.build(tf_keras),
@@ -125,11 +119,8 @@ def run_own_loop(model: Model, tick: Tick, *, calls: bool) -> None:
             step(next(iterator))
 
     while True:
-        if calls:
-            step(next(iterator))
-        else:
-            loop(iterator, tf.constant(model.steps_per_loop))
-        tick(1 if calls else model.steps_per_loop)
+        loop(iterator, tf.constant(model.steps_per_loop))
+        tick(model.steps_per_loop)
 
 
 def run_tutorial(model: Model, tick: Tick) -> None:
@@ -141,27 +132,19 @@ def run_tutorial(model: Model, tick: Tick) -> None:
         tick(1)
 
 
-def run_loop(model: Model, tick: Tick, *, jit: bool, constant: bool) -> None:
-    """Runs `steps_per_loop` steps in one tf.function, on the pipeline or on a constant batch."""
+def run_loop(model: Model, tick: Tick, *, jit: bool) -> None:
+    """Runs `steps_per_loop` steps in one tf.function."""
     step, tick.sync = make_step(model)
     step = tf.function(step, jit_compile=True) if jit else step
     iterator = iter(pipeline(model))
-    batch = next(iterator)
 
     @tf.function
     def loop(iterator, steps):
         for _ in tf.range(steps):
             step(*next(iterator))
 
-    @tf.function
-    def bare_loop(x, y, steps):
-        for _ in tf.range(steps):
-            step(x, y)
-
-    steps = tf.constant(model.steps_per_loop)
-    call = functools.partial(bare_loop, *batch) if constant else functools.partial(loop, iterator)
     while True:
-        call(steps)
+        loop(iterator, tf.constant(model.steps_per_loop))
         tick(model.steps_per_loop)
 
 

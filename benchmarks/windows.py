@@ -97,10 +97,10 @@ def worker(command: Sequence[str], **options) -> Iterator[subprocess.Popen]:
         process.communicate()
 
 
-def run_window(name: str, process: subprocess.Popen, seconds: float) -> dict[str, float]:
-    """Lets a worker process train for one window; returns what it measured."""
+def request(name: str, process: subprocess.Popen, line: object) -> dict[str, float]:
+    """Sends a line to a worker process, such as the seconds of a window; returns its answer."""
     with contextlib.suppress(BrokenPipeError):  # reported below, by the missing answer
-        print(seconds, file=process.stdin, flush=True)
+        print(line, file=process.stdin, flush=True)
     answer = process.stdout.readline()
     if not answer:
         raise SystemExit(f"The process of '{name}' failed; its output is above.")
@@ -138,7 +138,7 @@ def measure(
             for window in range(-WARM_UPS, windows):
                 print_progress(f"{title}: process {process + 1}, window {window + 1} of {windows}")
                 for name in random.Random(window).sample(names, len(names)):
-                    answer = run_window(name, workers[name], seconds)
+                    answer = request(name, workers[name], seconds)
                     peaks[name] = max(peaks[name], answer["peak_mib"])
                     if window >= 0:
                         rates[name][-1].append(answer["steps"] / answer["seconds"])

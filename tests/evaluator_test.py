@@ -175,9 +175,7 @@ def test_evaluation_that_assigns_a_variable_of_nobody_is_rejected():
             return super().forward(batch, training)
 
     trainer = reference_model.make_trainer(tf.distribute.get_strategy(), 8, cls=Counting)
-    with pytest.raises(
-        ctl.UsageError, match=r"evaluator_test.py:\d+ assigns a variable in an eval"
-    ):
+    with pytest.raises(ctl.UsageError, match=r"evaluator_test.py:\d+ assigns"):
         ctl.StandardEvaluator(trainer).evaluate(tf.constant(1))
 
 
@@ -354,5 +352,5 @@ def test_trainer_without_per_example_loss_is_evaluated_by_its_metrics():
     _, accuracy = by_hand(trainer, reference_model.examples())
     assert results.keys() == {"accuracy", "examples"}
     assert float(results["accuracy"]) == pytest.approx(accuracy, abs=1e-12)
-    with pytest.raises(ctl.UsageError, match="has no loss: define per_example_loss, or override"):
+    with pytest.raises(ctl.UsageError, match=r"no loss.*per_example_loss"):
         reference_model.make_trainer(testing.make_strategy(1), 5, cls=NoLoss)

@@ -24,6 +24,7 @@ import threading
 import time
 from typing import Any
 
+from benchmarks import flags as command_line
 from benchmarks.gpu.parts import PARTS
 
 TOTAL_SECONDS = 520.0
@@ -50,26 +51,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parses the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu", description=__doc__.split("\n")[0]
+    return command_line.parse(
+        __doc__,
+        arguments,
+        choices={"parts": PARTS},
+        parts=list(PARTS),
+        out=pathlib.Path,
+        seconds=TOTAL_SECONDS,
+        small=False,
+        jax_python=sys.executable,
+        torch_python=sys.executable,
     )
-    parser.add_argument(
-        "--parts", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART",
-        help=f"what to run, in this order; default all of {', '.join(PARTS)}",
-    )  # fmt: skip
-    parser.add_argument(
-        "--out", type=pathlib.Path, metavar="FILE", help="append the lines to a file"
-    )
-    parser.add_argument(
-        "--seconds", type=float, default=TOTAL_SECONDS, help="of all parts; default %(default).0f"
-    )
-    parser.add_argument("--small", action="store_true", help="tiny models, for a test on a CPU")
-    for name in ("jax", "torch"):
-        parser.add_argument(
-            f"--{name}_python", default=sys.executable, metavar="PATH",
-            help=f"a Python that can import {name}; default this one",
-        )  # fmt: skip
-    return parser.parse_args(arguments)
 
 
 def run_part(name: str, seconds: float, flags: argparse.Namespace):
@@ -78,7 +70,7 @@ def run_part(name: str, seconds: float, flags: argparse.Namespace):
         yield {"error": "skipped, because the time of the run is over"}
         return
     start = time.monotonic()
-    command = [sys.executable, "-m", "benchmarks.gpu.part", name, f"--seconds={seconds:.0f}"]
+    command = [sys.executable, "-m", "benchmarks.gpu.part", name]
     command += [f"--jax_python={flags.jax_python}", f"--torch_python={flags.torch_python}"]
     command += ["--small"] if flags.small else []
     with tempfile.TemporaryFile("w+") as stderr:

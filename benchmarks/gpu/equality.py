@@ -149,18 +149,6 @@ def check_logical_shards(report: Report) -> None:
             )
 
 
-def check_nccl(report: Report) -> None:
-    """Several physical GPUs: float64 by NCCL against one GPU."""
-    count = len(tf.config.list_physical_devices("GPU"))
-    if count < 2:
-        report("nccl", skipped=f"{count} physical GPUs: NCCL needs two, and was not run")
-        return
-    reference = _train(devices.make_strategy(1), 7, 20, precision="float64")
-    trainer = _train(devices.make_strategy(count), 7, 20, precision="float64")
-    difference = _largest_difference(trainer, reference)
-    report(f"{count} GPUs", largest_difference=difference, **_verdict(difference < 1e-10))
-
-
 def _train(strategy, batch, steps, *, cls=Trainer, scale=None, **options) -> Trainer:
     def make_optimizer():
         adam = tf_keras.optimizers.Adam(1e-2)

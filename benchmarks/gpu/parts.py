@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import importlib
 import json
-import time
 import traceback
 from typing import Any, TextIO
 
@@ -43,16 +42,9 @@ PARTS = {
     "mnist_float32": Part("speed:measure_mnist_float32", 130),
     "resnet50": Part("speed:measure_resnet50", 210),
     "transformer": Part("transformer:measure", 150),
-    "attention": Part("attention:measure", 120),
     "jax": Part("speed:measure_jax", 60),
-    "mnist_float16": Part("speed:measure_mnist_float16", 110),
     "torch": Part("speed:measure_torch", 120),
     "logical_shards": Part("equality:check_logical_shards", 60),
-    "memory": Part("memory:measure", 150),
-    "out_of_memory": Part("memory:check_advice", 45),
-    "start_up": Part("programs:measure_start_up", 90),
-    "evaluation": Part("programs:measure_evaluation", 45),
-    "nccl": Part("equality:check_nccl", 45),
     "several_off": Part("several:off", 120),
     "several_gradients": Part("several:gradients", 120),
     "several_step": Part("several:step", 120),
@@ -69,19 +61,13 @@ class Report:
     """
 
     def __init__(self, file: TextIO, flags: argparse.Namespace):
-        """Starts the time of the part.
+        """Makes a report.
 
         Args:
             file: where the lines go.
-            flags: the flags of the command line: small, seconds, jax_python, torch_python.
+            flags: the flags of the command line: small, jax_python, torch_python.
         """
-        self.small, self.flags = flags.small, flags
-        self._file, self._end = file, time.monotonic() + flags.seconds
-
-    @property
-    def remaining(self) -> float:
-        """Seconds before the part is killed."""
-        return self._end - time.monotonic()
+        self.small, self.flags, self._file = flags.small, flags, file
 
     def __call__(self, name: str, **values: Any) -> None:
         """Writes one result."""

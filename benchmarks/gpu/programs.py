@@ -1,24 +1,16 @@
-"""Complete runs of the program: kills, the time to the first step, and evaluations."""
+"""Complete runs of the program that are killed."""
 
-import os
 import pathlib
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 
 import numpy as np
-import tensorflow as tf
-import tf_keras
 
-from benchmarks import loops, variants
-from benchmarks.gpu import devices
 from benchmarks.gpu.parts import Report
-from benchmarks.models import MNIST, MODELS
-from benchmarks.windows import run_window
+from benchmarks.models import MNIST
 from benchmarks.workdir_state import read_weights
-import ctl
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 _CONFIG = "experiments/mnist.py"
@@ -62,65 +54,6 @@ def _resume_verdict(*, kills: int, variables: int, equal: int) -> dict[str, str]
     return {} if equal == variables else {"error": "the resumed run has other bits"}
 
 
-def measure_start_up(report: Report) -> None:
-    """The devices, the time to the first step, and compilation with a persistent XLA cache."""
-    with report.attempt("--mode=devices"):
-        seconds, output = _run("--mode=devices")
-        report("--mode=devices", seconds=seconds, output=output.splitlines()[:20])
-    keys = {"train.steps": 1, "train.steps_per_loop": 1, "eval.splits": "[]"}
-    if report.small:
-        keys["data.global_batch_size"] = 8
-    with tempfile.TemporaryDirectory() as folder, report.attempt("one step of MNIST"):
-        seconds, _ = _run(*_flags(keys, pathlib.Path(folder, "run")))
-        report("one step of MNIST", seconds=seconds)
-    model = "empty" if report.small else "mnist256"
-    with tempfile.TemporaryDirectory() as cache:
-        # Without the cache, with an empty one, and with a full one.
-        for name, folder in (("no cache", ""), ("empty cache", cache), ("full cache", cache)):
-            with report.attempt(f"XLA, {name}"):
-                _measure_compilation(report, f"XLA, {name}", model, folder)
-
-
-def _measure_compilation(report: Report, name: str, model: str, cache: str) -> None:
-    """The first loop of `runtime.xla=loop`, which traces and compiles."""
-    before = os.environ.get("TF_XLA_FLAGS", "")
-    flags = f"--tf_xla_persistent_cache_directory={cache} --tf_xla_persistent_cache_prefix=ctl"
-    try:
-        os.environ["TF_XLA_FLAGS"] = f"{before} {flags}" if cache else before
-        with loops.worker(f"{variants.CTL}loop", model) as process:
-            first = run_window(name, process, 0.0)
-            second = run_window(name, process, 0.0)
-    finally:
-        os.environ["TF_XLA_FLAGS"] = before
-    files = len(list(pathlib.Path(cache).iterdir())) if cache else 0
-    seconds = {"first_loop_seconds": first["seconds"], "second_loop_seconds": second["seconds"]}
-    report(name, model=model, files=files, **{k: round(v, 2) for k, v in seconds.items()})
-
-
-def measure_evaluation(report: Report) -> None:
-    """Training and evaluation in turns: no evaluation may wait for a thread of the input pipeline."""
-    model = MODELS["mnist64" if report.small else "mnist256"]
-    trainer = variants.Trainer(
-        model,
-        strategy=devices.make_strategy(1),
-        optimizer=lambda: tf_keras.optimizers.Adam(1e-3),
-        options=ctl.TrainerOptions(),
-    )
-    evaluator = ctl.StandardEvaluator(trainer)
-    rounds, steps = (2, 2) if report.small else (6, 200)
-    training, evaluation = [], []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        trainer.train(tf.constant(steps))
-        middle = time.perf_counter()
-        evaluator.evaluate(tf.constant(steps if report.small else -1))
-        training.append(round(middle - start, 3))
-        evaluation.append(round(time.perf_counter() - middle, 3))
-    slowest = max(evaluation[1:]) / statistics.median(evaluation[1:])
-    stalls = {"error": "an evaluation stalls"} if slowest > 3 and not report.small else {}
-    report("evaluation", training_seconds=training, evaluation_seconds=evaluation, **stalls)
-
-
 def _flags(keys: dict[str, object], workdir: pathlib.Path) -> list[str]:
     values = {**keys, "data.dir": MNIST}
     flags = [f"--config.{key}={value}" for key, value in values.items()]
@@ -130,16 +63,6 @@ def _flags(keys: dict[str, object], workdir: pathlib.Path) -> list[str]:
 def _start(keys: dict[str, object], workdir: pathlib.Path) -> subprocess.Popen:
     command = [sys.executable, "-m", "ctl.main", *_flags(keys, workdir)]
     return subprocess.Popen(command, cwd=_ROOT, stdout=sys.stderr)
-
-
-def _run(*flags: str) -> tuple[float, str]:
-    """Runs the program; returns its seconds and what it prints."""
-    start = time.perf_counter()
-    command = [sys.executable, "-m", "ctl.main", *flags]
-    run = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True)
-    if run.returncode:
-        raise RuntimeError(f"{' '.join(command)}: exit code {run.returncode}: {run.stderr[-300:]}")
-    return round(time.perf_counter() - start, 2), run.stdout
 
 
 def _check(run: subprocess.Popen) -> None:

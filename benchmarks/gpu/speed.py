@@ -13,7 +13,7 @@ import time
 
 from benchmarks import loops, models, variants
 from benchmarks.gpu.parts import Report
-from benchmarks.windows import run_window
+from benchmarks.windows import request
 
 _CTL = variants.CTL
 _LOOPS = (
@@ -28,7 +28,6 @@ _LOOPS = (
     variants.LOOP,
     "tf_keras fit",
     "Keras 3 fit",
-    variants.BARE_XLA,
 )
 _SMALL_LOOPS = (f"{_CTL}loop{variants.RESIDENT}", f"{_CTL}off", variants.TUTORIAL)
 _ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -40,15 +39,9 @@ def measure_mnist_float32(report: Report) -> None:
     _measure(report, model, names)
 
 
-def measure_mnist_float16(report: Report) -> None:
-    """The MNIST network in float16."""
-    names = (f"{_CTL}off", variants.LOOP) if report.small else _LOOPS[:8]
-    _measure(report, "empty_float16" if report.small else "mnist256_float16", names)
-
-
 def measure_resnet50(report: Report) -> None:
-    """ResNet-50 with its data on the device, from the memory of the host, and in a bare loop."""
-    names = [f"{_CTL}loop{variants.RESIDENT}", f"{_CTL}loop", variants.BARE_XLA]
+    """ResNet-50 with its data on the device, and from the memory of the host."""
+    names = [f"{_CTL}loop{variants.RESIDENT}", f"{_CTL}loop"]
     if report.small:
         _measure(report, "resnet50_small", [f"{_CTL}off"])
         return
@@ -76,9 +69,9 @@ def _measure(report: Report, model: str, names, *, windows: int = 5, seconds: fl
         for name, process in workers.items():
             with report.attempt(name):
                 batch = models.MODELS[model].batch
-                first = run_window(name, process, 0.0)
-                run_window(name, process, seconds)
-                answers = [run_window(name, process, seconds) for _ in range(windows)]
+                first = request(name, process, 0.0)
+                request(name, process, seconds)
+                answers = [request(name, process, seconds) for _ in range(windows)]
                 rates = [batch * answer["steps"] / answer["seconds"] for answer in answers]
                 report(
                     name,

@@ -18,6 +18,7 @@ import signal
 import statistics
 import sys
 
+from benchmarks import flags as command_line
 from benchmarks.network import predictions
 from benchmarks.network.cost_model import CostModel, Measurement, fit, sent_bytes
 from benchmarks.network.measure import measure
@@ -103,31 +104,17 @@ def table(measurements: Sequence[Measurement], cost_model: CostModel) -> str:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parses the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.network", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument(
-        "--models", nargs="+", default=["mnist", "transformer"], metavar="MODEL",
-        help="names of benchmarks.network.models.MODELS; default mnist transformer",
-    )  # fmt: skip
-    parser.add_argument("--workers", nargs="+", type=int, default=[2, 3, 4], help="default 2 3 4")
-    parser.add_argument(
-        "--rates", nargs="+", type=_rate, default=[50, 100, 1000, None], metavar="MBITS",
-        help="Mbit/s of each link, or none for no limit; default 50 100 1000 none",
-    )  # fmt: skip
-    parser.add_argument(
-        "--windows",
-        type=int,
-        default=5,
-        help="measurements per rate, of which the median is used; default 5",
+    return command_line.parse(
+        __doc__,
+        arguments,
+        models=["mnist", "transformer"],
+        workers=[2, 3, 4],
+        rates=[50.0, 100.0, 1000.0, None],
+        windows=5,
+        out=pathlib.Path,
+        read=pathlib.Path,
+        predict=False,
     )
-    parser.add_argument("--out", type=pathlib.Path, help="append the measurements as JSON lines")
-    parser.add_argument("--read", type=pathlib.Path, help="the measurements of an earlier run")
-    parser.add_argument("--predict", action="store_true", help="print the computed table")
-    return parser.parse_args(arguments)
-
-
-def _rate(text: str) -> float | None:
-    return None if text == "none" else float(text)
 
 
 if __name__ == "__main__":

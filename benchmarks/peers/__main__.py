@@ -1,4 +1,4 @@
-"""Compares ctl with other frameworks on five models, on a CPU.
+"""Compares ctl with other frameworks on four models, on a CPU.
 
     python -m benchmarks.peers --cache FOLDER
     python -m benchmarks.peers --cache FOLDER --workloads mnist --frameworks ctl tensorflow torch
@@ -12,17 +12,16 @@ interval. Tables go to stdout, progress goes to stderr.
 
 import argparse
 import dataclasses
-import datetime
 import functools
 import json
-import os
 import pathlib
 import subprocess
 import tempfile
 
 import numpy as np
 
-from benchmarks import report, results, windows
+from benchmarks import flags as command_line
+from benchmarks import report, windows
 from benchmarks.peers import environments, workloads
 
 TOLERANCE = 0.01  # of a mean loss, relative to the first one
@@ -77,7 +76,7 @@ FRAMEWORKS = {
     ),
 }
 
-# On a CPU XLA is slower with convolutions, and compiles the recurrent layer for a minute.
+# On a CPU XLA is slower with convolutions.
 _DEFAULT = [name for name in FRAMEWORKS if name not in ("ctl_xla", "tensorflow_xla")]
 
 
@@ -95,52 +94,33 @@ def main(arguments: list[str] | None = None) -> None:
             agreed, failed = check(name, folder, pythons)
             failures += failed
             rows += measure(name, folder, {each: pythons[each] for each in agreed}, flags)
-    text = "\n".join(
-        [
-            table(rows, flags.workloads),
-            "",
-            describe(pythons, flags, rows),
-            *(f"\nNot measured: {failure}" for failure in failures),
-        ]
+    for failure in failures:
+        print(f"Not measured: {failure}")
+    report.show(
+        rows,
+        REFERENCE,
+        {name: framework.label for name, framework in FRAMEWORKS.items()},
+        flags.result,
+        versions=versions(pythons),
     )
-    print(text, flush=True)
-    if flags.json:
-        report.write_json(flags.json, rows)
-    if flags.result:
-        results.save(
-            flags.result,
-            report.result_tables(
-                rows, REFERENCE, {name: framework.label for name, framework in FRAMEWORKS.items()}
-            ),
-            samples=f"medians of {flags.rounds * flags.windows} windows in {flags.rounds} starts, 95 % "
-            "intervals",
-            versions=versions(pythons),
-        )
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Parses the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.peers", description=__doc__.split("\n")[0]
+    flags = command_line.parse(
+        __doc__,
+        arguments,
+        choices={"workloads": workloads.WORKLOADS, "frameworks": FRAMEWORKS},
+        cache=pathlib.Path,
+        workloads=list(workloads.WORKLOADS),
+        frameworks=_DEFAULT,
+        rounds=3,
+        windows=5,
+        seconds=1.0,
+        result=pathlib.Path,
     )
-    parser.add_argument(
-        "--cache", type=pathlib.Path, required=True, help="folder of the environments"
-    )
-    parser.add_argument(
-        "--workloads", nargs="+", choices=workloads.WORKLOADS, default=list(workloads.WORKLOADS)
-    )
-    parser.add_argument("--frameworks", nargs="+", choices=FRAMEWORKS, default=_DEFAULT)
-    parser.add_argument("--rounds", type=int, default=3, help="starts of each program")
-    parser.add_argument("--windows", type=int, default=5, help="windows of each start")
-    parser.add_argument("--seconds", type=float, default=1.0, help="seconds per window")
-    parser.add_argument("--note", default="", help="a sentence about the machine for the table")
-    parser.add_argument(
-        "--json", type=pathlib.Path, metavar="FILE", help="write one JSON line per row"
-    )
-    results.add_flag(parser)
-    flags = parser.parse_args(arguments)
-    if REFERENCE not in flags.frameworks:
-        parser.error(f"--frameworks must include '{REFERENCE}', to which the ratios are")
+    if not flags.cache or REFERENCE not in flags.frameworks:
+        raise SystemExit(f"--cache is required, and {REFERENCE!r} among the --frameworks")
     return flags
 
 
@@ -206,7 +186,7 @@ def measure(
         )
         for name, python in pythons.items()
     }
-    rates, peaks = windows.measure(
+    rates, _ = windows.measure(
         start,
         title=workload,
         processes=flags.rounds,
@@ -214,26 +194,7 @@ def measure(
         seconds=flags.seconds,
     )
     batch = workloads.WORKLOADS[workload].batch
-    return report.make_rows(workload, batch, rates, peaks, REFERENCE)
-
-
-def table(rows: list[report.Row], names: list[str]) -> str:
-    """Formats the speed of ctl, and the ratio of each framework to it."""
-    by_name = {(row.variant, row.model): row for row in rows}
-    lines = [f"| | {' | '.join(names)} |", f"|---|{'---:|' * len(names)}"]
-    reference = (
-        f"{by_name[REFERENCE, name].examples_per_second:,.0f} examples/s" for name in names
-    )
-    lines.append(f"| {REFERENCE} | {' | '.join(reference)} |")
-    for framework in FRAMEWORKS:
-        cells = [by_name.get((framework, name)) for name in names]
-        if framework != REFERENCE and any(cells):
-            texts = (
-                f"{row.ratio:.2f} ({row.ratio_low:.2f} to {row.ratio_high:.2f})" if row else "-"
-                for row in cells
-            )
-            lines.append(f"| {FRAMEWORKS[framework].label} | {' | '.join(texts)} |")
-    return "\n".join(lines)
+    return report.make_rows(workload, batch, rates, REFERENCE)
 
 
 def versions(pythons: dict[str, str]) -> dict[str, str]:
@@ -242,17 +203,6 @@ def versions(pythons: dict[str, str]) -> dict[str, str]:
     for name, python in pythons.items():
         installed |= environments.versions(python, FRAMEWORKS[name].packages)
     return dict(sorted(installed.items()))
-
-
-def describe(pythons: dict[str, str], flags: argparse.Namespace, rows: list[report.Row]) -> str:
-    """Returns the conditions and the versions of a measurement."""
-    texts = ", ".join(f"{name} {version}" for name, version in versions(pythons).items())
-    text = (
-        f"{datetime.date.today():%B %Y}, {len(os.sched_getaffinity(0))} CPU cores, medians of "
-        f"{flags.rounds * flags.windows} windows in {flags.rounds} starts, 95 % intervals. "
-        f"{texts}. {flags.note}"
-    )
-    return text.strip()
 
 
 if __name__ == "__main__":

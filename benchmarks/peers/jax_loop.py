@@ -96,46 +96,11 @@ class ResNet18(nn.Module):
         return nn.Dense(10, name="output")(x.mean((1, 2)))
 
 
-class GruLayer(nn.Module):
-    """A GRU with the biases of cuDNN, Keras and PyTorch, which Flax's cell does not have."""
-
-    features: int
-
-    @nn.compact
-    def __call__(self, x, present):
-        size = 3 * self.features
-        kernel = self.param("kernel", nn.initializers.zeros, (x.shape[-1], size))
-        recurrent = self.param("recurrent_kernel", nn.initializers.zeros, (self.features, size))
-        bias = self.param("bias", nn.initializers.zeros, (2, size))
-
-        def cell(state, inputs):
-            projected, present = inputs
-            own = jnp.split(projected, 3, -1)
-            past = jnp.split(state @ recurrent + bias[1], 3, -1)
-            update, reset = nn.sigmoid(own[0] + past[0]), nn.sigmoid(own[1] + past[1])
-            new = update * state + (1 - update) * jnp.tanh(own[2] + reset * past[2])
-            return jnp.where(present[:, None], new, state), None
-
-        projected = x @ kernel + bias[0]  # of all times at once
-        start = jnp.zeros([len(x), self.features])
-        inputs = jnp.swapaxes(projected, 0, 1), jnp.swapaxes(present, 0, 1)
-        return jax.lax.scan(cell, start, inputs)[0]
-
-
-class Gru(nn.Module):
-    dropout: float
-
-    @nn.compact
-    def __call__(self, x, train):
-        state = GruLayer(128, name="gru")(nn.Embed(1000, 64, name="tokens")(x), x != 0)
-        return nn.Dense(10, name="output")(state)
-
-
-MODELS = {"mnist": Mnist, "char_lm": CharLm, "resnet18": ResNet18, "gru": Gru}
+MODELS = {"mnist": Mnist, "char_lm": CharLm, "resnet18": ResNet18}
 
 
 def optimizer(name):
-    if name in ("mnist", "gru"):
+    if name == "mnist":
         return optax.adam(1e-3, eps=1e-7)
     if name == "resnet18":
         return optax.sgd(0.05, momentum=0.9)
@@ -154,9 +119,7 @@ def load_weights(task):
     result = {}
     for name, value in task.weights.items():
         first, *rest, leaf = name.split("/")
-        rest = [
-            "out" if part == "attention_output" else part for part in rest if part != "gru_cell"
-        ]
+        rest = ["out" if part == "attention_output" else part for part in rest]
         result[(*first.split("_"), *rest, leaves.get(leaf, leaf))] = jnp.asarray(value)
     return unflatten_dict(result)
 

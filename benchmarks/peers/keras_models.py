@@ -51,14 +51,14 @@ def loss_fn(keras, task):
 
 def metrics(keras, task) -> list:
     """Returns the metrics besides the mean loss."""
-    if task.name not in ("mnist", "resnet18", "gru"):
+    if task.name not in ("mnist", "resnet18"):
         return []
     return [keras.metrics.SparseCategoricalAccuracy(name="accuracy")]
 
 
 def optimizer(keras, task):
     optimizers = keras.optimizers
-    if task.name in ("mnist", "gru"):
+    if task.name == "mnist":
         return optimizers.Adam(1e-3)
     if task.name == "resnet18":
         return optimizers.SGD(0.05, momentum=0.9)
@@ -178,22 +178,9 @@ def two_tower(keras, task):
     return keras.Model(inputs, PairLosses()([*vectors(inputs), inputs["item"]]))
 
 
-def gru(keras, task):
-    layers = keras.layers
-    return keras.Sequential(
-        [
-            layers.Input([40], dtype="int32"),
-            layers.Embedding(1000, 64, mask_zero=True, name="tokens"),
-            layers.GRU(128, name="gru"),
-            layers.Dense(10, name="output"),
-        ]
-    )
-
-
 MODELS = {
     "mnist": mnist,
     "char_lm": char_lm,
     "resnet18": resnet18,
     "two_tower": two_tower,
-    "gru": gru,
 }

@@ -96,21 +96,6 @@ class ResNet18(nn.Module):
         return self.output(x.mean((2, 3)))
 
 
-class Gru(nn.Module):
-    def __init__(self, dropout):
-        super().__init__()
-        self.tokens = nn.Embedding(1000, 64)
-        self.gru = nn.GRU(64, 128, batch_first=True)
-        self.output = nn.Linear(128, 10)
-
-    def forward(self, x):
-        packed = nn.utils.rnn.pack_padded_sequence(
-            self.tokens(x), (x != 0).sum(1), batch_first=True, enforce_sorted=False
-        )
-        _, state = self.gru(packed)
-        return self.output(state[0])
-
-
 class TwoTower(nn.Module):
     def __init__(self, dropout):
         super().__init__()
@@ -126,13 +111,12 @@ MODELS = {
     "char_lm": CharLm,
     "resnet18": ResNet18,
     "two_tower": TwoTower,
-    "gru": Gru,
 }
 
 
 def optimizer(name, model):
     parameters = dict(model.named_parameters())
-    if name in ("mnist", "gru"):
+    if name == "mnist":
         return torch.optim.Adam(parameters.values(), lr=1e-3, eps=1e-7, fused=True)
     if name == "resnet18":
         return torch.optim.SGD(parameters.values(), lr=0.05, momentum=0.9, fused=True)
@@ -151,7 +135,7 @@ def load_weights(task):
     """Returns the initial weights by the names of PyTorch."""
     result, weights = {}, {k: torch.from_numpy(v) for k, v in task.weights.items()}
     for name, value in weights.items():
-        if "attention" in name or "gru" in name:
+        if "attention" in name:
             continue  # below
         layer, *_, leaf = name.split("/")
         layer = layer.replace("block", "blocks.").replace("_", ".")
@@ -169,17 +153,6 @@ def load_weights(task):
             ).squeeze(1)
             out = weights[f"{attention}/attention_output/{leaf}"]
             result[f"blocks.{i}.out.{torch_leaf}"] = out.reshape(shape).T.squeeze(1)
-    if task.name == "gru":
-
-        def reorder(value):  # Keras has the update gate first, PyTorch the reset gate
-            update, reset, new = value.chunk(3, -1)
-            return torch.cat([reset, update, new], -1)
-
-        cell = "gru/gru_cell"
-        result["gru.weight_ih_l0"] = reorder(weights[f"{cell}/kernel"]).T
-        result["gru.weight_hh_l0"] = reorder(weights[f"{cell}/recurrent_kernel"]).T
-        biases = reorder(weights[f"{cell}/bias"])
-        result["gru.bias_ih_l0"], result["gru.bias_hh_l0"] = biases[0], biases[1]
     return result
 
 

@@ -13,7 +13,6 @@ import numpy as np
 from benchmarks.models import MODELS
 from experiments.trainers import char_lm, two_tower
 
-_MAX_LENGTH, _TOKENS, _CLASSES = 40, 1000, 10
 _ROWS = 1_000_000  # of each embedding of two_tower
 
 Arrays = dict[str, np.ndarray]
@@ -44,17 +43,6 @@ def images() -> Arrays:
 def pairs() -> Arrays:
     """The interactions of experiments/two_tower.py, with a million users and a million items."""
     return two_tower.draw_interactions(*two_tower.make_factors(_ROWS, _ROWS), 204_800, seed=1)
-
-
-def sequences() -> Arrays:
-    """Tokens from 1 to 999, padded with 0; the class is that of the most points of the tokens."""
-    draw = np.random.default_rng(0)
-    length = draw.integers(5, _MAX_LENGTH + 1, size=(20_000, 1))
-    x = draw.integers(1, _TOKENS, size=(20_000, _MAX_LENGTH), dtype=np.int32)
-    x = np.where(np.arange(_MAX_LENGTH) < length, x, 0)
-    points = draw.normal(size=(_TOKENS, _CLASSES))
-    points[0] = 0
-    return {"x": x, "label": points[x].sum(1).argmax(1).astype(np.int32)}
 
 
 def _mnist_shapes() -> dict[str, tuple[int, ...]]:
@@ -97,16 +85,6 @@ def _resnet18_shapes() -> dict[str, tuple[int, ...]]:
 
 def _two_tower_shapes() -> dict[str, tuple[int, ...]]:
     return {"users/embeddings": (_ROWS, 16), "items/embeddings": (_ROWS, 16)}
-
-
-def _gru_shapes() -> dict[str, tuple[int, ...]]:
-    return {
-        "tokens/embeddings": (_TOKENS, 64),
-        "gru/gru_cell/kernel": (64, 3 * 128),
-        "gru/gru_cell/recurrent_kernel": (128, 3 * 128),
-        "gru/gru_cell/bias": (2, 3 * 128),
-        **_layer("output", 128, _CLASSES),
-    }
 
 
 def _layer(name: str, *shape: int) -> dict[str, tuple[int, ...]]:
@@ -175,5 +153,4 @@ WORKLOADS = {
     "char_lm": Workload(char_lm_blocks, _char_lm_shapes, batch=12, steps_per_loop=10),
     "resnet18": Workload(images, _resnet18_shapes, batch=32, steps_per_loop=2, check_steps=2),
     "two_tower": Workload(pairs, _two_tower_shapes, batch=1024, steps_per_loop=100),
-    "gru": Workload(sequences, _gru_shapes, batch=64, steps_per_loop=25),
 }

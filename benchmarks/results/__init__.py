@@ -7,7 +7,6 @@ A page has the table `speed` of loops.json between `<!-- results: loops.speed --
 `<!-- end of results -->`. The tests fail if a table, or a figure of README.md, differs from its file.
 """
 
-import argparse
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import datetime
@@ -38,13 +37,6 @@ class Table:
 
     columns: Sequence[tuple[str, int | None]]
     rows: Sequence[Sequence[Any]]
-
-
-def add_flag(parser: argparse.ArgumentParser) -> None:
-    """Adds `--result`, the file that `save` writes, to the command line of a benchmark."""
-    parser.add_argument(
-        "--result", type=pathlib.Path, metavar="FILE", help="write what the pages show"
-    )
 
 
 def save(

@@ -11,7 +11,8 @@ def test_fastest_hand_written_loop_is_the_reference():
     assert loops.best_loop({variants.LOOP: [[2.0]]}) == variants.LOOP
 
 
-def test_variants_without_a_reference_are_rejected(capsys):
-    with pytest.raises(SystemExit):
-        loops.parse(["--variants", "tf_keras fit"])
-    assert "--variants must include" in capsys.readouterr().err
+@pytest.mark.parametrize("name", [loops.DEFAULT, variants.LOOP])
+def test_variants_without_ctl_or_without_a_reference_are_rejected(name):
+    assert loops.parse(["--variants", loops.DEFAULT, variants.LOOP]).variants
+    with pytest.raises(SystemExit, match="--variants must include"):
+        loops.parse(["--variants", name, "tf_keras fit"])

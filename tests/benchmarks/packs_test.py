@@ -3,21 +3,18 @@
 import pytest
 
 from benchmarks import packs, replica_memory
-from benchmarks.network.namespaces import Hosts, Unavailable
 
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_each_size_is_measured_at_each_rate():
-    try:
-        with Hosts(1):
-            pass
-    except Unavailable as error:
-        pytest.skip(str(error))
+def test_each_size_is_measured_at_each_rate_and_compressed_steps_send_fewer_bytes(namespaces):
     flags = ["--workers=2", "--rates", "100", "none", "--sizes", "0.1", "none"]
+    flags += ["--compression=float16"]
     rows = packs.main([*flags, "--windows=1", "--steps=1", "--layers=6", "--width=128"])
     assert [row[:3] for row in rows] == [[2, 0, "0.1 Gbit/s"], [2, 0, "no limit"]]
-    assert all(seconds[0] > 0 for row in rows for seconds in row[3:])
+    assert all(seconds[0] > 0 for row in rows for seconds in row[3:6])
+    for *_, packed, at_once, compressed in rows:
+        assert packed > 1.7 * compressed > 0 and at_once > 1.7 * compressed
 
 
 @pytest.mark.slow

@@ -81,7 +81,7 @@ def test_nadam_counts_its_updates_unless_a_subclass_has_another_update():
             variable.assign_sub(gradient)
 
     assert isinstance(build.check_optimizer(Own()), Own)
-    with pytest.raises(ctl.UsageError, match=r"^tf_keras\.optimizers\.Nadam counts its updates"):
+    with pytest.raises(ctl.UsageError, match=r"Nadam counts"):
         build.check_optimizer(SCALED(tf_keras.optimizers.Nadam()))
 
 

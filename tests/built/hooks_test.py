@@ -46,9 +46,9 @@ def step(loss=lambda batch, outputs: outputs[:, 0], **functions):
 
 
 def test_functions_of_a_step():
-    with pytest.raises(UsageError, match=r"^loss_fn takes \(outputs, batch\), but is called with"):
+    with pytest.raises(UsageError, match=r"loss_fn .*outputs, batch"):
         step(lambda outputs, batch: outputs)
-    with pytest.raises(UsageError, match=r"^forward cannot be called with \(batch, training\)"):
+    with pytest.raises(UsageError, match=r"forward .*batch, training"):
         step(forward=lambda batch: batch)
     step(tf_keras.losses.mean_squared_error)
 
@@ -90,9 +90,7 @@ class OwnUpdate(tf_keras.optimizers.SGD):
 
 def test_optimizer_that_overrides_what_nothing_calls_is_rejected():
     model = tf_keras.Sequential([tf_keras.layers.Dense(1)])
-    with pytest.raises(
-        UsageError, match="OwnGradients overrides compute_gradients, which ctl does"
-    ):
+    with pytest.raises(UsageError, match=r"OwnGradients .*compute_gradients"):
         ctl.Step(model, OwnGradients(), lambda b, o: o[:, 0], global_batch_size=2)
     changed = tf_keras.optimizers.SGD()
     changed.compute_gradients = lambda loss, var_list, tape=None: []
@@ -148,7 +146,7 @@ class KerasStep(Classifier):
 
 
 def test_step_in_the_form_of_keras_is_rejected():
-    with pytest.raises(UsageError, match=r"^KerasStep\.train_step is written for a model of Keras"):
+    with pytest.raises(UsageError, match=r"KerasStep\.train_step .*Keras"):
         one_batch.make(KerasStep, 8, 1)
 
 

@@ -243,7 +243,7 @@ def test_metric_of_a_target_has_the_weights_of_the_loss_that_it_is_named_by():
     outputs = {name: tf.zeros([2, 1]) for name in labels}
     update_by_name(metrics, {"label": labels}, outputs, None, lambda training: weights)
     assert [float(metrics[name].result()) for name in names] == [(1 + 6) / 4, 4.0]
-    with pytest.raises(ctl.UsageError, match="'age_mae' of weighted_metrics is named by none"):
+    with pytest.raises(ctl.UsageError, match="'age_mae' of weighted_metrics"):
         update_by_name(metrics, {"label": labels}, outputs, None, lambda training: {"b": None})
 
 

@@ -99,7 +99,7 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("pathlib.Path.rename", fail)
-    with pytest.raises(UsageError, match=r"a cannot be created \(No space left on device\)"):
+    with pytest.raises(UsageError, match=r"a cannot .*No space left"):
         new.main(["a"])
     assert os.listdir(tmp_path) == []
 

@@ -138,6 +138,13 @@ RUNS = [
 ]  # fmt: skip
 
 
+# What the others have, too: on more replicas, or in another mode.
+LONG = [
+    ("uneven", 2, "loop"), ("all", 2, "loop"), ("all", 4, "step"), ("skip", 4, "step"),
+    ("clip", 4, "loop"),
+]  # fmt: skip
+
+
 def make_trainer(case, strategy, xla, **more):
     kind, rows, optimizer, options = CASES[case]
     if xla == "off":
@@ -173,7 +180,10 @@ def differ(devices, execution_, trainer, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case, replicas, xla", RUNS)
+@pytest.mark.parametrize(
+    "case, replicas, xla",
+    [pytest.param(*run, marks=[pytest.mark.long] * (run in LONG)) for run in RUNS],
+)
 def test_program_computes_the_steps_of_one_device(devices, case, replicas, xla):
     with gpu_programs.pretended(replicas) as strategy:
         trainer = make_trainer(case, strategy, xla)
@@ -202,7 +212,10 @@ def test_program_of_a_worker_with_several_gpus(devices):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision, bound", [("float16", 4e-3), ("bfloat16", 4e-2)])
+@pytest.mark.parametrize(
+    "precision, bound",
+    [("float16", 4e-3), pytest.param("bfloat16", 4e-2, marks=pytest.mark.long)],
+)
 def test_program_in_16_bits_differs_by_rounding(devices, precision, bound):
     with gpu_programs.pretended(2) as strategy:
         trainer = make_trainer("skip", strategy, "loop", precision=precision)
@@ -211,7 +224,7 @@ def test_program_in_16_bits_differs_by_rounding(devices, precision, bound):
     assert difference < bound, name
 
 
-@pytest.mark.parametrize("xla", ["loop", "step"])
+@pytest.mark.parametrize("xla", ["loop", pytest.param("step", marks=pytest.mark.slow)])
 def test_one_replica_without_merges_trains_as_one_device(xla):
     """TensorFlow itself runs this program, which has no collectives, on a CPU."""
     with gpu_programs.pretended(1) as strategy:

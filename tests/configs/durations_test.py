@@ -47,7 +47,7 @@ def test_step_until_which_a_group_is_frozen_is_resolved():
     groups = [*texts, dict(variables="c", frozen_until=5, learning_rate_scale=0.5)]
     steps = [dict(group) for group in resolve(optimizer=dict(groups=groups)).optimizer.groups]
     assert steps == [dict(variables="a/*", frozen_until=32), *groups[1:]]  # 31.25
-    with pytest.raises(UsageError, match=r"groups\[0\].frozen_until is '2 epochs', but the number"):
+    with pytest.raises(UsageError, match=r"groups\[0\].frozen_until is '2 epochs'"):
         resolve(examples=None, optimizer=dict(groups=groups))
 
 
@@ -122,10 +122,10 @@ def test_seconds_of_a_limit(text, seconds):
 
 
 def test_duration_that_gives_no_number_of_steps_is_rejected():
-    with pytest.raises(UsageError, match="the number of training examples is not known"):
+    with pytest.raises(UsageError, match="number of training examples"):
         resolve(examples=None, train=dict(steps="2 epochs"))
     assert resolve(examples=None, train=dict(steps="128 examples")).train.steps == 2
-    with pytest.raises(UsageError, match="which is 15625000000 steps, but must be at most"):
+    with pytest.raises(UsageError, match="15625000000 steps"):
         resolve(train=dict(steps="1e12 examples"))
 
 

@@ -70,7 +70,7 @@ def test_the_names_of_flags_may_have_dashes_for_underscores():
 
 @pytest.mark.parametrize("arguments", [["--overfit=4"], ["--overfit", "4"], ["--overfit"]])
 def test_flag_that_was_removed_names_what_replaces_it(arguments):
-    with pytest.raises(UsageError, match="--overfit any more: run ctl check CONFIG --checks"):
+    with pytest.raises(UsageError, match=r"--overfit .*ctl check CONFIG --checks"):
         parse("exp.py", *arguments)
 
 

@@ -42,5 +42,5 @@ def test_good_groups_and_exclusions():
     keys.check_values({"optimizer.groups": groups, "optimizer.weight_decay_exclude": ["*/b"]})
     patterns = [group_values.patterns(group) for group in groups]
     assert patterns == [["a/*", "b"], ["*"], ["c"], ["d"]]
-    with pytest.raises(UsageError, match=r"weight_decay_exclude contains 3, but must contain"):
+    with pytest.raises(UsageError, match=r"weight_decay_exclude contains 3"):
         keys.check_values({"optimizer.weight_decay_exclude": [3]})

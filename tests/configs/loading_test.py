@@ -151,7 +151,7 @@ def test_trainer_source_is_that_of_the_users_modules(folder):
 def test_writer_without_its_package_is_rejected_before_tensorflow_is_imported(monkeypatch):
     monkeypatch.setattr(loading.importlib.util, "find_spec", lambda name: None)
     loading.find_writers(["tensorboard", "jsonl"], "experiment.py")
-    with pytest.raises(UsageError, match="the package wandb is not installed: run pip install"):
+    with pytest.raises(UsageError, match=r"wandb .*pip install"):
         loading.find_writers(["jsonl", "wandb"], "experiment.py")
     with pytest.raises(UsageError, match=r"summaries\.writers\[0\].*missing"):
         loading.find_writers(["missing/file.py:Writer"], "experiment.py")
@@ -175,7 +175,7 @@ def test_key_that_is_not_text_is_rejected_in_one_line(folder):
         "    config.train.checkpoint_interval = {None: 0}\n"
         "    return config\n"
     )
-    with pytest.raises(UsageError, match=r"exp\.py returned a dictionary with a key that is not"):
+    with pytest.raises(UsageError, match=r"exp\.py .*dictionary .*key"):
         loading.load_config("exp.py")
 
 

@@ -83,7 +83,7 @@ def test_from_config_reads_the_compression_which_excludes_other_options():
         runtime=dict(all_reduce=dict(compression="float16")),
     )
     assert options.TrainerOptions.from_config(config).compression == "float16"
-    with pytest.raises(UsageError, match=r"^compression would undo precision=float64: set only"):
+    with pytest.raises(UsageError, match=r"compression .*precision=float64"):
         ctl.TrainerOptions(compression="float16", precision="float64")
     with pytest.raises(UsageError, match="compression is 'float': did you mean float16"):
         ctl.TrainerOptions(compression="float")

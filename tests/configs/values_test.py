@@ -70,5 +70,5 @@ def test_keys_of_the_experiment_may_have_any_value():
 def test_integer_of_thousands_of_digits_is_described_by_their_number(sign):
     assert component.format_integer(sign * 10**5000) == "a number of 5001 digits"
     assert component.format_integer(sign * 12) == str(sign * 12)
-    with pytest.raises(UsageError, match=r"train\.steps is a number of 5001 digits, but must"):
+    with pytest.raises(UsageError, match=r"train\.steps .*5001 digits"):
         keys.check_values({"train.steps": sign * 10**5000})

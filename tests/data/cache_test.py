@@ -258,7 +258,7 @@ def test_an_error_while_writing_leaves_no_cache(folder, tmp_path, monkeypatch):
         patch.setattr(
             cache, "import_package", lambda: types.SimpleNamespace(ArrayRecordWriter=open_full)
         )
-        with pytest.raises(UsageError, match=r"cannot be written \(.*No space left on device\)"):
+        with pytest.raises(UsageError, match=r"written .*No space left"):
             cache.cached(small(folder), str(tmp_path))
     assert entries(tmp_path) == []
     path = shutil.copy(f"{folder}/images.tfrecord", tmp_path)

@@ -14,9 +14,9 @@ from benchmarks import faults
 # The loop of a module -> the strides of its slow and of its long test.
 LOOPS = {
     "io_faults --loop=names": (1, None),
-    "io_faults --loop=calls": (31, 3),
+    "io_faults --loop=calls": (47, 3),
     "io_faults --loop=signals": (67, 7),
-    "stores": (17, 2),
+    "stores": (29, 2),
     "damage": (13, 2),
 }
 

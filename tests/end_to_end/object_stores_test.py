@@ -14,14 +14,14 @@ import time
 import numpy as np
 import pytest
 
-from benchmarks.storage import servers
-from benchmarks.storage.proxy import Proxy
 from ctl import main
 from ctl.loop.bucket import fetch
 from ctl.loop.bucket.local import folder_of
 from ctl.loop.bucket.store import open_folder
 from tests.support import child, experiments
 from tests.support.faults import signals
+from tests.support.object_stores import servers
+from tests.support.object_stores.proxy import Proxy
 
 pytest.importorskip("moto", reason="moto is not installed: BUILD.md says how")
 pytestmark = pytest.mark.slow

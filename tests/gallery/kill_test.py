@@ -49,18 +49,18 @@ def test_every_check_passes(name, capsys, monkeypatch):
 def test_killed_experiment_has_the_bits_of_the_undisturbed_run(name, capsys, monkeypatch, tmp_path):
     # After the first save, so that there is work to resume.
     monkeypatch.setattr(chaos, "EARLY", 0.0)
-    options = [f"--config.{key}={value}" for key, value in KEYS[name].items()]
+    options = [f"{key}={value}" for key, value in KEYS[name].items()]
     if name == "distill":
         teacher = tmp_path / "teacher"
         run = ["--config=experiments/mnist.py", "--mode=train", "--config.train.steps=2"]
         monkeypatch.chdir(child.ROOT)
         assert main.run(["ctl", *run, f"--workdir={teacher}"]) == 0
-        options += [f"--config.init.{key}={teacher}" for key in ("checkpoint", "models.teacher")]
+        options += [f"init.{key}={teacher}" for key in ("checkpoint", "models.teacher")]
     seed = random.randrange(10**6)
     print(f"seed {seed}")
     # With a window of three seconds, the cheapest experiment has ended before it was killed.
     flags = ["--kills=1", "--steps=600", "--window=1", f"--config=experiments/{name}.py"]
-    chaos.main([*flags, f"--seed={seed}", "--", *options])
+    chaos.main([*flags, f"--seed={seed}", "--options", *options])
     output = capsys.readouterr().out
     print(output)
     assert "| kills | 1 |" in output

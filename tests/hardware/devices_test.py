@@ -36,7 +36,7 @@ def test_other_names_are_rejected(names, message):
 
 @on_cpu
 def test_a_device_that_the_machine_does_not_have_is_rejected():
-    with pytest.raises(UsageError, match=r"runtime\.devices contains 'GPU:0': there is no GPU"):
+    with pytest.raises(UsageError, match=r"runtime\.devices .*'GPU:0'.*no GPU"):
         selection.select_devices(["GPU:0"], split=0, strategy="auto")
     with pytest.raises(UsageError, match=r"runtime\.devices contains 'CPU:9': did you mean CPU:"):
         selection.select_devices(["CPU:9"], split=0, strategy="one_device")
@@ -87,7 +87,7 @@ def install_gpus(monkeypatch, gpus, details, **options):
 )
 def test_splitting_a_gpu_of_unknown_memory_is_rejected(monkeypatch, gpus, driver):
     install_gpus(monkeypatch, gpus, ["A"], driver=driver)
-    with pytest.raises(UsageError, match=r"does not report: set runtime\.logical_devices to 0"):
+    with pytest.raises(UsageError, match=r"runtime\.logical_devices to 0"):
         device_memory.split(physical_gpu(0), 2, "runtime.logical_devices is 2")
 
 

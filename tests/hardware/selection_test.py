@@ -88,7 +88,7 @@ def test_auto_is_a_strategy_for_the_cluster(monkeypatch, cluster, name, reason):
 def test_an_unknown_name_and_options_that_do_not_fit_the_chosen_strategy_are_rejected():
     with pytest.raises(UsageError, match=r"no strategy 'mirorred': choose one of auto, default"):
         selection.build("mirorred")
-    with pytest.raises(UsageError, match=r"timeout has no effect with runtime\.strategy=one"):
+    with pytest.raises(UsageError, match=r"timeout .*runtime\.strategy=one"):
         selection.build("auto", StrategyOptions(timeout=2.0))
 
 

@@ -1,5 +1,6 @@
 """A TPU is detected without TensorFlow, and its strategy is built."""
 
+import importlib.metadata
 import socket
 import types
 from unittest import mock
@@ -33,8 +34,17 @@ def bus(tmp_path, monkeypatch):
     return build
 
 
-def test_a_package_may_be_missing():
-    assert tpu._installed_version("package-that-does-not-exist") is None
+@pytest.fixture
+def install(monkeypatch):
+    """Pretends that packages are installed, in these versions."""
+    real = importlib.metadata.version
+
+    def install(versions):
+        monkeypatch.setattr(
+            importlib.metadata, "version", lambda name: versions.get(name) or real(f"no-{name}")
+        )
+
+    return install
 
 
 GOOD = {"tensorflow-tpu": "2.20.0", "libtpu": "0.0.21.1"}
@@ -65,23 +75,19 @@ def test_chips_are_googles_tpus_on_the_bus(bus, devices, chips, monkeypatch, tmp
                                                       "version after 0.0.30"),
     ],
 )  # fmt: skip
-def test_obstacle_to_using_a_tpu(monkeypatch, bus, versions, devices, address, obstacle):
-    monkeypatch.setattr(tpu, "_installed_version", versions.get)
+def test_obstacle_to_using_a_tpu(install, bus, versions, devices, address, obstacle):
+    install(versions)
     bus(*devices)
     assert tpu.find_obstacle(address) == obstacle
 
 
-def test_message_names_the_obstacle_and_the_alternatives(monkeypatch):
-    monkeypatch.setattr(tpu, "_installed_version", GOOD.get)
+def test_message_names_the_obstacle_and_the_alternatives(install):
+    install(GOOD)
     tpu.check(StrategyOptions(tpu="pod"))
-    monkeypatch.setattr(tpu, "_installed_version", {}.get)
-    with pytest.raises(UsageError) as error:
+    install({})
+    alternatives = r"strategy=auto and no runtime\.tpu.* --mode=aot_compile"
+    with pytest.raises(UsageError, match=f"tensorflow-tpu is not installed.*{alternatives}"):
         tpu.check(StrategyOptions(tpu="pod"))
-    assert str(error.value) == (
-        "No TPU can be used: tensorflow-tpu is not installed (it is part of ctl's extra `tpu`). To run "
-        "without a TPU: --config.runtime.strategy=auto and no runtime.tpu. To check whether the "
-        "experiment would run on a TPU: --mode=aot_compile."
-    )
 
 
 @pytest.mark.parametrize(
@@ -175,7 +181,7 @@ def test_tensorflows_error_is_reported_in_one_line(monkeypatch):
 
 @pytest.mark.skipif(not tpu.find_obstacle(), reason="is about a machine without a TPU")
 def test_tensorflow_itself_rejects_a_tpu_that_does_not_exist():
-    with pytest.raises(UsageError, match=r"machine cannot be initialized \(NotFoundError: "):
+    with pytest.raises(UsageError, match=r"initialized .*NotFoundError"):
         tpu.build([], StrategyOptions())
 
 

@@ -324,7 +324,7 @@ def test_blocks_that_are_no_blocks_are_rejected(make, blocks, message):
 
 
 def test_what_is_not_a_layer_or_a_function_is_rejected():
-    with pytest.raises(UsageError, match="got int, but requires a tf_keras layer or a function"):
+    with pytest.raises(UsageError, match=r"int.*layer or a function"):
         ctl.recompute(3)
 
 

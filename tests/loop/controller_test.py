@@ -225,7 +225,7 @@ def test_loss_that_is_not_finite_in_a_step_of_the_users_own_ends_the_run(tmp_pat
 
     trainer = make_reference(cls=Own)
     controller = Controller(trainer=trainer, checkpoints=Checkpointer(tmp_path, trainer))
-    with pytest.raises(Failure, match=r"loop that ended at step 5 is nan. Nothing was saved"):
+    with pytest.raises(Failure, match=r"step 5 is nan. Nothing"):
         controller.train(5)
     assert controller.checkpoints.latest_step() is None
 
@@ -246,7 +246,7 @@ def test_weight_that_is_not_finite_is_not_saved(make, tmp_path):
     controller.train(5)
     weight = controller.trainer.model.trainable_variables[1]
     weight.assign(weight / 0.0)
-    with pytest.raises(Failure, match="is not finite after step 5, which is not saved"):
+    with pytest.raises(Failure, match="not finite after step 5"):
         controller._manager.saved_step = None
         controller.save_checkpoint()
 
@@ -351,9 +351,7 @@ def test_metrics_and_states_of_actions_after_the_restored_checkpoint_are_repeate
 
 def test_limit_of_rollbacks_ends_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(controller, "ROLLBACK_LIMIT", 1)
-    with pytest.raises(
-        Failure, match=r"Step 6 is not finite: .* rolled back 1 times, which is its limit"
-    ):
+    with pytest.raises(Failure, match=r"Step 6 .*rolled back 1 times"):
         run(tmp_path, twice_bad())
 
 

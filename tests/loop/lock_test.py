@@ -254,7 +254,7 @@ def test_run_that_opened_the_file_of_a_moved_folder_does_not_get_its_lock(
 
 def test_lock_that_cannot_be_written_ends_the_run_in_one_line(make, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "write", lambda *_: 3)  # a full disk takes the first bytes
-    with pytest.raises(Failure, match=r"run\.lock could not be written: No space left on device"):
+    with pytest.raises(Failure, match=r"run\.lock .*No space left"):
         make().acquire()
     monkeypatch.undo()
     make().acquire()  # and leaves the lock free

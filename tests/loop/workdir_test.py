@@ -41,9 +41,7 @@ def test_nothing_is_written_before_create(tmp_path):
 
 @pytest.mark.parametrize("path", ["gs://bucket/run", pathlib.Path("s3://bucket/run")])
 def test_url_is_rejected(path):
-    with pytest.raises(
-        UsageError, match=r"The workdir is .*bucket/run, but ctl does not support URLs"
-    ):
+    with pytest.raises(UsageError, match=r"bucket/run.*URLs"):
         workdir.Workdir(path, writes=False)
 
 
@@ -60,7 +58,7 @@ def test_broken_config_is_reported_and_moved_aside_by_fresh(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").write_text("{")
     folder = workdir.Workdir(tmp_path / "run")
-    with pytest.raises(UsageError, match=r"config\.json cannot be read .*: fix it, or use --fresh"):
+    with pytest.raises(UsageError, match=r"config\.json .*--fresh"):
         folder.check_config(config())
     aside = folder.move_aside()
     assert (aside / "config.json").read_text() == "{"
@@ -72,9 +70,7 @@ def test_folder_of_something_else_is_neither_used_nor_moved(tmp_path, files):
         (tmp_path / name).write_text('["not", "ours"]')
     folder = workdir.Workdir(tmp_path)
     for attempt in (lambda: folder.check_config(config()), folder.check_movable, folder.move_aside):
-        with pytest.raises(
-            UsageError, match=r"no config\.json of ctl, so it is not a run's folder"
-        ):
+        with pytest.raises(UsageError, match=r"not a run's folder"):
             attempt()
     assert sorted(path.name for path in tmp_path.iterdir()) == files
 
@@ -86,7 +82,7 @@ def test_lost_checkpoints_are_not_a_new_beginning(tmp_path):
         folder.event(event, step)
     with pytest.raises(
         UsageError,
-        match=r"events\.jsonl records a checkpoint at step 20, but .*/checkpoints has no complete one",
+        match=r"events\.jsonl .*step 20.*/checkpoints",
     ):
         folder.check_config(config())
     assert folder.check_config(config(), only_evaluates=True) == []
@@ -103,7 +99,7 @@ def test_only_checkpoints_that_were_in_a_store_can_be_lost_there(tmp_path):
     folder.event("durable", 20)
     with pytest.raises(
         UsageError,
-        match=r"gs://bucket/run/events\.jsonl records .* 20, .*or name another --workdir",
+        match=r"gs://bucket/run/events\.jsonl .*20.*--workdir",
     ):
         folder.check_config(config())
 
@@ -114,7 +110,7 @@ def test_lost_config_is_named_and_fresh_moves_what_is_left(tmp_path):
     (folder.path / "config.json").unlink()
     with pytest.raises(
         UsageError,
-        match=r"no config\.json of ctl, but the events\.jsonl of a run: restore config",
+        match=r"events\.jsonl of a run: restore config",
     ):
         folder.check_config(config())
     assert (folder.move_aside() / "events.jsonl").exists()
@@ -193,9 +189,7 @@ def test_current_folder_is_not_moved(tmp_path, monkeypatch, name):
     run(tmp_path / "run")
     (tmp_path / "run" / "sub").mkdir()
     monkeypatch.chdir(tmp_path / "run" / ("sub" if name == ".." else ""))
-    with pytest.raises(
-        UsageError, match=r"--fresh would move .*/run aside, which is the current folder"
-    ):
+    with pytest.raises(UsageError, match=r"--fresh .*/run.* current folder"):
         workdir.Workdir(name).move_aside()
     assert (tmp_path / "run" / "config.json").exists()
 
@@ -206,9 +200,7 @@ def test_folder_that_cannot_be_moved_is_reported(tmp_path, monkeypatch):
 
     folder = run(tmp_path / "run")
     monkeypatch.setattr(pathlib.Path, "rename", fail)
-    with pytest.raises(
-        UsageError, match=r"cannot be moved to .*run\..* \(Device or resource busy\)"
-    ):
+    with pytest.raises(UsageError, match=r"moved .*run\..*busy"):
         folder.move_aside()
 
 
@@ -239,23 +231,21 @@ def refuse_writing(*_, **__):
 
 
 def test_name_that_no_file_system_can_have_is_rejected():
-    with pytest.raises(
-        UsageError, match=r"cannot be written \(surrogates not allowed\): name another"
-    ):
+    with pytest.raises(UsageError, match=r"surrogates .*name another"):
         workdir.Workdir("\ud800")
 
 
 @pytest.mark.parametrize("name", ["", "new/run"])
 def test_folder_that_cannot_be_written_is_rejected(tmp_path, monkeypatch, name):
     monkeypatch.setattr(workdir.tempfile, "TemporaryFile", refuse_writing)
-    with pytest.raises(UsageError, match=r"cannot be written \(Permission denied\): name another"):
+    with pytest.raises(UsageError, match=r"Permission denied.*name another"):
         workdir.Workdir(tmp_path / name)
 
 
 def test_folder_that_cannot_be_created_later_is_reported(tmp_path, monkeypatch):
     folder = workdir.Workdir(tmp_path / "run")
     monkeypatch.setattr(pathlib.Path, "mkdir", refuse_writing)
-    with pytest.raises(UsageError, match=r"cannot be written \(Permission denied\): name another"):
+    with pytest.raises(UsageError, match=r"Permission denied.*name another"):
         folder.create(config())
 
 

@@ -58,7 +58,7 @@ def test_modes_that_train_become_continuous_eval_on_the_devices_of_this_machine(
 
 
 def test_fresh_is_rejected():
-    with pytest.raises(UsageError, match="evaluator of TF_CONFIG cannot be started with --fresh"):
+    with pytest.raises(UsageError, match=r"evaluator of TF_CONFIG .*--fresh"):
         choose("train", fresh=True)
 
 

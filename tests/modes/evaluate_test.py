@@ -80,7 +80,7 @@ def test_unknown_checkpoints_are_rejected_in_one_line(best_arguments):
     pathlib.Path("run/best/ckpt-5.data-00000-of-00001").write_bytes(b"")
     with pytest.raises(UsageError, match="run/best has no checkpoint: set train"):
         evaluate.evaluate(best_arguments(checkpoint="best"))
-    with pytest.raises(UsageError, match=r"ckpt-5 cannot be read .*: name another --checkpoint"):
+    with pytest.raises(UsageError, match=r"ckpt-5 .*name another --checkpoint"):
         evaluate.evaluate(best_arguments(checkpoint="run/best/ckpt-5"))
 
 
@@ -99,7 +99,7 @@ def test_eval_without_a_run_or_a_checkpoint_is_rejected(make_arguments, make_com
     assert not pathlib.Path("run").exists()
     arguments = make_complete(train.train, {"train.steps": 20})
     shutil.rmtree("run/checkpoints")
-    with pytest.raises(UsageError, match="run has no checkpoint to evaluate: train first"):
+    with pytest.raises(UsageError, match=r"no checkpoint .*train first"):
         evaluate.evaluate(arguments)
 
 
@@ -152,7 +152,7 @@ def test_experiment_without_evaluation_data_is_trained(make_arguments):
     result = experiments.read_result("run")
     assert result["step"] == 10 and result["eval"] is None
     assert train.train_and_eval(make_arguments(keys)) == DONE  # and is complete
-    with pytest.raises(UsageError, match=r"eval\.splits is empty, so there is nothing to evaluate"):
+    with pytest.raises(UsageError, match=r"eval\.splits is empty"):
         evaluate.evaluate(make_arguments(keys))
 
 

@@ -103,7 +103,5 @@ def test_best_checkpoint_is_exported_at_the_end_and_loaded(make, capsys, caplog,
 def test_export_of_nothing_is_rejected(make, tmp_path):
     with pytest.raises(UsageError, match="run has no checkpoint: train first"):
         export.export(make())
-    with pytest.raises(
-        UsageError, match="nothing holds no run: train first, or name its --workdir"
-    ):
+    with pytest.raises(UsageError, match=r"no run: .*--workdir"):
         ctl.load(tmp_path / "nothing")

@@ -22,9 +22,7 @@ def test_actions_of_the_trainer_must_be_a_list(make_arguments, monkeypatch):
     run = ExperimentRun(make_arguments(), evaluates=False)
     assert run.experiment.evaluator is None  # training alone needs none
     monkeypatch.setattr(type(run.trainer), "build_actions", lambda trainer: print)
-    with pytest.raises(
-        UsageError, match=r"build_actions returned a builtin_function.*, but must return a"
-    ):
+    with pytest.raises(UsageError, match=r"build_actions returned a builtin_function"):
         run.make_actions()
 
 
@@ -52,9 +50,7 @@ def test_thread_writes_the_checkpoints_of_a_single_process(
 
 
 def test_folder_for_an_object_store_requires_one(make_arguments):
-    with pytest.raises(
-        UsageError, match=r"train\.local_dir has no effect without a --workdir in an"
-    ):
+    with pytest.raises(UsageError, match=r"train\.local_dir .*--workdir"):
         ExperimentRun(make_arguments({"train.local_dir": "/scratch"}))
 
 

@@ -188,7 +188,7 @@ def test_lost_processes_are_named(cls, message, names):
 def test_process_whose_heartbeats_fail_names_the_first_one():
     worker = cluster.make_local_clusters(workers=3, servers=0, ports=[1, 2, 3])[1]
     error = tf.errors.DeadlineExceededError(None, None, HEARTBEAT)
-    with pytest.raises(LostWorker, match="worker 1 stops, because worker 0 has ended or cannot be"):
+    with pytest.raises(LostWorker, match=r"worker 1 stops, .*worker 0"):
         raise_in_block(error, worker)
 
 

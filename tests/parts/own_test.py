@@ -15,8 +15,8 @@ from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.update.gradients import map_values
 from tests.support import faulty_trainers, reference_model
 
-# 1, 2 and 4 replicas with 8 and 5 rows: even, uneven, and one replica without rows.
-SPLITS = [(1, 8), (2, 8), (4, 8), (1, 5), (2, 5), (4, 5)]
+# Replicas and rows: even, and uneven with a replica without rows.
+SPLITS = [(2, 8), (4, 5)]
 
 
 def centralize(gradient):
@@ -80,9 +80,8 @@ def trained(replicas, batch, steps=3, **options):
 
 @pytest.mark.slow
 def test_parts_compute_the_update_of_one_replica():
-    for replicas, batch in SPLITS[1:]:
-        if replicas > 1:
-            assert difference(trained(1, batch), trained(replicas, batch)) < 1e-12
+    for replicas, batch in SPLITS:
+        assert difference(trained(1, batch), trained(replicas, batch)) < 1e-12
     assert difference(trained(1, 8), trained(1, 8, cls=reference_model.ReferenceTrainer)) > 1e-3
 
 
@@ -174,14 +173,12 @@ def test_method_that_is_set_after_the_step_was_built_is_one_line():
     trainer = make(1, 8, cls=reference_model.ReferenceTrainer)
     trainer.train(tf.constant(1))
     trainer.transform_gradients = lambda gradients, variables: gradients
-    with pytest.raises(UsageError, match="was set after the step was built: make a new"):
+    with pytest.raises(UsageError, match=r"set after the step .*make a new"):
         trainer.train(tf.constant(1))
 
 
 class OnlyDense(ctl.Part):
-    """Adds noise to dense gradients, by what the variable has or by the type of the gradient."""
-
-    by_type = False
+    """Adds noise to the gradients that are dense by what the variable has."""
 
     def before(self, update):
         update.gradients = [
@@ -194,13 +191,15 @@ class OnlyDense(ctl.Part):
 
 
 class ByType(OnlyDense):
+    """Adds noise to the gradients that are dense by their type."""
+
     def is_sparse(self, update, gradient, variable):
         return isinstance(gradient, tf.IndexedSlices)
 
 
-@pytest.mark.parametrize("part", [OnlyDense, ByType])
-def test_part_sees_one_kind_of_gradient_whatever_an_option_makes_of_it(part):
-    cls = type("OneKind", (reference_model.ReferenceTrainer,), {"build_parts": lambda s: [part()]})
+def test_parts_see_one_kind_of_gradient_whatever_an_option_makes_of_it():
+    parts = {"build_parts": lambda self: [OnlyDense(), ByType()]}
+    cls = type("OneKind", (reference_model.ReferenceTrainer,), parts)
     one, other = (make(1, 8, cls=cls, logical_shards=shards) for shards in (0, 4))
     for trainer in (one, other):
         trainer.train(tf.constant(2))

@@ -110,7 +110,7 @@ class Judged(SecondModel, Eight):
 @pytest.mark.slow
 def test_layers_of_a_second_model_are_unfrozen_and_others_stay_frozen():
     trainer = make(cls=Judged, optimizer_groups=[dict(variables="judge/*", frozen_until=2)])
-    with pytest.raises(ctl.UsageError, match="unfreezes out/kernel:0, out/bias:0, but the trainer"):
+    with pytest.raises(ctl.UsageError, match="unfreezes out/kernel:0, out/bias:0"):
         trainer.train(tf.constant(2))
     groups = [dict(variables=["judge/in/*", "judge/inner/*"], frozen_until=2)]
     trainer = make(cls=Judged, optimizer_groups=groups)
@@ -124,9 +124,9 @@ def test_layers_of_a_second_model_are_unfrozen_and_others_stay_frozen():
 
 def test_layer_is_frozen_as_a_whole_or_not_at_all():
     groups = [dict(variables=f"dense/{v}", frozen_until=n) for v, n in (("kernel", 2), ("bias", 3))]
-    with pytest.raises(ctl.UsageError, match="freezes dense/kernel:0, but other variables of"):
+    with pytest.raises(ctl.UsageError, match="freezes dense/kernel:0, but"):
         make(optimizer_groups=groups[:1])
-    with pytest.raises(ctl.UsageError, match="freezes dense/kernel:0, dense/bias:0, but other"):
+    with pytest.raises(ctl.UsageError, match="freezes dense/kernel:0, dense/bias:0"):
         make(optimizer_groups=groups)
 
 

@@ -239,7 +239,7 @@ def test_mixup_and_cutmix_are_the_layers_of_keras_with_the_same_draws(monkeypatc
         expected = layer({"images": images, "labels": labels}, training=True)
         np.testing.assert_allclose(mixed[name][0], expected["images"], atol=1e-6)
         np.testing.assert_allclose(mixed[name][1], expected["labels"], atol=1e-6)
-    with pytest.raises(ctl.UsageError, match=r"mixup got int64, but requires floats as labels"):
+    with pytest.raises(ctl.UsageError, match=r"mixup got int64"):
         ctl.random.mixup(images, np.arange(4))
 
 

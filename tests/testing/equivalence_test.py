@@ -24,7 +24,9 @@ class ReducedTwice(mistakes.ReducedTwice, gallery.ByHand):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cls", gallery.OF_CTL)
+@pytest.mark.parametrize(
+    "cls", [gallery.Right, gallery.Dropping, gallery.Normalized, gallery.Adversarial]
+)
 def test_right_trainers_pass(cls):
     """Accumulation is compared of one trainer; of all, and by hand, in the thorough comparison."""
     accumulation = (1, 2) if cls is gallery.Right else (1,)
@@ -282,9 +284,7 @@ def test_batch_of_one_row_is_not_compared_if_the_loss_requires_more():
 def test_loss_that_is_not_finite_cannot_be_compared():
     examples = gallery.examples()
     examples["x"][0] = np.nan
-    with pytest.raises(
-        UsageError, match=r"The loss is not finite on 1 replica \(5 rows\) at step 0"
-    ):
+    with pytest.raises(UsageError, match=r"not finite on 1 replica .*step 0"):
         equivalence.run(make_subject(examples=examples), [UNEVEN])
 
 

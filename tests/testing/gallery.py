@@ -178,5 +178,6 @@ class Adversarial(Right):
         return value
 
 
-OF_CTL = [Right, Weighted, Regularized, Dropping, Normalized, Adversarial]
-RIGHT = [*OF_CTL, ByHand, Penalized]
+RIGHT = [
+    Right, Weighted, Regularized, Dropping, Normalized, Adversarial, ByHand, Penalized,
+]  # fmt: skip

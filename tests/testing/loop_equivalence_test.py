@@ -15,7 +15,13 @@ from tests.testing.loop_gallery import check
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loop", loop_gallery.DIFFERENT)
+@pytest.mark.parametrize(
+    "loop",
+    [
+        pytest.param(loop, marks=[pytest.mark.long] * (loop is loop_gallery.Penalized))
+        for loop in loop_gallery.DIFFERENT
+    ],
+)
 def test_right_loops_pass(loop):
     report = check(loop, 5)
     assert report.verdict == "equivalent" and report.precision == "float64"
@@ -45,9 +51,7 @@ class Dropping(loop_gallery.Plain):
 
 @pytest.mark.slow
 def test_a_loop_with_dropout_cannot_be_compared():
-    with pytest.raises(
-        NotComparable, match=r"cannot tell\. .* draws random numbers, such as dropout"
-    ):
+    with pytest.raises(NotComparable, match=r"cannot tell.*random numbers"):
         assert_loop_equivalent(
             Dropping, gallery.examples(24), replicas=(2,), batch_sizes=(4,), in_process=True
         )
@@ -155,7 +159,7 @@ class InvalidForFive(loop_gallery.Plain):
 
 @pytest.mark.slow
 def test_loss_that_is_not_finite_on_a_later_batch_size_is_an_error():
-    with pytest.raises(NotComparable, match=r"The loss is not finite on 1 replica \(5 rows\)"):
+    with pytest.raises(NotComparable, match=r"not finite on 1 replica"):
         check(InvalidForFive, 4, 5, steps=1)
 
 

@@ -189,9 +189,7 @@ def test_a_metric_must_not_have_the_name_of_another_result(name, reported):
 
 def test_weights_must_have_the_names_of_the_losses():
     cls = type("Other", (Two,), {"sample_weight": lambda self, batch: {"kind": batch["count"]}})
-    with pytest.raises(
-        ctl.UsageError, match="weights for kind, but loss_weights names kind, series"
-    ):
+    with pytest.raises(ctl.UsageError, match="loss_weights names kind, series"):
         make_trainer(1, cls=cls).train(tf.constant(1))
 
 
@@ -199,5 +197,5 @@ def test_factors_that_nothing_reads_are_rejected():
     cls = type("Own", (Two,), {"replica_step": lambda self, batch: tf.reduce_sum(batch["x"])})
     with pytest.raises(ctl.UsageError, match="loss_weights has no effect"):
         make_trainer(1, cls=cls).train(tf.constant(1))
-    with pytest.raises(ctl.UsageError, match=r"loss_weights.kind is 'much', but must be a number"):
+    with pytest.raises(ctl.UsageError, match=r"loss_weights.kind is 'much'"):
         ctl.TrainerOptions(loss_weights={"kind": "much"})

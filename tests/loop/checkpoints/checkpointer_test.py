@@ -230,7 +230,7 @@ def test_partial_restore_restores_what_matches_with_its_slots(tmp_path, of_refer
 
 def test_partial_restore_requires_a_weight_and_the_counters_to_match(tmp_path, of_reference):
     path, _ = of_reference
-    with pytest.raises(ctl.UsageError, match="even in part, since no variable of the model"):
+    with pytest.raises(ctl.UsageError, match="no variable"):
         other = make_trainer(precision="float32")
         Checkpointer(tmp_path, other, partial=True).restore(path)
     bare = tf.train.Checkpoint(model=other.model).write(str(tmp_path / "bare"))
@@ -271,7 +271,7 @@ def test_slots_that_are_not_built_yet_are_restored_when_they_are_built_and_not_l
     path = Checkpointer(tmp_path, one).save()
     checkpoints = Checkpointer(tmp_path, other)
     checkpoints.restore(path)
-    with pytest.raises(ctl.UsageError, match=r"has SGD/m/extra, which the trainer never built"):
+    with pytest.raises(ctl.UsageError, match=r"SGD/m/extra"):
         checkpoints.save()
     for trainer in (one, other):
         trainer.train(tf.constant(1))

@@ -92,7 +92,7 @@ def test_failed_sync_is_reported_with_its_own_checkpoint(trainer, tmp_path, monk
     trainer.global_step.assign(4)
     manager.save()
     trainer.global_step.assign(8)
-    with pytest.raises(Failure, match=r"ckpt-4 could not be written: Input/output error"):
+    with pytest.raises(Failure, match=r"ckpt-4 .*Input/output error"):
         manager.save()
     checkpoints.close()
 

@@ -28,16 +28,13 @@ def check_first_line(report, name, where, cause):
 
 
 # The mistakes whose rules are tested by a trainer, and by a loop. The others are in the long tests: the
-# same as a trainer or loop, or a factor of the rows that update_rules_test.py recognizes.
+# same as a trainer or loop, or as in advice_test.py, or a factor of the rows that update_rules_test.py
+# recognizes.
 TRAINERS = {
     "AuxiliaryNotReduced", "CountAveraged", "LossOverLocalBatch", "NoiseInEvaluation",
-    "PaddedSyncBatchNorm", "PaddingCounted", "PenaltyOncePerReplica", "SameMask",
-    "SecondModelReducedTwice",
+    "PaddedSyncBatchNorm", "SameMask", "SecondModelReducedTwice",
 }  # fmt: skip
-LOOPS = {
-    "ClippedBeforeReduction", "CountedByEach", "DecayedOncePerReplica", "LossNotReduced",
-    "MetricAveraged", "MetricGrows", "MetricOfPadding", "NotUnscaled", "PlainBatchNorm",
-}  # fmt: skip
+LOOPS = {"CountedByEach", "MetricAveraged", "MetricGrows", "NotUnscaled", "PlainBatchNorm"}
 
 
 def each(all_mistakes, default, slow):

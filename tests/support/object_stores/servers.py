@@ -9,18 +9,12 @@ Each is a process with a free port, which ends with its parent:
 
 import contextlib
 import dataclasses
-import http.server
-import socketserver
 import subprocess
 import sys
 import threading
-import time
 
-from benchmarks.storage.proxy import Proxy
-
-SINK_SPEED = 50e6  # of each connection
 BUCKET = "bucket"
-SCHEMES = {"s3": "s3", "gcs": "gs", "sink": "s3"}
+SCHEMES = {"s3": "s3", "gcs": "gs"}
 
 
 @dataclasses.dataclass
@@ -55,39 +49,22 @@ class Server:
 
 @contextlib.contextmanager
 def start(kind):
-    """Starts a server with one empty bucket: "s3", "gcs", or "sink", which drops what it gets."""
-    with _process(kind) as (process, port):
-        yield Server(kind, port, process)
-
-
-@contextlib.contextmanager
-def delayed(server, seconds):
-    """Starts a proxy that adds seconds to each request; yields its port."""
-    with _process("proxy", server.port, seconds) as (_, port):
-        yield port
-
-
-@contextlib.contextmanager
-def _process(*arguments):
+    """Starts a server with one empty bucket: "s3" or "gcs"."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.storage.servers", *map(str, arguments)],
+        [sys.executable, "-m", "tests.support.object_stores.servers", kind],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
     )
     try:
-        yield process, int(process.stdout.readline())
+        yield Server(kind, int(process.stdout.readline()), process)
     finally:
         process.kill()
         process.communicate()
 
 
 def _serve(kind):
-    if kind == "sink":
-        sink = socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Sink)
-        threading.Thread(target=sink.serve_forever, daemon=True).start()
-        return sink.server_address[1]
     if kind == "gcs":
         from gcp_storage_emulator.server import create_server
 
@@ -113,42 +90,6 @@ def _serve(kind):
     return server.port
 
 
-class _Sink(http.server.BaseHTTPRequestHandler):
-    """Answers the requests of an upload to S3, and takes `SINK_SPEED` bytes per second of each."""
-
-    protocol_version = "HTTP/1.1"
-
-    def do_PUT(self):
-        left = int(self.headers["Content-Length"])
-        while left:
-            part = self.rfile.read(min(left, 2**20))
-            left -= len(part)
-            time.sleep(len(part) / SINK_SPEED)
-        self._answer(b"")
-
-    def do_POST(self):
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        name = "InitiateMultipartUploadResult" if "uploads" in self.path else "Result"
-        self._answer(f"<{name}><UploadId>1</UploadId><ETag>1</ETag></{name}>".encode())
-
-    def _answer(self, body):
-        self.send_response(200)
-        self.send_header("ETag", '"1"')
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_):
-        pass
-
-
-def _delay(port, seconds):
-    proxy = Proxy(int(port)).__enter__()
-    proxy.delay = float(seconds)
-    return proxy.port
-
-
 if __name__ == "__main__":
-    kind, *rest = sys.argv[1:]
-    print(_delay(*rest) if kind == "proxy" else _serve(kind), flush=True)
+    print(_serve(sys.argv[1]), flush=True)
     sys.stdin.read()  # until the parent ends

@@ -1,7 +1,6 @@
 """A proxy in front of an object store that adds delays and failures, in a thread of this process."""
 
 import asyncio
-import collections
 import contextlib
 import http.client
 import re
@@ -25,8 +24,6 @@ class Proxy:
         bytes_per_second: how fast request bodies are accepted; 0 for no limit.
         fault: called with the method, the path and the headers (in lower case) of a request; it returns
             None, a status to answer with, or "cut", to close the connection in the middle of the body.
-        counts: the number of requests by method.
-        sent: the number of bytes in request bodies.
     """
 
     def __init__(self, port):
@@ -34,7 +31,6 @@ class Proxy:
         self.port = 0
         self.delay, self.bytes_per_second = 0.0, 0
         self.fault = lambda method, path, headers: None
-        self.counts, self.sent = collections.Counter(), 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
@@ -68,7 +64,6 @@ class Proxy:
         headers = dict(line.split(": ", 1) for line in lines[1:] if line)
         lower = {name.lower(): value for name, value in headers.items()}
         fault = self.fault(method, path, lower)
-        self.counts[method] += 1
         if lower.get("expect"):
             writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if fault == "cut":
@@ -76,7 +71,6 @@ class Proxy:
                 await reader.readexactly(int(lower.get("content-length", 0)) // 2)
             return
         body = await self._read_body(reader, lower)
-        self.sent += len(body)
         await asyncio.sleep(self.delay)
         fault = fault or await self._precondition(path, body)
         if fault:
