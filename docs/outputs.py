@@ -220,13 +220,16 @@ def matches(shown: Sequence[str], printed: Sequence[str]) -> bool:
 
 
 def shorten(shown: Sequence[str], printed: Sequence[str]) -> list[str]:
-    """Returns the printed lines, with as many of its first and last ones as are shown around `...`."""
+    """Returns the printed lines, with as many of its first and last ones as are shown around `...`.
+
+    An output with several `...`, or with one at an end, stays for the author to correct.
+    """
     dots = [i for i, line in enumerate(shown) if line.strip() == "..."]
     if not dots:
         return list(printed)
     first, last = dots[0], len(shown) - dots[-1] - 1
-    if first + last >= len(printed):
-        return list(printed)
+    if len(dots) > 1 or not first or not last:
+        return list(shown)
     return [*printed[:first], "...", *printed[len(printed) - last :]]
 
 

@@ -87,9 +87,9 @@ def render() -> str:
                 "ctl aot_compile experiments/mnist_tpu.py --execute",
             ),
             _row(
-                "Every output on the pages was printed by a run",
+                "Outputs on the pages of the learning path were printed by runs",
                 "tests/docs/outputs_test.py",
-                "the pages of the learning path",
+                "compared with the wheel, before a release",
                 "python -m docs.outputs",
             ),
         ]
