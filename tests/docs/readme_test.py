@@ -121,7 +121,9 @@ def test_picture_of_the_first_run_has_the_lines_that_are_printed():
     svg = (child.ROOT / "docs/images/first_run.svg").read_text()
     text = re.sub(r"<[^>]*>", " ", svg).replace("&#160;", " ")
     assert "one_device (auto: no GPU): 1 replica; global batch 64" in text
-    assert re.search(r"eval +1000/1000 \| loss 0\.3\d+ \| accuracy 0\.9\d+ \| examples 10,000", text)
+    assert re.search(
+        r"eval +1000/1000 \| loss 0\.3\d+ \| accuracy 0\.9\d+ \| examples 10,000", text
+    )
 
 
 def test_explain_prints_what_the_text_promises(folder, monkeypatch, capsys):

@@ -90,7 +90,9 @@ def test_the_reference_is_current_and_has_every_public_name(monkeypatch):
     }
 
 
-@pytest.mark.parametrize("page", ["trainer", "own-loop", "run", "data", "random-replica-ray", "testing"])
+@pytest.mark.parametrize(
+    "page", ["trainer", "own-loop", "run", "data", "random-replica-ray", "testing"]
+)
 def test_the_anchors_of_the_tables_of_names_are_headings(page):
     text = (child.ROOT / f"docs/reference/api/{page}.md").read_text()
     headings = re.findall("^## (.*)$", text, re.MULTILINE)
