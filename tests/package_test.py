@@ -137,3 +137,20 @@ def test_version_is_that_of_the_package(file, pattern):
     versions = re.findall(pattern, (child.ROOT / file).read_text(), re.MULTILINE)
     assert versions and versions[0] == ctl.__version__
     assert file == "CHANGELOG.md" or set(versions) == {ctl.__version__}
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+def test_outputs_of_the_learning_path_are_those_of_the_wheel(wheel_file, tmp_path):
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "env")], check=True)
+    (packages,) = (tmp_path / "env").glob("lib/python*/site-packages")
+    # The packages that ctl requires are those of this environment.
+    others = [folder for folder in sys.path if folder.endswith("site-packages")]
+    (packages / "others.pth").write_text("\n".join(others))
+    programs = tmp_path / "env/bin"
+    install = [str(programs / "pip"), "install", "-q", "--no-deps", "--no-index"]
+    subprocess.run([*install, "--ignore-installed", str(wheel_file)], check=True)
+    flags = [f"--bin={programs}", f"--folder={tmp_path / 'reader'}"]
+    done = child.run(["-m", "docs.outputs", *flags], timeout=7000)
+    assert done.returncode == 0, done.stdout + done.stderr

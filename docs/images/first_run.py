@@ -73,6 +73,9 @@ def lines(output: str) -> list[Text]:
         frame for frame in frames if re.match(r"one_device|image: |train |eval |Done", frame.plain)
     ]
     bars = [frame for frame in frames if "s left" in frame.plain]
+    for line in stay:
+        if waited := re.search(r" \| waited \d+% for input", line.plain):  # of a busy machine
+            line.right_crop(len(line) - waited.start())
     return [*stay[:-3], *bars[-1:], *stay[-3:]]
 
 

@@ -9,7 +9,7 @@ It replaces the text of a page between `<!-- generated: NAME -->` and `<!-- end 
 public names and their docstrings without importing ctl.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 import functools
 import importlib
 import pathlib
@@ -27,13 +27,21 @@ from ctl.configs import flags, keys  # noqa: E402
 from ctl.configs.component import Key  # noqa: E402
 from ctl.configs.modes import MODES  # noqa: E402
 from ctl.configs.options import name_options  # noqa: E402
+from docs.reference import claims  # noqa: E402
 from tests.update import combinations  # noqa: E402
 
-PAGES = sorted(ROOT.glob("docs/reference/**/*.md"))
+PAGES = [*sorted(ROOT.glob("docs/reference/**/*.md")), ROOT / "docs/why-believe-it.md"]
 OPTIONS = ROOT / "ctl/configs/options.py"
 _OPTIONS = re.compile(r"(    # Generated from the keys [^\n]*\n)(.*?)(    # end\n)", re.DOTALL)
+# The names of `import ctl`, by the task for which a reader looks for them: one page each.
+_TASKS = {
+    "trainer": "StandardTrainer StandardEvaluator TrainerOptions Clip Part SyncBatchNormalization "
+    "convert_sync_batch_norm recompute dot_product_attention",
+    "own-loop": "Step evaluate Checkpointer",
+    "run": "Run config load Action KerasCallback as_action Store UsageError",
+}
 _MODULES = ("ctl", "ctl.data", "ctl.random", "ctl.ray", "ctl.replica", "ctl.testing")
-_GENERATED = re.compile(r"(<!-- generated: ([\w. ]+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
+_GENERATED = re.compile(r"(<!-- generated: ([\w. -]+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
 _NOT_IN_ANCHORS = str.maketrans("", "", "`.")
 _MAX_LINE = 100  # characters of a signature in one line
 
@@ -98,6 +106,11 @@ def _option_field(key: Key) -> tuple[str, str]:
 
 
 def _render(name: str) -> str:
+    if name == "index ctl":
+        return _render_tasks()
+    if name.startswith("api ctl "):
+        names = [f"ctl.{each}" for each in _TASKS[name.removeprefix("api ctl ")].split()]
+        return "\n".join([*_render_index(names), *_render_names(names)]).strip()
     if name.startswith("api ctl"):
         return _render_module(name.removeprefix("api "))
     return {
@@ -108,6 +121,7 @@ def _render(name: str) -> str:
             "command", {f"ctl {k}": v for k, v in commands.COMMANDS.items()}
         ),
         "combinations": _render_combinations,
+        "claims": claims.render,
     }[name]()
 
 
@@ -159,8 +173,9 @@ def _render_combinations() -> str:
     lines = [
         *(f"- {name}: {', '.join(str(v) or 'none' for v in axis)}" for name, axis in axes),
         "",
-        f"{len(rejected)} of {len(choices)} combinations are rejected. Rules without a number depend",
-        "on other options, such as the strategy or the batch size.",
+        f"{len(choices) - len(rejected)} of {len(choices)} combinations are allowed, and compute one",
+        "update. The others break a rule of this table. Rules without a number depend on other options,",
+        "such as the strategy or the batch size.",
         "",
         "| rejected because | combinations |",
         "|---|---:|",
@@ -193,15 +208,23 @@ def _package() -> griffe.Module:
     return package
 
 
-def _render_index(module: str) -> list[str]:
-    """Returns a table of the names of a module with the first paragraphs of their docstrings."""
+def _render_tasks() -> str:
+    """Returns a table of the names of `import ctl`, with links to the pages of their tasks."""
+    pages = {f"ctl.{name}": page for page, names in _TASKS.items() for name in names.split()}
+    assert sorted(pages) == sorted(_public_names("ctl"))
+    return "\n".join(_render_index(_public_names("ctl"), pages)).strip()
+
+
+def _render_index(names: Sequence[str], pages: Mapping[str, str] | None = None) -> list[str]:
+    """Returns a table of names with the first paragraphs of their docstrings."""
     lines = ["| name | purpose |", "|---|---|"]
-    for name in _public_names(module):
+    for name in names:
+        page = f"{pages[name]}.md" if pages else ""
         docstring = _resolve(name).docstring
         assert docstring, f"{name} has no docstring."
         summary = " ".join(docstring.value.partition("\n\n")[0].split())
         anchor = _heading(name).lower().replace(" ", "-").translate(_NOT_IN_ANCHORS)
-        lines.append(f"| [`{name}`](#{anchor}) | {_escape_cell(summary)} |")
+        lines.append(f"| [`{name}`]({page}#{anchor}) | {_escape_cell(summary)} |")
     return [*lines, ""]
 
 
@@ -241,15 +264,21 @@ def _render_module(module: str) -> str:
     lines: list[str] = []
     if not _exports(module):  # its docstring describes all functions
         lines += _describe(_resolve(module))
-    lines += _render_index(module)
-    for name in _public_names(module):
+    lines += [*_render_index(_public_names(module)), *_render_names(_public_names(module))]
+    return "\n".join(lines).strip()
+
+
+def _render_names(names: Sequence[str]) -> list[str]:
+    """Returns the signatures and docstrings of classes and functions."""
+    lines: list[str] = []
+    for name in names:
         item = _resolve(name)
         lines += [f"## {_heading(name)}", ""]
         if isinstance(item, griffe.Class):
             lines += _render_class(name, item)
         else:  # a function or a module
             lines += [*(_signature(name, item) if item.is_function else ()), *_describe(item)]
-    return "\n".join(lines).strip()
+    return lines
 
 
 def _render_class(name: str, item: griffe.Class) -> Iterator[str]:
@@ -318,7 +347,10 @@ def _describe(item: griffe.Object) -> list[str]:
 
 
 def _escape_text(text: str) -> str:
-    """Escapes what Markdown would hide, outside of code; marks indented examples as Python."""
+    """Escapes what Markdown would hide, outside of code; makes lists and examples of what they are."""
+    text = re.sub(r"^\* ", "- ", text, flags=re.MULTILINE)
+    # Markdown takes a list that follows a line of text for more text.
+    text = re.sub(r"^((?!- |  ).+)\n(?=- )", r"\1\n\n", text, flags=re.MULTILINE)
     parts = re.split(r"(`[^`]*`|^ {4}.*$)", text, flags=re.MULTILINE)
     for i in range(0, len(parts), 2):
         parts[i] = re.sub(r"([*<])", r"\\\1", parts[i])

@@ -38,18 +38,32 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Makes the links of a page those of the site."""
+    """Makes the links of a page those of the site; describes it by its first paragraph."""
+    page.meta.setdefault("description", describe(markdown))
     source = COPIES.get(page.file.src_uri, f"docs/{page.file.src_uri}")
     return _LINK.sub(lambda match: _site_link(match, source, page.file.src_uri), markdown)
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lists methods without their class in the right column of the API, which has little room."""
+    """Shortens the names of methods in the right column of the API, and marks tables of keys."""
+    if page.file.src_uri == "reference/config.md":
+        return f'<div class="keys">{html}</div>'
     if page.file.src_uri.startswith("reference/api/"):
         names = [name for heading in page.toc for name in heading.children]
         for method in (method for name in names for method in name.children):
             method.title = method.title.rpartition(".")[2]
     return html
+
+
+def describe(markdown: str) -> str:
+    """Returns the first paragraph of a page as plain text of at most 160 characters."""
+    paragraphs = re.split(
+        r"\n\s*\n", re.sub(r"<!--.*?-->|^```.*?^```", "", markdown, flags=re.M | re.S)
+    )
+    text = next((p for p in paragraphs if re.match(r"[\w`]", p.strip())), "")
+    text = re.sub(r"!?\[([^\[\]]*)\]\([^)]*\)", r"\1", text)
+    words = " ".join(re.sub("[`*]", "", text).split())
+    return words if len(words) <= 160 else f"{words[:157].rpartition(' ')[0]} ..."
 
 
 def _site_link(link: re.Match[str], source: str, page: str) -> str:

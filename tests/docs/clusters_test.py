@@ -27,13 +27,13 @@ def test_variables_are_named_in_the_order_in_which_they_decide():
 
 @pytest.mark.parametrize("line", SHELL)
 def test_shell_commands_run_the_program_with_valid_configs(line, tmp_path):
-    (tmp_path / "my_model.py").write_text(blocks("start")[0])  # the program of the first run
+    (tmp_path / "digits.py").write_text(blocks("start")[0])  # the program of the first run
     words = shlex.split(line)
     if words[0] == "sbatch" and "--wrap" not in line:
         assert (child.ROOT / words[-1]).exists()
         return
-    (command,) = re.findall(r"\bctl (?:launch .* -- )?((?:experiments/|--)[^']*)", line)
-    command = command.replace("my_model.py", str(tmp_path / "my_model.py"))
+    (command,) = re.findall(r"\bctl (?:launch .* -- )?((?:experiments/|digits.py|--)[^']*)", line)
+    command = command.replace("digits.py ", f"{tmp_path / 'digits.py'} ")
     values, changes = flags.parse(
         ["ctl", *shlex.split(command.replace("$SLURM_ARRAY_TASK_ID", "1"))]
     )

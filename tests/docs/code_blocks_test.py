@@ -15,7 +15,7 @@ from tests.docs.pages import blocks, run
 from tests.support import child
 
 # The pages whose blocks run in the test modules next to this one.
-ELSEWHERE = {"testing", "start", "your-model", "your-step", "loss"}
+ELSEWHERE = {"testing", "start", "your-model", "your-step", "random", "loss"}
 MODEL = """
 import ctl
 import numpy as np
@@ -35,7 +35,7 @@ class Line(ctl.StandardTrainer):
 
 
 def get_config():
-    return ctl.config(trainer="my_model.py:Line", data=dict(global_batch_size=64))
+    return ctl.config(trainer="digits.py:Line", data=dict(global_batch_size=64))
 """
 
 
@@ -52,6 +52,7 @@ def test_every_page_with_code_is_run_by_a_test():
     [
         "data",
         "evaluation",
+        "export",
         *(pytest.param(p, marks=pytest.mark.slow) for p in ("update", "your-part")),
     ],
 )
@@ -77,9 +78,9 @@ def test_blocks_of_actions():
 
 def test_blocks_of_optimizers(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "my_model.py").write_text(MODEL)
+    (tmp_path / "digits.py").write_text(MODEL)
     config = {"optimizer": {"ema_decay": 0.9}, "data": {"global_batch_size": 8}}
-    with ctl.Run(ctl.config(trainer="my_model.py:Line", **config), print_lines=False) as training:
+    with ctl.Run(ctl.config(trainer="digits.py:Line", **config), print_lines=False) as training:
         training.train(steps=1)
         trainer = training.trainer
         names = run("optimizers", ctl=ctl, trainer=trainer, MyWrapper=lambda optimizer: optimizer)
@@ -108,7 +109,7 @@ def test_sweeps_of_running():
 @pytest.mark.slow
 def test_blocks_of_notebook_and_observing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "my_model.py").write_text(MODEL)
+    (tmp_path / "digits.py").write_text(MODEL)
     names = {"ctl": ctl}
     exec(blocks("running#Notebooks")[1], names)
     assert names["run"].step == 502 and len(pandas.DataFrame(names["history"]))

@@ -22,6 +22,7 @@ from ctl import main
 from ctl.loop.checkpoints.warm_start import describe
 from ctl.loop.writers.writer import Writer
 from tests.docs.pages import blocks
+from tests.docs.pages import run as run_page
 from tests.support import child
 
 pytestmark = pytest.mark.slow
@@ -131,7 +132,7 @@ def test_weight_averaging(folder):
 
 
 def test_tflite(folder):
-    program, predict = blocks("evaluation#TensorFlow Lite")
+    program, predict = blocks("export#TensorFlow Lite")
     run, _, evaluated = train(program, workdir=folder / "w")
     names = {"tf": tf}
     exec(predict, names)
@@ -142,12 +143,12 @@ def test_tflite(folder):
 
 
 def test_tf_serving(folder):
-    program, ask = blocks("evaluation#TensorFlow Serving")
+    program, ask = blocks("export#TensorFlow Serving")
     run, _, _ = train(program, workdir=folder / "w")
     names = {}
     exec(ask, names)
     # TensorFlow Serving makes a tensor of each name of the instances, and calls the signature.
-    (request,) = re.findall(r"-d '(.*?)'", "".join(blocks("evaluation#TensorFlow Serving", "sh")))
+    (request,) = re.findall(r"-d '(.*?)'", "".join(blocks("export#TensorFlow Serving", "sh")))
     instances = json.loads(request)["instances"]
     features = {"x": tf.constant([each["x"] for each in instances])}
     serve = tf.saved_model.load(str(folder / "w/export/2")).signatures["serving_default"]
@@ -237,11 +238,12 @@ def test_curriculum(folder):
 
 
 def test_learning_rate_after_a_resume(folder):
-    program = blocks("evaluation#TensorFlow Serving")[0]
-    pathlib.Path("my_model.py").write_text(program.replace('steps=2, export="last"', "steps=20"))
+    program = blocks("export#TensorFlow Serving")[0]
+    program = program.replace('steps=2, export="last"', "steps=20")
+    pathlib.Path("digits.py").write_text(program.replace("my_model.py", "digits.py"))
     (code,) = blocks("optimizers#Change the learning rate of a run")
     exec(code, {})
-    with ctl.Run("my_model.py", workdir="runs/mine", print_lines=False) as run:
+    with ctl.Run("digits.py", workdir="runs/mine", print_lines=False) as run:
         run.train(steps=1)
         assert run.learning_rate == pytest.approx(1e-4) and run.step == 11
 
@@ -276,9 +278,13 @@ class Wandb(Writer):
     ],
 )
 def test_configs_of_the_first_run(page, replicas, tmp_path, monkeypatch):
-    monkeypatch.chdir(child.ROOT)  # it reads experiments/data/mnist
+    monkeypatch.chdir(tmp_path)
     config = blocks(page)[-1]
     path = tmp_path / "my_model.py"
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 28, 28), np.uint8)
+    arrays = pixels, np.arange(64) % 10
+    monkeypatch.setattr("keras.datasets.mnist.load_data", lambda: (arrays, arrays))
+    (tmp_path / "digits.py").write_text(blocks("start")[0])
     path.write_text("\n\n".join([*blocks("start")[:1], config]))
     path.write_text(path.read_text().replace('"wandb"', f'"{__name__}:Wandb"'))
     with ctl.Run(str(path), tmp_path / "w", print_lines=False) as run:
@@ -294,7 +300,7 @@ def test_notebook(folder):
 
 
 def test_nan(folder, capsys):
-    program, search, *several_gpus = blocks("recipes/nan")
+    program, search = blocks("recipes/nan")
     pathlib.Path("my_model.py").write_text(program)
     line = blocks("recipes/nan", "text")[0]
     message = line.removeprefix("ctl: ").removesuffix(" ...\n")
@@ -306,7 +312,7 @@ def test_nan(folder, capsys):
     names = {}
     exec(search, names)
     assert names["found"].tolist() == [17] and "[17]" in capsys.readouterr().out
-    exec("\n\n".join(several_gpus), {})
+    run_page("problems/nan-on-several-gpus")
 
 
 def test_datasets(folder, monkeypatch):

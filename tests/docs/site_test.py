@@ -92,14 +92,16 @@ def test_the_reference_is_current_and_has_every_public_name(monkeypatch):
     }
 
 
-@pytest.mark.parametrize("page", ["ctl", "data", "random-replica-ray", "testing"])
+@pytest.mark.parametrize(
+    "page", ["trainer", "own-loop", "run", "data", "random-replica-ray", "testing"]
+)
 def test_the_anchors_of_the_tables_of_names_are_headings(page):
     text = (child.ROOT / f"docs/reference/api/{page}.md").read_text()
     headings = re.findall("^## (.*)$", text, re.MULTILINE)
     # GitHub and mkdocs drop the punctuation of a heading.
     anchors = {re.sub(r"[^\w-]", "", h.lower().replace(" ", "-")) for h in headings}
     links = re.findall(r"^\| \[`.*?\]\(#(.*?)\)", text, re.MULTILINE)
-    assert len(links) >= 10 and {*links} <= anchors
+    assert len(links) >= 3 and {*links} <= anchors
 
 
 def test_pages_load_nothing_from_other_hosts():

@@ -10,7 +10,7 @@ from tests.docs.pages import blocks
 from tests.support import child
 
 pytestmark = pytest.mark.slow
-PAGES = ("your-model", "your-step", "loss")
+PAGES = ("your-model", "your-step", "random", "loss")
 SECTIONS = {}
 for page in PAGES:
     text = (child.ROOT / f"docs/{page}.md").read_text()
@@ -27,8 +27,8 @@ LONGER = {
     "loss: Metrics",
     "loss: Other outputs, labels or weights",
     "loss: Your own metric",
-    "your-step: Random numbers",
-    "your-step: One draw for all rows, and partners of rows",
+    "random: Random numbers",
+    "random: One draw for all rows, and partners of rows",
     "your-step: Several models and optimizers",
 }
 assert set(TITLES) > LONGER
