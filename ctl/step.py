@@ -1,6 +1,7 @@
 """Step: the update of ctl in a training loop of your own."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent import futures
 import contextlib
 import dataclasses
 import functools
@@ -261,9 +262,14 @@ class Step:
         if tf.is_tensor(tf.nest.flatten(rows)[0]) and tf.executing_eagerly():
             self._example = rows, row_mask
         spec = tf.nest.map_structure(lambda v: tf.TensorSpec([None, *v.shape[1:]], v.dtype), rows)
-        with tf.init_scope(), build.build_scope(self.options, self.strategy):
-            # All batches of ctl.data.distribute are full; the rows of other batches are not known.
-            self._build(spec, full=isinstance(batch, MaskedBatch))
+        # All batches of ctl.data.distribute are full; the rows of other batches are not known.
+        full = isinstance(batch, MaskedBatch)
+        if tf.executing_eagerly():
+            self._build(spec, full=full)
+            return
+        # Outside of the user's function. Not by tf.init_scope, which stops the tapes of loss_fn.
+        with futures.ThreadPoolExecutor(1) as thread:
+            thread.submit(self._build, spec, full=full).result()
 
     def results(self) -> dict[str, Any]:
         """Returns the mean of the steps' losses and the metrics since the last call; resets them.
@@ -322,6 +328,10 @@ class Step:
         return evaluation.results()
 
     def _build(self, spec: Any, *, full: bool) -> None:
+        with build.build_scope(self.options, self.strategy):
+            self._build_in_scope(spec, full=full)
+
+    def _build_in_scope(self, spec: Any, *, full: bool) -> None:
         precisions.check_model(self.model, self.options.precision)
         models = [adapt(model) for model in (self.model, *self.models)]
         check_scope((v for m in models if m.built for v in variables_of(m)), self.strategy)

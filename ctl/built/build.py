@@ -169,7 +169,7 @@ def build_step(
         ) as rows:
             prepared = preprocess(hooks, batch)
             prepared = _without_gradient(prepared) if stop else prepared
-            outputs = precision.cast_to_float32(convert(hooks.forward)(prepared, training=False))
+            outputs = precision.cast_to_float32(convert(hooks.forward)(prepared, training=True))
             if updates_metrics:
                 metrics.call(hooks.update_metrics, owner.metrics, prepared, outputs, None)
                 return
@@ -189,7 +189,7 @@ def build_step(
     def check_losses() -> None:
         losses, name = (traces[0] if traces else None), name_function(hooks.per_example_loss)
         for observer in observers.load():
-            observer.check_losses(step, losses, trace_again, name)
+            observers.checked(observer.check_losses, step, losses, trace_again, name)
 
     def read_losses(batch: Batch) -> list[tf.Tensor]:
         """Returns the losses of a batch and the penalties; [] if they cannot be traced yet."""
