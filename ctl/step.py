@@ -248,7 +248,7 @@ class Step:
             return
         if isinstance(batch, dict):
             check_names(batch)
-        distribution.check_distributed(batch, self.strategy)
+        distribution.check_distributed(batch, self.strategy, most=self.global_batch_size)
         rows, row_mask = first_rows(unpack(batch), self.strategy)
         if not isinstance(rows, dict):
             raise UsageError(
@@ -366,7 +366,7 @@ class Step:
     def _run(self, batch: Any) -> StepResult:
         """Runs a step on every replica; call it while tracing, in a cross-replica context."""
         # Checked in each trace: the type and the structure of a batch decide which trace it gets.
-        distribution.check_distributed(batch, self.strategy)
+        distribution.check_distributed(batch, self.strategy, most=self.global_batch_size)
         if self.built().plan.full_batches and not isinstance(batch, MaskedBatch):
             raise UsageError(
                 "The step was built with a batch of ctl.data.distribute, whose batches are full, and "

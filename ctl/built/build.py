@@ -233,7 +233,16 @@ def build_step(
     # Creates the variables of the model's first call, too: a checkpoint is restored, and slots are
     # created, before the first step.
     with report_rejected_features(data.spec) if is_default else contextlib.nullcontext():
-        create_variables(trace, data.spec)
+        try:
+            create_variables(trace, data.spec)
+        except (TypeError, ValueError) as error:  # such as of int(x.shape[0])
+            try:
+                if isinstance(error, UsageError):
+                    raise
+                trace_again(layout.rows_per_replica)
+            except Exception:
+                raise error  # noqa: B904
+            traces.clear()  # the checks of the losses need two numbers of rows
     late = any(map(metrics.creates_variables_late, owner.metrics.values()))
     if late and not strategies.spec_of(owner.strategy).coordinated:  # it never skips a step
         # A skipped step restores the variables of metrics that exist before it. tf_keras updates metrics

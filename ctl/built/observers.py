@@ -24,6 +24,7 @@ OBSERVERS = (
     "random_search:RandomOps",
     "random_search:HostRandom",
     "row_coupling:RowCoupling",
+    "ported_losses:PortedLosses",
     "replica_count:ReplicaCount",
     "metric_rows:MetricRows",
     "copies:Copies",

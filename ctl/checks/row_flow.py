@@ -6,6 +6,7 @@ counts as one that combines rows, so a result of `Mixed` means "perhaps".
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
 import os
 from typing import Any, NamedTuple
 
@@ -135,10 +136,12 @@ class RowFlow:
             pairs = zip(states, is_known, strict=True)
             return [None if known or not isinstance(s, Mixed) else s for s, known in pairs]
         if kind in ops.FUNCTIONS:
-            try:
-                return self._call(op, states)
-            except ValueError:  # a function with other arguments than the op has inputs
-                return [Mixed(op)] * outputs
+            with contextlib.suppress(ValueError):  # other arguments than the op has inputs
+                # A function whose gradient was computed may have further results, at the end.
+                results = [*self._call(op, states)][:outputs]
+                if len(results) == outputs:
+                    return results
+            return [Mixed(op)] * outputs
         mixed = next((state for state in states if isinstance(state, Mixed)), None)
         if mixed is not None:
             # Also the statistics of rows that are in two views, or combined in another way before.
@@ -225,7 +228,7 @@ class RowFlow:
 
 
 def is_statistics(op: Any) -> bool:
-    """Returns whether an op computes statistics of a batch normalization, or their number of elements."""
+    """Returns whether an op computes statistics of a batch normalization, or counts their elements."""
     is_number = op.type == "Cast" and op.outputs[0].shape.rank == 0
     return (is_number or op.type in _STATISTICS) and _is_normalization(op)
 
