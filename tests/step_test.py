@@ -580,6 +580,19 @@ def test_full_batches_have_a_static_number_of_rows_and_partial_ones_are_one_line
             step({"x": rows})
 
 
+def test_two_views_on_axis_0_of_a_padded_batch_are_one_line():
+    def forward(batch, training):
+        return step.model(tf.concat([batch["x"], -batch["x"]], axis=0), training=training)
+
+    step = make_step(
+        2, 7, lambda: tf_keras.Sequential([ctl.SyncBatchNormalization()]), forward=forward,
+        loss_fn=lambda batch, outputs: outputs[: tf.shape(batch["x"])[0], 0] ** 2,
+        allow_row_coupling=True,
+    )  # fmt: skip
+    with pytest.raises(ctl.UsageError, match="such as two views on axis 0"):
+        step(next(iter(distribute(step, 7))))
+
+
 def test_code_that_runs_in_training_only_and_takes_gradients_is_traced_as_in_a_step():
     """`step.build` must not call it as an evaluation does, nor stop its tapes."""
 

@@ -58,7 +58,9 @@ def _factors(loss: Any, size: int) -> Iterator[Any]:
     while size >= _LEAST and hasattr(loss, "op"):
         op = loss.op
         if op.type in ("RealDiv", "Div", "Mul") and len(op.inputs) == 2:
-            numbers = [tf.get_static_value(x) if x.shape.rank == 0 else None for x in op.inputs]
+            numbers: list[Any] = [
+                tf.get_static_value(x) if x.shape.rank == 0 else None for x in op.inputs
+            ]
             known = next((i for i, number in enumerate(numbers) if number is not None), None)
             if known is None:
                 return
