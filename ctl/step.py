@@ -1,6 +1,7 @@
 """Step: the update of ctl in a training loop of your own."""
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent import futures
 import contextlib
 import functools
 import inspect
@@ -249,7 +250,7 @@ class Step:
             return
         if isinstance(batch, dict):
             check_names(batch)
-        distribution.check_distributed(batch, self.strategy)
+        distribution.check_distributed(batch, self.strategy, most=self.global_batch_size)
         rows, row_mask = first_rows(unpack(batch), self.strategy)
         if not isinstance(rows, dict):
             raise UsageError(
@@ -263,9 +264,14 @@ class Step:
         if tf.is_tensor(tf.nest.flatten(rows)[0]) and tf.executing_eagerly():
             self._example = rows, row_mask
         spec = tf.nest.map_structure(lambda v: tf.TensorSpec([None, *v.shape[1:]], v.dtype), rows)
-        with tf.init_scope(), build.build_scope(self.options, self.strategy):
-            # All batches of ctl.data.distribute are full; the rows of other batches are not known.
-            self._build(spec, full=isinstance(batch, MaskedBatch))
+        # All batches of ctl.data.distribute are full; the rows of other batches are not known.
+        full = isinstance(batch, MaskedBatch)
+        if tf.executing_eagerly():
+            self._build(spec, full=full)
+            return
+        # Outside of the user's function. Not by tf.init_scope, which stops the tapes of loss_fn.
+        with futures.ThreadPoolExecutor(1) as thread:
+            thread.submit(self._build, spec, full=full).result()
 
     def results(self) -> dict[str, tf.Tensor]:
         """Returns the mean of the steps' losses and the metrics since the last call; resets them.
@@ -330,6 +336,10 @@ class Step:
         return self._example
 
     def _build(self, spec: Nest, *, full: bool) -> None:
+        with build.build_scope(self.options, self.strategy):
+            self._build_in_scope(spec, full=full)
+
+    def _build_in_scope(self, spec: Nest, *, full: bool) -> None:
         precisions.check_model(self.model, self.options.precision)
         models = [adapt(model) for model in (self.model, *self.models)]
         check_scope((v for m in models if m.built for v in variables_of(m)), self.strategy)
@@ -363,7 +373,7 @@ class Step:
     def _run(self, batch: Nest) -> StepResult:
         """Runs a step on every replica; call it while tracing, in a cross-replica context."""
         # Checked in each trace: the type and the structure of a batch decide which trace it gets.
-        distribution.check_distributed(batch, self.strategy)
+        distribution.check_distributed(batch, self.strategy, most=self.global_batch_size)
         if self.built().plan.full_batches and not isinstance(batch, MaskedBatch):
             raise UsageError(
                 "The step was built with a batch of ctl.data.distribute, whose batches are full, and "

@@ -424,6 +424,10 @@ def test_outputs_may_hold_the_terms_of_the_loss():
         (lambda: ctl.Checkpointer("a", build_model()), "got a Sequential, .* a ctl.Step or"),
         (lambda: ctl.data.distribute(source(), 4, start_step=-1), "start_step is -1"),
         (
+            lambda: make_small_step(1, 4)({"x": FEATURES[:6]}),
+            "The batch has 6 rows, but global_batch_size is 4",
+        ),
+        (
             lambda: ctl.data.distribute({"x": FEATURES}, 4),
             "data is a dict, but must be a ctl.data.Source, .* such as ctl.data.arrays",
         ),
@@ -558,6 +562,53 @@ def build_for_kit(loss_fn, **options):
         )  # fmt: skip
 
     return build
+
+
+def with_static_rows(batch, outputs):
+    rows = int(outputs.shape[0])
+    return tf.reshape(outputs, [rows, -1])[:, 0] ** 2
+
+
+def test_full_batches_have_a_static_number_of_rows_and_partial_ones_are_one_line():
+    for batch in itertools.islice(ctl.data.distribute(source(), 5), 1):
+        assert batch["label"].shape == (5, 2)  # as of a dict
+        make_small_step(1, 5, loss_fn=with_static_rows)(batch)
+    step = make_small_step(1, 6, loss_fn=with_static_rows)
+    data = [tf.constant(FEATURES[:rows]) for rows in (6, 3)]
+    with pytest.raises(ctl.UsageError, match=r"step_test.py:\d+ .* use tf.shape\(x\)\[0\]"):
+        for rows in data:
+            step({"x": rows})
+
+
+def test_two_views_on_axis_0_of_a_padded_batch_are_one_line():
+    def forward(batch, training):
+        return step.model(tf.concat([batch["x"], -batch["x"]], axis=0), training=training)
+
+    step = make_step(
+        2, 7, lambda: tf_keras.Sequential([ctl.SyncBatchNormalization()]), forward=forward,
+        loss_fn=lambda batch, outputs: outputs[: tf.shape(batch["x"])[0], 0] ** 2,
+        allow_row_coupling=True,
+    )  # fmt: skip
+    with pytest.raises(ctl.UsageError, match="such as two views on axis 0"):
+        step(next(iter(distribute(step, 7))))
+
+
+def test_code_that_runs_in_training_only_and_takes_gradients_is_traced_as_in_a_step():
+    """`step.build` must not call it as an evaluation does, nor stop its tapes."""
+
+    def forward(batch, training):
+        assert training
+        return step.model(batch["x"], training=training)
+
+    def loss_fn(batch, outputs):
+        with tf.GradientTape() as tape:
+            tape.watch(batch["x"])
+            scores = step.model(batch["x"])
+        return tf.reduce_sum(tape.gradient(scores, batch["x"]) ** 2, axis=1)
+
+    step = make_small_step(1, 4, forward=forward, loss_fn=loss_fn)
+    result = tf.function(step)({"x": tf.constant(FEATURES[:4])})  # builds outside of the function
+    assert result.loss > 0
 
 
 @pytest.mark.slow

@@ -179,7 +179,7 @@ def build_step(
         ) as rows:
             prepared = preprocess(hooks, batch)
             prepared = _without_gradient(prepared) if stop else prepared
-            outputs = precision.cast_to_float32(convert(hooks.forward)(prepared, training=False))
+            outputs = precision.cast_to_float32(convert(hooks.forward)(prepared, training=True))
             if updates_metrics:
                 metrics.call(hooks.update_metrics, owner.metrics, prepared, outputs, None)
                 return
@@ -204,7 +204,7 @@ def build_step(
     def check_losses(step: BuiltStep) -> None:
         losses, name = (traces[0] if traces else None), name_function(hooks.per_example_loss)
         for observer in observers.load():
-            observer.check_losses(step, losses, trace_again, name)
+            observers.checked(observer.check_losses, step, losses, trace_again, name)
 
     def read_losses(batch: Batch) -> list[tf.Tensor]:
         """Returns the losses of a batch and the penalties; [] if they cannot be traced yet."""
@@ -249,7 +249,16 @@ def build_step(
     # Creates the variables of the model's first call, too: a checkpoint is restored, and slots are
     # created, before the first step.
     with report_rejected_features(data.spec) if is_default else contextlib.nullcontext():
-        create_variables(trace, data.spec)
+        try:
+            create_variables(trace, data.spec)
+        except (TypeError, ValueError) as error:  # such as of int(x.shape[0])
+            try:
+                if isinstance(error, UsageError):
+                    raise
+                trace_again(layout.rows_per_replica)
+            except Exception:
+                raise error  # noqa: B904
+            traces.clear()  # the checks of the losses need two numbers of rows
     late = any(map(metrics.creates_variables_late, owner.metrics.values()))
     if late and not strategies.spec_of(owner.strategy).coordinated:  # it never skips a step
         # A skipped step restores the variables of metrics that exist before it. tf_keras updates metrics

@@ -355,7 +355,7 @@ class BuiltStep:
         """
         try:
             for check in self.repeated if batches else ():
-                check(batches)
+                observers.checked(check, batches)
         except UsageError as error:
             raise LateUsageError(str(error)) from error
 

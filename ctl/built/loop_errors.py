@@ -19,6 +19,8 @@ _OF_CONTEXT = re.compile(
     r"'NoneType' object has no attribute "
     r"'(replica_id_in_sync_group|num_replicas_in_sync|all_reduce|all_gather|merge_call)'"
 )
+# A line of the user in AutoGraph's error, and the messages of Python and TensorFlow.
+_STATIC_ROWS = re.compile(r"\n\s.*\.shape\b"), re.compile(r"NoneType|elements of \[None")
 _CALLED = re.compile(r"""Exception encountered when calling (?:layer )?["']([^"']+)["']""")
 # Of XLA's own errors.
 _NO_BOUND = "requires a fixed tensor list size"
@@ -46,6 +48,13 @@ def explain(error: BaseException, loop: InnerLoop | None) -> str:
             "get_replica_context(), which is None while ctl builds the model: write ctl.replica."
             "positions(x) for the places of the rows in the global batch, ctl.replica.all_gather(x) for "
             "all rows, or use the context only if it is not None."
+        )
+    if isinstance(error, TypeError | ValueError) and all(
+        pattern.search(str(error)) for pattern in _STATIC_ROWS
+    ):
+        return (
+            f"{user_line(error) or 'The step'} computes with a static number of rows, which partial "
+            "batches do not have: use tf.shape(x)[0], or batches of one size."
         )
     if missing := _NO_GRADIENT.search(str(error)):
         return (

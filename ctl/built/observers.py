@@ -4,17 +4,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import functools
 import importlib
-from typing import TYPE_CHECKING, NamedTuple
+import logging
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 import tf_keras
 
+from ctl.configs.error_location import name_function
+from ctl.errors import Failure, LostWorker, UsageError
+from ctl.rows import replicas
 from ctl.rows.row_mask import Rows
 from ctl.rows.trace import Trace
 
 if TYPE_CHECKING:  # it creates the observers
     from ctl.built.built_step import BuiltStep
 
+_LOG = logging.getLogger("ctl")
+_SHOWN = 200  # characters of an error
 # The classes of the observers as "module:class", relative to `ctl.checks`, in their order.
 OBSERVERS = (
     "onednn:WrongGradients",
@@ -22,6 +28,7 @@ OBSERVERS = (
     "random_search:RandomOps",
     "random_search:HostRandom",
     "row_coupling:RowCoupling",
+    "ported_losses:PortedLosses",
     "replica_count:ReplicaCount",
     "metric_rows:MetricRows",
     "copies:Copies",
@@ -121,6 +128,11 @@ def observe(step: "BuiltStep", rows: Rows) -> Iterator[None]:
     if graph is None:
         yield
         return
+    # A function of the user may call several steps, and one of them several times.
+    calls = graph._ctl_calls = getattr(graph, "_ctl_calls", {})
+    own = step, replicas.local_number()
+    number = calls[own] = calls.get(own, 0) + 1
+    rows.trace.call = calls.setdefault((step, "call", number), {})
     observers = [observer(step) for observer in load()]
     before = len(graph.get_operations())
     is_evaluation = rows.earlier is not None
@@ -129,7 +141,27 @@ def observe(step: "BuiltStep", rows: Rows) -> Iterator[None]:
         yield
     operations = graph.get_operations()[before:]
     for observer in observers:
-        observer.search(operations, rows)
+        checked(observer.search, operations, rows)
+
+
+def checked(check: Callable[..., object], *arguments: Any) -> None:
+    """Calls a check of the user's code; one that fails itself prints a line, and the step trains.
+
+    Args:
+        check: a method of an observer, or a check that it has returned; mistakes are `UsageError`s.
+        *arguments: its arguments.
+    """
+    try:
+        check(*arguments)
+    except (UsageError, Failure, LostWorker):
+        raise
+    except Exception as error:
+        name, line = name_function(check), " ".join(str(error).split())[:_SHOWN]
+        _LOG.warning(
+            "ctl cannot check this step (%s: %s: %s), and trains without this check: `ctl check` "
+            "and ctl.testing.check_loop_equivalence measure whether its update depends on the split.",
+            name, type(error).__name__, line,
+        )  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -13,7 +13,6 @@ import random
 import re
 import types
 from typing import Any
-import weakref
 
 import tensorflow as tf
 import tf_keras
@@ -37,18 +36,16 @@ _REPLICA = re.compile(r"^replica_\d+(/|$)")
 _MAX_CONSUMERS = 1_000
 _DATA = ("IteratorGetNext", "IteratorGetNextAsOptional", "MultiDeviceIteratorGetNextFromShard")
 
-# One replica of each graph is enough: they run the same code.
-_SEARCHED: "weakref.WeakSet[Any]" = weakref.WeakSet()
-
 
 class RandomOps(Observer):
     """Searches the random ops of a step."""
 
     def search(self, operations: Sequence[Any], rows: Rows) -> None:
         """Raises a UsageError if random numbers depend on how the batch is split."""
-        if not rows.allow_unkeyed and rows.graph not in _SEARCHED:
+        # One replica of each call is enough: they run the same code.
+        if not rows.allow_unkeyed and "random" not in rows.trace.call:
             search(operations, rows)
-            _SEARCHED.add(rows.graph)
+            rows.trace.call["random"] = True
 
 
 class HostRandom(Observer):

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from ctl.built.observers import Losses, Observer, TraceAgain
 from ctl.checks import exchanged_rows, loss_trace, random_search
-from ctl.checks.row_flow import Mixed, RowFlow
+from ctl.checks.row_flow import Mixed, RowFlow, is_statistics
 from ctl.checks.row_probe import (
     FAILURES,
     LATE,
@@ -136,8 +136,8 @@ def search(
         trace, replicas, rows.micro_batches, batches, rows.allow_unkeyed, first, number
     )
     # The graph keeps the searches, because it also keeps their tensors.
-    earlier = getattr(rows.graph, "_ctl_searches", ())
-    rows.graph._ctl_searches = [*earlier, found]
+    earlier = trace.call.get("searches", [])
+    trace.call["searches"] = [*earlier, found]
     if earlier:  # another replica of this process, in the same graph
         difference, own = loss_trace.compare_replicas(earlier[0].trace, trace, len(earlier))
         _check_equal(difference, "replicas")
@@ -221,7 +221,9 @@ def check_count(
     if fewer is None and not any(_counts_rows(each, losses.trace) for each in values):
         return
 
-    probe = Probe(values, losses.trace)
+    # Statistics may depend on the number of rows, also those of rows that are drawn at random.
+    statistics = [x.op for x in ancestors(*losses.values) if is_statistics(x.op)]
+    probe = Probe(values, losses.trace, statistics=statistics)
     dropped = Probe([*fewer.values, *fewer.weights], fewer.trace) if fewer else probe
     try:
         depends_on_number = find_dependent(probe, [read_batch], None, dropped=dropped)

@@ -6,6 +6,7 @@ counts as one that combines rows, so a result of `Mixed` means "perhaps".
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
 import os
 from typing import Any, NamedTuple
 
@@ -134,21 +135,23 @@ class RowFlow:
             pairs = zip(states, is_known, strict=True)
             return [None if known or not isinstance(s, Mixed) else s for s, known in pairs]
         if kind in ops.FUNCTIONS:
-            try:
-                return self._call(op, states)
-            except ValueError:  # a function with other arguments than the op has inputs
-                return [Mixed(op)] * outputs
+            with contextlib.suppress(ValueError):  # other arguments than the op has inputs
+                # A function whose gradient was computed may have further results, at the end.
+                results = [*self._call(op, states)][:outputs]
+                if len(results) == outputs:
+                    return results
+            return [Mixed(op)] * outputs
         mixed = next((state for state in states if isinstance(state, Mixed)), None)
         if mixed is not None:
             # Also the statistics of rows that are in two views, or combined in another way before.
-            if kind in _STATISTICS and _is_statistics(op):
+            if is_statistics(op):
                 return self._statistics(op, states)
             return [mixed] * outputs
         places = [state if isinstance(state, Place) else None for state in states]
         rows = row_rules.apply(op, places, self._count)
         if rows is not None:
             return [Mixed(op)] * outputs if self._pairs_places(op, places) else rows
-        return self._statistics(op, states) if _is_statistics(op) else [Mixed(op)] * outputs
+        return self._statistics(op, states) if _is_normalization(op) else [Mixed(op)] * outputs
 
     def uses_places(self, tensor: tf.Tensor) -> bool:
         """Returns whether a value is perhaps one for each place in the replica, whatever row is there.
@@ -223,7 +226,13 @@ class RowFlow:
         return [inner.state(output) for output in graph.outputs]
 
 
-def _is_statistics(op: Any) -> bool:
+def is_statistics(op: Any) -> bool:
+    """Returns whether an op computes statistics of a batch normalization, or counts their elements."""
+    is_number = op.type == "Cast" and op.outputs[0].shape.rank == 0
+    return (is_number or op.type in _STATISTICS) and _is_normalization(op)
+
+
+def _is_normalization(op: Any) -> bool:
     """Returns whether an op belongs to a batch normalization, of ctl or (with a warning) Keras."""
     return any(frame.filename.endswith(_NORMALIZATIONS) for frame in op.traceback)
 

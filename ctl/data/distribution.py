@@ -80,8 +80,16 @@ def global_batches(strategy: tf.distribute.Strategy, dataset: tf.data.Dataset) -
     return strategy.experimental_distribute_dataset(disable_autotune(dataset))
 
 
-def check_distributed(batch: Nest, strategy: tf.distribute.Strategy) -> None:
-    """Raises UsageError for a plain batch, which every replica would train on as a whole."""
+def check_distributed(
+    batch: Nest, strategy: tf.distribute.Strategy, *, most: int | None = None
+) -> None:
+    """Raises UsageError for a plain batch, which every replica would train on as a whole.
+
+    Args:
+        batch: the batch of a loop of the user.
+        strategy: the strategy of the step.
+        most: the number of rows that the batch may have, if that is known.
+    """
     values = [value for value in tf.nest.flatten(batch) if value is not None]
     is_plain = not any(isinstance(v, tf.distribute.DistributedValues) for v in values)
     replicas = strategy.num_replicas_in_sync
@@ -95,6 +103,15 @@ def check_distributed(batch: Nest, strategy: tf.distribute.Strategy) -> None:
         raise UsageError("The batch is empty: it must hold at least one tensor.")
     if not is_plain and len(getattr(values[0], "values", ())) > replicas:
         raise UsageError("The batch is distributed by another strategy than the step's.")
+    shapes = [
+        tuple(getattr(x, "shape", ())) for x in strategy.experimental_local_results(values[0])
+    ]
+    rows = sum(shape[0] or 0 for shape in shapes if shape)
+    if most and rows > most and not isinstance(batch, MaskedBatch):  # which may hold padding
+        raise UsageError(
+            f"The batch has {rows} rows, but global_batch_size is {most}: pass the number of rows of "
+            "all replicas as global_batch_size, or make smaller batches."
+        )
 
 
 def has_equal_shares(batch: Nest, strategy: tf.distribute.Strategy) -> bool:

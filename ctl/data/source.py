@@ -33,6 +33,10 @@ class MaskedBatch(NamedTuple):
     batch: Batch
     row_mask: tf.Tensor | None
 
+    def __getitem__(self, key: Any) -> Any:
+        """Returns a feature by its name, as from a dict, in a loop of the user; padding included."""
+        return self.batch[key] if isinstance(key, str) else tuple.__getitem__(self, key)
+
 
 @functools.lru_cache(maxsize=4)  # a type holds the data that it reads
 def described_batch(description: str) -> Any:

@@ -8,6 +8,7 @@ import tensorflow as tf
 from ctl.errors import UsageError
 from ctl.graphs import passes
 from ctl.rows import moments, row_mask, waits
+from ctl.rows.assertions import require_equal
 
 
 class Normalized(NamedTuple):
@@ -177,7 +178,14 @@ def _masks(x: tf.Tensor, mask: tf.Tensor | None, axis: Sequence[int], name: str)
                 f"{existing.shape[0]}: keep one example per row, or choose a batch size that needs "
                 "no padding."
             )
-        existing = tf.cast(existing, tf.bool)
+        problem = (
+            f"Layer {name} got another number of rows than the padded batch has, such as two views on "
+            "axis 0: call the model once for each view, or choose a batch size that needs no padding."
+        )
+        with require_equal(
+            tf.shape(x)[0], tf.shape(existing)[0], problem
+        ):  # static ones need no op
+            existing = tf.cast(existing, tf.bool)
     if mask is None:
         return existing, existing
     rank = mask.shape.rank

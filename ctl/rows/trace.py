@@ -133,6 +133,7 @@ class Trace:
         metric_updates: the updates of metrics.
         metric_rows: the outputs and the weights of the `update_metrics` that is being traced.
         losses_only: whether the step ends its updates once the losses are recorded.
+        call: what the checks note of this call of the step, shared by the replicas of the process.
     """
 
     inputs: Nest = None
@@ -147,6 +148,7 @@ class Trace:
     metric_updates: list[MetricUpdate] = dataclasses.field(default_factory=list)
     metric_rows: tuple[Nest, tf.Tensor | None] | None = None
     losses_only: bool = False
+    call: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def begin_update(self, inputs: Nest, *, chosen: bool = False) -> None:
         """Records the tensors that the micro-batches of an update are cut from."""
