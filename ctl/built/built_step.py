@@ -367,7 +367,9 @@ class BuiltStep:
 
     def _search(self) -> None:
         self._layers = tuple(self.attributes.layers())
-        self._numbers = [_numbers(inner(layer)) for layer in self._layers]
+        # By name, because a loop of the user reads the values for each step.
+        own = [inner(layer) for layer in self._layers]
+        self._numbers = [(vars(layer), tuple(_numbers(layer))) for layer in own]
         self._optimizers = tuple(self.attributes.optimizers())
 
     def note_trace(self) -> None:
@@ -393,7 +395,9 @@ class BuiltStep:
         rates = [each._learning_rate for each in optimizers]
         rates = [rate for rate in rates if not isinstance(rate, tf.Variable)]  # schedules
         # Such as momentum and the rate of dropout, which are constants of the trace.
-        numbers = self._numbers, [_numbers(each) for each in optimizers]
+        # The length shows an attribute that hides one of the class.
+        numbers = [[len(values), *map(values.get, names)] for values, names in self._numbers]
+        numbers += [_numbers(each) for each in optimizers]
         owner = self.attributes.owner
         own = [getattr(owner, name, None) for name in _FUNCTIONS]
         # Without properties, which may compute anything.

@@ -1,6 +1,6 @@
 """Turns errors that a step raises into a UsageError of one line, by the functions of a table."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
 import pkgutil
 from typing import Any
@@ -16,14 +16,18 @@ _EXPLANATIONS = (
     "ctl.built.loop_errors:explain",
     "ctl.compile.out_of_memory:explain",
 )
+_EXPLAIN_LABEL = "ctl.built.bad_rows:explain_label"
 
 
 @contextlib.contextmanager
-def explained(trainer: Any = None) -> Iterator[None]:
+def explained(
+    trainer: Any = None, read: Callable[[], tuple[Any, list[int] | None]] | None = None
+) -> Iterator[None]:
     """Raises a UsageError for an error of TensorFlow or Keras that a function of the table explains.
 
     Args:
         trainer: the `StandardTrainer` whose training loop runs inside.
+        read: returns the global batch of the step that failed, and the indexes of its examples or None.
     """
     try:
         yield
@@ -31,7 +35,8 @@ def explained(trainer: Any = None) -> Iterator[None]:
         raise
     except Exception as error:
         lines = (pkgutil.resolve_name(name)(error, trainer) for name in _EXPLANATIONS)
-        line = next(filter(None, lines), "")
+        label = pkgutil.resolve_name(_EXPLAIN_LABEL)(error, read)
+        line = label or next(filter(None, lines), "")
         if not line:
             raise
         raise UsageError(line) from error

@@ -21,6 +21,7 @@ from ctl.update.non_finite import SPIKE, NonFiniteReport
 
 _LOG = logging.getLogger("ctl")
 _MOST_READ = 16  # batches of a dataset that are read for one batch of the checks
+_READ_BATCH = "ctl.built.bad_rows:read_batch"
 _FIND_ROWS = "ctl.built.bad_rows:find_non_finite"  # imported for a step that is not finite
 _RESERVED = "self.{name} belongs to orbit.StandardTrainer: give your attribute another name."
 
@@ -132,8 +133,12 @@ class InnerLoop:
             step = int(self._trainer.global_step.numpy())
             return self.pipeline.example_indexes(self.plan.layout.global_batch_size, step)
 
+        def read() -> tuple[Any, list[int] | None]:
+            read_batch = pkgutil.resolve_name(_READ_BATCH)
+            return read_batch(self, int(self._trainer.global_step.numpy())), find_indexes()
+
         data_errors = self.pipeline.report_errors("training", "train", find_indexes)
-        with explained(self._trainer), data_errors:
+        with explained(self._trainer, read), data_errors:
             yield
 
     def use_own_dataset(self) -> None:
