@@ -199,8 +199,7 @@ class BuiltStep:
             # As `compute`, whose frame would be one more between the loop and the user's code.
             with tf.GradientTape() as tape:
                 prepared = preprocess(self.hooks, batch)
-            trained = self.attributes.trained_variables()
-            self.update.untrained.warn_of_hook("preprocess", tape, prepared, trained)
+            self.update.untrained.warn_of_hook("preprocess", tape, prepared)
             result = convert(self._function)(prepared)
             loss = result.loss if isinstance(result, UpdateResult) else result
             # Decided while tracing: a step that can never be skipped has no ops for it.
@@ -254,7 +253,7 @@ class BuiltStep:
             return call_sample_weight(self.hooks, batch, training=True)
         with tf.GradientTape() as tape:
             weights = call_sample_weight(self.hooks, batch, training=True)
-        self.update.untrained.warn_of_hook("sample_weight", tape, weights, variables)
+        self.update.untrained.warn_of_hook("sample_weight", tape, weights)
         return weights
 
     # Around the steps of a loop.
