@@ -143,6 +143,11 @@ class Step:
                 f"loss_fn is {type_name(loss_fn)}, but must be a function, such as "
                 'lambda batch, outputs: loss(batch["label"], outputs).'
             )
+        if not callable(model) or is_layer(optimizer):
+            raise UsageError(
+                f"model is {type_name(model)} and optimizer is {type_name(optimizer)}: pass a tf_keras "
+                "model, then a tf_keras optimizer, or functions that make them."
+            )
         self.global_batch_size = global_batch_size
         self.loss_fn = loss_fn
         self._is_default = forward is None

@@ -395,7 +395,9 @@ class BuiltStep:
         rates = [rate for rate in rates if not isinstance(rate, tf.Variable)]  # schedules
         # Such as momentum and the rate of dropout, which are constants of the trace.
         # The length shows an attribute that hides one of the class.
-        numbers = [[len(values), *map(values.get, names)] for values, names in self._numbers]
+        numbers: list[Any] = [
+            [len(values), *map(values.get, names)] for values, names in self._numbers
+        ]
         numbers += [_numbers(each) for each in optimizers]
         owner = self.attributes.owner
         own = [getattr(owner, name, None) for name in _FUNCTIONS]

@@ -25,7 +25,8 @@ def names(step: Any, pattern: str) -> bool:
         module = getattr(part, "__module__", None) or ""
         with contextlib.suppress(OSError, TypeError, KeyError):
             # A notebook has no file, but a text for each function.
-            text = sys.modules[module] if hasattr(sys.modules[module], "__file__") else part
+            has_file = hasattr(sys.modules[module], "__file__")
+            text: Any = sys.modules[module] if has_file else part
             if module.partition(".")[0] not in _PACKAGES and re.search(
                 pattern, inspect.getsource(text)
             ):
