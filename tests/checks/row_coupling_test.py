@@ -749,16 +749,29 @@ def largest(batch, outputs):
     return shift + tf.reduce_logsumexp(outputs - shift, axis=1)
 
 
-def test_step_of_one_row_per_replica_is_searched_with_the_rows_of_all():
+def divided_by_static_rows(batch, outputs):
+    return by_row(outputs) / float(batch["x"].shape[0] or 1)
+
+
+@pytest.mark.parametrize(
+    ("loss", "batch", "message"),
+    [
+        (coupled, 2, "combines rows"),  # one row per replica
+        (divided_by_static_rows, 6, "depend on the number of rows"),
+    ],
+)
+def test_step_is_searched_with_the_rows_of_all_replicas_and_with_other_numbers(
+    loss, batch, message
+):
     strategy = running.strategy(2)
     data = ctl.data.arrays({name: EXAMPLES[name] for name in ("x", "label")})
     step = ctl.Step(
         lambda: tf_keras.Sequential([layers.Dense(3)]),
         lambda: tf_keras.optimizers.SGD(0.1),
-        coupled, global_batch_size=2, strategy=strategy, precision="float64",
+        loss, global_batch_size=batch, strategy=strategy, precision="float64",
     )  # fmt: skip
-    with pytest.raises(ctl.UsageError, match="combines rows"):
-        step(next(iter(ctl.data.distribute(data, 2, strategy))))
+    with pytest.raises(ctl.UsageError, match=message):
+        step(next(iter(ctl.data.distribute(data, batch, strategy))))
 
 
 @pytest.mark.parametrize(
