@@ -348,10 +348,10 @@ class _CouplingSearch:
         Only where tf.stop_gradient gets what combines rows, or the user has written a gradient: to
         compute them takes longer.
         """
-        # With one replica, the weights of the rows are divided by their own sum.
-        is_divided = self.replicas == 1 and bool(self.trace.weights)
+        # With one replica, the gradient of what is normalized or weighted depends on sums over its rows.
+        sums = [*flow.statistics, *self.trace.weights] if self.replicas == 1 else []
         plain = any(op.type.startswith("FusedBatchNorm") for op in flow.statistics)  # warned of
-        if not update.gradients or is_divided or plain:
+        if not update.gradients or sums or plain:
             return
         for tensor in ancestors(*update.micro_batches[0].losses):
             state, seen = flow.state(tensor), ""
