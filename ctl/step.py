@@ -145,6 +145,11 @@ class Step:
                 f"loss_fn is {type_name(loss_fn)}, but must be a function, such as "
                 'lambda batch, outputs: loss(batch["label"], outputs).'
             )
+        if not callable(model) or is_layer(optimizer):
+            raise UsageError(
+                f"model is {type_name(model)} and optimizer is {type_name(optimizer)}: pass a tf_keras "
+                "model, then a tf_keras optimizer, or functions that make them."
+            )
         self.global_batch_size = global_batch_size
         self.loss_fn = loss_fn
         self._is_default = forward is None
@@ -219,7 +224,7 @@ class Step:
         if step.parts:  # each call of a function counts in the time of a small step
             step.check_ready()
             list(step.split(1))  # prepares the parts for this step
-        with explained():
+        with explained(read=lambda: self._read_again(batch)):
             if step.must_trace():
                 self._function = TracedFunction(self._run)
             result = self._function(batch)
@@ -422,6 +427,13 @@ class Step:
         if isinstance(batch, MaskedBatch) and description not in ("", *self.descriptions):
             self.descriptions.append(description)
             self._read = getattr(type(batch), "read", None)
+
+    def _read_again(self, batch: Any) -> Any:
+        """Returns the global batch of a step that failed, and the indexes of its examples or None."""
+        if self._read:
+            return self._read(int(self.global_step.numpy()))
+        values = self.strategy.experimental_local_results
+        return tf.nest.map_structure(lambda v: tf.concat(values(v), 0), unpack(batch)[0]), None
 
     def _report_non_finite(self, step: BuiltStep) -> None:
         """Prints a line if steps were not finite, with the examples that make the first one so."""

@@ -1,7 +1,8 @@
 """Finds the rows of a batch that make a step fail, once it has failed."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 import contextlib
+import re
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,11 @@ from ctl.data.source import Nest
 from ctl.update import loss
 from ctl.update.microbatches import unpack
 
+# Of tf.nn.sparse_softmax_cross_entropy_with_logits.
+_LABEL = re.compile(
+    r"Received a label value of (?P<value>-?\d+) which is outside the valid range of "
+    r"\[(?P<first>\d+), (?P<end>\d+)\)"
+)
 _SMALL = 1e-3  # in place of an element of a weight that is not finite
 
 
@@ -68,19 +74,30 @@ def non_finite_rows(step: BuiltStep, batch: Nest) -> list[int]:
     return bad if len(bad) < len(tf.nest.flatten(batch)[0]) else []
 
 
-def find_label(inner_loop: InnerLoop, step: int, value: int) -> str:
-    """Returns the name of the first example with a label, such as "example 3"; "" if not known."""
+def explain_label(error: BaseException, read: Callable[[], Any] | None) -> str:
+    """Explains the error about a label that is no class, with its example; "" for other errors.
+
+    Args:
+        error: the error.
+        read: returns the global batch of the step, and the indexes of its examples or None; None if it
+            cannot be read again.
+    """
+    label = isinstance(error, tf.errors.InvalidArgumentError) and _LABEL.search(str(error))
+    if not label:
+        return ""
+    place = "an example"
     with contextlib.suppress(Exception):
-        labels = flatten_features({"label": read_batch(inner_loop, step)["label"]})
-        row = next(
-            int(np.argwhere(np.asarray(each) == value)[0][0])
-            for each in labels.values()
-            if (np.asarray(each) == value).any()
+        batch, indexes = read()  # type: ignore[misc]
+        labels = flatten_features({"label": batch["label"]}).values()
+        (row, *_), *_ = np.concatenate(
+            [np.argwhere(np.asarray(each) == int(label["value"]))[:, :1] for each in labels]
         )
-        size = inner_loop.plan.layout.global_batch_size
-        indexes = inner_loop.pipeline.example_indexes(size, step)
-        return f"example {indexes[row]}" if indexes else f"row {row} of the batch of step {step}"
-    return ""
+        place = f"example {indexes[row]}" if indexes else f"row {row} of the batch"
+    return (
+        f"The label of {place} is {label['value']}, outside of the classes {label['first']} to "
+        f"{int(label['end']) - 1} that the outputs have: correct the labels, or the size of the last "
+        "layer."
+    )
 
 
 def _rows(values: list[np.ndarray]) -> list[int]:

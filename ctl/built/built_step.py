@@ -202,8 +202,7 @@ class BuiltStep:
             # As `compute`, whose frame would be one more between the loop and the user's code.
             with tf.GradientTape() as tape:
                 prepared = preprocess(self.hooks, batch)
-            trained = self.attributes.trained_variables()
-            self.update.untrained.warn_of_hook("preprocess", tape, prepared, trained)
+            self.update.untrained.warn_of_hook("preprocess", tape, prepared)
             result = convert(self._function)(prepared)
             loss = result.loss if isinstance(result, UpdateResult) else result
             # Decided while tracing: a step that can never be skipped has no ops for it.
@@ -257,7 +256,7 @@ class BuiltStep:
             return call_sample_weight(self.hooks, batch, training=True)
         with tf.GradientTape() as tape:
             weights = call_sample_weight(self.hooks, batch, training=True)
-        self.update.untrained.warn_of_hook("sample_weight", tape, weights, variables)
+        self.update.untrained.warn_of_hook("sample_weight", tape, weights)
         return weights
 
     # Around the steps of a loop.
@@ -370,7 +369,9 @@ class BuiltStep:
 
     def _search(self) -> None:
         self._layers = tuple(self.attributes.layers())
-        self._numbers = [_numbers(inner(layer)) for layer in self._layers]
+        # By name, because a loop of the user reads the values for each step.
+        own = [inner(layer) for layer in self._layers]
+        self._numbers = [(vars(layer), tuple(_numbers(layer))) for layer in own]
         self._optimizers = tuple(self.attributes.optimizers())
 
     def note_trace(self) -> None:
@@ -396,7 +397,11 @@ class BuiltStep:
         rates = [each._learning_rate for each in optimizers]
         rates = [rate for rate in rates if not isinstance(rate, tf.Variable)]  # schedules
         # Such as momentum and the rate of dropout, which are constants of the trace.
-        numbers = self._numbers, [_numbers(each) for each in optimizers]
+        # The length shows an attribute that hides one of the class.
+        numbers: list[Any] = [
+            [len(values), *map(values.get, names)] for values, names in self._numbers
+        ]
+        numbers += [_numbers(each) for each in optimizers]
         owner = self.attributes.owner
         own = [getattr(owner, name, None) for name in _FUNCTIONS]
         # Without properties, which may compute anything.

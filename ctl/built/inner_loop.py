@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("ctl")
 _MOST_READ = 16  # batches of a dataset that are read for one batch of the checks
+_READ_BATCH = "ctl.built.bad_rows:read_batch"
 _FIND_ROWS = "ctl.built.bad_rows:find_non_finite"  # imported for a step that is not finite
 _COMPILE = "ctl.compile.compiled_loop:compile_loop"  # imported if XLA compiles the loop
 _RESERVED = "self.{name} belongs to orbit.StandardTrainer: give your attribute another name."
@@ -170,8 +171,12 @@ class InnerLoop:
             step = int(self.trainer.global_step.numpy())
             return self.pipeline.example_indexes(self.plan.layout.global_batch_size, step)
 
+        def read() -> tuple[Any, list[int] | None]:
+            read_batch = pkgutil.resolve_name(_READ_BATCH)
+            return read_batch(self, int(self.trainer.global_step.numpy())), find_indexes()
+
         data_errors = self.pipeline.report_errors("training", "train", find_indexes)
-        with explained(self), data_errors:
+        with explained(self, read), data_errors:
             yield
 
     def use_own_dataset(self) -> None:

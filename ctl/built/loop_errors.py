@@ -4,16 +4,10 @@ import re
 
 import tensorflow as tf
 
-from ctl.built import bad_rows
 from ctl.built.inner_loop import InnerLoop
 from ctl.configs.error_location import user_line
 
 _MERGE_CALL = "`merge_call` called while defining a new graph"  # of tf.distribute's own error
-# Of tf.nn.sparse_softmax_cross_entropy_with_logits.
-_LABEL = re.compile(
-    r"Received a label value of (?P<value>-?\d+) which is outside the valid range of "
-    r"\[(?P<first>\d+), (?P<end>\d+)\)"
-)
 _NO_GRADIENT = re.compile(r"gradient registry has no entry for: (\w+)")
 _OF_CONTEXT = re.compile(
     r"'NoneType' object has no attribute "
@@ -29,17 +23,6 @@ _NOT_DETERMINISTIC = "do not yet have a deterministic XLA implementation"
 
 def explain(error: BaseException, loop: InnerLoop | None) -> str:
     """Explains an error of a trainer's loop in one line; "" for other errors, and without a loop."""
-    label = isinstance(error, tf.errors.InvalidArgumentError) and _LABEL.search(str(error))
-    if label:
-        place = "an example"
-        if loop is not None:
-            step, value = int(loop.trainer.global_step.numpy()), int(label["value"])
-            place = bad_rows.find_label(loop, step, value) or place
-        return (
-            f"The label of {place} is {label['value']}, outside of the classes {label['first']} to "
-            f"{int(label['end']) - 1} that the outputs have: correct the labels, or the size of the "
-            "last layer."
-        )
     if isinstance(error, AttributeError) and (attribute := _OF_CONTEXT.search(str(error))):
         layer = _CALLED.search(str(error))
         place = user_line(error) or (f"The call of layer {layer[1]}" if layer else "The model")

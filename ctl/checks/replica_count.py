@@ -11,23 +11,21 @@ import contextlib
 import inspect
 import logging
 import os
-import re
 import sys
 from typing import Any
 
 import tensorflow as tf
 
 from ctl.built.observers import Losses, Observer, TraceAgain
-from ctl.checks import loss_trace, random_search
+from ctl.checks import loss_trace, random_search, users_code
 from ctl.configs.error_location import name_function
 from ctl.data.autograph import convert, traced
 from ctl.errors import UsageError
-from ctl.keras import models
 from ctl.rows.trace import Trace
 
 _LOG = logging.getLogger("ctl")
 _NAME = "num_replicas_in_sync"
-_READS = re.compile(rf"{_NAME}|scale_regularization_loss|compute_average_loss")
+_READS = f"{_NAME}|scale_regularization_loss|compute_average_loss"
 _PACKAGES = ("ctl", "keras", "tensorflow", "tf_keras")
 # Its functions scale_regularization_loss and compute_average_loss read the number for the user.
 _SCALES = os.path.join("ops", "nn_impl_distribute.py")
@@ -43,7 +41,8 @@ class ReplicaCount(Observer):
     ) -> None:
         """Raises a UsageError if the losses or the penalties contain the number of replicas."""
         replicas, options = step.plan.layout.replicas, step.plan.options
-        if replicas == 1 or options.allow_row_coupling or not trace_again or not _reads(step):
+        is_split = replicas > 1 and not options.allow_row_coupling
+        if not is_split or not trace_again or not users_code.names(step, _READS):
             return
         build = getattr(type(step.attributes.owner), "build_model", None)
         if (
@@ -86,20 +85,6 @@ class ReplicaCount(Observer):
                 "penalty once, so leave out the number of replicas, or accept it with "
                 "allow_row_coupling=True (runtime.allow_row_coupling)."
             )
-
-
-def _reads(step: Any) -> bool:
-    """Returns whether the user's files name the number of replicas."""
-    owner = step.attributes.owner
-    parts = [type(owner), getattr(owner, "loss_fn", None), getattr(owner, "forward", None)]
-    parts += [type(models.inner(layer)) for layer in step.attributes.layers()]
-    for name in {getattr(part, "__module__", None) or "" for part in parts}:
-        with contextlib.suppress(OSError, TypeError, KeyError):
-            if name.partition(".")[0] not in _PACKAGES and _READS.search(
-                inspect.getsource(sys.modules[name])
-            ):
-                return True
-    return False
 
 
 def _names_count(code: Any) -> bool:

@@ -14,13 +14,14 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import os
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from ctl.built.observers import Losses, Observer, TraceAgain
-from ctl.checks import exchanged_rows, loss_trace, random_search
+from ctl.checks import exchanged_rows, loss_trace, random_search, users_code
 from ctl.checks.row_flow import Mixed, RowFlow, is_statistics
 from ctl.checks.row_probe import (
     FAILURES,
@@ -28,7 +29,6 @@ from ctl.checks.row_probe import (
     Probe,
     ProbeError,
     ReadBatch,
-    combine,
     differ,
     find_dependent,
     read_existing,
@@ -44,6 +44,7 @@ from ctl.rows.row_mask import Rows
 from ctl.rows.trace import Trace, UpdateTrace, symbolic
 from ctl.update import loss
 from ctl.update.microbatches import row_count
+from ctl.version import FOLDER
 
 _LOG = logging.getLogger("ctl")
 _ACCEPT = "or accept it with allow_row_coupling=True (runtime.allow_row_coupling)"
@@ -67,7 +68,10 @@ _REDUCTIONS = ("All", "Any", "EuclideanNorm", "Max", "Mean", "Min", "Prod", "Sum
 _BOUNDS = (
     "Greater", "GreaterEqual", "Less", "LessEqual", "Maximum", "Minimum", "Relu", "Relu6",
 )  # fmt: skip
+_TENSORFLOW, _KERAS = (os.path.join("site-packages", name) for name in ("tensorflow", "tf_keras"))
 _PARTS = (0.25, 0.5, 0.75, 0.99)  # of the epoch, whose batches are read besides the next one
+# How code reads a static number of rows.
+_STATIC = r"shape(\.dims|\.as_list\(\)|\(\))?\[0\]|static_value|as_list\(\)"
 _ROWS = 4  # of a micro-batch, if the step is traced again
 Compute = Callable[[Any], Any]
 Again = Callable[[Sequence[ReadBatch]], object]
@@ -93,11 +97,13 @@ class RowCoupling(Observer):
         plan, fewer = step.plan, None
         if plan.options.allow_row_coupling:
             return
-        if losses is None and trace_again:
+        # The code may compute something else if no number of rows is known while it is traced.
+        is_static = losses is None or users_code.names(step, _STATIC)
+        if is_static and trace_again:
             with contextlib.suppress(Exception):  # the step reports it
                 batch, mask = step.first_batch()
                 count = row_count(batch) if mask is None else int(tf.math.count_nonzero(mask))
-                losses, fewer = trace_again(count), trace_again(count - 1)
+                losses, fewer = trace_again(count), trace_again(count - 1)  # or none of them
         if losses:
             split = plan.layout.replicas * plan.micro_batches > 1
             check_count(losses, step.first_batch, name=name, split=split, fewer=fewer)
@@ -328,37 +334,27 @@ class _CouplingSearch:
         self._check(update, losses, part.losses, rows, micro_batches=self.micro_batches)
         self._check_collectives(update, losses, part.losses)
         for penalty in update.penalties[0] if update.penalties else ():
-            self._check_penalty(update, losses, penalty, rows)
+            if rows == 1:
+                raise ProbeError("a micro-batch has one row")
+            op = getattr(losses.state(penalty), "op", penalty.op)
+            self._check_sum(update, losses, [penalty], op, "", _PENALTY_FIX)
+        self._check_gradients(update, losses)
 
-    def _check_penalty(
-        self, update: UpdateTrace, flow: RowFlow, penalty: tf.Tensor, count: int | None
-    ) -> None:
-        """Rejects an activity regularizer that is not a mean over the rows of their own penalties.
-
-        If rows are exchanged between two batches, the sum of the two means stays the same.
-        """
-        probe = Probe([penalty], self.trace, self.first, update.aliases, flow.statistics)
-        size = symbolic(self.trace.inputs)[0].shape[0]
+    def _check_sum(
+        self, update: UpdateTrace, flow: RowFlow, values: Sequence[tf.Tensor], op: Any, seen: str,
+        fix: str,
+    ) -> None:  # fmt: skip
+        """Rejects values that are not sums of terms of single rows, which an op combines."""
+        probe = Probe(values, self.trace, self.first, update.aliases, flow.statistics)
 
         def examine(batches: Sequence[ReadBatch]) -> None:
             is_sum = True
             with contextlib.suppress(ProbeError, *FAILURES), tf.init_scope():
-                one = [x.numpy() for x in read_values(self.trace, batches[0], size, least=2)[0]]
-                two = [np.roll(x, 1, axis=0) for x in one]
-                mixed = [
-                    [combine(*pair, slice(first, None, 2)) for pair in zip(one, two, strict=True)]
-                    for first in (0, 1)
-                ]
-                fixed = probe.observe(one)
-                a, b, c, d = (probe.compute(x, fixed)[0] for x in (one, two, *mixed))
-                is_sum = not differ([a + b], [c + d], ...)
+                is_sum = probe.is_sum_of_rows(*self.read(batches[0]))
             if not is_sum:
-                op = getattr(flow.state(penalty), "op", penalty.op)
-                use = f"combines rows of the same replica or micro-batch ({op.type})"
-                self._reject(op, use, _PENALTY_FIX, split=self.replicas * self.micro_batches > 1)
+                use = f"combines rows of the same replica or micro-batch ({op.type}){seen}"
+                self._reject(op, use, fix, split=self.replicas * self.micro_batches > 1)
 
-        if count == 1:
-            raise ProbeError("a micro-batch has one row")
         examine(self.batches)
         self.again.append(examine)
 
@@ -389,6 +385,30 @@ class _CouplingSearch:
 
         examine(self.batches)
         self.again.append(examine)
+
+    def _check_gradients(self, update: UpdateTrace, flow: RowFlow) -> None:
+        """Rejects gradients that depend on other rows than the losses show.
+
+        Only where tf.stop_gradient gets what combines rows, or the user has written a gradient: to
+        compute them takes longer.
+        """
+        # With one replica, the gradient of what is normalized or weighted depends on sums over its rows.
+        sums = [*flow.statistics, *self.trace.weights] if self.replicas == 1 else []
+        plain = any(op.type.startswith("FusedBatchNorm") for op in flow.statistics)  # warned of
+        if not update.gradients or sums or plain:
+            return
+        for tensor in ancestors(*update.micro_batches[0].losses):
+            state, seen = flow.state(tensor), ""
+            for op in ops.with_called([tensor.op]):
+                if op.type == "StopGradient" and isinstance(state, Mixed):
+                    seen = ", as seen in the gradients beside tf.stop_gradient"
+                elif _is_users_gradient(op):
+                    seen = ", as seen in the gradient of tf.custom_gradient"
+            if seen:
+                dense = [getattr(x, "values", x) for x in update.gradients[0] if x is not None]
+                op = state.op if isinstance(state, Mixed) else tensor.op
+                self._check_sum(update, flow, dense, op, seen, _FIX)
+                return
 
     def _check(
         self,
@@ -435,9 +455,7 @@ class _CouplingSearch:
                     raise UsageError(loss.OTHER_COUNT.format(*error.counts)) from error
                 raise
             if not losses:
-                values = [value for value, _ in suspects]
-                probe = probes[tuple(map(id, values))]
-                return self._check_gradients(flow, probe, values, batches, micro_batches)
+                return False
             # The first suspect may be harmless: what it computes shows that.
             known = flow
             with contextlib.suppress(ProbeError):
@@ -463,36 +481,6 @@ class _CouplingSearch:
             if self.replicas * micro_batches > 1:
                 (probe,) = probes.values()
                 self._warn_of_reductions(update, flow, probe, [x for x, _ in suspects], count)
-
-    def _check_gradients(
-        self,
-        flow: RowFlow,
-        probe: Probe,
-        values: Sequence[tf.Tensor],
-        batches: Sequence[ReadBatch],
-        micro_batches: int,
-    ) -> bool:
-        """Rejects losses whose gradients depend on other rows; returns whether they do.
-
-        Only where tf.stop_gradient gets what combines rows: the gradients could be others than the
-        losses show, and take longer to compute.
-        """
-        for tensor in ancestors(*values):
-            state = flow.state(tensor)
-            stops = any(x.type == "StopGradient" for x in ops.with_called([tensor.op]))
-            if not stops or not isinstance(state, Mixed):
-                continue
-            depend = False
-            with contextlib.suppress(ProbeError, *FAILURES), tf.init_scope():
-                depend = probe.gradients_depend_on_other_rows(*self.read(batches[0]))
-            if depend:
-                use = (
-                    f"combines rows of the same replica or micro-batch ({state.op.type}), as seen in "
-                    "the gradients beside tf.stop_gradient"
-                )
-                self._reject(state.op, use, _FIX, split=self.replicas * micro_batches > 1)
-            return depend
-        return False
 
     def _reject(self, op: Any, use: str, fix: str, *, split: bool) -> None:
         line = (
@@ -596,6 +584,15 @@ class _CouplingSearch:
                         random_search.place(shown), shown.type, _FIX,
                     )  # fmt: skip
                     return
+
+
+def _is_users_gradient(op: Any) -> bool:
+    """Returns whether an op has a gradient that the user has written by tf.custom_gradient."""
+    if op.type != "IdentityN" or b"CustomGradient" not in op.node_def.attr["_gradient_op_type"].s:
+        return False
+    callers = (frame.filename for frame in reversed(op.traceback))
+    caller = next((name for name in callers if _TENSORFLOW not in name), "")
+    return not caller.startswith(str(FOLDER)) and _KERAS not in caller
 
 
 def _bounds(op: Any, count: int | None) -> bool:

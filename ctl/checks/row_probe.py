@@ -180,30 +180,25 @@ class Probe:
                     return True
         return False
 
-    def gradients_depend_on_other_rows(self, batch: Sequence[Any], labels: Sequence[bool]) -> bool:
-        """Returns whether other rows change the gradients of the values of some rows.
+    def is_sum_of_rows(self, batch: Sequence[Any], labels: Sequence[bool]) -> bool:
+        """Returns whether each value is a sum of a term of each row, such as a gradient.
 
-        The values of these rows may stay the same, as with `x - tf.stop_gradient(x)`.
+        If two batches exchange rows, the sum of their two values then stays the same.
         """
-        rows = np.arange(batch[0].shape[0])
-        earlier: Sequence[Any] = [np.roll(x, 1, axis=0) for x in batch]
         fixed = self.observe(batch)
+        earlier: Sequence[Any] = [np.roll(x, 1, axis=0) for x in batch]
         for sample, number in [(batch, None), *self._samples(batch, (), labels)]:
-            with contextlib.suppress(*FAILURES):
+            pairs = [*zip(sample, earlier, strict=True)]
+            mixed = [[combine(*pair, slice(i, None, 2)) for pair in pairs] for i in (0, 1)]
+            with contextlib.suppress(*FAILURES):  # the code may reject rows that are made up
                 self.set_counters(number)
-                # Those of all rows are the scale: others may be nothing but rounding.
-                every = self._call(self._gradients, sample, fixed, np.isin(rows, rows))
-                for kept in (rows[::2], rows[1::2]):
-                    mixed = [combine(*pair, kept) for pair in zip(sample, earlier, strict=True)]
-                    one, two = (
-                        self._call(self._gradients, x, fixed, np.isin(rows, kept))
-                        for x in (sample, mixed)
-                    )
-                    one, two = (tf.concat([x, every], axis=0) for x in (one, two))
-                    if differ([one], [two], ..., finite=True):
-                        return True
+                one, two, three, four = (
+                    self._call(self._totals, x, fixed) for x in (sample, earlier, *mixed)
+                )
+                if differ([one + two], [three + four], ..., finite=True):
+                    return False
             earlier = sample
-        return False
+        return True
 
     def set_counters(self, number: int | None) -> None:
         """Sets what the values read of integer variables; None for the numbers that these have."""
@@ -308,25 +303,22 @@ class Probe:
         copy = GraphCopier(self, known, fixed=True)
         return [copy.tensor(value) for value in self.values]
 
-    def _gradients(
-        self,
-        batch: Sequence[tf.Tensor],
-        fixed: Sequence[tf.Tensor],
-        kept: tf.Tensor,
-        first: tf.Tensor,
+    def _totals(
+        self, batch: Sequence[tf.Tensor], fixed: Sequence[tf.Tensor], first: tf.Tensor
     ) -> tf.Tensor:
-        """Returns the largest and the smallest entry of the gradient for each variable."""
-        known = self.known(batch, first) | dict(zip(map(id, self._fixed), fixed, strict=True))
-        copy = GraphCopier(self, known, fixed=True, inlines=True)
-        values = [copy.tensor(x) for x in self.values if x.dtype.is_floating and x.shape.rank]
-        sums = [tf.tensordot(tf.cast(kept[: tf.shape(x)[0]], x.dtype), x, axes=1) for x in values]
-        graph = tf.compat.v1.get_default_graph()
-        found = tf.gradients(sums, [graph.capture(handle) for handle in copy.handles])
-        dense = [tf.convert_to_tensor(x) for x in found if x is not None]
-        is_half = any(x.dtype.size == 2 for op in graph.get_operations() for x in op.outputs)
-        entries = [f(x) for x in dense for f in (tf.reduce_max, tf.reduce_min)]
+        """Returns the values in one tensor, each summed over its first axis to save memory.
+
+        Their largest entry is the scale: a gradient that is zero has nothing but rounding.
+        """
+        values = self._compute(batch, fixed, first)
+        is_half = any(
+            x.dtype.size == 2
+            for op in tf.compat.v1.get_default_graph().get_operations()
+            for x in op.outputs
+        )
         dtype = tf.bfloat16 if is_half else tf.float32  # for the tolerance
-        return tf.stack([tf.zeros([], dtype), *(tf.cast(x, dtype) for x in entries)])
+        totals = [tf.reduce_sum(x, axis=0) if x.shape.rank else x for x in values]
+        return tf.concat([tf.reshape(tf.cast(x, dtype), [-1]) for x in totals], axis=0)
 
     def handle_of(self, handle: Any) -> Any:
         """Returns the handle of a variable; for an integer scalar, of one that a sample may set."""
@@ -360,20 +352,14 @@ class GraphCopier:
         probe: the probe.
         known: the id of a tensor -> its copy.
         fixed: whether values of the global batch are among them.
-        inlines: whether to copy the ops of a function in place of its call, which has no gradient.
 
     Attributes:
         reached: the values of the global batch, and the statistics, that the copied ops read.
-        handles: the handles of the variables that they read.
     """
 
-    def __init__(
-        self, probe: Probe, known: dict[int, Any], *, fixed: bool = False, inlines: bool = False
-    ):
+    def __init__(self, probe: Probe, known: dict[int, Any], *, fixed: bool = False):
         self._probe, self._copies, self._is_fixed = probe, known, fixed
-        self._inlines = inlines
         self.reached: list[tf.Tensor] = []
-        self.handles: list[Any] = []
 
     def tensor(self, tensor: tf.Tensor) -> Any:
         """Returns the copy of a tensor."""
@@ -396,8 +382,7 @@ class GraphCopier:
         """Returns the tensors that a tensor is copied from."""
         probe = self._probe
         if not hasattr(tensor, "op"):  # eager, such as the handle of a variable
-            self._copies[id(tensor)] = handle = probe.handle_of(tensor)
-            self.handles += [handle] if handle.dtype == tf.resource else []
+            self._copies[id(tensor)] = probe.handle_of(tensor)
             return []
         if id(tensor) in probe.global_values:
             return [probe.global_values[id(tensor)].local]
@@ -432,13 +417,6 @@ class GraphCopier:
         for each in ops.with_called([op]):
             if each.type.startswith(_NOT_COPIED) or each.type.endswith("Send"):
                 raise ProbeError(f"it reads or changes a state ({each.type})")
-        if self._inlines and op.type in ops.CALLS:
-            ((_, body),) = ops.called_graphs(op)
-            known = dict(zip(map(id, body.inputs), inputs, strict=True))
-            inner = GraphCopier(probe, known, fixed=self._is_fixed, inlines=True)
-            for old, new in zip(op.outputs, body.outputs, strict=True):
-                self._copies.setdefault(id(old), inner.tensor(new))
-            return
         attributes = {k: v for k, v in op.node_def.attr.items() if k != "_class"}
         is_statistics = id(tensor) in probe._statistics
         if is_statistics and self._is_fixed:  # the fused op of a batch normalization

@@ -3,8 +3,9 @@
 A loss that combines rows shows it only for some rows, such as positive ones. So the labels of a batch
 are moved to other rows, and labels and features become 0, 1, negative, half as large, and the constants
 that the losses are compared with. Integers of features must still fit each other, and the code: a length
-of 0, or one of another row, may point at the entries of other rows. So only flags become 0 and 1, and of
-several entries per row, such as tokens and masks, all but the first become 0.
+of 0, or one of another row, may point at the entries of other rows. So only flags become 0 and 1, of
+several entries per row, such as tokens and masks, all but the first become 0, and all rows get those of
+the first row, such as its group.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -40,6 +41,7 @@ def vary(
             for x, label, may in pairs
         ]
     yield [np.roll(x, 1, axis=0) if label else x for x, label, _ in pairs]
+    yield [x if label or x.dtype.kind in "fV" else x[[0] * len(x)] for x, label, _ in pairs]
     # Of one number per row, most others above are 0.
     yield [
         np.ones_like(x) if label or (x.ndim == 1 and (may or x.dtype.kind == "f")) else x

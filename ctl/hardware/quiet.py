@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 import contextlib
 import ctypes
+import faulthandler
 import functools
 import importlib.util
 import logging
@@ -49,7 +50,8 @@ def hide_absl_messages() -> None:
 def hold_back_stderr(*expected: type[BaseException]) -> Iterator[None]:
     """Hides what is written to standard error in the block; prints it if the block raises.
 
-    With TF_CPP_MIN_LOG_LEVEL=0 in the environment nothing is hidden.
+    If the process crashes, its Python stacks are printed. With TF_CPP_MIN_LOG_LEVEL=0 in the environment
+    nothing is hidden, and neither where no file can be made for it.
 
     Args:
         *expected: exceptions after which nothing is printed either.
@@ -59,10 +61,18 @@ def hold_back_stderr(*expected: type[BaseException]) -> Iterator[None]:
         return
     sys.stderr.flush()
     # One thread at a time: another one would restore the file of this one.
-    with _LOCK, tempfile.TemporaryFile() as log:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_LOCK)
+        try:
+            log = stack.enter_context(tempfile.TemporaryFile())
+        except OSError:  # such as a disk that is full
+            yield
+            return
         # C++ writes to file descriptor 2, which contextlib.redirect_stderr does not change.
         stderr = os.dup(2)
         os.dup2(log.fileno(), 2)
+        reports = faulthandler.is_enabled()
+        faulthandler.enable(stderr)
         try:
             yield
         except expected:
@@ -74,6 +84,9 @@ def hold_back_stderr(*expected: type[BaseException]) -> Iterator[None]:
         finally:
             sys.stderr.flush()
             os.dup2(stderr, 2)
+            faulthandler.disable()
+            if reports:
+                faulthandler.enable(2)
             os.close(stderr)
 
 

@@ -162,25 +162,25 @@ class Untrained:
                 list_some(names), fix,
             )  # fmt: skip
 
-    def warn_of_hook(
-        self, name: str, tape: tf.GradientTape, results: Nest, trained: Sequence[tf.Variable]
-    ) -> None:
+    def warn_of_hook(self, name: str, tape: tf.GradientTape, results: Nest) -> None:
         """Prints a line for variables outside of the models that the results of a hook depend on.
+
+        The step may train them, by what else the loss reads of them.
 
         Args:
             name: `sample_weight` or `preprocess`, whose results get no gradient.
             tape: has recorded the hook.
             results: what it returned.
-            trained: the variables that the step trains.
         """
-        found = [v for v in self.find(tape, trained) if id(v) not in self._in_models]
+        models = [m for m in self._models() if m.built and not isinstance(m, Held)]
+        found = self.find(tape, [v for model in models for v in variables_of(model)])
         names = [v.name for v in found if _flows(v, symbolic(results))]
         if names and names != self._of_hooks.get(name):
             self._of_hooks[name] = names
             _LOG.warning(
-                "%s depends on %s, which the step does not train, because what it returns gets no "
-                "gradient: %s, or set trainable=False.",
-                name, list_some(names), _FIXES[name],
+                "%s depends on %s, but what it returns gets no gradient, so that the step does not "
+                "train %s by it: %s, or set trainable=False.",
+                name, list_some(names), list_some(names), _FIXES[name],
             )  # fmt: skip
 
 

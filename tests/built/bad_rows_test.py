@@ -14,6 +14,11 @@ X = np.random.RandomState(0).randn(COUNT, 3)
 LABELS = np.arange(COUNT) % 3
 
 
+def cross_entropy(batch, outputs):
+    loss = tf_keras.losses.sparse_categorical_crossentropy
+    return loss(batch["label"], outputs, from_logits=True)
+
+
 class Classifier(one_batch.Trainer):
     x, labels = X, LABELS
 
@@ -24,8 +29,7 @@ class Classifier(one_batch.Trainer):
         return ctl.data.arrays({"x": self.x, "label": self.labels})
 
     def per_example_loss(self, batch, outputs):
-        loss = tf_keras.losses.sparse_categorical_crossentropy
-        return loss(batch["label"], outputs, from_logits=True)
+        return cross_entropy(batch, outputs)
 
 
 def changed(values, value):
@@ -81,6 +85,27 @@ def test_label_that_is_no_class_is_named_with_its_example(replicas):
         trainer.train(tf.constant(2))
     line = "The label of example 11 is 7, outside of the classes 0 to 2 that the outputs have: "
     assert str(error.value).startswith(line) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "own", "place"), [(1, True, "row 3 of the batch"), (4, False, "example 11")]
+)
+def test_step_names_the_example_of_a_label_that_is_no_class(replicas, own, place):
+    strategy, examples = one_batch.strategy(replicas), {"x": X, "label": changed(LABELS, 7)}
+    step = ctl.Step(
+        lambda: tf_keras.Sequential([tf_keras.layers.Dense(3)]),
+        lambda: tf_keras.optimizers.SGD(0.01),
+        cross_entropy,
+        global_batch_size=8,
+        strategy=strategy,
+    )
+    if own:
+        batches = iter(tf.data.Dataset.from_tensor_slices(examples).batch(8))
+    else:
+        batches = iter(ctl.data.distribute(ctl.data.arrays(examples), 8, strategy))
+    with pytest.raises(UsageError, match=f"The label of {place} is 7, outside"):
+        for _ in range(2):  # an epoch
+            step(next(batches))
 
 
 def one_bad(name):

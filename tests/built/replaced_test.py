@@ -102,24 +102,27 @@ def test_another_momentum_is_used_from_the_next_step_on(make):
     np.testing.assert_array_equal(owner.model.get_weights()[0], before)
 
 
-@pytest.mark.parametrize("name", ["activation", "scale"])
-def test_another_attribute_of_a_layer_is_used_from_the_next_loop_on(name):
-    class Scaled(tf_keras.layers.Dense):
-        scale = 1.0
+class ScaledDense(tf_keras.layers.Dense):
+    scale = 1.0
 
-        def call(self, inputs):
-            return super().call(inputs) * self.scale
+    def __init__(self, units, **options):
+        super().__init__(units, **options)
+        self.factor = 1.0
 
-    class WithLayer(Trainer):
-        def build_model(self):
-            return tf_keras.Sequential([Scaled(1, input_shape=(3,))])
+    def call(self, inputs):
+        return super().call(inputs) * self.scale * self.factor
 
-    trainer = one_batch.make(WithLayer, 8, 1)
-    trainer.train(tf.constant(1))
-    before = trainer.model.get_weights()
-    setattr(trainer.model.layers[0], name, tf.zeros_like if name == "activation" else 0.0)
-    trainer.train(tf.constant(1))
-    for one, two in zip(before, trainer.model.get_weights(), strict=True):
+
+@pytest.mark.parametrize("make", [make_trainer, make_step])
+@pytest.mark.parametrize("name", ["activation", "factor", "scale"])
+def test_another_attribute_of_a_layer_is_used_from_the_next_step_on(make, name, monkeypatch):
+    monkeypatch.setattr(tf_keras.layers, "Dense", ScaledDense)
+    owner, step = make()
+    step()
+    before = owner.model.get_weights()
+    setattr(owner.model.layers[0], name, tf.zeros_like if name == "activation" else 0.0)
+    step()
+    for one, two in zip(before, owner.model.get_weights(), strict=True):
         np.testing.assert_array_equal(one, two)
 
 

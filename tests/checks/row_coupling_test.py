@@ -62,6 +62,8 @@ class FakeStep:
         rows.trace.begin_update(inputs)
         rows.trace.enter_function(inputs)
         rows.trace.add_micro_batch(batch, rows.first_row, rows.count, [losses])
+        graph = tf.compat.v1.get_default_graph()
+        rows.trace.add_gradients(tf.gradients(losses, [graph.capture(QUERY.handle)]))
         return losses
 
     def trace(self, *, static=True):
@@ -747,16 +749,29 @@ def largest(batch, outputs):
     return shift + tf.reduce_logsumexp(outputs - shift, axis=1)
 
 
-def test_step_of_one_row_per_replica_is_searched_with_the_rows_of_all():
+def divided_by_static_rows(batch, outputs):
+    return by_row(outputs) / float(batch["x"].shape[0] or 1)
+
+
+@pytest.mark.parametrize(
+    ("loss", "batch", "message"),
+    [
+        (coupled, 2, "combines rows"),  # one row per replica
+        (divided_by_static_rows, 6, "depend on the number of rows"),
+    ],
+)
+def test_step_is_searched_with_the_rows_of_all_replicas_and_with_other_numbers(
+    loss, batch, message
+):
     strategy = running.strategy(2)
     data = ctl.data.arrays({name: EXAMPLES[name] for name in ("x", "label")})
     step = ctl.Step(
         lambda: tf_keras.Sequential([layers.Dense(3)]),
         lambda: tf_keras.optimizers.SGD(0.1),
-        coupled, global_batch_size=2, strategy=strategy, precision="float64",
+        loss, global_batch_size=batch, strategy=strategy, precision="float64",
     )  # fmt: skip
-    with pytest.raises(ctl.UsageError, match="combines rows"):
-        step(next(iter(ctl.data.distribute(data, 2, strategy))))
+    with pytest.raises(ctl.UsageError, match=message):
+        step(next(iter(ctl.data.distribute(data, batch, strategy))))
 
 
 @pytest.mark.parametrize(
@@ -1008,12 +1023,43 @@ def stopped_mask(batch):
 @pytest.mark.parametrize("loss", [shifted_by_the_maximum, attention, sorted_targets, stopped_mask])
 def test_gradients_of_independent_rows_are_accepted(loss, caplog, monkeypatch):
     found = []
-    method = Probe.gradients_depend_on_other_rows
+    method = Probe.is_sum_of_rows
     monkeypatch.setattr(
-        Probe, "gradients_depend_on_other_rows", lambda *args: found.append(method(*args))
+        Probe, "is_sum_of_rows", lambda *args: found.append(method(*args)) or found[-1]
     )
     trace(loss)
-    assert found == [False] and not caplog.text
+    assert found == [True] and not caplog.text
+
+
+def by_group(batch):
+    """The mean of the rows of a group, none of which has two rows in a replica."""
+    groups = batch["group"]
+    means = tf.math.unsorted_segment_mean(batch["x"], groups, ROWS)
+    return by_row(batch["x"] - 2 * tf.gather(means, groups))
+
+
+def test_groups_of_rows_that_no_batch_has_are_made_up(monkeypatch):
+    monkeypatch.setitem(BATCH, "group", np.arange(ROWS))
+    with pytest.raises(ctl.UsageError, match=r"combines rows .*UnsortedSegment"):
+        trace(by_group)
+
+
+@tf.custom_gradient
+def scaled_by_the_sum(x):
+    """A gradient that is divided by the sum over the rows."""
+    return tf.identity(x), lambda upstream: upstream * x / tf.reduce_sum(tf.abs(x))
+
+
+@tf.custom_gradient
+def scaled_by_row(x):
+    return tf.identity(x), lambda upstream: upstream * x / tf.norm(x, axis=1, keepdims=True)
+
+
+def test_custom_gradients_that_combine_rows_are_rejected(caplog):
+    with pytest.raises(ctl.UsageError, match=r"combines rows .*tf.custom_gradient"):
+        trace(lambda batch: by_row(scaled_by_the_sum(batch["x"] @ QUERY)))
+    trace(lambda batch: by_row(scaled_by_row(batch["x"] @ QUERY)))
+    assert not caplog.text
 
 
 class TwoViews(Case):

@@ -1,6 +1,7 @@
 """What C++ code writes to standard error is hidden, unless the block fails."""
 
 import os
+import tempfile
 
 import pytest
 
@@ -47,6 +48,19 @@ def test_the_lowest_log_level_prints_everything(monkeypatch, capfd):
     with hold_back_stderr():
         write("inside\n")
         assert capfd.readouterr().err == "inside\n"
+
+
+def test_crash_in_a_block_prints_where_it_was():
+    code = "from ctl.hardware import quiet; import os\nwith quiet.hold_back_stderr(): os.abort()"
+    done = child.run(["-c", code], TF_CPP_MIN_LOG_LEVEL="3")
+    assert done.returncode and "Fatal Python error: Aborted" in done.stderr
+
+
+def test_nothing_is_hidden_without_a_folder_for_temporary_files(monkeypatch, capfd):
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda: open("/no/folder"))
+    with hold_back_stderr():
+        write("inside\n")
+    assert capfd.readouterr().err == "inside\n"
 
 
 COMPILE = """

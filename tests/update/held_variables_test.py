@@ -269,6 +269,27 @@ class Prepared(Learned):
         return {**batch, "x": batch["x"] * self.log_variance}
 
 
+class WeightedTwice(Weighted):
+    """Reads the variable in the loss, too, which trains it by a part of its gradient."""
+
+    per_example_loss = Learned.per_example_loss
+
+
+class PreparedTwice(Prepared):
+    per_example_loss = Learned.per_example_loss
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize(
+    ("cls", "hook"), [(WeightedTwice, "sample_weight"), (PreparedTwice, "preprocess")]
+)
+def test_variable_that_a_hook_and_the_loss_read_is_named(cls, hook, replicas, caplog):
+    trainer = one_batch.make(cls, 8, replicas)
+    trainer.train(tf.constant(1))
+    line = f"{hook} depends on Variable:0, but what it returns gets no gradient"
+    assert [line in each for each in caplog.messages].count(True) == 1
+
+
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize(
     ("cls", "hook"), [(Weighted, "sample_weight"), (Stopped, ""), (Prepared, "preprocess")]
@@ -276,6 +297,6 @@ class Prepared(Learned):
 def test_variable_whose_hook_gets_no_gradient_is_named(cls, hook, replicas, caplog):
     trainer = one_batch.make(cls, 8, replicas)
     trainer.train(tf.constant(1))
-    line = "{} depends on Variable:0, which the step does not train"
+    line = "{} depends on Variable:0, but what it returns gets no gradient"
     assert [line.format(hook) in each for each in caplog.messages] == [True] * bool(hook)
     assert trainer.log_variance.numpy() == START

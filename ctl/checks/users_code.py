@@ -1,0 +1,34 @@
+"""Searches the text of the code that a user's step may run."""
+
+import contextlib
+import inspect
+import re
+import sys
+from typing import Any
+
+from ctl.keras import models
+
+_PACKAGES = ("ctl", "keras", "tensorflow", "tf_keras")
+
+
+def names(step: Any, pattern: str) -> bool:
+    """Returns whether a pattern is found in the files of a step's functions, models and layers.
+
+    Args:
+        step: the `BuiltStep`.
+        pattern: a regular expression.
+    """
+    owner = step.attributes.owner
+    parts = [type(owner), getattr(owner, "loss_fn", None), getattr(owner, "forward", None)]
+    parts += [type(models.inner(layer)) for layer in step.attributes.layers()]
+    for part in {getattr(part, "__module__", None): part for part in parts}.values():
+        module = getattr(part, "__module__", None) or ""
+        with contextlib.suppress(OSError, TypeError, KeyError):
+            # A notebook has no file, but a text for each function.
+            has_file = hasattr(sys.modules[module], "__file__")
+            text: Any = sys.modules[module] if has_file else part
+            if module.partition(".")[0] not in _PACKAGES and re.search(
+                pattern, inspect.getsource(text)
+            ):
+                return True
+    return False
