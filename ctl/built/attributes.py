@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 import logging
+import pkgutil
 from typing import Any
 
 import tensorflow as tf
@@ -20,6 +21,7 @@ from ctl.update.held_variables import Held, build_again, trainable_variables_of
 from ctl.update.snapshot import Assignable
 
 _LOG = logging.getLogger("ctl")
+_STATE_DICT = "ctl.built.state_dicts:StateDict"  # imported for an object that has one
 STATELESS = (
     "its state would come from the rows of the batch before, in training and in evaluations, so that an "
     "update would not be a function of its batch. Leave it out. To continue sequences, make the state a "
@@ -269,15 +271,16 @@ class Attributes:
         return [*losses, *(loss() for loss in functions.values())]
 
     def checkpoint_items(self) -> dict[str, Any]:
-        """Returns every model, optimizer and variable, by the attribute's name."""
+        """Returns every model, optimizer, variable and object with a `state_dict`, by its attribute."""
         trackable = tf.__internal__.tracking.Trackable
         function = tf.types.experimental.PolymorphicFunction
         stateless = (tf_keras.metrics.Metric, tf.data.Dataset, tf.data.Iterator, function)
         # Every loop resets these, or makes them again from `global_step`.
         excluded = ("metrics", "_train_dataset", "_train_iter", "_train_loop_fn")
+        values = {name: as_entry(name, value) for name, value in vars(self.owner).items()}
         return {
             name: _adapt_all(value)
-            for name, value in vars(self.owner).items()
+            for name, value in values.items()
             if isinstance(value, trackable)
             and not isinstance(value, stateless)
             and name not in excluded
@@ -304,6 +307,14 @@ def freezing(layer: tf_keras.layers.Layer) -> Any:
     """Returns what is frozen in a layer, on which a trace depends."""
     # In Keras 3 a single variable can be frozen.
     return layer.trainable, getattr(layer, "frozen_variables", ())
+
+
+def as_entry(name: str, value: Any) -> Any:
+    """Returns an object with `state_dict` as an entry of a checkpoint, and any other as it is."""
+    is_state = not isinstance(value, type | tf.__internal__.tracking.Trackable) and all(
+        callable(getattr(value, method, None)) for method in ("state_dict", "load_state_dict")
+    )
+    return pkgutil.resolve_name(_STATE_DICT)(name, value) if is_state else value
 
 
 def _adapt_all(value: Any) -> Any:
