@@ -217,9 +217,10 @@ def test_tensorflow_is_imported_only_where_it_is_required(tmp_path):
 LEAVES = (
     "built/loop_errors.py", "built/state_dicts.py", "checks", "compile/flops.py",
     "compile/memory_estimate.py", "compile/out_of_memory.py", "data/cache.py", "data/files",
-    "data/mixing.py", "data/packing.py", "data/ragged.py", "hardware/rendezvous.py", "hardware/tpu.py", "keras/attention.py",
-    "keras/dropout.py", "keras/image_layers.py", "keras/keras3", "keras/layer_metrics.py",
-    "keras/penalties.py", "kernels", "layers", "loop/actions/best_checkpoint.py", "loop/bucket",
+    "data/mixing.py", "data/packing.py", "data/ragged.py", "hardware/rendezvous.py",
+    "hardware/tpu.py", "keras/attention.py", "keras/dropout.py", "keras/image_layers.py",
+    "keras/keras3", "keras/layer_metrics.py", "keras/penalties.py", "kernels", "layers",
+    "loop/actions/best_checkpoint.py", "loop/actions/plateau.py", "loop/bucket",
     "loop/exports.py", "loop/profiler.py", "loop/watchdog.py", "modes/sweep.py",
     "parts/compression.py", "parts/ema.py", "parts/norms.py", "parts/parameter_groups.py",
     "parts/sharded_optimizer.py", "random",
