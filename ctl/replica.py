@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ctl.built.metric_updates import update as update_metric
     from ctl.rows.gather import all_gather, positions
+    from ctl.rows.means import mean_of_rows
     from ctl.rows.row_mask import Rows, current, examples
     from ctl.rows.row_mask import current_mask as present
 
@@ -17,11 +18,14 @@ _NAMES = {
     "all_gather": "rows.gather:all_gather",
     "current": "rows.row_mask:current",
     "examples": "rows.row_mask:examples",
+    "mean_of_rows": "rows.means:mean_of_rows",
     "positions": "rows.gather:positions",
     "present": "rows.row_mask:current_mask",
     "update_metric": "built.metric_updates:update",
 }
-__all__ = ["Rows", "all_gather", "current", "examples", "positions", "present", "update_metric"]
+__all__ = [
+    "Rows", "all_gather", "current", "examples", "mean_of_rows", "positions", "present", "update_metric",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -42,6 +42,8 @@ from ctl.update.part import Part
 
 _LOG = logging.getLogger("ctl")
 _FIND_ROWS = "ctl.built.bad_rows:non_finite_rows"  # imported for a step that is not finite
+_ROW_LOSSES = "ctl.keras.losses:row_losses"  # these for a loss object, and a mean of rows
+_MEAN_OF_ROWS = "ctl.rows.means:mean_of_rows"
 # Options that only a trainer's data, model and inner loop read.
 _OF_TRAINERS = ("cache", "data", "model", "placement", "prefetch", "histogram_interval")
 
@@ -82,9 +84,12 @@ class Step:
         loss_fn: (batch, outputs) -> [rows] losses, not reduced: ctl divides once, by the weight of the
             global batch. Losses of tokens, [rows, ...], require a `sample_weight` of their shape.
             Several losses are a dict of name -> losses, whose factors are the option `loss_weights`.
+            A loss object of Keras compares `batch["label"]` with the outputs.
         global_batch_size: the rows of a full batch, over all replicas and micro-batches; required. A
             batch may have fewer rows.
         strategy: the strategy whose replicas compute a step; the current strategy by default.
+        loss: what `loss_fn` returns: "rows", or "mean" for a function of a library that returns the mean
+            of the losses of its rows; see `ctl.replica.mean_of_rows`.
         forward: (batch, training) -> outputs. By default the model is called with the one feature that
             is neither `label` nor `weight`, or with a dict of them if there are several.
         sample_weight: (batch, training) -> the weights of the losses, or None for 1. By default it is
@@ -123,6 +128,7 @@ class Step:
         *,
         global_batch_size: int = 0,
         strategy: tf.distribute.Strategy | None = None,
+        loss: str = "rows",
         forward: Callable[[Batch, bool], Nest] | None = None,
         sample_weight: Callable[[Batch, bool], tf.Tensor | None] | None = None,
         transform_gradients: Transform | None = None,
@@ -140,16 +146,20 @@ class Step:
             raise UsageError(
                 f"strategy is {type_name(strategy)}, but must be a tf.distribute.Strategy."
             )
-        if not callable(loss_fn) or hasattr(loss_fn, "reduction"):  # a loss object of Keras
+        if not callable(loss_fn) or loss not in ("rows", "mean"):
             raise UsageError(
-                f"loss_fn is {type_name(loss_fn)}, but must be a function, such as "
-                'lambda batch, outputs: loss(batch["label"], outputs).'
+                f"loss_fn is {type_name(loss_fn)}, but must be a function, such as lambda batch, "
+                f'outputs: cross_entropy(batch["label"], outputs); loss is {loss!r}, "rows" or "mean".'
             )
         if not callable(model) or is_layer(optimizer):
             raise UsageError(
                 f"model is {type_name(model)} and optimizer is {type_name(optimizer)}: pass a tf_keras "
                 "model, then a tf_keras optimizer, or functions that make them."
             )
+        if hasattr(loss_fn, "reduction"):  # a loss object of Keras
+            loss_fn = pkgutil.resolve_name(_ROW_LOSSES)(loss_fn)
+        elif loss == "mean":
+            loss_fn = functools.partial(pkgutil.resolve_name(_MEAN_OF_ROWS), loss_fn)
         self.global_batch_size = global_batch_size
         self.loss_fn = loss_fn
         self._is_default = forward is None

@@ -220,11 +220,12 @@ def test_tensorflow_is_imported_only_where_it_is_required(tmp_path):
 
 # What is opened by name from a row, and by no import: folders and files relative to ctl.
 LEAVES = (
-    "built/loop_errors.py", "checks", "built/flops.py", "built/memory_estimate.py",
-    "built/out_of_memory.py", "data/cache.py", "data/files", "data/mixing.py", "data/packing.py",
-    "data/ragged.py", "hardware/rendezvous.py", "hardware/tpu.py", "keras/attention.py",
-    "keras/dropout.py", "keras/image_layers.py", "keras/keras3", "keras/layer_metrics.py",
-    "keras/penalties.py", "kernels", "layers", "loop/actions/best_checkpoint.py", "loop/bucket",
+    "built/loop_errors.py", "built/state_dicts.py", "checks", "built/flops.py",
+    "built/memory_estimate.py", "built/out_of_memory.py", "data/cache.py", "data/files",
+    "data/mixing.py", "data/packing.py", "data/ragged.py", "hardware/rendezvous.py",
+    "hardware/tpu.py", "keras/attention.py", "keras/dropout.py", "keras/image_layers.py",
+    "keras/keras3", "keras/layer_metrics.py", "keras/penalties.py", "kernels", "layers",
+    "loop/actions/best_checkpoint.py", "loop/actions/plateau.py", "loop/bucket",
     "loop/exports.py", "loop/profiler.py", "loop/watchdog.py", "modes/sweep.py",
     "parts/compression.py", "parts/ema.py", "parts/norms.py", "parts/parameter_groups.py",
     "parts/sharded_optimizer.py", "random", "compile/compiled_loop.py",

@@ -1,5 +1,6 @@
 """The variables that the code of a step may change, and the items of a checkpoint."""
 
+import pkgutil
 from typing import Any, TypeAlias
 
 import tensorflow as tf
@@ -10,6 +11,7 @@ from ctl.keras import models
 from ctl.keras.variables import moving_statistics, variables_of
 from ctl.update.snapshot import Assignable
 
+_STATE_DICT = "ctl.built.state_dicts:StateDict"  # imported for an object that has one
 Trackable: TypeAlias = tf.__internal__.tracking.Trackable  # a model, an optimizer, a variable, ...
 
 
@@ -51,20 +53,29 @@ def state_of(attributes: Attributes) -> list[tf.Variable]:
 
 
 def checkpoint_items(owner: Owner) -> dict[str, Trackable]:
-    """Returns every model, optimizer and variable, by the attribute's name."""
+    """Returns every model, optimizer, variable and object with a `state_dict`, by its attribute."""
     function = tf.types.experimental.PolymorphicFunction
     trackable = tf.__internal__.tracking.Trackable
     stateless = (tf_keras.metrics.Metric, tf.data.Dataset, tf.data.Iterator, function)
     # Every loop resets these, or makes them again from `global_step`.
     excluded = ("metrics", "_train_dataset", "_train_iter", "_train_loop_fn")
+    values = {name: as_entry(name, value) for name, value in vars(owner).items()}
     return {
         name: _adapt_all(value)
-        for name, value in vars(owner).items()
+        for name, value in values.items()
         if isinstance(value, trackable)
         and not isinstance(value, stateless)
         and name not in excluded
         and not name.startswith("_self_")
     }
+
+
+def as_entry(name: str, value: Any) -> Any:
+    """Returns an object with `state_dict` as an entry of a checkpoint, and any other as it is."""
+    is_state = not isinstance(value, type | tf.__internal__.tracking.Trackable) and all(
+        callable(getattr(value, method, None)) for method in ("state_dict", "load_state_dict")
+    )
+    return pkgutil.resolve_name(_STATE_DICT)(name, value) if is_state else value
 
 
 def _adapt_all(value: Any) -> Any:

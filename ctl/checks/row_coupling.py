@@ -319,7 +319,8 @@ class _CouplingSearch:
         count = tensors[0].shape[0] if tensors[0].shape.rank else None
 
         # The undivided batch, up to what `preprocess` and `sample_weight` returned.
-        prepared = RowFlow(batch, count=count, clean=clean)
+        row_wise = self.trace.row_wise
+        prepared = RowFlow(batch, count=count, clean=clean, row_wise=row_wise)
         self._check(update, prepared, update.inputs, count, micro_batches=1)
 
         part = update.micro_batches[0]
@@ -330,7 +331,9 @@ class _CouplingSearch:
             alias = update.aliases.get(id(tensor))
             return outer_tensor(tensor) if alias is None else alias
 
-        losses = RowFlow({**batch, **leading}, count=rows, clean=clean, resolve=resolve)
+        losses = RowFlow(
+            {**batch, **leading}, count=rows, clean=clean, resolve=resolve, row_wise=row_wise
+        )
         self._check(update, losses, part.losses, rows, micro_batches=self.micro_batches)
         self._check_collectives(update, losses, part.losses)
         for penalty in update.penalties[0] if update.penalties else ():

@@ -59,6 +59,7 @@ class RowFlow:
         count: the number of rows; None if it is known only when the step runs.
         clean: ids of tensors that are the same function of the global batch on every split.
         resolve: returns the tensor that a placeholder stands for.
+        row_wise: tensors whose rows are computed one by one, each with the tensors of the rows.
 
     Attributes:
         statistics: the ops that computed statistics of a batch normalization.
@@ -71,7 +72,10 @@ class RowFlow:
         count: int | None,
         clean: Iterable[int] = (),
         resolve: Resolve = outer_tensor,
+        row_wise: Sequence[tuple[tf.Tensor, Sequence[tf.Tensor]]] = (),
     ):
+        self._row_wise = row_wise
+        self._inputs = {id(output): inputs for output, inputs in row_wise}
         self._count = count
         self._clean = frozenset(clean)
         self._resolve = resolve
@@ -91,7 +95,7 @@ class RowFlow:
                 stack.pop()
                 continue
             op = top.op
-            inputs = op.inputs
+            inputs = self._inputs.get(id(top), op.inputs)
             if not len(inputs):
                 outer = self._resolve(top) if op.type == "Placeholder" else None
                 inputs = () if outer is None else (outer,)
@@ -101,6 +105,9 @@ class RowFlow:
                 continue
             known = [states.get(id(x)) for x in inputs]
             outputs = [known[0]] if op.type == "Placeholder" and known else self._apply(op, known)
+            if id(top) in self._inputs:
+                moved = [each for each in known if each not in (Place(0), None)]
+                outputs = [Mixed(op) if moved else Place(0)]
             for output, state in zip(op.outputs, outputs, strict=True):
                 states.setdefault(id(output), state)  # a clean output stays clean
             self._keep.append(op)
@@ -122,7 +129,10 @@ class RowFlow:
         }  # fmt: skip
         rows = dict.fromkeys(mixed.keys() - {id(x) for x in dependent([*mixed.values()])}, Place(0))
         sources = {**self._sources, **rows}
-        return RowFlow(sources, count=self._count, clean=self._clean, resolve=self._resolve)
+        return RowFlow(
+            sources, count=self._count, clean=self._clean, resolve=self._resolve,
+            row_wise=self._row_wise,
+        )  # fmt: skip
 
     def _apply(self, op: Any, states: Sequence[State]) -> Sequence[State]:
         """Returns the states of an op's outputs."""

@@ -121,6 +121,8 @@ KEYS = (
     Key("train.best.patience", 0, least=0,
         text="End training after this many evaluations in a row that were not better than the best "
              "one. With 0, it does not end early."),
+    Key("train.best.target", 0.0, also=("target_metric",),
+        text="End training after an evaluation with a value as good as this one. With 0, this is off."),
     Key("train.best.restore", False,
         text="Restore the best checkpoint at the end, so that it is the run's result instead of the "
              "last step."),
@@ -204,6 +206,10 @@ def _check_best(v: Values) -> None:
         )
 
 
+def _counts_evaluations(v: Values) -> bool:
+    return bool(v["train.best.patience"]) or v["optimizer.schedule"] == "plateau"
+
+
 def _without(name: str, condition: str, is_met: Callable[[Values], bool]) -> Rule:
     """Returns the rule about a key that has no effect, because another one turns off what it sets."""
     return Rule(
@@ -258,14 +264,15 @@ RULES = (
         "add a split, or remove the metric",
     ),
     Rule(
-        lambda v: v["train.best.patience"] and durations.is_time(v["eval.interval"]),
-        "train.best.patience counts evaluations, whose number must not depend on the speed of the "
-        "machine",
+        lambda v: _counts_evaluations(v) and durations.is_time(v["eval.interval"]),
+        "train.best.patience and optimizer.schedule=plateau count evaluations, whose number must not "
+        "depend on the speed of the machine",
         "set eval.interval in steps, epochs or examples",
     ),
     Rule(
-        lambda v: v["train.best.patience"] and not v["eval.interval"],
-        "train.best.patience has no effect with eval.interval=0, which evaluates only at the end",
+        lambda v: (_counts_evaluations(v) or v["train.best.target"]) and not v["eval.interval"],
+        "train.best.patience, train.best.target and optimizer.schedule=plateau have no effect with "
+        "eval.interval=0, which evaluates only at the end",
         "set eval.interval",
     ),
     _without("summaries.histogram_interval", "tensorboard in summaries.writers", _has_tensorboard),

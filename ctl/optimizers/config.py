@@ -10,6 +10,7 @@ from ctl.errors import UsageError, did_you_mean
 from ctl.optimizers import arguments, schedules
 
 _EXAMPLES = {"decay_factor": "0.5", "boundaries": "[1000, 2000]", "factors": "[0.1, 0.01]"}
+_EXAMPLES |= {"metric": "eval/loss", "mode": "min"}
 
 
 def _check_name(key: str, name: str) -> None:
@@ -96,8 +97,16 @@ def _check_argument(full_name: str, key: str, value: Any) -> None:
         if not isinstance(value, bool):
             raise UsageError(f"{full_name} is {value!r}, but must be true or false.")
         return
+    if key in ("metric", "mode"):
+        if not isinstance(value, str) or (key == "mode" and value not in ("min", "max")):
+            raise UsageError(f"{full_name} is {value!r}, but must be such as {_EXAMPLES[key]!r}.")
+        return
     if key not in ("boundaries", "factors"):
-        _check_number(full_name, value, zero=key == "end_factor")
+        _check_number(full_name, value, zero=key in ("end_factor", "min_delta"))
+        if key == "patience" and not isinstance(value, int):
+            raise UsageError(f"{full_name} is {value!r}, but must be an integer.")
+        if key == "factor" and value >= 1:
+            raise UsageError(f"{full_name} is {value!r}, but must be less than 1.")
         return
     if not isinstance(value, list | tuple) or not value:
         raise UsageError(f"{full_name} is {value!r}, but must be a list, such as {_EXAMPLES[key]}.")

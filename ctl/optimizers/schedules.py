@@ -73,6 +73,12 @@ def _inverse_sqrt(rate: float, steps: int, warmup: int, values: Mapping[str, Any
     return InverseSqrt(rate, steps or warmup)
 
 
+def _plateau(rate: float, *_: Any) -> Any:
+    from ctl.optimizers.warm_up import Plateau
+
+    return Plateau(rate)
+
+
 KINDS = {
     "constant": ScheduleKind(lambda rate, *_: rate, decay=""),
     "cosine": ScheduleKind(_tf_keras("CosineDecay", alpha="end_factor"), {"end_factor": 0.0}),
@@ -85,6 +91,13 @@ KINDS = {
     ),
     "piecewise": ScheduleKind(_piecewise, {"boundaries": None, "factors": None}, decay=""),
     "inverse_sqrt": ScheduleKind(_inverse_sqrt, decay="scale"),
+    # The arguments are those of ctl/loop/actions/plateau.py, which lowers the rate.
+    "plateau": ScheduleKind(
+        _plateau,
+        {"metric": None, "mode": None, "patience": 3, "factor": 0.1}
+        | {"min_delta": 0.0, "end_factor": 0.0},
+        decay="",
+    ),
     "cosine_restarts": ScheduleKind(
         _tf_keras(
             "CosineDecayRestarts", t_mul="period_factor", m_mul="peak_factor", alpha="end_factor"

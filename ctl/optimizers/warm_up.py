@@ -1,4 +1,4 @@
-"""Schedules that tf_keras does not have: linear warm-up before any schedule, and inverse sqrt."""
+"""Schedules that tf_keras does not have: linear warm-up before any schedule, inverse sqrt, plateau."""
 
 from typing import Any
 
@@ -68,3 +68,27 @@ class InverseSqrt(tf_keras.optimizers.schedules.LearningRateSchedule):
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor."""
         return {"rate": self.rate, "scale": self.scale}
+
+
+@tf_keras.saving.register_keras_serializable("ctl")
+class Plateau(tf_keras.optimizers.schedules.LearningRateSchedule):
+    """Multiplies the rate by a factor that an action sets; make it in the strategy's scope.
+
+    Args:
+        rate: the first rate.
+
+    Attributes:
+        factor: scalar variable, 1 at first. The state of the action is in the checkpoints.
+    """
+
+    def __init__(self, rate: float):
+        self.rate = rate
+        self.factor = tf.Variable(1.0, trainable=False, name="plateau")
+
+    def __call__(self, step: Any) -> tf.Tensor:
+        """Returns the rate of an update."""
+        return tf.convert_to_tensor(self.rate) * self.factor
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of the constructor."""
+        return {"rate": self.rate}

@@ -43,6 +43,10 @@ def _check_group(name: str, group: Any) -> None:
     if not isinstance(frozen, bool):
         raise UsageError(f"{name}.frozen is {frozen!r}, but must be true or false.")
     until, optimizer = group.get("frozen_until"), group.get("optimizer")
+    if isinstance(optimizer, Mapping) and optimizer.get("schedule") == "plateau":
+        raise UsageError(
+            f"{name}.optimizer.schedule is 'plateau', but only optimizer.schedule may be: name another."
+        )
     if frozen == any(value is not None for value in (scale, until, optimizer)):
         raise UsageError(
             f"{name} requires either frozen=True, or learning_rate_scale, frozen_until or optimizer: "

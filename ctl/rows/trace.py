@@ -125,6 +125,7 @@ class Trace:
         updates: one for each call of `minimize`.
         global_values: values of the global batch, such as sums over the replicas.
         positions: positions of rows in the global batch: of the first row, or of each row.
+        row_wise: tensors whose rows are computed one by one, each with the tensors of the rows.
         applied: one scalar bool for each update that this step may skip: whether it was applied.
         refused: the functions that could not read other rows because of `Rows.isolated`.
         folded: the draws for tensors with several entries per row on axis 0.
@@ -140,6 +141,7 @@ class Trace:
     updates: list[UpdateTrace] = dataclasses.field(default_factory=list)
     global_values: list[GlobalValue] = dataclasses.field(default_factory=list)
     positions: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    row_wise: list[tuple[tf.Tensor, list[tf.Tensor]]] = dataclasses.field(default_factory=list)
     applied: list[tf.Tensor] = dataclasses.field(default_factory=list)
     refused: list[str] = dataclasses.field(default_factory=list)
     folded: list[Folded] = dataclasses.field(default_factory=list)

@@ -121,6 +121,15 @@ def test_a_schedule_can_be_a_function_of_another_package():
             "decay_steps is 5, but has no effect with optimizer.schedule=constant",
         ),
         (of("exponential"), "requires optimizer.schedule_arguments.decay_factor"),
+        (of("plateau", metric="eval/loss"), "schedule_arguments.mode, such as min"),
+        (of("plateau", mode="min"), "schedule_arguments.metric, such as eval/loss"),
+        (of("plateau", mode="low", metric="eval/x"), "mode is 'low', but must be such as 'min'"),
+        (of("plateau", mode="min", metric="eval/x", factor=2.0), "factor is 2.0, but must be less"),
+        (of("plateau", mode="min", metric="eval/x", patience=1.5), "must be an integer"),
+        (
+            dict(groups=[dict(variables="a", optimizer=dict(schedule="plateau"))]),
+            "only optimizer.schedule may be",
+        ),
         (
             of("exponential", decay_factor=0.5),
             "optimizer.schedule=exponential requires optimizer.decay_steps",

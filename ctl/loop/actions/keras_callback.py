@@ -22,7 +22,8 @@ _RATE = "set optimizer.schedule, or the learning_rate of a ctl.Run between calls
 _REFUSED = {
     "BackupAndRestore": "a run of ctl resumes by itself: remove it",
     "LearningRateScheduler": _RATE,
-    "ReduceLROnPlateau": _RATE,
+    "ReduceLROnPlateau": "set optimizer.schedule=plateau, with metric, mode, patience and factor in "
+    "optimizer.schedule_arguments",
     "SwapEMAWeights": "set optimizer.ema_decay",
     "restore_best_weights": "set train.best.restore=True, with train.best.metric and train.best.mode",
 }

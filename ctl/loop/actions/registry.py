@@ -14,12 +14,15 @@ from ctl.errors import UsageError
 from ctl.loop.actions.action import Action, as_action
 from ctl.loop.workdir import Workdir
 
-# Key of the config -> the action that it requires if it is set, in the order in which they are called.
+# Key of the config -> the action that it requires if it is set, or has the value after "=", in the order
+# in which they are called.
 # The class method `from_config(config, workdir)` makes the action.
 CONFIGURED = {
     "summaries.histogram_interval": "ctl.loop.actions.histograms:WeightHistograms",
     "train.best.metric": "ctl.loop.actions.best_checkpoint:BestCheckpoint",
+    "optimizer.schedule=plateau": "ctl.loop.actions.plateau:ReduceOnPlateau",
     "train.best.patience": "ctl.loop.actions.stopping:EarlyStopping",
+    "train.best.target": "ctl.loop.actions.stopping:StopAtTarget",
     "train.max_duration": "ctl.loop.actions.stopping:TimeLimit",
     "actions": "",  # those that `actions` lists
     "train.export": "ctl.loop.exports:ExportModel",
@@ -60,9 +63,15 @@ def make_actions(
     for key, row in CONFIGURED.items():
         if not row:
             actions += _make_listed(config.actions, config_path)
-        elif operator.attrgetter(key)(config):
+        elif _is_set(config, key):
             actions.append(loading.load(row).from_config(config, workdir))
     return actions
+
+
+def _is_set(config: Any, key: str) -> bool:
+    name, _, required = key.partition("=")
+    value = operator.attrgetter(name)(config)
+    return bool(value == required if required else value)
 
 
 def make_watching(config: Any, workdir: Workdir) -> list[Action]:

@@ -1,4 +1,4 @@
-"""Ends training when a metric of the evaluation has stopped improving, or after a time limit."""
+"""Ends training when a metric of the evaluation stops improving or is reached, or after a time limit."""
 
 from collections.abc import Mapping
 import time
@@ -69,10 +69,7 @@ class EarlyStopping(Action):
             if self._metric.is_better(value, self._best, min_delta=self._min_delta):
                 self._best, self._best_step, self._count = value, step, 0
         if self._count >= self._patience:
-            shown = "" if self._best is None else format_numbers({" over": self._best})
-            best = f"{shown} at step {self._best_step}" if shown else ", which was never a number,"
-            evaluations = f"{self._count} evaluation{'s' * (self._count > 1)}"
-            self.request_stop(f"{self._metric.name} has not improved{best} for {evaluations}")
+            self._end_patience()
 
     def get_state(self) -> dict[str, Any]:
         """Returns the best value and the count since."""
@@ -82,6 +79,47 @@ class EarlyStopping(Action):
         """Restores the best value and the count."""
         for name in _STATE:
             setattr(self, f"_{name}", state[name])
+
+    def _end_patience(self) -> None:
+        self.request_stop(self._describe(self._count))
+
+    def _describe(self, count: int) -> str:
+        shown = "" if self._best is None else format_numbers({" over": self._best})
+        best = f"{shown} at step {self._best_step}" if shown else ", which was never a number,"
+        evaluations = f"{count} evaluation{'s' * (count > 1)}"
+        return f"{self._metric.name} has not improved{best} for {evaluations}"
+
+
+class StopAtTarget(Action):
+    """Requests a stop after an evaluation that reaches `train.best.target`.
+
+        StopAtTarget("eval/accuracy", "max", target=0.93)
+
+    Args:
+        metric: the name of the metric, such as "eval/accuracy".
+        mode: "max" if higher values are better, "min" if lower ones are.
+        target: a value as good as this one ends the training.
+    """
+
+    def __init__(self, metric: str, mode: str, *, target: float):
+        self._metric = MonitoredMetric(metric, mode)
+        self._target = target
+
+    @classmethod
+    def from_config(cls, config: Any, workdir: Any) -> "StopAtTarget":
+        """Makes the action of a config; see registry.py."""
+        best = config.train.best
+        return cls(best.metric, best.mode, target=best.target)
+
+    def check(self, evaluator: Any) -> None:
+        """Checks that the evaluation has the metric."""
+        self._metric.check(evaluator)
+
+    def __call__(self, outputs: Mapping[str, Any]) -> None:
+        """Compares the value of an evaluation."""
+        value = self._metric.read(outputs)
+        if self._metric.sign * value >= self._metric.sign * self._target:
+            self.request_stop(f"{self._metric.name} has reached {self._target:g}")
 
 
 class TimeLimit(Action):

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.built.inner_loop import step_of
+from ctl.built.state import as_entry
 from ctl.errors import UsageError, list_some, print_line, type_name
 from ctl.hardware import quiet, strategies
 from ctl.hardware.collectives import ProcessGroup
@@ -47,6 +48,10 @@ class Checkpointer:
 
     A checkpoint then has the number of the largest `global_step`, and restores each step to its own.
 
+    A trainer's attributes with `state_dict()` and `load_state_dict(state)` are part of its checkpoints,
+    and so are those of `extra`: data that training makes, such as a replay buffer. A state consists of
+    dicts, lists, tuples, arrays, numbers and texts. In several processes it is the chief's.
+
     Args:
         directory: the folder, which need not exist.
         trainer: the trainer, or the `ctl.Step` after `build`, whose state is saved and restored; or a
@@ -63,6 +68,8 @@ class Checkpointer:
             continue with other data.
         reads_only: nothing will be saved, so a checkpoint may have more than the trainer.
         rank: the sort key of steps, from the first to delete to the last; by default the step.
+        extra: name -> a further object to save, with `state_dict` and `load_state_dict`, or one that
+            `tf.train.Checkpoint` can hold.
 
     Attributes:
         files: the checkpoints in the folder.
@@ -84,6 +91,7 @@ class Checkpointer:
         partial: bool = False,
         reads_only: bool = False,
         rank: Callable[[int], Any] | None = None,
+        extra: Mapping[str, Any] | None = None,
     ):
         is_list = isinstance(trainer, list | tuple)
         parts: list[Any] = [*trainer] if isinstance(trainer, list | tuple) else [trainer]
@@ -105,7 +113,10 @@ class Checkpointer:
         self._steps = [p.built() if isinstance(p, Step) else step_of(p) for p in owners]
         positions.add(owners)
         items = {str(i): _as_item(part) for i, part in enumerate(parts)}
-        self._checkpoint = tf.train.Checkpoint(**items if is_list else _items(owners[0]))
+        items = items if is_list else _items(owners[0])
+        self._checkpoint = tf.train.Checkpoint(**items, **_extra_items(extra or {}))
+        saved = (v.source for v in matching.list_variables(self._checkpoint))
+        self._states = [each for each in saved if hasattr(each, "freeze")]  # `StateDict`s
         if isinstance(owners[0], Step) and processes is None:
             hardware = strategies.of_strategy(owners[0].strategy)
             is_chief, processes = hardware.is_chief, ProcessGroup(hardware)
@@ -174,6 +185,8 @@ class Checkpointer:
             experimental_write_callbacks=[lambda _: self._commit(step, notes, on_complete)],
         )
         self._writing = step if self._background else None
+        for state in self._states if self._background else ():
+            state.freeze()
         self._checkpoint.write(self.path(step), options)
         if self._background:
             # Runs before TensorFlow's own handler, which the first write has registered, and which
@@ -442,6 +455,17 @@ def _find_owners(parts: Sequence[Any], *, is_list: bool, reads_only: bool) -> li
             "ctl.StandardTrainer, whose model and optimizer it saves, or a list of them."
         )
     return owners
+
+
+def _extra_items(extra: Mapping[str, Any]) -> dict[str, Any]:
+    wrapped = {name: as_entry(name, adapt(value)) for name, value in extra.items()}
+    for name, value in wrapped.items():
+        if not isinstance(value, _Trackable):
+            raise UsageError(
+                f"extra[{name!r}] of ctl.Checkpointer is {type_name(value)}, but must have the methods "
+                "state_dict and load_state_dict, or be an object that tf.train.Checkpoint can hold."
+            )
+    return {"_extra": tf.train.Checkpoint(**wrapped)} if wrapped else {}
 
 
 def _as_item(part: Any) -> Any:

@@ -18,6 +18,7 @@ from ctl.errors import list_some
 
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # TensorFlow's key of the object graph
 _VALUE = "VARIABLE_VALUE"
+_STATE = "py_state"  # of a `state_dicts.StateDict`
 _SHARDED = "ShardedVariable"  # TensorFlow's name of every variable that parameter servers shard
 
 
@@ -118,8 +119,10 @@ class CheckpointContent:
                 key = attribute.checkpoint_key
                 # Slot variables are nodes of their own, too; TensorFlow counts its saves itself.
                 duplicate = number in self._by_slot or key.startswith("save_counter/")
-                if attribute.name == _VALUE and key in shapes and not duplicate:
+                if attribute.name in (_VALUE, _STATE) and key in shapes and not duplicate:
                     name, is_slot = attribute.full_name or key, "/_variables/" in key
+                    if attribute.name == _STATE:
+                        name = key.partition("/.")[0].rpartition("/")[-1]
                     yield Variable(name, tuple(shapes[key]), dtypes[key], key, number, is_slot)
 
 

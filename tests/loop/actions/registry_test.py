@@ -60,8 +60,12 @@ def test_sections_come_before_the_list_and_the_best_checkpoint_before_early_stop
 def test_every_row_makes_its_action(make, tmp_path):
     config = ctl.config(
         summaries={"histogram_interval": 10},
+        optimizer={
+            "schedule": "plateau",
+            "schedule_arguments": {"metric": "eval/loss", "mode": "min", "factor": 0.5},
+        },
         train={
-            "best": {"metric": "eval/loss", "mode": "min", "patience": 2},
+            "best": {"metric": "eval/loss", "mode": "min", "patience": 2, "target": 0.1},
             "max_duration": "1 hour", "export": "best",
         },
     )  # fmt: skip
@@ -72,7 +76,7 @@ def test_every_row_makes_its_action(make, tmp_path):
     ]
     rows = [*filter(None, registry.CONFIGURED.values()), *registry.WATCHING]
     assert [f"{type(each).__module__}:{type(each).__name__}" for each in made] == rows
-    assert {each.at for each in made[5:]} == {"train"}  # a run repeats evaluations for the others
+    assert {each.at for each in made[7:]} == {"train"}  # a run repeats evaluations for the others
 
 
 def test_names_modules_files_arguments_and_options(make):

@@ -13,7 +13,7 @@ import tf_keras
 
 import ctl
 from ctl.loop.actions.best_checkpoint import BestCheckpoint
-from ctl.loop.actions.stopping import EarlyStopping, TimeLimit
+from ctl.loop.actions.stopping import EarlyStopping, StopAtTarget, TimeLimit
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.checkpoints.files import CheckpointFiles
 from ctl.loop.controller import Controller
@@ -80,6 +80,15 @@ def test_repeated_evaluation_is_counted_once_and_a_larger_patience_continues(fee
 def test_bad_arguments_are_rejected(options):
     with pytest.raises(ctl.UsageError, match="early_stopping: patience="):
         EarlyStopping("eval/loss", "min", **options)
+
+
+@pytest.mark.parametrize(
+    ("mode", "target", "calls"), [("max", 0.5, 3), ("min", 0.25, 1), ("max", 0.75, None)]
+)
+def test_a_value_as_good_as_the_target_ends_the_run(feed, mode, target, calls):
+    action = StopAtTarget("eval/x", mode, target=target)
+    assert feed(action, 0.25, NAN, 0.5, 0.25) == calls
+    assert action.stop_reason == (f"eval/x has reached {target:g}" if calls else "")
 
 
 class Killed(BaseException):
