@@ -17,9 +17,14 @@ from ctl.checks import loss_trace
 from ctl.checks.row_probe import FAILURES, LATE, GraphCopier, Probe, ProbeError, differ
 from ctl.graphs.unoptimized import without_graph_optimization
 from ctl.hardware.quiet import hold_back_stderr
-from ctl.rows.trace import GlobalValue
+from ctl.rows.trace import GlobalValue, Trace
 
 Parts = Sequence[Sequence[Any]]  # of each replica: [rows, ...] each
+
+
+def has_mask(trace: Trace) -> bool:
+    """Returns whether the last input of a trace is the mask of the rows that exist."""
+    return isinstance(trace.inputs, tuple) and trace.inputs[1] is not None
 
 
 def change_losses(probe: Probe, batches: Parts) -> bool:
@@ -29,9 +34,8 @@ def change_losses(probe: Probe, batches: Parts) -> bool:
         probe: the losses of one replica; those of the others are the same function.
         batches: the batch of each replica, with the same number of rows; at least two.
     """
-    inputs = probe.trace.inputs
-    has_mask = isinstance(inputs, tuple) and inputs[1] is not None
-    if has_mask:  # the last row of all becomes padding
+    is_masked = has_mask(probe.trace)
+    if is_masked:  # the last row of all becomes padding
         mask = np.array(batches[-1][-1])
         mask[-1] = 0
         batches = [*batches[:-1], [*batches[-1][:-1], mask]]
@@ -44,7 +48,7 @@ def change_losses(probe: Probe, batches: Parts) -> bool:
             functions.append(traced.get_concrete_function(*flat))
         with without_graph_optimization(), hold_back_stderr(*FAILURES):
             losses = functions[0](*flat)
-        if not has_mask:
+        if not is_masked:
             return losses
         pairs = zip(losses, batches, strict=True)
         return [
@@ -56,7 +60,7 @@ def change_losses(probe: Probe, batches: Parts) -> bool:
         with contextlib.suppress(ProbeError, *FAILURES), tf.init_scope():
             probe.set_counters(number)
             losses = compute(batches)
-            if has_mask:  # other numbers in the padding
+            if is_masked:  # other numbers in the padding
                 *others, last = batches
                 last = [*(np.concatenate([x[:-1], x[:1]]) for x in last[:-1]), last[-1]]
                 if _differ(losses, compute([*others, last])):

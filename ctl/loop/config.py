@@ -206,8 +206,28 @@ def _check_best(v: Values) -> None:
         )
 
 
-def _counts_evaluations(v: Values) -> bool:
-    return bool(v["train.best.patience"]) or v["optimizer.schedule"] == "plateau"
+# What counts evaluations, or reads their metrics -> whether a config has it.
+_OF_EVALUATIONS: dict[str, Callable[[Values], bool]] = {
+    "train.best.patience": lambda v: bool(v["train.best.patience"]),
+    "optimizer.schedule=plateau": lambda v: v["optimizer.schedule"] == "plateau",
+    "train.best.target": lambda v: bool(v["train.best.target"]),
+}
+
+
+def _counted(name: str) -> Rule:
+    return Rule(
+        lambda v: _OF_EVALUATIONS[name](v) and durations.is_time(v["eval.interval"]),
+        f"{name} counts evaluations, whose number must not depend on the speed of the machine",
+        "set eval.interval in steps, epochs or examples",
+    )
+
+
+def _evaluated(name: str) -> Rule:
+    return Rule(
+        lambda v: _OF_EVALUATIONS[name](v) and not v["eval.interval"],
+        f"{name} has no effect with eval.interval=0, which evaluates only at the end",
+        "set eval.interval",
+    )
 
 
 def _without(name: str, condition: str, is_met: Callable[[Values], bool]) -> Rule:
@@ -263,18 +283,8 @@ RULES = (
         "{train.best.metric} requires evaluations, but eval.splits is empty",
         "add a split, or remove the metric",
     ),
-    Rule(
-        lambda v: _counts_evaluations(v) and durations.is_time(v["eval.interval"]),
-        "train.best.patience and optimizer.schedule=plateau count evaluations, whose number must not "
-        "depend on the speed of the machine",
-        "set eval.interval in steps, epochs or examples",
-    ),
-    Rule(
-        lambda v: (_counts_evaluations(v) or v["train.best.target"]) and not v["eval.interval"],
-        "train.best.patience, train.best.target and optimizer.schedule=plateau have no effect with "
-        "eval.interval=0, which evaluates only at the end",
-        "set eval.interval",
-    ),
+    *map(_counted, [*_OF_EVALUATIONS][:2]),
+    *map(_evaluated, _OF_EVALUATIONS),
     _without("summaries.histogram_interval", "tensorboard in summaries.writers", _has_tensorboard),
     _without("train.summary_interval", "tensorboard in summaries.writers", _has_tensorboard),
     _without(

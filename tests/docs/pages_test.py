@@ -71,15 +71,15 @@ def test_flags_and_modes_exist(page):
     assert set(re.findall(r"--mode=(\w+)", TEXTS[page])) <= {*MODES, "MODE"}
 
 
+# The sections in which a key may have any name.
+FREE = ("model.", "init.models.", "loss_weights.", "optimizer.schedule_arguments.")
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_config_keys_exist(page):
     known = {*overrides.flatten(keys.defaults()), *ATTRIBUTES, *keys.FREE_SECTIONS}
     named = re.findall(rf"(?:`|--config\.)((?:{SECTIONS})(?:\.[a-z_]+)+)\b(?!\()", TEXTS[page])
-    unknown = {
-        key
-        for key in named
-        if not key.startswith(("model.", "init.models.", "loss_weights.")) and key not in known
-    }
+    unknown = {key for key in named if not key.startswith(FREE) and key not in known}
     # A section is named by itself, too, such as `runtime.gpu`.
     assert {key for key in unknown if not any(k.startswith(f"{key}.") for k in known)} == set()
 
