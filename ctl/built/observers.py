@@ -19,6 +19,7 @@ OBSERVERS = (
     "random_search:HostRandom",
     "row_coupling:RowCoupling",
     "replica_count:ReplicaCount",
+    "split_updates:SplitUpdates",
     "metric_rows:MetricRows",
     "copies:Copies",
     "inactive_layers:InactiveLayers",

@@ -101,6 +101,7 @@ class Trace:
         weights: the weights of the losses.
         metric_updates: the updates of metrics.
         metric_rows: the outputs and the weights of the `update_metrics` that is being traced.
+        split_uses: a line of the user's code in an update -> what it uses of the split.
         losses_only: whether the step ends its updates once the losses are recorded.
     """
 
@@ -115,6 +116,7 @@ class Trace:
     weights: list[tf.Tensor] = dataclasses.field(default_factory=list)
     metric_updates: list[MetricUpdate] = dataclasses.field(default_factory=list)
     metric_rows: tuple[Any, tf.Tensor | None] | None = None
+    split_uses: dict[str, str] = dataclasses.field(default_factory=dict)
     losses_only: bool = False
 
     def begin_update(self, inputs: Any, *, chosen: bool = False) -> None:
