@@ -21,6 +21,7 @@ OBSERVERS = (
     "replica_count:ReplicaCount",
     "split_updates:SplitUpdates",
     "metric_rows:MetricRows",
+    "plain_norms:PlainNorms",
     "copies:Copies",
     "inactive_layers:InactiveLayers",
 )
