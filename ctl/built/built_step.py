@@ -116,10 +116,9 @@ class BuiltStep:
             part.create(plan, model)
         # The step is traced later, so it draws by row from the first step on.
         preparations.prepare(model, plan.options.seed)
-        owner, names = attributes.owner, ("strategy", "options", "parts")
-        names = (
-            names[:2] if hooks is owner else names
-        )  # an attribute of a trainer may have any name
+        owner = attributes.owner
+        # A trainer may have another attribute called parts.
+        names = ("strategy", "options", *(() if hooks is owner else ("parts",)))
         self._kept = {name: getattr(owner, name) for name in names}
         # Attributes that the trace contains as constants; those that no hook names may count loops.
         methods = (*_FUNCTIONS, "replica_step", "train_step")

@@ -22,6 +22,7 @@ OBSERVERS = (
     "split_updates:SplitUpdates",
     "metric_rows:MetricRows",
     "plain_norms:PlainNorms",
+    "local_state:LocalState",
     "copies:Copies",
     "inactive_layers:InactiveLayers",
 )
