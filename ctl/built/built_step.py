@@ -536,14 +536,8 @@ def _numbers(value: Any) -> dict[str, Any]:
 
 def _constants(value: Any) -> Any:
     """Returns a number or text, which a trace contains, or those in a list, dict or namespace."""
-    value = vars(value) if isinstance(value, types.SimpleNamespace) else value
-    if isinstance(value, dict):
-        return {key: _constant(each) for key, each in value.items()}
-    return [*map(_constant, value)] if isinstance(value, list | tuple) else _constant(value)
-
-
-def _constant(value: Any) -> Any:
-    return value if isinstance(value, bool | int | float | str) else None
+    held = tf.nest.flatten(vars(value) if isinstance(value, types.SimpleNamespace) else value)
+    return [each if isinstance(each, bool | int | float | str) else None for each in held]
 
 
 def _size(tracked: Any) -> int:

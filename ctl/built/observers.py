@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import functools
 import importlib
+import logging
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -11,6 +12,7 @@ import tensorflow as tf
 from ctl.rows.row_mask import Rows
 from ctl.rows.trace import Trace
 
+_LOG = logging.getLogger("ctl")
 # The classes of the observers as "module:class", relative to `ctl.checks`, in their order.
 OBSERVERS = (
     "onednn:WrongGradients",
@@ -62,6 +64,13 @@ class Observer:
             operations: the ops that the trace has created; they may call functions.
             rows: the rows of the replica, with what the code reported.
         """
+
+    def warn_once(self, line: str) -> None:
+        """Prints a line, unless it was printed after another trace of the step or an evaluation."""
+        printed = vars(self.step).setdefault("printed", set())
+        if line not in printed:
+            printed.add(line)
+            _LOG.warning("%s", line)
 
     @classmethod
     def check_losses(

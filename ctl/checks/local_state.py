@@ -5,7 +5,6 @@ the replicas' values, and the value of the first one, depend on how the batch is
 """
 
 from collections.abc import Sequence
-import logging
 from typing import Any
 
 import tensorflow as tf
@@ -13,13 +12,12 @@ import tensorflow as tf
 from ctl.built.observers import Observer
 from ctl.configs.error_location import user_frame
 from ctl.errors import UsageError
-from ctl.graphs.assignments import Assignment, find_assignments, outermost
+from ctl.graphs.assignments import find_assignments, outermost
 from ctl.graphs.dataflow import ancestors, captured
 from ctl.rows.row_mask import Rows
 from ctl.rows.trace import symbolic
 from ctl.update.snapshot import handles
 
-_LOG = logging.getLogger("ctl")
 _SUM, _MEAN = tf.VariableAggregation.SUM, tf.VariableAggregation.MEAN
 _FIRST = tf.VariableAggregation.ONLY_FIRST_REPLICA
 
@@ -39,27 +37,23 @@ class LocalState(Observer):
         updates = rows.trace.updates
         losses = [x for each in updates for part in each.micro_batches for x in part.losses]
         read = _read(*losses, *(x for each in updates for x in each.inputs))
-        printed = vars(self.step).setdefault("printed_of_state", set())  # by any of its traces
         for assignment in find_assignments(operations):
             v = owners.get(id(assignment.handle))
             values = [x for x in assignment.op.inputs if x.dtype != tf.resource]
-            if v is None or not _is_local(values, rows) or _is_right(v, values, read):
+            if v is None or _is_right(v, values, read) or not _is_local(values, rows):
                 continue
+            # The replicas merge to assign them, so the user's line is that of a value.
+            stacks = ([(f.filename, f.lineno) for f in x.op.traceback] for x in ancestors(*values))
+            place = next(filter(None, map(user_frame, stacks)), assignment.place)
             line = (
-                f"{_place(assignment, values)} assigns {v.name} a value of the rows of each replica, "
-                "which depends on how the batch is split: compute it from the rows of the global batch, "
-                "which ctl.replica.all_gather(rows) returns"
+                f"{place} assigns {v.name} a value of the rows of each replica, which depends on how "
+                "the batch is split: compute it from those of all, by ctl.replica.all_gather(rows), or "
+                "accept it with allow_row_coupling=True (runtime.allow_row_coupling)."
             )
             # The mean of means over equal numbers of rows is that of all rows.
-            may_be_right = plan.even and v.aggregation == _MEAN
-            if handles([v]) & read and not may_be_right:
-                raise UsageError(
-                    f"{line}, since the loss reads it, or accept it with allow_row_coupling=True "
-                    "(runtime.allow_row_coupling)."
-                )
-            if v.name not in printed:
-                printed.add(v.name)
-                _LOG.warning("%s.", line)
+            if handles([v]) & read and not (plan.even and v.aggregation == _MEAN):
+                raise UsageError(line)
+            self.warn_once(line)
 
 
 def _is_right(variable: tf.Variable, values: Sequence[Any], read: set[int]) -> bool:
@@ -71,12 +65,6 @@ def _is_right(variable: tf.Variable, values: Sequence[Any], read: set[int]) -> b
         return not handles([variable]) & (read if is_own else _read(*values))
     # Other copies that are not combined may differ, so that they are compared.
     return variable.aggregation not in (_FIRST, *(() if is_own else (_MEAN,)))
-
-
-def _place(assignment: Assignment, values: Sequence[Any]) -> str:
-    """Names the user's line that computes the values; the replicas merge to assign them."""
-    stacks = ([(f.filename, f.lineno) for f in x.op.traceback] for x in ancestors(*values))
-    return next(filter(None, map(user_frame, stacks)), assignment.place)
 
 
 def _read(*values: Any) -> set[int]:

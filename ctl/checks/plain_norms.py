@@ -1,7 +1,6 @@
 """Names the layers that normalize a part of the batch by its own statistics."""
 
 from collections.abc import Sequence
-import logging
 from typing import Any
 
 import tf_keras
@@ -11,8 +10,6 @@ from ctl.errors import list_some
 from ctl.graphs.assignments import find_assignments
 from ctl.rows.row_mask import Rows
 from ctl.update.snapshot import handles
-
-_LOG = logging.getLogger("ctl")
 
 
 class PlainNorms(Observer):
@@ -26,21 +23,23 @@ class PlainNorms(Observer):
             return
         # A layer that is frozen, or called with training=False, uses its moving statistics.
         assigned = {id(each.handle) for each in find_assignments(operations)}
-        plain = [
-            layer.name
-            for layer in self.step.attributes.model._flatten_layers()
-            if (
-                isinstance(layer, tf_keras.layers.BatchNormalization)
-                or getattr(layer, "synchronized", None) is False  # of Keras 3
-            )
-            and not getattr(layer, "counts_all_rows", False)
-            and handles([layer.moving_mean]) & assigned
+        layers = [
+            v for v in self.step.attributes.model._flatten_layers() if hasattr(v, "moving_mean")
         ]
-        printed = vars(self.step).setdefault("printed_of_norms", set())  # by any of its traces
-        if {*plain} - printed:
-            printed.update(plain)
-            _LOG.warning(
+        plain = [
+            v.name
+            for v in layers
+            # A synchronized one of Keras 3 is that of ctl, and one of tf_keras counts padding.
+            if (
+                isinstance(v, tf_keras.layers.BatchNormalization)
+                or not getattr(v, "synchronized", True)
+            )
+            and not getattr(v, "counts_all_rows", False)
+            and handles([v.moving_mean]) & assigned
+        ]
+        if plain:
+            self.warn_once(
                 "Batch normalization of a part of the batch, including padding: the update depends on "
-                "how it is split (%s). Use ctl.SyncBatchNormalization, or model.sync_batch_norm=True.",
-                list_some(plain),
+                f"how it is split ({list_some(plain)}). Use ctl.SyncBatchNormalization, or "
+                "model.sync_batch_norm=True."
             )

@@ -20,9 +20,7 @@ from ctl.rows.row_mask import Rows
 _NAMES = ("num_replicas_in_sync", "replica_id_in_sync_group", "all_reduce", "all_gather")
 _GENERATED = "__autograph_generated_file"
 # What is called between the user's code and this file.
-_BETWEEN = (
-    __file__, os.path.join("private", "replaced.py"), f"{os.sep}autograph{os.sep}",
-)  # fmt: skip
+_BETWEEN = __file__, os.path.join("private", "replaced.py"), f"{os.sep}autograph{os.sep}"
 
 
 class SplitUpdates(Observer):
@@ -31,14 +29,12 @@ class SplitUpdates(Observer):
     def search(self, operations: Sequence[Any], rows: Rows) -> None:
         """Raises a UsageError if the user's code in an update depends on the split."""
         plan = self.step.plan
-        if plan.layout.replicas == 1 or plan.options.allow_row_coupling:
-            return
-        for place, name in rows.trace.split_uses.items():
+        is_split = plan.layout.replicas > 1 and not plan.options.allow_row_coupling
+        for place, name in rows.trace.split_uses.items() if is_split else ():
             raise UsageError(
                 f"{place} uses {name} in an optimizer or a part of the update, whose gradients are "
-                "already those of the global batch, so that the update depends on how the batch is "
-                "split: leave it out, or accept it with allow_row_coupling=True "
-                "(runtime.allow_row_coupling)."
+                "already those of the global batch: leave it out, since the update depends on how the "
+                "batch is split, or accept it with allow_row_coupling=True (runtime.allow_row_coupling)."
             )
 
 
@@ -50,7 +46,7 @@ def number(original: property) -> property:
         _note(read.__name__)
         return read(self)
 
-    return property(noted, doc=original.__doc__)
+    return property(noted)
 
 
 def collective(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -63,17 +59,12 @@ def _note(name: str) -> None:
     rows = row_mask.current() if row_mask.in_step() else None
     if rows is None or not rows.update:
         return
-    code = (frame.f_code for frame, _ in traceback.walk_stack(None))
-    file = next(
-        each.co_filename
-        for each in code
-        if each.co_name not in _NAMES and not any(x in each.co_filename for x in _BETWEEN)
-    )
-    if _GENERATED in file or user_frame(
-        [(file, 1)]
-    ):  # and not TensorFlow's own code, or that of ctl
-        op = tf.no_op()  # of a graph, it has the lines before their translation by AutoGraph
-        stack = traceback.extract_stack() if op is None else op.traceback
-        place = user_frame([(each.filename, each.lineno or 0) for each in stack])
+    codes = (frame.f_code for frame, _ in traceback.walk_stack(None))
+    files = (code.co_filename for code in codes if code.co_name not in _NAMES)
+    file = next(file for file in files if not any(part in file for part in _BETWEEN))
+    # Code of TensorFlow, or of ctl, may use it. Rows have a graph here, as eager code has no observers.
+    if rows.graph and (_GENERATED in file or user_frame([(file, 1)])):
+        # The stack of an op has the lines before their translation by AutoGraph.
+        place = user_frame([(each.filename, each.lineno) for each in tf.no_op().traceback])
         if place is not None:
             rows.trace.split_uses.setdefault(place, name)
