@@ -116,10 +116,9 @@ class BuiltStep:
             part.create(plan, model)
         # The step is traced later, so it draws by row from the first step on.
         preparations.prepare(model, plan.options.seed)
-        owner = attributes.owner
         # A trainer may have another attribute called parts.
-        names = ("strategy", "options", *(() if hooks is owner else ("parts",)))
-        self._kept = {name: getattr(owner, name) for name in names}
+        kept = ("strategy", "options", *(() if hooks is attributes.owner else ("parts",)))
+        self._kept = {name: getattr(attributes.owner, name) for name in kept}
         # Attributes that the trace contains as constants; those that no hook names may count loops.
         methods = (*_FUNCTIONS, "replica_step", "train_step")
         self._names = sorted(names_of_attributes(type(attributes.owner), methods))

@@ -18,19 +18,17 @@ class PlainNorms(Observer):
     def search(self, operations: Sequence[Any], rows: Rows) -> None:
         """Prints a line for the layers, each once; it is no error, since it is the usual practice."""
         plan = self.step.plan
-        is_whole = plan.layout.replicas == plan.micro_batches == 1 and plan.even
-        if is_whole or rows.earlier is not None:
+        is_split = plan.layout.replicas * plan.micro_batches > 1 or not plan.even
+        if rows.earlier is not None or not is_split:
             return
         # A layer that is frozen, or called with training=False, uses its moving statistics.
         assigned = {id(each.handle) for each in find_assignments(operations)}
-        layers = [
-            v for v in self.step.attributes.model._flatten_layers() if hasattr(v, "moving_mean")
-        ]
         plain = [
             v.name
-            for v in layers
+            for v in self.step.attributes.model._flatten_layers()
             # A synchronized one of Keras 3 is that of ctl, and one of tf_keras counts padding.
-            if (
+            if hasattr(v, "moving_mean")
+            and (
                 isinstance(v, tf_keras.layers.BatchNormalization)
                 or not getattr(v, "synchronized", True)
             )

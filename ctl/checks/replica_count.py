@@ -62,9 +62,7 @@ class ReplicaCount(Observer):
             return call_sample_weight(step.hooks, preprocess(step.hooks, batch), training=True)
 
         def trace(number: int) -> tuple[Sequence[Any], Sequence[Any]]:
-            values: list[Any] = []
-            inputs: list[Any] = []
-            report = Trace()
+            values, inputs, report = list[Any](), list[Any](), Trace()
             with _counting(number):
                 # The step reports the errors.
                 with contextlib.suppress(Exception), report.record_collectives():

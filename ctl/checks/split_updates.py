@@ -18,7 +18,6 @@ from ctl.rows import row_mask
 from ctl.rows.row_mask import Rows
 
 _NAMES = ("num_replicas_in_sync", "replica_id_in_sync_group", "all_reduce", "all_gather")
-_GENERATED = "__autograph_generated_file"
 # What is called between the user's code and this file.
 _BETWEEN = __file__, os.path.join("private", "replaced.py"), f"{os.sep}autograph{os.sep}"
 
@@ -63,7 +62,7 @@ def _note(name: str) -> None:
     files = (code.co_filename for code in codes if code.co_name not in _NAMES)
     file = next(file for file in files if not any(part in file for part in _BETWEEN))
     # Code of TensorFlow, or of ctl, may use it. Rows have a graph here, as eager code has no observers.
-    if rows.graph and (_GENERATED in file or user_frame([(file, 1)])):
+    if rows.graph and ("__autograph_generated_file" in file or user_frame([(file, 1)])):
         # The stack of an op has the lines before their translation by AutoGraph.
         place = user_frame([(each.filename, each.lineno) for each in tf.no_op().traceback])
         if place is not None:
