@@ -5,6 +5,7 @@ import contextlib
 import functools
 import inspect
 import logging
+import types
 from typing import Any
 
 import tensorflow as tf
@@ -28,7 +29,7 @@ from ctl.update.empty_batches import pad_rows
 from ctl.update.gradients import optimizers_of
 from ctl.update.microbatches import Batch, hide_rows, row_count
 from ctl.update.part import Part, variables_of_state
-from ctl.update.plan import Plan, warn_of_plain_norms
+from ctl.update.plan import Plan
 from ctl.update.preprocessing import Hooks, call_sample_weight, preprocess
 from ctl.update.snapshot import Snapshot
 from ctl.update.update import Update, UpdateResult
@@ -118,12 +119,12 @@ class BuiltStep:
             part.create(plan, model)
         # The step is traced later, so it draws by row from the first step on.
         preparations.prepare(model, plan.options.seed)
-        self._strategy = attributes.owner.strategy
+        # A trainer may have another attribute called parts.
+        kept = ("strategy", "options", *(() if hooks is attributes.owner else ("parts",)))
+        self._kept = {name: getattr(attributes.owner, name) for name in kept}
         # Attributes that the trace contains as constants; those that no hook names may count loops.
         methods = (*_FUNCTIONS, "replica_step", "train_step")
         self._names = sorted(names_of_attributes(type(attributes.owner), methods))
-        self._plain_norms: set[str] = set()
-        warn_of_plain_norms(plan, model, self._plain_norms)
 
     @contextlib.contextmanager
     def rows(
@@ -318,7 +319,6 @@ class BuiltStep:
         # A user's own step may pass other variables, or another optimizer.
         if not (self.plan.own_replica_step or self.plan.own_train_step):
             self.attributes.check_slot_variables()
-        warn_of_plain_norms(self.plan, self._model, self._plain_norms)
         self.note_trace()
         self.repeated.clear()  # they belong to the last trace
         self.is_unfinished = True
@@ -405,7 +405,7 @@ class BuiltStep:
         owner = self.attributes.owner
         own = [getattr(owner, name, None) for name in _FUNCTIONS]
         # Without properties, which may compute anything.
-        own += [_constant(inspect.getattr_static(owner, name, None)) for name in self._names]
+        own += [_constants(inspect.getattr_static(owner, name, None)) for name in self._names]
         used = (
             self._optimizers,
             self.attributes.optimizer,
@@ -423,10 +423,11 @@ class BuiltStep:
                 f"global_batch_size was {self.plan.layout.global_batch_size} when the step was built, "
                 f"and is {owner.global_batch_size} now: make a new trainer or ctl.Step."
             )
-        if owner.strategy is not self._strategy:
-            raise UsageError(
-                "The strategy was replaced after the step was built: make a new trainer or ctl.Step."
-            )
+        for name, kept in self._kept.items():
+            if getattr(owner, name) != kept:
+                raise UsageError(
+                    f"{name} was replaced after the step was built: make a new trainer or ctl.Step."
+                )
         if self._state is not None and inner(self.attributes.model) is not inner(self._model):
             raise UsageError(
                 "The model was replaced after a step, but the optimizer has slot variables for the "
@@ -542,8 +543,15 @@ def _numbers(value: object) -> dict[str, Any]:
     }
 
 
-def _constant(value: object) -> bool | float | str | None:
-    return value if isinstance(value, bool | int | float | str) else None
+_MOST_CONSTANTS = 1_000  # of a list, which are compared before each step
+
+
+def _constants(value: object) -> list[bool | float | str | None]:
+    """Returns a number or text, which a trace contains, or those in a list, dict or namespace."""
+    held = vars(value) if isinstance(value, types.SimpleNamespace) else value
+    held = [*held.values()] if isinstance(held, dict) else held
+    held = held[:_MOST_CONSTANTS] if isinstance(held, list | tuple) else [held]
+    return [each if isinstance(each, bool | int | float | str) else None for each in held]
 
 
 def _size(tracked: object) -> int:

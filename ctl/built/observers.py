@@ -30,7 +30,10 @@ OBSERVERS = (
     "row_coupling:RowCoupling",
     "ported_losses:PortedLosses",
     "replica_count:ReplicaCount",
+    "split_updates:SplitUpdates",
     "metric_rows:MetricRows",
+    "plain_norms:PlainNorms",
+    "local_state:LocalState",
     "copies:Copies",
     "inactive_layers:InactiveLayers",
 )
@@ -72,6 +75,13 @@ class Observer:
             operations: the ops that the trace has created; they may call functions.
             rows: the rows of the replica, with what the code reported.
         """
+
+    def warn_once(self, line: str) -> None:
+        """Prints a line, unless it was printed after another trace of the step or an evaluation."""
+        printed = vars(self.step).setdefault("printed", set())
+        if line not in printed:
+            printed.add(line)
+            _LOG.warning("%s", line)
 
     @classmethod
     def check_losses(

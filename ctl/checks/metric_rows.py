@@ -1,7 +1,6 @@
 """Detects metrics in a user's code that are not sums over rows, or count other rows than the loss."""
 
 from collections.abc import Mapping, Sequence
-import logging
 from typing import Any
 
 import tensorflow as tf
@@ -16,7 +15,6 @@ from ctl.keras.private import losses_utils
 from ctl.rows.row_mask import Rows
 from ctl.rows.trace import MetricUpdate, symbolic
 
-_LOG = logging.getLogger("ctl")
 _ROWS = 7919  # a number of rows that no other axis has, to recognize the axes of rows
 
 
@@ -37,21 +35,21 @@ class MetricRows(Observer):
         ]
         padded = {update.metric._ctl_name for update in updates if _counts_padding(update)}
         if padded:
-            self._print(
+            self.warn_once(
                 f"update_metrics updates {list_some(sorted(padded))} without its argument weights, so "
                 "that rows of padding are counted: pass it on, or call "
                 "ctl.replica.update_metric(metric, labels, outputs, weights)."
             )
         numbered = {u.metric._ctl_name for u in updates if self._uses_replica_number(u, rows)}
         if numbered:
-            self._print(
+            self.warn_once(
                 f"update_metrics passes {list_some(sorted(numbered))} values that contain the number of "
                 "the replica, so that the metric depends on how the batch is split: leave the number "
                 "out, or use ctl.replica.positions(x), the places of the rows in the global batch."
             )
         unweighted = _find_unweighted(updates, rows.trace.weights)
         if unweighted:
-            self._print(
+            self.warn_once(
                 "sample_weight weights each token of the losses, but no metric: "
                 f"{list_some(unweighted)} counts all tokens. Name the metrics that are to be weighted "
                 f"in weighted_metrics, such as {unweighted[:1]}, or none of them: []."
@@ -67,12 +65,6 @@ class MetricRows(Observer):
         sources = ancestors(*values, stop={id(x) for x in known})
         replicas = self.step.plan.layout.replicas
         return replicas > 1 and any(is_replica_number(x.op) for x in sources)
-
-    def _print(self, line: str) -> None:
-        printed = vars(self.step).setdefault("printed_of_metrics", set())  # by any of its traces
-        if line not in printed:
-            printed.add(line)
-            _LOG.warning("%s", line)
 
 
 def _counts_padding(update: MetricUpdate) -> bool:

@@ -1,4 +1,4 @@
-"""Rejects losses and penalties that contain the number of replicas.
+"""Rejects losses, their weights and penalties that contain the number of replicas.
 
 A loop of one's own divides by it, because it sums the gradients of the replicas. ctl divides once, by
 the weight of the global batch, so the update would depend on the split. The number is a constant of the
@@ -22,6 +22,7 @@ from ctl.configs.error_location import name_function
 from ctl.data.autograph import convert, traced
 from ctl.errors import UsageError
 from ctl.rows.trace import Trace
+from ctl.update.preprocessing import call_sample_weight, preprocess
 
 _LOG = logging.getLogger("ctl")
 _NAME = "num_replicas_in_sync"
@@ -33,7 +34,7 @@ _ROWS = 2
 
 
 class ReplicaCount(Observer):
-    """Compares the losses and the penalties for two numbers of replicas."""
+    """Compares the losses, their weights and the penalties for two numbers of replicas."""
 
     @classmethod
     def check_losses(
@@ -56,17 +57,22 @@ class ReplicaCount(Observer):
                 name_function(build),
             )
 
+        def weigh(batch: Any) -> Any:
+            return call_sample_weight(step.hooks, preprocess(step.hooks, batch), training=True)
+
         def trace(number: int) -> tuple[Sequence[Any], Sequence[Any]]:
-            values: list[Any] = []
-            inputs: Any = ()
+            values, inputs, report = list[Any](), list[Any](), Trace()
             with _counting(number):
-                with contextlib.suppress(Exception):  # the step reports it
-                    report = Trace()
-                    with report.record_collectives():
-                        found = trace_again(_ROWS)
-                    # A sum over the replicas may be divided by their number.
-                    if not (report.global_values or found.trace.global_values):
-                        values, inputs = [*found.values], found.trace.inputs
+                # The step reports the errors.
+                with contextlib.suppress(Exception), report.record_collectives():
+                    found = trace_again(_ROWS)
+                    values, inputs = [*found.values], [found.trace.inputs]
+                    specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, inputs[0])
+                    weights = traced(weigh).get_concrete_function(specs)
+                    values, inputs = [*values, *weights.outputs], [inputs, weights.inputs]
+                # A sum over the replicas may be divided by their number, but no gathered rows.
+                if report.global_values:
+                    values, inputs = [], []
                 with contextlib.suppress(Exception):
                     penalties = traced(convert(step.hooks.regularization_losses))
                     values += penalties.get_concrete_function().outputs

@@ -79,6 +79,13 @@ REPLACED = (
         "ctl.rows.replicas:aggregate",
         "replicas that are not merged (several GPUs) assign a variable with the value of the first "
         "replica, which fails in TensorFlow", ALWAYS),
+    Replacement("tensorflow", "distribute.Strategy.num_replicas_in_sync "
+        "distribute.ReplicaContext.num_replicas_in_sync "
+        "distribute.ReplicaContext.replica_id_in_sync_group", "ctl.checks.split_updates:number",
+        "notes its use in optimizers and parts of the update, which is an error"),
+    Replacement("tensorflow", "distribute.ReplicaContext.all_reduce "
+        "distribute.ReplicaContext.all_gather", "ctl.checks.split_updates:collective",
+        "notes its use in optimizers and parts of the update, which is an error"),
     Replacement("tensorflow.python.framework.ops", "gradient_registry._registry",
         "ctl.graphs.custom_gradients:Gradients",
         "the gradient of a tf.custom_gradient is freed with its graph", ALWAYS),

@@ -133,6 +133,7 @@ class Trace:
         weights: the weights of the losses.
         metric_updates: the updates of metrics.
         metric_rows: the outputs and the weights of the `update_metrics` that is being traced.
+        split_uses: a line of the user's code in an update -> what it uses of the split.
         losses_only: whether the step ends its updates once the losses are recorded.
         call: what the checks note of this call of the step, shared by the replicas of the process.
     """
@@ -149,6 +150,7 @@ class Trace:
     weights: list[tf.Tensor] = dataclasses.field(default_factory=list)
     metric_updates: list[MetricUpdate] = dataclasses.field(default_factory=list)
     metric_rows: tuple[Nest, tf.Tensor | None] | None = None
+    split_uses: dict[str, str] = dataclasses.field(default_factory=dict)
     losses_only: bool = False
     call: dict[str, Any] = dataclasses.field(default_factory=dict)
 

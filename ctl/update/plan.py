@@ -1,19 +1,15 @@
 """The plan of a trainer's updates: its options, resolved once by `planning.make_plan`."""
 
 import dataclasses
-import logging
 from typing import Any
 
 import tensorflow as tf
-import tf_keras
 
 from ctl.configs.options import TrainerOptions
 from ctl.data.layout import Layout
-from ctl.errors import UsageError, list_some
+from ctl.errors import UsageError
 from ctl.hardware import strategies
 from ctl.keras import precision
-
-_LOG = logging.getLogger("ctl")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,32 +152,3 @@ class Plan:
                 "train.on_non_finite=rollback reads batches again, which is possible only with the "
                 "data of build_dataset: choose stop, skip or ignore to set train_dataset."
             )
-
-
-def warn_of_plain_norms(plan: Plan, model: tf_keras.Model, known: set[str]) -> None:
-    """Prints a line for layers that normalize a part of the batch by its own statistics.
-
-    Args:
-        plan: the plan.
-        model: the built model.
-        known: the layers that were named before, to which those of the line are added.
-    """
-    if plan.layout.replicas == plan.micro_batches == 1 and plan.even:
-        return
-    plain = [
-        layer.name
-        for layer in model._flatten_layers()
-        if (
-            isinstance(layer, tf_keras.layers.BatchNormalization)
-            or getattr(layer, "synchronized", None) is False  # of Keras 3
-        )
-        and not getattr(layer, "counts_all_rows", False)
-        and layer.trainable  # a frozen one uses its moving statistics
-    ]
-    if {*plain} - known:  # a warning and not an error, since it is the usual practice
-        known.update(plain)
-        _LOG.warning(
-            "Batch normalization of a part of the batch, including padding: the update depends on how "
-            "it is split (%s). Use ctl.SyncBatchNormalization, or model.sync_batch_norm=True.",
-            list_some(plain),
-        )

@@ -1,5 +1,8 @@
 """Objects that are replaced between two steps are used, or named in one line."""
 
+import dataclasses
+import types
+
 import keras
 import numpy as np
 import pytest
@@ -58,7 +61,11 @@ def make_step(optimizer=None):
         ),
         (
             lambda owner: setattr(owner, "strategy", one_batch.strategy(2)),
-            "The strategy was replaced after the step was built",
+            "strategy was replaced after the step was built",
+        ),
+        (
+            lambda owner: setattr(owner, "options", dataclasses.replace(owner.options, seed=7)),
+            "options was replaced after the step was built",
         ),
         (
             lambda owner: setattr(owner, "global_batch_size", 4),
@@ -100,6 +107,41 @@ def test_another_momentum_is_used_from_the_next_step_on(make):
     before = owner.model.get_weights()[0]
     step()
     np.testing.assert_array_equal(owner.model.get_weights()[0], before)
+
+
+def test_other_parts_of_a_step_are_one_line():
+    owner, step = make_step()
+    step()
+    owner.parts = [ctl.Part()]
+    with pytest.raises(UsageError, match="parts was replaced after the step was built"):
+        step()
+
+
+@pytest.mark.parametrize(
+    ("value", "change"),
+    [
+        ({"scale": 1.0}, lambda value: value.update(scale=0.0)),
+        ([1.0], lambda value: value.__setitem__(0, 0.0)),
+        (types.SimpleNamespace(scale=1.0), lambda value: setattr(value, "scale", 0.0)),
+    ],
+)
+def test_another_number_in_a_container_is_used_from_the_next_loop_on(value, change):
+    class Scaled(Trainer):
+        def build_model(self):
+            self.held = value
+            return super().build_model()
+
+        def per_example_loss(self, batch, outputs):
+            held = self.held
+            if isinstance(held, types.SimpleNamespace):
+                held = vars(held)
+            (scale,) = held.values() if isinstance(held, dict) else held
+            return super().per_example_loss(batch, outputs) * scale
+
+    trainer = one_batch.make(Scaled, 8, 1)
+    trainer.train(tf.constant(1))
+    change(trainer.held)
+    assert float(trainer.train(tf.constant(1))["loss"]) == 0
 
 
 class ScaledDense(tf_keras.layers.Dense):

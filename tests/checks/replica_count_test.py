@@ -29,6 +29,32 @@ class ScaledPenalty(Case):
         return [tf.nn.scale_regularization_loss(tf.reduce_sum(kernel**2))]
 
 
+class DividedGathered(Case):
+    """The collective of ctl returns the rows of all replicas, whatever their number."""
+
+    def per_example_loss(self, batch, outputs):
+        centre = tf.reduce_mean(ctl.replica.all_gather(outputs), axis=0)
+        distances = tf.reduce_sum((outputs - centre) ** 2, axis=1)
+        return distances / self.strategy.num_replicas_in_sync
+
+
+class Weighted(Case):
+    def sample_weight(self, batch, training):
+        weights = tf.ones_like(batch["label"], self.dtype) + tf.cast(batch["label"], self.dtype)
+        return weights + self.strategy.num_replicas_in_sync
+
+    dtype = tf.float64
+
+
+class WeightedByMean(Weighted):
+    """Divides the mean of the global batch by it, as `Mean` does."""
+
+    def sample_weight(self, batch, training):
+        labels = 1 + tf.cast(batch["label"], self.dtype)
+        mean = tf.distribute.get_replica_context().all_reduce("SUM", tf.reduce_mean(labels))
+        return labels + mean / self.strategy.num_replicas_in_sync
+
+
 class Mean(Case):
     """Divides a sum over the replicas by their number."""
 
@@ -47,14 +73,14 @@ class Branch(Case):
         return losses * 1.0 if self.strategy.num_replicas_in_sync > 1 else losses
 
 
-@pytest.mark.parametrize("case", [Divided, DividedByRows, ScaledPenalty])
+@pytest.mark.parametrize("case", [Divided, DividedByRows, DividedGathered, Weighted, ScaledPenalty])
 def test_the_number_of_replicas_in_a_loss_is_rejected_with_its_line(case):
     with pytest.raises(ctl.UsageError, match=r" on 2 replicas and .* on 3: ctl divides") as raised:
         train(case, Split(2, 8))
     assert "\n" not in str(raised.value) and "_test.py:" in str(raised.value)
 
 
-@pytest.mark.parametrize("case", [Mean, Branch])
+@pytest.mark.parametrize("case", [Mean, WeightedByMean, Branch])
 def test_means_over_replicas_and_branches_are_right(case):
     assert difference(train(case, Split(1, 8)), train(case, Split(2, 8))) <= 1e-10
 

@@ -109,7 +109,7 @@ def test_metrics_are_those_of_one_batch_and_one_replica():
 
 
 def test_plain_batch_normalization_is_warned_of(caplog):
-    build(normalization.PlainBatchNormalization, QUICK)
+    build(normalization.PlainBatchNormalization, QUICK).train(tf.constant(1))
     assert "Use ctl.SyncBatchNormalization" in caplog.text
 
 

@@ -1,0 +1,87 @@
+"""Detects variables that replicas assign from their own rows, and whose copies tf.distribute combines.
+
+The copies are equal then, or are parts of a sum, so that comparing them shows nothing. But the mean of
+the replicas' values, and the value of the first one, depend on how the batch is split.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ctl.built.observers import Observer
+from ctl.built.state import assignable
+from ctl.configs.error_location import user_frame
+from ctl.errors import UsageError
+from ctl.graphs.assignments import find_assignments, outermost
+from ctl.graphs.dataflow import ancestors, captured
+from ctl.rows.row_mask import Rows
+from ctl.rows.trace import symbolic
+from ctl.update.snapshot import handles
+
+_SUM, _MEAN = tf.VariableAggregation.SUM, tf.VariableAggregation.MEAN
+_FIRST = tf.VariableAggregation.ONLY_FIRST_REPLICA
+
+
+class LocalState(Observer):
+    """Searches what a training step assigns to the variables that its owner holds."""
+
+    def search(self, operations: Sequence[Any], rows: Rows) -> None:
+        """Raises a UsageError if a loss reads a value of a replica's rows; prints a line for others."""
+        plan = self.step.plan
+        if plan.layout.replicas == 1 or plan.options.allow_row_coupling or rows.earlier is not None:
+            return
+        held = assignable(self.step.attributes)
+        # The statistics of batch normalizations are left out, but not the sums of metrics.
+        variables = [*held.once, *(v for v in held.summed if v.aggregation == _SUM)]
+        owners = {key: v for v in variables for key in handles([v])}
+        updates = rows.trace.updates
+        losses = [x for each in updates for part in each.micro_batches for x in part.losses]
+        read = _read(*losses, *(x for each in updates for x in each.inputs))
+        for assignment in find_assignments(operations):
+            v = owners.get(id(assignment.handle))
+            values = [x for x in assignment.op.inputs if x.dtype != tf.resource]
+            if v is None or _is_right(v, values, read) or not _is_local(values, rows):
+                continue
+            # The replicas merge to assign them, so the user's line is that of a value.
+            stacks = ([(f.filename, f.lineno) for f in x.op.traceback] for x in ancestors(*values))
+            place = next(filter(None, map(user_frame, stacks)), assignment.place)
+            line = (
+                f"{place} assigns {v.name} a value of the rows of each replica, which depends on how "
+                "the batch is split: compute it from those of all, by ctl.replica.all_gather(rows), or "
+                "accept it with allow_row_coupling=True (runtime.allow_row_coupling)."
+            )
+            # The mean of means over equal numbers of rows is that of all rows.
+            if handles([v]) & read and not (plan.even and v.aggregation == _MEAN):
+                raise UsageError(line)
+            self.warn_once(line)
+
+
+def _is_right(variable: tf.Variable, values: Sequence[Any], read: set[int]) -> bool:
+    """Returns whether a value of its own rows on each replica becomes one of the global batch."""
+    is_own = variable.synchronization == tf.VariableSynchronization.ON_READ
+    if variable.aggregation == _SUM:
+        # A sum of local sums is right, unless a replica reads its own part of it, or the variable is in
+        # the value, which counts it once for each replica.
+        return not handles([variable]) & (read if is_own else _read(*values))
+    # Other copies that are not combined may differ, so that they are compared.
+    return variable.aggregation not in (_FIRST, *(() if is_own else (_MEAN,)))
+
+
+def _read(*values: Any) -> set[int]:
+    """Returns the ids of the handles of the variables that tensors are computed from."""
+    return {id(outermost(x)) for x in ancestors(*values) if x.dtype == tf.resource}
+
+
+def _is_local(values: Sequence[Any], rows: Rows) -> bool:
+    """Returns whether tensors depend on the rows of a replica, other than by a collective."""
+    inputs = {id(x) for x in symbolic(rows.trace.inputs)}
+    # Of all replicas of the process, whose values tf.distribute combines.
+    traces = getattr(rows.graph, "_ctl_started", [rows.trace])
+    clean = {id(x.output) for trace in traces for x in trace.global_values}
+    return any(
+        id(x) in inputs
+        # An argument of a function, such as that of a program of XLA.
+        or (x.op.type == "Placeholder" and x.graph is not rows.graph and captured(x) is None)
+        for x in ancestors(*values, stop=clean)
+    )

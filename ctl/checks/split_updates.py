@@ -1,0 +1,69 @@
+"""Rejects collectives and numbers of replicas in parts of the update, and in optimizers.
+
+Their gradients are already those of the global batch, and so is every value that they need. The table of
+what ctl replaces in TensorFlow notes where the code of an update uses one, whoever calls it.
+"""
+
+from collections.abc import Callable, Sequence
+import os
+import traceback
+from typing import Any
+
+import tensorflow as tf
+
+from ctl.built.observers import Observer
+from ctl.configs.error_location import user_frame
+from ctl.errors import UsageError
+from ctl.rows import row_mask
+from ctl.rows.row_mask import Rows
+
+_NAMES = ("num_replicas_in_sync", "replica_id_in_sync_group", "all_reduce", "all_gather")
+# What is called between the user's code and this file.
+_BETWEEN = __file__, os.path.join("private", "replaced.py"), f"{os.sep}autograph{os.sep}"
+
+
+class SplitUpdates(Observer):
+    """Checks the updates of a step."""
+
+    def search(self, operations: Sequence[Any], rows: Rows) -> None:
+        """Raises a UsageError if the user's code in an update depends on the split."""
+        plan = self.step.plan
+        is_split = plan.layout.replicas > 1 and not plan.options.allow_row_coupling
+        for place, name in rows.trace.split_uses.items() if is_split else ():
+            raise UsageError(
+                f"{place} uses {name} in an optimizer or a part of the update, whose gradients are "
+                "already those of the global batch: leave it out, since the update depends on how the "
+                "batch is split, or accept it with allow_row_coupling=True (runtime.allow_row_coupling)."
+            )
+
+
+def number(original: property) -> property:
+    """Returns a property of a strategy or a replica context that notes its use in updates."""
+    read: Callable[[Any], Any] = original.fget  # type: ignore[assignment]
+
+    def noted(self: Any) -> Any:
+        _note(read.__name__)
+        return read(self)
+
+    return property(noted)
+
+
+def collective(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Calls a collective of a replica context, and notes its use in updates."""
+    _note(original.__name__)
+    return original(*args, **kwargs)
+
+
+def _note(name: str) -> None:
+    rows = row_mask.current() if row_mask.in_step() else None
+    if rows is None or not rows.update:
+        return
+    codes = (frame.f_code for frame, _ in traceback.walk_stack(None))
+    files = (code.co_filename for code in codes if code.co_name not in _NAMES)
+    file = next(file for file in files if not any(part in file for part in _BETWEEN))
+    # Code of TensorFlow, or of ctl, may use it. Rows have a graph here, as eager code has no observers.
+    if rows.graph and ("__autograph_generated_file" in file or user_frame([(file, 1)])):
+        # The stack of an op has the lines before their translation by AutoGraph.
+        place = user_frame([(each.filename, each.lineno) for each in tf.no_op().traceback])
+        if place is not None:
+            rows.trace.split_uses.setdefault(place, name)

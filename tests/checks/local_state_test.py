@@ -1,0 +1,106 @@
+"""State that each replica assigns from its own rows is rejected, or named, however it is combined."""
+
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from tests.users_code import running
+from tests.users_code.examples import CLASSES, Case
+from tests.users_code.running import Split, build, difference
+
+KINDS = tf.VariableAggregation
+ON_READ = tf.VariableSynchronization.ON_READ
+
+
+class RunningMean(Case):
+    """A running mean of the outputs, from which the loss takes their distances."""
+
+    aggregation, synchronization = KINDS.MEAN, tf.VariableSynchronization.AUTO
+    is_read = True
+
+    def build_model(self):
+        zeros = tf.zeros([CLASSES], tf.float64)
+        self.mean = tf.Variable(
+            zeros,
+            trainable=False,
+            aggregation=self.aggregation,
+            synchronization=self.synchronization,
+        )
+        return super().build_model()
+
+    def per_example_loss(self, batch, outputs):
+        losses = super().per_example_loss(batch, outputs - self.mean if self.is_read else outputs)
+        self.move(outputs)
+        return losses
+
+    def move(self, outputs):
+        self.mean.assign(0.5 * self.mean + 0.5 * tf.reduce_mean(outputs, axis=0))
+
+
+class OfAllRows(RunningMean):
+    def move(self, outputs):
+        super().move(ctl.replica.all_gather(outputs))
+
+
+class Counter(RunningMean):
+    """The sum of what the replicas add is that of the global batch."""
+
+    aggregation = KINDS.SUM
+
+    def move(self, outputs):
+        mask = ctl.replica.present()
+        rows = tf.ones_like(outputs) if mask is None else tf.ones_like(outputs) * mask[:, None]
+        self.mean.assign_add(tf.reduce_sum(rows, axis=0))
+
+
+class MetricInLoss(Case):
+    def build_metrics(self):
+        return {"mean": tf_keras.metrics.Mean(dtype="float64")}
+
+    def update_metrics(self, metrics, batch, outputs, weights):
+        metrics["mean"].update_state(tf.reduce_sum(outputs**2, axis=1), weights)
+
+    def per_example_loss(self, batch, outputs):
+        return super().per_example_loss(batch, outputs) * (1 + self.metrics["mean"].total)
+
+
+def with_kind(**kind):
+    return type("RunningMean", (RunningMean,), kind)
+
+
+def train(case, split, caplog):
+    build(case, split).train(tf.constant(1))
+    return [line for line in caplog.messages if "a value of the rows of each replica" in line]
+
+
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [
+        (RunningMean, "Variable:0"),
+        (with_kind(aggregation=KINDS.SUM), "Variable:0"),
+        (with_kind(aggregation=KINDS.ONLY_FIRST_REPLICA), "Variable:0"),
+        (with_kind(aggregation=KINDS.ONLY_FIRST_REPLICA, synchronization=ON_READ), "Variable:0"),
+        (MetricInLoss, "total:0"),
+    ],
+)
+def test_state_that_the_loss_reads_is_rejected_with_its_line(case, name, caplog):
+    message = rf"^tests/checks/local_state_test\.py:\d+ assigns {name} a value of the rows of each"
+    with pytest.raises(ctl.UsageError, match=message) as raised:
+        train(case, Split(2), caplog)
+    assert "\n" not in str(raised.value)
+
+
+def test_state_that_the_loss_does_not_read_is_named(caplog):
+    case = type("Unread", (RunningMean,), {"is_read": False})
+    assert len(train(case, Split(2), caplog)) == 1
+
+
+def test_mean_over_equal_numbers_of_rows_may_be_right(caplog):
+    assert len(train(RunningMean, Split(2, 8), caplog)) == 1
+
+
+@pytest.mark.parametrize("case", [OfAllRows, Counter])
+def test_state_of_the_global_batch_is_accepted(case, caplog):
+    assert not train(case, Split(2), caplog)
+    assert difference(running.train(case, Split(1)), running.train(case, Split(2))) <= 1e-10
