@@ -105,37 +105,6 @@ class Normalized(tiny.TinyTrainer):
         return tf_keras.Sequential([dense(5, input_shape=[4]), norm(name="first"), inner, dense(3)])
 
 
-def test_warns_of_plain_batch_norm_if_the_batch_is_split(caplog):
-    make_plan(2, cls=Normalized)
-    (message,) = caplog.messages  # one for all layers
-    assert "(first, second). Use ctl.SyncBatchNormalization" in message
-    caplog.clear()
-    make_plan(cls=Normalized)
-    make_plan(2, cls=Normalized, model={"sync_batch_norm": True})
-    make_plan(2, cls=Normalized, model={"sync_batch_norm": "per_micro_batch"}, micro_batches=2)
-    assert caplog.text == ""
-
-
-class Frozen(Normalized):
-    def build_model(self):
-        model = super().build_model()
-        model.layers[1].trainable = model.layers[2].trainable = False
-        return model
-
-
-def test_frozen_batch_norm_is_named_once_it_is_trained(caplog):
-    trainer = reference_model.make_trainer(testing.make_strategy(2), 8, cls=Frozen)
-    assert caplog.text == ""
-    step = loop_of(trainer).step
-    step.must_trace()
-    trainer.model.layers[1].trainable = True
-    step.attributes.check_slot_variables = lambda: None  # as for a model without gamma and beta
-    assert step.must_trace() and "it is split (first). Use" in caplog.text
-    caplog.clear()
-    trainer.model.layers[2].trainable = trainer.model.layers[1].trainable = False
-    assert step.must_trace() and caplog.text == ""
-
-
 @pytest.mark.parametrize(
     ("cls", "model", "message"),
     [
