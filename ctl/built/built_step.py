@@ -46,6 +46,8 @@ _UNSAVED = (
     "tf.Module that it holds."
 )
 
+_MOST_CONSTANTS = 1_000  # of a list, which are compared before each step
+
 
 class BuiltStep:
     """Runs the user's code of a step on one replica, with everything that it needs around it.
@@ -541,9 +543,6 @@ def _numbers(value: object) -> dict[str, Any]:
         for name, each in vars(value).items()
         if name[0] != "_" and (isinstance(each, bool | int | float | None) or callable(each))
     }
-
-
-_MOST_CONSTANTS = 1_000  # of a list, which are compared before each step
 
 
 def _constants(value: object) -> list[bool | float | str | None]:
