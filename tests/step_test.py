@@ -417,7 +417,7 @@ def test_outputs_may_hold_the_terms_of_the_loss():
             lambda: ctl.Step(
                 tf_keras.optimizers.SGD(), build_small(), squared_error, global_batch_size=4
             ),
-            "model is an SGD and optimizer is a Sequential: pass a tf_keras model, then",
+            "model is a SGD and optimizer is a Sequential: pass a tf_keras model, then",
         ),
         (lambda: make_step(1, "4"), "global_batch_size is '4', but must be an integer"),
         (lambda: make_step(1, 4, clip=1.0), r"clip is 1.0, but must be a ctl.Clip"),
