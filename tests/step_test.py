@@ -424,6 +424,10 @@ def test_outputs_may_hold_the_terms_of_the_loss():
         (lambda: make_step(1, 4, metrics=["mae"]), "metrics is a list, but must be a dict"),
         (lambda: with_loss("mse"), "loss_fn is a str, but must be a function"),
         (lambda: make_step(1, 4, loss="sum"), 'loss is \'sum\', "rows" or "mean"'),
+        (
+            lambda: with_loss(lambda o, b: squared_error(b, o)),
+            r"^<lambda> \(.*step_test.py:\d+\) fails with .* are \(batch, outputs\), in this order",
+        ),
         (lambda: with_loss(mean_loss), r"^mean_loss \(.*step_test.py:\d+\) returned shape \(\)"),
         (lambda: with_loss(lambda *_: None), r"^<lambda> \(.*step_test.py:\d+\) returned None"),
         (lambda: with_loss(mean_object), r"^mean_object \(.*\) calls .* reduction=\"none\""),
@@ -445,6 +449,11 @@ def test_mistakes_are_one_line(make, message):
     assert "\n" not in str(error.value)
 
 
+def test_error_of_a_loss_function_in_both_orders_is_its_own():
+    with pytest.raises(Exception, match="KeyError: 'labels'"):
+        with_loss(lambda b, o: b["labels"] - o)
+
+
 MEAN = tf_keras.losses.MeanSquaredError()
 
 
@@ -459,6 +468,16 @@ def mean_object(batch, outputs):
 def with_loss(loss_fn):
     step = make_small_step(2, 4, loss_fn=loss_fn, precision="float32")
     step.build(next(iter(distribute(step, 4))))
+
+
+def test_data_that_an_evaluation_cannot_batch_is_one_line():
+    step = make_small_step(1, 4)
+    step.build(next(iter(distribute(step, 4))))
+    spec = {"x": tf.TensorSpec([None]), "label": tf.TensorSpec([2])}
+    rows = [{"x": tf.ones([size]), "label": tf.ones([2])} for size in (5, 4)]
+    data = tf.data.Dataset.from_generator(lambda: iter(rows), output_signature=spec)
+    with pytest.raises(ctl.UsageError, match=r"^x has shape \[5\] in one evaluation example and"):
+        ctl.evaluate(step, data)
 
 
 def test_evaluation_has_the_names_of_each_call_and_metrics_of_several_values():

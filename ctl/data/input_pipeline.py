@@ -397,4 +397,11 @@ def distribute(
         lambda split, context: data, strategy=strategy, seed=seed, prefetch=prefetch
     )
     with name_arguments():
-        return pipeline.training_dataset(global_batch_size, start=start_step, marks=True)
+        dataset = pipeline.training_dataset(global_batch_size, start=start_step, marks=True)
+
+    def report(number: int) -> contextlib.AbstractContextManager[None]:
+        step = start_step + number
+        find_indexes = functools.partial(pipeline.example_indexes, global_batch_size, step)
+        return pipeline.report_errors("training", "train", find_indexes)
+
+    return distribution.explain_errors(dataset, report)
