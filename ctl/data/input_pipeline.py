@@ -384,7 +384,7 @@ def distribute(
 
     Returns:
         A distributed dataset, for `ctl.Step`. If the replicas do not divide a batch, the last rows are
-        padding, and an element holds a mask.
+        padding, and an element holds a mask. `element["label"]` is a feature, with the padding.
 
     Raises:
         UsageError: the data cannot be divided in this way.
