@@ -348,6 +348,7 @@ def evaluate(
         UsageError: there are no examples.
     """
     batches: Nest = data
+    errors: Any = contextlib.nullcontext()
     if isinstance(data, Source | tf.data.Dataset | GlobalBatches | Mapping | tuple):
         pipeline = InputPipeline(
             lambda split, context: data, strategy=step.strategy, seed=step.options.seed, prefetch=-1
@@ -356,7 +357,9 @@ def evaluate(
             steps = pipeline.evaluation_steps(step.global_batch_size)
             # The batches of a source have no end.
             batches = itertools.islice(pipeline.evaluation_dataset(step.global_batch_size), steps)
-    results = step.evaluate(batches, metrics or {}, weighted_metrics)
+        errors = pipeline.report_errors("evaluation", "eval", lambda: None)
+    with errors:
+        results = step.evaluate(batches, metrics or {}, weighted_metrics)
     if batches is not data:
         with step.averaged_weights():
             _report_non_finite(

@@ -373,6 +373,7 @@ class Step:
                 transform=(lambda: self.transform_gradients) if self.transform_gradients else None,
             )
         build.compare_workers("data", self.strategy, self.descriptions)
+        step.update.untrained.elsewhere = self.models
         check_losses()
         step.prepare()
         self._built = step

@@ -359,7 +359,7 @@ def train_gan_by_two_steps(batches, strategy):
 
 
 @pytest.mark.slow
-def test_gan_of_two_steps_trains_as_a_plain_loop_on_one_device():
+def test_gan_of_two_steps_trains_as_a_plain_loop_on_one_device(caplog):
     """5 rows on 4 replicas are 2 + 2 + 1 + 0."""
     strategy = testing.make_strategy(4)
     tf_keras.backend.set_floatx("float64")
@@ -372,6 +372,7 @@ def test_gan_of_two_steps_trains_as_a_plain_loop_on_one_device():
         tf_keras.backend.set_floatx("float32")
     for value, expected in zip(both, one, strict=True):
         np.testing.assert_allclose(value, expected, rtol=0, atol=1e-10)
+    assert "does not train" not in caplog.text  # the other step does
 
 
 def test_outputs_may_hold_the_terms_of_the_loss():
@@ -417,13 +418,17 @@ def test_outputs_may_hold_the_terms_of_the_loss():
             lambda: ctl.Step(
                 tf_keras.optimizers.SGD(), build_small(), squared_error, global_batch_size=4
             ),
-            "model is an SGD and optimizer is a Sequential: pass a tf_keras model, then",
+            "model is a SGD and optimizer is a Sequential: pass a tf_keras model, then",
         ),
         (lambda: make_step(1, "4"), "global_batch_size is '4', but must be an integer"),
         (lambda: make_step(1, 4, clip=1.0), r"clip is 1.0, but must be a ctl.Clip"),
         (lambda: make_step(1, 4, metrics=["mae"]), "metrics is a list, but must be a dict"),
         (lambda: with_loss("mse"), "loss_fn is a str, but must be a function"),
         (lambda: make_step(1, 4, loss="sum"), 'loss is \'sum\', "rows" or "mean"'),
+        (
+            lambda: with_loss(lambda o, b: squared_error(b, o)),
+            r"^<lambda> \(.*step_test.py:\d+\) fails with .* are \(batch, outputs\), in this order",
+        ),
         (lambda: with_loss(mean_loss), r"^mean_loss \(.*step_test.py:\d+\) returned shape \(\)"),
         (lambda: with_loss(lambda *_: None), r"^<lambda> \(.*step_test.py:\d+\) returned None"),
         (lambda: with_loss(mean_object), r"^mean_object \(.*\) calls .* reduction=\"none\""),
@@ -445,6 +450,11 @@ def test_mistakes_are_one_line(make, message):
     assert "\n" not in str(error.value)
 
 
+def test_error_of_a_loss_function_in_both_orders_is_its_own():
+    with pytest.raises(Exception, match="KeyError: 'labels'"):
+        with_loss(lambda b, o: b["labels"] - o)
+
+
 MEAN = tf_keras.losses.MeanSquaredError()
 
 
@@ -459,6 +469,16 @@ def mean_object(batch, outputs):
 def with_loss(loss_fn):
     step = make_small_step(2, 4, loss_fn=loss_fn, precision="float32")
     step.build(next(iter(distribute(step, 4))))
+
+
+def test_data_that_an_evaluation_cannot_batch_is_one_line():
+    step = make_small_step(1, 4)
+    step.build(next(iter(distribute(step, 4))))
+    spec = {"x": tf.TensorSpec([None]), "label": tf.TensorSpec([2])}
+    rows = [{"x": tf.ones([size]), "label": tf.ones([2])} for size in (5, 4)]
+    data = tf.data.Dataset.from_generator(lambda: iter(rows), output_signature=spec)
+    with pytest.raises(ctl.UsageError, match=r"^x has shape \[5\] in one evaluation example and"):
+        ctl.evaluate(step, data)
 
 
 def test_evaluation_has_the_names_of_each_call_and_metrics_of_several_values():

@@ -9,6 +9,8 @@ autotuned, and they copy data from the host to the host.
 """
 
 from collections.abc import Callable
+import contextlib
+import itertools
 import re
 from typing import Any
 
@@ -78,6 +80,47 @@ def per_worker(
 def global_batches(strategy: tf.distribute.Strategy, dataset: tf.data.Dataset) -> Any:
     """Splits each global batch with `strategy.experimental_distribute_dataset`."""
     return strategy.experimental_distribute_dataset(disable_autotune(dataset))
+
+
+def explain_errors(
+    dataset: Any, report: Callable[[int], contextlib.AbstractContextManager[None]]
+) -> Any:
+    """Makes the iteration by Python over distributed data raise the errors that `report` makes.
+
+    The classes are subclasses of TensorFlow's, which a `tf.function` accepts as before.
+
+    Args:
+        dataset: the data, which is changed.
+        report: returns what turns the errors of a batch, by its number, into others.
+
+    Returns:
+        The same data.
+    """
+
+    def iterate(self: Any) -> Any:
+        iterator = kind.__iter__(self)
+        own, numbers = type(iterator), itertools.count()
+
+        def read(self: Any) -> Any:
+            number = next(numbers)
+            try:
+                return own.__next__(self)
+            except tf.errors.OpError:
+                with report(number):
+                    raise
+
+        if tf.executing_eagerly():
+            _override(iterator, __next__=read)
+        return iterator
+
+    kind = type(dataset)
+    _override(dataset, __iter__=iterate)
+    return dataset
+
+
+def _override(value: Any, **methods: Callable[..., Any]) -> None:
+    kind = type(value)
+    value.__class__ = type(kind.__name__, (kind,), {"__module__": kind.__module__, **methods})
 
 
 def check_distributed(

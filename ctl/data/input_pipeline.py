@@ -384,7 +384,7 @@ def distribute(
 
     Returns:
         A distributed dataset, for `ctl.Step`. If the replicas do not divide a batch, the last rows are
-        padding, and an element holds a mask.
+        padding, and an element holds a mask. `element["label"]` is a feature, with the padding.
 
     Raises:
         UsageError: the data cannot be divided in this way.
@@ -397,4 +397,11 @@ def distribute(
         lambda split, context: data, strategy=strategy, seed=seed, prefetch=prefetch
     )
     with name_arguments():
-        return pipeline.training_dataset(global_batch_size, start=start_step, marks=True)
+        dataset = pipeline.training_dataset(global_batch_size, start=start_step, marks=True)
+
+    def report(number: int) -> contextlib.AbstractContextManager[None]:
+        step = start_step + number
+        find_indexes = functools.partial(pipeline.example_indexes, global_batch_size, step)
+        return pipeline.report_errors("training", "train", find_indexes)
+
+    return distribution.explain_errors(dataset, report)

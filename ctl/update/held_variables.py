@@ -1,6 +1,6 @@
 """Trainable variables outside of the models: which of them the losses depend on."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import gc
 import logging
 from typing import Any
@@ -109,11 +109,15 @@ class Untrained:
 
     Args:
         models: returns the models that are known.
+
+    Attributes:
+        elsewhere: models that another step may train, whose variables are not named.
     """
 
     def __init__(self, models: Callable[[], Sequence[tf_keras.Model]]):
         self._models = models
-        self._in_models: set[int] = set()
+        self.elsewhere: Sequence[Any] = ()
+        self._in_models: set[Any] = set()
         self._named: list[str] = []
         self._of_hooks: dict[str, list[str]] = {}
 
@@ -122,14 +126,16 @@ class Untrained:
 
         Those of frozen layers, and those that the code of the step assigns, are left out.
         """
-        watched = {id(v): v for v in tape.watched_variables()}
-        others = watched.keys() - {id(variable) for variable in trained}
+        watched = {_key(v): v for v in tape.watched_variables()}
+        others = watched.keys() - _keys(trained)
         if not others:
             return []
         built = [model for model in self._models() if model.built]
-        trainable = {id(v) for model in built for v in model.trainable_variables}
-        self._in_models = {id(v) for model in built for v in variables_of(model)}
+        trainable = {key for model in built for key in _keys(model.trainable_variables)}
+        self._in_models = {key for model in built for key in _keys(variables_of(model))}
         others -= self._in_models - trainable
+        for model in map(models.adapt, self.elsewhere):
+            others -= _keys(variables_of(model) if model.built else ())
         # The variable of a frozen layer is still a trainable variable of TensorFlow, and a model in a
         # closure is known to nobody: its layers are found among all objects.
         is_layer: dict[type, bool] = dict.fromkeys(weakref.ProxyTypes, False)
@@ -137,8 +143,8 @@ class Untrained:
             if type(each) not in is_layer:
                 is_layer[type(each)] = models.is_layer(each)
             if is_layer[type(each)] and getattr(each, "built", False):
-                held = {id(v) for v in models.raw(each.weights)}
-                others -= held - {id(v) for v in models.raw(each.trainable_weights)}
+                held = _keys(models.raw(each.weights))
+                others -= held - _keys(models.raw(each.trainable_weights))
         graph = tf.compat.v1.get_default_graph()
         assigned = {id(each.handle) for each in find_assignments(graph.get_operations())}
         return [v for key, v in watched.items() if key in others and id(v.handle) not in assigned]
@@ -150,12 +156,15 @@ class Untrained:
         names = [v.name for v in used]
         if names and names != self._named:
             self._named = names
-            if any(id(v) in self._in_models for v in used):
+            if any(_key(v) in self._in_models for v in used):
                 fix = (
                     "train a further model by minimize in replica_step, or by a ctl.Step of its own"
                 )
             else:
-                fix = "make it an attribute of the trainer or of ctl.Step before the first step"
+                fix = (
+                    "name its model in models= if another ctl.Step trains it, or make it an attribute "
+                    "of the trainer or of ctl.Step before the first step"
+                )
             _LOG.warning(
                 "The loss depends on %s, which the step does not train: %s, or make it a part of the "
                 "model. If it must stay as it is, set trainable=False.",
@@ -182,6 +191,18 @@ class Untrained:
                 "train %s by it: %s, or set trainable=False.",
                 name, list_some(names), list_some(names), _FIXES[name],
             )  # fmt: skip
+
+
+def _keys(variables: Iterable[Any]) -> set[Any]:
+    return set(map(_key, variables))
+
+
+def _key(variable: Any) -> Any:
+    """Returns what a variable has in common with its wrappers, of mixed precision or of a worker.
+
+    A tape watches the variable inside of them.
+    """
+    return getattr(variable, "_unique_id", id(variable))
 
 
 def _flows(variable: tf.Variable, values: Sequence[tf.Tensor]) -> bool:

@@ -13,6 +13,7 @@ derives it).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
 import re
 from typing import TypeAlias
 
@@ -84,18 +85,29 @@ def compute(
         Name -> losses, in the order of the factors.
 
     Raises:
-        UsageError: the losses are reduced, or none, or have other names than the factors. The message
-            has the line of the function.
+        UsageError: the losses are reduced, or none, or have other names than the factors, or the
+            function takes its arguments in another order. The message has the line of the function.
     """
     name = name_function(loss_fn)
     try:
         losses = convert(loss_fn)(batch, outputs)
-    except ValueError as error:
-        if "losses.Reduction.NONE" not in str(error):  # of tf_keras, in a strategy
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        if isinstance(error, UsageError):
+            raise
+        if "losses.Reduction.NONE" in str(error):  # of tf_keras, in a strategy
+            raise UsageError(
+                f"{name} calls a loss object that averages over the rows of a replica: make it with "
+                'reduction="none", since ctl divides, once.'
+            ) from error
+        is_swapped = False
+        with contextlib.suppress(Exception):
+            convert(loss_fn)(outputs, batch)
+            is_swapped = True
+        if not is_swapped:
             raise
         raise UsageError(
-            f"{name} calls a loss object that averages over the rows of a replica: make it with "
-            'reduction="none", since ctl divides, once.'
+            f"{name} fails with (batch, outputs), and not with (outputs, batch): the arguments of a "
+            "loss function are (batch, outputs), in this order."
         ) from error
     found = dict(losses) if isinstance(losses, Mapping) else {"": losses}
     if found.keys() != factors.keys():

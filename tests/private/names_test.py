@@ -103,6 +103,12 @@ def replicated():
         return tf.Variable(1.0, name="w")
 
 
+def autocast():
+    dense = tf_keras.layers.Dense(1, dtype="mixed_bfloat16")
+    dense.build((1, 1))
+    return dense.kernel
+
+
 def mask_of():
     return tf_keras.layers.Masking()(tf.constant([[[0.0], [1.0]]]))._keras_mask
 
@@ -156,6 +162,7 @@ TENSORFLOW = {
     "_replica_id": lambda _: tf.distribute.get_replica_context()._replica_id == 0,
     "_resource_handle": lambda _: tf.random.Generator.from_seed(1).state.handle is not None,
     "_trackable_children": lambda _: [*build_optimizer()[0]._trackable_children()],
+    "_unique_id": lambda _: (v := autocast())._unique_id == v._variable._unique_id,
     "_variant_tensor": lambda _: tf.data.Dataset.range(2)._variant_tensor.dtype == tf.variant,
 }
 TF_KERAS = {

@@ -5,11 +5,13 @@ import logging
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.distribute import ps_values
 import tf_keras
 
 import ctl
 from ctl import testing
 from ctl.errors import UsageError
+from ctl.update.held_variables import Untrained
 from tests.support import one_batch
 
 START = 0.5
@@ -224,10 +226,54 @@ def test_teacher_in_a_closure_is_named_only_if_it_could_be_trained(kind, warns, 
     assert ("make it an attribute" in caplog.text) == warns
     caplog.clear()
     step = make_step(loss)
-    step.models.append(teacher)  # the step holds it already
+    step.teacher = teacher  # the step holds it already
     step(BATCH)
     assert ("train a further model by minimize" in caplog.text) == warns
     assert "make it an attribute" not in caplog.text
+    caplog.clear()
+    step = make_step(loss)
+    step.models.append(teacher)  # another step may train it, as those of a GAN
+    step(BATCH)
+    assert not caplog.messages
+
+
+class Mixed(Learned):
+    """Reads a layer that nobody holds, in bfloat16."""
+
+    def build_model(self):
+        layer = tf_keras.layers.Dense(1)
+        layer.build((None, 3))
+        self.read = lambda x: layer(x)[:, 0]
+        return tf_keras.Sequential([tf_keras.layers.Dense(1)])
+
+    def per_example_loss(self, batch, outputs):
+        return tf.cast(self.read(batch["x"]), tf.float32) + outputs[:, 0]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_mixed_precision_names_only_what_the_step_does_not_train(replicas, caplog):
+    one_batch.make(Mixed, 8, replicas, precision="bfloat16").train(tf.constant(1))
+    (line,) = caplog.messages
+    assert line.startswith("The loss depends on kernel:0, bias:0, which the step ")
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_variable_of_a_parameter_server_is_trained_as_its_wrapper(replicas):
+    held, other = tf.Variable(1.0), tf.Variable(2.0)
+    wrapped = ps_values.CachingVariable(held)
+    if replicas > 1:
+        strategy, aggregation = tf.distribute.get_strategy(), tf.VariableAggregation.NONE
+        wrapped = ps_values.AggregatingVariable(strategy, wrapped, aggregation)
+
+    @tf.function
+    def find():
+        with tf.GradientTape() as tape:
+            tf.convert_to_tensor(wrapped), tf.convert_to_tensor(other)
+        found.extend(Untrained(tuple).find(tape, [wrapped]))
+
+    found = []
+    find()
+    assert found == [other]
 
 
 def test_variable_that_is_set_after_the_first_update_or_outside_of_the_scope_is_rejected():

@@ -9,7 +9,6 @@ import tensorflow as tf
 import ctl
 from ctl.data import batching, distribution, sampler
 from ctl.data.data_errors import report_data_errors
-from ctl.data.input_pipeline import InputPipeline
 from ctl.data.kinds import kind_of
 from ctl.data.layout import Layout
 from ctl.errors import Failure
@@ -266,13 +265,8 @@ def test_schema_that_does_not_fit_the_records_is_named(feature, line, together, 
             writer.write(example.SerializeToString())
     schema = {"x": feature}
     parse = schema if together else lambda record: tf.io.parse_single_example(record, schema)
-    pipeline = InputPipeline(
-        lambda split, context: ctl.data.records(path, parse),
-        strategy=tf.distribute.get_strategy(), seed=0, prefetch=0,
-    )  # fmt: skip
-    reports = pipeline.report_errors("training", "train", lambda: pipeline.example_indexes(2, 0))
-    with pytest.raises(ctl.UsageError) as error, reports:
-        next(iter(pipeline.training_dataset(2, start=0)))
+    with pytest.raises(ctl.UsageError) as error:
+        next(iter(ctl.data.distribute(ctl.data.records(path, parse), 2)))
     assert str(error.value).startswith("a.tfrecord (") and "the feature x " + line in str(
         error.value
     )
