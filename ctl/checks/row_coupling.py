@@ -70,7 +70,7 @@ _MOVING = (
     "BatchToSpaceND", "BroadcastTo", "ConcatV2", "DynamicPartition", "DynamicStitch", "ExpandDims",
     "GatherNd", "GatherV2", "Pack", "Pad", "PadV2", "Reshape", "ReverseV2", "Roll", "ScatterNd",
     "Slice", "SpaceToBatchND", "Split", "SplitV", "Squeeze", "StridedSlice", "TensorListFromTensor",
-    "TensorListStack", "Tile", "Transpose", "Unpack", "Where",
+    "TensorListStack", "Tile", "Transpose", "Unique", "Unpack", "Where",
 )  # fmt: skip
 # What may hide a reduction in all batches.
 _BOUNDS = (
@@ -595,8 +595,8 @@ class _CouplingSearch:
         found = [*itertools.islice(shown, 1)]
         if not found:
             # One alone may not show itself, such as a sum of 0 that is divided by one of 0.
-            others = [x for x in reductions if not is_row_wise(x)]
-            found = [x.op for x in others[:1] if len(others) > 1 and changes(others, {})]
+            others = [x for x in reductions if len(reductions) > 1 and not is_row_wise(x)]
+            found = [x.op for x in others[:1] if others[1:] and changes(others, {})]
         for op in found:
             _LOG.warning(
                 "%s reduces the rows of a replica or micro-batch (%s) for the loss. The loss of a row "
@@ -612,8 +612,10 @@ def _reduces(flow: RowFlow, tensor: tf.Tensor, count: int | None) -> bool:
     mixed = [x for x in inputs if isinstance(x, Mixed)]
     if tensor.dtype == tf.variant or op.type in _MOVING:
         return False
+    if op.type in ops.ELEMENTWISE:  # pairs of rows
+        return not mixed and bool(tensor.shape.rank) and [*tensor.shape].count(count) > 1
     if op.type not in _REDUCTIONS:  # or a histogram, whose size is a maximum over the rows
-        has_rows = op.type not in ops.ELEMENTWISE and any(isinstance(x, Place) for x in inputs)
+        has_rows = any(isinstance(x, Place) for x in inputs)
         return not mixed or (has_rows and mixed[0].op.type not in _MOVING)
     axes = tf.get_static_value(op.inputs[1])
     if axes is None or not op.inputs[0].shape.rank:

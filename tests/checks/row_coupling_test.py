@@ -1043,8 +1043,22 @@ def test_op_that_combines_rows_which_no_batch_has_is_reported_in_one_line(
     assert "reduces the rows" in line and name.split()[0].removeprefix("sum") in line
 
 
-def test_map_that_reduces_each_row_causes_no_line(caplog):
-    trace(lambda b: tf.vectorized_map(lambda row: tf.reduce_sum(row**2), b["series"]))
+def unique(batch):
+    """A lookup of each token that exists, once."""
+    tokens, places = tf.unique(tf.reshape(batch["tokens"], [-1]))
+    values = tf.gather(tf.sin(tf.cast(tokens, tf.float32)), places)
+    return by_row(tf.reshape(values, tf.shape(batch["tokens"])))
+
+
+BY_ROW = {
+    "map": lambda b: tf.vectorized_map(lambda row: tf.reduce_sum(row**2), b["series"]),
+    "unique": unique,
+}
+
+
+@pytest.mark.parametrize("name", BY_ROW)
+def test_ops_over_all_rows_that_keep_them_apart_cause_no_line(name, caplog):
+    trace(BY_ROW[name])
     assert not caplog.text
 
 
