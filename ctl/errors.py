@@ -34,6 +34,10 @@ class LateUsageError(UsageError):
     """A mistake that a step has shown which is complete; a run saves it before it ends."""
 
 
+class NegativeWeight(UsageError):
+    """A weight of a row is negative, which a step that XLA has compiled shows by NaN."""
+
+
 class Failure(RuntimeError):
     """A failure outside the user's control, such as a process that never starts; exit code 1.
 

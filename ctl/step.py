@@ -28,7 +28,14 @@ from ctl.data.features import check_names
 from ctl.data.input_pipeline import TrainingData
 from ctl.data.layout import Layout
 from ctl.data.source import Batch, MaskedBatch, Nest
-from ctl.errors import NonFiniteStep, UsageError, did_you_mean, name_arguments, type_name
+from ctl.errors import (
+    NegativeWeight,
+    NonFiniteStep,
+    UsageError,
+    did_you_mean,
+    name_arguments,
+    type_name,
+)
 from ctl.hardware import strategies
 from ctl.keras import precision as precisions
 from ctl.keras.models import adapt, is_layer
@@ -454,9 +461,13 @@ class Step:
             return
         rows: list[int] = []
         indexes = None
-        with contextlib.suppress(Exception):  # the batch cannot be read again, or its code not run
+        try:
             batch, indexes = self._read(report.step)
             rows = pkgutil.resolve_name(_FIND_ROWS)(step, batch)
+        except NegativeWeight:
+            raise
+        except Exception:  # the batch cannot be read again, or its code not run
+            _LOG.debug("The rows of step %d are not known.", report.step, exc_info=True)
         _LOG.warning("%s", NonFiniteStep(report, indexes if rows else None, rows).what)
 
     def _check_inside(self, is_eager: bool) -> None:

@@ -1,6 +1,6 @@
 """Finds the rows of a batch that make a step fail, once it has failed."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 import contextlib
 import re
 from typing import Any
@@ -14,8 +14,10 @@ from ctl.data.autograph import convert
 from ctl.data.features import flatten_features
 from ctl.data.layout import Layout
 from ctl.data.source import Nest
+from ctl.errors import NegativeWeight, UsageError
 from ctl.update import loss
 from ctl.update.microbatches import unpack
+from ctl.update.preprocessing import call_sample_weight
 
 # Of tf.nn.sparse_softmax_cross_entropy_with_logits.
 _LABEL = re.compile(
@@ -36,10 +38,17 @@ def read_batch(inner_loop: InnerLoop, step: int) -> Any:
 
 
 def find_non_finite(inner_loop: InnerLoop, step: int) -> list[int]:
-    """Returns the rows of a step whose own features or loss are not finite; [] if not known."""
-    with contextlib.suppress(Exception):  # the user's code may not run outside of a step
+    """Returns the rows of a step whose own features or loss are not finite; [] if not known.
+
+    Raises:
+        NegativeWeight: a weight of a row is negative.
+    """
+    try:
         return non_finite_rows(inner_loop.step, read_batch(inner_loop, step))
-    return []
+    except NegativeWeight:
+        raise
+    except Exception:  # the user's code may not run outside of a step
+        return []
 
 
 def find_evaluated(step: BuiltStep, batches: Iterable[Nest]) -> int | None:
@@ -64,7 +73,11 @@ def non_finite_rows(step: BuiltStep, batch: Nest) -> list[int]:
 
     The weights may not be finite by now. In their place, small numbers are good enough: most of such
     losses come from a logarithm or a division of the data.
+
+    Raises:
+        NegativeWeight: a weight is negative, which XLA does not report.
     """
+    _check_weights(step, batch)
     floats = [np.asarray(v) for v in flatten_features(batch).values() if v.dtype.is_floating]
     bad = _rows(floats)
     if not bad:
@@ -111,6 +124,18 @@ def _compute_losses(step: BuiltStep, batch: Nest) -> dict[str, tf.Tensor]:
         prepared = convert(hooks.preprocess)(batch)
         outputs = convert(hooks.forward)(prepared, training=False)
         return loss.compute(hooks.per_example_loss, prepared, outputs, factors)
+
+
+def _check_weights(step: BuiltStep, batch: Nest) -> None:
+    try:
+        with step.trace_scope(), step.rows(batch, None):
+            prepared = convert(step.hooks.preprocess)(batch)
+            weights = call_sample_weight(step.hooks, prepared, training=True)
+            for each in weights.values() if isinstance(weights, Mapping) else [weights]:
+                loss.row_weights(each, None, tf.float64)
+    except UsageError as error:
+        if isinstance(error.__cause__, tf.errors.InvalidArgumentError):
+            raise NegativeWeight(str(error)) from error
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from concurrent import futures
 import contextlib
 import dataclasses
 import functools
+import itertools
 import logging
 import os
 from typing import Any
@@ -64,6 +65,13 @@ _REPEATS = ("BroadcastTo", "Fill", "OnesLike", "Tile", "ZerosLike")  # one numbe
 _PENALTY_FIX = "return the penalty of each row from forward, and add it in per_example_loss"
 _OUTPUTS = "outputs"  # what is computed from variables
 _REDUCTIONS = ("All", "Any", "EuclideanNorm", "Max", "Mean", "Min", "Prod", "Sum")
+# Ops that only move rows, which later ops may put back.
+_MOVING = (
+    "BatchToSpaceND", "BroadcastTo", "ConcatV2", "DynamicPartition", "DynamicStitch", "ExpandDims",
+    "GatherNd", "GatherV2", "Pack", "Pad", "PadV2", "Reshape", "ReverseV2", "Roll", "ScatterNd",
+    "Slice", "SpaceToBatchND", "Split", "SplitV", "Squeeze", "StridedSlice", "TensorListFromTensor",
+    "TensorListStack", "Tile", "Transpose", "Unique", "Unpack", "Where",
+)  # fmt: skip
 # What may hide a reduction in all batches.
 _BOUNDS = (
     "Greater", "GreaterEqual", "Less", "LessEqual", "Maximum", "Minimum", "Relu", "Relu6",
@@ -275,6 +283,9 @@ def _counts_rows(losses: tf.Tensor, trace: Trace) -> bool:
             continue
         seen.add(key)
         op = tensor.op
+        # Draws are keyed by the places of rows, and statistics are kept as they are.
+        if ops.KEYED_BITS in op.name or is_statistics(op):
+            continue
         if (is_cast and op.type in _SIZES) or (is_summed and op.type in _REPEATS):
             return True
         if op.type in ops.FUNCTIONS and any(
@@ -488,11 +499,19 @@ class _CouplingSearch:
             with contextlib.suppress(ProbeError):  # such as a batch of one row, which shows nothing
                 examine(batches)
 
+        def is_row_wise(tensor: tf.Tensor) -> bool:
+            with contextlib.suppress(ProbeError):
+                if tensor.shape[:1].is_compatible_with([count]):
+                    found, _ = dependent(self.batches, [tensor])
+                    return not found and not probes[(id(tensor),)].constant
+            return False
+
         if not examine(self.batches):
             self.again.append(examine_again)
             if self.replicas * micro_batches > 1:
                 (probe,) = probes.values()
-                self._warn_of_reductions(update, flow, probe, [x for x, _ in suspects], count)
+                tensors = [x for x, _ in suspects]
+                self._warn_of_reductions(update, flow, probe, tensors, count, is_row_wise)
 
     def _reject(self, op: Any, use: str, fix: str, *, split: bool) -> None:
         line = (
@@ -561,41 +580,62 @@ class _CouplingSearch:
         probe: Probe,
         values: Sequence[tf.Tensor],
         count: int | None,
+        is_row_wise: Callable[[tf.Tensor], bool],
     ) -> None:
         """Warns of a reduction over the rows that the losses depend on, although no batch shows it."""
-        for tensor in ancestors(*values):
-            op, state = tensor.op, flow.state(tensor)
-            if not isinstance(state, Mixed) or op.type not in (*_REDUCTIONS, *_BOUNDS):
-                continue
-            if op.type in _BOUNDS and not _bounds(op, count):
-                continue
-            shown = state.op if op.type in _BOUNDS else op
-            axes = tf.get_static_value(op.inputs[1]) if op.type in _REDUCTIONS else None
-            is_inner = axes is not None and 0 not in np.ravel(axes)
-            if isinstance(flow.state(op.inputs[0]), Mixed) and is_inner:
-                continue
-            if axes is not None and count and op.inputs[0].shape.rank:
-                sizes = [op.inputs[0].shape[axis] for axis in np.ravel(axes)]
-                if all(size and size % count for size in sizes):
-                    continue  # such as the samples of each row
-            if tensor.dtype.is_integer and not any(x.type == "Cast" for x in tensor.consumers()):
-                continue  # such as the largest length, which is a shape
-            aliases, shifted_tensors = update.aliases, [tensor]
-            if op.type in _BOUNDS and not tensor.dtype.is_bool:  # the number without its bound
-                number = next(x for x in op.inputs if isinstance(flow.state(x), Mixed))
-                aliases, shifted_tensors = {**aliases, id(tensor): number}, []
-            shifted = Probe(
-                values, self.trace, self.first, aliases, flow.statistics, shifted=shifted_tensors
-            )
+
+        def changes(shifted: Sequence[tf.Tensor], bounds: Mapping[int, tf.Tensor]) -> bool:
+            aliases = {**update.aliases, **bounds}
+            other = Probe(values, self.trace, self.first, aliases, flow.statistics, shifted=shifted)
             with contextlib.suppress(ProbeError, *FAILURES), tf.init_scope():
-                if probe.is_changed_by(shifted, *self.read(self.batches[0])):
-                    _LOG.warning(
-                        "%s reduces the rows of a replica or micro-batch (%s) for the loss. The loss of "
-                        "a row did not change with the other rows in any batch that ctl has tried; if "
-                        "it does in another one, the update depends on how the batch is split: %s.",
-                        random_search.place(shown), shown.type, _FIX,
-                    )  # fmt: skip
-                    return
+                return probe.is_changed_by(other, *self.read(self.batches[0]))
+            return False
+
+        mixed = [
+            (x, state.op) for x in ancestors(*values) if isinstance(state := flow.state(x), Mixed)
+            # Otherwise it is a shape or an index, such as the largest length.
+            and (not x.dtype.is_integer or any(each.type == "Cast" for each in x.consumers()))
+        ]  # fmt: skip
+        reductions = [x for x, _ in mixed if _reduces(flow, x, count)]
+        tried: list[Any] = [(x.op, x, [x], {}) for x in reductions]
+        for x, first in mixed:
+            number = next((n for n in x.op.inputs if isinstance(flow.state(n), Mixed)), None)
+            if number is not None and _bounds(first, x, count):
+                is_bool = x.dtype.is_bool  # otherwise, the number without its bound
+                tried.append((first, number, [x] * is_bool, {} if is_bool else {id(x): number}))
+        shown = (op for op, x, *shift in tried if changes(*shift) and not is_row_wise(x))
+        found = [*itertools.islice(shown, 1)]
+        if not found:
+            # One alone may not show itself, such as a sum of 0 that is divided by one of 0.
+            others = [x for x in reductions if len(reductions) > 1 and not is_row_wise(x)]
+            found = [x.op for x in others[:1] if others[1:] and changes(others, {})]
+        for op in found:
+            _LOG.warning(
+                "%s reduces the rows of a replica or micro-batch (%s) for the loss. The loss of a row "
+                "did not change with the other rows in any batch that ctl has tried; if it does in "
+                "another one, the update depends on how the batch is split: %s.",
+                random_search.place(op), op.type, _FIX,
+            )  # fmt: skip
+
+
+def _reduces(flow: RowFlow, tensor: tf.Tensor, count: int | None) -> bool:
+    """Returns whether an op computes numbers from several rows, as far as the ops show."""
+    op, inputs = tensor.op, [flow.state(x) for x in tensor.op.inputs]
+    mixed = [x for x in inputs if isinstance(x, Mixed)]
+    if tensor.dtype == tf.variant or op.type in _MOVING:
+        return False
+    if op.type in ops.ELEMENTWISE:  # pairs of rows
+        return not mixed and bool(tensor.shape.rank) and [*tensor.shape].count(count) > 1
+    if op.type not in _REDUCTIONS:  # or a histogram, whose size is a maximum over the rows
+        has_rows = any(isinstance(x, Place) for x in inputs)
+        return not mixed or (has_rows and mixed[0].op.type not in _MOVING)
+    axes = tf.get_static_value(op.inputs[1])
+    if axes is None or not op.inputs[0].shape.rank:
+        return True
+    sizes = [op.inputs[0].shape[axis] for axis in np.ravel(axes)]
+    # Inner axes, or sizes such as that of the samples of each row.
+    is_inner = mixed and 0 not in np.ravel(axes)
+    return not is_inner and not (count and all(size and size % count for size in sizes))
 
 
 def _is_users_gradient(op: Any) -> bool:
@@ -607,18 +647,20 @@ def _is_users_gradient(op: Any) -> bool:
     return not caller.startswith(str(FOLDER)) and _KERAS not in caller
 
 
-def _bounds(op: Any, count: int | None) -> bool:
+def _bounds(first: Any, tensor: tf.Tensor, count: int | None) -> bool:
     """Returns whether an op bounds a number of all rows, or compares it with a number.
 
-    Whether there are rows at all, as of a mask, is compared with 0 or 1.
+    Whether there are rows at all, as of a mask, is compared with 0 or 1. If the `first` op that combined
+    rows only moved them, an entry may be that of one row.
     """
-    shape = op.outputs[0].shape
-    if not shape.is_fully_defined() or any(size % (count or 1) == 0 for size in shape):
-        return False
-    constants = [tf.get_static_value(x) for x in op.inputs]
-    return not op.outputs[0].dtype.is_bool or all(
-        x is None or x not in (0, 1) for x in constants if np.ndim(x) == 0
-    )
+    shape, is_bool = tensor.shape, tensor.dtype.is_bool
+    may_have_rows = is_bool and shape.rank == 1 and first.type not in (*_MOVING, "TopKV2")
+    is_number = shape.is_fully_defined() and all(size % (count or 1) for size in shape)
+    constants = [tf.get_static_value(x) for x in tensor.op.inputs] if is_bool else []
+    return (
+        tensor.op.type in _BOUNDS and (is_number or (may_have_rows and shape.is_fully_defined()))
+        and not any(x is not None and x in (0, 1) for x in constants if np.ndim(x) == 0)
+    )  # fmt: skip
 
 
 @functools.cache

@@ -26,6 +26,11 @@ _NOT_COPIED = (
     "CrossReplicaSum", "XlaAllReduce", "XlaReplicaId",
 )  # fmt: skip
 _COMPARISONS = ("Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual")
+# Ops that return the entries of a row, and those for which any integer of a row is possible.
+_VIEWS = ("Cast", "ExpandDims", "Identity", "Placeholder", "Reshape", "Squeeze", "StridedSlice")
+_ANY_INTEGER = (
+    *_COMPARISONS, *ops.SHAPES, "OneHot", "ResourceGather", "SparseSoftmaxCrossEntropyWithLogits",
+)  # fmt: skip
 LATE = 10**6  # of counters, such as global_step
 _LATE = (LATE, LATE + 1, 3, 100)
 FAILURES = (tf.errors.OpError, AttributeError, LookupError, TypeError, ValueError, RuntimeError)
@@ -62,6 +67,7 @@ class Probe:
 
     Attributes:
         by_place: the positions of the values that depend on the place of a row in its replica.
+        constant: the positions of the values that are the same for all batches, which shows nothing.
     """
 
     def __init__(
@@ -77,6 +83,7 @@ class Probe:
     ):
         self.trace = trace
         self.by_place: set[int] = set()
+        self.constant: set[int] = set()
         self._moves = positions is not None
         self._own_places = own_places
         self._shifted = {id(x) for x in shifted}
@@ -88,6 +95,11 @@ class Probe:
         self._functions: dict[Any, Any] = {}
         self._constants: set[float] = set()
         self._flags: list[bool] = []  # in all batches until now
+        # The id of a tensor with the entries of an input -> its position.
+        self._views = {id(x): i for i, x in enumerate(symbolic(trace.inputs)) if x.dtype.is_integer}
+        # The position of an input -> what it is compared with; the inputs with other uses.
+        self._compared: dict[int, set[float]] = {}
+        self._used: set[int] = set()
         # Handle of an integer scalar -> the handle, and a variable that the copied ops read instead.
         self._counters: dict[int, tuple[Any, Any]] = {}
 
@@ -113,7 +125,7 @@ class Probe:
         """
         batch, *others = batches
         changing: set[int] = set()
-        self.by_place = set()
+        self.by_place, self.constant = set(), {*range(len(self.values))}
         everything = np.arange(rows)
         try:
             fixed = self.observe(batch)
@@ -136,12 +148,13 @@ class Probe:
             self._move(batch, fixed, reference, finite=False)
         except FAILURES as error:
             raise ProbeError(type(error).__name__) from error
-        earlier = batch
+        earlier, start = batch, reference
         for sample, number in self._samples(batch, others, labels):
             if len(changing | self.by_place) == len(reference):
                 break
             try:  # the code may reject rows that are made up
                 reference = self.compute(sample, fixed, number)
+                self.constant -= differ(start, reference, everything)
                 for kept in (everything[::2], everything[1::2]):
                     mixed = [combine(*pair, kept) for pair in zip(sample, earlier, strict=True)]
                     changed = self.compute(mixed, fixed, number)
@@ -176,7 +189,7 @@ class Probe:
         rows = np.arange(batch[0].shape[0])
         for sample in [batch, *(sample for sample, _ in self._samples(batch, (), labels))]:
             with contextlib.suppress(*FAILURES):
-                if differ(self.compute(sample), shifted.compute(sample), rows, finite=True):
+                if differ(self.compute(sample), shifted.compute(sample), rows):
                     return True
         return False
 
@@ -216,7 +229,8 @@ class Probe:
             values = [[x.numpy() for x in each] for each in (batch, *others)]
             flags = [all(map(row_samples.is_flag, column)) for column in zip(*values, strict=True)]
             self._flags = [a and b for a, b in zip(flags, self._flags or flags, strict=True)]
-            made = [*row_samples.vary(values[0], labels, self._constants, self._flags)]
+            compared = {i: v for i, v in self._compared.items() if labels[i] or i not in self._used}
+            made = [*row_samples.vary(values[0], labels, self._constants, self._flags, compared)]
         yield from ((each, None) for each in made)
         late = [*_LATE, *(int(v) for v in self._constants)] if self._counters else []
         yield from ((made[i % len(made)], number) for i, number in enumerate(late) if made)
@@ -374,7 +388,7 @@ class GraphCopier:
             if missing:
                 stack.extend(missing)
                 continue
-            self._copy(top, [self._copies[id(x)] for x in sources])
+            self._copy(top, sources)
             stack.pop()
         return self._copies[id(tensor)]
 
@@ -396,11 +410,17 @@ class GraphCopier:
             return [outer]
         return list(tensor.op.inputs)
 
-    def _copy(self, tensor: tf.Tensor, inputs: list[Any]) -> None:
+    def _copy(self, tensor: tf.Tensor, sources: Sequence[tf.Tensor]) -> None:
         if id(tensor) in self._copies:
             return
-        probe = self._probe
+        probe, inputs = self._probe, [self._copies[id(x)] for x in sources]
         value = probe.global_values.get(id(tensor))
+        views = {id(x): probe._views[id(x)] for x in sources if id(x) in probe._views}
+        is_view = id(tensor) in probe._aliases or tensor.op.type in _VIEWS
+        if is_view and value is None and [*views] == [*map(id, sources[:1])]:
+            probe._views[id(tensor)] = views[id(sources[0])]
+        elif tensor.op.type not in _ANY_INTEGER:
+            probe._used.update(views.values())
         if value is not None:
             self.reached.append(tensor)
             self._copies[id(tensor)] = (
@@ -410,7 +430,10 @@ class GraphCopier:
         op = tensor.op
         if op.type in _COMPARISONS:
             constants = [tf.get_static_value(x) for x in op.inputs]
-            probe._constants |= {float(c) for c in constants if np.ndim(c) == 0 and _is_number(c)}
+            found = {float(c) for c in constants if np.ndim(c) == 0 and _is_number(c)}
+            probe._constants |= found
+            for view in views.values():
+                probe._compared.setdefault(view, set()).update(found)
         if id(tensor) in probe._aliases or op.type == "Placeholder":
             self._copies[id(tensor)] = inputs[0]
             return
@@ -469,7 +492,8 @@ def _replace_others(batch: Sequence[Any], kept: np.ndarray) -> list[Any]:
 def _shift(value: tf.Tensor) -> tf.Tensor:
     if value.dtype.is_bool:
         return tf.logical_not(value)
-    return value + 1 if value.dtype.is_integer else value * 1.01 + 0.5
+    # By more than 1, which is a usual bound of a number of rows.
+    return value + 2 if value.dtype.is_integer else value * 1.01 + 1.5
 
 
 def _is_number(value: Any) -> bool:

@@ -3,12 +3,13 @@
 A loss that combines rows shows it only for some rows, such as positive ones. So the labels of a batch
 are moved to other rows, and labels and features become 0, 1, negative, half as large, and the constants
 that the losses are compared with. Integers of features must still fit each other, and the code: a length
-of 0, or one of another row, may point at the entries of other rows. So only flags become 0 and 1, of
-several entries per row, such as tokens and masks, all but the first become 0, and all rows get those of
-the first row, such as its group.
+of 0, or one of another row, may point at the entries of other rows. So only flags become 0 and 1, and
+only what is compared and not used otherwise becomes what it is compared with. Of several entries per
+row, such as tokens and masks, all but the first become 0, and all rows get those of the first row, such
+as its group.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -23,6 +24,7 @@ def vary(
     labels: Sequence[bool],
     constants: Collection[float],
     flags: Sequence[bool],
+    compared: Mapping[int, Collection[float]],
 ) -> Iterator[list[np.ndarray]]:
     """Yields batches of the same shapes.
 
@@ -31,6 +33,7 @@ def vary(
         labels: which of them are labels.
         constants: numbers that rows are compared with.
         flags: which of them may be set if they are integers, see `is_flag`.
+        compared: position of an entry that is only compared -> the numbers that it is compared with.
     """
     free = [one or two for one, two in zip(labels, flags, strict=True)]
     pairs = [*zip(batch, labels, free, strict=True)]
@@ -47,7 +50,12 @@ def vary(
         np.ones_like(x) if label or (x.ndim == 1 and (may or x.dtype.kind == "f")) else x
         for x, label, may in pairs
     ]
-    near = [v + d for v in sorted(constants)[:_MAX_CONSTANTS] for d in (0, 1, -1)]
+    numbers = [_around(compared.get(i, ())) for i in range(len(batch))]
+    own = [[*_near(x, n, label=True, free=True), x] for x, n in zip(batch, numbers, strict=True)]
+    for i in range(max(map(len, own)) - 1):
+        # Several rows get the same number: only some of them may be selected, or pairs of them.
+        yield [_mix([each[i % len(each)], each[-1]], 0, repeats=3) for each in own]
+    near = _around(constants)
     for shift in range(0, len(near), len(batch[0])):
         yield [_mix([*_near(x, near, label=label, free=may), x], shift) for x, label, may in pairs]
 
@@ -90,7 +98,11 @@ def _near(x: np.ndarray, values: Sequence[float], *, label: bool, free: bool) ->
     return [np.full_like(x, e) for e, v in zip(exact, values, strict=True) if e == v]
 
 
-def _mix(candidates: Sequence[np.ndarray], shift: int) -> np.ndarray:
-    """Takes each row from another candidate, in turns."""
+def _around(constants: Collection[float]) -> list[float]:
+    return [v + d for v in sorted(constants)[:_MAX_CONSTANTS] for d in (0, 1, -1)]
+
+
+def _mix(candidates: Sequence[np.ndarray], shift: int, repeats: int = 1) -> np.ndarray:
+    """Takes each row, or each few rows, from another candidate, in turns."""
     count = len(candidates[0])
-    return np.stack([candidates[(i + shift) % len(candidates)][i] for i in range(count)])
+    return np.stack([candidates[(i // repeats + shift) % len(candidates)][i] for i in range(count)])

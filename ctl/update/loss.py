@@ -14,6 +14,7 @@ derives it).
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import contextlib
+import math
 import re
 from typing import TypeAlias
 
@@ -23,7 +24,7 @@ from ctl.configs.error_location import name_function
 from ctl.data.autograph import convert
 from ctl.data.source import Nest
 from ctl.errors import UsageError, type_name
-from ctl.graphs import dataflow
+from ctl.graphs import dataflow, ops
 from ctl.rows.assertions import require
 from ctl.rows.row_mask import current
 
@@ -169,6 +170,8 @@ def row_weights(
 
 def _not_negative(weights: tf.Tensor) -> tf.Tensor:
     """Rejects negative weights: the loss is divided by the sum of the weights, which may cancel them."""
+    if ops.is_compiled():  # the host finds the reason for a loss that is not finite
+        return tf.where(weights < 0, tf.constant(math.nan, weights.dtype), weights)
     smallest, rows = tf.reduce_min(weights), current()
 
     def numbers() -> tuple[tf.Tensor, tf.Tensor]:

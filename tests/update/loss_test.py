@@ -156,7 +156,7 @@ def test_check_of_weights_adds_few_ops_to_a_step():
 
 def test_negative_weights_are_not_finite_in_xla_and_weights_of_zero_are_right():
     compute = tf.function(lambda w: loss.row_weights(w, None, tf.float64), jit_compile=True)
-    assert np.isnan(compute(tf.constant([1.0, -1.0]))).all()
+    assert np.isnan(compute(tf.constant([1.0, -1.0]))).tolist() == [False, True]
     np.testing.assert_array_equal(compute(tf.zeros([2])), [0.0, 0.0])
     np.testing.assert_array_equal(loss.row_weights(tf.zeros([2]), None, tf.float64), [0.0, 0.0])
 
@@ -211,6 +211,12 @@ def test_step_rejects_negative_weights_and_losses_of_tokens_in_one_line(case, li
     with pytest.raises(ctl.UsageError, match=line) as raised:
         one_batch.make(case, 8, replicas).train(tf.constant(1))
     assert "\n" not in str(raised.value)
+
+
+def test_step_that_xla_compiles_rejects_negative_weights_in_one_line(caplog):
+    with pytest.raises(ctl.UsageError, match=r"^sample_weight is -3 for example 6 .*in per_ex\S+$"):
+        one_batch.make(Signed, 8, 1, xla="step").train(tf.constant(1))
+    assert "combines rows" not in caplog.text  # no reduction of ctl's own is named
 
 
 TOKENS, VOCABULARY = 6, 5
