@@ -27,52 +27,69 @@ def has_mask(trace: Trace) -> bool:
     return isinstance(trace.inputs, tuple) and trace.inputs[1] is not None
 
 
-def change_losses(probe: Probe, batches: Parts) -> bool:
-    """Returns whether losses change with the replica that computes a row.
+def change_losses(losses: Probe, values: Sequence[tf.Tensor], batches: Parts) -> bool:
+    """Returns whether collectives, and so the losses, change with the replica that computes a row.
+
+    Both must change: losses alone may pair rows by their positions in the global batch, and collectives
+    alone may be reduced to what is the same, such as the largest of the largest.
 
     Args:
-        probe: the losses of one replica; those of the others are the same function.
+        losses: the losses of one replica; those of the others are the same function.
+        values: results of collectives. With an entry for each row of all, it moves with its row.
         batches: the batch of each replica, with the same number of rows; at least two.
     """
-    is_masked = has_mask(probe.trace)
+    is_masked = has_mask(losses.trace)
     if is_masked:  # the last row of all becomes padding
         mask = np.array(batches[-1][-1])
         mask[-1] = 0
         batches = [*batches[:-1], [*batches[-1][:-1], mask]]
     functions: list[Any] = []
+    rows = np.arange(len(batches[0][0]))
 
-    def compute(batches: Parts) -> Parts:
+    def compute(batches: Parts) -> tuple[Parts, Sequence[Any]]:
         flat = [tf.convert_to_tensor(x) for batch in batches for x in batch]
         if not functions:
-            traced = tf.function(lambda *flat: _compute(probe, flat, len(batches)), autograph=False)
+            traced = tf.function(
+                lambda *flat: _compute(losses, values, flat, len(batches)), autograph=False
+            )
             functions.append(traced.get_concrete_function(*flat))
         with without_graph_optimization(), hold_back_stderr(*FAILURES):
-            losses = functions[0](*flat)
-        if not is_masked:
-            return losses
-        pairs = zip(losses, batches, strict=True)
-        return [
-            [_choose(batch[-1] > 0, x, tf.zeros_like(x)) for x in part] for part, batch in pairs
-        ]
+            parts, results = functions[0](*flat)
+        if is_masked:
+            pairs = zip(parts, batches, strict=True)
+            parts = [[_choose(b[-1] > 0, x, tf.zeros_like(x)) for x in part] for part, b in pairs]
+        return parts, results
 
-    rows = np.arange(len(batches[0][0]))
+    def move(value: Any, places: np.ndarray) -> Any:
+        if not value.shape.rank or value.shape[0] != len(batches) * len(rows):
+            return value
+        return tf.concat(
+            [x for (x,) in _exchange([[x] for x in tf.split(value, len(batches))], places)], 0
+        )
+
+    def changes(before: tuple[Parts, Sequence[Any]], batches: Parts, places: np.ndarray) -> bool:
+        parts, results = compute(batches)
+        expected = [move(value, places) for value in before[1]]
+        pairs = zip(_exchange(before[0], places), parts, strict=True)
+        return bool(differ(expected, results, ..., finite=True)) and any(
+            differ(one, two, ..., finite=True) for one, two in pairs
+        )
+
     for number in (None, LATE):
         with contextlib.suppress(ProbeError, *FAILURES), tf.init_scope():
-            probe.set_counters(number)
-            losses = compute(batches)
+            losses.set_counters(number)
+            before = compute(batches)
             if is_masked:  # other numbers in the padding
                 *others, last = batches
                 last = [*(np.concatenate([x[:-1], x[:1]]) for x in last[:-1]), last[-1]]
-                if _differ(losses, compute([*others, last])):
+                if changes(before, [*others, last], rows < 0):
                     return True
-            for places in (rows % 2 == 0, rows % 2 == 1):
-                if _differ(_exchange(losses, places), compute(_exchange(batches, places))):
-                    return True
+            if any(
+                changes(before, _exchange(batches, places), places)
+                for places in (rows % 2 == 0, rows % 2 == 1)
+            ):
+                return True
     return False
-
-
-def _differ(one: Parts, two: Parts) -> bool:
-    return any(differ(a, b, ..., finite=True) for a, b in zip(one, two, strict=True))
 
 
 def _exchange(parts: Parts, places: np.ndarray) -> Parts:
@@ -88,13 +105,16 @@ def _choose(rows: np.ndarray, values: Any, others: Any) -> Any:
     return tf.where(np.reshape(rows, [-1, *[1] * (np.ndim(values) - 1)]), values, others)
 
 
-def _compute(probe: Probe, flat: Sequence[tf.Tensor], replicas: int) -> Parts:
+def _compute(
+    probe: Probe, values: Sequence[tf.Tensor], flat: Sequence[tf.Tensor], replicas: int
+) -> tuple[Parts, Sequence[tf.Tensor]]:
     width = len(flat) // replicas
     copiers: list[_ReplicaCopier] = []
     for i in range(replicas):
         known = probe.known(flat[i * width : (i + 1) * width], tf.zeros([], tf.int64))
         copiers.append(_ReplicaCopier(probe, known, number=i, all_copiers=copiers))
-    return [[copier.tensor(value) for value in probe.values] for copier in copiers]
+    losses = [[copier.tensor(value) for value in probe.values] for copier in copiers]
+    return losses, [copiers[0].tensor(value) for value in values]
 
 
 class _ReplicaCopier(GraphCopier):

@@ -388,8 +388,15 @@ class _CouplingSearch:
         reached = {id(x) for x in ancestors(*losses)}
         values = [x for x in self.trace.global_values if id(x.output) in reached]
         has_mask = exchanged_rows.has_mask(self.trace)
-        suspects = [state.op for x in values if isinstance(state := flow.state(x.local), Mixed)]
-        suspects += [x.output.op for x in values if x.gathered and has_mask]  # perhaps with padding
+        # What is paired by the places of rows before a collective cannot be compared.
+        places = {id(x) for x in self.trace.positions if x.shape.rank}
+        values = [x for x in values if places.isdisjoint(map(id, ancestors(x.local)))]
+        mixed = [(x, flow.state(x.local)) for x in values]
+        found = [(x.output, state.op) for x, state in mixed if isinstance(state, Mixed)]
+        found += [
+            (x.output, x.output.op) for x in values if x.gathered and has_mask
+        ]  # with padding
+        suspects = [op for _, op in found]
         if not suspects or self.replicas * self.micro_batches == 1:
             return
         if self.micro_batches > 1:  # the collective has the rows of one
@@ -403,7 +410,7 @@ class _CouplingSearch:
                     parts.append([x.numpy() for x in self.read(read)[0]])
             while parts and len(parts) < self.replicas:
                 parts.append([np.roll(x, 1, axis=0) for x in parts[-1]])
-            if parts and exchanged_rows.change_losses(probe, parts):
+            if parts and exchanged_rows.change_losses(probe, [x for x, _ in found], parts):
                 self._reject(suspects[0], _COLLECTIVE_USE, _FIX, split=True)
 
         examine(self.batches)

@@ -54,6 +54,12 @@ def largest_of_largest(outputs):
     return tf.reduce_max(all_gather(local), axis=0)
 
 
+def next_row(outputs):
+    """Pairs rows by their positions, so that a row with another position has another partner."""
+    rows = tf.roll(ctl.replica.all_gather(outputs), 1, axis=0)
+    return tf.gather(rows, ctl.replica.positions(outputs))
+
+
 def collecting(collect):
     class Collecting(Case):
         def per_example_loss(self, batch, outputs):
@@ -80,7 +86,7 @@ def test_collective_of_what_a_replica_has_combined_is_rejected_with_its_line(col
 
 @pytest.mark.parametrize(
     "collect, rows",
-    [(mean_by_sums, 7), (largest_of_largest, 7), (mean_of_means, 8)],
+    [(mean_by_sums, 7), (largest_of_largest, 7), (mean_of_means, 8), (next_row, 7)],
     ids=lambda x: getattr(x, "__name__", str(x)),
 )
 def test_collective_whose_result_is_a_function_of_the_global_batch_is_right(collect, rows, caplog):
