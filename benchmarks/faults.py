@@ -42,7 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     table = results.Table(columns, rows := [])
     for title, (loop, stride) in LOOPS.items():
         found = [run(loop, stride, tree=tree) for tree in trees.values()]
-        print(*(each for one in found for each in one["each"] if each["fault"]), sep="\n", flush=True)
+        print(
+            *(each for one in found for each in one.get("each", ()) if each["fault"]),
+            sep="\n",
+            flush=True,
+        )
         rows.append([title, *(each[count] for each in found for count in ("tries", *COUNTS))])
         print(rows[-1], flush=True)
         if flags.result:

@@ -166,7 +166,8 @@ class Step:
         if hasattr(loss_fn, "reduction"):  # a loss object of Keras
             loss_fn = pkgutil.resolve_name(_ROW_LOSSES)(loss_fn)
         elif loss == "mean":
-            loss_fn = functools.partial(pkgutil.resolve_name(_MEAN_OF_ROWS), loss_fn)
+            mean_of_rows = functools.partial(pkgutil.resolve_name(_MEAN_OF_ROWS), loss_fn)
+            loss_fn = functools.update_wrapper(mean_of_rows, loss_fn)
         self.global_batch_size = global_batch_size
         self.loss_fn = loss_fn
         self._is_default = forward is None

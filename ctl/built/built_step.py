@@ -401,7 +401,8 @@ class BuiltStep:
         # Such as momentum and the rate of dropout, which are constants of the trace.
         # The length shows an attribute that hides one of the class.
         numbers: list[Any] = [
-            [len(values), *map(values.get, names)] for values, names in self._numbers
+            [len(values), *map(_constant, map(values.get, names))]
+            for values, names in self._numbers
         ]
         numbers += [_numbers(each) for each in optimizers]
         owner = self.attributes.owner
@@ -426,7 +427,8 @@ class BuiltStep:
                 f"and is {owner.global_batch_size} now: make a new trainer or ctl.Step."
             )
         for name, kept in self._kept.items():
-            if getattr(owner, name) != kept:
+            value = getattr(owner, name)
+            if value is not kept and value != kept:
                 raise UsageError(
                     f"{name} was replaced after the step was built: make a new trainer or ctl.Step."
                 )
@@ -543,6 +545,11 @@ def _numbers(value: object) -> dict[str, Any]:
         for name, each in vars(value).items()
         if name[0] != "_" and (isinstance(each, bool | int | float | None) or callable(each))
     }
+
+
+def _constant(value: object) -> object:
+    """Returns a number, a text or a function, which a trace contains; None for anything else."""
+    return value if isinstance(value, bool | int | float | str) or callable(value) else None
 
 
 def _constants(value: object) -> list[bool | float | str | None]:

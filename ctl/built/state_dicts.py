@@ -66,9 +66,10 @@ class StateDict(tf.train.experimental.PythonState):
         """Returns the structure of a state in JSON types, and adds its arrays."""
         if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
             return {"dict": {key: self._split(each, arrays) for key, each in value.items()}}
-        if isinstance(value, list | tuple):
+        if type(value) in (list, tuple):
             return {type(value).__name__: [self._split(each, arrays) for each in value]}
-        if isinstance(value, _NUMPY) and not (array := np.asarray(value)).dtype.hasobject:
+        # V: bfloat16, which a file of NumPy does not name, and structured arrays.
+        if isinstance(value, _NUMPY) and (array := np.asarray(value)).dtype.kind not in "OV":
             arrays[name := f"array{len(arrays)}"] = array
             return {"array": name}
         if value is None or type(value) in (bool, int, float, str):

@@ -25,10 +25,11 @@ class PortedLosses(Observer):
         if "ported" in rows.trace.call or rows.earlier is not None:
             return
         rows.trace.call["ported"] = True
-        parts = [part for update in rows.trace.updates for part in update.micro_batches[:1]]
-        losses = [loss for part in parts for loss in part.losses]
-        inside = {x.op for x in ancestors(*losses) if x.shape.rank == 0 and x.dtype.is_floating}
+        traces = getattr(rows.graph, "_ctl_started", [rows.trace])  # of all replicas
+        parts = [p for trace in traces for update in trace.updates for p in update.micro_batches]
+        inside = {x.op for part in parts for x in ancestors(*part.losses)}
         added = [op for op in inside if _is_penalty(op)]
+        losses = [x for update in rows.trace.updates for x in update.micro_batches[0].losses]
         # Only if ctl adds them, too: a trainer may have a regularization_losses of its own.
         if added and any(_is_penalty(op) for op in operations if op not in inside):
             _LOG.warning(

@@ -62,6 +62,8 @@ _NUMBERS = ("Cast", "Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "No
 _COLLECTIVE_USE = "combines rows of the same replica before a collective combines the replicas"
 _SIZES = ("Shape", "ShapeN", "Size")
 _REPEATS = ("BroadcastTo", "Fill", "OnesLike", "Tile", "ZerosLike")  # one number for each row
+_MOST_REPLICAS = 8  # whose losses are computed together
+_GATHER = os.path.join("ctl", "rows", "gather.py")
 _PENALTY_FIX = "return the penalty of each row from forward, and add it in per_example_loss"
 _OUTPUTS = "outputs"  # what is computed from variables
 _REDUCTIONS = ("All", "Any", "EuclideanNorm", "Max", "Mean", "Min", "Prod", "Sum")
@@ -247,7 +249,11 @@ def check_count(
     # Statistics may depend on the number of rows, also those of rows that are drawn at random.
     statistics = [x.op for x in ancestors(*losses.values) if is_statistics(x.op)]
     probe = Probe(values, losses.trace, statistics=statistics)
-    dropped = Probe([*fewer.values, *fewer.weights], fewer.trace) if fewer else probe
+    dropped = probe
+    if fewer:
+        statistics = [x.op for x in ancestors(*fewer.values) if is_statistics(x.op)]
+        of_fewer = [*fewer.values, *fewer.weights]
+        dropped = Probe(of_fewer, fewer.trace, statistics=statistics)
     try:
         depends_on_number = find_dependent(probe, [read_batch], None, dropped=dropped)
         # A loss that depends on the other rows is rejected by `search`, with a message of its own.
@@ -355,7 +361,9 @@ class _CouplingSearch:
             {**batch, **leading}, count=rows, clean=clean, resolve=resolve, row_wise=row_wise
         )
         self._check(update, losses, part.losses, rows, micro_batches=self.micro_batches)
-        self._check_collectives(update, losses, part.losses)
+        if self.micro_batches > 1:  # those of `preprocess` have the rows of all micro-batches
+            self._check_collectives(update, prepared, update.inputs)
+        self._check_collectives(update, losses, part.losses, part.rows)
         for penalty in update.penalties[0] if update.penalties else ():
             if rows == 1:
                 raise ProbeError("a micro-batch has one row")
@@ -382,32 +390,57 @@ class _CouplingSearch:
         self.again.append(examine)
 
     def _check_collectives(
-        self, update: UpdateTrace, flow: RowFlow, losses: Sequence[tf.Tensor]
+        self,
+        update: UpdateTrace,
+        flow: RowFlow,
+        losses: Sequence[tf.Tensor],
+        micro_batch: Sequence[tf.Tensor] = (),
     ) -> None:
-        """Rejects losses that read a collective of combined rows, if its result depends on the split."""
-        reached = {id(x) for x in ancestors(*losses)}
+        """Rejects losses that read a collective of combined rows, if its result depends on the split.
+
+        Args:
+            update: the update.
+            flow: finds where rows are combined.
+            losses: the losses, or what `preprocess` and `sample_weight` returned.
+            micro_batch: the rows of a micro-batch, whose losses these are.
+        """
+        is_part = bool(micro_batch) and self.micro_batches > 1
+        stop = {id(x) for x in micro_batch} if is_part else set()
+        reached = {id(x) for x in ancestors(*losses, stop=stop)}
         values = [x for x in self.trace.global_values if id(x.output) in reached]
         has_mask = exchanged_rows.has_mask(self.trace)
         # What is paired by the places of rows before a collective cannot be compared.
         places = {id(x) for x in self.trace.positions if x.shape.rank}
         values = [x for x in values if places.isdisjoint(map(id, ancestors(x.local)))]
         mixed = [(x, flow.state(x.local)) for x in values]
-        found = [(x.output, state.op) for x, state in mixed if isinstance(state, Mixed)]
+        found = [
+            (x.output, state.op) for x, state in mixed
+            if isinstance(state, Mixed) and not _is_own_gather(state.op)
+        ]  # fmt: skip
         found += [
             (x.output, x.output.op) for x in values if x.gathered and has_mask
         ]  # with padding
         suspects = [op for _, op in found]
         if not suspects or self.replicas * self.micro_batches == 1:
             return
-        if self.micro_batches > 1:  # the collective has the rows of one
+        if is_part:  # the collective has the rows of one micro-batch
             self._reject(suspects[0], _COLLECTIVE_USE, _FIX, split=True)
+        if self.replicas > _MOST_REPLICAS:  # each is a copy of the forward pass
+            _LOG.warning(
+                "%s %s. If the result depends on how the batch is split, the update does, too, which is "
+                "not known for more than %s replicas: compare fewer by `ctl check`.",
+                random_search.place(suspects[0]), _COLLECTIVE_USE, _MOST_REPLICAS,
+            )  # fmt: skip
+            return
         probe = Probe(losses, self.trace, self.first, update.aliases)
 
         def examine(batches: Sequence[ReadBatch]) -> None:
             parts: list[list[Any]] = []
             for read in batches[: self.replicas]:
                 with contextlib.suppress(ProbeError, *FAILURES), tf.init_scope():
-                    parts.append([x.numpy() for x in self.read(read)[0]])
+                    rows = [x.numpy() for x in self.read(read)[0]]
+                    is_like = not parts or [x.shape for x in rows] == [x.shape for x in parts[0]]
+                    parts += [rows] if is_like else []
             while parts and len(parts) < self.replicas:
                 parts.append([np.roll(x, 1, axis=0) for x in parts[-1]])
             if parts and exchanged_rows.change_losses(probe, [x for x, _ in found], parts):
@@ -652,6 +685,11 @@ def _is_users_gradient(op: Any) -> bool:
     callers = (frame.filename for frame in reversed(op.traceback))
     caller = next((name for name in callers if _TENSORFLOW not in name), "")
     return not caller.startswith(str(FOLDER)) and _KERAS not in caller
+
+
+def _is_own_gather(op: Any) -> bool:
+    """Returns whether ctl puts rows into the slot of their replica, to gather them."""
+    return any(frame.filename.endswith(_GATHER) for frame in op.traceback)
 
 
 def _bounds(first: Any, tensor: tf.Tensor, count: int | None) -> bool:

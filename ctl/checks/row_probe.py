@@ -138,6 +138,8 @@ class Probe:
                     error.counts = int(value.shape[0]), rows
                     raise error
             if dropped:
+                if dropped is not self:
+                    dropped.observe([values[: rows - 1] for values in batch])
                 fewer = dropped.compute([values[: rows - 1] for values in batch], fixed)
                 return differ([x[: rows - 1] for x in reference], fewer, everything[:-1])
             for kept in _kept_rows(rows, reference):

@@ -21,12 +21,16 @@ def names(step: Any, pattern: str) -> bool:
     owner = step.attributes.owner
     parts = [type(owner), getattr(owner, "loss_fn", None), getattr(owner, "forward", None)]
     parts += [type(models.inner(layer)) for layer in step.attributes.layers()]
-    for part in {getattr(part, "__module__", None): part for part in parts}.values():
+    searched: set[int] = set()
+    for part in parts:
         module = getattr(part, "__module__", None) or ""
         with contextlib.suppress(OSError, TypeError, KeyError):
             # A notebook has no file, but a text for each function.
             has_file = hasattr(sys.modules[module], "__file__")
             text: Any = sys.modules[module] if has_file else part
+            if id(text) in searched:
+                continue
+            searched.add(id(text))
             if module.partition(".")[0] not in _PACKAGES and re.search(
                 pattern, inspect.getsource(text)
             ):

@@ -71,8 +71,9 @@ def hold_back_stderr(*expected: type[BaseException]) -> Iterator[None]:
         # C++ writes to file descriptor 2, which contextlib.redirect_stderr does not change.
         stderr = os.dup(2)
         os.dup2(log.fileno(), 2)
-        reports = faulthandler.is_enabled()
-        faulthandler.enable(stderr)
+        reports = faulthandler.is_enabled()  # perhaps to a file of the user's
+        if not reports:
+            faulthandler.enable(stderr)
         try:
             yield
         except expected:
@@ -84,9 +85,8 @@ def hold_back_stderr(*expected: type[BaseException]) -> Iterator[None]:
         finally:
             sys.stderr.flush()
             os.dup2(stderr, 2)
-            faulthandler.disable()
-            if reports:
-                faulthandler.enable(2)
+            if not reports:
+                faulthandler.disable()
             os.close(stderr)
 
 

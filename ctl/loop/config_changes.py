@@ -116,8 +116,10 @@ def _is_harmless(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bo
     if key == _SPIKE:  # and it would have stopped at a larger spike
         return policy == "stop" and bool(factor) and not 0 < new[_SPIKE] < factor
     if key.startswith(INPUTS):  # the best checkpoint and early stopping compare evaluations
-        split = key.split(".")[1]
-        return split not in ("train", "init") and not new.get("train.best.metric")
+        split, follows = key.split(".")[1], new.get("optimizer.schedule") == "plateau"
+        return split not in ("train", "init") and not (new.get("train.best.metric") or follows)
+    if key in ("eval.interval", "eval.splits") and new.get("optimizer.schedule") == "plateau":
+        return False  # the rate follows a metric of the evaluations
     if key == "runtime.strategy":  # parameter servers update asynchronously
         rows = [STRATEGIES.get(values.get(key, "auto")) for values in (old, new)]
         return not any(row and row.coordinated for row in rows)

@@ -188,7 +188,10 @@ class _Models:
         return {
             name: item
             for name, item in items.items()
-            if not isinstance(item, optimizers) and item is not of_training
+            # No data that training makes either, whose entries are made for a training.
+            if not isinstance(item, optimizers)
+            and item is not of_training
+            and not hasattr(item, "freeze")
         }
 
 

@@ -175,6 +175,8 @@ class Checkpointer:
             on_complete()
             return self.path(step)
         self.wait()
+        for state in self._states if self._background else ():
+            state.freeze()
         disk.make_folder(self.directory)
         # A damaged checkpoint of the same step may exist: its marker must not match the new files.
         self.files.begin(step)
@@ -185,8 +187,6 @@ class Checkpointer:
             experimental_write_callbacks=[lambda _: self._commit(step, notes, on_complete)],
         )
         self._writing = step if self._background else None
-        for state in self._states if self._background else ():
-            state.freeze()
         self._checkpoint.write(self.path(step), options)
         if self._background:
             # Runs before TensorFlow's own handler, which the first write has registered, and which
