@@ -146,7 +146,13 @@ def test_an_attribute_of_a_trainer_with_a_state_is_saved(tmp_path):
 
 @pytest.mark.parametrize(
     ("state", "found"),
-    [({"x": object()}, "an object"), ({1: 2}, "a dict"), ([np.array([None])], "a")],
+    [
+        ({"x": object()}, "an object"),
+        ({1: 2}, "a dict"),
+        ([np.array([None])], "a"),
+        (collections.namedtuple("Point", "x")(1), "a Point"),
+        (np.zeros(2, tf.bfloat16.as_numpy_dtype), "a"),
+    ],
 )
 def test_a_state_that_a_checkpoint_cannot_hold_is_one_line(tmp_path, state, found):
     buffer = Buffer()

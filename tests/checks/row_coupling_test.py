@@ -759,6 +759,7 @@ def divided_by_static_rows(batch, outputs):
     [
         (coupled, 2, "combines rows"),  # one row per replica
         (divided_by_static_rows, 6, "depend on the number of rows"),
+        (divided_by_static_rows, 8, "depend on the number of rows"),  # beside a normalization
     ],
 )
 def test_step_is_searched_with_the_rows_of_all_replicas_and_with_other_numbers(
@@ -767,7 +768,9 @@ def test_step_is_searched_with_the_rows_of_all_replicas_and_with_other_numbers(
     strategy = running.strategy(2)
     data = ctl.data.arrays({name: EXAMPLES[name] for name in ("x", "label")})
     step = ctl.Step(
-        lambda: tf_keras.Sequential([layers.Dense(3)]),
+        lambda: tf_keras.Sequential(
+            [layers.Dense(3), *([ctl.SyncBatchNormalization()] if batch == 8 else [])]
+        ),
         lambda: tf_keras.optimizers.SGD(0.1),
         loss, global_batch_size=batch, strategy=strategy, precision="float64",
     )  # fmt: skip

@@ -215,6 +215,21 @@ def test_folder_that_no_file_system_can_name_is_another_one():
     assert changes.lines == {"data.dir": r"data.dir: '\ud800' -> 'a'"}
 
 
+@pytest.mark.parametrize("name", ["eval", "inputs"])
+@pytest.mark.parametrize("schedule", ["plateau", "cosine"])
+def test_what_is_evaluated_is_harmful_if_the_rate_follows_it(name, schedule):
+    before = config(optimizer=dict(schedule=schedule))
+    before["inputs"] = dict(eval=dict(examples=40))
+    after = (
+        before
+        | {
+            "eval": dict(eval=before["eval"] | dict(interval=56)),
+            "inputs": dict(inputs=dict(eval=dict(examples=56))),
+        }[name]
+    )
+    assert bool(compare(before, after).harmful) == (schedule == "plateau")
+
+
 @pytest.mark.parametrize(
     ("inputs", "best", "harmful", "evaluation"),
     [
