@@ -51,10 +51,11 @@ except ctl.UsageError as error:
 
 @pytest.mark.slow
 def test_new_part_is_its_own_file_and_the_row_of_its_key(tmp_path):
-    for name in ("ctl", "docs/reference"):
+    for name in ("ctl", "docs"):
         ignored = shutil.ignore_patterns("__pycache__", "_vendored")
         shutil.copytree(child.ROOT / name, tmp_path / name, ignore=ignored)
-    os.symlink(child.ROOT / "tests", tmp_path / "tests")
+    for name in ("benchmarks", "tests"):
+        os.symlink(child.ROOT / name, tmp_path / name)
     (tmp_path / "ctl/parts/scaling.py").write_text(PART)
     config = tmp_path / "ctl/parts/config.py"
     config.write_text(config.read_text().replace("KEYS = (\n", f"KEYS = (\n{ROW}"))

@@ -230,7 +230,7 @@ class PerReplicaRate(tf_keras.optimizers.SGD):
     """An optimizer that depends on the number of replicas."""
 
     def apply_gradients(self, pairs, **arguments):
-        replicas = tf.distribute.get_replica_context().num_replicas_in_sync
+        replicas = len(tf.distribute.get_strategy().extended.worker_devices)
         super().apply_gradients([(g / replicas, v) for g, v in pairs], **arguments)
 
 

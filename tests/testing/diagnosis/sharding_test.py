@@ -7,6 +7,7 @@ import tf_keras
 from ctl.configs.options import TrainerOptions
 from ctl.parts import sharded_optimizer
 from ctl.parts.replica_values import SliceLayout
+from ctl.rows import replicas
 from ctl.testing import equivalence
 from ctl.testing.splits import Split
 from ctl.testing.subjects.trainer_subject import TrainerSubject
@@ -61,5 +62,4 @@ def test_a_slice_updated_by_its_neighbours_slots_is_detected(monkeypatch):
 
 
 def replica_number():
-    context = tf.distribute.get_replica_context()
-    return int(tf.get_static_value(context.replica_id_in_sync_group))
+    return int(tf.get_static_value(replicas.number()))
