@@ -28,6 +28,7 @@ OBSERVERS = (
     "random_search:RandomOps",
     "random_search:HostRandom",
     "row_coupling:RowCoupling",
+    "row_count:RowCount",
     "ported_losses:PortedLosses",
     "replica_count:ReplicaCount",
     "split_updates:SplitUpdates",

@@ -8,18 +8,105 @@ rows in the same place are exchanged. Right losses are then exchanged in the sam
 
 from collections.abc import Sequence
 import contextlib
+import logging
+import os
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from ctl.checks import loss_trace
-from ctl.checks.row_probe import FAILURES, LATE, GraphCopier, Probe, ProbeError, differ
+from ctl.checks import loss_trace, random_search
+from ctl.checks.graph_copier import FAILURES, CopiedTrace, GraphCopier, ProbeError
+from ctl.checks.read_batches import ReadBatch
+from ctl.checks.row_flow import Mixed, RowFlow
+from ctl.checks.row_probe import LATE, Probe, differ
+from ctl.checks.searched_trace import FIX, SearchedTrace, reject
+from ctl.graphs.dataflow import ancestors
 from ctl.graphs.unoptimized import without_graph_optimization
 from ctl.hardware.quiet import hold_back_stderr
-from ctl.rows.trace import GlobalValue, Trace
+from ctl.rows.trace import GlobalValue, Trace, UpdateTrace
 
+_LOG = logging.getLogger("ctl")
+_USE = "combines rows of the same replica before a collective combines the replicas"
+_MOST_REPLICAS = 8  # whose losses are computed together
+_GATHER = os.path.join("ctl", "rows", "gather.py")
 Parts = Sequence[Sequence[Any]]  # of each replica: [rows, ...] each
+
+
+def check(
+    searched: SearchedTrace,
+    update: UpdateTrace,
+    flow: RowFlow,
+    losses: Sequence[tf.Tensor],
+    micro_batch: Sequence[tf.Tensor] = (),
+) -> None:
+    """Rejects losses that read a collective of combined rows, if its result depends on the split.
+
+    Args:
+        searched: the trace.
+        update: the update.
+        flow: finds where rows are combined.
+        losses: the losses, or what `preprocess` and `sample_weight` returned.
+        micro_batch: the rows of a micro-batch, whose losses these are.
+    """
+    is_part = bool(micro_batch) and searched.micro_batches > 1
+    found = _find_combined(searched.trace, flow, losses, micro_batch if is_part else ())
+    if not found or not searched.is_split:
+        return
+    op = found[0][1]
+    if is_part:  # the collective has the rows of one micro-batch
+        reject(op, _USE, FIX, split=True)
+    if searched.replicas > _MOST_REPLICAS:  # each is a copy of the forward pass
+        _LOG.warning(
+            "%s %s. If the result depends on how the batch is split, the update does, too, which is "
+            "not known for more than %s replicas: compare fewer by `ctl check`.",
+            random_search.place(op), _USE, _MOST_REPLICAS,
+        )  # fmt: skip
+        return
+    probe = Probe(losses, searched.trace, searched.first, update.aliases)
+
+    def finds(batches: Sequence[ReadBatch]) -> bool:
+        parts = _read_parts(searched, batches)
+        return bool(parts) and change_losses(probe, [x for x, _ in found], parts)
+
+    searched.examine(finds, op, _USE, FIX)
+
+
+def _find_combined(
+    trace: Trace, flow: RowFlow, losses: Sequence[tf.Tensor], stop: Sequence[tf.Tensor]
+) -> list[tuple[tf.Tensor, Any]]:
+    """Returns results of collectives of combined rows, each with the op that combines the rows."""
+    reached = {id(x) for x in ancestors(*losses, stop={id(x) for x in stop})}
+    # What is paired by the places of rows before a collective cannot be compared.
+    places = {id(x) for x in trace.positions if x.shape.rank}
+    values = [
+        x for x in trace.global_values
+        if id(x.output) in reached and places.isdisjoint(map(id, ancestors(x.local)))
+    ]  # fmt: skip
+    states = [(x.output, flow.state(x.local)) for x in values]
+    found = [
+        (x, s.op) for x, s in states if isinstance(s, Mixed) and not _is_own_gather(s.op)
+    ]  # fmt: skip
+    padded = values if has_mask(trace) else []
+    return found + [(x.output, x.output.op) for x in padded if x.gathered]
+
+
+def _is_own_gather(op: Any) -> bool:
+    """Returns whether ctl puts rows into the slot of their replica, to gather them."""
+    return any(frame.filename.endswith(_GATHER) for frame in op.traceback)
+
+
+def _read_parts(searched: SearchedTrace, batches: Sequence[ReadBatch]) -> Parts:
+    """Returns a batch for each replica; they repeat, moved by a row, if fewer can be read."""
+    parts: list[list[Any]] = []
+    for read in batches[: searched.replicas]:
+        with contextlib.suppress(ProbeError, *FAILURES):
+            rows = [x.numpy() for x in searched.read(read)[0]]
+            is_like = not parts or [x.shape for x in rows] == [x.shape for x in parts[0]]
+            parts += [rows] if is_like else []
+    while parts and len(parts) < searched.replicas:
+        parts.append([np.roll(x, 1, axis=0) for x in parts[-1]])
+    return parts
 
 
 def has_mask(trace: Trace) -> bool:
@@ -77,7 +164,7 @@ def change_losses(losses: Probe, values: Sequence[tf.Tensor], batches: Parts) ->
 
     for number in (None, LATE):
         with contextlib.suppress(ProbeError, *FAILURES), tf.init_scope():
-            losses.set_counters(number)
+            losses.source.set_counters(number)
             before = compute(batches)
             if is_masked:  # other numbers in the padding
                 *others, last = batches
@@ -111,8 +198,8 @@ def _compute(
     width = len(flat) // replicas
     copiers: list[_ReplicaCopier] = []
     for i in range(replicas):
-        known = probe.known(flat[i * width : (i + 1) * width], tf.zeros([], tf.int64))
-        copiers.append(_ReplicaCopier(probe, known, number=i, all_copiers=copiers))
+        known = probe.source.known(flat[i * width : (i + 1) * width])
+        copiers.append(_ReplicaCopier(probe.source, known, number=i, all_copiers=copiers))
     losses = [[copier.tensor(value) for value in probe.values] for copier in copiers]
     return losses, [copiers[0].tensor(value) for value in values]
 
@@ -127,17 +214,17 @@ class _ReplicaCopier(GraphCopier):
 
     def __init__(
         self,
-        probe: Probe,
+        source: CopiedTrace,
         known: dict[int, Any],
         *,
         number: int,
         all_copiers: "list[_ReplicaCopier]",
     ):
-        super().__init__(probe, known)
+        super().__init__(source, known)
         self._number, self._all = number, all_copiers
 
-    def _sources(self, tensor: tf.Tensor) -> list[tf.Tensor]:
-        value = self._probe.global_values.get(id(tensor))
+    def _inputs(self, tensor: tf.Tensor) -> list[tf.Tensor]:
+        value = self._source.global_values.get(id(tensor))
         if value is not None:
             joined = _join(value, [each.tensor(value.local) for each in self._all])
             for each in self._all:
@@ -146,7 +233,7 @@ class _ReplicaCopier(GraphCopier):
         if hasattr(tensor, "op") and loss_trace.is_replica_number(tensor.op):
             self._copies[id(tensor)] = tf.constant(self._number, tensor.dtype)
             return []
-        return super()._sources(tensor)
+        return super()._inputs(tensor)
 
 
 def _join(value: GlobalValue, parts: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -10,7 +10,7 @@ import tf_keras
 
 import ctl
 from ctl.built.observers import Losses
-from ctl.checks import row_coupling
+from ctl.checks import row_count, searched_trace
 from ctl.checks.row_coupling import RowCoupling
 from ctl.checks.row_probe import Probe
 from ctl.errors import LateUsageError
@@ -1156,7 +1156,7 @@ class TwoViews(Case):
 
 
 def test_two_views_at_once_are_right_beside_synchronized_batch_normalization(caplog):
-    row_coupling._warn.cache_clear()
+    searched_trace._warn.cache_clear()
     expected = running.train(TwoViews, Split(1, 8))
     assert running.difference(expected, running.train(TwoViews, Split(2, 8))) <= 1e-10
     assert "rows" not in caplog.text
@@ -1225,7 +1225,7 @@ def check_count(loss, *, split=True):
     spec = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), batch)
     losses = tf.function(compute).get_concrete_function(spec).structured_outputs
     found = Losses([losses], trace)
-    row_coupling.check_count(found, lambda: (batch, None), name="loss", split=split)
+    row_count.check_count(found, lambda: (batch, None), name="loss", split=split)
 
 
 @pytest.mark.parametrize("name", COUNTED)
@@ -1235,7 +1235,7 @@ def test_losses_that_depend_on_the_number_of_rows_are_rejected(name):
 
 
 def test_loss_by_the_number_of_rows_is_warned_of_if_one_replica_has_all_rows(caplog):
-    row_coupling._warn.cache_clear()
+    searched_trace._warn.cache_clear()
     check_count(COUNTED["a quotient"], split=False)
     assert "As long as one replica computes the batch at once" in caplog.text
 
