@@ -1,6 +1,6 @@
 """Copies the ops of a traced step into another graph, to compute them for other batches."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import types
 from typing import Any
 
@@ -8,6 +8,8 @@ import tensorflow as tf
 
 from ctl.checks.row_samples import IntegerUses
 from ctl.graphs import ops
+from ctl.graphs.unoptimized import without_graph_optimization
+from ctl.hardware.quiet import hold_back_stderr
 from ctl.private.tensorflow import resource_variable_ops
 from ctl.rows.trace import Trace, symbolic
 
@@ -30,6 +32,29 @@ class ProbeError(Exception):
 
     op: Any = None
     counts: tuple[int, int] | None = None
+
+
+class Computation:
+    """Computes a function of tensors in a graph of its own, which is traced once for their shapes.
+
+    Args:
+        function: the function.
+    """
+
+    def __init__(self, function: Callable[..., Any]):
+        self._function, self._traces = function, dict[Any, Any]()
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Returns what the function returns."""
+        arguments = tf.nest.map_structure(tf.convert_to_tensor, arguments)
+        key = tuple(str(x.shape) for x in tf.nest.flatten(arguments))
+        # A concrete function, since TensorFlow warns of a tf.function that is made often.
+        if key not in self._traces:
+            traced = tf.function(self._function, autograph=False)
+            self._traces[key] = traced.get_concrete_function(*arguments)
+        # TensorFlow logs each error, such as of rows that are made up.
+        with without_graph_optimization(), hold_back_stderr(*FAILURES):
+            return self._traces[key](*arguments)
 
 
 class CopiedTrace:

@@ -1,6 +1,6 @@
 """The probe: computes values of a traced step for some batches, with other rows exchanged."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import types
 from typing import Any
@@ -9,15 +9,20 @@ import numpy as np
 import tensorflow as tf
 
 from ctl.checks import row_samples
-from ctl.checks.graph_copier import FAILURES, CopiedTrace, GraphCopier, ProbeError
+from ctl.checks.graph_copier import (
+    FAILURES,
+    Computation,
+    CopiedTrace,
+    GraphCopier,
+    ProbeError,
+)
 from ctl.checks.read_batches import ReadBatch, read_values
-from ctl.graphs.unoptimized import without_graph_optimization
-from ctl.hardware.quiet import hold_back_stderr
 from ctl.rows.trace import GlobalValue, Trace, symbolic
 
 # Relative to the largest value. The shapes are the same, so the same kernels compute a row.
 _TOLERANCES = {8: 1e-6, 4: 1e-4, 2: 2e-2}
 LATE = 10**6  # of counters, such as global_step
+_FIRST = np.int64(0)  # the position of the first row of the replica
 _LATE = (LATE, LATE + 1, 3, 100)
 
 
@@ -61,7 +66,9 @@ class Probe:
         self._moves = positions is not None
         self._own_places = own_places
         self._fixed: list[tf.Tensor] = []
-        self._functions: dict[Any, Any] = {}
+        self._observed = Computation(self._observe)
+        self._computed = Computation(self._compute)
+        self._summed = Computation(self._totals)
         self._flags: list[bool] = []  # in all batches until now
 
     def depends_on_other_rows(
@@ -140,12 +147,12 @@ class Probe:
         """
         fixed = self.observe(batch) if fixed is None else fixed
         self.source.set_counters(number)
-        return self._call(self._compute, batch, fixed)
+        return self._computed(batch, fixed, _FIRST)
 
     def observe(self, batch: Sequence[Any]) -> Any:
         """Computes the values that stay constant for the other batches."""
         self.source.set_counters(None)
-        return self._call(self._observe, batch)
+        return self._observed(batch, _FIRST)
 
     def is_changed_by(self, shifted: "Probe", batch: Sequence[Any], labels: Sequence[bool]) -> bool:
         """Returns whether a probe of the same values, with shifted tensors, computes other ones."""
@@ -169,7 +176,7 @@ class Probe:
             with contextlib.suppress(*FAILURES):  # the code may reject rows that are made up
                 self.source.set_counters(number)
                 one, two, three, four = (
-                    self._call(self._totals, x, fixed) for x in (sample, earlier, *mixed)
+                    self._summed(x, fixed, _FIRST) for x in (sample, earlier, *mixed)
                 )
                 if differ([one + two], [three + four], ..., finite=True):
                     return False
@@ -203,7 +210,7 @@ class Probe:
         def compare(reference: Sequence[Any], fixed: Sequence[Any]) -> set[int]:
             pairs = zip(self._fixed, fixed, strict=True)
             moves = [self._move_fixed(tensor, value) for tensor, value in pairs]
-            moved = self._call(self._compute, [_move(x) for x in batch], moves, first=1)
+            moved = self._computed([_move(x) for x in batch], moves, _FIRST + 1)
             before, after = [x[1:] for x in reference], [x[:-1] for x in moved]
             return differ(before, after, np.arange(before[0].shape[0]), finite=finite)
 
@@ -247,19 +254,6 @@ class Probe:
         if not self._own_places or collected is None:
             return value
         return tf.concat([_move(part) for part in tf.split(value, collected.copies)], 0)
-
-    def _call(self, method: Callable[..., Any], *arguments: Any, first: int = 0) -> Any:
-        """Calls a method as a traced function."""
-        arguments = tf.nest.map_structure(tf.convert_to_tensor, (*arguments, np.int64(first)))
-        shapes = [x.shape for x in tf.nest.flatten(arguments)]
-        key = (method.__name__, *map(str, shapes))
-        # A concrete function, since TensorFlow warns of a tf.function that is made often.
-        if key not in self._functions:
-            traced = tf.function(method, autograph=False)
-            self._functions[key] = traced.get_concrete_function(*arguments)
-        # TensorFlow logs each error, such as of rows that are made up.
-        with without_graph_optimization(), hold_back_stderr(*FAILURES):
-            return self._functions[key](*arguments)
 
     def _observe(self, batch: Sequence[tf.Tensor], first: tf.Tensor) -> list[tf.Tensor]:
         copy = GraphCopier(self.source, self.source.known(batch, first))
