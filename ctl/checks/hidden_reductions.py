@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 import contextlib
-import itertools
 import logging
 from typing import Any
 
@@ -36,7 +35,7 @@ _MOST = 20  # reductions and bounds that are tried, each of which takes a trace
 
 
 def warn(search: RowDependence) -> None:
-    """Prints a line for the first reduction that changes the losses if its result is another one.
+    """Prints a line for the first op whose result would change the losses if it were another one.
 
     Args:
         search: the search, which has found no batch in which the losses depend on other rows.
@@ -59,25 +58,48 @@ def warn(search: RowDependence) -> None:
         and (not x.dtype.is_integer or any(each.type == "Cast" for each in x.consumers()))
     ]  # fmt: skip
     reductions = [x for x, _ in mixed if _reduces(flow, x, count)]
-    tried: list[Any] = [(x.op, x, [x], {}) for x in reductions]
+    tried = [(x.op, x, [x], {}) for x in reductions] + _find_bounds(flow, mixed, count)
+    for op, x, *shift in tried[:_MOST]:
+        if search.is_dependent(x) is not False and changes(*shift):
+            return _warn(op, "reduces")
+    # One alone may not show itself, such as a sum of 0 that is divided by one of 0.
+    others = [
+        x for x in reductions[:_MOST] if reductions[1:] and search.is_dependent(x) is not False
+    ]
+    if others[1:] and changes(others, {}):
+        return _warn(others[0].op, "reduces")
+    # Rows that only move take part in the losses, as long as no later op moves them back.
+    for x, first in mixed[:_MOST]:
+        if (
+            x.op is first
+            and x.dtype.is_floating
+            and search.is_dependent(x)
+            and not changes([x], {})
+        ):
+            return _warn(x.op, "moves")
+    return None
+
+
+def _find_bounds(
+    flow: RowFlow, mixed: Sequence[tuple[tf.Tensor, Any]], count: int | None
+) -> list[Any]:
+    """Returns the bounds that may hide a reduction: the op, its input, and what to change for it."""
+    found: list[Any] = []
     for x, first in mixed:
         number = next((n for n in x.op.inputs if isinstance(flow.state(n), Mixed)), None)
         if number is not None and _bounds(first, x, count):
             is_bool = x.dtype.is_bool  # otherwise, the number without its bound
-            tried.append((first, number, [x] * is_bool, {} if is_bool else {id(x): number}))
-    shown = (op for op, x, *shift in tried[:_MOST] if changes(*shift) and not search.is_row_wise(x))
-    found = [*itertools.islice(shown, 1)]
-    if not found:
-        # One alone may not show itself, such as a sum of 0 that is divided by one of 0.
-        others = [x for x in reductions[:_MOST] if reductions[1:] and not search.is_row_wise(x)]
-        found = [x.op for x in others[:1] if others[1:] and changes(others, {})]
-    for op in found:
-        _LOG.warning(
-            "%s reduces the rows of a replica or micro-batch (%s) for the loss. The loss of a row "
-            "did not change with the other rows in any batch that ctl has tried; if it does in "
-            "another one, the update depends on how the batch is split: %s.",
-            random_search.place(op), op.type, FIX,
-        )  # fmt: skip
+            found.append((first, number, [x] * is_bool, {} if is_bool else {id(x): number}))
+    return found
+
+
+def _warn(op: Any, use: str) -> None:
+    _LOG.warning(
+        "%s %s the rows of a replica or micro-batch (%s) for the loss. The loss of a row did not "
+        "change with the other rows in any batch that ctl has tried; if it does in another one, the "
+        "update depends on how the batch is split: %s.",
+        random_search.place(op), use, op.type, FIX,
+    )  # fmt: skip
 
 
 def _reduces(flow: RowFlow, tensor: tf.Tensor, count: int | None) -> bool:

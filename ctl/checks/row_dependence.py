@@ -78,13 +78,14 @@ class RowDependence:
         self.searched.again.append(examine_again)
         return self._is_split
 
-    def is_row_wise(self, tensor: tf.Tensor) -> bool:
-        """Returns whether a tensor has an entry per row that is seen to depend on this row only."""
+    def is_dependent(self, tensor: tf.Tensor) -> bool | None:
+        """Returns whether the entry of a row depends on other rows; None if that is not seen."""
         with contextlib.suppress(ProbeError):
             if tensor.shape[:1].is_compatible_with([self.count]):
                 probe = self._probe([tensor])
-                return not self._dependent(probe, self.searched.batches) and not probe.constant
-        return False
+                found = bool(self._dependent(probe, self.searched.batches))
+                return found if found or not probe.constant else None
+        return None
 
     def _probe(self, values: Sequence[tf.Tensor]) -> Probe:
         searched = self.searched

@@ -1023,6 +1023,7 @@ LOOKED_UP = {
     "Mul": lambda b: by_row(b["x"]) + tf.linalg.matvec(
         SEVENS(b)[:, None] * SEVENS(b)[None], by_row(b["x"])
     ),
+    "Roll moves": lambda b: by_row(b["x"]) + SEVENS(b) * tf.roll(by_row(b["x"]), 1, 0),
     "Cumsum below a capacity": lambda b: by_row(b["x"]) * tf.cast(
         tf.cumsum(tf.cast(b["x"][:, 0] > 0, tf.float32)) < 20.0, tf.float32
     ),
@@ -1043,7 +1044,8 @@ def test_op_that_combines_rows_which_no_batch_has_is_reported_in_one_line(
     monkeypatch.setitem(BATCH, "group", np.arange(ROWS) % 3)
     trace(LOOKED_UP[name])
     (line,) = caplog.messages
-    assert "reduces the rows" in line and name.split()[0].removeprefix("sum") in line
+    assert f"{'moves' if 'moves' in name else 'reduces'} the rows" in line
+    assert name.split()[0].removeprefix("sum") in line
 
 
 def unique(batch):
