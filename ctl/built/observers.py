@@ -26,7 +26,7 @@ OBSERVERS = (
     "onednn:WrongGradients",
     "left_tensors:LeftTensors",
     "random_search:RandomOps",
-    "random_search:HostRandom",
+    "python_random:HostRandom",
     "row_coupling:RowCoupling",
     "row_count:RowCount",
     "ported_losses:PortedLosses",

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ctl.checks import loss_trace, random_search
+from ctl.checks import loss_trace
 from ctl.checks.graph_copier import (
     FAILURES,
     Computation,
@@ -28,6 +28,7 @@ from ctl.checks.row_flow import Mixed, RowFlow
 from ctl.checks.row_probe import LATE, Probe, differ
 from ctl.checks.searched_trace import FIX, SearchedTrace, reject
 from ctl.graphs.dataflow import ancestors
+from ctl.graphs.places import place_of
 from ctl.rows.trace import GlobalValue, Trace, UpdateTrace
 
 _LOG = logging.getLogger("ctl")
@@ -64,7 +65,7 @@ def check(
         _LOG.warning(
             "%s %s. If the result depends on how the batch is split, the update does, too, which is "
             "not known for more than %s replicas: compare fewer by `ctl check`.",
-            random_search.place(op), _USE, _MOST_REPLICAS,
+            place_of(op), _USE, _MOST_REPLICAS,
         )  # fmt: skip
         return
     probe = Probe(losses, searched.trace, searched.first, update.aliases)

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ctl.checks import random_search
 from ctl.checks.graph_copier import FAILURES, ProbeError
 from ctl.checks.row_dependence import RowDependence
 from ctl.checks.row_flow import Mixed, RowFlow
@@ -17,6 +16,7 @@ from ctl.checks.row_rules import Place
 from ctl.checks.searched_trace import FIX
 from ctl.graphs import ops
 from ctl.graphs.dataflow import ancestors
+from ctl.graphs.places import place_of
 
 _LOG = logging.getLogger("ctl")
 _REDUCTIONS = ("All", "Any", "EuclideanNorm", "Max", "Mean", "Min", "Prod", "Sum")
@@ -98,7 +98,7 @@ def _warn(op: Any, use: str) -> None:
         "%s %s the rows of a replica or micro-batch (%s) for the loss. The loss of a row did not "
         "change with the other rows in any batch that ctl has tried; if it does in another one, the "
         "update depends on how the batch is split: %s.",
-        random_search.place(op), use, op.type, FIX,
+        place_of(op), use, op.type, FIX,
     )  # fmt: skip
 
 

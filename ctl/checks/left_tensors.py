@@ -11,11 +11,11 @@ import re
 from typing import Any
 
 from ctl.built.observers import Observer
-from ctl.checks import random_search
 from ctl.configs.error_location import user_frame
 from ctl.errors import UsageError
 from ctl.graphs.assignments import READS, outermost
 from ctl.graphs.dataflow import ancestors
+from ctl.graphs.places import place_of
 from ctl.rows import row_mask
 from ctl.rows.row_mask import Rows
 from ctl.rows.trace import UpdateTrace, symbolic
@@ -130,6 +130,4 @@ def _is_in_replica(op: Any) -> bool:
 
 
 def _reject(op: Any, part: str) -> None:
-    raise UsageError(
-        f"{random_search.place(op)} reads a tensor that another {part} has computed: {_FIX}"
-    )
+    raise UsageError(f"{place_of(op)} reads a tensor that another {part} has computed: {_FIX}")

@@ -23,7 +23,6 @@ from ctl.checks import (
     exchanged_rows,
     hidden_reductions,
     loss_trace,
-    random_search,
     replica_number,
     row_sums,
 )
@@ -36,6 +35,7 @@ from ctl.checks.searched_trace import ACCEPT, Check, SearchedTrace
 from ctl.data.autograph import traced
 from ctl.errors import UsageError
 from ctl.graphs.dataflow import outer_tensor
+from ctl.graphs.places import place_of
 from ctl.rows import row_mask
 from ctl.rows.row_mask import Rows
 from ctl.rows.trace import Trace, UpdateTrace, symbolic
@@ -113,7 +113,7 @@ def search(
                     "%s may combine rows of the same replica or micro-batch (%s), which is not known: "
                     "%s. If it does, the update depends on how the batch is split, which `ctl check` "
                     "measures.",
-                    random_search.place(op), op.type, error,
+                    place_of(op), op.type, error,
                 )  # fmt: skip
     return found.again
 
@@ -200,7 +200,7 @@ def _check_equal(difference: loss_trace.TraceDifference | None, parts: str) -> N
         return
     one, two = difference.values
     raise UsageError(
-        f"{random_search.place(difference.op)} is {one} in one of the {parts} and {two} in another: "
+        f"{place_of(difference.op)} is {one} in one of the {parts} and {two} in another: "
         "code in Python, such as a counter, runs once for each of them, while the step is traced. Use "
         f"self.global_step, or a tf.Variable, {ACCEPT}."
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ctl.checks import random_search, replica_number
+from ctl.checks import replica_number
 from ctl.checks.graph_copier import ProbeError
 from ctl.checks.read_batches import ReadBatch
 from ctl.checks.row_flow import Mixed, RowFlow
@@ -16,6 +16,7 @@ from ctl.checks.searched_trace import COMBINES, FIX, PLACE_FIX, SearchedTrace, r
 from ctl.errors import UsageError
 from ctl.graphs import ops
 from ctl.graphs.dataflow import ancestors
+from ctl.graphs.places import place_of
 from ctl.rows.trace import Trace, UpdateTrace
 from ctl.update import loss
 
@@ -149,7 +150,7 @@ def _describe_op(trace: Trace, flow: RowFlow, op: Any) -> str:
         return f"{op.type} of {shown}"  # such as x[:, None] - x, the differences of all pairs
     fix = f"use {_describe(high, trace)}[{':, ' * (high.shape.rank - 1)}0]"
     raise UsageError(
-        f"{random_search.place(op)}: {shown} broadcast to {tuple(op.outputs[0].shape)} ({op.type}), so "
+        f"{place_of(op)}: {shown} broadcast to {tuple(op.outputs[0].shape)} ({op.type}), so "
         f"each row meets the other rows: {fix}."
     )
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from ctl.checks import random_search
 from ctl.checks.graph_copier import FAILURES, ProbeError
 from ctl.checks.read_batches import ReadBatch, read_values
 from ctl.errors import UsageError
+from ctl.graphs.places import place_of
 from ctl.rows.trace import Trace, symbolic
 
 _LOG = logging.getLogger("ctl")
@@ -83,7 +83,7 @@ class SearchedTrace:
 def reject(op: Any, use: str, fix: str, *, split: bool) -> None:
     """Raises a UsageError, or warns if the batch is not split."""
     line = (
-        f"{random_search.place(op)} {use}, so the loss of a row depends on how the batch is "
+        f"{place_of(op)} {use}, so the loss of a row depends on how the batch is "
         f"split: {fix}, {ACCEPT}."
     )
     reject_if_split(line, split=split)

@@ -11,7 +11,8 @@ import tf_keras
 
 import ctl
 from ctl.built.observers import keep_caching_device
-from ctl.checks.random_search import RandomOps, check_host_random
+from ctl.checks.python_random import check_host_random
+from ctl.checks.random_search import RandomOps
 from ctl.graphs import ops
 import ctl.keras.dropout
 from ctl.rows import row_mask
