@@ -40,44 +40,49 @@ def warn(search: RowDependence) -> None:
     Args:
         search: the search, which has found no batch in which the losses depend on other rows.
     """
-    searched, flow, count = search.searched, search.flow, search.count
-    values = [value for value, _ in search.suspects]
-
-    def changes(shifted: Sequence[tf.Tensor], bounds: Mapping[int, tf.Tensor]) -> bool:
-        aliases = {**search.update.aliases, **bounds}
-        other = Probe(
-            values, searched.trace, searched.first, aliases, flow.statistics, shifted=shifted
-        )
-        with contextlib.suppress(ProbeError, *FAILURES), tf.init_scope():
-            return search.probe.is_changed_by(other, *searched.read(searched.batches[0]))
-        return False
-
-    mixed = [
-        (x, state.op) for x in ancestors(*values) if isinstance(state := flow.state(x), Mixed)
-        # Otherwise it is a shape or an index, such as the largest length.
-        and (not x.dtype.is_integer or any(each.type == "Cast" for each in x.consumers()))
-    ]  # fmt: skip
+    flow, count = search.flow, search.count
+    mixed = _find_mixed(search)
     reductions = [x for x, _ in mixed if _reduces(flow, x, count)]
     tried = [(x.op, x, [x], {}) for x in reductions] + _find_bounds(flow, mixed, count)
     for op, x, *shift in tried[:_MOST]:
-        if search.is_dependent(x) is not False and changes(*shift):
+        if search.is_dependent(x) is not False and _changes(search, *shift):
             return _warn(op, "reduces")
     # One alone may not show itself, such as a sum of 0 that is divided by one of 0.
     others = [
         x for x in reductions[:_MOST] if reductions[1:] and search.is_dependent(x) is not False
     ]
-    if others[1:] and changes(others, {}):
+    if others[1:] and _changes(search, others, {}):
         return _warn(others[0].op, "reduces")
     # Rows that only move take part in the losses, as long as no later op moves them back.
-    for x, first in mixed[:_MOST]:
-        if (
-            x.op is first
-            and x.dtype.is_floating
-            and search.is_dependent(x)
-            and not changes([x], {})
-        ):
+    moved = [x for x, first in mixed if x.op is first and x.dtype.is_floating]
+    for x in moved[:_MOST]:
+        if search.is_dependent(x) and not _changes(search, [x], {}):
             return _warn(x.op, "moves")
     return None
+
+
+def _find_mixed(search: RowDependence) -> list[tuple[tf.Tensor, Any]]:
+    """Returns the numbers in which rows are perhaps combined, each with the op that did it first."""
+    values = ancestors(*(value for value, _ in search.suspects))
+    states = [(x, search.flow.state(x)) for x in values]
+    return [
+        (x, state.op) for x, state in states if isinstance(state, Mixed)
+        # Otherwise it is a shape or an index, such as the largest length.
+        and (not x.dtype.is_integer or any(each.type == "Cast" for each in x.consumers()))
+    ]  # fmt: skip
+
+
+def _changes(
+    search: RowDependence, shifted: Sequence[tf.Tensor], bounds: Mapping[int, tf.Tensor]
+) -> bool:
+    """Returns whether other values of some tensors, or values without bounds, change the losses."""
+    searched, values = search.searched, [value for value, _ in search.suspects]
+    aliases = {**search.update.aliases, **bounds}
+    statistics = search.flow.statistics
+    other = Probe(values, searched.trace, searched.first, aliases, statistics, shifted=shifted)
+    with contextlib.suppress(ProbeError, *FAILURES), tf.init_scope():
+        return search.probe.is_changed_by(other, *searched.read(searched.batches[0]))
+    return False
 
 
 def _find_bounds(
@@ -113,12 +118,17 @@ def _reduces(flow: RowFlow, tensor: tf.Tensor, count: int | None) -> bool:
     if op.type not in _REDUCTIONS:  # or a histogram, whose size is a maximum over the rows
         has_rows = any(isinstance(x, Place) for x in inputs)
         return not mixed or (has_rows and mixed[0].op.type not in _MOVING)
+    return _is_over_rows(op, count, is_mixed=bool(mixed))
+
+
+def _is_over_rows(op: Any, count: int | None, *, is_mixed: bool) -> bool:
+    """Returns whether a reduction is perhaps over the axis of the rows."""
     axes = tf.get_static_value(op.inputs[1])
     if axes is None or not op.inputs[0].shape.rank:
         return True
     sizes = [op.inputs[0].shape[axis] for axis in np.ravel(axes)]
     # Inner axes, or sizes such as that of the samples of each row.
-    is_inner = mixed and 0 not in np.ravel(axes)
+    is_inner = is_mixed and 0 not in np.ravel(axes)
     return not is_inner and not (count and all(size and size % count for size in sizes))
 
 

@@ -4,7 +4,7 @@ The copies are equal then, or are parts of a sum, so that comparing them shows n
 the replicas' values, and the value of the first one, depend on how the batch is split.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import contextlib
 from typing import Any
 
@@ -18,7 +18,7 @@ from ctl.checks.read_batches import read_values
 from ctl.checks.row_probe import Probe
 from ctl.configs.error_location import user_frame
 from ctl.errors import UsageError
-from ctl.graphs.assignments import find_assignments, outermost
+from ctl.graphs.assignments import Assignment, find_assignments, outermost
 from ctl.graphs.dataflow import ancestors, captured
 from ctl.rows.row_mask import Rows
 from ctl.rows.trace import Trace, symbolic
@@ -36,22 +36,13 @@ class LocalState(Observer):
         plan = self.step.plan
         if plan.layout.replicas == 1 or plan.options.allow_row_coupling or rows.earlier is not None:
             return
-        held = assignable(self.step.attributes)
-        # The statistics of batch normalizations are left out, but not the sums of metrics.
-        variables = [*held.once, *(v for v in held.summed if v.aggregation == _SUM)]
-        owners = {key: v for v in variables for key in handles([v])}
         updates = rows.trace.updates
         losses = [x for each in updates for part in each.micro_batches for x in part.losses]
         read = _read(*losses, *(x for each in updates for x in each.inputs))
-        for assignment in find_assignments(operations):
-            v = owners.get(id(assignment.handle))
-            values = [x for x in assignment.op.inputs if x.dtype != tf.resource]
-            if v is None or not _is_local(values, rows):
-                continue
-            if _is_right(v, values, read) and self._is_right_sum(v, values, rows):
-                continue
+        for assignment, v in self._find_local(operations, rows, read):
             # The replicas merge to assign them, so the user's line is that of a value.
-            stacks = ([(f.filename, f.lineno) for f in x.op.traceback] for x in ancestors(*values))
+            values = ancestors(*_values(assignment))
+            stacks = ([(f.filename, f.lineno) for f in x.op.traceback] for x in values)
             place = next(filter(None, map(user_frame, stacks)), assignment.place)
             line = (
                 f"{place} assigns {v.name} a value of the rows of each replica, which depends on how "
@@ -62,6 +53,21 @@ class LocalState(Observer):
             if handles([v]) & read and not (plan.even and v.aggregation == _MEAN):
                 raise UsageError(line)
             self.warn_once(line)
+
+    def _find_local(
+        self, operations: Sequence[Any], rows: Rows, read: set[int]
+    ) -> Iterator[tuple[Assignment, tf.Variable]]:
+        """Yields the assignments of values that depend on the split, with their variables."""
+        held = assignable(self.step.attributes)
+        # The statistics of batch normalizations are left out, but not the sums of metrics.
+        variables = [*held.once, *(v for v in held.summed if v.aggregation == _SUM)]
+        owners = {key: v for v in variables for key in handles([v])}
+        for assignment in find_assignments(operations):
+            v, values = owners.get(id(assignment.handle)), _values(assignment)
+            if v is None or not _is_local(values, rows):
+                continue
+            if not (_is_right(v, values, read) and self._is_right_sum(v, values, rows)):
+                yield assignment, v
 
     def _is_right_sum(self, variable: tf.Variable, values: Sequence[Any], rows: Rows) -> bool:
         """Returns whether a variable that is no metric gets a sum over rows, if its parts are summed."""
@@ -89,6 +95,10 @@ def _is_right(variable: tf.Variable, values: Sequence[Any], read: set[int]) -> b
         return not handles([variable]) & (read if is_own else _read(*values))
     # Other copies that are not combined may differ, so that they are compared.
     return variable.aggregation not in (_FIRST, *(() if is_own else (_MEAN,)))
+
+
+def _values(assignment: Assignment) -> list[tf.Tensor]:
+    return [x for x in assignment.op.inputs if x.dtype != tf.resource]
 
 
 def _read(*values: Any) -> set[int]:

@@ -107,14 +107,19 @@ def vary(
         np.ones_like(x) if label or (x.ndim == 1 and (may or x.dtype.kind == "f")) else x
         for x, label, may in pairs
     ]
-    numbers = [_around(compared.get(i, ())) for i in range(len(batch))]
-    own = [[*_near(x, n, label=True, free=True), x] for x, n in zip(batch, numbers, strict=True)]
-    for i in range(max(map(len, own)) - 1):
-        # Several rows get the same number: only some of them may be selected, or pairs of them.
-        yield [_mix([each[i % len(each)], each[-1]], 0, repeats=3) for each in own]
+    yield from _vary_compared(batch, [_around(compared.get(i, ())) for i in range(len(batch))])
     near = _around(constants)
     for shift in range(0, len(near), len(batch[0])):
         yield [_mix([*_near(x, near, label=label, free=may), x], shift) for x, label, may in pairs]
+
+
+def _vary_compared(
+    batch: Sequence[np.ndarray], numbers: Sequence[Sequence[float]]
+) -> Iterator[list[np.ndarray]]:
+    """Yields batches in which several rows get the same number: only some of them may be selected."""
+    own = [[*_near(x, n, label=True, free=True), x] for x, n in zip(batch, numbers, strict=True)]
+    for i in range(max(map(len, own)) - 1):
+        yield [_mix([each[i % len(each)], each[-1]], 0, repeats=3) for each in own]
 
 
 def is_flag(x: np.ndarray) -> bool:
