@@ -196,9 +196,9 @@ def _copy(
 ) -> "list[_ReplicaCopier]":
     """Returns what copies the ops of each replica, for its batch and values that are known."""
     copiers: list[_ReplicaCopier] = []
-    given = dict(given)
+    values = dict(given)
     for i, part in enumerate(parts):
-        known = probe.source.known(part) | given
+        known = probe.source.known(part) | values
         copiers.append(_ReplicaCopier(probe.source, known, number=i, all_copiers=copiers))
     return copiers
 

@@ -49,7 +49,7 @@ def check(
                 fixed = probe.observe(batch)
                 fixed = probe.make_distinct(fixed, each.number) if distinct else fixed
                 results.append(probe.compute(batch, fixed, late))
-        return not differ(*results, slice(None)) if len(results) == 2 else None
+        return not differ(results[0], results[1], ...) if len(results) == 2 else None
 
     def finds(batches: Sequence[ReadBatch]) -> bool:
         batch = two.read(batches[0])[0]
