@@ -89,8 +89,9 @@ class ReplicaCount(Observer):
             raise UsageError(
                 f"{place_of(difference.op)} is {first} on {replicas} replicas and {second} "
                 f"on {replicas + 1}: ctl divides a loss by the weight of the global batch, and adds a "
-                "penalty once, so leave out the number of replicas, or accept it with "
-                "allow_row_coupling=True (runtime.allow_row_coupling)."
+                "penalty once, so leave out the number of replicas (the rows of all are those of "
+                "ctl.replica.all_gather(x)), or accept it with allow_row_coupling=True "
+                "(runtime.allow_row_coupling)."
             )
 
 
