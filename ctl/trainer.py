@@ -329,6 +329,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         variables: Sequence[tf.Variable] | None = None,
         optimizer: Optimizer | None = None,
         regularization: Callable[[], Sequence[tf.Tensor]] | None = None,
+        when: tf.Tensor | None = None,
     ) -> tf.Tensor:
         """Computes and applies the one update that the global batch defines.
 
@@ -343,6 +344,9 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
             regularization: returns scalars to add once. By default, the penalties of the layers that
                 hold `variables`, of any model; `regularization_losses` if it is overridden, or if
                 `variables` is None.
+            when: scalar tensor of bools, the same on every replica, such as `self.global_step % 5 == 0`.
+                Where it is False, the update is computed and leaves nothing behind: no weight, slot,
+                moving statistic or count of the optimizer changes. Always applied by default.
 
         Returns:
             The loss of the global batch, the same on every replica.
@@ -366,6 +370,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
             optimizer=optimizer,
             regularization=regularization or self.regularization_losses,
             chosen=chosen,
+            when=when,
         ).loss
 
     def train_step(self, iterator: Any) -> None:

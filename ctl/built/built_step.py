@@ -14,7 +14,7 @@ import tf_keras
 from ctl.built import observers, preparations
 from ctl.built.attributes import Attributes, freezing
 from ctl.built.explanations import explained
-from ctl.built.hooks import names_of_attributes
+from ctl.built.hooks import names_of_attributes, outer_numbers
 from ctl.built.loop_results import LoopResults
 from ctl.built.state import Trackable, assignable, checkpoint_items
 from ctl.data.autograph import convert
@@ -28,7 +28,7 @@ from ctl.update import loss
 from ctl.update.empty_batches import pad_rows
 from ctl.update.gradients import optimizers_of
 from ctl.update.microbatches import Batch, hide_rows, row_count
-from ctl.update.part import Part, variables_of_state
+from ctl.update.part import Part, restored_variables
 from ctl.update.plan import Plan
 from ctl.update.preprocessing import Hooks, call_sample_weight, preprocess
 from ctl.update.snapshot import Snapshot
@@ -40,6 +40,7 @@ _FUNCTIONS = (
     "loss_fn", "preprocess", "forward", "per_example_loss", "sample_weight", "regularization_losses",
     "update_metrics", "transform_gradients",
 )  # fmt: skip
+_STEPS = ("replica_step", "train_step")
 _UNSAVED = (
     "%s assigns a variable that the trainer or ctl.Step does not hold: it is in no checkpoint, and a "
     "skipped step does not restore it. Make it an attribute of the trainer or step, of a layer or of a "
@@ -116,6 +117,9 @@ class BuiltStep:
         self._layers: tuple[tf_keras.layers.Layer, ...] = ()
         self._optimizers: tuple[Optimizer, ...] = ()
         self._state: object = None
+        # The Python numbers around the user's functions, with those of the last trace.
+        self._outer: dict[str, tuple[Callable[[], Any], Any]] = {}
+        self._named_number = False
         model = self._model = attributes.model
         for part in parts:
             part.create(plan, model)
@@ -125,7 +129,7 @@ class BuiltStep:
         kept = ("strategy", "options", *(() if hooks is attributes.owner else ("parts",)))
         self._kept = {name: getattr(attributes.owner, name) for name in kept}
         # Attributes that the trace contains as constants; those that no hook names may count loops.
-        methods = (*_FUNCTIONS, "replica_step", "train_step")
+        methods = (*_FUNCTIONS, *_STEPS)
         self._names = sorted(names_of_attributes(type(attributes.owner), methods))
 
     @contextlib.contextmanager
@@ -174,7 +178,13 @@ class BuiltStep:
             yield rows
 
     def run(
-        self, batch: Batch, mask: tf.Tensor | None, *, equal: bool = True, details: bool = False
+        self,
+        batch: Batch,
+        mask: tf.Tensor | None,
+        *,
+        equal: bool = True,
+        details: bool = False,
+        when: tf.Tensor | None = None,
     ) -> tf.Tensor | UpdateResult:
         """Runs one replica's step; call it in a replica context.
 
@@ -186,6 +196,7 @@ class BuiltStep:
             equal: whether all replicas are known to have the same number of rows. Otherwise their
                 static numbers are not used: each replica would compute its own positions from them.
             details: whether to return the `UpdateResult` of `update_model`.
+            when: the argument of `update_model`, if that is the function of the step.
 
         Returns:
             The loss of the global batch, or the `UpdateResult`.
@@ -199,21 +210,25 @@ class BuiltStep:
             # The forward pass runs before anything is known of the gradients, so its assignments can
             # only be undone.
             once, summed, _ = assignable(self.attributes)
-            states = [variables_of_state(part) for part in self.parts if part.restored]
-            restored = [v for state in states for variables in state.values() for v in variables]
-            snapshot = Snapshot([*once, *summed, *restored] if self.results.may_skip() else [])
+            may_skip = when is not None or self.results.may_skip()
+            restored = [*once, *summed, *restored_variables(self.parts)]
+            snapshot = Snapshot(restored if may_skip else [])
             # As `compute`, whose frame would be one more between the loop and the user's code.
             with tf.GradientTape() as tape:
                 prepared = preprocess(self.hooks, batch)
             self.update.untrained.warn_of_hook("preprocess", tape, prepared)
-            result = convert(self._function)(prepared)
+            result = convert(self._function)(prepared, *([] if when is None else [when]))
             loss = result.loss if isinstance(result, UpdateResult) else result
             # Decided while tracing: a step that can never be skipped has no ops for it.
             applied: tf.Tensor | bool = True
+            rows.trace.applied += [] if when is None else [when]
             if rows.trace.applied:
                 # The user's code may compute several updates, with one entry each.
                 applied = tf.reduce_all(rows.trace.applied)
                 snapshot.restore_unless(applied)
+            wanted = [each for each in rows.trace.wanted if each is not None]
+            if wanted and len(wanted) == len(rows.trace.wanted):  # a step without any update
+                applied = tf.logical_and(applied, tf.reduce_any(wanted))
             self.results.update(loss, applied)
             rows.trace.results = [result]
             own, used = self.attributes.optimizer, self.update.optimizers
@@ -228,8 +243,8 @@ class BuiltStep:
         """Runs the user's code of a step on the rows of a replica."""
         return convert(self._function)(preprocess(self.hooks, batch))
 
-    def update_model(self, batch: Batch) -> UpdateResult:
-        """Computes and applies the update of the first model, and updates its metrics."""
+    def update_model(self, batch: Batch, when: tf.Tensor | None = None) -> UpdateResult:
+        """Computes and applies the update of the first model, if `when` holds; updates its metrics."""
         hooks, attributes = self.hooks, self.attributes
         variables = attributes.trained_variables()
         result = self.update(
@@ -240,6 +255,7 @@ class BuiltStep:
             variables=variables,
             optimizer=attributes.optimizer,
             regularization=hooks.regularization_losses,
+            when=when,
         )
         self.results.update_metrics(result.micro_batches, hooks.update_metrics)
         return result
@@ -316,8 +332,10 @@ class BuiltStep:
         self._check_replaced()
         if search:
             self._search()
-        if self._state is not None and self._state == self._read_state():
+        state = None if self._state is None else self._read_state()
+        if state is not None and state == self._state:
             return False
+        self._name_changed_number()
         # A user's own step may pass other variables, or another optimizer.
         if not (self.plan.own_replica_step or self.plan.own_train_step):
             self.attributes.check_slot_variables()
@@ -325,6 +343,18 @@ class BuiltStep:
         self.repeated.clear()  # they belong to the last trace
         self.is_unfinished = True
         return True
+
+    def _name_changed_number(self) -> None:
+        """Prints a line if a Python number that the user's functions read is another one by now."""
+        for name, (read, old) in self._outer.items():
+            if read() != old and not self._named_number:
+                self._named_number = True
+                _LOG.warning(
+                    "%s was %s when the step was traced and is %s now, so that the step is traced again "
+                    "for each change: make it a tf.Variable, or compute it from global_step. For an "
+                    "update in some of the steps, pass minimize or ctl.Step when=condition.",
+                    name, old, read(),
+                )  # fmt: skip
 
     def finish_loop(self) -> None:
         """Checks what the first steps after a trace have created or trained.
@@ -382,6 +412,10 @@ class BuiltStep:
         A trace may build further layers, and the step of a GAN may freeze and unfreeze a model in it.
         """
         self._search()
+        owner = self.attributes.owner
+        functions = [getattr(owner, name, None) for name in (*_FUNCTIONS, *_STEPS)]
+        functions += [inspect.getattr_static(owner, name, None) for name in self._names]
+        self._outer = {k: (read, read()) for k, read in outer_numbers(functions).items()}
         self._state = self._read_state()
 
     def _read_state(self) -> object:
@@ -409,6 +443,7 @@ class BuiltStep:
         own = [getattr(owner, name, None) for name in _FUNCTIONS]
         # Without properties, which may compute anything.
         own += [_constants(inspect.getattr_static(owner, name, None)) for name in self._names]
+        own += [_constant(read()) for read, _ in self._outer.values()]
         used = (
             self._optimizers,
             self.attributes.optimizer,

@@ -127,6 +127,7 @@ class Trace:
         positions: positions of rows in the global batch: of the first row, or of each row.
         row_wise: tensors whose rows are computed one by one, each with the tensors of the rows.
         applied: one scalar bool for each update that this step may skip: whether it was applied.
+        wanted: one entry for each update: the condition to apply it, or None.
         refused: the functions that could not read other rows because of `Rows.isolated`.
         folded: the draws for tensors with several entries per row on axis 0.
         results: what the step returns; None if that is not known.
@@ -144,6 +145,7 @@ class Trace:
     positions: list[tf.Tensor] = dataclasses.field(default_factory=list)
     row_wise: list[tuple[tf.Tensor, list[tf.Tensor]]] = dataclasses.field(default_factory=list)
     applied: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    wanted: list[tf.Tensor | None] = dataclasses.field(default_factory=list)
     refused: list[str] = dataclasses.field(default_factory=list)
     folded: list[Folded] = dataclasses.field(default_factory=list)
     results: Nest = None

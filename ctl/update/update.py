@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 import logging
+import pkgutil
+from typing import Any
 
 import tensorflow as tf
 import tf_keras
@@ -42,11 +44,12 @@ from ctl.update.non_finite import (
     NonFiniteRecorder,
     counter,
 )
-from ctl.update.part import GlobalUpdate, Part
+from ctl.update.part import GlobalUpdate, Part, restored_variables
 from ctl.update.plan import Plan
 from ctl.update.snapshot import Assignable, Snapshot
 
 _LOG = logging.getLogger("ctl")
+_CHECK_CONDITION = "ctl.update.conditions:check"  # imported for an update that has one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,6 +128,7 @@ class Update:
         optimizer: Optimizer,
         regularization: Callable[[], Sequence[tf.Tensor]],
         chosen: bool = False,
+        when: tf.Tensor | None = None,
     ) -> UpdateResult:
         """Computes the update and applies it; call it in a replica context, on every replica.
 
@@ -140,12 +144,15 @@ class Update:
                 LossScaleOptimizer.
             regularization: returns the scalars that are added to the loss once.
             chosen: whether the user has chosen `variables`, so that the loss may depend on others.
+            when: scalar bool, the same on every replica, whether to apply the update at all; True by
+                default. Otherwise it leaves nothing behind.
 
         Returns:
             The loss, the micro-batches, and whether the update was applied.
         """
         plan = self._plan
         rows = row_mask.current() or row_mask.Rows()
+        when = None if when is None else pkgutil.resolve_name(_CHECK_CONDITION)(when, rows)
         # Read once: scaling and unscaling must use the same number.
         loss_scale = self._loss_scale(optimizer)
 
@@ -172,8 +179,9 @@ class Update:
             batch, rows.row_mask, weights, denominators, rows.first_row, rows.step, loss_scale
         )
         rows.trace.begin_update(inputs, chosen=chosen)
-        # Restores nothing: it notes where the ops of the forward pass begin, to find what they assign.
-        snapshot = Snapshot([])
+        # Where the ops of the forward pass begin, to find what they assign.
+        held = self._assignable()
+        snapshot = Snapshot([] if when is None else [*held.once, *held.summed])
         if plan.xla == "gradients" and not rows.trace.losses_only:
             # A micro-batch cannot read the other rows, with or without XLA.
             may_retry = plan.options.xla == "auto" and plan.micro_batches == 1
@@ -185,16 +193,38 @@ class Update:
         # Listed again, because the forward pass may have built a model.
         held = self._assignable()
         self.unsaved |= dict.fromkeys(snapshot.places_of_others([*held.once, *held.summed]))
+        if when is not None:
+            snapshot.restore_unless(when)
 
         # From here on every value is that of the global batch, the same on every replica, so all
         # replicas agree without another message.
         update = reduce_contributions(
             contributions, variables, loss_scale, optimizer, plan=plan, parts=self.parts
         )
+        applied = self._finish(
+            update, optimizer, decides=plan.skips or loss_scale is not None, when=when
+        )
+        self.losses.update([each.losses for each in contributions.micro_batches], applied)
+        return UpdateResult(update.loss, contributions.micro_batches, applied)
+
+    def _finish(
+        self, update: GlobalUpdate, optimizer: Optimizer, *, decides: bool, when: tf.Tensor | None
+    ) -> tf.Tensor | bool:
+        """Checks, clips and applies the gradients of the global batch; returns whether it applied them.
+
+        Args:
+            update: the loss and the gradients.
+            optimizer: updates the variables.
+            decides: whether gradients that are not finite are not applied.
+            when: as for `__call__`.
+        """
+        plan, variables = self._plan, update.variables
+        trace = (row_mask.current() or row_mask.Rows()).trace
         decision = self._decide(update.gradients, update.loss, variables)
         self._warn_unused(update.gradients, variables)
+        kept = Snapshot([] if when is None else restored_variables(self.parts))
         # The name of the update in the step, by which its random numbers are keyed.
-        number = f"update {len(rows.trace.updates)}"
+        number = f"update {len(trace.updates)}"
         with row_mask.of_update(number):
             before = [part.before(update) for part in self.parts]
         # After the reduction, because a norm is not linear: the sum of clipped contributions depends on
@@ -207,21 +237,28 @@ class Update:
         self.variables |= {id(variable): variable for variable in variables}
         # A Python bool if no step can be skipped: the update is then unconditional in the graph.
         applied: tf.Tensor | bool = True
+        trace.wanted.append(when)
+        if decides:
+            applied = decision.should_apply
+            trace.applied.append(applied)
+        if when is not None:
+            applied = tf.logical_and(applied, when)
         with row_mask.of_update(f"{number}, optimizer"):
-            if plan.skips or loss_scale is not None:
-                self._apply_or_skip(decision, clipped, variables, optimizer)
-                applied = decision.should_apply
-                rows.trace.applied.append(applied)
+            if applied is not True:
+                new = dataclasses.replace(decision, should_apply=applied)
+                self._apply_or_skip(new, clipped, variables, optimizer, when)
             else:
                 if self._waits_for_all_gradients():
                     clipped = gradients.after_all(clipped)
                 gradients.apply(optimizer, clipped, variables)
-                self._record_non_finite(decision)
-        self.losses.update([each.losses for each in contributions.micro_batches], applied)
+            if not decides:
+                self._record_non_finite(decision, when)
         with row_mask.of_update(f"{number}, after"):
             for part, noted in zip(self.parts, before, strict=True):
                 part.after(update, noted, applied)
-        return UpdateResult(update.loss, contributions.micro_batches, applied)
+        if when is not None:
+            kept.restore_unless(when)
+        return applied
 
     def _loss_scale(self, optimizer: Optimizer) -> tf.Tensor | None:
         if precision.has_loss_scale(optimizer):
@@ -270,14 +307,14 @@ class Update:
         first = tf.where(first > 0, later, 0)
         return Decision(tf.logical_and(finite, normal), finite, first, names)
 
-    def _record_non_finite(self, decision: Decision) -> None:
+    def _record_non_finite(self, decision: Decision, when: tf.Tensor | None) -> None:
         """Records the step after its update, so that the record does not delay the update."""
         recorder = self.recorder
         if recorder is None:
             return
-        position = recorder.add_names(decision.names)
+        position, is_good = recorder.add_names(decision.names), decision.should_apply
         gradients.call_unless(
-            decision.should_apply,
+            is_good if when is None else tf.logical_or(is_good, tf.logical_not(when)),
             functools.partial(self._record, position),
             arguments=(decision.first,),
             compiled=self._plan.compiles_update,
@@ -299,6 +336,7 @@ class Update:
         clipped: Sequence[Gradient],
         variables: Sequence[tf.Variable],
         optimizer: Optimizer,
+        when: tf.Tensor | None,
     ) -> None:
         has_scale = precision.has_loss_scale(optimizer)
         recorder = self.recorder
@@ -308,7 +346,8 @@ class Update:
         scale_can_shrink = has_scale and (optimizer.loss_scale > 1 if optimizer.dynamic else True)
         is_recorded = tf.logical_or(decision.finite, tf.logical_not(scale_can_shrink))
 
-        def on_skip(first: tf.Tensor, is_recorded: tf.Tensor, *, counts: tf.Tensor) -> None:
+        def on_skip(first: Any, is_recorded: Any, *wanted: tf.Tensor, counts: tf.Tensor) -> None:
+            counts = tf.reduce_all([counts, *wanted]) if wanted else counts
             self.skipped_steps.assign_add(tf.cast(counts, tf.int64))
             self._record(position, first, counts=tf.logical_and(counts, is_recorded))
 
@@ -324,7 +363,7 @@ class Update:
             clipped,
             variables,
             on_skip=on_skip,
-            skip_arguments=(decision.first, is_recorded),
+            skip_arguments=(decision.first, is_recorded, *([] if when is None else [when])),
             finite=decision.finite,
             afterwards=afterwards,
             compiled=self._plan.compiles_update,
