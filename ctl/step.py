@@ -102,6 +102,8 @@ class Step:
             is neither `label` nor `weight`, or with a dict of them if there are several.
         sample_weight: (batch, training) -> the weights of the losses, or None for 1. By default it is
             `batch["weight"]`, if that exists.
+        denominator: what the sum of the losses is divided by: "weights", "batch" or "none", or a
+            function (batch) -> numbers of the rows, as the method of `ctl.StandardTrainer`.
         transform_gradients: (gradients, variables) -> the new gradients of the global batch, as the
             method of `ctl.StandardTrainer`.
         parts: parts of your own of the update, `ctl.Part`s.
@@ -139,6 +141,7 @@ class Step:
         loss: str = "rows",
         forward: Callable[[Batch, bool], Nest] | None = None,
         sample_weight: Callable[[Batch, bool], tf.Tensor | None] | None = None,
+        denominator: str | Callable[[Batch], Any] = "weights",
         transform_gradients: Transform | None = None,
         parts: Sequence[Part] = (),
         metrics: Mapping[str, tf_keras.metrics.Metric] | None = None,
@@ -178,9 +181,10 @@ class Step:
         self.sample_weight = sample_weight or (
             lambda batch, training: preprocessing.default_sample_weight(batch)
         )
+        self.denominator = denominator if callable(denominator) else lambda batch: denominator
         self.transform_gradients, self.parts = transform_gradients, parts
         functions = {"loss_fn": ("batch", "outputs"), "forward": ("batch", "training")}
-        functions |= {"sample_weight": ("batch", "training")}
+        functions |= {"sample_weight": ("batch", "training"), "denominator": ("batch",)}
         functions |= (
             {"transform_gradients": ("gradients", "variables")} if transform_gradients else {}
         )
@@ -549,6 +553,9 @@ class _Hooks:
 
     def sample_weight(self, batch: Batch, training: bool) -> tf.Tensor | None:
         return convert(self._step.sample_weight)(batch, training)
+
+    def denominator(self, batch: Batch) -> Any:
+        return convert(self._step.denominator)(batch)
 
     def update_metrics(self, metrics: Any, batch: Batch, outputs: Nest, weights: tf.Tensor) -> None:
         sample_weight = functools.partial(self.sample_weight, batch)

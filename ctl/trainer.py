@@ -183,6 +183,23 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         """
         return batch.get("weight")
 
+    def denominator(self, batch: Batch) -> str | tf.Tensor | Mapping[str, str | tf.Tensor]:
+        """Returns what the weighted sum of the losses of the global batch is divided by.
+
+            def denominator(self, batch):
+                return tf.reduce_sum(batch["positive"], axis=1)  # of each image
+
+        Args:
+            batch: what `preprocess` returned.
+
+        Returns:
+            "weights" for the sum of the weights; "batch" for the number of rows; "none" for no division,
+            in which case an evaluation reports the loss per row; or [rows, ...] numbers, whose sum over
+            the rows of all replicas and micro-batches is the denominator: if it is 0, the loss is 0.
+            Of several losses it may be a dict of name -> one of these.
+        """
+        return "weights"
+
     def regularization_losses(self) -> Sequence[tf.Tensor]:
         """Returns scalars that depend on the variables alone; they are added once per update."""
         return self.model.losses
@@ -329,6 +346,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         variables: Sequence[tf.Variable] | None = None,
         optimizer: Optimizer | None = None,
         regularization: Callable[[], Sequence[tf.Tensor]] | None = None,
+        denominator: str | tf.Tensor | None = None,
         when: tf.Tensor | None = None,
     ) -> tf.Tensor:
         """Computes and applies the one update that the global batch defines.
@@ -344,6 +362,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
             regularization: returns scalars to add once. By default, the penalties of the layers that
                 hold `variables`, of any model; `regularization_losses` if it is overridden, or if
                 `variables` is None.
+            denominator: what the loss is divided by; by default, what the method `denominator` returns.
             when: scalar tensor of bools, the same on every replica, such as `self.global_step % 5 == 0`.
                 Where it is False, the update is computed and leaves nothing behind: no weight, slot,
                 moving statistic or count of the optimizer changes. Always applied by default.
@@ -369,6 +388,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
             variables=trained,
             optimizer=optimizer,
             regularization=regularization or self.regularization_losses,
+            denominator=convert(self.denominator)(batch) if denominator is None else denominator,
             chosen=chosen,
             when=when,
         ).loss

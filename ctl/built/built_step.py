@@ -38,7 +38,7 @@ _LOG = logging.getLogger("ctl")
 # Functions that a trace contains, of a trainer or of a `ctl.Step`, whoever sets them on the object.
 _FUNCTIONS = (
     "loss_fn", "preprocess", "forward", "per_example_loss", "sample_weight", "regularization_losses",
-    "update_metrics", "transform_gradients",
+    "update_metrics", "transform_gradients", "denominator",
 )  # fmt: skip
 _STEPS = ("replica_step", "train_step")
 _UNSAVED = (
@@ -255,6 +255,7 @@ class BuiltStep:
             variables=variables,
             optimizer=attributes.optimizer,
             regularization=hooks.regularization_losses,
+            denominator=convert(hooks.denominator)(batch),
             when=when,
         )
         self.results.update_metrics(result.micro_batches, hooks.update_metrics)

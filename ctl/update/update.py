@@ -127,6 +127,7 @@ class Update:
         variables: Sequence[tf.Variable],
         optimizer: Optimizer,
         regularization: Callable[[], Sequence[tf.Tensor]],
+        denominator: Any = "weights",
         chosen: bool = False,
         when: tf.Tensor | None = None,
     ) -> UpdateResult:
@@ -143,6 +144,7 @@ class Update:
             optimizer: a tf_keras optimizer. Steps that overflow are skipped if it is a
                 LossScaleOptimizer.
             regularization: returns the scalars that are added to the loss once.
+            denominator: what the loss is divided by, as `StandardTrainer.denominator` returns it.
             chosen: whether the user has chosen `variables`, so that the loss may depend on others.
             when: scalar bool, the same on every replica, whether to apply the update at all; True by
                 default. Otherwise it leaves nothing behind.
@@ -159,7 +161,11 @@ class Update:
         # The denominator is that of the global batch, known before the first backward pass. A mean per
         # replica or per micro-batch would weight a row by the size of its micro-batch.
         weights = loss.weights_by_name(sample_weight, self._factors, rows.row_mask, plan.dtype)
-        denominators = self._denominators(weights, row_count(batch))
+        count = row_count(batch)
+        numbers = loss.denominator_numbers(
+            denominator, weights, rows.row_mask, count, plan.dtype, training=True
+        )
+        denominators = self._denominators(numbers, count)
         compute = MicroBatches(
             count=plan.micro_batches,
             loss_fn=loss_fn,
@@ -178,7 +184,7 @@ class Update:
         inputs = Inputs(
             batch, rows.row_mask, weights, denominators, rows.first_row, rows.step, loss_scale
         )
-        rows.trace.begin_update(inputs, chosen=chosen)
+        rows.trace.begin_update(inputs, numbers, chosen=chosen)
         # Where the ops of the forward pass begin, to find what they assign.
         held = self._assignable()
         snapshot = Snapshot([] if when is None else [*held.once, *held.summed])
@@ -272,7 +278,7 @@ class Update:
         return None
 
     def _denominators(
-        self, weights: Mapping[str, tf.Tensor | None], count: int | tf.Tensor
+        self, weights: Mapping[str, tf.Tensor | float | None], count: int | tf.Tensor
     ) -> dict[str, tf.Tensor]:
         """Returns the weight of the global batch by the name of the loss."""
         # Losses with the same weights have one denominator, so that the replicas add it up once.
@@ -280,8 +286,10 @@ class Update:
         totals = {key: self._denominator(value, count) for key, value in by_id.items()}
         return {name: totals[id(value)] for name, value in weights.items()}
 
-    def _denominator(self, weights: tf.Tensor | None, count: int | tf.Tensor) -> tf.Tensor:
+    def _denominator(self, weights: tf.Tensor | float | None, count: int | tf.Tensor) -> tf.Tensor:
         shards = self._plan.options.logical_shards
+        if isinstance(weights, float):
+            return tf.constant(weights, self._plan.dtype)
         if shards and weights is not None:
             # Summed like the gradients, so that its bits do not depend on the replicas either.
             shares = tf.split(weights, self._plan.micro_batches)
