@@ -11,8 +11,9 @@ import orbit
 import tensorflow as tf
 import tf_keras
 
-from ctl.built.build import build_scope, build_trainer, check_optimizer
+from ctl.built.build import build_scope, build_trainer
 from ctl.built.metric_updates import update_by_name
+from ctl.built.minimizing import minimize
 from ctl.built.state import Trackable
 from ctl.compile import xla
 from ctl.configs.options import TrainerOptions
@@ -21,9 +22,7 @@ from ctl.data.source import Batch, Data, Nest
 from ctl.errors import UsageError
 from ctl.hardware import coordinator, garbage, strategies
 from ctl.keras import precision
-from ctl.keras.models import adapt, raw
 from ctl.keras.precision import Optimizer
-from ctl.keras.variables import check_known, penalties
 from ctl.update.gradients import Gradient
 from ctl.update.microbatches import unpack
 from ctl.update.non_finite import NonFiniteReport
@@ -370,28 +369,57 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         Returns:
             The loss of the global batch, the same on every replica.
         """
-        inner_loop, optimizer = self._ctl_loop, check_optimizer(adapt(optimizer or self.optimizer))
-        variables = None if variables is None else raw(variables)
-        attributes, chosen = inner_loop.step.attributes, variables is not None
-        trained = attributes.trained_variables() if variables is None else variables
-        base = StandardTrainer.regularization_losses
-        if chosen and regularization is None and type(self).regularization_losses is base:
-            regularization = lambda: penalties(attributes.layers(), trained)  # noqa: E731
-        check_known(optimizer, trained, self.strategy)
-        # This also covers an optimizer that the trainer does not hold as an attribute.
-        inner_loop.step.configure(optimizer)
-        return inner_loop.step.update(
+        updates = {"": (variables, optimizer)}
+        return minimize(
+            self,
+            StandardTrainer,
             batch,
-            lambda rows, _: convert(loss_fn)(rows),
-            forward=None,
-            sample_weight=inner_loop.step.sample_weight(batch, None if chosen else trained),
-            variables=trained,
-            optimizer=optimizer,
-            regularization=regularization or self.regularization_losses,
-            denominator=convert(self.denominator)(batch) if denominator is None else denominator,
-            chosen=chosen,
-            when=when,
-        ).loss
+            loss_fn,
+            updates,
+            regularization=regularization,
+            denominator=denominator,
+            when={"": when},
+        )[""]
+
+    def minimize_each(
+        self,
+        batch: Batch,
+        loss_fn: Callable[[Batch], Mapping[str, tf.Tensor]],
+        updates: Mapping[str, tuple[Sequence[tf.Variable], Optimizer]],
+        *,
+        denominator: str | tf.Tensor | Mapping[str, str | tf.Tensor] | None = None,
+        when: Mapping[str, tf.Tensor] | tf.Tensor | None = None,
+    ) -> dict[str, tf.Tensor]:
+        """Minimizes several losses of one forward pass, each by its own variables and optimizer.
+
+            losses = self.minimize_each(batch, self.losses, {
+                "actor": (self.actor.trainable_variables, self.actor_optimizer),
+                "critic": (self.critic.trainable_variables, self.critic_optimizer)})
+
+        All gradients are those of the weights before the first update, and are reduced together. Each
+        update is checked, clipped and applied, or skipped, by itself. Call it in `replica_step`.
+
+        Args:
+            batch: this replica's rows, preprocessed.
+            loss_fn: micro-batch -> a dict of name -> [rows] losses, not reduced.
+            updates: name of a loss -> the variables that it trains, and their optimizer. The penalties
+                of their layers are added, as by `minimize`.
+            denominator: as for `minimize`, or a dict of name -> one.
+            when: as for `minimize`, or a dict with the condition of some of the updates.
+
+        Returns:
+            name -> the loss of the global batch, the same on every replica.
+        """
+        conditions = when if isinstance(when, Mapping) else dict.fromkeys(updates, when)
+        return minimize(
+            self,
+            StandardTrainer,
+            batch,
+            loss_fn,
+            updates,
+            denominator=denominator,
+            when=conditions,
+        )
 
     def train_step(self, iterator: Any) -> None:
         """Runs one step on every replica; `iterator` yields batches, or `(batch, row_mask)`."""

@@ -27,7 +27,7 @@ from ctl.rows.trace import Trace
 from ctl.update import loss
 from ctl.update.empty_batches import pad_rows
 from ctl.update.gradients import optimizers_of
-from ctl.update.microbatches import Batch, hide_rows, row_count
+from ctl.update.microbatches import Batch, Target, hide_rows, row_count
 from ctl.update.part import Part, restored_variables
 from ctl.update.plan import Plan
 from ctl.update.preprocessing import Hooks, call_sample_weight, preprocess
@@ -252,11 +252,8 @@ class BuiltStep:
             hooks.per_example_loss,
             forward=functools.partial(hooks.forward, training=True),
             sample_weight=self.sample_weight(batch, variables),
-            variables=variables,
-            optimizer=attributes.optimizer,
-            regularization=hooks.regularization_losses,
+            targets=[Target(variables, attributes.optimizer, hooks.regularization_losses, when)],
             denominator=convert(hooks.denominator)(batch),
-            when=when,
         )
         self.results.update_metrics(result.micro_batches, hooks.update_metrics)
         return result

@@ -33,6 +33,7 @@ from ctl.update.microbatches import (
     LossFn,
     MicroBatch,
     MicroBatches,
+    Target,
     compute_by_xla,
     row_count,
 )
@@ -57,15 +58,17 @@ class UpdateResult:
     """The result of an update.
 
     Attributes:
-        loss: scalar, the loss of the global batch, the same on every replica.
+        loss: scalar, the loss of the global batch, the same on every replica; of the first target.
         micro_batches: this replica's own micro-batches, for metrics.
         applied: scalar bool, whether the update was applied, the same on every replica; True if this
-            step can never be skipped.
+            step can never be skipped; of the first target.
+        losses: the loss of each target.
     """
 
     loss: tf.Tensor
     micro_batches: list[MicroBatch]
     applied: tf.Tensor | bool
+    losses: Sequence[tf.Tensor] = ()
 
 
 class Update:
@@ -124,12 +127,9 @@ class Update:
         *,
         forward: Callable[[Batch], Nest] | None,
         sample_weight: loss.SampleWeight,
-        variables: Sequence[tf.Variable],
-        optimizer: Optimizer,
-        regularization: Callable[[], Sequence[tf.Tensor]],
+        targets: Sequence[Target],
         denominator: Any = "weights",
         chosen: bool = False,
-        when: tf.Tensor | None = None,
     ) -> UpdateResult:
         """Computes the update and applies it; call it in a replica context, on every replica.
 
@@ -140,27 +140,30 @@ class Update:
             forward: micro-batch -> outputs; None if `loss_fn` calls the model itself.
             sample_weight: [rows] sample weights, or weights in the shape of the losses; None for 1; or
                 a dict of name -> weights.
-            variables: the variables to train.
-            optimizer: a tf_keras optimizer. Steps that overflow are skipped if it is a
-                LossScaleOptimizer.
-            regularization: returns the scalars that are added to the loss once.
+            targets: what to train. Steps that overflow are skipped if the optimizer is a
+                LossScaleOptimizer. Several have the names of their losses, and each is reduced with the
+                others, but checked, clipped and applied by itself.
             denominator: what the loss is divided by, as `StandardTrainer.denominator` returns it.
-            chosen: whether the user has chosen `variables`, so that the loss may depend on others.
-            when: scalar bool, the same on every replica, whether to apply the update at all; True by
-                default. Otherwise it leaves nothing behind.
+            chosen: whether the user has chosen the variables, so that the loss may depend on others.
 
         Returns:
             The loss, the micro-batches, and whether the update was applied.
         """
         plan = self._plan
         rows = row_mask.current() or row_mask.Rows()
-        when = None if when is None else pkgutil.resolve_name(_CHECK_CONDITION)(when, rows)
+        conditions = [t.when for t in targets if t.when is not None]
+        for each in conditions:
+            pkgutil.resolve_name(_CHECK_CONDITION)(each, rows)
+        # The condition of the forward pass, which all targets have in common.
+        when = tf.reduce_any(conditions) if len(conditions) == len(targets) else None
         # Read once: scaling and unscaling must use the same number.
-        loss_scale = self._loss_scale(optimizer)
+        loss_scales = [self._loss_scale(target.optimizer) for target in targets]
+        factors = dict.fromkeys((t.name for t in targets), 1.0)
+        factors = factors if targets[0].name else self._factors
 
         # The denominator is that of the global batch, known before the first backward pass. A mean per
         # replica or per micro-batch would weight a row by the size of its micro-batch.
-        weights = loss.weights_by_name(sample_weight, self._factors, rows.row_mask, plan.dtype)
+        weights = loss.weights_by_name(sample_weight, factors, rows.row_mask, plan.dtype)
         count = row_count(batch)
         numbers = loss.denominator_numbers(
             denominator, weights, rows.row_mask, count, plan.dtype, training=True
@@ -170,19 +173,18 @@ class Update:
             count=plan.micro_batches,
             loss_fn=loss_fn,
             forward=forward,
-            regularization=regularization,
-            variables=variables,
+            targets=targets,
             dtype=plan.dtype,
             keep_shards=bool(plan.options.logical_shards),
             calls=rows.calls,
             isolated=plan.isolation,
-            factors=self._factors,
+            factors=factors,
             assignable=self._assignable(),
             compiled=plan.compiles_micro_batches,
             untrained=None if chosen or rows.trace.losses_only else self.untrained,
         )
         inputs = Inputs(
-            batch, rows.row_mask, weights, denominators, rows.first_row, rows.step, loss_scale
+            batch, rows.row_mask, weights, denominators, rows.first_row, rows.step, loss_scales
         )
         rows.trace.begin_update(inputs, numbers, chosen=chosen)
         # Where the ops of the forward pass begin, to find what they assign.
@@ -195,7 +197,9 @@ class Update:
         else:
             contributions = compute(inputs)
         if rows.trace.losses_only:
-            return UpdateResult(tf.add_n(contributions.losses), contributions.micro_batches, True)
+            total = tf.add_n(contributions.losses)
+            losses = tf.unstack(total) if len(targets) > 1 else [total]
+            return UpdateResult(losses[0], contributions.micro_batches, True, losses)
         # Listed again, because the forward pass may have built a model.
         held = self._assignable()
         self.unsaved |= dict.fromkeys(snapshot.places_of_others([*held.once, *held.summed]))
@@ -204,34 +208,40 @@ class Update:
 
         # From here on every value is that of the global batch, the same on every replica, so all
         # replicas agree without another message.
-        update = reduce_contributions(
-            contributions, variables, loss_scale, optimizer, plan=plan, parts=self.parts
+        updates = reduce_contributions(
+            contributions, targets, loss_scales, plan=plan, parts=self.parts
         )
-        applied = self._finish(
-            update, optimizer, decides=plan.skips or loss_scale is not None, when=when
-        )
-        self.losses.update([each.losses for each in contributions.micro_batches], applied)
-        return UpdateResult(update.loss, contributions.micro_batches, applied)
+        applied = [
+            self._finish(update, target, decides=plan.skips or scale is not None, number=i)
+            for i, (update, target, scale) in enumerate(
+                zip(updates, targets, loss_scales, strict=True)
+            )
+        ]
+        if factors is self._factors:
+            self.losses.update([each.losses for each in contributions.micro_batches], applied[0])
+        losses = [update.loss for update in updates]
+        return UpdateResult(losses[0], contributions.micro_batches, applied[0], losses)
 
     def _finish(
-        self, update: GlobalUpdate, optimizer: Optimizer, *, decides: bool, when: tf.Tensor | None
+        self, update: GlobalUpdate, target: Target, *, decides: bool, number: int
     ) -> tf.Tensor | bool:
         """Checks, clips and applies the gradients of the global batch; returns whether it applied them.
 
         Args:
             update: the loss and the gradients.
-            optimizer: updates the variables.
+            target: its variables and their optimizer.
             decides: whether gradients that are not finite are not applied.
-            when: as for `__call__`.
+            number: the number of the target.
         """
         plan, variables = self._plan, update.variables
+        optimizer, when = target.optimizer, target.when
         trace = (row_mask.current() or row_mask.Rows()).trace
         decision = self._decide(update.gradients, update.loss, variables)
         self._warn_unused(update.gradients, variables)
         kept = Snapshot([] if when is None else restored_variables(self.parts))
         # The name of the update in the step, by which its random numbers are keyed.
-        number = f"update {len(trace.updates)}"
-        with row_mask.of_update(number):
+        name = f"update {len(trace.updates)}" + (f".{number}" if number else "")
+        with row_mask.of_update(name):
             before = [part.before(update) for part in self.parts]
         # After the reduction, because a norm is not linear: the sum of clipped contributions depends on
         # the split.
@@ -249,7 +259,7 @@ class Update:
             trace.applied.append(applied)
         if when is not None:
             applied = tf.logical_and(applied, when)
-        with row_mask.of_update(f"{number}, optimizer"):
+        with row_mask.of_update(f"{name}, optimizer"):
             if applied is not True:
                 new = dataclasses.replace(decision, should_apply=applied)
                 self._apply_or_skip(new, clipped, variables, optimizer, when)
@@ -259,7 +269,7 @@ class Update:
                 gradients.apply(optimizer, clipped, variables)
             if not decides:
                 self._record_non_finite(decision, when)
-        with row_mask.of_update(f"{number}, after"):
+        with row_mask.of_update(f"{name}, after"):
             for part, noted in zip(self.parts, before, strict=True):
                 part.after(update, noted, applied)
         if when is not None:
@@ -396,43 +406,52 @@ class Update:
 
 def reduce_contributions(
     contributions: Contributions,
-    variables: Sequence[tf.Variable],
-    loss_scale: tf.Tensor | None,
-    optimizer: Optimizer | None = None,
+    targets: Sequence[Target],
+    loss_scales: Sequence[tf.Tensor | None],
     *,
     plan: Plan,
     parts: Sequence[Part] = (),
-) -> GlobalUpdate:
+) -> list[GlobalUpdate]:
     """Sums the contributions of the replicas, and unscales the gradients.
 
     Call it in a replica context, on every replica.
 
     Args:
         contributions: this replica's contributions.
-        variables: the variables of the gradients.
-        loss_scale: the scale of the gradients; None if they are not scaled.
-        optimizer: will update the variables.
+        targets: the variables of the gradients, and the optimizers that will update them.
+        loss_scales: for each target, the scale of its gradients; None if they are not scaled.
         plan: the resolved options.
         parts: what the options add to an update.
+
+    Returns:
+        The update of each target.
     """
     shards = plan.options.logical_shards
     values, losses = contributions.gradients, contributions.losses
-    pairs = zip(values[0], variables, strict=True)
-    sparse = {id(v) for gradient, v in pairs if isinstance(gradient, tf.IndexedSlices)}
-    for part in parts:
-        if part.reduce:
-            update = part.reduce(
-                values[0], losses[0], variables, loss_scale=loss_scale, optimizer=optimizer
-            )
-            return dataclasses.replace(update, sparse=sparse)
-    if shards:
+    reduce = next((part.reduce for part in parts if part.reduce), None)
+    if reduce:  # each target by itself
+        reduced, loss = values[0], losses[0]
+    elif shards:
         # The loss is one more value of each shard, so that its bits do not depend on the replicas.
         rows = [[*each, share] for each, share in zip(values, losses, strict=True)]
         *reduced, loss = reduction.sum_in_order(rows, shards)
     else:
         reduced, loss = reduction.all_reduce(values[0], losses[0], dtype=plan.reduce_dtype)
-    waits.observe((values, losses), (reduced, loss))
-    # Before the check and the clipping, because a bound applies to the unscaled gradient.
-    if loss_scale is not None:
-        reduced = gradients.unscale(reduced, loss_scale)
-    return GlobalUpdate(variables, reduced, loss, sparse=sparse)
+    if not reduce:
+        waits.observe((values, losses), (reduced, loss))
+    totals = tf.unstack(loss) if len(targets) > 1 else [loss]
+    updates: list[GlobalUpdate] = []
+    start = 0
+    for target, scale, total in zip(targets, loss_scales, totals, strict=True):
+        variables, end = target.variables, start + len(target.variables)
+        pairs = zip(values[0][start:end], variables, strict=True)
+        sparse = {id(v) for gradient, v in pairs if isinstance(gradient, tf.IndexedSlices)}
+        own, start = reduced[start:end], end
+        if reduce:
+            update = reduce(own, total, variables, loss_scale=scale, optimizer=target.optimizer)
+            updates.append(dataclasses.replace(update, sparse=sparse))
+            continue
+        # Before the check and the clipping, because a bound applies to the unscaled gradient.
+        own = own if scale is None else gradients.unscale(own, scale)
+        updates.append(GlobalUpdate(variables, own, total, sparse=sparse))
+    return updates
