@@ -183,11 +183,11 @@ class Step:
         )
         self.denominator = denominator if callable(denominator) else lambda batch: denominator
         self.transform_gradients, self.parts = transform_gradients, parts
-        functions = {"loss_fn": ("batch", "outputs"), "forward": ("batch", "training")}
-        functions |= {"sample_weight": ("batch", "training"), "denominator": ("batch",)}
-        functions |= (
-            {"transform_gradients": ("gradients", "variables")} if transform_gradients else {}
-        )
+        functions: dict[str, Sequence[str]] = {"loss_fn": ("batch", "outputs")}
+        functions |= dict.fromkeys(("forward", "sample_weight"), ("batch", "training"))
+        functions["denominator"] = ("batch",)
+        if transform_gradients:
+            functions["transform_gradients"] = ("gradients", "variables")
         for name, given in functions.items():
             hooks.check(name, getattr(self, name), given)
         build.prepare_process()
@@ -255,8 +255,7 @@ class Step:
             if step.must_trace():
                 self._function = TracedFunction(lambda arguments: self._run(*arguments))
             # As a tensor, because a number of Python would be a constant of the trace.
-            given = when if when is None else tf.convert_to_tensor(when)
-            result = self._function((batch, given))
+            result = self._function((batch, when if when is None else tf.convert_to_tensor(when)))
         if step.is_unfinished:
             self._example = None
             step.note_trace()

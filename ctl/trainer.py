@@ -4,6 +4,7 @@ import abc
 from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import functools
+import pkgutil
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,6 @@ import tf_keras
 
 from ctl.built.build import build_scope, build_trainer
 from ctl.built.metric_updates import update_by_name
-from ctl.built.minimizing import minimize
 from ctl.built.state import Trackable
 from ctl.compile import xla
 from ctl.configs.options import TrainerOptions
@@ -28,6 +28,8 @@ from ctl.update.microbatches import unpack
 from ctl.update.non_finite import NonFiniteReport
 from ctl.update.part import Part
 from ctl.update.preprocessing import call_model, call_sample_weight, uint8_images
+
+_MINIMIZE = "ctl.built.minimizing:minimize"  # imported for a replica_step of a user
 
 
 class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
@@ -369,17 +371,9 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         Returns:
             The loss of the global batch, the same on every replica.
         """
-        updates = {"": (variables, optimizer)}
-        return minimize(
-            self,
-            StandardTrainer,
-            batch,
-            loss_fn,
-            updates,
-            regularization=regularization,
-            denominator=denominator,
-            when={"": when},
-        )[""]
+        minimize = pkgutil.resolve_name(_MINIMIZE)
+        updates, conditions = {"": (variables, optimizer)}, {"": when}
+        return minimize(self, batch, loss_fn, updates, denominator, conditions, regularization)[""]
 
     def minimize_each(
         self,
@@ -410,16 +404,9 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         Returns:
             name -> the loss of the global batch, the same on every replica.
         """
+        minimize = pkgutil.resolve_name(_MINIMIZE)
         conditions = when if isinstance(when, Mapping) else dict.fromkeys(updates, when)
-        return minimize(
-            self,
-            StandardTrainer,
-            batch,
-            loss_fn,
-            updates,
-            denominator=denominator,
-            when=conditions,
-        )
+        return minimize(self, batch, loss_fn, updates, denominator, conditions)
 
     def train_step(self, iterator: Any) -> None:
         """Runs one step on every replica; `iterator` yields batches, or `(batch, row_mask)`."""

@@ -14,7 +14,7 @@ import tf_keras
 from ctl.built import observers, preparations
 from ctl.built.attributes import Attributes, freezing
 from ctl.built.explanations import explained
-from ctl.built.hooks import names_of_attributes, outer_numbers
+from ctl.built.hooks import names_of_attributes
 from ctl.built.loop_results import LoopResults
 from ctl.built.state import Trackable, assignable, checkpoint_items
 from ctl.data.autograph import convert
@@ -117,9 +117,9 @@ class BuiltStep:
         self._layers: tuple[tf_keras.layers.Layer, ...] = ()
         self._optimizers: tuple[Optimizer, ...] = ()
         self._state: object = None
-        # The Python numbers around the user's functions, with those of the last trace.
-        self._outer: dict[str, tuple[Callable[[], Any], Any]] = {}
-        self._named_number = False
+        self.outer: Any = (
+            None  # the Python numbers around the user's functions, which a check notes
+        )
         model = self._model = attributes.model
         for part in parts:
             part.create(plan, model)
@@ -276,6 +276,12 @@ class BuiltStep:
         self.update.untrained.warn_of_hook("sample_weight", tape, weights)
         return weights
 
+    def functions(self) -> list[Any]:
+        """Returns the functions of the user, and other attributes that they read."""
+        owner = self.attributes.owner
+        functions = [getattr(owner, name, None) for name in (*_FUNCTIONS, *_STEPS)]
+        return functions + [inspect.getattr_static(owner, name, None) for name in self._names]
+
     # Around the steps of a loop.
 
     def prepare(self) -> None:
@@ -333,7 +339,8 @@ class BuiltStep:
         state = None if self._state is None else self._read_state()
         if state is not None and state == self._state:
             return False
-        self._name_changed_number()
+        if self.outer:
+            self.outer.name_changed()
         # A user's own step may pass other variables, or another optimizer.
         if not (self.plan.own_replica_step or self.plan.own_train_step):
             self.attributes.check_slot_variables()
@@ -341,18 +348,6 @@ class BuiltStep:
         self.repeated.clear()  # they belong to the last trace
         self.is_unfinished = True
         return True
-
-    def _name_changed_number(self) -> None:
-        """Prints a line if a Python number that the user's functions read is another one by now."""
-        for name, (read, old) in self._outer.items():
-            if read() != old and not self._named_number:
-                self._named_number = True
-                _LOG.warning(
-                    "%s was %s when the step was traced and is %s now, so that the step is traced again "
-                    "for each change: make it a tf.Variable, or compute it from global_step. For an "
-                    "update in some of the steps, pass minimize or ctl.Step when=condition.",
-                    name, old, read(),
-                )  # fmt: skip
 
     def finish_loop(self) -> None:
         """Checks what the first steps after a trace have created or trained.
@@ -410,10 +405,6 @@ class BuiltStep:
         A trace may build further layers, and the step of a GAN may freeze and unfreeze a model in it.
         """
         self._search()
-        owner = self.attributes.owner
-        functions = [getattr(owner, name, None) for name in (*_FUNCTIONS, *_STEPS)]
-        functions += [inspect.getattr_static(owner, name, None) for name in self._names]
-        self._outer = {k: (read, read()) for k, read in outer_numbers(functions).items()}
         self._state = self._read_state()
 
     def _read_state(self) -> object:
@@ -441,7 +432,7 @@ class BuiltStep:
         own = [getattr(owner, name, None) for name in _FUNCTIONS]
         # Without properties, which may compute anything.
         own += [_constants(inspect.getattr_static(owner, name, None)) for name in self._names]
-        own += [_constant(read()) for read, _ in self._outer.values()]
+        own += self.outer.values() if self.outer else []
         used = (
             self._optimizers,
             self.attributes.optimizer,

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 import contextlib
 import difflib
 import dis
-import functools
 import inspect
 import itertools
 import logging
@@ -135,49 +134,6 @@ def names_of_attributes(cls: type, methods: Sequence[str]) -> set[str]:
     return {name for name in found if name[0] != "_"}
 
 
-def outer_numbers(functions: Sequence[Any]) -> dict[str, Callable[[], Any]]:
-    """Finds the Python numbers that functions read from their closures and their module.
-
-    Args:
-        functions: values, of which the functions are searched, and those of the same module in them.
-
-    Returns:
-        "NAME in FUNCTION" -> a function that reads the number, or whatever is in its place by then.
-    """
-    found: dict[str, Callable[[], Any]] = {}
-    pending, seen = [*functions], set[int]()
-    while pending:
-        each = pending.pop()
-        each = getattr(each, "__func__", getattr(each, "__wrapped__", each))
-        if not inspect.isfunction(each) or id(each) in seen:
-            continue
-        seen.add(id(each))
-        if each.__module__.partition(".")[0] in ("ctl", "orbit", "tensorflow", "tf_keras"):
-            continue
-        cells = zip(each.__code__.co_freevars, each.__closure__ or (), strict=True)
-        reads = {name: functools.partial(_content, cell) for name, cell in cells}
-        codes = [each.__code__]
-        for code in codes:
-            codes += filter(inspect.iscode, code.co_consts)
-            for load in dis.get_instructions(code):
-                if load.opname == "LOAD_GLOBAL":
-                    reads[load.argval] = functools.partial(each.__globals__.get, load.argval)
-        for name, read in reads.items():
-            value = read()
-            if isinstance(value, int | float):
-                found[f"{name} in {each.__qualname__}"] = read
-            elif getattr(value, "__module__", None) == each.__module__:
-                pending.append(value)
-    return found
-
-
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # an empty cell
-        return None
-
-
 def check_optimizer(optimizer: object) -> None:
     """Raises UsageError if a user's optimizer overrides what the step does not call."""
     for name in _overridden(optimizer, _OF_OPTIMIZERS):
@@ -225,7 +181,7 @@ def _overridden(value: object, names: Sequence[str]) -> list[str]:
     found = [name for name in names if name in vars(value)]
     for each in type(value).__mro__:
         file = getattr(sys.modules.get(each.__module__), "__file__", None) or ""
-        if each.__module__.partition(".")[0] in ("tf_keras", "keras"):
+        if (each.__module__ or "").partition(".")[0] in ("tf_keras", "keras"):
             break
         if "site-packages" not in file and each.__module__.partition(".")[0] != "ctl":
             found += [name for name in names if name in vars(each)]

@@ -17,32 +17,29 @@ from ctl.update.microbatches import Target
 
 def minimize(
     trainer: Any,
-    base: Any,
     batch: Batch,
     loss_fn: Callable[[Batch], Any],
     updates: Mapping[str, tuple[Sequence[tf.Variable] | None, Any]],
-    *,
-    regularization: Callable[[], Sequence[tf.Tensor]] | None = None,
     denominator: Any,
     when: Mapping[str, tf.Tensor | None],
+    regularization: Callable[[], Sequence[tf.Tensor]] | None = None,
 ) -> dict[str, tf.Tensor]:
     """Computes and applies updates of one forward pass; see `StandardTrainer.minimize_each`.
 
     Args:
         trainer: the trainer.
-        base: `StandardTrainer`.
         batch: this replica's rows, preprocessed.
         loss_fn: micro-batch -> losses, not reduced; a dict of them if they have names.
         updates: name of a loss -> its variables and optimizer, which may be None; "" for a single loss.
-        regularization: as for `StandardTrainer.minimize`.
-        denominator: the same.
+        denominator: as for `StandardTrainer.minimize`.
         when: name of a loss -> the condition of its update.
+        regularization: as for `StandardTrainer.minimize`.
 
     Returns:
         name -> the loss of the global batch.
     """
     step = trainer._ctl_loop.step
-    attributes, is_own = step.attributes, type(trainer).regularization_losses
+    attributes = step.attributes
     if not updates or ("" in updates and len(updates) > 1) or not when.keys() <= updates.keys():
         raise UsageError(
             f"minimize_each got updates for {', '.join(updates) or 'no loss'} and conditions for "
@@ -54,7 +51,8 @@ def minimize(
         optimizer = check_optimizer(adapt(optimizer or trainer.optimizer))
         trained = attributes.trained_variables() if variables is None else raw(variables)
         penalty = regularization or trainer.regularization_losses
-        if chosen and regularization is None and is_own is base.regularization_losses:
+        # An override counts for all updates.
+        if chosen and not regularization and penalty.__module__ == "ctl.trainer":
             penalty = lambda of=trained: penalties(attributes.layers(), of)  # noqa: E731
         check_known(optimizer, trained, trainer.strategy)
         # This also covers an optimizer that the trainer does not hold as an attribute.

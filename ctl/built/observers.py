@@ -36,6 +36,7 @@ OBSERVERS = (
     "local_state:LocalState",
     "copies:Copies",
     "inactive_layers:InactiveLayers",
+    "outer_numbers:OuterNumbers",
 )
 
 

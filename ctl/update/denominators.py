@@ -34,23 +34,16 @@ def numbers_by_name(
     Raises:
         UsageError: there is no such denominator, or not one number for each row.
     """
-    is_named = isinstance(denominator, Mapping)
-    if is_named and denominator.keys() != weights.keys():
+    given = denominator if isinstance(denominator, Mapping) else dict.fromkeys(weights, denominator)
+    if given.keys() != weights.keys():
         raise UsageError(
-            f"denominator names {', '.join(denominator)}, but the losses are "
+            f"denominator names {', '.join(given)}, but the losses are "
             f"{', '.join(filter(None, weights)) or 'one without a name'}: name the same ones."
         )
-    found: dict[int, Any] = {}  # once for losses with the same one, so that it is summed once
-    result: dict[str, Any] = {}
-    for name, own in weights.items():
-        given = denominator[name] if is_named else denominator
-        if isinstance(given, str) and given == "weights":
-            result[name] = own
-            continue
-        if id(given) not in found:
-            found[id(given)] = _numbers(given, row_mask, rows, dtype, training=training)
-        result[name] = found[id(given)]
-    return result
+    # Made once for losses with the same one, so that it is summed once.
+    made = {id(v): _numbers(v, row_mask, rows, dtype, training=training) for v in given.values()}
+    is_weight = {k: isinstance(v, str) and v == "weights" for k, v in given.items()}
+    return {k: weights[k] if is_weight[k] else made[id(v)] for k, v in given.items()}
 
 
 def _numbers(
@@ -59,7 +52,7 @@ def _numbers(
     if isinstance(given, str):
         if given == "none" and training:
             return 1.0
-        if given not in ("batch", "none"):
+        if given not in ("weights", "batch", "none"):
             raise UsageError(
                 f'denominator is {given!r}, but must be "weights", "batch", "none" or a tensor.'
             )

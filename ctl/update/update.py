@@ -158,8 +158,8 @@ class Update:
         when = tf.reduce_any(conditions) if len(conditions) == len(targets) else None
         # Read once: scaling and unscaling must use the same number.
         loss_scales = [self._loss_scale(target.optimizer) for target in targets]
-        factors = dict.fromkeys((t.name for t in targets), 1.0)
-        factors = factors if targets[0].name else self._factors
+        is_named = bool(targets[0].name)
+        factors = {t.name: 1.0 for t in targets} if is_named else self._factors
 
         # The denominator is that of the global batch, known before the first backward pass. A mean per
         # replica or per micro-batch would weight a row by the size of its micro-batch.
@@ -217,7 +217,7 @@ class Update:
                 zip(updates, targets, loss_scales, strict=True)
             )
         ]
-        if factors is self._factors:
+        if not is_named:
             self.losses.update([each.losses for each in contributions.micro_batches], applied[0])
         losses = [update.loss for update in updates]
         return UpdateResult(losses[0], contributions.micro_batches, applied[0], losses)
