@@ -6,6 +6,9 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
+from ctl.hardware import strategies
+from ctl.rows import row_mask
+from ctl.update import conditions
 from tests.support import one_batch
 
 EXAMPLES = {"x": np.arange(1.0, 25.0).reshape(8, 3)}
@@ -213,6 +216,14 @@ def test_a_condition_is_a_value_of_the_global_batch(condition, message):
         return
     with pytest.raises(ctl.UsageError, match=message):
         trainer.train(tf.constant(1))
+
+
+def test_a_device_that_cannot_leave_an_update_out_is_an_error(monkeypatch):
+    tpu = strategies.STRATEGIES["tpu"]
+    monkeypatch.setattr(conditions.strategies, "spec_of", lambda strategy: tpu)
+    rows = row_mask.Rows()
+    with pytest.raises(ctl.UsageError, match="which TPUs and the workers of parameter servers can"):
+        conditions.check(tf.constant(True), rows)
 
 
 START = 3

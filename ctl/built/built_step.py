@@ -117,9 +117,7 @@ class BuiltStep:
         self._layers: tuple[tf_keras.layers.Layer, ...] = ()
         self._optimizers: tuple[Optimizer, ...] = ()
         self._state: object = None
-        self.outer: Any = (
-            None  # the Python numbers around the user's functions, which a check notes
-        )
+        self.outer: Any = None  # the numbers around the user's functions, which a check notes
         model = self._model = attributes.model
         for part in parts:
             part.create(plan, model)

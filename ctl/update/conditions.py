@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from ctl.errors import UsageError, type_name
 from ctl.graphs.dataflow import ancestors
+from ctl.hardware import strategies
 from ctl.rows.assertions import require
 from ctl.rows.row_mask import Rows
 from ctl.rows.trace import symbolic
@@ -17,7 +18,8 @@ def check(when: Any, rows: Rows) -> tf.Tensor:
     """Returns a condition; call it in a replica context.
 
     Raises:
-        UsageError: it is no scalar bool of the step, or may differ between the replicas.
+        UsageError: it is no scalar bool of the step, or may differ between the replicas, or the devices
+            cannot leave an update out.
     """
     is_tensor = tf.is_tensor(when)
     if not is_tensor or when.dtype != tf.bool or when.shape.rank != 0:
@@ -25,6 +27,12 @@ def check(when: Any, rows: Rows) -> tf.Tensor:
         raise UsageError(
             f"when is {found}, but must be a scalar tensor of bools, such as self.global_step % 5 == 0: "
             "a value of Python stays as it was when the step was traced."
+        )
+    spec = strategies.spec_of(tf.distribute.get_strategy())
+    if spec.tpu or spec.coordinated:
+        raise UsageError(
+            "when requires that an update can be left out, which TPUs and the workers of parameter "
+            "servers cannot: select by tf.where in the loss, or train in another inner loop."
         )
     known = {id(value.output) for value in rows.trace.global_values}
     own = {id(each) for each in symbolic(rows.trace.inputs)}
