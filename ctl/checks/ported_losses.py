@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.built.observers import Observer
-from ctl.checks import random_search
 from ctl.graphs.dataflow import ancestors
+from ctl.graphs.places import place_of
 from ctl.rows.row_mask import Rows
 
 _LOG = logging.getLogger("ctl")
@@ -36,14 +36,14 @@ class PortedLosses(Observer):
             _LOG.warning(
                 "%s adds model.losses to the losses, and ctl adds them once, too, so that penalties "
                 "count twice: leave them out.",
-                random_search.place(added[0]),
+                place_of(added[0]),
             )
         size = self.step.plan.layout.global_batch_size
         for op in (op for loss in losses for op in _factors(loss, size)):
             _LOG.warning(
                 "%s divides the losses by %s. If that is the batch size, leave it out: ctl divides by "
                 "the weight of the global batch, so that the update is 1 / %s of what it was.",
-                random_search.place(op), size, size,
+                place_of(op), size, size,
             )  # fmt: skip
 
 
