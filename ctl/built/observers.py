@@ -37,6 +37,7 @@ OBSERVERS = (
     "local_state:LocalState",
     "copies:Copies",
     "inactive_layers:InactiveLayers",
+    "outer_numbers:OuterNumbers",
 )
 
 

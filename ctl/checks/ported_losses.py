@@ -29,7 +29,8 @@ class PortedLosses(Observer):
         parts = [p for trace in traces for update in trace.updates for p in update.micro_batches]
         inside = {x.op for part in parts for x in ancestors(*part.losses)}
         added = [op for op in inside if _is_penalty(op)]
-        losses = [x for update in rows.trace.updates for x in update.micro_batches[0].losses]
+        divided = [update for update in rows.trace.updates if not update.undivided]
+        losses = [x for update in divided for x in update.micro_batches[0].losses]
         # Only if ctl adds them, too: a trainer may have a regularization_losses of its own.
         if added and any(_is_penalty(op) for op in operations if op not in inside):
             _LOG.warning(
