@@ -216,6 +216,7 @@ class BuiltStep:
                 prepared = preprocess(self.hooks, batch)
             self.update.untrained.warn_of_hook("preprocess", tape, prepared)
             result = convert(self._function)(prepared, *([] if when is None else [when]))
+            self.update.untrained.warn(self.update.variables.values())
             loss = result.loss if isinstance(result, UpdateResult) else result
             # Decided while tracing: a step that can never be skipped has no ops for it.
             applied: tf.Tensor | bool = True

@@ -118,6 +118,7 @@ class Untrained:
         self._models = models
         self.elsewhere: Sequence[Any] = ()
         self._in_models: set[Any] = set()
+        self._found: dict[Any, tf.Variable] = {}
         self._named: list[str] = []
         self._of_hooks: dict[str, list[str]] = {}
 
@@ -149,10 +150,20 @@ class Untrained:
         assigned = {id(each.handle) for each in find_assignments(graph.get_operations())}
         return [v for key, v in watched.items() if key in others and id(v.handle) not in assigned]
 
-    def warn(self, variables: Sequence[tf.Variable], gradients: Sequence[Gradient]) -> None:
-        """Prints a line for the variables of `find` that have a gradient."""
+    def note(self, variables: Sequence[tf.Variable], gradients: Sequence[Gradient]) -> None:
+        """Notes the variables of `find` that have a gradient, for `warn`."""
         pairs = zip(variables, gradients, strict=True)
-        used = [v for v, gradient in pairs if gradient is not None]
+        self._found.update({_key(v): v for v, gradient in pairs if gradient is not None})
+
+    def warn(self, trained: Iterable[tf.Variable]) -> None:
+        """Prints a line for the noted variables that no update of the step trains.
+
+        Args:
+            trained: what the updates of the step train, which may follow the loss that reads them.
+        """
+        others = self._found.keys() - _keys(trained)
+        used = [v for key, v in self._found.items() if key in others]
+        self._found.clear()
         names = [v.name for v in used]
         if names and names != self._named:
             self._named = names

@@ -124,7 +124,7 @@ class MicroBatches:
         factors: name of a loss -> its factor in the sum.
         assignable: variables that a forward pass may assign. Each micro-batch starts with the values
             before the first one, so that they are assigned once.
-        untrained: names further variables that the loss depends on; None if the user has chosen
+        untrained: notes further variables that the loss depends on; None if the user has chosen
             `variables`.
     """
 
@@ -252,7 +252,7 @@ class MicroBatches:
                 more = self.untrained.find(tape, variables) if self.untrained else []
                 own, *others = [tape.gradient(term, [*variables, *more]) for term in terms]
                 if self.untrained:
-                    self.untrained.warn(more, own[count:])
+                    self.untrained.note(more, own[count:])
                 own, *others = [values[:count] for values in (own, *others)]
                 own = zero_without_rows(own, mask, rows)
                 new += gradients.accumulate([own, *others]) if others else own

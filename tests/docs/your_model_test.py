@@ -51,7 +51,7 @@ def example(most):
         *[pytest.param(t, 2, marks=[pytest.mark.long] * (t not in LONGER)) for t in TITLES],
     ],
 )
-def test_section_runs(title, most, monkeypatch):
+def test_section_runs(title, most, monkeypatch, caplog):
     """Runs the example and one section, with at most this many replicas instead of 4."""
     make = ctl.testing.make_strategy
     monkeypatch.setattr(ctl.testing, "make_strategy", lambda count: make(min(count, most)))
@@ -59,3 +59,4 @@ def test_section_runs(title, most, monkeypatch):
     earlier = ["loss: Metrics"] if title == "loss: Other outputs, labels or weights" else []
     code = [block for other in [*earlier, title] for block in SECTIONS[other]]
     exec(compile("\n\n".join(code), f"docs, {title}", "exec"), names)
+    assert "which the step does not train" not in caplog.text

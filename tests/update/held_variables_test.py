@@ -1,5 +1,6 @@
 """Trainable variables outside of the model are trained with it, or named in one line."""
 
+import functools
 import logging
 
 import numpy as np
@@ -235,6 +236,47 @@ def test_teacher_in_a_closure_is_named_only_if_it_could_be_trained(kind, warns, 
     step.models.append(teacher)  # another step may train it, as those of a GAN
     step(BATCH)
     assert not caplog.messages
+
+
+class Judged(Learned):
+    """Updates a model, and the judge that its loss reads, which the first call builds if it is late."""
+
+    def __init__(self, *, order, late, **arguments):
+        super().__init__(**arguments)
+        self.order = order
+        with self.build_scope():
+            self.judge = tf_keras.Sequential([tf_keras.layers.Dense(1, name="judge")])
+            self.rate = tf_keras.optimizers.SGD(0.1)
+            if not late:
+                self.judge.build((None, 1))
+                self.rate.build(self.judge.trainable_variables)
+
+    def losses(self, batch):
+        return self.judge(self.model(batch["x"]))[:, 0]
+
+    def replica_step(self, batch):
+        for each in self.order:
+            if each == "judge":
+                variables = self.judge.trainable_variables
+                loss = self.minimize(batch, self.losses, variables=variables, optimizer=self.rate)
+            else:
+                loss = self.minimize(batch, self.losses)
+        return loss
+
+
+@pytest.mark.parametrize(
+    ("order", "late", "warns"),
+    [
+        (("model", "judge"), False, False),
+        (("judge", "model"), False, False),
+        (("model", "judge"), True, False),
+        (("model",), False, True),
+        (("model",), True, True),
+    ],
+)
+def test_model_that_another_update_of_the_step_trains_is_not_named(order, late, warns, caplog):
+    one_batch.make(functools.partial(Judged, order=order, late=late), 8, 2).train(tf.constant(1))
+    assert ("judge/kernel:0" in caplog.text) == warns
 
 
 class Mixed(Learned):
