@@ -14,10 +14,12 @@ import tensorflow as tf
 from ctl.built.observers import Observer
 from ctl.errors import UsageError
 from ctl.graphs import ops
+from ctl.graphs.assignments import OPTIMIZER_UPDATE
 from ctl.graphs.dataflow import ancestors, captured, entries_per_row
 from ctl.graphs.places import place_of
 from ctl.rows.row_mask import Rows
 from ctl.rows.trace import Folded, symbolic
+from ctl.update import gradients, update
 
 _ACCEPT = (
     "or accept it by `with ctl.random.unkeyed():` around it, or everything of this kind with "
@@ -113,18 +115,39 @@ class _RandomSearch:
 
     def _used(self) -> Collection[Any]:
         """Returns the ops that the results of the step, its losses or its variables depend on."""
-        trace = self._rows.trace
-        if trace.results is None:
+        if self._rows.trace.results is None:
             return self._operations
-        updates = [
-            [[part.losses for part in update.micro_batches], update.gradients]
-            for update in trace.updates
-        ]
         effects = [
             x for op in self._operations for x in op.inputs
             if op.op_def.is_stateful and op.type not in ops.RANDOM
         ]  # fmt: skip
-        return {x.op for x in ancestors(*effects, *symbolic([trace.results, updates]))}
+        return {
+            x.op for x in ancestors(*effects, *self._local(), *symbolic(self._rows.trace.results))
+        }
+
+    def _local(self) -> list[tf.Tensor]:
+        """Returns what the step computes before a reduction over the replicas."""
+        trace = self._rows.trace
+        updates = [
+            [[part.losses for part in each.micro_batches], each.penalties, each.gradients]
+            for each in trace.updates
+        ]
+        metrics = [
+            x for each in trace.updates for part in each.metrics for op in part for x in op.inputs
+        ]
+        return symbolic([updates, trace.weights, metrics])
+
+    def _is_in_update(self, op: Any) -> bool:
+        """Returns whether an op is in the update, in which every value is that of the global batch.
+
+        There, a size that is a number of rows is so by coincidence.
+        """
+        is_in_update = OPTIMIZER_UPDATE in op.name or any(
+            frame.filename == gradients.__file__
+            or (frame.filename == update.__file__ and frame.name == "_finish")
+            for frame in op.traceback
+        )
+        return is_in_update and op not in {x.op for x in ancestors(*self._local())}
 
     def _check_recomputation(self) -> None:
         """Rejects tf.recompute_grad of a layer that assigns, such as moving statistics, a second time.
@@ -146,7 +169,10 @@ class _RandomSearch:
             return True
         if _INITIALIZER.search(op.name):  # a variable's initializer, which runs once
             return False
-        if op.type in ops.STATELESS and not self.flow.differs_between_splits(op):
+        if op.type in ops.STATELESS and (
+            not self.flow.differs_between_splits(op)
+            or (not self.flow.shows_split(op) and self._is_in_update(op))
+        ):
             return False
         if op.graph is self._rows.graph and op not in self._used():
             return False
@@ -209,15 +235,18 @@ class _Dataflow:
         It is True also if the ops do not show it.
         """
         result = op.outputs[0]
-        if any(self.depends_on_batch(tensor) for tensor in op.inputs):
-            return True
-        if not result.shape.is_fully_defined():
+        if self.shows_split(op):
             return True
         # A static shape cannot follow a number of rows that is known only when the step runs.
         if not self.counts or not result.shape.rank:
             return False
         may_hold = _holds_rows(result.shape, self.counts) or self.counts.intersection(result.shape)
         return bool(may_hold) and self._combined_with_rows(result)
+
+    def shows_split(self, op: Any) -> bool:
+        """Returns whether the seed or the shape of a random op depends on the batch."""
+        is_known = op.outputs[0].shape.is_fully_defined()
+        return not is_known or any(map(self.depends_on_batch, op.inputs))
 
     def depends_on_batch(self, tensor: tf.Tensor) -> bool:
         """Returns whether a value depends on the batch or on the replica, as far as the ops show."""

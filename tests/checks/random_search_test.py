@@ -14,6 +14,8 @@ from ctl.graphs import ops
 import ctl.keras.dropout
 from ctl.rows import row_mask
 from ctl.rows.trace import Trace
+from tests.users_code import running
+from tests.users_code.examples import Case
 
 layers = tf_keras.layers
 ROWS, FEATURES = 4, 8
@@ -302,3 +304,47 @@ def test_one_entry_per_row_of_a_micro_batch_is_rejected_and_a_projection_is_not(
         trace(functools.partial(step, columns=columns), micro_batches=2)
     message = rejected(lambda x: x[: ROWS // 2] * constant(ROWS // 2, 1), micro_batches=2)
     assert "depend on how the batch is split" in message
+
+
+# In the update, all values are those of the global batch: sizes are numbers of rows by coincidence.
+
+
+def noisy(gradient):
+    """Adds a fixed draw, whose shape is [6, 3] for a kernel: 7 rows on 4 replicas are 2 on each."""
+    return gradient + 0.1 * tf.random.stateless_normal(gradient.shape, [5, 6], dtype=gradient.dtype)
+
+
+class Transformed(Case):
+    def transform_gradients(self, gradients, variables):
+        return [noisy(each) for each in gradients]
+
+
+class NoisySGD(tf_keras.optimizers.SGD):
+    def update_step(self, gradient, variable):
+        super().update_step(noisy(gradient), variable)
+
+
+class Optimized(Case):
+    def __init__(self, **arguments):
+        super().__init__(**arguments | {"optimizer": lambda: NoisySGD(0.1)})
+
+
+class Backward(Case):
+    def per_example_loss(self, batch, outputs):
+        @tf.custom_gradient
+        def identity(x):
+            return tf.identity(x), noisy
+
+        return super().per_example_loss(batch, identity(outputs))
+
+
+@pytest.mark.parametrize("split", [running.Split(4, 7), running.Split(2, 8, 2)])
+@pytest.mark.parametrize("case", [Transformed, Optimized])
+def test_fixed_draw_in_the_update_is_not_rejected(case, split):
+    reference = running.train(case, split.reference)
+    assert running.difference(reference, running.train(case, split)) < 1e-12
+
+
+def test_fixed_draw_in_the_backward_pass_is_rejected():
+    with pytest.raises(ctl.UsageError, match="depend on how the batch is split"):
+        running.train(Backward, running.Split(4, 7))
