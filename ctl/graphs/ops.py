@@ -80,6 +80,7 @@ _DRAWS = {
         "FixedUnigramCandidateSampler LearnedUnigramCandidateSampler LogUniformCandidateSampler "
         "ThreadUnsafeUnigramCandidateSampler UniformCandidateSampler"
     ),
+    "the functions of ctl.random, or self.global_step, instead of the time": "Timestamp",
     "the functions of ctl.random, or do it in the input pipeline (ctl.data.augmented)": (
         "RandomGamma RandomPoisson RandomPoissonV2 RandomCrop FractionalAvgPool FractionalMaxPool "
         "ExtractGlimpse ExtractGlimpseV2 KMC2ChainInitialization KmeansPlusPlusInitialization "

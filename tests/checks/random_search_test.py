@@ -82,6 +82,7 @@ UNKEYED = {
         lambda x: x + tf.random.stateless_normal([FEATURES], tf.cast(x[0, :2], tf.int32)),
         "ctl.random.normal",
     ),
+    "time": (lambda x: x * tf.cast(tf.timestamp() % 2.0, tf.float32), "instead of the time"),
     "in a branch": (nested, "ctl.random.uniform"),
     "in a tf.function": (noisy_function, "ctl.random.normal"),
     "in a loop": (looped, "ctl.random.uniform"),
