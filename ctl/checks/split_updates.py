@@ -1,7 +1,7 @@
-"""Rejects collectives and numbers of replicas in parts of the update, and in optimizers.
+"""Rejects collectives and numbers of replicas in parts of the update, and names updates by hand.
 
-Their gradients are already those of the global batch, and so is every value that they need. The table of
-what ctl replaces in TensorFlow notes where the code of an update uses one, whoever calls it.
+Gradients in an update are already those of the global batch, and so is every value that it needs. The
+table of what ctl replaces in TensorFlow notes where the code of an update uses one, whoever calls it.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,8 +14,10 @@ import tensorflow as tf
 from ctl.built.observers import Observer
 from ctl.configs.error_location import user_frame
 from ctl.errors import UsageError
+from ctl.graphs.assignments import find_assignments
 from ctl.rows import row_mask
 from ctl.rows.row_mask import Rows
+from ctl.update.snapshot import handles
 
 _NAMES = ("num_replicas_in_sync", "replica_id_in_sync_group", "all_reduce", "all_gather")
 # What is called between the user's code and this file.
@@ -26,8 +28,20 @@ class SplitUpdates(Observer):
     """Checks the updates of a step."""
 
     def search(self, operations: Sequence[Any], rows: Rows) -> None:
-        """Raises a UsageError if the user's code in an update depends on the split."""
-        plan = self.step.plan
+        """Raises a UsageError if the user's code in an update depends on the split.
+
+        Prints a line if the code computes the update itself, which only a comparison of splits can test.
+        """
+        plan, own = self.step.plan, handles(self.step.attributes.trained_variables())
+        if (
+            rows.earlier is None
+            and not self.step.update.variables
+            and any(id(x.handle) in own for x in find_assignments(operations))
+        ):
+            self.warn_once(
+                "replica_step updates the model itself, and only `ctl check` tests whether that "
+                "update depends on how the batch is split: call self.minimize instead."
+            )
         is_split = plan.layout.replicas > 1 and not plan.options.allow_row_coupling
         for place, name in rows.trace.split_uses.items() if is_split else ():
             raise UsageError(

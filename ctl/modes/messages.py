@@ -54,9 +54,13 @@ def start(hardware: Hardware, trainer: StandardTrainer) -> str:
     examples = pipeline_of(trainer).examples_per_epoch()
     if examples and examples < layout.global_batch_size:
         what += f"; the data has {examples} examples, so a batch has some of them more than once"
-    names = _names_in_code(type(trainer))  # super().replica_step calls minimize, too
-    own = plan.own_replica_step or plan.own_train_step
-    if own and "apply_gradients" in names and not names & {"minimize", "replica_step"}:
+    names = _names_in_code(type(trainer))  # super().train_step calls minimize, too
+    # A replica_step is known once it is traced (checks/split_updates.py).
+    if (
+        plan.own_train_step
+        and "apply_gradients" in names
+        and not names & {"minimize", "train_step"}
+    ):
         what += "; the step calls apply_gradients itself, and only `ctl check` tests that update"
     if strategies.STRATEGIES[hardware.name].coordinated and hardware.cluster:
         workers, servers = (len(hardware.cluster.addresses[role]) for role in ("worker", "ps"))

@@ -69,3 +69,23 @@ def test_optimizers_of_ctl_may_communicate():
     build(Case, tf_keras.optimizers.Adam, ema_decay=0.9, shard_state="gradients").train(
         tf.constant(1)
     )
+
+
+class ByHand(Case):
+    """Averages the losses of a replica, so that an update depends on the split."""
+
+    def replica_step(self, batch):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self.per_example_loss(batch, self.forward(batch, True)))
+        variables = self.model.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return loss
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_an_update_without_minimize_is_named_once(replicas, caplog):
+    trainer = build(ByHand, tf_keras.optimizers.SGD, replicas)
+    for steps in (1, 2):
+        trainer.train(tf.constant(steps))
+    (line,) = caplog.messages
+    assert line.startswith("replica_step updates the model itself")

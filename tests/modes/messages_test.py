@@ -55,8 +55,8 @@ def test_the_command_of_tensorboard_is_named_only_if_it_has_something_to_show():
 
 
 class OwnUpdate(ctl.StandardTrainer):
-    def replica_step(self, batch):
-        self.compute(batch)
+    def train_step(self, iterator):
+        self.compute(iterator)
 
     def compute(self, batch):
         self.optimizer.apply_gradients([])
@@ -73,9 +73,9 @@ class Pretrained(ctl.StandardTrainer):
 
 
 class Extending(ctl.StandardTrainer):
-    def replica_step(self, batch):
+    def train_step(self, iterator):
         self.optimizer.apply_gradients([])
-        return super().replica_step(batch)
+        return super().train_step(iterator)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_update_of_the_users_own_is_named_in_the_first_line(cls, own):
     hardware = types.SimpleNamespace(name="mirrored", reason="auto")
     fake = dict.fromkeys(["__init__", "build_model", "build_dataset"], lambda self: None)
     trainer = type("Fake", (cls,), fake)()
-    is_overridden = cls.replica_step is not ctl.StandardTrainer.replica_step
+    is_overridden = cls.train_step is not ctl.StandardTrainer.train_step
     trainer.__dict__.update(vars(make_trainer(2, [4, 4], is_overridden)))
     assert ("and only `ctl check` tests that update" in messages.start(hardware, trainer)) == own
 
@@ -95,7 +95,7 @@ def make_trainer(replicas, row_counts, own=False, examples=None):
     layout = types.SimpleNamespace(
         replicas=replicas, global_batch_size=sum(row_counts), row_counts=lambda: row_counts
     )
-    plan = types.SimpleNamespace(layout=layout, own_replica_step=own, own_train_step=False)
+    plan = types.SimpleNamespace(layout=layout, own_train_step=own)
     return types.SimpleNamespace(
         _ctl_loop=types.SimpleNamespace(
             plan=plan,
