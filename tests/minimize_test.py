@@ -88,6 +88,32 @@ def test_what_was_built_outside_of_the_scope_is_rejected_in_one_line(outside):
         one_batch.make(Outside, 8, 2).train(tf.constant(1))
 
 
+@pytest.mark.parametrize("replicas", [1, 4])
+@pytest.mark.parametrize(
+    ("choose", "number"),
+    [
+        (lambda x: tf.boolean_mask(x, x[:, 0] > 5), "an unknown number of"),
+        (lambda x: x[:1], "1"),
+        (lambda x: tf.concat([x, x], axis=0), r"\d+"),
+    ],
+)
+def test_other_rows_than_those_of_the_batch_are_rejected(choose, number, replicas):
+    class Chosen(one_batch.Trainer):
+        EXAMPLES = EXAMPLES
+        build_model = TwoModels.build_model
+
+        def replica_step(self, batch):
+            rows = {name: choose(value) for name, value in batch.items()}
+            return self.minimize(rows, lambda b: self.model(b["x"])[:, 0])
+
+    message = (
+        rf"minimize_test.py:\d+ passes minimize {number} rows, but the batch has \d: pass all of"
+    )
+    with pytest.raises(ctl.UsageError, match=message) as raised:
+        one_batch.make(Chosen, 7, replicas).train(tf.constant(1))
+    assert "\n" not in str(raised.value)
+
+
 def test_variables_that_the_optimizer_was_not_built_for_are_rejected():
     trainer = one_batch.make(type("", (TwoModels,), {"optimizer_of_other": False}), 8, 1)
     message = (

@@ -10,9 +10,11 @@ from ctl.configs.error_location import name_function
 from ctl.data.autograph import convert
 from ctl.data.source import Batch
 from ctl.errors import UsageError
+from ctl.graphs.places import place_of
 from ctl.keras.models import adapt, raw
 from ctl.keras.variables import check_known, penalties
-from ctl.update.microbatches import Target
+from ctl.rows import row_mask
+from ctl.update.microbatches import Target, row_count
 
 
 def minimize(
@@ -45,6 +47,7 @@ def minimize(
             f"minimize_each got updates for {', '.join(updates) or 'no loss'} and conditions for "
             f"{', '.join(when) or 'none'}: name each update by its loss, and conditions by updates."
         )
+    _check_rows(batch)
     chosen = any(variables is not None for variables, _ in updates.values())
     targets = []
     for name, (variables, optimizer) in updates.items():
@@ -81,3 +84,16 @@ def minimize(
         chosen=chosen,
     )
     return dict(zip(updates, result.losses, strict=True))
+
+
+def _check_rows(batch: Batch) -> None:
+    """Raises a UsageError if a batch has another number of rows than the step, if that is static."""
+    rows = row_mask.current()
+    before, after = rows.count if rows else None, row_count(batch)
+    if isinstance(before, int) and (not isinstance(after, int) or after != before):
+        number = after if isinstance(after, int) else "an unknown number of"
+        raise UsageError(
+            f"{place_of(tf.no_op())} passes minimize {number} rows, but the batch has {before}: pass "
+            "all of them, and leave rows out by weight 0 in sample_weight, since draws and the mask of "
+            "padded rows belong to the rows of the batch."
+        )
