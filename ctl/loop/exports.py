@@ -76,12 +76,7 @@ class ExportModel(Action):
 
 
 def export_checkpoint(
-    trainer_class: type,
-    options: Any,
-    path: str,
-    folder: pathlib.Path,
-    *,
-    global_batch_size: int,
+    trainer_class: type, options: Any, path: str, folder: pathlib.Path, *, global_batch_size: int
 ) -> tuple[int, dict[str, str]]:
     """Restores a checkpoint for inference and exports it, with averaged weights if there are any.
 

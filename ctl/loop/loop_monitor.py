@@ -36,11 +36,7 @@ class StepSummaries:
     """
 
     def __init__(
-        self,
-        trainer: StandardTrainer,
-        *,
-        every: Every,
-        print_line: Callable[[str], None],
+        self, trainer: StandardTrainer, *, every: Every, print_line: Callable[[str], None]
     ):
         self._trainer = trainer
         self._interval = every.steps

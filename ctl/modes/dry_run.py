@@ -43,10 +43,7 @@ def shorten(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
     short = config_dict.ConfigDict(config.to_dict())
     with short.ignore_type():
         short.train.update(
-            steps=DRY_STEPS,
-            steps_per_loop=1,
-            checkpoint_interval=1,
-            checkpoint_keep_every=0,
+            steps=DRY_STEPS, steps_per_loop=1, checkpoint_interval=1, checkpoint_keep_every=0
         )
         short.eval.interval = 1
         # No writers to a server, which would keep the run.

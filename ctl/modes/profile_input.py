@@ -193,11 +193,7 @@ def all_compare_xla(
                 raise known
             took = known or _all_time_step(arguments, hardware, processes)
         # XLA's errors are among these. Each process gets them, unlike that of a lost connection.
-        except (
-            UsageError,
-            tf.errors.InvalidArgumentError,
-            tf.errors.UnimplementedError,
-        ) as error:
+        except (UsageError, tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
             yield f"{name} is not possible: {error_location.describe(error)}"
             continue
         yield f"{name:<21} {1e3 * took:10.2f} ms per step alone, {seconds / took:.2f} times as fast"

@@ -69,11 +69,7 @@ def load(key: str, name: str) -> Callable[..., Any]:
 
 
 def check(
-    function: Callable[..., Any],
-    given: Mapping[str, Any],
-    *,
-    reserved: Mapping[str, str],
-    key: str,
+    function: Callable[..., Any], given: Mapping[str, Any], *, reserved: Mapping[str, str], key: str
 ) -> None:
     """Checks the arguments that a config gives a function.
 

@@ -159,45 +159,31 @@ def _warms_up_too_long(v: Values) -> bool:
     return ends and isinstance(steps, int) and isinstance(warmup, int) and warmup >= steps
 
 
+# fmt: off
 RULES = (
-    Rule(
-        lambda v: (
-            v["optimizer.momentum"]
-            and _is_known(v)
-            and v["optimizer.name"] not in optimizers.MOMENTUM
-        ),
-        "optimizer.momentum is {optimizer.momentum}, but has no effect with "
-        "optimizer.name={optimizer.name}",
-        "set it to 0, or choose optimizer.name=sgd",
-    ),
-    Rule(
-        lambda v: (
-            v["optimizer.shard_state"]
-            and _is_known(v)
-            and v["optimizer.name"] not in optimizers.ELEMENTWISE
-        ),
-        "optimizer.shard_state updates slices of variables, and optimizer.name={optimizer.name} "
-        "requires complete ones",
-        "set optimizer.shard_state=false, or choose optimizer.name="
-        f"{', '.join(optimizers.ELEMENTWISE[:-1])} or {optimizers.ELEMENTWISE[-1]}",
-    ),
-    Rule(
-        lambda v: v["optimizer.weight_decay_exclude"] and _is_known(v) and not _decays(v),
-        "optimizer.weight_decay_exclude has no effect without optimizer.weight_decay",
-        "set it, or remove optimizer.weight_decay_exclude",
-    ),
+    Rule(lambda v: v["optimizer.momentum"] and _is_known(v)
+                   and v["optimizer.name"] not in optimizers.MOMENTUM,
+         "optimizer.momentum is {optimizer.momentum}, but has no effect with "
+         "optimizer.name={optimizer.name}",
+         "set it to 0, or choose optimizer.name=sgd"),
+    Rule(lambda v: v["optimizer.shard_state"] and _is_known(v)
+                   and v["optimizer.name"] not in optimizers.ELEMENTWISE,
+         "optimizer.shard_state updates slices of variables, and optimizer.name={optimizer.name} "
+         "requires complete ones",
+         "set optimizer.shard_state=false, or choose optimizer.name="
+         f"{', '.join(optimizers.ELEMENTWISE[:-1])} or {optimizers.ELEMENTWISE[-1]}"),
+    Rule(lambda v: v["optimizer.weight_decay_exclude"] and _is_known(v) and not _decays(v),
+         "optimizer.weight_decay_exclude has no effect without optimizer.weight_decay",
+         "set it, or remove optimizer.weight_decay_exclude"),
     # Each update also subtracts this fraction of every weight; from 1 on, it reverses their signs.
-    Rule(
-        lambda v: v["optimizer.weight_decay"] * v["optimizer.learning_rate"] >= 1,
-        "optimizer.weight_decay is {optimizer.weight_decay} and optimizer.learning_rate is "
-        "{optimizer.learning_rate}",
-        "their product, the fraction of each weight that an update subtracts, must be less than 1",
-    ),
+    Rule(lambda v: v["optimizer.weight_decay"] * v["optimizer.learning_rate"] >= 1,
+         "optimizer.weight_decay is {optimizer.weight_decay} and optimizer.learning_rate is "
+         "{optimizer.learning_rate}",
+         "their product, the fraction of each weight that an update subtracts, must be less than 1"),
     _check_schedule,
     durations.check_boundaries,
-    Rule(
-        _warms_up_too_long,
-        "optimizer.warmup_steps is {optimizer.warmup_steps}, but must be less than train.steps, "
-        "which is {train.steps}",
-    ),
+    Rule(_warms_up_too_long,
+         "optimizer.warmup_steps is {optimizer.warmup_steps}, but must be less than train.steps, "
+         "which is {train.steps}"),
 )
+# fmt: on

@@ -141,96 +141,66 @@ KEYS = (
 
 
 # These rules also read the fact `own_parts`: whether the user adds parts to the update.
+# fmt: off
 RULES = (
-    Rule(
-        lambda v: v["runtime.all_reduce.compression"] and v["runtime.all_reduce.dtype"],
-        "runtime.all_reduce.compression and runtime.all_reduce.dtype both determine how gradients are "
-        "sent",
-        "set only one of the two",
-    ),
-    Rule(
-        lambda v: v["runtime.all_reduce.compression"] and v["runtime.precision"] == "float64",
-        "runtime.all_reduce.compression would undo runtime.precision=float64",
-        "set only one of the two",
-    ),
-    Rule(
-        lambda v: v["runtime.all_reduce.compression"] and v["runtime.logical_shards"],
-        "runtime.logical_shards keeps every bit of the gradients, and runtime.all_reduce.compression "
-        "does not",
-        "set only one of the two",
-    ),
-    Rule(
-        lambda v: v["runtime.all_reduce.compression"] and v["runtime.all_reduce.bucket_mib"],
-        "runtime.all_reduce.bucket_mib reduces gradients during the backward pass, and "
-        "runtime.all_reduce.compression after it",
-        "set only one of the two",
-    ),
-    Rule(
-        lambda v: v["optimizer.shard_state"] and not spec(v).replica_values,
-        "optimizer.shard_state splits the slot variables that each replica holds, which central "
-        "storage and parameter servers hold once; on TPUs it was never run",
-        "set optimizer.shard_state=false, or choose runtime.strategy=mirrored or "
-        "multi_worker_mirrored",
-    ),
-    Rule(
-        lambda v: (
-            v["optimizer.shard_state"] == "gradients"
-            and (v["runtime.all_reduce.compression"] or v["runtime.logical_shards"])
-        ),
-        "optimizer.shard_state=gradients, runtime.all_reduce.compression and runtime.logical_shards "
-        "each reduce the gradients in a way of their own",
-        "set only one of them, or optimizer.shard_state=true",
-    ),
-    Rule(
-        lambda v: v["optimizer.shard_state"] == "gradients" and v["summaries.histogram_interval"],
-        "summaries.histogram_interval writes complete gradients, which no replica has with "
-        "optimizer.shard_state=gradients",
-        "set it to 0, or optimizer.shard_state=true",
-    ),
-    Rule(
-        lambda v: v["own_parts"] and v["optimizer.shard_state"] == "gradients",
-        "build_parts and transform_gradients get complete gradients, which no replica has with "
-        "optimizer.shard_state=gradients",
-        "set optimizer.shard_state=true",
-    ),
-    Rule(
-        lambda v: v["own_parts"] and spec(v).coordinated,
-        "build_parts and transform_gradients change the gradients of the global batch, but the workers "
-        "of parameter servers compute their steps independently",
-        "choose another runtime.strategy, or change them in the optimizer",
-    ),
-    Rule(
-        lambda v: v["runtime.all_reduce.compression"] and not spec(v).replica_values,
-        "runtime.all_reduce.compression keeps errors on each replica, which central storage and "
-        "parameter servers cannot; on TPUs it was never run",
-        'set runtime.all_reduce.compression="", or choose runtime.strategy=mirrored or '
-        "multi_worker_mirrored",
-    ),
-    Rule(
-        lambda v: v["runtime.all_reduce.compression"] == "bfloat16" and v["cpu_collectives"],
-        "runtime.all_reduce.compression=bfloat16 is not supported by TensorFlow's all-reduce between "
-        "processes on CPUs",
-        "choose runtime.all_reduce.compression=float16, or train on GPUs",
-    ),
-    Rule(
-        lambda v: reduces_in_xla(v) and v["optimizer.shard_state"],
-        "runtime.xla=loop and step compile the update, and optimizer.shard_state gathers variables in "
-        "it, for which XLA has no operation in TensorFlow",
-        "set optimizer.shard_state=false, or choose runtime.xla=gradients",
-    ),
-    Rule(
-        lambda v: (
-            reduces_in_xla(v)
-            and (v["runtime.all_reduce.dtype"] or v["runtime.all_reduce.compression"])
-        ),
-        "runtime.xla=loop and step compile the reductions, and TensorFlow adds operands of 16 bits by a "
-        "function of float32, which programs of XLA reject",
-        "choose runtime.xla=gradients, or reduce in 32 bits",
-    ),
-    Rule(
-        lambda v: v["optimizer.ema_decay"] and v["runtime.cluster.shard_mib"],
-        "optimizer.ema_decay averages complete variables, which another number of parameter servers "
-        "could not restore from shards",
-        "set runtime.cluster.shard_mib=0, or optimizer.ema_decay=0",
-    ),
+    Rule(lambda v: v["runtime.all_reduce.compression"] and v["runtime.all_reduce.dtype"],
+         "runtime.all_reduce.compression and runtime.all_reduce.dtype both determine how gradients are "
+         "sent",
+         "set only one of the two"),
+    Rule(lambda v: v["runtime.all_reduce.compression"] and v["runtime.precision"] == "float64",
+         "runtime.all_reduce.compression would undo runtime.precision=float64",
+         "set only one of the two"),
+    Rule(lambda v: v["runtime.all_reduce.compression"] and v["runtime.logical_shards"],
+         "runtime.logical_shards keeps every bit of the gradients, and runtime.all_reduce.compression "
+         "does not",
+         "set only one of the two"),
+    Rule(lambda v: v["runtime.all_reduce.compression"] and v["runtime.all_reduce.bucket_mib"],
+         "runtime.all_reduce.bucket_mib reduces gradients during the backward pass, and "
+         "runtime.all_reduce.compression after it",
+         "set only one of the two"),
+    Rule(lambda v: v["optimizer.shard_state"] and not spec(v).replica_values,
+         "optimizer.shard_state splits the slot variables that each replica holds, which central "
+         "storage and parameter servers hold once; on TPUs it was never run",
+         "set optimizer.shard_state=false, or choose runtime.strategy=mirrored or "
+         "multi_worker_mirrored"),
+    Rule(lambda v: v["optimizer.shard_state"] == "gradients"
+                   and (v["runtime.all_reduce.compression"] or v["runtime.logical_shards"]),
+         "optimizer.shard_state=gradients, runtime.all_reduce.compression and runtime.logical_shards "
+         "each reduce the gradients in a way of their own",
+         "set only one of them, or optimizer.shard_state=true"),
+    Rule(lambda v: v["optimizer.shard_state"] == "gradients" and v["summaries.histogram_interval"],
+         "summaries.histogram_interval writes complete gradients, which no replica has with "
+         "optimizer.shard_state=gradients",
+         "set it to 0, or optimizer.shard_state=true"),
+    Rule(lambda v: v["own_parts"] and v["optimizer.shard_state"] == "gradients",
+         "build_parts and transform_gradients get complete gradients, which no replica has with "
+         "optimizer.shard_state=gradients",
+         "set optimizer.shard_state=true"),
+    Rule(lambda v: v["own_parts"] and spec(v).coordinated,
+         "build_parts and transform_gradients change the gradients of the global batch, but the workers "
+         "of parameter servers compute their steps independently",
+         "choose another runtime.strategy, or change them in the optimizer"),
+    Rule(lambda v: v["runtime.all_reduce.compression"] and not spec(v).replica_values,
+         "runtime.all_reduce.compression keeps errors on each replica, which central storage and "
+         "parameter servers cannot; on TPUs it was never run",
+         'set runtime.all_reduce.compression="", or choose runtime.strategy=mirrored or '
+         "multi_worker_mirrored"),
+    Rule(lambda v: v["runtime.all_reduce.compression"] == "bfloat16" and v["cpu_collectives"],
+         "runtime.all_reduce.compression=bfloat16 is not supported by TensorFlow's all-reduce between "
+         "processes on CPUs",
+         "choose runtime.all_reduce.compression=float16, or train on GPUs"),
+    Rule(lambda v: reduces_in_xla(v) and v["optimizer.shard_state"],
+         "runtime.xla=loop and step compile the update, and optimizer.shard_state gathers variables in "
+         "it, for which XLA has no operation in TensorFlow",
+         "set optimizer.shard_state=false, or choose runtime.xla=gradients"),
+    Rule(lambda v: reduces_in_xla(v)
+                   and (v["runtime.all_reduce.dtype"] or v["runtime.all_reduce.compression"]),
+         "runtime.xla=loop and step compile the reductions, and TensorFlow adds operands of 16 bits by "
+         "a function of float32, which programs of XLA reject",
+         "choose runtime.xla=gradients, or reduce in 32 bits"),
+    Rule(lambda v: v["optimizer.ema_decay"] and v["runtime.cluster.shard_mib"],
+         "optimizer.ema_decay averages complete variables, which another number of parameter servers "
+         "could not restore from shards",
+         "set runtime.cluster.shard_mib=0, or optimizer.ema_decay=0"),
 )
+# fmt: on

@@ -147,9 +147,7 @@ class Checkpointer:
         return self.files.path(step)
 
     def save(
-        self,
-        notes: Mapping[str, Any] | None = None,
-        on_complete: Callable[[], None] = lambda: None,
+        self, notes: Mapping[str, Any] | None = None, on_complete: Callable[[], None] = lambda: None
     ) -> str:
         """Saves a checkpoint of the current step; returns its path.
 
