@@ -14,7 +14,7 @@ from ctl import errors, optimizers
 from ctl.built.build import compare_workers
 from ctl.built.inner_loop import pipeline_of, step_of
 from ctl.configs import durations, group_values, keys, loading, overrides
-from ctl.configs.keys import OPTION_KEYS
+from ctl.configs.option_keys import OPTION_KEYS
 from ctl.configs.options import Section, TrainerOptions
 from ctl.errors import UsageError
 from ctl.evaluator import StandardEvaluator

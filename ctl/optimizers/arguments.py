@@ -9,9 +9,9 @@ from typing import Any
 
 from ctl import errors
 from ctl.errors import UsageError
+from ctl.optimizers import CLIPPING
 
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-CLIPPING = ("clipnorm", "clipvalue", "global_clipnorm")  # bounds of tf_keras' optimizers
 WHOLE = (*CLIPPING, "use_ema")  # arguments that require complete variables
 # Arguments of tf_keras' optimizers that ctl sets itself, or replaces by an option of its own.
 REPLACED = {

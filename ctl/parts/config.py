@@ -4,10 +4,8 @@ from collections.abc import Mapping
 import math
 from typing import Any
 
-from ctl.configs import durations
 from ctl.configs.component import Key, Rule
 from ctl.errors import UsageError, did_you_mean
-from ctl.optimizers.config import KEYS as OPTIMIZER_KEYS
 from ctl.update.config import reduces_in_xla, spec
 
 _FIELDS = ("variables", "learning_rate_scale", "frozen", "frozen_until", "optimizer")  # of a group
@@ -62,7 +60,9 @@ def _check_group(name: str, group: Any) -> None:
 
 def _check_optimizer(name: str, optimizer: Any) -> None:
     if isinstance(optimizer, Mapping):
-        fields = [each.name.removeprefix("optimizer.") for each in OPTIMIZER_KEYS if each.grouped]
+        from ctl.optimizers.config import KEYS as keys  # of a config alone
+
+        fields = [each.name.removeprefix("optimizer.") for each in keys if each.grouped]
         for key in optimizer:
             if key not in fields:
                 raise UsageError(f"{name} has the key {key!r}{did_you_mean(str(key), fields)}")
@@ -81,6 +81,8 @@ def _check_scale(name: str, scale: Any) -> None:
 
 def _check_step(name: str, value: Any) -> None:
     if isinstance(value, str):
+        from ctl.configs import durations
+
         durations.check(name, value)
     elif isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
         raise UsageError(
