@@ -2,6 +2,8 @@
 
 import ast
 from collections.abc import Callable, Mapping
+import functools
+import operator
 from types import NoneType
 from typing import Any
 
@@ -89,6 +91,18 @@ def _as_config(section: Any, path: str) -> Any:
     except RecursionError:  # it contains itself
         return section
     return result
+
+
+def with_values(
+    config: config_dict.ConfigDict, values: Mapping[str, Any]
+) -> config_dict.ConfigDict:
+    """Returns a locked copy of a config with other values, by the full names of their keys."""
+    copy = config_dict.ConfigDict(config.to_dict())
+    with copy.ignore_type():
+        for name, value in values.items():
+            *path, last = name.split(".")
+            functools.reduce(operator.getitem, path, copy)[last] = value
+    return copy.lock()
 
 
 def change(config: config_dict.ConfigDict, name: str, text: str | None) -> None:

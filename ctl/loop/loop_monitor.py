@@ -152,7 +152,7 @@ class LoopMonitor:
         gathered = processes.gather([throughput.last_seconds, waited, waiting or 0.0])
         throughput.add_input_wait(max(waited for _, waited, _ in gathered))
         if waiting is not None:
-            self._reporter.measured_processes(gathered)
+            self._reporter.process_seconds = gathered
 
     def check(self, boundary: int, *, steps: int, outputs: Mapping[str, Any]) -> None:
         """Checks a loop that has ended, and reports skipped and repeated steps.

@@ -33,7 +33,6 @@ class RunStore(Protocol):
         self,
         processes: "ProcessGroup",
         *,
-        is_chief: bool,
         on_lost: Callable[[], None],
         on_durable: Callable[[int, int, float], None],
         print_line: Callable[[str], None],
@@ -43,8 +42,7 @@ class RunStore(Protocol):
         The local folders are up to date in the block, whose end waits until everything is copied.
 
         Args:
-            processes: the processes of the run.
-            is_chief: whether this process owns the run.
+            processes: the processes of the run, whose chief owns it in the store.
             on_lost: called in a thread when another process has taken over.
             on_durable: called as on_durable(step, bytes, seconds) when a checkpoint is in the store.
             print_line: prints a line.

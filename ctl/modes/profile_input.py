@@ -8,13 +8,12 @@ import math
 import time
 from typing import Any
 
-from ml_collections import config_dict
 import orbit
 import tensorflow as tf
 
 from ctl.built.inner_loop import loop_of, pipeline_of, plan_of
 from ctl.compile import serial_loops
-from ctl.configs import error_location, keys
+from ctl.configs import error_location, keys, overrides
 from ctl.data import batching
 from ctl.data.distribution import disable_autotune
 from ctl.data.kinds import Kind
@@ -101,10 +100,9 @@ def measure_apart(arguments: Arguments) -> Iterator[tuple[str, float | UsageErro
         The mode, and the seconds of its step alone, or why it does not work here.
     """
     for mode in COMPLETE_STEPS:
-        config = config_dict.ConfigDict(arguments.config.to_dict())
-        config.runtime.xla = mode
+        config = overrides.with_values(arguments.config, {"runtime.xla": mode})
         try:
-            yield mode, step_time.measure(config.lock(), arguments.config_path)
+            yield mode, step_time.measure(config, arguments.config_path)
         except UsageError as error:
             yield mode, error
 
@@ -183,9 +181,8 @@ def all_compare_xla(
         if mode in ("auto", "autocluster", used):
             continue
         name = f"runtime.xla={mode}"
-        config = config_dict.ConfigDict(arguments.config.to_dict())
-        config.runtime.xla = mode
-        arguments = dataclasses.replace(arguments, config=config.lock())
+        config = overrides.with_values(arguments.config, {"runtime.xla": mode})
+        arguments = dataclasses.replace(arguments, config=config)
         try:
             keys.check_rules(keys.flatten(config))
             known = apart.get(mode)

@@ -67,7 +67,6 @@ class Bucket:
         self,
         processes: "ProcessGroup",
         *,
-        is_chief: bool,
         on_lost: Callable[[], None],
         on_durable: Callable[[int, int, float], None],
         print_line: Callable[[str], None],
@@ -88,13 +87,13 @@ class Bucket:
             print_line=print_line,
         )
         try:
-            if is_chief:
+            if processes.is_chief:
                 self._fetch(owner.acquire())
                 self._local.write(owner.number)
                 if len(processes.members) > 1:
                     self._store.retry(uploader.copy)  # the others can then fetch it
                 uploader.start()
-            self._all_fetch(processes, owner.number, is_chief=is_chief)
+            self._all_fetch(processes, owner.number)
             yield
         except BaseException:
             with contextlib.suppress(Failure):  # the error of the run is the one to report
@@ -118,16 +117,16 @@ class Bucket:
             fetch.run(self._local)
             self._local.mark_sent()
 
-    def _all_fetch(self, processes: "ProcessGroup", number: int, *, is_chief: bool) -> None:
+    def _all_fetch(self, processes: "ProcessGroup", number: int) -> None:
         """Fetches the checkpoints of the chief in the other processes; collective."""
         token = processes.broadcast_from_chief(number)
-        is_blind = not is_chief and self._store.retry(ownership.latest, self._store) != token
-        if processes.any_process(is_blind):
+        seen = token if processes.is_chief else self._store.retry(ownership.latest, self._store)
+        if processes.any_process(seen != token):
             raise UsageError(
                 f"{self.url} is not the same store in every process: check the endpoint and the "
                 "credentials of each."
             )
-        if not is_chief:
+        if not processes.is_chief:
             self._fetch(_NO_OWNER)
             self._local.write(token)
         processes.barrier()
