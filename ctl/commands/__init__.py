@@ -32,8 +32,7 @@ def run(arguments: Sequence[str]) -> int:
         UsageError: the arguments are wrong; the message is one line.
     """
     module = importlib.import_module(f"ctl.commands.{arguments[0]}")
-    code: int = module.main(arguments[1:])
-    return code
+    return module.main(arguments[1:])
 
 
 class Parser(argparse.ArgumentParser):

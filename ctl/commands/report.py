@@ -302,10 +302,9 @@ def _chart(
     figure.update_layout(
         template="plotly_white", margin={"l": 60, "r": 20, "t": 50, "b": 45}, hovermode="x unified"
     )
-    text: str = figure.to_html(
+    return figure.to_html(
         full_html=False, include_plotlyjs=False, config={"responsive": True}, default_height="340px"
     )
-    return text
 
 
 def _goodput(runs: Sequence[RunFiles]) -> str:

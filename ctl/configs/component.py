@@ -206,6 +206,14 @@ def format_integer(number: int) -> str:
     return f"a number of {int(math.log10(abs(number))) + 1} digits"
 
 
+def check_number(name: str, value: Any, *, zero: bool = False) -> None:
+    """Raises UsageError if a value is no finite number greater than 0, or 0 if that is allowed."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or value < 0 or not (value or zero):
+        bound = "at least 0" if zero else "greater than 0"
+        raise UsageError(f"{name} is {value!r}, but must be a finite number {bound}.")
+
+
 def check_strings(key: str, elements: Iterable[Any], requirement: str) -> None:
     """Raises UsageError if a list contains something else than texts."""
     for element in elements:

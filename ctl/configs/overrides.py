@@ -41,8 +41,7 @@ def config(**changes: Any) -> config_dict.ConfigDict:
     if changes.get("model", {}) is None:
         del changes["model"]
     _change_section(result, changes, "")
-    locked: config_dict.ConfigDict = result.lock()
-    return locked
+    return result.lock()
 
 
 class _MissingConfigKeyError(UsageError, AttributeError):
@@ -157,8 +156,7 @@ def _section(name: str, value: Any) -> Mapping[str, Any]:
         raise UsageError(
             f"{name} is {errors.show_value(value)}, but must be a section: {last}=dict(...)."
         )
-    section: Mapping[str, Any] = value
-    return section
+    return value
 
 
 def _convert(name: str, value: Any, default: Any) -> Any:
@@ -260,5 +258,4 @@ def _join(path: str, key: Any) -> str:
 
 
 def _describe(path: str, key: Any, section: Any, *, is_new: bool = False) -> str:
-    text: str = loading.load("ctl.configs.unknown_names:describe_key")(path, key, section, is_new)
-    return text
+    return loading.load("ctl.configs.unknown_names:describe_key")(path, key, section, is_new)

@@ -37,8 +37,7 @@ _LEAVES = {
 def _open(name: str) -> Callable[..., Any]:
     """Imports a function of `_LEAVES`."""
     module, function = _LEAVES[name].split(":")
-    opened: Callable[..., Any] = getattr(importlib.import_module(f"ctl.data.{module}"), function)
-    return opened
+    return getattr(importlib.import_module(f"ctl.data.{module}"), function)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,17 +16,12 @@ from ctl.hardware.devices import replica_devices
 if TYPE_CHECKING:
     import tensorflow as tf
 
-CONFIG_KEYS = {  # field of StrategyOptions -> key in config.runtime
-    "logical_devices": "logical_devices",
-    "devices": "devices",
-    "algorithm": "all_reduce.algorithm",
-    "bucket_mib": "all_reduce.bucket_mib",
-    "timeout": "all_reduce.timeout",
-    "start_timeout": "cluster.start_timeout",
-    "heartbeat_timeout": "cluster.heartbeat_timeout",
-    "shard_mib": "cluster.shard_mib",
-    "tpu": "tpu",
-}
+_KEYS = (
+    "logical_devices", "devices", "all_reduce.algorithm", "all_reduce.bucket_mib",
+    "all_reduce.timeout", "cluster.start_timeout", "cluster.heartbeat_timeout",
+    "cluster.shard_mib", "tpu",
+)  # fmt: skip
+CONFIG_KEYS = {key.rpartition(".")[2]: key for key in _KEYS}  # field of StrategyOptions -> its key
 ALGORITHMS = ("auto", "nccl", "ring", "hierarchical_copy", "one_device")
 
 

@@ -19,7 +19,7 @@ from ctl.built.inner_loop import step_of
 from ctl.errors import UsageError, did_you_mean
 from ctl.loop import inference
 from ctl.loop.actions import best_checkpoint
-from ctl.loop.actions.action import Action
+from ctl.loop.actions.action import LoopAction
 from ctl.loop.checkpoints.files import report_write_errors
 from ctl.loop.disk import find_reason, flush, make_folder
 from ctl.loop.workdir import Workdir
@@ -27,7 +27,7 @@ from ctl.trainer import StandardTrainer
 from ctl.version import find_version
 
 
-class ExportModel(Action):
+class ExportModel(LoopAction):
     """Writes the best or the last checkpoint in the formats of the trainer.
 
         ExportModel("best", workdir=Workdir("runs/mine"))
@@ -37,9 +37,7 @@ class ExportModel(Action):
         workdir: has the folder of the versions, and the best checkpoints.
     """
 
-    at = "train"
     everywhere = True  # does nothing at a boundary; `end` is called everywhere
-    may_stop = False
 
     def __init__(self, which: str, *, workdir: Workdir):
         self._which = which

@@ -14,7 +14,7 @@ from ctl.configs.group_values import patterns
 from ctl.hardware import devices
 from ctl.keras import precision
 from ctl.keras.precision import Optimizer
-from ctl.loop.actions.action import Action
+from ctl.loop.actions.action import LoopAction
 from ctl.loop.timing import Throughput
 from ctl.trainer import StandardTrainer
 from ctl.update.gradients import optimizers_of
@@ -24,11 +24,8 @@ _GIB = 2**30
 _RSS_UNIT = 1 if sys.platform == "darwin" else 2**10
 
 
-class LoopNumbers(Action):
+class LoopNumbers(LoopAction):
     """Adds the numbers to the record of each loop; the mixture and the operations to `result.json`."""
-
-    at = "train"
-    may_stop = False
 
     def __call__(self, outputs: Mapping[str, Any]) -> None:
         """Logs the numbers of the last loop."""

@@ -71,8 +71,7 @@ def open_store(
         UsageError: the store cannot be opened.
     """
     open_bucket = load("ctl.loop.bucket.bucket:open_store")
-    store: RunStore = open_bucket(url, train, reads=reads, checkpoint=checkpoint, task=task)
-    return store
+    return open_bucket(url, train, reads=reads, checkpoint=checkpoint, task=task)
 
 
 def fetch(name: str, which: str = "", *, texts_only: bool = False) -> str:
@@ -88,5 +87,4 @@ def fetch(name: str, which: str = "", *, texts_only: bool = False) -> str:
     """
     if not is_url(name):
         return name
-    path: str = load("ctl.loop.bucket.fetch:path")(name, which, texts_only=texts_only)
-    return path
+    return load("ctl.loop.bucket.fetch:path")(name, which, texts_only=texts_only)

@@ -119,7 +119,7 @@ def describe(curve: RangeTest, factor: float = 1.0) -> list[str]:
 def _with_constant_rate(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
     """Returns a locked copy of a config without schedule, warm-up and checks of the loss."""
     zeros = ("warmup_steps", "decay_steps", "learning_rate_batch_size")
-    values = {f"optimizer.{name}": 0 for name in zeros}
+    values: dict[str, Any] = {f"optimizer.{name}": 0 for name in zeros}
     values |= {"optimizer.schedule": "constant", "optimizer.schedule_arguments": {}}
     values |= {"train.on_non_finite": "ignore", "train.loss_spike": 0.0}
     return overrides.with_values(config, values)

@@ -366,8 +366,7 @@ class ExperimentRun:
         )
         prints = prints and self.is_chief
         if prints and sys.stdout.isatty():
-            bar: Progress = loading.load(_PROGRESS_BAR)(**options)
-            return bar
+            return loading.load(_PROGRESS_BAR)(**options)
         return Progress(**options, write=print_line if prints else lambda line: None)
 
     def _check_store(self, reads_only: bool) -> None:

@@ -10,20 +10,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import tf_keras
 
-CLASSES = {  # optimizer.name -> module:class
-    "adam": "tf_keras.optimizers:Adam",
-    "adamw": "tf_keras.optimizers:AdamW",
-    "sgd": "tf_keras.optimizers:SGD",
-    "rmsprop": "tf_keras.optimizers:RMSprop",
-    "adagrad": "tf_keras.optimizers:Adagrad",
-    "lion": "tf_keras.optimizers:Lion",
-    "adamax": "tf_keras.optimizers:Adamax",
-    "adafactor": "tf_keras.optimizers:Adafactor",
-    "adadelta": "tf_keras.optimizers:Adadelta",
-    "ftrl": "tf_keras.optimizers:Ftrl",
-    "lamb": "ctl.optimizers.layerwise:LAMB",
-    "lars": "ctl.optimizers.layerwise:LARS",
-}
+_OF_KERAS = (
+    "Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "Lion", "Adamax", "Adafactor", "Adadelta", "Ftrl",
+)  # fmt: skip
+# optimizer.name -> module:class
+CLASSES = {name.lower(): f"tf_keras.optimizers:{name}" for name in _OF_KERAS}
+CLASSES |= {name.lower(): f"ctl.optimizers.layerwise:{name}" for name in ("LAMB", "LARS")}
 CLIPPING = ("clipnorm", "clipvalue", "global_clipnorm")  # bounds of tf_keras' optimizers
 MOMENTUM = ("sgd", "rmsprop", "lars")  # the optimizers with the argument `momentum`
 LAYERWISE = ("lamb", "lars")  # they do not scale updates of variables without weight decay

@@ -1,11 +1,10 @@
 """The config of the optimizer and its schedule."""
 
-import math
 from typing import Any
 
 from ctl import errors, optimizers
 from ctl.configs import durations
-from ctl.configs.component import Key, Rule, Values
+from ctl.configs.component import Key, Rule, Values, check_number
 from ctl.errors import UsageError, did_you_mean
 from ctl.optimizers import arguments, schedules
 
@@ -102,7 +101,7 @@ def _check_argument(full_name: str, key: str, value: Any) -> None:
             raise UsageError(f"{full_name} is {value!r}, but must be such as {_EXAMPLES[key]!r}.")
         return
     if key not in ("boundaries", "factors"):
-        _check_number(full_name, value, zero=key in ("end_factor", "min_delta"))
+        check_number(full_name, value, zero=key in ("end_factor", "min_delta"))
         if key == "patience" and not isinstance(value, int):
             raise UsageError(f"{full_name} is {value!r}, but must be an integer.")
         if key == "factor" and value >= 1:
@@ -112,14 +111,7 @@ def _check_argument(full_name: str, key: str, value: Any) -> None:
         raise UsageError(f"{full_name} is {value!r}, but must be a list, such as {_EXAMPLES[key]}.")
     if key == "factors":  # boundaries are durations, which `configs.durations` checks
         for element in value:
-            _check_number(full_name, element, zero=True)
-
-
-def _check_number(full_name: str, value: Any, *, zero: bool) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value < 0 or not (value or zero):
-        bound = "at least 0" if zero else "greater than 0"
-        raise UsageError(f"{full_name} is {value!r}, but must be a finite number {bound}.")
+            check_number(full_name, element, zero=True)
 
 
 def _check_decay_steps(values: Values, kind: schedules.ScheduleKind) -> None:

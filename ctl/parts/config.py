@@ -1,10 +1,9 @@
 """The config of the parts of the update: the key of each part, and its rules."""
 
 from collections.abc import Mapping
-import math
 from typing import Any
 
-from ctl.configs.component import Key, Rule
+from ctl.configs.component import Key, Rule, check_number, check_strings
 from ctl.errors import UsageError, did_you_mean
 from ctl.update.config import reduces_in_xla, spec
 
@@ -13,8 +12,7 @@ _EXAMPLE = 'dict(variables="backbone/*", learning_rate_scale=0.1)'
 
 
 def _check_patterns(key: str, patterns: Any) -> None:
-    for pattern in patterns:
-        _check_pattern(key, pattern)
+    check_strings(key, patterns, 'patterns such as "*/bias"')
 
 
 def _check_groups(key: str, groups: Any) -> None:
@@ -35,8 +33,7 @@ def _check_group(name: str, group: Any) -> None:
             f"{name}.variables is {group['variables']!r}, but must be a pattern or a list of them."
         )
     names = group["variables"]
-    for pattern in [names] if isinstance(names, str) else names:
-        _check_pattern(f"{name}.variables", pattern)
+    _check_patterns(f"{name}.variables", [names] if isinstance(names, str) else names)
     frozen, scale = group.get("frozen", False), group.get("learning_rate_scale")
     if not isinstance(frozen, bool):
         raise UsageError(f"{name}.frozen is {frozen!r}, but must be true or false.")
@@ -55,7 +52,7 @@ def _check_group(name: str, group: Any) -> None:
     if until is not None:
         _check_step(f"{name}.frozen_until", until)
     if scale is not None:
-        _check_scale(f"{name}.learning_rate_scale", scale)
+        check_number(f"{name}.learning_rate_scale", scale)
 
 
 def _check_optimizer(name: str, optimizer: Any) -> None:
@@ -73,12 +70,6 @@ def _check_optimizer(name: str, optimizer: Any) -> None:
         )
 
 
-def _check_scale(name: str, scale: Any) -> None:
-    is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
-    if not is_number or not math.isfinite(scale) or scale <= 0:
-        raise UsageError(f"{name} is {scale!r}, but must be a finite number greater than 0.")
-
-
 def _check_step(name: str, value: Any) -> None:
     if isinstance(value, str):
         from ctl.configs import durations
@@ -88,13 +79,6 @@ def _check_step(name: str, value: Any) -> None:
         raise UsageError(
             f"{name} is {value!r}, but must be a number of steps from 1 to 2147483647, or a text "
             'such as "2 epochs".'
-        )
-
-
-def _check_pattern(name: str, pattern: Any) -> None:
-    if not isinstance(pattern, str) or not pattern:
-        raise UsageError(
-            f'{name} contains {pattern!r}, but must contain patterns such as "*/bias".'
         )
 
 

@@ -172,8 +172,7 @@ def _layout_of(optimizer: Optimizer, variable: tf.Variable) -> SliceLayout | Non
     for each in gradients.optimizers_of(optimizer):
         shards = getattr(each, "_ctl_shards", None)
         if shards and each._var_key(variable) in shards.layouts:
-            layout: SliceLayout = shards.layouts[each._var_key(variable)]
-            return layout
+            return shards.layouts[each._var_key(variable)]
     return None
 
 

@@ -125,6 +125,13 @@ class Action:
         return {}
 
 
+class LoopAction(Action):
+    """Base class of actions that observe the inner loops, and never stop the run."""
+
+    at = "train"
+    may_stop = False
+
+
 class _CallableAction(Action):
     """Wraps a callable of the outputs as an `Action`."""
 

@@ -5,18 +5,16 @@ import pathlib
 from typing import TYPE_CHECKING, Any
 
 from ctl.errors import Failure, UsageError, print_line
-from ctl.loop.actions.action import Action
-from ctl.loop.actions.monitored_metric import MonitoredMetric
+from ctl.loop.actions.monitored_metric import MetricAction, MonitoredMetric
 from ctl.loop.checkpoints.checkpointer import Checkpointer, DamagedCheckpoint
 from ctl.loop.checkpoints.files import CheckpointFiles, report_write_errors
 
 if TYPE_CHECKING:
-    from ctl.evaluator import StandardEvaluator
     from ctl.loop.controller import Controller
     from ctl.loop.workdir import Workdir
 
 
-class BestCheckpoint(Action):
+class BestCheckpoint(MetricAction):
     """Saves the trainer after an evaluation that is better than the ones kept so far.
 
         BestCheckpoint("eval/accuracy", "max", folder="runs/mine/best", keep=1)
@@ -48,7 +46,7 @@ class BestCheckpoint(Action):
         keep: int = 1,
         restore_at_end: bool = False,
     ):
-        self._metric = MonitoredMetric(metric, mode)
+        super().__init__(metric, mode)
         self._keep = keep
         self._restore_at_end = restore_at_end
         self._folder = pathlib.Path(folder)
@@ -64,10 +62,6 @@ class BestCheckpoint(Action):
             keep=config.train.best.keep,
             restore_at_end=config.train.best.restore,
         )
-
-    def check(self, evaluator: "StandardEvaluator | None") -> None:
-        """Checks that the evaluation has the metric."""
-        self._metric.check(evaluator)
 
     def begin(self, controller: "Controller") -> None:
         """Creates the checkpointer."""
