@@ -212,10 +212,6 @@ def _required(name: str, text: str | None) -> str:
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
-def _boolean(text: str) -> bool:
-    return _BOOLEANS[text.lower()]
-
-
 def _literal(text: str) -> Any:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
@@ -235,7 +231,7 @@ def _sequence(text: str) -> list[Any] | tuple[Any, ...]:
 # ast.literal_eval raises MemoryError and RecursionError for deeply nested text.
 _PARSE_ERRORS = (KeyError, MemoryError, RecursionError, SyntaxError, TypeError, ValueError)
 _PARSERS: dict[type, Callable[[str], Any]] = {
-    bool: _boolean,
+    bool: lambda text: _BOOLEANS[text.lower()],
     float: float,
     int: durations.parse_integer,
     list: lambda text: list(_sequence(text)),

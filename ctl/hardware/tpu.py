@@ -20,13 +20,9 @@ if TYPE_CHECKING:
 _PCI_DEVICES = pathlib.Path("/sys/bus/pci/devices")
 _GOOGLE = "0x1ae0"  # vendor of TPUs, but also of the network cards and disks of Google's machines
 _GENERATIONS = {  # PCI device id -> generation
-    "0x0027": "v2 or v3",
-    "0x005e": "v4",
-    "0x0062": "v5p",
-    "0x0063": "v5e",
-    "0x006f": "v6e",
+    "0x0027": "v2 or v3", "0x005e": "v4", "0x0062": "v5p", "0x0063": "v5e", "0x006f": "v6e",
     "0x0076": "v7x",
-}
+}  # fmt: skip
 _NEWEST_LIBTPU = "0.0.30"  # with a newer one, `import tensorflow` aborts the process
 _CONNECT_TIMEOUT = 5.0  # seconds; TensorFlow would try for minutes
 

@@ -141,7 +141,12 @@ def write_version(
     for write in writers:
         write(trainer, signatures, temporary)
     described = {name: _describe(signature) for name, signature in signatures.items()}
-    description = {"step": step, **notes, "signatures": described, "versions": _versions()}
+    versions = {
+        "tensorflow": tf.__version__,
+        "ctl": find_version(),
+        "tf_keras": tf_keras.__version__,
+    }
+    description = {"step": step, **notes, "signatures": described, "versions": versions}
     (temporary / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n")
     _publish(temporary, version)
     return version
@@ -190,12 +195,6 @@ def _describe(signature: Any) -> dict[str, Any]:
         kind: {k: {"dtype": v.dtype.name, "shape": v.shape.as_list()} for k, v in values.items()}
         for kind, values in (("inputs", inputs), ("outputs", outputs))
     }
-
-
-def _versions() -> dict[str, str]:
-    return {
-        "tensorflow": tf.__version__, "ctl": find_version(), "tf_keras": tf_keras.__version__
-    }  # fmt: skip
 
 
 def _publish(temporary: pathlib.Path, version: pathlib.Path) -> None:

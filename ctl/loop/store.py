@@ -3,7 +3,7 @@
 from collections.abc import Callable
 import contextlib
 import pathlib
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ctl.configs.loading import load
 from ctl.errors import is_url
@@ -18,8 +18,8 @@ RECORD = ".bucket.json"  # the file in the local folder that names the store
 STORES: dict[str, Any] = {"": "ctl.loop.bucket.store:FileSystem"}
 
 
-class RunStore(Protocol):
-    """What a run needs of the store that its --workdir names.
+class RunStore:
+    """What a run needs of the store that its --workdir names; by default nothing is copied.
 
     Attributes:
         url: the folder of the run in the store.
@@ -47,6 +47,7 @@ class RunStore(Protocol):
             on_durable: called as on_durable(step, bytes, seconds) when a checkpoint is in the store.
             print_line: prints a line.
         """
+        return contextlib.nullcontext()
 
     def sync(self) -> None:
         """Sends and fetches what is new, for a process that does not train."""
