@@ -1,7 +1,5 @@
 """Times the step in one mode of `runtime.xla` in a process of its own, with a time limit.
 
-The process gets the pickled config and its path, and answers by a line of JSON.
-
 The developers of ctl have not run complete steps of several GPUs. One that waits for ever must not stop
 the comparison of the modes, and one that computes something else must not be advised.
 """
@@ -13,12 +11,7 @@ import subprocess
 import sys
 from typing import Any
 
-import numpy as np
-import tensorflow as tf
-
-from ctl.configs import error_location, overrides
 from ctl.errors import UsageError
-from ctl.modes import experiment
 
 SECONDS = 300.0
 STEPS = 3
@@ -41,7 +34,7 @@ def measure(config: Any, config_path: str, *, seconds: float = SECONDS) -> float
     # TensorFlow's own output goes to stderr. The process uses the memory that it needs, and no more.
     try:
         done = subprocess.run(
-            [sys.executable, "-m", __name__],
+            [sys.executable, "-m", "ctl.modes.step_process"],
             input=pickle.dumps((config, config_path)),
             capture_output=True,
             env={**os.environ, "TF_FORCE_GPU_ALLOW_GROWTH": "true"},
@@ -63,33 +56,3 @@ def measure(config: Any, config_path: str, *, seconds: float = SECONDS) -> float
             f"{answer['difference']:.1e} of their change"
         )
     return float(answer["seconds"])
-
-
-def answer(config: Any, config_path: str) -> dict[str, Any]:
-    """Returns the `seconds` of a step alone and the `difference` from xla=off, or the `error`."""
-    from ctl.modes import profile_input  # which imports this module
-
-    hardware = experiment.build_hardware(config.runtime)
-
-    def train(xla: str) -> tuple[Any, np.ndarray, np.ndarray]:
-        own = overrides.with_values(config, {"runtime.xla": xla})
-        trainer = experiment.build(own, config_path, evaluates=False, hardware=hardware).trainer
-        read = lambda: np.concatenate([np.ravel(w) for w in trainer.model.get_weights()])  # noqa: E731
-        before = read().astype(np.float64)
-        trainer.train(tf.constant(STEPS))
-        return trainer, before, read().astype(np.float64)
-
-    try:
-        _, before, expected = train("off")
-        trainer, _, found = train(config.runtime.xla)
-        change = float(np.linalg.norm(expected - before))
-        return {
-            "difference": float(np.linalg.norm(found - expected) / max(change, 1e-12)),
-            "seconds": profile_input.time_step(trainer, config.train.steps_per_loop),
-        }
-    except (UsageError, tf.errors.OpError) as error:
-        return {"error": error_location.describe(error)}
-
-
-if __name__ == "__main__":
-    print(json.dumps(answer(*pickle.load(sys.stdin.buffer))), flush=True)

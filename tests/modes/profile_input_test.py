@@ -177,7 +177,7 @@ def test_a_mode_is_timed_in_a_process_of_its_own_which_may_fail_or_never_end(tmp
 
 
 def fake(folder, code):
-    """A program that runs code in place of `python -m ctl.modes.step_time`."""
+    """A program that runs code in place of `python -m ctl.modes.step_process`."""
     path = folder / "python"
     wait = "import signal, sys\n" + ("signal.pause()" if code == "input()" else code)
     path.write_text(f"#!{sys.executable}\n{wait}\n")
