@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
         UsageError: an argument is wrong, a file is damaged, or plotly is not installed.
     """
     form = "ctl report RUN... --output=FILE.html"
-    parser = Parser("ctl report", form, str(__doc__).partition("\n")[0])
+    parser = Parser("ctl report", form, __doc__)
     parser.add_argument(
         "runs", nargs="+", metavar="RUN", help="the workdir of a run, or of a sweep"
     )
