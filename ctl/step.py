@@ -51,6 +51,7 @@ _LOG = logging.getLogger("ctl")
 _FIND_ROWS = "ctl.built.bad_rows:non_finite_rows"  # imported for a step that is not finite
 _ROW_LOSSES = "ctl.keras.losses:row_losses"  # these for a loss object, and a mean of rows
 _MEAN_OF_ROWS = "ctl.rows.means:mean_of_rows"
+_AGREED = "ctl.update.conditions:agreed"  # for a condition inside of the user's strategy.run
 # Options that only a trainer's data, model and inner loop read.
 _OF_TRAINERS = ("cache", "data", "model", "placement", "prefetch", "histogram_interval")
 
@@ -101,6 +102,8 @@ class Step:
             is neither `label` nor `weight`, or with a dict of them if there are several.
         sample_weight: (batch, training) -> the weights of the losses, or None for 1. By default it is
             `batch["weight"]`, if that exists.
+        denominator: what the sum of the losses is divided by: "weights", "batch" or "none", or a
+            function (batch) -> numbers of the rows, as the method of `ctl.StandardTrainer`.
         transform_gradients: (gradients, variables) -> the new gradients of the global batch, as the
             method of `ctl.StandardTrainer`.
         parts: parts of your own of the update, `ctl.Part`s.
@@ -138,6 +141,7 @@ class Step:
         loss: str = "rows",
         forward: Callable[[Batch, bool], Nest] | None = None,
         sample_weight: Callable[[Batch, bool], tf.Tensor | None] | None = None,
+        denominator: str | Callable[[Batch], Any] = "weights",
         transform_gradients: Transform | None = None,
         parts: Sequence[Part] = (),
         metrics: Mapping[str, tf_keras.metrics.Metric] | None = None,
@@ -177,12 +181,13 @@ class Step:
         self.sample_weight = sample_weight or (
             lambda batch, training: preprocessing.default_sample_weight(batch)
         )
+        self.denominator = denominator if callable(denominator) else lambda batch: denominator
         self.transform_gradients, self.parts = transform_gradients, parts
-        functions = {"loss_fn": ("batch", "outputs"), "forward": ("batch", "training")}
-        functions |= {"sample_weight": ("batch", "training")}
-        functions |= (
-            {"transform_gradients": ("gradients", "variables")} if transform_gradients else {}
-        )
+        functions: dict[str, Sequence[str]] = {"loss_fn": ("batch", "outputs")}
+        functions |= dict.fromkeys(("forward", "sample_weight"), ("batch", "training"))
+        functions["denominator"] = ("batch",)
+        if transform_gradients:
+            functions["transform_gradients"] = ("gradients", "variables")
         for name, given in functions.items():
             hooks.check(name, getattr(self, name), given)
         build.prepare_process()
@@ -216,11 +221,14 @@ class Step:
             self.metrics = metric_results.prepare(metrics or {}, weighted_metrics)
             self.global_step = counter("global_step")
 
-    def __call__(self, batch: Nest) -> StepResult:
+    def __call__(self, batch: Nest, when: tf.Tensor | bool | None = None) -> StepResult:
         """Runs one step; counts it in `global_step`.
 
         Args:
             batch: an element of a distributed dataset, or one replica's rows inside of `strategy.run`.
+            when: scalar bool, the same on every replica, in place of a conditional around the call in
+                your own `tf.function`. Where it is False, the step is computed and leaves nothing behind
+                but its count in `global_step`. Always applied by default.
 
         Returns:
             The result. Inside of `strategy.run` it is that of this replica.
@@ -229,13 +237,14 @@ class Step:
         if tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context():
             self._describe(batch)
             self._check_inside(is_eager)
-            result = self._run_replica(batch, equal=isinstance(batch, MaskedBatch))
+            when = None if when is None else pkgutil.resolve_name(_AGREED)(when)
+            result = self._run_replica(batch, when, equal=isinstance(batch, MaskedBatch))
             self._report_unread()
             return result
         self.build(batch)
         if not is_eager:
             self._check_constant()
-            result = self._run(batch)
+            result = self._run(batch, when)
             self._report_unread()
             return result
         step = self.built()
@@ -244,8 +253,9 @@ class Step:
             list(step.split(1))  # prepares the parts for this step
         with explained(read=lambda: self._read_again(batch)):
             if step.must_trace():
-                self._function = TracedFunction(self._run)
-            result = self._function(batch)
+                self._function = TracedFunction(lambda arguments: self._run(*arguments))
+            # As a tensor, because a number of Python would be a constant of the trace.
+            result = self._function((batch, when if when is None else tf.convert_to_tensor(when)))
         if step.is_unfinished:
             self._example = None
             step.note_trace()
@@ -394,7 +404,7 @@ class Step:
             )
         return self._built
 
-    def _run(self, batch: Nest) -> StepResult:
+    def _run(self, batch: Nest, when: Any = None) -> StepResult:
         """Runs a step on every replica; call it while tracing, in a cross-replica context."""
         # Checked in each trace: the type and the structure of a batch decide which trace it gets.
         distribution.check_distributed(batch, self.strategy, most=self.global_batch_size)
@@ -402,6 +412,11 @@ class Step:
             raise UsageError(
                 "The step was built with a batch of ctl.data.distribute, whose batches are full, and "
                 "got a batch of another dataset: make a second step for it."
+            )
+        if isinstance(when, tf.distribute.DistributedValues):
+            raise UsageError(
+                "when has a value for each replica, but must be one for all: compute it from "
+                "step.global_step or the loss of a step."
             )
         run = functools.partial(
             self._run_replica, equal=distribution.has_equal_shares(batch, self.strategy)
@@ -411,23 +426,27 @@ class Step:
             self.strategy is tf.distribute.get_strategy() and not tf.distribute.has_strategy()
         )
         with precisions.scope(self.options.precision):
-            result = run(batch) if is_default else self.strategy.run(run, args=(batch,))
+            result = run(batch, when) if is_default else self.strategy.run(run, args=(batch, when))
         loss, applied = map(self._of_first_replica, (result.loss, result.applied))
         return StepResult(loss, applied, result.outputs)
 
-    def _run_replica(self, element: Nest, *, equal: bool) -> StepResult:
+    def _run_replica(
+        self, element: Nest, when: tf.Tensor | None = None, *, equal: bool
+    ) -> StepResult:
         batch, row_mask = unpack(element)
         compute = functools.partial(self._compute, equal=equal)
         with _report_errors():
             compute = xla.jit(compute) if self.built().plan.xla == "step" else compute
-            result = compute(batch, row_mask)
+            result = compute(batch, row_mask, when)
         # A step that fails is not counted.
         with tf.control_dependencies([result.loss]):
             self.global_step.assign_add(1)
         return result
 
-    def _compute(self, batch: Batch, row_mask: tf.Tensor | None, *, equal: bool) -> StepResult:
-        result = self.built().run(batch, row_mask, equal=equal, details=True)
+    def _compute(
+        self, batch: Batch, row_mask: tf.Tensor | None, when: tf.Tensor | None, *, equal: bool
+    ) -> StepResult:
+        result = self.built().run(batch, row_mask, equal=equal, details=True, when=when)
         outputs = None
         if self._returns_outputs:
             outputs = concatenate(
@@ -533,6 +552,9 @@ class _Hooks:
 
     def sample_weight(self, batch: Batch, training: bool) -> tf.Tensor | None:
         return convert(self._step.sample_weight)(batch, training)
+
+    def denominator(self, batch: Batch) -> Any:
+        return convert(self._step.denominator)(batch)
 
     def update_metrics(self, metrics: Any, batch: Batch, outputs: Nest, weights: tf.Tensor) -> None:
         sample_weight = functools.partial(self.sample_weight, batch)

@@ -4,6 +4,7 @@ import abc
 from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import functools
+import pkgutil
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import orbit
 import tensorflow as tf
 import tf_keras
 
-from ctl.built.build import build_scope, build_trainer, check_optimizer
+from ctl.built.build import build_scope, build_trainer
 from ctl.built.metric_updates import update_by_name
 from ctl.built.state import Trackable
 from ctl.compile import xla
@@ -21,14 +22,14 @@ from ctl.data.source import Batch, Data, Nest
 from ctl.errors import UsageError
 from ctl.hardware import coordinator, garbage, strategies
 from ctl.keras import precision
-from ctl.keras.models import adapt, raw
 from ctl.keras.precision import Optimizer
-from ctl.keras.variables import check_known, penalties
 from ctl.update.gradients import Gradient
 from ctl.update.microbatches import unpack
 from ctl.update.non_finite import NonFiniteReport
 from ctl.update.part import Part
 from ctl.update.preprocessing import call_model, call_sample_weight, uint8_images
+
+_MINIMIZE = "ctl.built.minimizing:minimize"  # imported for a replica_step of a user
 
 
 class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
@@ -183,6 +184,23 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         """
         return batch.get("weight")
 
+    def denominator(self, batch: Batch) -> str | tf.Tensor | Mapping[str, str | tf.Tensor]:
+        """Returns what the weighted sum of the losses of the global batch is divided by.
+
+            def denominator(self, batch):
+                return tf.reduce_sum(batch["positive"], axis=1)  # of each image
+
+        Args:
+            batch: what `preprocess` returned.
+
+        Returns:
+            "weights" for the sum of the weights; "batch" for the number of rows; "none" for no division,
+            in which case an evaluation reports the loss per row; or [rows, ...] numbers, whose sum over
+            the rows of all replicas and micro-batches is the denominator: if it is 0, the loss is 0.
+            Of several losses it may be a dict of name -> one of these.
+        """
+        return "weights"
+
     def regularization_losses(self) -> Sequence[tf.Tensor]:
         """Returns scalars that depend on the variables alone; they are added once per update."""
         return self.model.losses
@@ -329,6 +347,8 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         variables: Sequence[tf.Variable] | None = None,
         optimizer: Optimizer | None = None,
         regularization: Callable[[], Sequence[tf.Tensor]] | None = None,
+        denominator: str | tf.Tensor | None = None,
+        when: tf.Tensor | None = None,
     ) -> tf.Tensor:
         """Computes and applies the one update that the global batch defines.
 
@@ -343,30 +363,50 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
             regularization: returns scalars to add once. By default, the penalties of the layers that
                 hold `variables`, of any model; `regularization_losses` if it is overridden, or if
                 `variables` is None.
+            denominator: what the loss is divided by; by default, what the method `denominator` returns.
+            when: scalar tensor of bools, the same on every replica, such as `self.global_step % 5 == 0`.
+                Where it is False, the update is computed and leaves nothing behind: no weight, slot,
+                moving statistic or count of the optimizer changes. Always applied by default.
 
         Returns:
             The loss of the global batch, the same on every replica.
         """
-        inner_loop, optimizer = self._ctl_loop, check_optimizer(adapt(optimizer or self.optimizer))
-        variables = None if variables is None else raw(variables)
-        attributes, chosen = inner_loop.step.attributes, variables is not None
-        trained = attributes.trained_variables() if variables is None else variables
-        base = StandardTrainer.regularization_losses
-        if chosen and regularization is None and type(self).regularization_losses is base:
-            regularization = lambda: penalties(attributes.layers(), trained)  # noqa: E731
-        check_known(optimizer, trained, self.strategy)
-        # This also covers an optimizer that the trainer does not hold as an attribute.
-        inner_loop.step.configure(optimizer)
-        return inner_loop.step.update(
-            batch,
-            lambda rows, _: convert(loss_fn)(rows),
-            forward=None,
-            sample_weight=inner_loop.step.sample_weight(batch, None if chosen else trained),
-            variables=trained,
-            optimizer=optimizer,
-            regularization=regularization or self.regularization_losses,
-            chosen=chosen,
-        ).loss
+        minimize = pkgutil.resolve_name(_MINIMIZE)
+        updates, conditions = {"": (variables, optimizer)}, {"": when}
+        return minimize(self, batch, loss_fn, updates, denominator, conditions, regularization)[""]
+
+    def minimize_each(
+        self,
+        batch: Batch,
+        loss_fn: Callable[[Batch], Mapping[str, tf.Tensor]],
+        updates: Mapping[str, tuple[Sequence[tf.Variable], Optimizer]],
+        *,
+        denominator: str | tf.Tensor | Mapping[str, str | tf.Tensor] | None = None,
+        when: Mapping[str, tf.Tensor] | tf.Tensor | None = None,
+    ) -> dict[str, tf.Tensor]:
+        """Minimizes several losses of one forward pass, each by its own variables and optimizer.
+
+            losses = self.minimize_each(batch, self.losses, {
+                "actor": (self.actor.trainable_variables, self.actor_optimizer),
+                "critic": (self.critic.trainable_variables, self.critic_optimizer)})
+
+        All gradients are those of the weights before the first update, and are reduced together. Each
+        update is checked, clipped and applied, or skipped, by itself. Call it in `replica_step`.
+
+        Args:
+            batch: this replica's rows, preprocessed.
+            loss_fn: micro-batch -> a dict of name -> [rows] losses, not reduced.
+            updates: name of a loss -> the variables that it trains, and their optimizer. The penalties
+                of their layers are added, as by `minimize`.
+            denominator: as for `minimize`, or a dict of name -> one.
+            when: as for `minimize`, or a dict with the condition of some of the updates.
+
+        Returns:
+            name -> the loss of the global batch, the same on every replica.
+        """
+        minimize = pkgutil.resolve_name(_MINIMIZE)
+        conditions = when if isinstance(when, Mapping) else dict.fromkeys(updates, when)
+        return minimize(self, batch, loss_fn, updates, denominator, conditions)
 
     def train_step(self, iterator: Any) -> None:
         """Runs one step on every replica; `iterator` yields batches, or `(batch, row_mask)`."""

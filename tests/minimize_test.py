@@ -6,6 +6,9 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
+from ctl.hardware import strategies
+from ctl.rows import row_mask
+from ctl.update import conditions
 from tests.support import one_batch
 
 EXAMPLES = {"x": np.arange(1.0, 25.0).reshape(8, 3)}
@@ -127,3 +130,117 @@ def test_layer_of_a_further_model_that_depends_on_the_split_is_rejected(
 
     with pytest.raises(ctl.UsageError, match=message):
         one_batch.make(Further, batch, 2, **options).train(tf.constant(1))
+
+
+RANDOM = {"x": np.random.default_rng(0).normal(size=(24, 3))}
+
+
+class Delayed(one_batch.Trainer):
+    """The second of two updates is applied in every third step."""
+
+    EXAMPLES = RANDOM
+    applied = None  # whether to make the update at all; None for `when`
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        with self.build_scope():
+            self.other = tf_keras.Sequential([dense(input_shape=[3])])
+            self.other_optimizer = tf_keras.optimizers.SGD(0.1)
+
+    def build_model(self):
+        layers = [dense(input_shape=[3]), ctl.SyncBatchNormalization(), dense()]
+        return tf_keras.Sequential(layers)
+
+    def condition(self, batch, loss):
+        return self.global_step % 3 == 0
+
+    def losses(self, batch):
+        return (self.model(batch["x"], training=True)[:, 0] - batch["x"][:, 0]) ** 2
+
+    def replica_step(self, batch):
+        loss = self.minimize(
+            batch,
+            lambda b: (self.other(b["x"])[:, 0] - b["x"][:, 1]) ** 2,
+            variables=self.other.trainable_variables,
+            optimizer=self.other_optimizer,
+        )
+        if self.applied is None:
+            return loss + self.minimize(batch, self.losses, when=self.condition(batch, loss))
+        return loss + self.minimize(batch, self.losses) if self.applied else loss
+
+
+def make_delayed(cls, batch, replicas, **options):
+    return one_batch.make(cls, batch, replicas, ema_decay=0.9, **options)
+
+
+def state_of(trainer):
+    models = trainer.model, trainer.other
+    values = [w for model in models for w in model.get_weights()]
+    values += [trainer.optimizer.iterations.numpy(), trainer.other_optimizer.iterations.numpy()]
+    with trainer.averaged_weights():
+        values += [w for model in models for w in model.get_weights()]
+    return np.concatenate([np.ravel(each) for each in values])
+
+
+@pytest.mark.parametrize(
+    ("batch", "replicas", "options"),
+    [(8, 1, {}), (8, 2, {"on_non_finite": "skip"}), (5, 2, {}), (5, 4, {})],
+)
+def test_an_update_under_a_condition_is_that_of_a_step_without_it(batch, replicas, options):
+    """Weights, moving statistics, counts of the optimizers and averages."""
+    expected = make_delayed(Delayed, batch, 1)
+    for step in range(5):
+        expected.applied = step % 3 == 0
+        expected.train(tf.constant(1))
+    trainer = make_delayed(Delayed, batch, replicas, **options)
+    results = trainer.train(tf.constant(5))
+    assert trainer.optimizer.iterations == 2 and trainer.other_optimizer.iterations == 5
+    np.testing.assert_allclose(state_of(trainer), state_of(expected), rtol=0, atol=1e-12)
+    assert not results.get("skipped_steps", 0)
+
+
+@pytest.mark.parametrize(
+    ("condition", "message"),
+    [
+        (lambda self, batch, loss: loss < 1e9, None),  # a value of the global batch
+        (lambda self, batch, loss: tf.reduce_mean(batch["x"]) < 9, "depends on the rows of a repl"),
+        (lambda self, batch, loss: True, "when is a bool, but must be a scalar tensor"),
+        (lambda self, batch, loss: self.global_step, "scalar tensor of bools, such as"),
+    ],
+)
+def test_a_condition_is_a_value_of_the_global_batch(condition, message):
+    trainer = make_delayed(type("", (Delayed,), {"condition": condition}), 5, 2)
+    if message is None:
+        trainer.train(tf.constant(2))
+        assert trainer.optimizer.iterations == 2
+        return
+    with pytest.raises(ctl.UsageError, match=message):
+        trainer.train(tf.constant(1))
+
+
+def test_a_device_that_cannot_leave_an_update_out_is_an_error(monkeypatch):
+    tpu = strategies.STRATEGIES["tpu"]
+    monkeypatch.setattr(conditions.strategies, "spec_of", lambda strategy: tpu)
+    rows = row_mask.Rows()
+    with pytest.raises(ctl.UsageError, match="which TPUs and the workers of parameter servers can"):
+        conditions.check(tf.constant(True), rows)
+
+
+START = 3
+
+
+def test_a_number_of_python_that_changes_is_traced_again_and_named_once(caplog, monkeypatch):
+    class Started(Delayed):
+        def losses(self, batch):
+            return super().losses(batch) * (1.0 if START < 3 else 0.0)
+
+    trainer = make_delayed(Started, 8, 1)
+    before = trainer.model.get_weights()[0]
+    trainer.train(tf.constant(1))
+    np.testing.assert_array_equal(trainer.model.get_weights()[0], before)
+    for start in (2, 1):
+        monkeypatch.setitem(globals(), "START", start)
+        trainer.train(tf.constant(3))
+    assert np.abs(trainer.model.get_weights()[0] - before).max() > 1e-3
+    assert caplog.text.count("START in ") == 1
+    assert "has changed since the step was traced" in caplog.text

@@ -17,7 +17,7 @@ from ctl.built.attributes import STATELESS, Attributes, Owner, check_stateless
 from ctl.built.built_step import BuiltStep
 from ctl.built.explanations import explained
 from ctl.built.hooks import warn_of_model
-from ctl.built.inner_loop import InnerLoop, Trainer
+from ctl.built.inner_loop import InnerLoop, TrainerOwner
 from ctl.built.planning import make_plan
 from ctl.built.state import state_of
 from ctl.configs import option_keys
@@ -56,7 +56,7 @@ _INPUT_CHECKS = (
 
 
 @garbage.pause_collection()
-def build_trainer(trainer: Trainer, optimizer: Optimizer, base: Any) -> InnerLoop:
+def build_trainer(trainer: TrainerOwner, optimizer: Optimizer, base: Any) -> InnerLoop:
     """Builds a trainer's model, optimizer, metrics and counters, then its step and inner loop.
 
     Args:

@@ -27,8 +27,8 @@ from ctl.rows.trace import Trace
 from ctl.update import loss
 from ctl.update.empty_batches import pad_rows
 from ctl.update.gradients import optimizers_of
-from ctl.update.microbatches import Batch, hide_rows, row_count
-from ctl.update.part import Part, variables_of_state
+from ctl.update.microbatches import Batch, Target, hide_rows, row_count
+from ctl.update.part import Part, restored_variables
 from ctl.update.plan import Plan
 from ctl.update.preprocessing import Hooks, call_sample_weight, preprocess
 from ctl.update.snapshot import Snapshot
@@ -38,8 +38,9 @@ _LOG = logging.getLogger("ctl")
 # Functions that a trace contains, of a trainer or of a `ctl.Step`, whoever sets them on the object.
 _FUNCTIONS = (
     "loss_fn", "preprocess", "forward", "per_example_loss", "sample_weight", "regularization_losses",
-    "update_metrics", "transform_gradients",
+    "update_metrics", "transform_gradients", "denominator",
 )  # fmt: skip
+_STEPS = ("replica_step", "train_step")
 _UNSAVED = (
     "%s assigns a variable that the trainer or ctl.Step does not hold: it is in no checkpoint, and a "
     "skipped step does not restore it. Make it an attribute of the trainer or step, of a layer or of a "
@@ -116,6 +117,7 @@ class BuiltStep:
         self._layers: tuple[tf_keras.layers.Layer, ...] = ()
         self._optimizers: tuple[Optimizer, ...] = ()
         self._state: object = None
+        self.outer: Any = None  # the numbers around the user's functions, which a check notes
         model = self._model = attributes.model
         for part in parts:
             part.create(plan, model)
@@ -125,7 +127,7 @@ class BuiltStep:
         kept = ("strategy", "options", *(() if hooks is attributes.owner else ("parts",)))
         self._kept = {name: getattr(attributes.owner, name) for name in kept}
         # Attributes that the trace contains as constants; those that no hook names may count loops.
-        methods = (*_FUNCTIONS, "replica_step", "train_step")
+        methods = (*_FUNCTIONS, *_STEPS)
         self._names = sorted(names_of_attributes(type(attributes.owner), methods))
 
     @contextlib.contextmanager
@@ -174,7 +176,13 @@ class BuiltStep:
             yield rows
 
     def run(
-        self, batch: Batch, mask: tf.Tensor | None, *, equal: bool = True, details: bool = False
+        self,
+        batch: Batch,
+        mask: tf.Tensor | None,
+        *,
+        equal: bool = True,
+        details: bool = False,
+        when: tf.Tensor | None = None,
     ) -> tf.Tensor | UpdateResult:
         """Runs one replica's step; call it in a replica context.
 
@@ -186,6 +194,7 @@ class BuiltStep:
             equal: whether all replicas are known to have the same number of rows. Otherwise their
                 static numbers are not used: each replica would compute its own positions from them.
             details: whether to return the `UpdateResult` of `update_model`.
+            when: the argument of `update_model`, if that is the function of the step.
 
         Returns:
             The loss of the global batch, or the `UpdateResult`.
@@ -199,21 +208,25 @@ class BuiltStep:
             # The forward pass runs before anything is known of the gradients, so its assignments can
             # only be undone.
             once, summed, _ = assignable(self.attributes)
-            states = [variables_of_state(part) for part in self.parts if part.restored]
-            restored = [v for state in states for variables in state.values() for v in variables]
-            snapshot = Snapshot([*once, *summed, *restored] if self.results.may_skip() else [])
+            may_skip = when is not None or self.results.may_skip()
+            restored = [*once, *summed, *restored_variables(self.parts)]
+            snapshot = Snapshot(restored if may_skip else [])
             # As `compute`, whose frame would be one more between the loop and the user's code.
             with tf.GradientTape() as tape:
                 prepared = preprocess(self.hooks, batch)
             self.update.untrained.warn_of_hook("preprocess", tape, prepared)
-            result = convert(self._function)(prepared)
+            result = convert(self._function)(prepared, *([] if when is None else [when]))
             loss = result.loss if isinstance(result, UpdateResult) else result
             # Decided while tracing: a step that can never be skipped has no ops for it.
             applied: tf.Tensor | bool = True
+            rows.trace.applied += [] if when is None else [when]
             if rows.trace.applied:
                 # The user's code may compute several updates, with one entry each.
                 applied = tf.reduce_all(rows.trace.applied)
                 snapshot.restore_unless(applied)
+            wanted = [each for each in rows.trace.wanted if each is not None]
+            if wanted and len(wanted) == len(rows.trace.wanted):  # a step without any update
+                applied = tf.logical_and(applied, tf.reduce_any(wanted))
             self.results.update(loss, applied)
             rows.trace.results = [result]
             own, used = self.attributes.optimizer, self.update.optimizers
@@ -228,8 +241,8 @@ class BuiltStep:
         """Runs the user's code of a step on the rows of a replica."""
         return convert(self._function)(preprocess(self.hooks, batch))
 
-    def update_model(self, batch: Batch) -> UpdateResult:
-        """Computes and applies the update of the first model, and updates its metrics."""
+    def update_model(self, batch: Batch, when: tf.Tensor | None = None) -> UpdateResult:
+        """Computes and applies the update of the first model, if `when` holds; updates its metrics."""
         hooks, attributes = self.hooks, self.attributes
         variables = attributes.trained_variables()
         result = self.update(
@@ -237,9 +250,8 @@ class BuiltStep:
             hooks.per_example_loss,
             forward=functools.partial(hooks.forward, training=True),
             sample_weight=self.sample_weight(batch, variables),
-            variables=variables,
-            optimizer=attributes.optimizer,
-            regularization=hooks.regularization_losses,
+            targets=[Target(variables, attributes.optimizer, hooks.regularization_losses, when)],
+            denominator=convert(hooks.denominator)(batch),
         )
         self.results.update_metrics(result.micro_batches, hooks.update_metrics)
         return result
@@ -261,6 +273,12 @@ class BuiltStep:
             weights = call_sample_weight(self.hooks, batch, training=True)
         self.update.untrained.warn_of_hook("sample_weight", tape, weights)
         return weights
+
+    def functions(self) -> list[Any]:
+        """Returns the functions of the user, and other attributes that they read."""
+        owner = self.attributes.owner
+        functions = [getattr(owner, name, None) for name in (*_FUNCTIONS, *_STEPS)]
+        return functions + [inspect.getattr_static(owner, name, None) for name in self._names]
 
     # Around the steps of a loop.
 
@@ -316,8 +334,11 @@ class BuiltStep:
         self._check_replaced()
         if search:
             self._search()
-        if self._state is not None and self._state == self._read_state():
+        state = None if self._state is None else self._read_state()
+        if state is not None and state == self._state:
             return False
+        if self.outer:
+            self.outer.name_changed()
         # A user's own step may pass other variables, or another optimizer.
         if not (self.plan.own_replica_step or self.plan.own_train_step):
             self.attributes.check_slot_variables()
@@ -409,6 +430,7 @@ class BuiltStep:
         own = [getattr(owner, name, None) for name in _FUNCTIONS]
         # Without properties, which may compute anything.
         own += [_constants(inspect.getattr_static(owner, name, None)) for name in self._names]
+        own += self.outer.values() if self.outer else []
         used = (
             self._optimizers,
             self.attributes.optimizer,

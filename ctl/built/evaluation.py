@@ -165,11 +165,16 @@ class Evaluation:
         sample_weight = call_sample_weight(self._step.hooks, batch, training=False)
         weights = loss.weights_by_name(sample_weight, losses, row_mask, tf.float64)
         rows, one = row_count(batch), tf.ones([], tf.float64)
+        denominator = convert(self._step.hooks.denominator)(batch)
+        numbers = loss.denominator_numbers(
+            denominator, weights, row_mask, rows, tf.float64, training=False
+        )
         for name, own in weights.items():
             per_example = tf.cast(losses[name], tf.float64)
             [per_example] = zero_without_rows([per_example], row_mask, rows)
             # The sum of the losses: the division by the weight of the dataset comes at the end.
             self._loss_sums[name].assign_add(loss.contribution(per_example, own, one, rows=rows))
+            own = numbers[name]
             weight = tf.cast(rows, tf.float64) if own is None else tf.reduce_sum(own)
             self._weight_sums[name].assign_add(weight)
 

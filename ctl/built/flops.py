@@ -4,7 +4,7 @@ import math
 
 import tensorflow as tf
 
-from ctl.built.inner_loop import Trainer
+from ctl.built.inner_loop import TrainerOwner
 from ctl.compile.compiled_loop import CompiledLoop
 from ctl.hardware import devices, strategies
 
@@ -30,7 +30,7 @@ class _UncountableError(Exception):
     """The number of operations cannot be read from the graph."""
 
 
-def measure(trainer: Trainer, examples_per_second: float | None) -> dict[str, float]:
+def measure(trainer: TrainerOwner, examples_per_second: float | None) -> dict[str, float]:
     """Returns the figures of floating-point operations for result.json, those that are known.
 
     Args:
@@ -70,7 +70,7 @@ def peak_flops(device: str, compute_dtype: str) -> float | None:
     return 1e12 * peak if peak else None
 
 
-def count_flops(trainer: Trainer) -> int | None:
+def count_flops(trainer: TrainerOwner) -> int | None:
     """Returns the floating-point operations of one training step on all replicas.
 
     It counts the products and sums of matrix products and convolutions, forward and backward, as for
@@ -99,7 +99,7 @@ def count_flops(trainer: Trainer) -> int | None:
     return count * strategy.num_replicas_in_sync // local if count else None
 
 
-def list_graphs(trainer: Trainer) -> list[tf.Graph]:
+def list_graphs(trainer: TrainerOwner) -> list[tf.Graph]:
     """Returns the graphs that the inner loop of a trainer was traced into, the last one last."""
     loop = trainer._train_loop_fn
     if isinstance(loop, CompiledLoop):

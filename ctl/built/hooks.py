@@ -181,7 +181,7 @@ def _overridden(value: object, names: Sequence[str]) -> list[str]:
     found = [name for name in names if name in vars(value)]
     for each in type(value).__mro__:
         file = getattr(sys.modules.get(each.__module__), "__file__", None) or ""
-        if each.__module__.partition(".")[0] in ("tf_keras", "keras"):
+        if (each.__module__ or "").partition(".")[0] in ("tf_keras", "keras"):
             break
         if "site-packages" not in file and each.__module__.partition(".")[0] != "ctl":
             found += [name for name in names if name in vars(each)]

@@ -37,7 +37,7 @@ _COMPILE = "ctl.compile.compiled_loop:compile_loop"  # imported if XLA compiles 
 _RESERVED = "self.{name} belongs to orbit.StandardTrainer: give your attribute another name."
 
 
-class Trainer(Owner, Hooks, Protocol):
+class TrainerOwner(Owner, Hooks, Protocol):
     """What ctl reads of a `StandardTrainer` below its class."""
 
     build_dataset: Callable[..., Data]
@@ -79,7 +79,7 @@ class InnerLoop:
         own_dataset: whether the user has set `train_dataset`, and so decides on the position in it.
     """
 
-    def __init__(self, trainer: Trainer, step: BuiltStep, pipeline: InputPipeline):
+    def __init__(self, trainer: TrainerOwner, step: BuiltStep, pipeline: InputPipeline):
         self.step = step
         step.first_batch = self.first_batch
         self.plan = plan = step.plan
@@ -249,21 +249,21 @@ def _warn_of_iterator() -> None:
 # What the other packages of ctl read of a `StandardTrainer`.
 
 
-def loop_of(trainer: Trainer) -> InnerLoop:
+def loop_of(trainer: TrainerOwner) -> InnerLoop:
     """Returns the inner loop of a trainer."""
     return trainer._ctl_loop
 
 
-def plan_of(trainer: Trainer) -> Plan:
+def plan_of(trainer: TrainerOwner) -> Plan:
     """Returns the resolved options of a trainer."""
     return loop_of(trainer).plan
 
 
-def step_of(trainer: Trainer) -> BuiltStep:
+def step_of(trainer: TrainerOwner) -> BuiltStep:
     """Returns the step of one replica of a trainer."""
     return loop_of(trainer).step
 
 
-def pipeline_of(trainer: Trainer) -> InputPipeline:
+def pipeline_of(trainer: TrainerOwner) -> InputPipeline:
     """Returns the data of a trainer."""
     return loop_of(trainer).pipeline

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ctl.built.inner_loop import Trainer, loop_of
+from ctl.built.inner_loop import TrainerOwner, loop_of
 from ctl.compile import xla
 from ctl.data.autograph import convert, traced
 from ctl.data.source import Batch
@@ -97,7 +97,7 @@ class MemoryEstimate:
         return self.input + max(computing, self.gradients + self.reduction)
 
 
-def estimate(trainer: Trainer) -> MemoryEstimate:
+def estimate(trainer: TrainerOwner) -> MemoryEstimate:
     """Estimates the memory of a trainer's step; traces it and runs nothing.
 
     Args:
@@ -145,7 +145,7 @@ def estimate(trainer: Trainer) -> MemoryEstimate:
     )
 
 
-def _trace(trainer: Trainer) -> tuple[Callable[..., tf.Tensor], list[Trace], int]:
+def _trace(trainer: TrainerOwner) -> tuple[Callable[..., tf.Tensor], list[Trace], int]:
     """Traces a step.
 
     Returns:
@@ -220,7 +220,7 @@ def _unique_bytes(variables: Iterable[tf.Variable]) -> int:
     return sum(bytes_of(v) or 0 for v in {id(v): v for v in variables}.values())
 
 
-def _optimizer_variables(trainer: Trainer) -> Iterator[tf.Variable]:
+def _optimizer_variables(trainer: TrainerOwner) -> Iterator[tf.Variable]:
     for value in trainer.checkpoint_items().values():
         inner = precision.inner(value)
         if hasattr(inner, "apply_gradients"):

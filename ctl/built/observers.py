@@ -26,8 +26,9 @@ OBSERVERS = (
     "onednn:WrongGradients",
     "left_tensors:LeftTensors",
     "random_search:RandomOps",
-    "random_search:HostRandom",
+    "python_random:HostRandom",
     "row_coupling:RowCoupling",
+    "row_count:RowCount",
     "ported_losses:PortedLosses",
     "replica_count:ReplicaCount",
     "split_updates:SplitUpdates",
@@ -36,6 +37,7 @@ OBSERVERS = (
     "local_state:LocalState",
     "copies:Copies",
     "inactive_layers:InactiveLayers",
+    "outer_numbers:OuterNumbers",
 )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.built import memory_estimate
-from ctl.built.inner_loop import InnerLoop, Trainer
+from ctl.built.inner_loop import InnerLoop, TrainerOwner
 from ctl.built.memory_estimate import MemoryEstimate
 from ctl.configs import option_keys
 from ctl.errors import UsageError
@@ -81,7 +81,7 @@ def explain(error: BaseException, loop: InnerLoop | None) -> str:
     return advice(loop.plan, measure(loop.trainer))
 
 
-def measure(trainer: Trainer) -> Measurement | None:
+def measure(trainer: TrainerOwner) -> Measurement | None:
     """Measures the GPU of the first replica and estimates the step; None if one of them is not known.
 
     Args:
@@ -148,7 +148,7 @@ def _proposals(plan: Plan, measured: Measurement | None) -> list[str]:
     return proposals
 
 
-def _savings(trainer: Trainer, estimate: MemoryEstimate) -> dict[str, int]:
+def _savings(trainer: TrainerOwner, estimate: MemoryEstimate) -> dict[str, int]:
     if trainer.options.shard_state:
         return {}
     replicas = trainer.strategy.num_replicas_in_sync

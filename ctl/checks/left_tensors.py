@@ -10,12 +10,14 @@ import operator
 import re
 from typing import Any
 
+import tensorflow as tf
+
 from ctl.built.observers import Observer
-from ctl.checks import random_search
 from ctl.configs.error_location import user_frame
 from ctl.errors import UsageError
 from ctl.graphs.assignments import READS, outermost
 from ctl.graphs.dataflow import ancestors
+from ctl.graphs.places import place_of
 from ctl.rows import row_mask
 from ctl.rows.row_mask import Rows
 from ctl.rows.trace import UpdateTrace, symbolic
@@ -64,33 +66,44 @@ class LeftTensors(Observer):
     def search(self, operations: Sequence[Any], rows: Rows) -> None:
         """Raises a UsageError if an op reads what another replica or micro-batch has computed."""
         own = {id(x) for x in symbolic(rows.trace.inputs)}
-        others = {id(x) for trace in self._traces for x in symbolic(trace.inputs)} - own
+        self._others = {id(x) for trace in self._traces for x in symbolic(trace.inputs)} - own
         # They are equal on all replicas, but a loss would not get the gradient of them, or of weights.
         equal = {id(x.output) for trace in self._traces for x in trace.global_values}
         parts = [part for update in rows.trace.updates for part in update.micro_batches]
         of_losses = {x.op for part in parts for x in ancestors(*part.losses)}
         trained = handles(self.step.update.variables.values())
         is_in_replica = functools.cache(_is_in_replica)
-        for op in operations if others else ():
-            if self._replica_of(op.name) != self._replica:
-                continue
-            for tensor in op.inputs:
-                # The code of a merge_call, such as a reduction, runs in no replica.
-                if id(tensor) in others and is_in_replica(op):
+        for op in operations if self._others else ():
+            inputs = self._inputs_of_others(op)
+            # The code of a merge_call, such as a reduction, runs in no replica.
+            if inputs and is_in_replica(op):
+                inputs = [x for x in inputs if id(x) in self._others or is_in_replica(x.op)]
+                stop, weights = (own, trained) if op in of_losses else (own | equal, set())
+                if self._reads_others(inputs, stop, weights):
                     _reject(op, "replica")
-                if self._replica_of(tensor.op.name) == self._replica or not (
-                    is_in_replica(tensor.op) and is_in_replica(op)
-                ):
-                    continue
-                in_loss = op in of_losses
-                stop = own if in_loss else own | equal
-                for x in ancestors(tensor, stop=stop, through_shapes=False):
-                    is_weight = x.op.type in READS and id(outermost(x.op.inputs[0])) in trained
-                    if id(x) in others or (in_loss and is_weight):
-                        _reject(op, "replica")
         for update in rows.trace.updates:
             if len(update.micro_batches) > 1:
                 self._check_micro_batches(update)
+
+    def _inputs_of_others(self, op: Any) -> list[tf.Tensor]:
+        """Returns what an op of this replica reads of others."""
+        if self._replica_of(op.name) != self._replica:
+            return []
+        return [
+            x for x in op.inputs
+            if id(x) in self._others or self._replica_of(x.op.name) != self._replica
+        ]  # fmt: skip
+
+    def _reads_others(
+        self, tensors: Sequence[tf.Tensor], stop: set[int], trained: set[int]
+    ) -> bool:  # fmt: skip
+        """Returns whether tensors are computed from rows of others, or from weights that are trained."""
+        return any(
+            id(x) in self._others
+            or (x.op.type in READS and id(outermost(x.op.inputs[0])) in trained)
+            for tensor in tensors
+            for x in ancestors(tensor, stop=stop, through_shapes=False)
+        )
 
     def _replica_of(self, name: str) -> str:
         """Returns the name scope of the replica that has created an op of a name."""
@@ -130,6 +143,4 @@ def _is_in_replica(op: Any) -> bool:
 
 
 def _reject(op: Any, part: str) -> None:
-    raise UsageError(
-        f"{random_search.place(op)} reads a tensor that another {part} has computed: {_FIX}"
-    )
+    raise UsageError(f"{place_of(op)} reads a tensor that another {part} has computed: {_FIX}")

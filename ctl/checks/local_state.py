@@ -4,19 +4,24 @@ The copies are equal then, or are parts of a sum, so that comparing them shows n
 the replicas' values, and the value of the first one, depend on how the batch is split.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+import contextlib
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from ctl.built.observers import Observer
-from ctl.built.state import assignable
+from ctl.built.state import assignable, state_of
+from ctl.checks.graph_copier import FAILURES, ProbeError
+from ctl.checks.read_batches import read_values
+from ctl.checks.row_probe import Probe
 from ctl.configs.error_location import user_frame
 from ctl.errors import UsageError
-from ctl.graphs.assignments import find_assignments, outermost
+from ctl.graphs.assignments import Assignment, find_assignments, outermost
 from ctl.graphs.dataflow import ancestors, captured
 from ctl.rows.row_mask import Rows
-from ctl.rows.trace import symbolic
+from ctl.rows.trace import Trace, symbolic
 from ctl.update.snapshot import handles
 
 _SUM, _MEAN = tf.VariableAggregation.SUM, tf.VariableAggregation.MEAN
@@ -31,20 +36,13 @@ class LocalState(Observer):
         plan = self.step.plan
         if plan.layout.replicas == 1 or plan.options.allow_row_coupling or rows.earlier is not None:
             return
-        held = assignable(self.step.attributes)
-        # The statistics of batch normalizations are left out, but not the sums of metrics.
-        variables = [*held.once, *(v for v in held.summed if v.aggregation == _SUM)]
-        owners = {key: v for v in variables for key in handles([v])}
         updates = rows.trace.updates
         losses = [x for each in updates for part in each.micro_batches for x in part.losses]
         read = _read(*losses, *(x for each in updates for x in each.inputs))
-        for assignment in find_assignments(operations):
-            v = owners.get(id(assignment.handle))
-            values = [x for x in assignment.op.inputs if x.dtype != tf.resource]
-            if v is None or _is_right(v, values, read) or not _is_local(values, rows):
-                continue
+        for assignment, v in self._find_local(operations, rows, read):
             # The replicas merge to assign them, so the user's line is that of a value.
-            stacks = ([(f.filename, f.lineno) for f in x.op.traceback] for x in ancestors(*values))
+            values = ancestors(*_values(assignment))
+            stacks = ([(f.filename, f.lineno) for f in x.op.traceback] for x in values)
             place = next(filter(None, map(user_frame, stacks)), assignment.place)
             line = (
                 f"{place} assigns {v.name} a value of the rows of each replica, which depends on how "
@@ -55,6 +53,37 @@ class LocalState(Observer):
             if handles([v]) & read and not (plan.even and v.aggregation == _MEAN):
                 raise UsageError(line)
             self.warn_once(line)
+
+    def _find_local(
+        self, operations: Sequence[Any], rows: Rows, read: set[int]
+    ) -> Iterator[tuple[Assignment, tf.Variable]]:
+        """Yields the assignments of values that depend on the split, with their variables."""
+        held = assignable(self.step.attributes)
+        # The statistics of batch normalizations are left out, but not the sums of metrics.
+        variables = [*held.once, *(v for v in held.summed if v.aggregation == _SUM)]
+        owners = {key: v for v in variables for key in handles([v])}
+        for assignment in find_assignments(operations):
+            v, values = owners.get(id(assignment.handle)), _values(assignment)
+            if v is None or not _is_local(values, rows):
+                continue
+            if not (_is_right(v, values, read) and self._is_right_sum(v, values, rows)):
+                yield assignment, v
+
+    def _is_right_sum(self, variable: tf.Variable, values: Sequence[Any], rows: Rows) -> bool:
+        """Returns whether a variable that is no metric gets a sum over rows, if its parts are summed."""
+        is_state = any(variable is each for each in state_of(self.step.attributes))
+        if variable.aggregation != _SUM or not is_state:
+            return True
+        traces = _traces(rows)
+        numbers = symbolic([rows.first_row, rows.step])
+        first = {id(x): np.zeros([], x.dtype.as_numpy_dtype) for x in numbers}
+        # The sum of the parts is computed from the batches of all replicas of the process.
+        probe = Probe(values, Trace([each.inputs for each in traces]), first)
+        with contextlib.suppress(ProbeError, *FAILURES), tf.init_scope():
+            size = symbolic(rows.trace.inputs)[0].shape[0]
+            batch, labels = read_values(rows.trace, self.step.first_batch, size, least=2)
+            return probe.is_sum_of_rows(batch * len(traces), labels * len(traces))
+        return True
 
 
 def _is_right(variable: tf.Variable, values: Sequence[Any], read: set[int]) -> bool:
@@ -68,6 +97,10 @@ def _is_right(variable: tf.Variable, values: Sequence[Any], read: set[int]) -> b
     return variable.aggregation not in (_FIRST, *(() if is_own else (_MEAN,)))
 
 
+def _values(assignment: Assignment) -> list[tf.Tensor]:
+    return [x for x in assignment.op.inputs if x.dtype != tf.resource]
+
+
 def _read(*values: Any) -> set[int]:
     """Returns the ids of the handles of the variables that tensors are computed from."""
     return {id(outermost(x)) for x in ancestors(*values) if x.dtype == tf.resource}
@@ -77,11 +110,15 @@ def _is_local(values: Sequence[Any], rows: Rows) -> bool:
     """Returns whether tensors depend on the rows of a replica, other than by a collective."""
     inputs = {id(x) for x in symbolic(rows.trace.inputs)}
     # Of all replicas of the process, whose values tf.distribute combines.
-    traces = getattr(rows.graph, "_ctl_started", [rows.trace])
-    clean = {id(x.output) for trace in traces for x in trace.global_values}
+    clean = {id(x.output) for trace in _traces(rows) for x in trace.global_values}
     return any(
         id(x) in inputs
         # An argument of a function, such as that of a program of XLA.
         or (x.op.type == "Placeholder" and x.graph is not rows.graph and captured(x) is None)
         for x in ancestors(*values, stop=clean)
     )
+
+
+def _traces(rows: Rows) -> list[Trace]:
+    """Returns the traces of all replicas of the process."""
+    return getattr(rows.graph, "_ctl_started", [rows.trace])

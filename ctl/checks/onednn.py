@@ -11,9 +11,9 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.built.observers import Observer
-from ctl.checks.random_search import place
 from ctl.errors import print_line
 from ctl.graphs import ops
+from ctl.graphs.places import place_of
 from ctl.hardware import host
 from ctl.rows.row_mask import Rows
 
@@ -64,7 +64,7 @@ def _is_wrong(op: Any) -> bool:
 def _place(op: Any) -> str:
     """Names the convolution of a gradient: the op that has the same input."""
     forward = [each for each in op.inputs[0].consumers() if each.type == "Conv2D"]
-    return place((forward or [op])[0], own_parts=1)
+    return place_of((forward or [op])[0], own_parts=1)
 
 
 def _uses_avx2() -> bool:

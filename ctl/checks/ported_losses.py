@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.built.observers import Observer
-from ctl.checks import random_search
 from ctl.graphs.dataflow import ancestors
+from ctl.graphs.places import place_of
 from ctl.rows.row_mask import Rows
 
 _LOG = logging.getLogger("ctl")
@@ -29,20 +29,21 @@ class PortedLosses(Observer):
         parts = [p for trace in traces for update in trace.updates for p in update.micro_batches]
         inside = {x.op for part in parts for x in ancestors(*part.losses)}
         added = [op for op in inside if _is_penalty(op)]
-        losses = [x for update in rows.trace.updates for x in update.micro_batches[0].losses]
+        divided = [update for update in rows.trace.updates if not update.undivided]
+        losses = [x for update in divided for x in update.micro_batches[0].losses]
         # Only if ctl adds them, too: a trainer may have a regularization_losses of its own.
         if added and any(_is_penalty(op) for op in operations if op not in inside):
             _LOG.warning(
                 "%s adds model.losses to the losses, and ctl adds them once, too, so that penalties "
                 "count twice: leave them out.",
-                random_search.place(added[0]),
+                place_of(added[0]),
             )
         size = self.step.plan.layout.global_batch_size
         for op in (op for loss in losses for op in _factors(loss, size)):
             _LOG.warning(
                 "%s divides the losses by %s. If that is the batch size, leave it out: ctl divides by "
                 "the weight of the global batch, so that the update is 1 / %s of what it was.",
-                random_search.place(op), size, size,
+                place_of(op), size, size,
             )  # fmt: skip
 
 

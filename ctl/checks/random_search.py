@@ -2,28 +2,20 @@
 
 `search` searches the ops of the step, and of all functions that they call, while the step is traced;
 nothing is added to the graph. What ctl drew itself is recognized by its name (`ops.KEYED_BITS`).
-`check_host_random` detects numbers that Python draws while the step is traced, as constants of the
-graph.
 """
 
-from collections.abc import Collection, Iterator, Sequence
-import contextlib
+from collections.abc import Collection, Sequence
 import itertools
-import random
 import re
-import types
 from typing import Any
 
 import tensorflow as tf
-import tf_keras
 
 from ctl.built.observers import Observer
-from ctl.configs.error_location import user_frame
-from ctl.data import host_random
 from ctl.errors import UsageError
 from ctl.graphs import ops
 from ctl.graphs.dataflow import ancestors, captured, entries_per_row
-from ctl.keras.private import backend
+from ctl.graphs.places import place_of
 from ctl.rows.row_mask import Rows
 from ctl.rows.trace import Folded, symbolic
 
@@ -32,7 +24,6 @@ _ACCEPT = (
     "allow_unkeyed_random=True (runtime.allow_unkeyed_random)"
 )
 _INITIALIZER = re.compile(r"(^|/)Initializer(_\d+)?/")
-_REPLICA = re.compile(r"^replica_\d+(/|$)")
 _MAX_CONSUMERS = 1_000
 _DATA = ("IteratorGetNext", "IteratorGetNextAsOptional", "MultiDeviceIteratorGetNextFromShard")
 
@@ -46,20 +37,6 @@ class RandomOps(Observer):
         if not rows.allow_unkeyed and "random" not in rows.trace.call:
             search(operations, rows)
             rows.trace.call["random"] = True
-
-
-class HostRandom(Observer):
-    """Watches the generators of Python and numpy while a step is traced."""
-
-    def __init__(self, step: Any):
-        super().__init__(step)
-        self._watch = contextlib.ExitStack()
-        if not step.plan.options.allow_unkeyed_random:
-            self._watch.enter_context(check_host_random(step.attributes.owner))
-
-    def search(self, operations: Sequence[Any], rows: Rows) -> None:
-        """Raises a UsageError if the code of the step drew from a generator."""
-        self._watch.close()
 
 
 def search(operations: Sequence[Any], rows: Rows) -> None:
@@ -113,7 +90,7 @@ class _RandomSearch:
                 keyed |= self._check_draw(op)
             elif kind in ops.PYTHON:
                 raise UsageError(
-                    f"{place(op)} runs Python code in the step (tf.py_function or tf.numpy_function), "
+                    f"{place_of(op)} runs Python code in the step (tf.py_function or tf.numpy_function) "
                     "whose random numbers cannot be checked: write it with TensorFlow's functions, do "
                     f"it in the input pipeline, {_ACCEPT}."
                 )
@@ -126,7 +103,7 @@ class _RandomSearch:
                     keyed |= self._functions[name]
                     if self._functions[name] and name in calls:
                         raise UsageError(
-                            f"{place(op)} calls a tf.function twice in a step, and random numbers in "
+                            f"{place_of(op)} calls a tf.function twice in a step, and random numbers in "
                             "it would be the same in both calls: remove your own @tf.function, ctl "
                             "traces the step."
                         )
@@ -159,8 +136,8 @@ class _RandomSearch:
         for op in itertools.chain.from_iterable(repeated):
             if any(frame.name == "inner_recompute_grad" for frame in op.traceback):
                 raise UsageError(
-                    f"{place(op)} assigns a variable in the backward pass, for the second time in the "
-                    f"step: use ctl.recompute instead of tf.recompute_grad, {_ACCEPT}."
+                    f"{place_of(op)} assigns a variable in the backward pass, for the second time in "
+                    f"the step: use ctl.recompute instead of tf.recompute_grad, {_ACCEPT}."
                 )
 
     def _check_draw(self, op: Any) -> bool:
@@ -174,8 +151,8 @@ class _RandomSearch:
         if op.graph is self._rows.graph and op not in self._used():
             return False
         raise UsageError(
-            f"{place(op)} draws random numbers ({op.type}) that depend on how the batch is split: use "
-            f"{ops.suggestion(op, self.flow.counts)}, {_ACCEPT}."
+            f"{place_of(op)} draws random numbers ({op.type}) that depend on how the batch is split: "
+            f"use {ops.suggestion(op, self.flow.counts)}, {_ACCEPT}."
         )
 
 
@@ -197,21 +174,6 @@ def _confirmed(draw: Folded) -> bool:
                     derived.add(id(output))
                     queue.append(output)
     return False
-
-
-def place(op: Any, *, own_parts: int = 2) -> str:
-    """Names the layer and the user's line of code that created an op.
-
-    Args:
-        op: the op.
-        own_parts: the number of parts at the end of the op's name that do not name the layer. Functions
-            such as tf.random.uniform add a scope of their own to the name of the op.
-    """
-    line = user_frame([(frame.filename, frame.lineno) for frame in op.traceback])
-    scope = _REPLICA.sub("", "/".join(op.name.split("/")[:-own_parts]))
-    if line is None:
-        return f"Layer {scope or op.name}"
-    return f"{line} (in {scope})" if scope else line
 
 
 class _Dataflow:
@@ -338,62 +300,3 @@ def _holds_rows(shape: tf.TensorShape, counts: set[int]) -> bool:
         return False
     # Every number is a multiple of a micro-batch of one row.
     return shape[0] in counts or any(shape[0] % count == 0 for count in counts if count > 1)
-
-
-@contextlib.contextmanager
-def check_host_random(trainer: Any) -> Iterator[None]:
-    """Checks that the code inside the `with` block draws nothing from Python's and numpy's generators.
-
-    It compares the states before and after: of the global generators, and of the generators that the
-    methods of the trainer and of its layers can name.
-
-    Args:
-        trainer: the `StandardTrainer` whose step is traced inside.
-
-    Raises:
-        UsageError: the state of a generator changed. The message names it.
-    """
-    # Layers that are made in a step take their seeds from this generator. The threads of replicas have
-    # none, so tf_keras would draw from Python's global one.
-    if getattr(backend._SEED_GENERATOR, "generator", None) is None:
-        backend._SEED_GENERATOR.generator = random.Random(0)
-    generators = _find_generators(trainer)
-    with host_random.watch(generators) as changed:
-        yield
-    if changed:
-        raise UsageError(
-            f"The code of the step draws from {changed[0]}, which happens once, while the step is "
-            "traced: use the functions of ctl.random, or accept it with allow_unkeyed_random=True "
-            "(runtime.allow_unkeyed_random)."
-        )
-
-
-def _find_generators(trainer: Any) -> list[tuple[str, Any]]:
-    """Returns the generators in attributes, and those that methods refer to, by their names."""
-    generators: list[tuple[str, Any]] = []
-    seen: set[Any] = set()
-    layers: dict[int, Any] = {}
-    for name, value in _attributes(trainer):
-        if isinstance(value, host_random.GENERATORS):
-            generators.append((f"self.{name}", value))
-        elif isinstance(value, types.FunctionType):
-            generators += host_random.referenced(value, seen)
-        elif isinstance(value, tf_keras.layers.Layer):
-            layers |= {id(layer): layer for layer in value._flatten_layers()}
-    for layer in layers.values():
-        for name, value in _attributes(layer):
-            if isinstance(value, host_random.GENERATORS):
-                generators.append((f"{layer.name}.{name}", value))
-    for cls in dict.fromkeys(type(owner) for owner in (trainer, *layers.values())):
-        for base in cls.__mro__:
-            for name, function in vars(base).items():
-                # The numbers of a dataset are drawn while it is read.
-                if isinstance(function, types.FunctionType) and name != "build_dataset":
-                    generators += host_random.referenced(function, seen)
-    return generators
-
-
-def _attributes(owner: Any) -> Iterator[tuple[str, Any]]:
-    for name, value in vars(owner).items():
-        values = value.values() if isinstance(value, dict) else value
-        yield from ((name, v) for v in (values if isinstance(value, list | dict) else [value]))

@@ -17,10 +17,11 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.built.observers import Losses, Observer, TraceAgain
-from ctl.checks import loss_trace, random_search, users_code
+from ctl.checks import loss_trace, users_code
 from ctl.configs.error_location import name_function
 from ctl.data.autograph import convert, traced
 from ctl.errors import UsageError
+from ctl.graphs.places import place_of
 from ctl.rows.trace import Trace
 from ctl.update.preprocessing import call_sample_weight, preprocess
 
@@ -86,10 +87,11 @@ class ReplicaCount(Observer):
         if difference is not None:
             first, second = difference.values
             raise UsageError(
-                f"{random_search.place(difference.op)} is {first} on {replicas} replicas and {second} "
+                f"{place_of(difference.op)} is {first} on {replicas} replicas and {second} "
                 f"on {replicas + 1}: ctl divides a loss by the weight of the global batch, and adds a "
-                "penalty once, so leave out the number of replicas, or accept it with "
-                "allow_row_coupling=True (runtime.allow_row_coupling)."
+                "penalty once, so leave out the number of replicas (the rows of all are those of "
+                "ctl.replica.all_gather(x)), or accept it with allow_row_coupling=True "
+                "(runtime.allow_row_coupling)."
             )
 
 

@@ -1,6 +1,6 @@
 """The probe: computes values of a traced step for some batches, with other rows exchanged."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import types
 from typing import Any
@@ -9,43 +9,21 @@ import numpy as np
 import tensorflow as tf
 
 from ctl.checks import row_samples
-from ctl.graphs import ops
-from ctl.graphs.unoptimized import without_graph_optimization
-from ctl.hardware.quiet import hold_back_stderr
-from ctl.private.tensorflow import resource_variable_ops
+from ctl.checks.graph_copier import (
+    FAILURES,
+    Computation,
+    CopiedTrace,
+    GraphCopier,
+    ProbeError,
+)
+from ctl.checks.read_batches import ReadBatch, read_values
 from ctl.rows.trace import GlobalValue, Trace, symbolic
-
-ReadBatch = Callable[[], Any]
 
 # Relative to the largest value. The shapes are the same, so the same kernels compute a row.
 _TOLERANCES = {8: 1e-6, 4: 1e-4, 2: 2e-2}
-# Ops that read the data of the run, wait for other replicas, or change a state.
-_NOT_COPIED = (
-    "Iterator", "MultiDeviceIterator", "Collective", "Nccl", "Assign", "ResourceScatter",
-    "ResourceApply", "Queue", "Barrier", "Stage", "Unstage", "Send", "Recv", "_Arg",
-    "CrossReplicaSum", "XlaAllReduce", "XlaReplicaId",
-)  # fmt: skip
-_COMPARISONS = ("Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual")
-# Ops that return the entries of a row, and those for which any integer of a row is possible.
-_VIEWS = ("Cast", "ExpandDims", "Identity", "Placeholder", "Reshape", "Squeeze", "StridedSlice")
-_ANY_INTEGER = (
-    *_COMPARISONS, *ops.SHAPES, "OneHot", "ResourceGather", "SparseSoftmaxCrossEntropyWithLogits",
-)  # fmt: skip
 LATE = 10**6  # of counters, such as global_step
+_FIRST = np.int64(0)  # the position of the first row of the replica
 _LATE = (LATE, LATE + 1, 3, 100)
-FAILURES = (tf.errors.OpError, AttributeError, LookupError, TypeError, ValueError, RuntimeError)
-
-
-class ProbeError(Exception):
-    """The values cannot be computed.
-
-    Attributes:
-        op: the op that may combine rows, if it is known.
-        counts: the number of entries on axis 0 of a value, and the number of rows, if they differ.
-    """
-
-    op: Any = None
-    counts: tuple[int, int] | None = None
 
 
 class Probe:
@@ -81,27 +59,17 @@ class Probe:
         own_places: bool = False,
         shifted: Sequence[tf.Tensor] = (),
     ):
-        self.trace = trace
+        self.values, self.trace = values, trace
         self.by_place: set[int] = set()
         self.constant: set[int] = set()
+        self.source = CopiedTrace(trace, first, aliases, statistics, positions or (), shifted)
         self._moves = positions is not None
         self._own_places = own_places
-        self._shifted = {id(x) for x in shifted}
-        self._positions = {id(x): x for x in positions or ()}
-        self.values, self._first, self._aliases = values, first, aliases
-        self.global_values = {id(value.output): value for value in trace.global_values}
-        self._statistics = {id(output): op for op in statistics for output in op.outputs}
         self._fixed: list[tf.Tensor] = []
-        self._functions: dict[Any, Any] = {}
-        self._constants: set[float] = set()
+        self._observed = Computation(self._observe)
+        self._computed = Computation(self._compute)
+        self._summed = Computation(self._totals)
         self._flags: list[bool] = []  # in all batches until now
-        # The id of a tensor with the entries of an input -> its position.
-        self._views = {id(x): i for i, x in enumerate(symbolic(trace.inputs)) if x.dtype.is_integer}
-        # The position of an input -> what it is compared with; the inputs with other uses.
-        self._compared: dict[int, set[float]] = {}
-        self._used: set[int] = set()
-        # Handle of an integer scalar -> the handle, and a variable that the copied ops read instead.
-        self._counters: dict[int, tuple[Any, Any]] = {}
 
     def depends_on_other_rows(
         self,
@@ -178,13 +146,13 @@ class Probe:
             number: the value of counters, such as `global_step`; None for the one that they have.
         """
         fixed = self.observe(batch) if fixed is None else fixed
-        self.set_counters(number)
-        return self._call(self._compute, batch, fixed)
+        self.source.set_counters(number)
+        return self._computed(batch, fixed, _FIRST)
 
     def observe(self, batch: Sequence[Any]) -> Any:
         """Computes the values that stay constant for the other batches."""
-        self.set_counters(None)
-        return self._call(self._observe, batch)
+        self.source.set_counters(None)
+        return self._observed(batch, _FIRST)
 
     def is_changed_by(self, shifted: "Probe", batch: Sequence[Any], labels: Sequence[bool]) -> bool:
         """Returns whether a probe of the same values, with shifted tensors, computes other ones."""
@@ -206,20 +174,14 @@ class Probe:
             pairs = [*zip(sample, earlier, strict=True)]
             mixed = [[combine(*pair, slice(i, None, 2)) for pair in pairs] for i in (0, 1)]
             with contextlib.suppress(*FAILURES):  # the code may reject rows that are made up
-                self.set_counters(number)
+                self.source.set_counters(number)
                 one, two, three, four = (
-                    self._call(self._totals, x, fixed) for x in (sample, earlier, *mixed)
+                    self._summed(x, fixed, _FIRST) for x in (sample, earlier, *mixed)
                 )
                 if differ([one + two], [three + four], ..., finite=True):
                     return False
             earlier = sample
         return True
-
-    def set_counters(self, number: int | None) -> None:
-        """Sets what the values read of integer variables; None for the numbers that these have."""
-        for handle, variable in self._counters.values():
-            value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype)
-            variable.assign(value if number is None else tf.cast(number, variable.dtype))
 
     def _samples(
         self, batch: Sequence[Any], others: Sequence[Sequence[Any]], labels: Sequence[bool]
@@ -231,10 +193,11 @@ class Probe:
             values = [[x.numpy() for x in each] for each in (batch, *others)]
             flags = [all(map(row_samples.is_flag, column)) for column in zip(*values, strict=True)]
             self._flags = [a and b for a, b in zip(flags, self._flags or flags, strict=True)]
-            compared = {i: v for i, v in self._compared.items() if labels[i] or i not in self._used}
-            made = [*row_samples.vary(values[0], labels, self._constants, self._flags, compared)]
+            uses = self.source.uses
+            compared = uses.compared(labels)
+            made = [*row_samples.vary(values[0], labels, uses.constants, self._flags, compared)]
         yield from ((each, None) for each in made)
-        late = [*_LATE, *(int(v) for v in self._constants)] if self._counters else []
+        late = [*_LATE, *map(int, self.source.uses.constants)] if self.source.has_counters else []
         yield from ((made[i % len(made)], number) for i, number in enumerate(late) if made)
 
     def _move(
@@ -247,7 +210,7 @@ class Probe:
         def compare(reference: Sequence[Any], fixed: Sequence[Any]) -> set[int]:
             pairs = zip(self._fixed, fixed, strict=True)
             moves = [self._move_fixed(tensor, value) for tensor, value in pairs]
-            moved = self._call(self._compute, [_move(x) for x in batch], moves, first=1)
+            moved = self._computed([_move(x) for x in batch], moves, _FIRST + 1)
             before, after = [x[1:] for x in reference], [x[:-1] for x in moved]
             return differ(before, after, np.arange(before[0].shape[0]), finite=finite)
 
@@ -281,32 +244,19 @@ class Probe:
 
     def _collected(self, tensor: tf.Tensor) -> GlobalValue | None:
         """Returns the collective of TensorFlow that returned a tensor with the rows of all replicas."""
-        value = self.global_values.get(id(tensor))
+        value = self.source.global_values.get(id(tensor))
         return value if value and value.gathered and not value.axis else None
 
     def _move_fixed(self, tensor: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
-        if id(tensor) in self._positions:
+        if id(tensor) in self.source.positions:
             return _move(value)
         collected = self._collected(tensor)
         if not self._own_places or collected is None:
             return value
         return tf.concat([_move(part) for part in tf.split(value, collected.copies)], 0)
 
-    def _call(self, method: Callable[..., Any], *arguments: Any, first: int = 0) -> Any:
-        """Calls a method as a traced function."""
-        arguments = tf.nest.map_structure(tf.convert_to_tensor, (*arguments, np.int64(first)))
-        shapes = [x.shape for x in tf.nest.flatten(arguments)]
-        key = (method.__name__, *map(str, shapes))
-        # A concrete function, since TensorFlow warns of a tf.function that is made often.
-        if key not in self._functions:
-            traced = tf.function(method, autograph=False)
-            self._functions[key] = traced.get_concrete_function(*arguments)
-        # TensorFlow logs each error, such as of rows that are made up.
-        with without_graph_optimization(), hold_back_stderr(*FAILURES):
-            return self._functions[key](*arguments)
-
     def _observe(self, batch: Sequence[tf.Tensor], first: tf.Tensor) -> list[tf.Tensor]:
-        copy = GraphCopier(self, self.known(batch, first))
+        copy = GraphCopier(self.source, self.source.known(batch, first))
         for value in self.values:
             copy.tensor(value)
         self._fixed = copy.reached
@@ -315,8 +265,9 @@ class Probe:
     def _compute(
         self, batch: Sequence[tf.Tensor], fixed: Sequence[tf.Tensor], first: tf.Tensor
     ) -> list[tf.Tensor]:
-        known = self.known(batch, first) | dict(zip(map(id, self._fixed), fixed, strict=True))
-        copy = GraphCopier(self, known, fixed=True)
+        known = self.source.known(batch, first)
+        known |= dict(zip(map(id, self._fixed), fixed, strict=True))
+        copy = GraphCopier(self.source, known, fixed=True)
         return [copy.tensor(value) for value in self.values]
 
     def _totals(
@@ -335,133 +286,6 @@ class Probe:
         dtype = tf.bfloat16 if is_half else tf.float32  # for the tolerance
         totals = [tf.reduce_sum(x, axis=0) if x.shape.rank else x for x in values]
         return tf.concat([tf.reshape(tf.cast(x, dtype), [-1]) for x in totals], axis=0)
-
-    def handle_of(self, handle: Any) -> Any:
-        """Returns the handle of a variable; for an integer scalar, of one that a sample may set."""
-        data = getattr(handle, "_handle_data", None)
-        if data is None or not data.is_set or not data.shape_and_type:
-            return handle
-        kind = data.shape_and_type[0]
-        dtype, shape = tf.as_dtype(kind.dtype), tf.TensorShape(kind.shape)
-        if not dtype.is_integer or shape.rank != 0:
-            return handle
-        if id(handle) not in self._counters:
-            with tf.init_scope(), tf.device(handle.device):
-                value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
-                variable = resource_variable_ops.ResourceVariable(value, trainable=False)
-            self._counters[id(handle)] = handle, variable
-        return self._counters[id(handle)][1].handle
-
-    def known(self, batch: Sequence[tf.Tensor], first: tf.Tensor) -> dict[int, Any]:
-        """Returns the id of a tensor of the trace -> its copy, for the tensors of a batch."""
-        numbers = {key: tf.convert_to_tensor(value) for key, value in self._first.items()}
-        numbers |= {
-            id(x): tf.cast(first, x.dtype) for x in self._positions.values() if not x.shape.rank
-        }
-        return numbers | dict(zip(map(id, symbolic(self.trace.inputs)), batch, strict=True))
-
-
-class GraphCopier:
-    """Copies ops into the graph that is being traced.
-
-    Args:
-        probe: the probe.
-        known: the id of a tensor -> its copy.
-        fixed: whether values of the global batch are among them.
-
-    Attributes:
-        reached: the values of the global batch, and the statistics, that the copied ops read.
-    """
-
-    def __init__(self, probe: Probe, known: dict[int, Any], *, fixed: bool = False):
-        self._probe, self._copies, self._is_fixed = probe, known, fixed
-        self.reached: list[tf.Tensor] = []
-
-    def tensor(self, tensor: tf.Tensor) -> Any:
-        """Returns the copy of a tensor."""
-        stack = [tensor]
-        while stack:
-            top = stack[-1]
-            if id(top) in self._copies:
-                stack.pop()
-                continue
-            sources = self._sources(top)
-            missing = [x for x in sources if id(x) not in self._copies]
-            if missing:
-                stack.extend(missing)
-                continue
-            self._copy(top, sources)
-            stack.pop()
-        return self._copies[id(tensor)]
-
-    def _sources(self, tensor: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the tensors that a tensor is copied from."""
-        probe = self._probe
-        if not hasattr(tensor, "op"):  # eager, such as the handle of a variable
-            self._copies[id(tensor)] = probe.handle_of(tensor)
-            return []
-        if id(tensor) in probe.global_values:
-            return [probe.global_values[id(tensor)].local]
-        if id(tensor) in probe._aliases:
-            return [probe._aliases[id(tensor)]]
-        if tensor.op.type == "Placeholder":
-            captures = getattr(tensor.graph, "captures", ())
-            outer = next((o for o, i in captures if i is tensor and tf.is_tensor(o)), None)
-            if outer is None:
-                raise ProbeError("its inputs are not known")
-            return [outer]
-        return list(tensor.op.inputs)
-
-    def _copy(self, tensor: tf.Tensor, sources: Sequence[tf.Tensor]) -> None:
-        if id(tensor) in self._copies:
-            return
-        probe, inputs = self._probe, [self._copies[id(x)] for x in sources]
-        value = probe.global_values.get(id(tensor))
-        views = {id(x): probe._views[id(x)] for x in sources if id(x) in probe._views}
-        is_view = id(tensor) in probe._aliases or tensor.op.type in _VIEWS
-        if is_view and value is None and [*views] == [*map(id, sources[:1])]:
-            probe._views[id(tensor)] = views[id(sources[0])]
-        elif tensor.op.type not in _ANY_INTEGER:
-            probe._used.update(views.values())
-        if value is not None:
-            self.reached.append(tensor)
-            self._copies[id(tensor)] = (
-                tf.concat([inputs[0]] * value.copies, value.axis) if value.copies > 1 else inputs[0]
-            )
-            return
-        op = tensor.op
-        if op.type in _COMPARISONS:
-            constants = [tf.get_static_value(x) for x in op.inputs]
-            found = {float(c) for c in constants if np.ndim(c) == 0 and _is_number(c)}
-            probe._constants |= found
-            for view in views.values():
-                probe._compared.setdefault(view, set()).update(found)
-        if id(tensor) in probe._aliases or op.type == "Placeholder":
-            self._copies[id(tensor)] = inputs[0]
-            return
-        for each in ops.with_called([op]):
-            if each.type.startswith(_NOT_COPIED) or each.type.endswith("Send"):
-                raise ProbeError(f"it reads or changes a state ({each.type})")
-        attributes = {k: v for k, v in op.node_def.attr.items() if k != "_class"}
-        is_statistics = id(tensor) in probe._statistics
-        if is_statistics and self._is_fixed:  # the fused op of a batch normalization
-            attributes["is_training"].b = False
-            inputs[3:5] = [self._copies[id(output)] for output in op.outputs[1:3]]
-        elif is_statistics:
-            fused = op.type.startswith("FusedBatchNorm")
-            self.reached.extend(op.outputs[1:3] if fused else op.outputs)
-        graph = tf.compat.v1.get_default_graph()
-        copied = graph.create_op(
-            op.type,
-            inputs,
-            [x.dtype for x in op.outputs],
-            name=op.name.split("/")[-1],
-            attrs=attributes,
-        )
-        for old, new in zip(op.outputs, copied.outputs, strict=True):
-            self._copies.setdefault(id(old), _shift(new) if id(old) in probe._shifted else new)
-        if id(tensor) in probe._positions:
-            self.reached.append(tensor)
 
 
 def _kept_rows(count: int, values: Sequence[Any]) -> Iterator[np.ndarray]:
@@ -489,17 +313,6 @@ def _replace_others(batch: Sequence[Any], kept: np.ndarray) -> list[Any]:
     others = np.setdiff1d(source, kept)
     source[others] = kept[np.arange(len(others)) % len(kept)]
     return [tf.gather(values, source) for values in batch]
-
-
-def _shift(value: tf.Tensor) -> tf.Tensor:
-    if value.dtype.is_bool:
-        return tf.logical_not(value)
-    # By more than 1, which is a usual bound of a number of rows.
-    return value + 2 if value.dtype.is_integer else value * 1.01 + 1.5
-
-
-def _is_number(value: Any) -> bool:
-    return value is not None and np.asarray(value).dtype.kind in "iuf" and np.isfinite(value)
 
 
 def combine(values: Any, others: Any, kept: Any) -> Any:
@@ -570,52 +383,3 @@ def find_dependent(
                 )
                 others += [values] if values[0].shape == first[0].shape else []
         return probe.depends_on_other_rows([first, *others], rows, labels=labels, dropped=dropped)
-
-
-def read_values(
-    trace: Trace, read: ReadBatch, size: int | None, *, least: int, is_first: bool = True
-) -> tuple[list[tf.Tensor], list[bool]]:
-    """Returns the values of a batch for the tensors of a trace, and which of them are labels.
-
-    Args:
-        trace: the trace.
-        read: returns the batch and its mask.
-        size: the number of rows; None for those that the batch has, or `least`.
-        least: see `size`.
-        is_first: whether to make rows up if there is no batch.
-    """
-    tensors = symbolic(trace.inputs)
-    batch = read_existing(read, size or least, trace if is_first else None)
-    values = tf.nest.flatten(batch)
-    keys = sorted(batch) if isinstance(batch, Mapping) else []
-    labels = [key == "label" for key in keys for _ in tf.nest.flatten(batch[key])]
-    # The row mask, or weights that the step has added.
-    values += [tf.ones(values[0].shape[:1])] * (len(values) + 1 == len(tensors))
-    if len(values) != len(tensors):
-        raise ProbeError("the batches of the data are others")
-    values = [tf.cast(v[:size], x.dtype) for v, x in zip(values, tensors, strict=True)]
-    return values, [*labels, *[False] * (len(values) - len(labels))]
-
-
-def read_existing(read_batch: ReadBatch, least: int, trace: Trace | None = None) -> Any:
-    """Returns the rows of the first batch that exist; they repeat if it has less than `least`.
-
-    Args:
-        read_batch: returns the batch and its mask.
-        least: the number of rows.
-        trace: whose inputs are made up if no batch can be read.
-    """
-    try:
-        batch, mask = read_batch()
-    # ValueError: distributed data of the user cannot be read while a replica is traced.
-    except (tf.errors.OpError, StopIteration, ValueError) as error:
-        if trace is None:
-            raise ProbeError("there is no batch to compute it for") from error
-        inputs = trace.inputs[0] if isinstance(trace.inputs, tuple) else trace.inputs
-        return tf.nest.map_structure(lambda x: tf.constant(row_samples.make(x, least)), inputs)
-    if mask is not None:
-        batch = tf.nest.map_structure(lambda x: tf.boolean_mask(x, mask > 0), batch)
-    rows = tf.nest.flatten(batch)[0].shape[0]
-    if rows < 2:
-        raise ProbeError("the batch has one row")
-    return tf.nest.map_structure(lambda x: tf.gather(x, np.arange(max(rows, least)) % rows), batch)

@@ -10,13 +10,70 @@ as its group.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from ctl.graphs import ops
+
+_COMPARISONS = ("Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual")
+# Ops that return the entries of a row, and those for which any integer of a row is possible.
+_VIEWS = ("Cast", "ExpandDims", "Identity", "Placeholder", "Reshape", "Squeeze", "StridedSlice")
+_ANY_INTEGER = (
+    *_COMPARISONS, *ops.SHAPES, "OneHot", "ResourceGather", "SparseSoftmaxCrossEntropyWithLogits",
+)  # fmt: skip
 _SHIFTS = 5
 _MAX_CONSTANTS = 8
 _UNKNOWN = 4  # the size of an axis that is not known
+
+
+class IntegerUses:
+    """How a graph uses the integers of a batch, which shows what they may become.
+
+    Args:
+        inputs: the tensors of the batch.
+
+    Attributes:
+        constants: the numbers that values of the graph are compared with.
+    """
+
+    def __init__(self, inputs: Sequence[tf.Tensor]):
+        self.constants: set[float] = set()
+        # The id of a tensor with the entries of an input -> its position.
+        self._views = {id(x): i for i, x in enumerate(inputs) if x.dtype.is_integer}
+        # The position of an input -> what it is compared with; the inputs with other uses.
+        self._compared: dict[int, set[float]] = {}
+        self._used: set[int] = set()
+
+    def add(
+        self, tensor: tf.Tensor, inputs: Sequence[tf.Tensor], *, is_alias: bool, is_global: bool
+    ) -> None:
+        """Notes the op that computes a tensor from others.
+
+        Args:
+            tensor: the tensor.
+            inputs: what it is computed from.
+            is_alias: whether it has the value of its only input.
+            is_global: whether it is a value of the global batch.
+        """
+        kind = tensor.op.type
+        views = {id(x): self._views[id(x)] for x in inputs if id(x) in self._views}
+        is_view = (is_alias or kind in _VIEWS) and not is_global
+        if is_view and [*views] == [*map(id, inputs[:1])]:
+            self._views[id(tensor)] = views[id(inputs[0])]
+        elif kind not in _ANY_INTEGER:
+            self._used.update(views.values())
+        if kind in _COMPARISONS and not is_global:
+            values = [tf.get_static_value(x) for x in tensor.op.inputs]
+            found = {float(x) for x in values if np.ndim(x) == 0 and _is_number(x)}
+            self.constants |= found
+            for view in views.values():
+                self._compared.setdefault(view, set()).update(found)
+
+    def compared(self, labels: Sequence[bool]) -> dict[int, set[float]]:
+        """Returns the numbers that each label, or input without another use, is compared with."""
+        return {i: v for i, v in self._compared.items() if labels[i] or i not in self._used}
 
 
 def vary(
@@ -50,14 +107,19 @@ def vary(
         np.ones_like(x) if label or (x.ndim == 1 and (may or x.dtype.kind == "f")) else x
         for x, label, may in pairs
     ]
-    numbers = [_around(compared.get(i, ())) for i in range(len(batch))]
-    own = [[*_near(x, n, label=True, free=True), x] for x, n in zip(batch, numbers, strict=True)]
-    for i in range(max(map(len, own)) - 1):
-        # Several rows get the same number: only some of them may be selected, or pairs of them.
-        yield [_mix([each[i % len(each)], each[-1]], 0, repeats=3) for each in own]
+    yield from _vary_compared(batch, [_around(compared.get(i, ())) for i in range(len(batch))])
     near = _around(constants)
     for shift in range(0, len(near), len(batch[0])):
         yield [_mix([*_near(x, near, label=label, free=may), x], shift) for x, label, may in pairs]
+
+
+def _vary_compared(
+    batch: Sequence[np.ndarray], numbers: Sequence[Sequence[float]]
+) -> Iterator[list[np.ndarray]]:
+    """Yields batches in which several rows get the same number: only some of them may be selected."""
+    own = [[*_near(x, n, label=True, free=True), x] for x, n in zip(batch, numbers, strict=True)]
+    for i in range(max(map(len, own)) - 1):
+        yield [_mix([each[i % len(each)], each[-1]], 0, repeats=3) for each in own]
 
 
 def is_flag(x: np.ndarray) -> bool:
@@ -73,6 +135,10 @@ def make(tensor: tf.Tensor, rows: int) -> np.ndarray:
         return np.full(shape, b"")
     values = draw.normal(size=shape) if tensor.dtype.is_floating else draw.integers(0, 2, shape)
     return values.astype(tensor.dtype.as_numpy_dtype)
+
+
+def _is_number(value: Any) -> bool:
+    return value is not None and np.asarray(value).dtype.kind in "iuf" and np.isfinite(value)
 
 
 def _candidates(x: np.ndarray, *, label: bool, free: bool) -> list[np.ndarray]:

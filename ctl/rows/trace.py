@@ -1,6 +1,6 @@
 """The record of one replica's trace of a step: what layers, losses and updates report to it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 from typing import Any, NamedTuple
@@ -77,6 +77,7 @@ class UpdateTrace:
         gradients: the gradients of each micro-batch.
         metrics: the ops of each micro-batch's metrics.
         chosen: whether the user has chosen the variables to train.
+        undivided: whether a loss is a sum that nothing divides.
     """
 
     inputs: list[tf.Tensor]
@@ -86,6 +87,7 @@ class UpdateTrace:
     gradients: list[Sequence[tf.Tensor]] = dataclasses.field(default_factory=list)
     metrics: list[Sequence[tf.Operation]] = dataclasses.field(default_factory=list)
     chosen: bool = False
+    undivided: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +129,7 @@ class Trace:
         positions: positions of rows in the global batch: of the first row, or of each row.
         row_wise: tensors whose rows are computed one by one, each with the tensors of the rows.
         applied: one scalar bool for each update that this step may skip: whether it was applied.
+        wanted: one entry for each update: the condition to apply it, or None.
         refused: the functions that could not read other rows because of `Rows.isolated`.
         folded: the draws for tensors with several entries per row on axis 0.
         results: what the step returns; None if that is not known.
@@ -144,6 +147,7 @@ class Trace:
     positions: list[tf.Tensor] = dataclasses.field(default_factory=list)
     row_wise: list[tuple[tf.Tensor, list[tf.Tensor]]] = dataclasses.field(default_factory=list)
     applied: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    wanted: list[tf.Tensor | None] = dataclasses.field(default_factory=list)
     refused: list[str] = dataclasses.field(default_factory=list)
     folded: list[Folded] = dataclasses.field(default_factory=list)
     results: Nest = None
@@ -154,10 +158,20 @@ class Trace:
     losses_only: bool = False
     call: dict[str, Any] = dataclasses.field(default_factory=dict)
 
-    def begin_update(self, inputs: Nest, *, chosen: bool = False) -> None:
-        """Records the tensors that the micro-batches of an update are cut from."""
+    def begin_update(
+        self, inputs: Nest, numbers: Mapping[str, Any] | None = None, *, chosen: bool = False
+    ) -> None:
+        """Records the tensors that the micro-batches of an update are cut from.
+
+        Args:
+            inputs: the batch and the weights.
+            numbers: what is summed to the denominators of the losses.
+            chosen: as the attribute of `UpdateTrace`.
+        """
         self._structure = inputs
-        self.updates.append(UpdateTrace(symbolic([inputs.batch, inputs.weights]), chosen=chosen))
+        tensors = {id(x): x for x in symbolic([inputs.batch, inputs.weights, numbers])}
+        undivided = any(isinstance(each, float) for each in (numbers or {}).values())
+        self.updates.append(UpdateTrace([*tensors.values()], chosen=chosen, undivided=undivided))
 
     def enter_function(self, inputs: Nest) -> None:
         """Records the same structure inside the function that computes the micro-batches."""

@@ -15,8 +15,9 @@ derives it).
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import contextlib
 import math
+import pkgutil
 import re
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -35,6 +36,7 @@ OTHER_COUNT = (
 )
 # In the names of the penalties of tf_keras; those of the second micro-batch have a number.
 _ACTIVITY = re.compile(r"/ActivityRegularizer(_\d+)?/")
+_NUMBERS = "ctl.update.denominators:numbers_by_name"  # imported for a loss that has another one
 SINGLE = {"": 1.0}  # the factor of a loss that has no name
 
 
@@ -149,10 +151,8 @@ def row_weights(
     Returns:
         [rows] weights, or [rows, ...] like the sample weights; None if every row has weight 1.
     """
-    if sample_weight is None and row_mask is None:
-        return None
     if sample_weight is None:
-        return tf.cast(row_mask, dtype)
+        return masked(None, row_mask, dtype)
     weights = tf.cast(sample_weight, dtype)  # also of an array or a list
     if not weights.shape.rank:
         raise UsageError(
@@ -162,10 +162,31 @@ def row_weights(
     rows = current()
     if rows is not None:
         rows.trace.weights.append(weights)
-    if row_mask is not None:  # before the check: padding has any weight
-        mask = tf.cast(row_mask, dtype)
-        weights = weights * tf.reshape(mask, [-1] + [1] * (weights.shape.rank - 1))
-    return _not_negative(weights)
+    return _not_negative(masked(weights, row_mask, dtype))  # padding has any weight
+
+
+def masked(
+    numbers: tf.Tensor | None, row_mask: tf.Tensor | None, dtype: tf.DType
+) -> tf.Tensor | None:
+    """Returns [rows, ...] numbers with 0 in rows of padding; None, which stands for 1, if all exist."""
+    mask = None if row_mask is None else tf.cast(row_mask, dtype)
+    if numbers is None or mask is None:
+        return mask if numbers is None else numbers
+    return numbers * tf.reshape(mask, [-1] + [1] * (numbers.shape.rank - 1))
+
+
+def denominator_numbers(denominator: Any, weights: Mapping[str, Any], *args: Any, **kw: Any) -> Any:
+    """Returns what is summed to the denominator of each loss: the weights, unless the user has chosen.
+
+    Args:
+        denominator: "weights", or what else `StandardTrainer.denominator` may return.
+        weights: name of a loss -> its weights.
+        *args: see `denominators.numbers_by_name`.
+        **kw: the same.
+    """
+    if isinstance(denominator, str) and denominator == "weights":
+        return weights
+    return pkgutil.resolve_name(_NUMBERS)(denominator, weights, *args, **kw)
 
 
 def _not_negative(weights: tf.Tensor) -> tf.Tensor:

@@ -28,6 +28,24 @@ _LOG = logging.getLogger("ctl")
 LossFn = Callable[[Batch, Nest], tf.Tensor]
 
 
+class Target(NamedTuple):
+    """What a loss trains; an update has one, or several with one forward pass.
+
+    Attributes:
+        variables: the variables to train.
+        optimizer: updates them; a tf_keras optimizer.
+        regularization: returns the scalars that are added to the loss once.
+        when: scalar bool, the same on every replica, whether to apply the update at all; None for True.
+        name: the name of its loss; "" if it is the sum of all losses.
+    """
+
+    variables: Sequence[tf.Variable]
+    optimizer: Any
+    regularization: Callable[[], Sequence[tf.Tensor]]
+    when: tf.Tensor | None = None
+    name: str = ""
+
+
 class MicroBatch(NamedTuple):
     """One micro-batch after its forward pass.
 
@@ -60,7 +78,8 @@ class Inputs(NamedTuple):
         denominators: name of a loss -> scalar, the weight of the global batch.
         first_row: scalar int64, the position of the first row in the global batch.
         step: scalar int64, the global step.
-        loss_scale: scalar factor of the loss while gradients are computed; None for 1.
+        loss_scales: for each target, the scalar factor of its loss while gradients are computed; None
+            for 1.
     """
 
     batch: Batch
@@ -69,15 +88,17 @@ class Inputs(NamedTuple):
     denominators: Mapping[str, tf.Tensor]
     first_row: tf.Tensor | int
     step: tf.Tensor | int
-    loss_scale: tf.Tensor | None
+    loss_scales: Sequence[tf.Tensor | None]
 
 
 class Contributions(NamedTuple):
     """The contributions of one replica to the update.
 
     Attributes:
-        gradients: one list of gradients per shard, or a single list, the sum over micro-batches.
-        losses: this replica's share of the global loss, per shard or as a single sum.
+        gradients: one list of gradients per shard, or a single list, the sum over micro-batches; those
+            of all targets.
+        losses: this replica's share of the global loss, per shard or as a single sum: a scalar, or a
+            vector of the losses of several targets.
         micro_batches: the micro-batches, for metrics.
     """
 
@@ -94,8 +115,7 @@ class MicroBatches:
         count: number of micro-batches, or of logical shards, of this replica.
         loss_fn: (micro-batch, outputs) -> [rows] losses, not reduced; or [rows, ...]; or a dict of them.
         forward: micro-batch -> outputs; None if `loss_fn` calls the model itself.
-        regularization: returns the scalars that are added to the loss once.
-        variables: the variables to differentiate by.
+        targets: what to differentiate, by which variables.
         dtype: dtype of the loss.
         keep_shards: return the gradients of each shard instead of their sum.
         calls: number of draws so far of each random layer.
@@ -111,8 +131,7 @@ class MicroBatches:
     count: int
     loss_fn: LossFn
     forward: Callable[[Batch], Nest] | None
-    regularization: Callable[[], Sequence[tf.Tensor]]
-    variables: Sequence[tf.Variable]
+    targets: Sequence[Target]
     dtype: tf.DType
     keep_shards: bool
     calls: dict[str, int]
@@ -193,8 +212,9 @@ class MicroBatches:
             isolated=self.isolated,
             compiled=self.compiled,
         ) as examples:
-            # Persistent for the second gradient of a micro-batch that may have no rows.
-            with tf.GradientTape(persistent=may_be_empty) as tape:
+            # Persistent for several gradients, and for a micro-batch that may have no rows.
+            several = len(self.targets) > 1
+            with tf.GradientTape(persistent=may_be_empty or several) as tape:
                 outputs = None
                 if self.forward:
                     outputs = precision.cast_to_float32(convert(self.forward)(batch))
@@ -212,34 +232,47 @@ class MicroBatches:
                     for name, value in losses.items()
                 ]
                 named = dict(zip(losses, zero_without_rows(shares, mask, rows), strict=True))
-                share = loss.weighted_sum(named, self.factors)
-                penalty = self._penalty(_row_tensors(inputs), examples.trace, equal=equal)
-                terms = [share] if penalty is None else [share, penalty]
-                share = share if penalty is None else share + penalty
-                # Without rows, only the gradient of the penalty counts.
-                terms = terms if may_be_empty else [share]
-                # Only what is differentiated is scaled; the reported loss is not.
-                if inputs.loss_scale is not None:
-                    terms = [term * inputs.loss_scale for term in terms]
-            more = self.untrained.find(tape, self.variables) if self.untrained else []
-            count = len(self.variables)
-            new, *others = [tape.gradient(term, [*self.variables, *more]) for term in terms]
-            if self.untrained:
-                self.untrained.warn(more, new[count:])
-            new, *others = [values[:count] for values in (new, *others)]
-            new = zero_without_rows(new, mask, rows)
-            new = gradients.accumulate([new, *others]) if others else new
+                totals, differentiated = [], []
+                for target, scale in zip(self.targets, inputs.loss_scales, strict=True):
+                    name = target.name
+                    share = named[name] if name else loss.weighted_sum(named, self.factors)
+                    penalty = self._penalty(
+                        target.regularization, _row_tensors(inputs), examples.trace, equal=equal
+                    )
+                    terms = [share] if penalty is None else [share, penalty]
+                    share = share if penalty is None else share + penalty
+                    # Without rows, only the gradient of the penalty counts.
+                    terms = terms if may_be_empty else [share]
+                    totals.append(share)
+                    # Only what is differentiated is scaled; the reported loss is not.
+                    differentiated.append(terms if scale is None else [t * scale for t in terms])
+            new: list[Gradient] = []
+            for target, terms in zip(self.targets, differentiated, strict=True):
+                variables, count = target.variables, len(target.variables)
+                more = self.untrained.find(tape, variables) if self.untrained else []
+                own, *others = [tape.gradient(term, [*variables, *more]) for term in terms]
+                if self.untrained:
+                    self.untrained.warn(more, own[count:])
+                own, *others = [values[:count] for values in (own, *others)]
+                own = zero_without_rows(own, mask, rows)
+                new += gradients.accumulate([own, *others]) if others else own
             examples.trace.add_gradients(new)
         keras_masks = models.masks_of(outputs)
         if may_be_empty:  # a metric multiplies them by the mask
             outputs = zero_outputs(outputs, mask, rows)
-        return new, share, MicroBatch(batch, mask, outputs, keras_masks, named)
+        total = tf.stack(totals) if several else totals[0]
+        return new, total, MicroBatch(batch, mask, outputs, keras_masks, named)
 
     def _penalty(
-        self, rows: Sequence[tf.Tensor | None], trace: Trace, *, equal: bool
+        self,
+        regularization: Callable[[], Sequence[tf.Tensor]],
+        rows: Sequence[tf.Tensor | None],
+        trace: Trace,
+        *,
+        equal: bool,
     ) -> tf.Tensor | None:
-        """Returns a micro-batch's share of the regularization; `rows` are its tensors of rows."""
-        penalties = list(convert(self.regularization)())
+        """Returns a micro-batch's share of a regularization; `rows` are its tensors of rows."""
+        penalties = list(convert(regularization)())
         trace.add_penalties(loss.check_regularization(penalties, rows, equal=equal))
         # Every micro-batch of every replica adds its part, even without rows: the sum has it once.
         replicas = tf.distribute.get_replica_context().num_replicas_in_sync

@@ -247,3 +247,9 @@ def variables_of_state(part: Part) -> dict[str, list[Any]]:
 
     state = part.state().items()
     return {name: [v for each in tf.nest.flatten(item) for v in find(each)] for name, item in state}
+
+
+def restored_variables(parts: Sequence[Part]) -> list[Any]:
+    """Returns the variables of parts that one replica holds, which a skipped update does not change."""
+    states = [variables_of_state(part) for part in parts if part.restored]
+    return [v for state in states for variables in state.values() for v in variables]

@@ -35,6 +35,10 @@ class Hooks(Protocol):
     def sample_weight(self) -> Callable[..., SampleWeight]:
         """(batch, training) -> weights, or (batch) -> weights."""
 
+    @property
+    def denominator(self) -> Callable[[Batch], Any]:
+        """(batch) -> what the losses are divided by."""
+
     def preprocess(self, batch: Batch) -> Batch:
         """Prepares a replica's batch."""
 

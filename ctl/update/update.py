@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 import logging
+import pkgutil
+from typing import Any
 
 import tensorflow as tf
 import tf_keras
@@ -31,6 +33,7 @@ from ctl.update.microbatches import (
     LossFn,
     MicroBatch,
     MicroBatches,
+    Target,
     compute_by_xla,
     row_count,
 )
@@ -42,11 +45,12 @@ from ctl.update.non_finite import (
     NonFiniteRecorder,
     counter,
 )
-from ctl.update.part import GlobalUpdate, Part
+from ctl.update.part import GlobalUpdate, Part, restored_variables
 from ctl.update.plan import Plan
 from ctl.update.snapshot import Assignable, Snapshot
 
 _LOG = logging.getLogger("ctl")
+_CHECK_CONDITION = "ctl.update.conditions:check"  # imported for an update that has one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,15 +58,17 @@ class UpdateResult:
     """The result of an update.
 
     Attributes:
-        loss: scalar, the loss of the global batch, the same on every replica.
+        loss: scalar, the loss of the global batch, the same on every replica; of the first target.
         micro_batches: this replica's own micro-batches, for metrics.
         applied: scalar bool, whether the update was applied, the same on every replica; True if this
-            step can never be skipped.
+            step can never be skipped; of the first target.
+        losses: the loss of each target.
     """
 
     loss: tf.Tensor
     micro_batches: list[MicroBatch]
     applied: tf.Tensor | bool
+    losses: Sequence[tf.Tensor] = ()
 
 
 class Update:
@@ -121,9 +127,8 @@ class Update:
         *,
         forward: Callable[[Batch], Nest] | None,
         sample_weight: loss.SampleWeight,
-        variables: Sequence[tf.Variable],
-        optimizer: Optimizer,
-        regularization: Callable[[], Sequence[tf.Tensor]],
+        targets: Sequence[Target],
+        denominator: Any = "weights",
         chosen: bool = False,
     ) -> UpdateResult:
         """Computes the update and applies it; call it in a replica context, on every replica.
@@ -135,45 +140,56 @@ class Update:
             forward: micro-batch -> outputs; None if `loss_fn` calls the model itself.
             sample_weight: [rows] sample weights, or weights in the shape of the losses; None for 1; or
                 a dict of name -> weights.
-            variables: the variables to train.
-            optimizer: a tf_keras optimizer. Steps that overflow are skipped if it is a
-                LossScaleOptimizer.
-            regularization: returns the scalars that are added to the loss once.
-            chosen: whether the user has chosen `variables`, so that the loss may depend on others.
+            targets: what to train. Steps that overflow are skipped if the optimizer is a
+                LossScaleOptimizer. Several have the names of their losses, and each is reduced with the
+                others, but checked, clipped and applied by itself.
+            denominator: what the loss is divided by, as `StandardTrainer.denominator` returns it.
+            chosen: whether the user has chosen the variables, so that the loss may depend on others.
 
         Returns:
             The loss, the micro-batches, and whether the update was applied.
         """
         plan = self._plan
         rows = row_mask.current() or row_mask.Rows()
+        conditions = [t.when for t in targets if t.when is not None]
+        for each in conditions:
+            pkgutil.resolve_name(_CHECK_CONDITION)(each, rows)
+        # The condition of the forward pass, which all targets have in common.
+        when = tf.reduce_any(conditions) if len(conditions) == len(targets) else None
         # Read once: scaling and unscaling must use the same number.
-        loss_scale = self._loss_scale(optimizer)
+        loss_scales = [self._loss_scale(target.optimizer) for target in targets]
+        is_named = bool(targets[0].name)
+        factors = {t.name: 1.0 for t in targets} if is_named else self._factors
 
         # The denominator is that of the global batch, known before the first backward pass. A mean per
         # replica or per micro-batch would weight a row by the size of its micro-batch.
-        weights = loss.weights_by_name(sample_weight, self._factors, rows.row_mask, plan.dtype)
-        denominators = self._denominators(weights, row_count(batch))
+        weights = loss.weights_by_name(sample_weight, factors, rows.row_mask, plan.dtype)
+        count = row_count(batch)
+        numbers = loss.denominator_numbers(
+            denominator, weights, rows.row_mask, count, plan.dtype, training=True
+        )
+        denominators = self._denominators(numbers, count)
         compute = MicroBatches(
             count=plan.micro_batches,
             loss_fn=loss_fn,
             forward=forward,
-            regularization=regularization,
-            variables=variables,
+            targets=targets,
             dtype=plan.dtype,
             keep_shards=bool(plan.options.logical_shards),
             calls=rows.calls,
             isolated=plan.isolation,
-            factors=self._factors,
+            factors=factors,
             assignable=self._assignable(),
             compiled=plan.compiles_micro_batches,
             untrained=None if chosen or rows.trace.losses_only else self.untrained,
         )
         inputs = Inputs(
-            batch, rows.row_mask, weights, denominators, rows.first_row, rows.step, loss_scale
+            batch, rows.row_mask, weights, denominators, rows.first_row, rows.step, loss_scales
         )
-        rows.trace.begin_update(inputs, chosen=chosen)
-        # Restores nothing: it notes where the ops of the forward pass begin, to find what they assign.
-        snapshot = Snapshot([])
+        rows.trace.begin_update(inputs, numbers, chosen=chosen)
+        # Where the ops of the forward pass begin, to find what they assign.
+        held = self._assignable()
+        snapshot = Snapshot([] if when is None else [*held.once, *held.summed])
         if plan.xla == "gradients" and not rows.trace.losses_only:
             # A micro-batch cannot read the other rows, with or without XLA.
             may_retry = plan.options.xla == "auto" and plan.micro_batches == 1
@@ -181,21 +197,51 @@ class Update:
         else:
             contributions = compute(inputs)
         if rows.trace.losses_only:
-            return UpdateResult(tf.add_n(contributions.losses), contributions.micro_batches, True)
+            total = tf.add_n(contributions.losses)
+            losses = tf.unstack(total) if len(targets) > 1 else [total]
+            return UpdateResult(losses[0], contributions.micro_batches, True, losses)
         # Listed again, because the forward pass may have built a model.
         held = self._assignable()
         self.unsaved |= dict.fromkeys(snapshot.places_of_others([*held.once, *held.summed]))
+        if when is not None:
+            snapshot.restore_unless(when)
 
         # From here on every value is that of the global batch, the same on every replica, so all
         # replicas agree without another message.
-        update = reduce_contributions(
-            contributions, variables, loss_scale, optimizer, plan=plan, parts=self.parts
+        updates = reduce_contributions(
+            contributions, targets, loss_scales, plan=plan, parts=self.parts
         )
+        applied = [
+            self._finish(update, target, decides=plan.skips or scale is not None, number=i)
+            for i, (update, target, scale) in enumerate(
+                zip(updates, targets, loss_scales, strict=True)
+            )
+        ]
+        if not is_named:
+            self.losses.update([each.losses for each in contributions.micro_batches], applied[0])
+        losses = [update.loss for update in updates]
+        return UpdateResult(losses[0], contributions.micro_batches, applied[0], losses)
+
+    def _finish(
+        self, update: GlobalUpdate, target: Target, *, decides: bool, number: int
+    ) -> tf.Tensor | bool:
+        """Checks, clips and applies the gradients of the global batch; returns whether it applied them.
+
+        Args:
+            update: the loss and the gradients.
+            target: its variables and their optimizer.
+            decides: whether gradients that are not finite are not applied.
+            number: the number of the target.
+        """
+        plan, variables = self._plan, update.variables
+        optimizer, when = target.optimizer, target.when
+        trace = (row_mask.current() or row_mask.Rows()).trace
         decision = self._decide(update.gradients, update.loss, variables)
         self._warn_unused(update.gradients, variables)
+        kept = Snapshot([] if when is None else restored_variables(self.parts))
         # The name of the update in the step, by which its random numbers are keyed.
-        number = f"update {len(rows.trace.updates)}"
-        with row_mask.of_update(number):
+        name = f"update {len(trace.updates)}" + (f".{number}" if number else "")
+        with row_mask.of_update(name):
             before = [part.before(update) for part in self.parts]
         # After the reduction, because a norm is not linear: the sum of clipped contributions depends on
         # the split.
@@ -207,21 +253,28 @@ class Update:
         self.variables |= {id(variable): variable for variable in variables}
         # A Python bool if no step can be skipped: the update is then unconditional in the graph.
         applied: tf.Tensor | bool = True
-        with row_mask.of_update(f"{number}, optimizer"):
-            if plan.skips or loss_scale is not None:
-                self._apply_or_skip(decision, clipped, variables, optimizer)
-                applied = decision.should_apply
-                rows.trace.applied.append(applied)
+        trace.wanted.append(when)
+        if decides:
+            applied = decision.should_apply
+            trace.applied.append(applied)
+        if when is not None:
+            applied = tf.logical_and(applied, when)
+        with row_mask.of_update(f"{name}, optimizer"):
+            if applied is not True:
+                new = dataclasses.replace(decision, should_apply=applied)
+                self._apply_or_skip(new, clipped, variables, optimizer, when)
             else:
                 if self._waits_for_all_gradients():
                     clipped = gradients.after_all(clipped)
                 gradients.apply(optimizer, clipped, variables)
-                self._record_non_finite(decision)
-        self.losses.update([each.losses for each in contributions.micro_batches], applied)
-        with row_mask.of_update(f"{number}, after"):
+            if not decides:
+                self._record_non_finite(decision, when)
+        with row_mask.of_update(f"{name}, after"):
             for part, noted in zip(self.parts, before, strict=True):
                 part.after(update, noted, applied)
-        return UpdateResult(update.loss, contributions.micro_batches, applied)
+        if when is not None:
+            kept.restore_unless(when)
+        return applied
 
     def _loss_scale(self, optimizer: Optimizer) -> tf.Tensor | None:
         if precision.has_loss_scale(optimizer):
@@ -235,7 +288,7 @@ class Update:
         return None
 
     def _denominators(
-        self, weights: Mapping[str, tf.Tensor | None], count: int | tf.Tensor
+        self, weights: Mapping[str, tf.Tensor | float | None], count: int | tf.Tensor
     ) -> dict[str, tf.Tensor]:
         """Returns the weight of the global batch by the name of the loss."""
         # Losses with the same weights have one denominator, so that the replicas add it up once.
@@ -243,8 +296,10 @@ class Update:
         totals = {key: self._denominator(value, count) for key, value in by_id.items()}
         return {name: totals[id(value)] for name, value in weights.items()}
 
-    def _denominator(self, weights: tf.Tensor | None, count: int | tf.Tensor) -> tf.Tensor:
+    def _denominator(self, weights: tf.Tensor | float | None, count: int | tf.Tensor) -> tf.Tensor:
         shards = self._plan.options.logical_shards
+        if isinstance(weights, float):
+            return tf.constant(weights, self._plan.dtype)
         if shards and weights is not None:
             # Summed like the gradients, so that its bits do not depend on the replicas either.
             shares = tf.split(weights, self._plan.micro_batches)
@@ -270,14 +325,14 @@ class Update:
         first = tf.where(first > 0, later, 0)
         return Decision(tf.logical_and(finite, normal), finite, first, names)
 
-    def _record_non_finite(self, decision: Decision) -> None:
+    def _record_non_finite(self, decision: Decision, when: tf.Tensor | None) -> None:
         """Records the step after its update, so that the record does not delay the update."""
         recorder = self.recorder
         if recorder is None:
             return
-        position = recorder.add_names(decision.names)
+        position, is_good = recorder.add_names(decision.names), decision.should_apply
         gradients.call_unless(
-            decision.should_apply,
+            is_good if when is None else tf.logical_or(is_good, tf.logical_not(when)),
             functools.partial(self._record, position),
             arguments=(decision.first,),
             compiled=self._plan.compiles_update,
@@ -299,6 +354,7 @@ class Update:
         clipped: Sequence[Gradient],
         variables: Sequence[tf.Variable],
         optimizer: Optimizer,
+        when: tf.Tensor | None,
     ) -> None:
         has_scale = precision.has_loss_scale(optimizer)
         recorder = self.recorder
@@ -308,7 +364,8 @@ class Update:
         scale_can_shrink = has_scale and (optimizer.loss_scale > 1 if optimizer.dynamic else True)
         is_recorded = tf.logical_or(decision.finite, tf.logical_not(scale_can_shrink))
 
-        def on_skip(first: tf.Tensor, is_recorded: tf.Tensor, *, counts: tf.Tensor) -> None:
+        def on_skip(first: Any, is_recorded: Any, *wanted: tf.Tensor, counts: tf.Tensor) -> None:
+            counts = tf.reduce_all([counts, *wanted]) if wanted else counts
             self.skipped_steps.assign_add(tf.cast(counts, tf.int64))
             self._record(position, first, counts=tf.logical_and(counts, is_recorded))
 
@@ -324,7 +381,7 @@ class Update:
             clipped,
             variables,
             on_skip=on_skip,
-            skip_arguments=(decision.first, is_recorded),
+            skip_arguments=(decision.first, is_recorded, *([] if when is None else [when])),
             finite=decision.finite,
             afterwards=afterwards,
             compiled=self._plan.compiles_update,
@@ -349,43 +406,52 @@ class Update:
 
 def reduce_contributions(
     contributions: Contributions,
-    variables: Sequence[tf.Variable],
-    loss_scale: tf.Tensor | None,
-    optimizer: Optimizer | None = None,
+    targets: Sequence[Target],
+    loss_scales: Sequence[tf.Tensor | None],
     *,
     plan: Plan,
     parts: Sequence[Part] = (),
-) -> GlobalUpdate:
+) -> list[GlobalUpdate]:
     """Sums the contributions of the replicas, and unscales the gradients.
 
     Call it in a replica context, on every replica.
 
     Args:
         contributions: this replica's contributions.
-        variables: the variables of the gradients.
-        loss_scale: the scale of the gradients; None if they are not scaled.
-        optimizer: will update the variables.
+        targets: the variables of the gradients, and the optimizers that will update them.
+        loss_scales: for each target, the scale of its gradients; None if they are not scaled.
         plan: the resolved options.
         parts: what the options add to an update.
+
+    Returns:
+        The update of each target.
     """
     shards = plan.options.logical_shards
     values, losses = contributions.gradients, contributions.losses
-    pairs = zip(values[0], variables, strict=True)
-    sparse = {id(v) for gradient, v in pairs if isinstance(gradient, tf.IndexedSlices)}
-    for part in parts:
-        if part.reduce:
-            update = part.reduce(
-                values[0], losses[0], variables, loss_scale=loss_scale, optimizer=optimizer
-            )
-            return dataclasses.replace(update, sparse=sparse)
-    if shards:
+    reduce = next((part.reduce for part in parts if part.reduce), None)
+    if reduce:  # each target by itself
+        reduced, loss = values[0], losses[0]
+    elif shards:
         # The loss is one more value of each shard, so that its bits do not depend on the replicas.
         rows = [[*each, share] for each, share in zip(values, losses, strict=True)]
         *reduced, loss = reduction.sum_in_order(rows, shards)
     else:
         reduced, loss = reduction.all_reduce(values[0], losses[0], dtype=plan.reduce_dtype)
-    waits.observe((values, losses), (reduced, loss))
-    # Before the check and the clipping, because a bound applies to the unscaled gradient.
-    if loss_scale is not None:
-        reduced = gradients.unscale(reduced, loss_scale)
-    return GlobalUpdate(variables, reduced, loss, sparse=sparse)
+    if not reduce:
+        waits.observe((values, losses), (reduced, loss))
+    totals = tf.unstack(loss) if len(targets) > 1 else [loss]
+    updates: list[GlobalUpdate] = []
+    start = 0
+    for target, scale, total in zip(targets, loss_scales, totals, strict=True):
+        variables, end = target.variables, start + len(target.variables)
+        pairs = zip(values[0][start:end], variables, strict=True)
+        sparse = {id(v) for gradient, v in pairs if isinstance(gradient, tf.IndexedSlices)}
+        own, start = reduced[start:end], end
+        if reduce:
+            update = reduce(own, total, variables, loss_scale=scale, optimizer=target.optimizer)
+            updates.append(dataclasses.replace(update, sparse=sparse))
+            continue
+        # Before the check and the clipping, because a bound applies to the unscaled gradient.
+        own = own if scale is None else gradients.unscale(own, scale)
+        updates.append(GlobalUpdate(variables, own, total, sparse=sparse))
+    return updates

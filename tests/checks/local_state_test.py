@@ -54,6 +54,15 @@ class Counter(RunningMean):
         self.mean.assign_add(tf.reduce_sum(rows, axis=0))
 
 
+class LargestRows(RunningMean):
+    """The largest values of the replicas are summed."""
+
+    aggregation = KINDS.SUM
+
+    def move(self, outputs):
+        self.mean.assign_add(tf.reduce_max(outputs, axis=0))
+
+
 class MetricInLoss(Case):
     def build_metrics(self):
         return {"mean": tf_keras.metrics.Mean(dtype="float64")}
@@ -81,6 +90,7 @@ def train(case, split, caplog):
         (with_kind(aggregation=KINDS.SUM), "Variable:0"),
         (with_kind(aggregation=KINDS.ONLY_FIRST_REPLICA), "Variable:0"),
         (with_kind(aggregation=KINDS.ONLY_FIRST_REPLICA, synchronization=ON_READ), "Variable:0"),
+        (LargestRows, "Variable:0"),
         (MetricInLoss, "total:0"),
     ],
 )

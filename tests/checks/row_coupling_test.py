@@ -1,7 +1,6 @@
 """Losses of a row that depend on other rows of its replica are rejected, and no others."""
 
 import os
-import types
 
 import numpy as np
 import pytest
@@ -9,90 +8,27 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
-from ctl.built.observers import Losses
-from ctl.checks import row_coupling
-from ctl.checks.row_coupling import RowCoupling
-from ctl.checks.row_probe import Probe
+from ctl.checks import searched_trace
 from ctl.errors import LateUsageError
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.controller import Controller
-from ctl.rows import row_mask
-from ctl.rows.trace import Trace
-from ctl.update.microbatches import Inputs
+from tests.checks.traced_losses import (
+    BATCH,
+    DRAW,
+    FEATURES,
+    LABEL,
+    ROWS,
+    TIME,
+    attention,
+    by_row,
+    shifted_by_the_maximum,
+    trace,
+)
 from tests.users_code import running
 from tests.users_code.examples import EXAMPLES, Case
 from tests.users_code.running import Split
 
 layers = tf_keras.layers
-ROWS, TIME, FEATURES = 6, 5, 4
-DRAW = np.random.default_rng(5)
-BATCH = {
-    "x": DRAW.normal(size=(ROWS, FEATURES)).astype(np.float32),
-    "series": DRAW.normal(size=(ROWS, TIME, FEATURES)).astype(np.float32),
-    "image": DRAW.uniform(size=(ROWS, 32, 32, 3)).astype(np.float32),
-    "tokens": (
-        DRAW.integers(1, 9, (ROWS, TIME)) * (np.arange(TIME) < [[2], [5], [3], [1], [4], [5]])
-    ),
-    "length": np.array([2, 5, 3, 1, 4, 5]),
-    "label": np.array([0, 1, 2, 1, 0, 2]),
-}
-
-
-class FakeStep:
-    """Traces a loss of a batch as one replica's step."""
-
-    def __init__(self, loss, *, replicas=2, rows=ROWS, read=4, allow=False, padded=False):
-        self.reads, self.repeated = 0, []
-        self.least = read  # the number of rows that can be read for a replica with fewer
-        self.loss, self.rows, self.padded = loss, rows, padded
-        options = types.SimpleNamespace(allow_row_coupling=allow)
-        layout = types.SimpleNamespace(replicas=replicas)
-        self.plan = types.SimpleNamespace(options=options, layout=layout)
-
-    def first_batch(self, part=0.0):
-        if part:
-            raise StopIteration
-        self.reads += 1
-        rows = max(self.rows, self.least)
-        return {name: tf.constant(values[:rows]) for name, values in BATCH.items()}, None
-
-    def compute(self, batch):
-        losses, rows = self.loss(batch), row_mask.current()
-        inputs = Inputs(batch, None, {"": None}, {"": None}, 0, 0, None)
-        rows.trace.begin_update(inputs)
-        rows.trace.enter_function(inputs)
-        rows.trace.add_micro_batch(batch, rows.first_row, rows.count, [losses])
-        graph = tf.compat.v1.get_default_graph()
-        rows.trace.add_gradients(tf.gradients(losses, [graph.capture(QUERY.handle)]))
-        return losses
-
-    def trace(self, *, static=True):
-        """Returns how often the search read a batch: once for each suspect."""
-
-        def step(batch):
-            mask = tf.ones([self.rows]) if self.padded else None
-            trace = Trace((batch, mask))
-            first = tf.zeros([], tf.int64)
-            fields = dict(count=batch["x"].shape[0], first_row=first, step=1, trace=trace)
-            with row_mask.examples(**fields) as rows:
-                with trace.record_collectives():
-                    losses = self.compute(batch)
-                RowCoupling(self).search((), rows)
-                return losses
-
-        spec = tf.nest.map_structure(
-            lambda x: tf.TensorSpec([self.rows if static else None, *x.shape[1:]], x.dtype), BATCH
-        )
-        tf.function(step, autograph=False).get_concrete_function(spec)
-        return self.reads
-
-
-def trace(loss, *, static=True, **options):
-    return FakeStep(loss, **options).trace(static=static)
-
-
-def by_row(values):
-    return tf.reduce_sum(tf.square(values), axis=range(1, values.shape.rank))
 
 
 def model(feature, *network):
@@ -195,18 +131,7 @@ COMPUTED = {
 }  # fmt: skip
 
 
-LABEL = lambda b: tf.cast(b["label"], tf.float32)  # noqa: E731
 EXISTS = lambda b: tf.cast(b["tokens"] > 0, tf.float32)  # noqa: E731
-QUERY = tf.Variable(DRAW.normal(size=(FEATURES, FEATURES)).astype(np.float32))
-
-
-def attention(batch):
-    """Masked attention, with logits that are made smaller by the largest one of the batch."""
-    x, mask = batch["series"] @ QUERY, tf.cast(batch["tokens"] > 0, tf.float32)
-    scores = tf.einsum("btd,bsd->bts", x, x) - 1e9 * (1 - mask[:, None])
-    weights = tf.exp(scores - tf.stop_gradient(tf.reduce_max(scores)))
-    weights = tf.math.divide_no_nan(weights, tf.reduce_sum(weights, axis=-1, keepdims=True))
-    return tf.reduce_sum((weights @ x) ** 2 * mask[:, :, None], [1, 2])
 
 
 def ranking(batch):
@@ -224,12 +149,6 @@ def ragged(batch):
     lengths = tf.reduce_sum(tf.cast(batch["tokens"] > 0, tf.int32), axis=1)
     values = tf.RaggedTensor.from_tensor(batch["series"][:, :, 0], lengths)
     return tf.reduce_mean(tf.square(values), axis=1)
-
-
-def shifted_by_the_maximum(batch):
-    x = batch["x"] @ QUERY
-    x -= tf.stop_gradient(tf.reduce_max(x))
-    return tf.nn.softmax_cross_entropy_with_logits(tf.one_hot(batch["label"], FEATURES), x)
 
 
 def logsumexp(batch):
@@ -845,37 +764,6 @@ class Gated(Case):
         return super().per_example_loss(batch, outputs) + factor * tf.reduce_mean(outputs**2)
 
 
-def of_pairs(x):
-    """Keras' example of PointNet: each matrix of a row meets those of the other rows."""
-    x = tf.reshape(x, [-1, 2, 2])
-    squares = tf.reshape(tf.tensordot(x, x, axes=(2, 2)), [-1, 2, 2])
-    return tf.reduce_sum((squares - tf.eye(2, dtype=x.dtype)) ** 2)
-
-
-class PenaltyOfPairs(Case):
-    """An activity regularizer over pairs of rows, which are equal at first."""
-
-    start, penalty = "zeros", staticmethod(of_pairs)
-
-    def build_model(self):
-        first = layers.Dense(
-            4, kernel_initializer=self.start, bias_initializer=lambda shape, dtype: (
-                tf.constant([1, 0, 0, 1], dtype)
-            ), activity_regularizer=self.penalty,
-        )  # fmt: skip
-        return tf_keras.Sequential([first, layers.Dense(3)])
-
-
-class PenaltyOfRows(PenaltyOfPairs):
-    """The rows that are dropped are known by the number of the replica."""
-
-    start, penalty = "glorot_uniform", tf_keras.regularizers.L2(0.1)
-
-    def build_model(self):
-        model = super().build_model()
-        return tf_keras.Sequential([layers.Dropout(0.5), *model.layers])
-
-
 class Scarce(Case):
     """The only positive example is a late one, by a feature."""
 
@@ -899,22 +787,6 @@ def test_batches_of_later_steps_are_searched_and_the_run_ends_after_them():
     assert trainer.global_step.numpy() == 1
     with pytest.raises(ctl.UsageError, match="combines rows"):
         running.build(Scarce, Split(2)).train(tf.constant(1))
-
-
-def test_activity_regularizer_over_pairs_of_rows_is_rejected():
-    with pytest.raises(LateUsageError, match=r"_test\.py:\d+ .* \(MatMul\).*in per_example_loss"):
-        running.train(PenaltyOfPairs, Split(2, 8))
-    other = type("", (PenaltyOfPairs,), {"start": "glorot_uniform"})
-    with pytest.raises(ctl.UsageError, match=r"combines rows") as raised:
-        running.train(other, Split(1, 8, 2))
-    assert not isinstance(raised.value, LateUsageError)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("split", [Split(2, 8), Split(1, 8, 2), Split(4, 4)], ids=str)
-def test_activity_regularizer_of_single_rows_computes_the_update_of_one_replica(split):
-    expected = running.train(PenaltyOfRows, split.reference)
-    assert running.difference(expected, running.train(PenaltyOfRows, split)) <= 1e-10
 
 
 def test_steps_of_a_loop_of_the_user_are_searched_again_at_powers_of_two(monkeypatch):
@@ -946,168 +818,6 @@ def test_run_saves_the_step_that_shows_that_a_loss_combines_rows(tmp_path):
     assert [path.name for path in tmp_path.glob("*.index")] == ["ckpt-3.index"]
 
 
-def test_reduction_that_no_batch_shows_is_reported_in_one_line(caplog):
-    limit = tf.Variable(0.0, trainable=False)
-    trace(lambda b: by_row(b["x"]) * tf.exp(limit * tf.reduce_max(by_row(b["x"]))))
-    assert not caplog.text  # not even another maximum changes a row
-
-    def loss(batch):
-        x = by_row(batch["x"])
-        return x * (1 + tf.nn.relu(tf.reduce_max(tf.nn.relu(x - 1e6)) - 0.4))
-
-    trace(loss)
-    (line,) = caplog.messages
-    assert line.startswith("tests/") and "reduces the rows" in line and "(Max)" in line
-
-
-def clipped(batch):
-    return by_row(tf.clip_by_norm(batch["x"] / 1e6, 4.0))
-
-
-def hard(batch, select):
-    """The losses above a threshold, or the largest ones if these are too few."""
-    losses = by_row(batch["x"]) + 5
-    return tf.where(select(losses), losses, 0.0)
-
-
-BOUNDED = {
-    "clip by norm": (clipped, "Sum"),
-    "maximum": (lambda b: by_row(b["x"]) * tf.maximum(tf.reduce_max(tf.tanh(b["x"])), 3.5), "Max"),
-    "minimum with a sorted loss": (
-        lambda b: hard(b, lambda x: x >= tf.minimum(tf.sort(x)[-2], 4.0)), "TopKV2"
-    ),
-    "number of losses above a threshold": (
-        lambda b: hard(b, lambda x: tf.where(
-            tf.math.count_nonzero(x > 4.0) >= 2, x > 4.0, x >= tf.sort(x)[-2]
-        )), "Sum",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", BOUNDED)
-def test_reduction_that_a_bound_hides_in_all_batches_is_reported_in_one_line(name, caplog):
-    loss, op = BOUNDED[name]
-    trace(loss)
-    (line,) = caplog.messages
-    assert line.startswith("tests/") and "reduces the rows" in line and f"({op})" in line
-
-
-RARE = lambda b: tf.cast(b["group"] == 7, tf.float32)  # noqa: E731
-SEVENS = lambda b: tf.gather([0.0] * 7 + [1.0], b["group"])  # noqa: E731
-# They depend on other rows if there are rows of group 7, as in no batch.
-RARE_ROWS = {
-    "pairs by a product of matrices": lambda b: tf.linalg.matvec(
-        RARE(b)[:, None] @ RARE(b)[None], by_row(b["x"])
-    ),
-    "the two hardest": lambda b: by_row(b["x"]) * tf.cast(
-        RARE(b) * by_row(b["x"]) >= tf.math.top_k(RARE(b) * by_row(b["x"]), 2).values[-1], tf.float32
-    ),
-    "places": lambda b: by_row(b["x"]) * (1 + RARE(b) * tf.cumsum(RARE(b))),
-    "mean": lambda b: by_row(b["x"]) + tf.math.divide_no_nan(
-        tf.reduce_sum(RARE(b) * by_row(b["x"])), tf.reduce_sum(RARE(b))
-    ),
-}  # fmt: skip
-# These do not compare.
-LOOKED_UP = {
-    "Sum": lambda b: by_row(b["x"]) / tf.maximum(tf.reduce_sum(SEVENS(b)), 1.0),
-    "sum by sum": lambda b: by_row(b["x"]) + tf.math.divide_no_nan(
-        tf.reduce_sum(SEVENS(b) * by_row(b["x"])), tf.reduce_sum(SEVENS(b))
-    ),
-    "MatMul": lambda b: by_row(b["x"]) + tf.linalg.matvec(
-        SEVENS(b)[:, None] @ SEVENS(b)[None], by_row(b["x"])
-    ),
-    "Cumsum": lambda b: by_row(b["x"]) * (1 + tf.cumsum(SEVENS(b))),
-    "Bincount": lambda b: by_row(b["x"]) * (1 + tf.math.bincount(
-        b["group"], minlength=8, maxlength=8, dtype=tf.float32
-    )[7]),
-    "Mul": lambda b: by_row(b["x"]) + tf.linalg.matvec(
-        SEVENS(b)[:, None] * SEVENS(b)[None], by_row(b["x"])
-    ),
-    "Cumsum below a capacity": lambda b: by_row(b["x"]) * tf.cast(
-        tf.cumsum(tf.cast(b["x"][:, 0] > 0, tf.float32)) < 20.0, tf.float32
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", RARE_ROWS)
-def test_rows_that_are_compared_with_a_number_of_no_batch_are_made_up(name, monkeypatch):
-    monkeypatch.setitem(BATCH, "group", np.arange(ROWS) % 3)
-    with pytest.raises(ctl.UsageError, match=r"_test\.py:\d+.* combines rows"):
-        trace(RARE_ROWS[name])
-
-
-@pytest.mark.parametrize("name", LOOKED_UP)
-def test_op_that_combines_rows_which_no_batch_has_is_reported_in_one_line(
-    name, monkeypatch, caplog
-):
-    monkeypatch.setitem(BATCH, "group", np.arange(ROWS) % 3)
-    trace(LOOKED_UP[name])
-    (line,) = caplog.messages
-    assert "reduces the rows" in line and name.split()[0].removeprefix("sum") in line
-
-
-def unique(batch):
-    """A lookup of each token that exists, once."""
-    tokens, places = tf.unique(tf.reshape(batch["tokens"], [-1]))
-    values = tf.gather(tf.sin(tf.cast(tokens, tf.float32)), places)
-    return by_row(tf.reshape(values, tf.shape(batch["tokens"])))
-
-
-BY_ROW = {
-    "map": lambda b: tf.vectorized_map(lambda row: tf.reduce_sum(row**2), b["series"]),
-    "unique": unique,
-}
-
-
-@pytest.mark.parametrize("name", BY_ROW)
-def test_ops_over_all_rows_that_keep_them_apart_cause_no_line(name, caplog):
-    trace(BY_ROW[name])
-    assert not caplog.text
-
-
-def straight_through(batch, keep=tf.stop_gradient):
-    mean = tf.reduce_mean((batch["x"] @ QUERY) ** 2)
-    return by_row(batch["x"] @ QUERY) + LABEL(batch) * (mean - keep(mean))
-
-
-@tf.function
-def stopped(x):
-    return tf.stop_gradient(x)
-
-
-@pytest.mark.parametrize("keep", [tf.stop_gradient, stopped])
-def test_losses_are_rejected_whose_gradients_alone_depend_on_other_rows(keep):
-    with pytest.raises(
-        ctl.UsageError, match=r"_test\.py:\d+.* combines rows .*\(Mean\).* gradients"
-    ):
-        trace(lambda batch: straight_through(batch, keep))
-
-
-def sorted_targets(batch):
-    """Targets without a gradient, of rows that are sorted by their length and put back."""
-    order = tf.argsort(batch["length"], stable=True)
-    targets = tf.stop_gradient(tf.gather(batch["x"] @ QUERY, order))
-    return by_row(batch["x"] @ QUERY - 2 * tf.gather(targets, tf.argsort(order)))
-
-
-def stopped_mask(batch):
-    targets = tf.stop_gradient(tf.boolean_mask(batch["series"] @ QUERY, batch["tokens"] > 0))
-    values = tf.boolean_mask(batch["series"] @ QUERY, batch["tokens"] > 0)
-    rows = tf.where(batch["tokens"] > 0)[:, 0]
-    return tf.math.unsorted_segment_sum(by_row(targets - values**2), rows, ROWS)
-
-
-@pytest.mark.parametrize("loss", [shifted_by_the_maximum, attention, sorted_targets, stopped_mask])
-def test_gradients_of_independent_rows_are_accepted(loss, caplog, monkeypatch):
-    found = []
-    method = Probe.is_sum_of_rows
-    monkeypatch.setattr(
-        Probe, "is_sum_of_rows", lambda *args: found.append(method(*args)) or found[-1]
-    )
-    trace(loss)
-    assert found == [True] and not caplog.text
-
-
 def by_group(batch):
     """The mean of the rows of a group, none of which has two rows in a replica."""
     groups = batch["group"]
@@ -1119,24 +829,6 @@ def test_groups_of_rows_that_no_batch_has_are_made_up(monkeypatch):
     monkeypatch.setitem(BATCH, "group", np.arange(ROWS))
     with pytest.raises(ctl.UsageError, match=r"combines rows .*UnsortedSegment"):
         trace(by_group)
-
-
-@tf.custom_gradient
-def scaled_by_the_sum(x):
-    """A gradient that is divided by the sum over the rows."""
-    return tf.identity(x), lambda upstream: upstream * x / tf.reduce_sum(tf.abs(x))
-
-
-@tf.custom_gradient
-def scaled_by_row(x):
-    return tf.identity(x), lambda upstream: upstream * x / tf.norm(x, axis=1, keepdims=True)
-
-
-def test_custom_gradients_that_combine_rows_are_rejected(caplog):
-    with pytest.raises(ctl.UsageError, match=r"combines rows .*tf.custom_gradient"):
-        trace(lambda batch: by_row(scaled_by_the_sum(batch["x"] @ QUERY)))
-    trace(lambda batch: by_row(scaled_by_row(batch["x"] @ QUERY)))
-    assert not caplog.text
 
 
 class TwoViews(Case):
@@ -1156,7 +848,7 @@ class TwoViews(Case):
 
 
 def test_two_views_at_once_are_right_beside_synchronized_batch_normalization(caplog):
-    row_coupling._warn.cache_clear()
+    searched_trace._warn.cache_clear()
     expected = running.train(TwoViews, Split(1, 8))
     assert running.difference(expected, running.train(TwoViews, Split(2, 8))) <= 1e-10
     assert "rows" not in caplog.text
@@ -1180,66 +872,3 @@ def test_application_is_accepted():
 
 
 # The number of rows of a replica.
-
-
-def count_rows(x):
-    return tf.cast(tf.shape(x)[0], x.dtype)
-
-
-COUNTED = {
-    "a quotient": lambda b: by_row(b["x"]) / count_rows(b["x"]),
-    "its size": lambda b: by_row(b["x"]) / tf.cast(tf.size(b["x"]), tf.float32),
-    "a sum of ones": lambda b: by_row(b["x"]) / tf.reduce_sum(tf.ones_like(b["x"])),
-    "a sum of equal weights": lambda b: (
-        by_row(b["x"]) / tf.reduce_sum(tf.zeros_like(b["x"][:, 0]) + 0.25)
-    ),
-    "in a function": lambda b: tf.function(lambda x: by_row(x) / count_rows(x))(b["x"]),
-    "in a loop": lambda b: tf.while_loop(
-        lambda i, x: i < 2, lambda i, x: (i + 1, x / count_rows(x)), [0, by_row(b["x"])]
-    )[1],
-    "the first half": lambda b: tf.where(
-        tf.range(tf.shape(b["x"])[0]) < tf.shape(b["x"])[0] // 2, by_row(b["x"]), 0.0
-    ),
-}
-NOT_COUNTED = {
-    "the length of a sequence": lambda b: (
-        tf.reduce_sum(b["series"], [1, 2]) / tf.cast(tf.shape(b["series"])[1], tf.float32)
-    ),
-    "tokens that exist": lambda b: tf.reduce_sum(tf.ones_like(b["series"]), [1, 2]),
-    "the rows of all replicas": lambda b: (
-        by_row(b["x"]) / count_rows(row_mask.record_global(b["x"]))
-    ),
-    "a shape": lambda b: by_row(tf.reshape(b["x"], [tf.shape(b["x"])[0], -1])),
-}
-
-
-def check_count(loss, *, split=True):
-    def compute(batch):
-        nonlocal trace
-        trace = Trace(batch)
-        with row_mask.examples(count=tf.shape(batch["x"])[0], trace=trace):
-            return loss(batch)
-
-    trace = None
-    batch = {name: tf.constant(values) for name, values in BATCH.items()}
-    spec = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), batch)
-    losses = tf.function(compute).get_concrete_function(spec).structured_outputs
-    found = Losses([losses], trace)
-    row_coupling.check_count(found, lambda: (batch, None), name="loss", split=split)
-
-
-@pytest.mark.parametrize("name", COUNTED)
-def test_losses_that_depend_on_the_number_of_rows_are_rejected(name):
-    with pytest.raises(ctl.UsageError, match=r"^loss returns losses that depend on the number of"):
-        check_count(COUNTED[name])
-
-
-def test_loss_by_the_number_of_rows_is_warned_of_if_one_replica_has_all_rows(caplog):
-    row_coupling._warn.cache_clear()
-    check_count(COUNTED["a quotient"], split=False)
-    assert "As long as one replica computes the batch at once" in caplog.text
-
-
-@pytest.mark.parametrize("name", NOT_COUNTED)
-def test_losses_that_do_not_depend_on_the_number_of_rows_are_accepted(name):
-    check_count(NOT_COUNTED[name])

@@ -42,7 +42,7 @@ def cases(rows, *, every):
 @cases([row for row in table.ROWS if row.message is None], every=5)
 def test_original_form_is_right(row, caplog):
     assert_right(row, row.original, QUICK)
-    assert "reduces the rows" not in caplog.text
+    assert "the rows of a replica or micro-batch" not in caplog.text
 
 
 @cases([row for row in table.ROWS if row.message], every=4)

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from ctl.graphs import order
-from ctl.update.microbatches import Inputs, MicroBatches
+from ctl.update.microbatches import Inputs, MicroBatches, Target
 from tests.support.optimized_graph import ancestors, optimized_nodes
 
 COUNT = 6
@@ -37,8 +37,7 @@ def make_micro_batches(forward, variables, *, count=COUNT, **options):
         count=count,
         loss_fn=lambda batch, outputs: tf.reduce_sum(tf.square(outputs), axis=1),
         forward=forward,
-        regularization=lambda: [],
-        variables=variables,
+        targets=[Target(variables, None, lambda: [])],
         dtype=tf.float32,
         calls={},
         **{"keep_shards": False, **options},
@@ -46,7 +45,7 @@ def make_micro_batches(forward, variables, *, count=COUNT, **options):
 
 
 def inputs_of(x):
-    return Inputs({"x": x}, None, {"": None}, {"": tf.constant(float(len(x)))}, 0, 0, None)
+    return Inputs({"x": x}, None, {"": None}, {"": tf.constant(float(len(x)))}, 0, 0, [None])
 
 
 @pytest.mark.parametrize("keep_shards", [False, True])

@@ -12,7 +12,6 @@ import tf_keras
 from ctl.built.build import seed_and_precision
 from ctl.built.flops import list_graphs
 from ctl.built.inner_loop import loop_of, step_of
-from ctl.checks.random_search import place
 from ctl.configs import group_values
 from ctl.configs.keys import KEYS
 from ctl.configs.options import TrainerOptions
@@ -22,6 +21,7 @@ from ctl.data.source import Nest
 from ctl.evaluator import StandardEvaluator
 from ctl.graphs import ops
 from ctl.graphs.dataflow import ancestors
+from ctl.graphs.places import place_of
 from ctl.keras import models
 from ctl.testing.comparison import tolerance_of
 from ctl.testing.contents import Contents, Names, contents_of, named_leaves
@@ -119,7 +119,9 @@ class TrainerSubject(Subject):
             for op in ops.with_called(graph.get_operations()):
                 if op.type == "Cast" and op.outputs[0].dtype == tf.float64 and _is_computed(op):
                     dtype = op.inputs[0].dtype.name
-                    return f"computed in float64, but {place(op)} casts what is computed in {dtype}"
+                    return (
+                        f"computed in float64, but {place_of(op)} casts what is computed in {dtype}"
+                    )
         return ""
 
     def has_own_optimizers(self, run: SplitRun) -> bool:

@@ -1,0 +1,77 @@
+"""Rejects penalties and gradients that are not sums of terms of single rows."""
+
+from collections.abc import Sequence
+import os
+from typing import Any
+
+import tensorflow as tf
+
+from ctl.checks.graph_copier import ProbeError
+from ctl.checks.read_batches import ReadBatch
+from ctl.checks.row_flow import Mixed, RowFlow
+from ctl.checks.row_probe import Probe
+from ctl.checks.searched_trace import COMBINES, FIX, SearchedTrace
+from ctl.graphs import ops
+from ctl.graphs.dataflow import ancestors
+from ctl.rows.trace import UpdateTrace
+from ctl.version import FOLDER
+
+_PENALTY_FIX = "return the penalty of each row from forward, and add it in per_example_loss"
+_TENSORFLOW, _KERAS = (os.path.join("site-packages", name) for name in ("tensorflow", "tf_keras"))
+
+
+def check_penalties(
+    searched: SearchedTrace, update: UpdateTrace, flow: RowFlow, rows: int | None
+) -> None:
+    """Rejects penalties that depend on several rows at once, such as on pairs of them."""
+    for penalty in update.penalties[0] if update.penalties else ():
+        if rows == 1:
+            raise ProbeError("a micro-batch has one row")
+        op = getattr(flow.state(penalty), "op", penalty.op)
+        _check(searched, update, flow, [penalty], op, "", _PENALTY_FIX)
+
+
+def check_gradients(searched: SearchedTrace, update: UpdateTrace, flow: RowFlow) -> None:
+    """Rejects gradients that depend on other rows than the losses show.
+
+    Only where tf.stop_gradient gets what combines rows, or the user has written a gradient: to compute
+    them takes longer.
+    """
+    # With one replica, the gradient of what is normalized or weighted depends on sums over its rows.
+    sums = [*flow.statistics, *searched.trace.weights] if searched.replicas == 1 else []
+    plain = any(op.type.startswith("FusedBatchNorm") for op in flow.statistics)  # warned of
+    if not update.gradients or sums or plain:
+        return
+    for tensor in ancestors(*update.micro_batches[0].losses):
+        state, seen = flow.state(tensor), ""
+        for op in ops.with_called([tensor.op]):
+            if op.type == "StopGradient" and isinstance(state, Mixed):
+                seen = ", as seen in the gradients beside tf.stop_gradient"
+            elif _is_users_gradient(op):
+                seen = ", as seen in the gradient of tf.custom_gradient"
+        if seen:
+            dense = [getattr(x, "values", x) for x in update.gradients[0] if x is not None]
+            op = state.op if isinstance(state, Mixed) else tensor.op
+            _check(searched, update, flow, dense, op, seen, FIX)
+            return
+
+
+def _check(
+    searched: SearchedTrace, update: UpdateTrace, flow: RowFlow, values: Sequence[tf.Tensor], op: Any,
+    seen: str, fix: str,
+) -> None:  # fmt: skip
+    probe = Probe(values, searched.trace, searched.first, update.aliases, flow.statistics)
+
+    def finds(batches: Sequence[ReadBatch]) -> bool:
+        return not probe.is_sum_of_rows(*searched.read(batches[0]))
+
+    searched.examine(finds, op, f"{COMBINES} ({op.type}){seen}", fix)
+
+
+def _is_users_gradient(op: Any) -> bool:
+    """Returns whether an op has a gradient that the user has written by tf.custom_gradient."""
+    if op.type != "IdentityN" or b"CustomGradient" not in op.node_def.attr["_gradient_op_type"].s:
+        return False
+    callers = (frame.filename for frame in reversed(op.traceback))
+    caller = next((name for name in callers if _TENSORFLOW not in name), "")
+    return not caller.startswith(str(FOLDER)) and _KERAS not in caller

@@ -1,0 +1,102 @@
+"""A trace whose losses are searched, and how a check of it reports what it finds."""
+
+from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import dataclasses
+import functools
+import logging
+from typing import Any
+
+import tensorflow as tf
+
+from ctl.checks.graph_copier import FAILURES, ProbeError
+from ctl.checks.read_batches import ReadBatch, read_values
+from ctl.errors import UsageError
+from ctl.graphs.places import place_of
+from ctl.rows.trace import Trace, symbolic
+
+_LOG = logging.getLogger("ctl")
+ACCEPT = "or accept it with allow_row_coupling=True (runtime.allow_row_coupling)"
+FIX = (
+    "use ctl.replica.all_gather(x), the rows of the global batch, from which ctl.replica.positions(x) "
+    "or ctl.random.permutation_of_batch() select, or ctl.SyncBatchNormalization for statistics"
+)
+PLACE_FIX = (
+    "use ctl.replica.positions(x), the places of these rows among the rows of the global batch, which "
+    "ctl.replica.all_gather(x) returns"
+)
+COMBINES = "combines rows of the same replica or micro-batch"
+Check = Callable[[Sequence[ReadBatch]], object]
+
+
+@dataclasses.dataclass
+class SearchedTrace:
+    """The trace of a replica, and the batches for which its losses are computed.
+
+    Attributes:
+        trace: the trace.
+        replicas: the number of replicas that compute the global batch.
+        micro_batches: the number of micro-batches.
+        batches: return batches of a replica, like the tensors of the trace, and their masks. They may
+            have more rows, and all but the first may fail.
+        allow_unkeyed: whether numbers may be drawn for the place of a row in its replica.
+        first: the id of a tensor of the trace -> its value in the first step.
+        number: the number of the replica.
+        again: the checks that are repeated for batches of later steps.
+    """
+
+    trace: Trace
+    replicas: int
+    micro_batches: int
+    batches: Sequence[ReadBatch]
+    allow_unkeyed: bool
+    first: Mapping[int, Any] = dataclasses.field(default_factory=dict)
+    number: int = 0
+    again: list[Check] = dataclasses.field(default_factory=list)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether several replicas or micro-batches compute the global batch."""
+        return self.replicas * self.micro_batches > 1
+
+    def read(self, batch: ReadBatch) -> tuple[list[tf.Tensor], list[bool]]:
+        """Returns the values of a batch for the trace, and which of them are labels."""
+        size = symbolic(self.trace.inputs)[0].shape[0]
+        return read_values(self.trace, batch, size, least=2)
+
+    def examine(
+        self, finds: Callable[[Sequence[ReadBatch]], bool], op: Any, use: str, fix: str
+    ) -> None:
+        """Rejects an op if a check finds something in the batches; it is repeated for later ones."""
+
+        def check(batches: Sequence[ReadBatch]) -> None:
+            found = False
+            with contextlib.suppress(ProbeError, *FAILURES), tf.init_scope():
+                found = finds(batches)
+            if found:
+                reject(op, use, fix, split=self.is_split)
+
+        check(self.batches)
+        self.again.append(check)
+
+
+def reject(op: Any, use: str, fix: str, *, split: bool) -> None:
+    """Raises a UsageError, or warns if the batch is not split."""
+    line = (
+        f"{place_of(op)} {use}, so the loss of a row depends on how the batch is "
+        f"split: {fix}, {ACCEPT}."
+    )
+    reject_if_split(line, split=split)
+
+
+def reject_if_split(line: str, *, split: bool) -> None:
+    """Raises a UsageError with a line; if the batch is not split, warns of it."""
+    if split:
+        raise UsageError(line)
+    # All rows are those of one replica: the update is right, until the config splits the batch.
+    _warn(line)
+
+
+@functools.cache
+def _warn(line: str) -> None:  # several trainers of a process, as of ctl check, have the same loss
+    _LOG.warning("%s As long as one replica computes the batch at once, there is no split.", line)
