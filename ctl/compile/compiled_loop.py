@@ -152,13 +152,9 @@ class CompiledLoop:
 
 def compile_loop(
     step: Callable[[Batch, Nest], tf.Tensor],
-    *,
-    plan: Plan,
-    pipeline: InputPipeline,
-    strategy: tf.distribute.Strategy,
-    global_step: tf.Variable,
-    input_wait: InputWait,
-) -> CompiledLoop:
+    *, plan: Plan, pipeline: InputPipeline, strategy: tf.distribute.Strategy,
+    global_step: tf.Variable, input_wait: InputWait,
+) -> CompiledLoop:  # fmt: skip
     """Returns an inner loop as one XLA program.
 
     Args:

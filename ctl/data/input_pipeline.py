@@ -348,14 +348,9 @@ class InputPipeline:
 
 
 def distribute(
-    data: Data,
-    global_batch_size: int,
-    strategy: tf.distribute.Strategy | None = None,
-    *,
-    start_step: int = 0,
-    seed: int = 0,
-    prefetch: int = -1,
-) -> Any:
+    data: Data, global_batch_size: int, strategy: tf.distribute.Strategy | None = None,
+    *, start_step: int = 0, seed: int = 0, prefetch: int = -1,
+) -> Any:  # fmt: skip
     """Returns endless training data for a loop of your own, in the order of a `StandardTrainer`.
 
     The order is a function of the seed and the step, so a resumed run needs only the number of its

@@ -110,17 +110,12 @@ class Controller(orbit.Controller):
 
     def __init__(
         self,
-        *,
-        trainer: StandardTrainer,
-        evaluator: StandardEvaluator | None = None,
-        steps_per_loop: int = 100,
-        checkpoints: Checkpointer | None = None,
-        checkpoint_interval: int | str | Every = 0,
-        reporter: Reporter | None = None,
-        stop: StopRequest | None = None,
-        processes: ProcessGroup | None = None,
+        *, trainer: StandardTrainer, evaluator: StandardEvaluator | None = None,
+        steps_per_loop: int = 100, checkpoints: Checkpointer | None = None,
+        checkpoint_interval: int | str | Every = 0, reporter: Reporter | None = None,
+        stop: StopRequest | None = None, processes: ProcessGroup | None = None,
         actions: Iterable[Callable[[Any], Any]] = (),
-    ):
+    ):  # fmt: skip
         self._rolls_back = trainer.options.on_non_finite == "rollback"
         if self._rolls_back and checkpoints is None:
             raise UsageError("on_non_finite=rollback requires `checkpoints` to go back to.")

@@ -41,13 +41,9 @@ _OF_TRAINING = (
 
 
 def restore_trainer(
-    trainer_class: type[StandardTrainer],
-    options: TrainerOptions,
-    path: str,
-    *,
-    global_batch_size: int,
-    average: bool = True,
-) -> StandardTrainer:
+    trainer_class: type[StandardTrainer], options: TrainerOptions, path: str,
+    *, global_batch_size: int, average: bool = True,
+) -> StandardTrainer:  # fmt: skip
     """Builds a trainer for inference, and restores its models from a checkpoint.
 
     Args:

@@ -40,17 +40,12 @@ class Reporter:
     """
 
     def __init__(
-        self,
-        trainer: StandardTrainer,
-        *,
-        progress: Progress | None = None,
-        on_event: Callable[..., None] | None = None,
-        workdir: Workdir | None = None,
-        metrics: MetricLog | None = None,
-        steps_per_epoch: float | None = None,
-        clock: WallClock | None = None,
+        self, trainer: StandardTrainer,
+        *, progress: Progress | None = None, on_event: Callable[..., None] | None = None,
+        workdir: Workdir | None = None, metrics: MetricLog | None = None,
+        steps_per_epoch: float | None = None, clock: WallClock | None = None,
         summary_interval: int | str | Every = 0,
-    ):
+    ):  # fmt: skip
         self._trainer = trainer
         self._steps_per_epoch = steps_per_epoch
         self.clock = clock or WallClock()

@@ -153,13 +153,9 @@ def describe_serial_loops(trainer: StandardTrainer) -> Iterator[str]:
 
 
 def all_compare_xla(
-    arguments: Arguments,
-    hardware: selection.Hardware,
-    used: str,
-    seconds: float,
-    processes: ProcessGroup,
-    apart: Mapping[str, float | UsageError],
-) -> Iterator[str]:
+    arguments: Arguments, hardware: selection.Hardware, used: str, seconds: float,
+    processes: ProcessGroup, apart: Mapping[str, float | UsageError],
+) -> Iterator[str]:  # fmt: skip
     """Times the step alone with the other modes of `runtime.xla`; collective.
 
     Auto-clustering is left out, because it is a setting of the complete process.

@@ -66,14 +66,10 @@ class ExperimentRun:
     controller: Controller
 
     def __init__(
-        self,
-        arguments: Arguments,
-        *,
-        evaluates: bool = True,
-        reads_only: bool = False,
-        built: experiment.Experiment | None = None,
-        prints: bool = True,
-    ):
+        self, arguments: Arguments,
+        *, evaluates: bool = True, reads_only: bool = False,
+        built: experiment.Experiment | None = None, prints: bool = True,
+    ):  # fmt: skip
         self.experiment = built or experiment.build(
             arguments.config, arguments.config_path, evaluates=evaluates
         )

@@ -53,14 +53,9 @@ class ShardedSlots(Part):
         shard(optimizer, building.strategy)
 
     def _reduce(
-        self,
-        contributions: Sequence[Gradient],
-        loss: tf.Tensor,
-        variables: Sequence[tf.Variable],
-        *,
-        loss_scale: tf.Tensor | None,
-        optimizer: Optimizer,
-    ) -> GlobalUpdate:
+        self, contributions: Sequence[Gradient], loss: tf.Tensor, variables: Sequence[tf.Variable],
+        *, loss_scale: tf.Tensor | None, optimizer: Optimizer,
+    ) -> GlobalUpdate:  # fmt: skip
         """Sums gradients and loss over the replicas, and cuts out this replica's slices.
 
         TensorFlow has a reduce-scatter for NCCL only. So each pack of gradients is summed completely,

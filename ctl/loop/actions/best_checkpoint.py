@@ -38,14 +38,9 @@ class BestCheckpoint(MetricAction):
     may_stop = False
 
     def __init__(
-        self,
-        metric: str,
-        mode: str,
-        *,
-        folder: str | pathlib.Path,
-        keep: int = 1,
-        restore_at_end: bool = False,
-    ):
+        self, metric: str, mode: str,
+        *, folder: str | pathlib.Path, keep: int = 1, restore_at_end: bool = False,
+    ):  # fmt: skip
         super().__init__(metric, mode)
         self._keep = keep
         self._restore_at_end = restore_at_end

@@ -78,21 +78,12 @@ class Checkpointer:
     """
 
     def __init__(
-        self,
-        directory: str | pathlib.Path,
-        trainer: StandardTrainer | Step | Sequence[Any],
-        *,
-        keep: int = 3,
-        keep_every: int = 0,
-        background: bool = False,
-        is_chief: bool = True,
-        has_own_folder: bool = False,
-        processes: ProcessGroup | None = None,
-        partial: bool = False,
-        reads_only: bool = False,
-        rank: Callable[[int], Any] | None = None,
+        self, directory: str | pathlib.Path, trainer: StandardTrainer | Step | Sequence[Any],
+        *, keep: int = 3, keep_every: int = 0, background: bool = False, is_chief: bool = True,
+        has_own_folder: bool = False, processes: ProcessGroup | None = None, partial: bool = False,
+        reads_only: bool = False, rank: Callable[[int], Any] | None = None,
         extra: Mapping[str, Any] | None = None,
-    ):
+    ):  # fmt: skip
         is_list = isinstance(trainer, list | tuple)
         parts: list[Any] = [*trainer] if isinstance(trainer, list | tuple) else [trainer]
         owners = _find_owners(parts, is_list=is_list, reads_only=reads_only)
