@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
         UsageError: an argument is wrong, or this machine has fewer GPUs than workers.
     """
     form = "ctl launch --workers=2 -- CONFIG ARGUMENTS; see --help"
-    parser = Parser("ctl launch", form, str(__doc__).partition("\n")[0])
+    parser = Parser("ctl launch", form, __doc__)
     for name, (least, text) in _FLAGS.items():
         parser.add_argument(f"--{name}", type=int, default=least, help=f"{text}; default {least}")
     parser.add_argument("arguments", nargs="+", metavar="ARGUMENT", help="those of ctl.main")

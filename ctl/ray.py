@@ -42,13 +42,9 @@ _RUN = "run"  # the parameter of a trial that holds the values of one run of `ge
 
 def trainer(
     config: str,
-    *,
-    num_workers: int = 1,
-    use_gpu: bool = False,
-    workdir: str = "",
-    arguments: Sequence[str] = (),
-    **options: Any,
-) -> ray.train.tensorflow.TensorflowTrainer:
+    *, num_workers: int = 1, use_gpu: bool = False, workdir: str = "",
+    arguments: Sequence[str] = (), **options: Any,
+) -> ray.train.tensorflow.TensorflowTrainer:  # fmt: skip
     """Makes a trainer of Ray Train that trains the experiment of a config.
 
     `fit()` returns Ray's result: `metrics` are the last reported numbers, `checkpoint` holds a folder
@@ -75,14 +71,10 @@ def trainer(
 
 
 def tuner(
-    config: str,
-    sweep: Mapping[str, Any] | None = None,
-    *,
-    workdir: str = "",
-    arguments: Sequence[str] = (),
-    resources: Mapping[str, float] | None = None,
-    **options: Any,
-) -> ray.tune.Tuner:
+    config: str, sweep: Mapping[str, Any] | None = None,
+    *, workdir: str = "", arguments: Sequence[str] = (),
+    resources: Mapping[str, float] | None = None, **options: Any,
+) -> ray.tune.Tuner:  # fmt: skip
     """Makes a tuner of Ray Tune, each trial of which trains the config with other values in one process.
 
     A trial that is repeated with the same values resumes the same run.

@@ -8,12 +8,19 @@ FOLDER = pathlib.Path(__file__).absolute().parent
 DISTRIBUTION = "ctl-tensorflow"  # `ctl` is another project on the package index
 
 
+def installed_versions(*packages: str) -> dict[str, str]:
+    """Returns name -> version of the packages that are installed, in the order of the names."""
+    found = {}
+    for name in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
 def find_version() -> str:
     """Returns the version in pyproject.toml, which the installed package records."""
-    try:
-        return importlib.metadata.version(DISTRIBUTION)
-    except importlib.metadata.PackageNotFoundError:  # a checkout on PYTHONPATH
-        return "0+unknown"
+    # A checkout on PYTHONPATH is not installed.
+    return installed_versions(DISTRIBUTION).get(DISTRIBUTION, "0+unknown")
 
 
 def versions() -> dict[str, str]:
@@ -26,7 +33,4 @@ def versions() -> dict[str, str]:
     found = {
         "ctl": find_version(), "tensorflow": tf.__version__, "tf_keras": tf_keras.__version__
     }  # fmt: skip
-    for name in ("tf-models-official", "numpy"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+    return found | installed_versions("tf-models-official", "numpy")

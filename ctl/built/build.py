@@ -20,7 +20,7 @@ from ctl.built.hooks import warn_of_model
 from ctl.built.inner_loop import InnerLoop, TrainerOwner
 from ctl.built.planning import make_plan
 from ctl.built.state import state_of
-from ctl.configs import durations, keys
+from ctl.configs import option_keys
 from ctl.configs.error_location import describe, name_function, user_line
 from ctl.configs.options import TrainerOptions
 from ctl.data.autograph import convert, traced
@@ -95,11 +95,15 @@ def build_trainer(trainer: TrainerOwner, optimizer: Optimizer, base: Any) -> Inn
         names = ("sample_weight", "preprocess", "replica_step", "train_step")
         if all(getattr(type(trainer), name) is getattr(base, name) for name in names):
             default_sample_weight(spec)
-        groups = durations.resolve_groups(
-            options.optimizer_groups,
-            batch=trainer.global_batch_size,
-            examples_per_epoch=pipeline.examples_per_epoch(),
-        )
+        groups: Sequence[Any] = ()
+        if options.optimizer_groups:
+            from ctl.configs import durations
+
+            groups = durations.resolve_groups(
+                options.optimizer_groups,
+                batch=trainer.global_batch_size,
+                examples_per_epoch=pipeline.examples_per_epoch(),
+            )
         own_replica_step = type(trainer).replica_step is not base.replica_step
         of_class = type(trainer).transform_gradients is not base.transform_gradients
         has_transform = of_class or "transform_gradients" in vars(trainer)
@@ -342,7 +346,7 @@ def check_before_model(
         UsageError: a dtype is not supported, or a key of `model` that ctl defines has a wrong value.
     """
     compare_workers("programs", strategy, options, layout.global_batch_size, function)
-    keys.check_rules(
+    option_keys.check_rules(
         options.by_key(),
         replicas=layout.replicas,
         batch=layout.global_batch_size,

@@ -11,7 +11,7 @@ import tensorflow as tf
 from ctl.built import memory_estimate
 from ctl.built.inner_loop import InnerLoop, TrainerOwner
 from ctl.built.memory_estimate import MemoryEstimate
-from ctl.configs import keys
+from ctl.configs import option_keys
 from ctl.errors import UsageError
 from ctl.hardware import device_memory, devices
 from ctl.parts import sharded_optimizer
@@ -144,7 +144,7 @@ def _proposals(plan: Plan, measured: Measurement | None) -> list[str]:
         if both == present or (both and not best):
             size = _gib(measured.needs(plan, both, option))
             more = f" and {key}={both}" if both != present else ""
-            proposals.append(f"set {keys.OPTION_KEYS[option]}=true{more} (about {size})")
+            proposals.append(f"set {option_keys.OPTION_KEYS[option]}=true{more} (about {size})")
     return proposals
 
 
@@ -159,9 +159,9 @@ def _savings(trainer: TrainerOwner, estimate: MemoryEstimate) -> dict[str, int]:
 def _is_allowed(plan: Plan, micro_batches: int, option: str = "") -> bool:
     """Returns whether these options are valid, so that the advice does not lead to a rejection."""
     changes: dict[str, Any] = {"optimizer.micro_batches": micro_batches}
-    changes |= {keys.OPTION_KEYS[option]: True} if option else {}
+    changes |= {option_keys.OPTION_KEYS[option]: True} if option else {}
     try:
-        keys.check_rules({**plan.values, **changes})
+        option_keys.check_rules({**plan.values, **changes})
     except UsageError:
         return False
     return True

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.compile import xla
-from ctl.configs import keys
+from ctl.configs import option_keys
 from ctl.configs.options import TrainerOptions
 from ctl.data.input_pipeline import TrainingData
 from ctl.data.layout import Layout
@@ -91,7 +91,7 @@ def make_plan(
         compiles_collectives=xla.compiles_collectives(strategy),
     )
     # Validated after "auto" is resolved, so the rules see the mode that is used.
-    keys.check_rules(plan.values)
+    option_keys.check_rules(plan.values)
     _check_overrides(plan, data)
     _check_layers(model, plan)
     # Only for a valid plan, because it changes the complete process.

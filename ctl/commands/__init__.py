@@ -32,8 +32,7 @@ def run(arguments: Sequence[str]) -> int:
         UsageError: the arguments are wrong; the message is one line.
     """
     module = importlib.import_module(f"ctl.commands.{arguments[0]}")
-    code: int = module.main(arguments[1:])
-    return code
+    return module.main(arguments[1:])
 
 
 class Parser(argparse.ArgumentParser):
@@ -44,11 +43,11 @@ class Parser(argparse.ArgumentParser):
     Args:
         prog: the command, such as "ctl report".
         form: the usage, for the message about a mistake.
-        description: the text of `--help`.
+        text: its first line is the text of `--help`.
     """
 
-    def __init__(self, prog: str, form: str, description: str):
-        super().__init__(prog=prog, description=description)
+    def __init__(self, prog: str, form: str, text: str | None):
+        super().__init__(prog=prog, description=str(text).partition("\n")[0])
         self._form = form
 
     def error(self, message: str) -> NoReturn:

@@ -21,9 +21,7 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         UsageError: no file matches, or a file is damaged or would be replaced by the result.
     """
-    parser = Parser(
-        "ctl convert", "ctl convert FILE... --output=FOLDER", str(__doc__).partition("\n")[0]
-    )
+    parser = Parser("ctl convert", "ctl convert FILE... --output=FOLDER", __doc__)
     parser.add_argument("files", nargs="+", metavar="FILE", help="paths or patterns")
     parser.add_argument("--output", required=True, help="the folder of the new files")
     parser.add_argument("--format", choices=("tfrecord", "array_record"), default="tfrecord")

@@ -171,7 +171,7 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         UsageError: an argument is wrong, a file is damaged, or the two have no result to compare.
     """
-    parser = Parser("ctl diff", _FORM, str(__doc__).partition("\n")[0])
+    parser = Parser("ctl diff", _FORM, __doc__)
     parser.add_argument("a", metavar="A", help="the workdir of a run, or a checkpoint")
     parser.add_argument("b", metavar="B", nargs="?", help="what to compare it with")
     values = parser.parse_args(list(arguments))

@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         UsageError: the name is not allowed, the folder exists already, or it cannot be written.
     """
-    parser = Parser("ctl new", "ctl new NAME --kind=text", str(__doc__).partition("\n")[0])
+    parser = Parser("ctl new", "ctl new NAME --kind=text", __doc__)
     parser.add_argument("name", metavar="NAME", help="the folder to create, such as digits")
     parser.add_argument(
         "--kind", choices=KINDS, default=KINDS[0], help="what the examples are; images by default"

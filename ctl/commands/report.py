@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
         UsageError: an argument is wrong, a file is damaged, or plotly is not installed.
     """
     form = "ctl report RUN... --output=FILE.html"
-    parser = Parser("ctl report", form, str(__doc__).partition("\n")[0])
+    parser = Parser("ctl report", form, __doc__)
     parser.add_argument(
         "runs", nargs="+", metavar="RUN", help="the workdir of a run, or of a sweep"
     )
@@ -302,10 +302,9 @@ def _chart(
     figure.update_layout(
         template="plotly_white", margin={"l": 60, "r": 20, "t": 50, "b": 45}, hovermode="x unified"
     )
-    text: str = figure.to_html(
+    return figure.to_html(
         full_html=False, include_plotlyjs=False, config={"responsive": True}, default_height="340px"
     )
-    return text
 
 
 def _goodput(runs: Sequence[RunFiles]) -> str:

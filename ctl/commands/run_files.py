@@ -14,13 +14,8 @@ from ctl.loop.writers.json_lines import NOT_FINITE
 
 # Prefixes of the names of metrics that measure the machine, not the training.
 SPEED = (
-    "examples_per_second",
-    "milliseconds_per_step",
-    "peak_memory",
-    "gpu_",
-    "input_",
-    "workers/",
-)
+    "examples_per_second", "milliseconds_per_step", "peak_memory", "gpu_", "input_", "workers/",
+)  # fmt: skip
 _LIVES = ("start", "resume", "end", "stop")
 _AXES = ("time", "split", "step")
 

@@ -1,6 +1,7 @@
 """The inner loop as one XLA program of many steps: `runtime.xla=loop`."""
 
 from collections.abc import Callable
+import dataclasses
 import math
 from typing import Any
 
@@ -20,6 +21,7 @@ CHUNK_BYTES = 256 * 2**20
 MAX_STEPS = 512
 
 
+@dataclasses.dataclass(eq=False)
 class CompiledLoop:
     """Runs any number of steps over chunks of batches; Orbit calls it as an inner loop.
 
@@ -42,19 +44,15 @@ class CompiledLoop:
         size: steps per chunk.
     """
 
-    def __init__(
-        self,
-        step: Callable[[Nest], None],
-        *,
-        strategy: tf.distribute.Strategy,
-        most: int,
-        input_wait: InputWait,
-    ):
-        self.size = self._unit = most
-        self._most, self._usual = most, 0
-        self._step = step
-        self._strategy = strategy
-        self._input_wait = input_wait
+    step: Callable[[Nest], None]
+    _: dataclasses.KW_ONLY
+    strategy: tf.distribute.Strategy
+    most: int
+    input_wait: InputWait
+
+    def __post_init__(self) -> None:
+        self.size = self._unit = self.most
+        self._usual = 0
         self._chunk: Nest = None
         self._used = self.size  # so that the first call reads a chunk
         self._fixed_program: Any = None
@@ -71,12 +69,12 @@ class CompiledLoop:
         if steps <= self._usual:
             return False
         self._usual = steps
-        divisors = (n for n in range(min(steps, self._most), 0, -1) if steps % n == 0)
+        divisors = (n for n in range(min(steps, self.most), 0, -1) if steps % n == 0)
         unit = next(divisors)
         # A long loop that is no multiple of a large number has full chunks and a rest.
-        self._unit = unit if unit == steps or 4 * unit > self._most else self._most
+        self._unit = unit if unit == steps or 4 * unit > self.most else self.most
         self._fixed_program = None
-        size, self.size = self.size, self._most // self._unit * self._unit
+        size, self.size = self.size, self.most // self._unit * self._unit
         return self.size != size
 
     def __call__(self, iterator: Any, num_steps: tf.Tensor) -> None:
@@ -89,7 +87,7 @@ class CompiledLoop:
         remaining = int(num_steps)
         while remaining:
             if self._used >= self.size:
-                self._chunk, self._used = self._input_wait.next(iterator), 0
+                self._chunk, self._used = self.input_wait.next(iterator), 0
             steps = min(remaining, self.size - self._used, self._unit)
             # Passes the complete chunk and a start: each length of a slice would be compiled.
             arguments = (self._chunk, tf.constant(self._used))
@@ -123,11 +121,11 @@ class CompiledLoop:
 
     def on_replicas(self, program: Any) -> Any:
         """Returns a function of a program's arguments that runs it on every replica."""
-        if self._strategy.num_replicas_in_sync == 1:
-            return lambda *arguments: self._strategy.run(program, args=arguments)
+        if self.strategy.num_replicas_in_sync == 1:
+            return lambda *arguments: self.strategy.run(program, args=arguments)
 
         def run(*arguments: Any) -> None:
-            self._strategy.run(lambda *own: program(*own, *replicas.arguments()), args=arguments)
+            self.strategy.run(lambda *own: program(*own, *replicas.arguments()), args=arguments)
 
         # In eager execution, TensorFlow calls the program of one replica after the other, and the first
         # one would wait for the others in its all-reduce. In a function they run together.
@@ -144,7 +142,7 @@ class CompiledLoop:
         def run_step(i: tf.Tensor) -> tuple[tf.Tensor]:
             # Not `values[start + i]`: XLA takes the bounds of slices for constants, and would compile
             # a program for each start.
-            self._step(tf.nest.map_structure(lambda values: _select(values, start + i), chunk))
+            self.step(tf.nest.map_structure(lambda values: _select(values, start + i), chunk))
             return (i + 1,)
 
         # XLA compiles the loop into the program.
@@ -154,13 +152,9 @@ class CompiledLoop:
 
 def compile_loop(
     step: Callable[[Batch, Nest], tf.Tensor],
-    *,
-    plan: Plan,
-    pipeline: InputPipeline,
-    strategy: tf.distribute.Strategy,
-    global_step: tf.Variable,
-    input_wait: InputWait,
-) -> CompiledLoop:
+    *, plan: Plan, pipeline: InputPipeline, strategy: tf.distribute.Strategy,
+    global_step: tf.Variable, input_wait: InputWait,
+) -> CompiledLoop:  # fmt: skip
     """Returns an inner loop as one XLA program.
 
     Args:

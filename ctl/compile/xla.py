@@ -18,17 +18,10 @@ _OF_COLLECTIVES = ("mirrored", "multi_worker_mirrored")
 
 def choose(
     xla: str,
-    *,
-    gpu: bool,
-    replicas: int,
-    sync_batch_norm: bool,
-    shards: bool = False,
-    groups: bool = False,
-    chunks: bool = True,
-    strings: bool = False,
-    deterministic: bool = False,
+    *, gpu: bool, replicas: int, sync_batch_norm: bool, shards: bool = False, groups: bool = False,
+    chunks: bool = True, strings: bool = False, deterministic: bool = False,
     strategy: str = "one_device",
-) -> tuple[str, str]:
+) -> tuple[str, str]:  # fmt: skip
     """Resolves `runtime.xla`.
 
     Args:

@@ -5,6 +5,7 @@ A component has a module `config.py` that does not import TensorFlow, with a tup
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
 import dataclasses
 import math
 import re
@@ -156,11 +157,61 @@ class Rule:
         )
 
 
+def check_values(keys: Mapping[str, Key], values: Values) -> None:
+    """Checks the value of each key by itself.
+
+    Args:
+        keys: the keys, by their full names.
+        values: full names of keys -> values, each of the type of its default.
+
+    Raises:
+        UsageError: a value is not allowed; the message is one line.
+    """
+    for name, value in values.items():
+        if name in keys:
+            keys[name].check(value)
+
+
+def check_rules(rules: Iterable[Callable[[Values], None]], values: Values, **facts: Any) -> None:
+    """Checks the rules about values that depend on each other.
+
+    Args:
+        rules: each is called with the known values, and raises UsageError.
+        values: full names of keys -> values, of a config or of the options of a trainer.
+        **facts: what is known about the trainer and the hardware. A rule that reads something that is
+            not known yet is not checked.
+
+    Raises:
+        UsageError: a rule is broken; the message is one line.
+    """
+    known = _Known(values, **facts)
+    for rule in rules:
+        with contextlib.suppress(_UnknownError):
+            rule(known)
+
+
+class _UnknownError(KeyError):
+    pass
+
+
+class _Known(dict[str, Any]):
+    def __missing__(self, key: str) -> Any:
+        raise _UnknownError(key)
+
+
 def format_integer(number: int) -> str:
     """Returns the digits of an integer, or their number if they are too many to print."""
     if abs(number) < 10**MAX_DIGITS:
         return str(number)
     return f"a number of {int(math.log10(abs(number))) + 1} digits"
+
+
+def check_number(name: str, value: Any, *, zero: bool = False) -> None:
+    """Raises UsageError if a value is no finite number greater than 0, or 0 if that is allowed."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or value < 0 or not (value or zero):
+        bound = "at least 0" if zero else "greater than 0"
+        raise UsageError(f"{name} is {value!r}, but must be a finite number {bound}.")
 
 
 def check_strings(key: str, elements: Iterable[Any], requirement: str) -> None:

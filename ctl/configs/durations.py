@@ -150,10 +150,9 @@ def resolve_groups(
     Raises:
         UsageError: a `frozen_until` is in epochs, and the length of the data is not known.
     """
-    result: list[dict[str, Any]] = _convert(
+    return _convert(
         GROUPS, list(groups), lambda key, text: to_steps(key, text, batch, examples_per_epoch)
     )
-    return result
 
 
 def check_boundaries(values: Mapping[str, Any]) -> None:

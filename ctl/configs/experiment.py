@@ -56,21 +56,17 @@ def _sizes(values: Any) -> tuple[int, int]:
     return values["data.global_batch_size"], values["data.per_replica_batch_size"]
 
 
+# fmt: off
 RULES = (
-    Rule(
-        lambda v: not v["trainer"],
-        "trainer is not set",
-        "name a class, as path/to/file.py:Class or package.module:Class",
-    ),
-    Rule(
-        lambda v: all(_sizes(v)),
-        "data.global_batch_size is {data.global_batch_size} and data.per_replica_batch_size is "
-        "{data.per_replica_batch_size}",
-        "set one of them, and the other to 0",
-    ),
-    Rule(
-        lambda v: not any(_sizes(v)),
-        "Neither data.global_batch_size nor data.per_replica_batch_size is set",
-        "set one of them",
-    ),
+    Rule(lambda v: not v["trainer"],
+         "trainer is not set",
+         "name a class, as path/to/file.py:Class or package.module:Class"),
+    Rule(lambda v: all(_sizes(v)),
+         "data.global_batch_size is {data.global_batch_size} and data.per_replica_batch_size is "
+         "{data.per_replica_batch_size}",
+         "set one of them, and the other to 0"),
+    Rule(lambda v: not any(_sizes(v)),
+         "Neither data.global_batch_size nor data.per_replica_batch_size is set",
+         "set one of them"),
 )
+# fmt: on

@@ -6,7 +6,7 @@ from typing import Any
 
 from ml_collections import config_dict
 
-from ctl.configs import durations, experiment
+from ctl.configs import component, durations, experiment
 from ctl.configs.component import Key, Values
 from ctl.hardware import config as hardware
 from ctl.loop import config as loop
@@ -14,7 +14,8 @@ from ctl.optimizers import config as optimizers
 from ctl.parts import config as parts
 from ctl.update import config as update
 
-# The modules that declare keys and rules. A key stands after its section.
+# The modules that declare keys and rules. A key stands after its section. Options of a trainer are in
+# `option_keys.COMPONENTS`.
 _COMPONENTS = (experiment, hardware, optimizers, loop, update, parts)
 _declared: list[Key] = [key for component in _COMPONENTS for key in component.KEYS]
 _sections = list(dict.fromkeys(key.name.partition(".")[0] for key in _declared))
@@ -37,10 +38,6 @@ REMOVED = {
     "runtime.all_reduce.rank": "set runtime.all_reduce.compression=float16 in place of PowerSGD",
     "runtime.all_reduce.compression_start": "compression is on from the first step, or off",
 }
-# Option of a trainer -> its config key; without the options that are sections.
-OPTION_KEYS = {key.option: key.name for key in KEYS if key.option and key.default != {}}
-# Option -> the part of the update that it adds if it is set, in the order in which parts are called.
-PARTS = {key.option: key.part for key in _declared if key.part}
 
 
 def defaults() -> config_dict.ConfigDict:
@@ -88,34 +85,9 @@ def check_values(values: Values) -> None:
     Raises:
         UsageError: a value is not allowed; the message is one line.
     """
-    for name, value in values.items():
-        if name in BY_NAME:
-            BY_NAME[name].check(value)
+    component.check_values(BY_NAME, values)
 
 
 def check_rules(values: Values, **facts: Any) -> None:
-    """Checks the rules about values that depend on each other.
-
-    Args:
-        values: full names of keys -> values, of a config or of the options of a trainer.
-        **facts: what is known about the trainer and the hardware. A rule that reads something that is
-            not known yet is not checked.
-
-    Raises:
-        UsageError: a rule is broken; the message is one line.
-    """
-    known = _Known(values, **facts)
-    for rule in RULES:
-        try:
-            rule(known)
-        except _UnknownError:
-            continue
-
-
-class _UnknownError(KeyError):
-    pass
-
-
-class _Known(dict[str, Any]):
-    def __missing__(self, key: str) -> Any:
-        raise _UnknownError(key)
+    """Checks the rules about values that depend on each other, as `component.check_rules` does."""
+    component.check_rules(RULES, values, **facts)

@@ -138,8 +138,7 @@ def load_trainer_class(trainer: str, config_path: str, base: type) -> type:
             f"trainer is {trainer!r}, which is not a subclass of ctl.{base.__name__}: derive it from "
             f"ctl.{base.__name__}, or name another class."
         )
-    loaded: type = cls
-    return loaded
+    return cls
 
 
 def find_action_files(actions: Iterable[Any], config_path: str) -> None:
@@ -183,8 +182,7 @@ def load_action_factory(reference: str, config_path: str, *, key: str) -> Callab
         raise UsageError(
             f"{key} is {reference!r}, which is {errors.type_name(factory)}: name a class."
         )
-    checked: Callable[..., Any] = factory
-    return checked
+    return factory
 
 
 def _load_attribute(reference: str, config_path: str, *, key: str) -> Any:

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
+from operator import attrgetter
 import re
 from typing import Any
 
 from ctl import errors
-from ctl.configs.keys import OPTION_KEYS, check_rules, check_values, flatten
+from ctl.configs.option_keys import OPTION_KEYS, check_rules, check_values
 from ctl.errors import UsageError
 
 
@@ -225,9 +226,8 @@ class TrainerOptions:
     @classmethod
     def from_config(cls, config: Any) -> "TrainerOptions":
         """Returns the options that a checked experiment config sets."""
-        values = flatten(config)
         return cls(
-            **{option: values[key] for option, key in OPTION_KEYS.items()},
+            **{option: attrgetter(key)(config) for option, key in OPTION_KEYS.items()},
             loss_weights=config.loss_weights.to_dict(),
             data=Section({"dir": config.data.dir}, "data"),
             model=Section(config.model.to_dict(), "model"),

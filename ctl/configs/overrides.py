@@ -2,6 +2,8 @@
 
 import ast
 from collections.abc import Callable, Mapping
+import functools
+import operator
 from types import NoneType
 from typing import Any
 
@@ -39,8 +41,7 @@ def config(**changes: Any) -> config_dict.ConfigDict:
     if changes.get("model", {}) is None:
         del changes["model"]
     _change_section(result, changes, "")
-    locked: config_dict.ConfigDict = result.lock()
-    return locked
+    return result.lock()
 
 
 class _MissingConfigKeyError(UsageError, AttributeError):
@@ -89,6 +90,18 @@ def _as_config(section: Any, path: str) -> Any:
     except RecursionError:  # it contains itself
         return section
     return result
+
+
+def with_values(
+    config: config_dict.ConfigDict, values: Mapping[str, Any]
+) -> config_dict.ConfigDict:
+    """Returns a locked copy of a config with other values, by the full names of their keys."""
+    copy = config_dict.ConfigDict(config.to_dict())
+    with copy.ignore_type():
+        for name, value in values.items():
+            *path, last = name.split(".")
+            functools.reduce(operator.getitem, path, copy)[last] = value
+    return copy.lock()
 
 
 def change(config: config_dict.ConfigDict, name: str, text: str | None) -> None:
@@ -143,8 +156,7 @@ def _section(name: str, value: Any) -> Mapping[str, Any]:
         raise UsageError(
             f"{name} is {errors.show_value(value)}, but must be a section: {last}=dict(...)."
         )
-    section: Mapping[str, Any] = value
-    return section
+    return value
 
 
 def _convert(name: str, value: Any, default: Any) -> Any:
@@ -200,10 +212,6 @@ def _required(name: str, text: str | None) -> str:
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
-def _boolean(text: str) -> bool:
-    return _BOOLEANS[text.lower()]
-
-
 def _literal(text: str) -> Any:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
@@ -223,7 +231,7 @@ def _sequence(text: str) -> list[Any] | tuple[Any, ...]:
 # ast.literal_eval raises MemoryError and RecursionError for deeply nested text.
 _PARSE_ERRORS = (KeyError, MemoryError, RecursionError, SyntaxError, TypeError, ValueError)
 _PARSERS: dict[type, Callable[[str], Any]] = {
-    bool: _boolean,
+    bool: lambda text: _BOOLEANS[text.lower()],
     float: float,
     int: durations.parse_integer,
     list: lambda text: list(_sequence(text)),
@@ -246,5 +254,4 @@ def _join(path: str, key: Any) -> str:
 
 
 def _describe(path: str, key: Any, section: Any, *, is_new: bool = False) -> str:
-    text: str = loading.load("ctl.configs.unknown_names:describe_key")(path, key, section, is_new)
-    return text
+    return loading.load("ctl.configs.unknown_names:describe_key")(path, key, section, is_new)

@@ -96,14 +96,9 @@ def evaluation_reader(source: Source, layout: Layout) -> _ReadChunk:
 
 
 def _positions(
-    layout: Layout,
-    index: tf.Tensor,
-    *,
-    size: int = 1,
-    first: int | tf.Tensor = 0,
-    stride: int = 1,
-    examples: int | None = None,
-) -> tuple[tf.Tensor, tf.Tensor | None]:
+    layout: Layout, index: tf.Tensor,
+    *, size: int = 1, first: int | tf.Tensor = 0, stride: int = 1, examples: int | None = None,
+) -> tuple[tf.Tensor, tf.Tensor | None]:  # fmt: skip
     """Returns the rows of a chunk by their positions in the stream, and the mask of those that exist.
 
     The mask is None if all rows exist in every chunk.

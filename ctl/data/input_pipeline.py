@@ -37,8 +37,7 @@ _LEAVES = {
 def _open(name: str) -> Callable[..., Any]:
     """Imports a function of `_LEAVES`."""
     module, function = _LEAVES[name].split(":")
-    opened: Callable[..., Any] = getattr(importlib.import_module(f"ctl.data.{module}"), function)
-    return opened
+    return getattr(importlib.import_module(f"ctl.data.{module}"), function)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +57,7 @@ class TrainingData:
     supports_chunks: bool
 
 
+@dataclasses.dataclass(eq=False)
 class InputPipeline:
     """Gives each replica of a strategy its rows of each global batch; the constructor reads no data.
 
@@ -77,22 +77,15 @@ class InputPipeline:
         descriptions: split -> what `description.describe` returns for it, for the same splits.
     """
 
-    def __init__(
-        self,
-        build_dataset: BuildDataset,
-        *,
-        strategy: tf.distribute.Strategy,
-        seed: int,
-        prefetch: int,
-        cache: str = "",
-        build_scope: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
-    ):
-        self._build_dataset = build_dataset
-        self._strategy = strategy
-        self._seed = seed
-        self._prefetch = prefetch
-        self._cache = cache
-        self._build_scope = build_scope
+    build_dataset: BuildDataset
+    _: dataclasses.KW_ONLY
+    strategy: tf.distribute.Strategy
+    seed: int
+    prefetch: int
+    cache: str = ""
+    build_scope: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+
+    def __post_init__(self) -> None:
         # By split. Only sources, augmented or not, because a dataset must be built each time.
         self._sources: dict[str, Kind] = {}
         self._specs: dict[str, dict[str, tf.TensorSpec]] = {}
@@ -100,7 +93,7 @@ class InputPipeline:
 
     def layout(self, global_batch_size: int) -> Layout:
         """Returns the layout of a global batch over all replicas of the strategy."""
-        return Layout(global_batch_size, self._strategy.num_replicas_in_sync)
+        return Layout(global_batch_size, self.strategy.num_replicas_in_sync)
 
     def data(self, split: str, context: tf.distribute.InputContext | None = None) -> Kind:
         """Returns the data of a split for one input pipeline.
@@ -114,14 +107,14 @@ class InputPipeline:
         # Every pipeline must read all examples, since ctl selects its rows of each global batch. So
         # each gets the context of a single pipeline: a dataset that its author shards by the context,
         # as tf.distribute's guide does, would lose the examples of the other pipelines.
-        replicas = self._strategy.num_replicas_in_sync
+        replicas = self.strategy.num_replicas_in_sync
         data = self._build(split, tf.distribute.InputContext(num_replicas_in_sync=replicas))
         if data.selects_rows and context is not None:
             data = self._build(split, context)
         self._specs[split] = data.check(split)
         if split not in self.descriptions:
             self.descriptions[split] = _open("description")(data)
-        if strategies.spec_of(self._strategy).remote:  # hosts that do not run this program
+        if strategies.spec_of(self.strategy).remote:  # hosts that do not run this program
             data = _open("remote")(data, split)
         if data.source is not None:
             self._sources[split] = data
@@ -162,21 +155,21 @@ class InputPipeline:
         """
         data = self._resumed(start)
         self._check_strategy(data)
-        order: dict[str, Any] = {"seed": self._seed, "start": start}
+        order: dict[str, Any] = {"seed": self.seed, "start": start}
         if data.is_split_by_strategy:
             batches = data.training(self.layout(global_batch_size), **order, prefetch=0)
-            return distribution.global_batches(self._strategy, batches)
+            return distribution.global_batches(self.strategy, batches)
 
         def dataset_fn(
             context: tf.distribute.InputContext, shard: WorkerShard | None = None
         ) -> tf.data.Dataset:
             layout = Layout.from_context(context, global_batch_size)
             batches = self.data("train", context).training(
-                layout, **order, prefetch=self._prefetch, shard=shard
+                layout, **order, prefetch=self.prefetch, shard=shard
             )
             if not marks or data.selects_rows:
                 return batches
-            marked = {"seed": self._seed, "global_batch_size": global_batch_size}
+            marked = {"seed": self.seed, "global_batch_size": global_batch_size}
             # The same elements in a structure of another type.
             text = json.dumps({**self.descriptions["train"], **marked})
             kind = described_batch(text)
@@ -184,9 +177,9 @@ class InputPipeline:
             variant = tf.data.experimental.to_variant(batches)
             return tf.data.experimental.from_variant(variant, kind(*batches.element_spec))
 
-        if strategies.spec_of(self._strategy).coordinated:
-            return distribution.per_worker(self._strategy, dataset_fn)
-        return distribution.from_function(self._strategy, dataset_fn, per_worker=data.selects_rows)
+        if strategies.spec_of(self.strategy).coordinated:
+            return distribution.per_worker(self.strategy, dataset_fn)
+        return distribution.from_function(self.strategy, dataset_fn, per_worker=data.selects_rows)
 
     def first_batch(self, global_batch_size: int, start: int) -> Any:
         """Returns the batch of the first replica at a global step, on this process and in eager mode.
@@ -199,7 +192,7 @@ class InputPipeline:
             An element of the training dataset.
         """
         layout = self.layout(global_batch_size)
-        return self.data("train").first(layout, seed=self._seed, start=start)
+        return self.data("train").first(layout, seed=self.seed, start=start)
 
     def training_chunks(
         self, global_batch_size: int, *, start: int, size: int, indexes_only: bool
@@ -223,13 +216,13 @@ class InputPipeline:
 
         def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
             layout = Layout.from_context(context, global_batch_size)
-            return data.chunks(layout, seed=self._seed, start=start, size=size)
+            return data.chunks(layout, seed=self.seed, start=start, size=size)
 
-        return distribution.from_function(self._strategy, dataset_fn)
+        return distribution.from_function(self.strategy, dataset_fn)
 
     def _read(self, global_batch_size: int, step: int) -> tuple[Any, list[int] | None]:
         layout = Layout(global_batch_size, 1)
-        (batch, _) = self.data("train").first(layout, seed=self._seed, start=step)
+        (batch, _) = self.data("train").first(layout, seed=self.seed, start=step)
         return batch, self.example_indexes(global_batch_size, step)
 
     def example_indexes(self, global_batch_size: int, step: int) -> list[int] | None:
@@ -239,7 +232,7 @@ class InputPipeline:
             return None
         positions = tf.range(global_batch_size, dtype=tf.int64) + step * global_batch_size
         indexes, _ = source.training_order(
-            positions, batch_size=global_batch_size, seed=self._seed, span=global_batch_size
+            positions, batch_size=global_batch_size, seed=self.seed, span=global_batch_size
         )
         # The indexes of a bucketed source contain the bucket, too.
         return (indexes.numpy() % len(source)).tolist()
@@ -295,25 +288,25 @@ class InputPipeline:
         self._check_strategy(data)
         if data.is_split_by_strategy:
             batches = data.evaluation(self.layout(global_batch_size), prefetch=0)
-            return distribution.global_batches(self._strategy, batches)
+            return distribution.global_batches(self.strategy, batches)
 
         def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
             layout = Layout.from_context(context, global_batch_size)
-            return self.evaluation_data(split, context).evaluation(layout, prefetch=self._prefetch)
+            return self.evaluation_data(split, context).evaluation(layout, prefetch=self.prefetch)
 
-        if strategies.spec_of(self._strategy).coordinated:  # the coordinator evaluates by itself
+        if strategies.spec_of(self.strategy).coordinated:  # the coordinator evaluates by itself
             return distribution.disable_autotune(dataset_fn(tf.distribute.InputContext()))
-        return distribution.from_function(self._strategy, dataset_fn, per_worker=data.selects_rows)
+        return distribution.from_function(self.strategy, dataset_fn, per_worker=data.selects_rows)
 
     def evaluation_steps(self, global_batch_size: int, split: str = "eval") -> int | None:
         """Returns the number of steps that read every example once; None if it is not known ahead."""
         return self.evaluation_data(split).steps(self.layout(global_batch_size))
 
     def _build(self, split: str, context: tf.distribute.InputContext) -> Kind:
-        with self._build_scope(), host_random.checked_maps():
-            returned = self._build_dataset(split, context)
+        with self.build_scope(), host_random.checked_maps():
+            returned = self.build_dataset(split, context)
             data = kind_of(returned, split)
-            return _open("cache")(data, self._cache) if self._cache else data
+            return _open("cache")(data, self.cache) if self.cache else data
 
     def _resumed(self, start: int) -> Kind:
         """Returns the training data; warns if a dataset is read from its beginning."""
@@ -330,7 +323,7 @@ class InputPipeline:
         """Raises UsageError for data that the strategy would not split by the global batch."""
         # With several workers, experimental_distribute_dataset shards by files or examples: which
         # examples form a global batch would depend on the number of workers.
-        spec = strategies.spec_of(self._strategy)
+        spec = strategies.spec_of(self.strategy)
         if (spec.multi_process and data.is_split_by_strategy) or (
             spec.coordinated and data.selects_rows
         ):
@@ -355,14 +348,9 @@ class InputPipeline:
 
 
 def distribute(
-    data: Data,
-    global_batch_size: int,
-    strategy: tf.distribute.Strategy | None = None,
-    *,
-    start_step: int = 0,
-    seed: int = 0,
-    prefetch: int = -1,
-) -> Any:
+    data: Data, global_batch_size: int, strategy: tf.distribute.Strategy | None = None,
+    *, start_step: int = 0, seed: int = 0, prefetch: int = -1,
+) -> Any:  # fmt: skip
     """Returns endless training data for a loop of your own, in the order of a `StandardTrainer`.
 
     The order is a function of the seed and the step, so a resumed run needs only the number of its

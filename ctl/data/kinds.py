@@ -108,14 +108,9 @@ class Kind(abc.ABC):
         return spec if self.augment is None else elements.augmented_spec(self.augment, spec)
 
     def training(
-        self,
-        layout: Layout,
-        *,
-        seed: int,
-        start: int,
-        prefetch: int = 1,
-        shard: WorkerShard | None = None,
-    ) -> tf.data.Dataset:
+        self, layout: Layout,
+        *, seed: int, start: int, prefetch: int = 1, shard: WorkerShard | None = None,
+    ) -> tf.data.Dataset:  # fmt: skip
         """Returns the endless training stream of one input pipeline, from a global step on.
 
         A `tf.data.Dataset` that shuffles must be a new object each time: a second iteration of the same

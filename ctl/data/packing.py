@@ -36,14 +36,9 @@ class Packing(NamedTuple):
 
 
 def packed(
-    source: Source,
-    length: int,
-    *,
-    split_long: bool = False,
-    window: int = 1024,
-    seed: int = 0,
-    lengths: str | None = None,
-) -> "Packed":
+    source: Source, length: int,
+    *, split_long: bool = False, window: int = 1024, seed: int = 0, lengths: str | None = None,
+) -> "Packed":  # fmt: skip
     """Packs sequences into rows of `length` tokens.
 
         corpus = ctl.data.records("corpus/*.tfrecord", parse)   # {"x": [tokens], "label": [tokens]}
@@ -174,13 +169,9 @@ class Packed(ragged.Grouped):
     """
 
     def __init__(
-        self,
-        source: Source,
-        spec: dict[str, Any],
-        lengths: np.ndarray,
-        packing: Packing,
+        self, source: Source, spec: dict[str, Any], lengths: np.ndarray, packing: Packing,
         length: int,
-    ):
+    ):  # fmt: skip
         self._source, self.inner_sources = source, (source,)
         self._length = length
         self._has_token_weights = ragged.is_ragged(spec.get("weight"))

@@ -16,5 +16,4 @@ def load(function: str) -> Callable[..., Any]:
         function: "module:function", such as "tpu:build".
     """
     module, name = function.split(":")
-    loaded: Callable[..., Any] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    return loaded
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)

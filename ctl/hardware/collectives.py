@@ -40,7 +40,6 @@ class ProcessGroup:
         # With parameter servers the chief makes every decision, and the others only serve it.
         self.is_single = cluster is None or cluster.has_servers
         self._strategy = hardware.strategy if hardware else tf.distribute.get_strategy()
-        self._all_reduce = tf.function(self._sum_over_replicas, autograph=False)
         self._gather = tf.function(self._gather_from_replicas, autograph=False)
 
     @property
@@ -52,26 +51,17 @@ class ProcessGroup:
 
     def any_process(self, value: bool) -> bool:
         """Collective: returns, in every process, whether `value` is true in any of them."""
-        return value if self.is_single else self._sum(float(value), chief_only=False) > 0
+        return value if self.is_single else self.maximum(float(value)) > 0
 
     def broadcast_from_chief(self, value: int) -> int:
         """Collective: returns, in every process, the chief's `value`, whose magnitude is < 2^53."""
-        return value if self.is_single else round(self._sum(float(value), chief_only=True))
+        return value if self.is_single else round(self.gather([float(value)])[0][0])
 
     def broadcast_json_from_chief(self, value: Any) -> Any:
-        """Collective: returns, in every process, the chief's `value`, which has JSON types.
-
-        Keep the value small: each six bytes of its JSON text require one all-reduce.
-        """
+        """Collective: returns, in every process, the chief's `value`, which has JSON types."""
         if self.is_single:
             return value
-        encoded = json.dumps(value).encode()
-        count = self.broadcast_from_chief(len(encoded))
-        parts = []
-        for start in range(0, count, 6):  # six bytes are an integer below 2^53
-            number = int.from_bytes(encoded[start : start + 6].ljust(6), "big")
-            parts.append(self.broadcast_from_chief(number).to_bytes(6, "big"))
-        return json.loads(b"".join(parts))
+        return json.loads(self.gather_text(json.dumps(value) if self.is_chief else "")[0])
 
     def maximum(self, value: float) -> float:
         """Collective: returns, in every process, the largest `value` of all of them."""
@@ -121,20 +111,6 @@ class ProcessGroup:
     def barrier(self) -> None:
         """Collective: returns when every process has called it."""
         self.any_process(False)
-
-    def _sum(self, value: float, *, chief_only: bool) -> float:
-        # Tensors, because Python values would trace a new graph for each value.
-        total = self._all_reduce(tf.constant(value, tf.float64), tf.constant(chief_only))
-        return float(self._strategy.experimental_local_results(total)[0])
-
-    def _sum_over_replicas(self, value: tf.Tensor, chief_only: tf.Tensor) -> tf.Tensor:
-        def all_reduce() -> tf.Tensor:
-            context = tf.distribute.get_replica_context()
-            is_chief = tf.equal(context.replica_id_in_sync_group, 0)  # the chief's first replica
-            counts = tf.logical_or(is_chief, tf.logical_not(chief_only))
-            return context.all_reduce("SUM", tf.where(counts, value, tf.zeros_like(value)))
-
-        return self._strategy.run(all_reduce)
 
     def _gather_from_replicas(self, values: tf.Tensor) -> tf.Tensor:
         def all_reduce() -> tf.Tensor:

@@ -70,25 +70,18 @@ KEYS = (
 # fmt: on
 
 
-def _is_tpu(values: Any) -> bool:
-    return bool(values["runtime.tpu"]) or values["runtime.strategy"] == "tpu"
-
-
+# fmt: off
 RULES = (
-    Rule(
-        lambda v: v["runtime.tpu"] and v["runtime.strategy"] not in ("tpu", "auto"),
-        "runtime.tpu has no effect with runtime.strategy={runtime.strategy}",
-        "remove it, or choose runtime.strategy=auto",
-    ),
-    Rule(
-        lambda v: _is_tpu(v) and v["runtime.logical_devices"],
-        "runtime.logical_devices has no effect on a TPU",
-        "set it to 0",
-    ),
-    Rule(
-        lambda v: v["runtime.logical_devices"] > 1 and v["runtime.strategy"] == "one_device",
-        "runtime.logical_devices is {runtime.logical_devices}, but runtime.strategy=one_device uses one "
-        "device",
-        "set runtime.logical_devices=0, or choose runtime.strategy=mirrored",
-    ),
+    Rule(lambda v: v["runtime.tpu"] and v["runtime.strategy"] not in ("tpu", "auto"),
+         "runtime.tpu has no effect with runtime.strategy={runtime.strategy}",
+         "remove it, or choose runtime.strategy=auto"),
+    Rule(lambda v: (v["runtime.tpu"] or v["runtime.strategy"] == "tpu")
+                   and v["runtime.logical_devices"],
+         "runtime.logical_devices has no effect on a TPU",
+         "set it to 0"),
+    Rule(lambda v: v["runtime.logical_devices"] > 1 and v["runtime.strategy"] == "one_device",
+         "runtime.logical_devices is {runtime.logical_devices}, but runtime.strategy=one_device uses "
+         "one device",
+         "set runtime.logical_devices=0, or choose runtime.strategy=mirrored"),
 )
+# fmt: on

@@ -57,11 +57,8 @@ def visible_gpus() -> list[str] | None:
 
 def list_gpus() -> list[str]:
     """Lists the indices or UUIDs of the GPUs that this process may use."""
-    names = visible_gpus()
-    if names is not None:
-        return names
     # A lost GPU keeps its index until the driver is loaded again: the indices may have a gap.
-    return _query(lambda nvml, handle: str(nvml.nvmlDeviceGetIndex(handle)))
+    return _visible_or("nvmlDeviceGetIndex")
 
 
 def list_uuids() -> list[str]:
@@ -70,12 +67,15 @@ def list_uuids() -> list[str]:
     Without CUDA_VISIBLE_DEVICES these are UUIDs, because CUDA numbers the GPUs in another order than
     the driver, and without gaps.
     """
+    return _visible_or("nvmlDeviceGetUUID")
+
+
+def _visible_or(function: str) -> list[str]:
+    """Returns the names in CUDA_VISIBLE_DEVICES, or what a function of NVML returns for each GPU."""
     names = visible_gpus()
-    return (
-        names
-        if names is not None
-        else _query(lambda nvml, handle: str(nvml.nvmlDeviceGetUUID(handle)))
-    )
+    if names is not None:
+        return names
+    return _query(lambda nvml, handle: str(getattr(nvml, function)(handle)))
 
 
 def describe_gpus() -> list[DriverGpu]:

@@ -1,12 +1,12 @@
 """Checks the version of TensorFlow, and sets environment variables that it reads at its import."""
 
 from collections.abc import MutableMapping
-import importlib.metadata
 import importlib.util
 import os
 
 from ctl.errors import UsageError
 from ctl.hardware import engines, load, quiet
+from ctl.version import installed_versions
 
 DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu", "tf-nightly")
 FIRST, END = (2, 18), (2, 23)
@@ -19,11 +19,7 @@ def check() -> None:
         UsageError: it is missing or too old or new; the line names the command that installs it.
     """
     install = f'pip install "tensorflow>={_text(FIRST)},<{_text(END)}"'
-    for name in DISTRIBUTIONS:
-        try:
-            version = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    for name, version in installed_versions(*DISTRIBUTIONS).items():
         number = tuple(int(part) for part in version.split(".")[:2])
         if not FIRST <= number < END:
             raise UsageError(

@@ -91,11 +91,11 @@ def hold_back_stderr(*expected: type[BaseException]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def hide_warnings() -> Iterator[None]:
-    """Hides the warnings of TensorFlow's Python code in the block; the program hides them everywhere."""
+def hide_warnings(least: int = logging.ERROR) -> Iterator[None]:
+    """Hides what TensorFlow's Python code logs below a level in the block, by default its warnings."""
     logger = logging.getLogger("tensorflow")
     level = logger.level
-    logger.setLevel(logging.ERROR)
+    logger.setLevel(least)
     try:
         yield
     finally:

@@ -204,11 +204,10 @@ def wait_for_others(cluster: Cluster, *, timeout: float, serving: bool = False) 
     """
     missing = cluster.others()
     clock = _Waiting(cluster.name, timeout)
-    is_ready = _is_serving if serving else is_listening
     port = _split(cluster.address)[1]
     with _listen_at(port, cluster, cluster.address, "TF_CONFIG") as listener:
         while missing:
-            missing = {n: a for n, a in missing.items() if not is_ready(a)}
+            missing = {n: a for n, a in missing.items() if not is_listening(a, serving=serving)}
             _close_pending(listener)
             if not missing:
                 break
@@ -236,19 +235,12 @@ def reserve_ports(count: int) -> Iterator[list[int]]:
         yield [each.getsockname()[1] for each in sockets]
 
 
-def is_listening(address: str) -> bool:
-    """Returns whether a process listens at host:port."""
-    try:
-        socket.create_connection(_split(address), timeout=1.0).close()
-    except OSError:
-        return False
-    return True
-
-
-def _is_serving(address: str) -> bool:
-    """Returns whether a gRPC server answers at host:port."""
+def is_listening(address: str, *, serving: bool = False) -> bool:
+    """Returns whether a process listens at host:port; if `serving`, whether a gRPC server answers."""
     try:
         with socket.create_connection(_split(address), timeout=1.0) as peer:
+            if not serving:
+                return True
             peer.sendall(_PREFACE)
             return bool(peer.recv(1))
     except OSError:

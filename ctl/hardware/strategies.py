@@ -16,17 +16,12 @@ from ctl.hardware.devices import replica_devices
 if TYPE_CHECKING:
     import tensorflow as tf
 
-CONFIG_KEYS = {  # field of StrategyOptions -> key in config.runtime
-    "logical_devices": "logical_devices",
-    "devices": "devices",
-    "algorithm": "all_reduce.algorithm",
-    "bucket_mib": "all_reduce.bucket_mib",
-    "timeout": "all_reduce.timeout",
-    "start_timeout": "cluster.start_timeout",
-    "heartbeat_timeout": "cluster.heartbeat_timeout",
-    "shard_mib": "cluster.shard_mib",
-    "tpu": "tpu",
-}
+_KEYS = (
+    "logical_devices", "devices", "all_reduce.algorithm", "all_reduce.bucket_mib",
+    "all_reduce.timeout", "cluster.start_timeout", "cluster.heartbeat_timeout",
+    "cluster.shard_mib", "tpu",
+)  # fmt: skip
+CONFIG_KEYS = {key.rpartition(".")[2]: key for key in _KEYS}  # field of StrategyOptions -> its key
 ALGORITHMS = ("auto", "nccl", "ring", "hierarchical_copy", "one_device")
 
 
@@ -182,69 +177,41 @@ def uses_cpu_collectives(strategy: "tf.distribute.Strategy") -> bool:
     )
 
 
+# fmt: off
 STRATEGIES: dict[str, StrategySpec] = {
     "default": StrategySpec(
         "one replica without a strategy, on the device that TensorFlow chooses",
-        "",
-        "one_process:build_default",
-        "own",
-    ),
+        "", "one_process:build_default", "own"),
     "one_device": StrategySpec(
         "one replica on the first GPU, or on the CPU",
-        "OneDeviceStrategy",
-        "one_process:build_one_device",
-        "one",
-        reads=("logical_devices", "devices"),
-    ),
+        "OneDeviceStrategy", "one_process:build_one_device", "one",
+        reads=("logical_devices", "devices")),
     "mirrored": StrategySpec(
         "one replica per device of this machine",
-        "MirroredStrategy",
-        "one_process:build_mirrored",
-        "all",
+        "MirroredStrategy", "one_process:build_mirrored", "all",
         reads=("logical_devices", "devices", "algorithm"),
-        algorithms=("nccl", "hierarchical_copy", "one_device"),
-    ),
+        algorithms=("nccl", "hierarchical_copy", "one_device")),
     "central_storage": StrategySpec(
         "one replica per device of this machine, with a single copy of the variables on the CPU",
-        "experimental.CentralStorageStrategy",
-        "one_process:build_central_storage",
-        "all",
-        reads=("logical_devices", "devices"),
-        central=True,
-    ),
+        "experimental.CentralStorageStrategy", "one_process:build_central_storage", "all",
+        reads=("logical_devices", "devices"), central=True),
     "multi_worker_mirrored": StrategySpec(
         "one replica per device of several processes, on one machine or more",
-        "MultiWorkerMirroredStrategy",
-        "several_processes:build_multi_worker_mirrored",
-        "own",
+        "MultiWorkerMirroredStrategy", "several_processes:build_multi_worker_mirrored", "own",
         reads=("algorithm", "bucket_mib", "timeout", "start_timeout", "heartbeat_timeout"),
-        algorithms=("nccl", "ring"),
-        multi_process=True,
-    ),
+        algorithms=("nccl", "ring"), multi_process=True),
     "tpu": StrategySpec(
         "one replica per core of a TPU slice",
-        "TPUStrategy",
-        "tpu:build",
-        "own",
-        reads=("tpu",),
-        remote=True,
-        io_device="/job:localhost",  # the hosts of a remote TPU have no disk of the run
-        tpu=True,
-        checker="tpu:check",
-        describer="tpu:describe_topology",
-    ),
+        "TPUStrategy", "tpu:build", "own",
+        reads=("tpu",), remote=True, tpu=True, checker="tpu:check", describer="tpu:describe_topology",
+        io_device="/job:localhost"),  # the hosts of a remote TPU have no disk of the run
     "parameter_server": StrategySpec(
         "workers that asynchronously update variables on parameter servers",
-        "ParameterServerStrategy",
-        "several_processes:build_parameter_server",
-        "own",
+        "ParameterServerStrategy", "several_processes:build_parameter_server", "own",
         reads=("start_timeout", "shard_mib"),
-        multi_process=True,
-        coordinated=True,
-        remote=True,
-        central=True,
-    ),
+        multi_process=True, coordinated=True, remote=True, central=True),
 }
+# fmt: on
 NAMES = ("auto", *STRATEGIES)
 
 

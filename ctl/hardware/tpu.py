@@ -5,7 +5,6 @@ local TPU on any machine, and with a libtpu that does not match, the import abor
 """
 
 from collections.abc import MutableMapping
-import importlib.metadata
 import pathlib
 import re
 import socket
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ctl.errors import UsageError
 from ctl.hardware.strategies import StrategyOptions
+from ctl.version import installed_versions
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -20,13 +20,9 @@ if TYPE_CHECKING:
 _PCI_DEVICES = pathlib.Path("/sys/bus/pci/devices")
 _GOOGLE = "0x1ae0"  # vendor of TPUs, but also of the network cards and disks of Google's machines
 _GENERATIONS = {  # PCI device id -> generation
-    "0x0027": "v2 or v3",
-    "0x005e": "v4",
-    "0x0062": "v5p",
-    "0x0063": "v5e",
-    "0x006f": "v6e",
+    "0x0027": "v2 or v3", "0x005e": "v4", "0x0062": "v5p", "0x0063": "v5e", "0x006f": "v6e",
     "0x0076": "v7x",
-}
+}  # fmt: skip
 _NEWEST_LIBTPU = "0.0.30"  # with a newer one, `import tensorflow` aborts the process
 _CONNECT_TIMEOUT = 5.0  # seconds; TensorFlow would try for minutes
 
@@ -56,11 +52,12 @@ def find_obstacle(address: str = "") -> str | None:
     Args:
         address: name or address of a TPU; "" for a TPU of this machine.
     """
-    if _installed_version("tensorflow-tpu") is None:
-        return "tensorflow-tpu is not installed (it is part of ctl's extra `tpu`)"
-    libtpu = _installed_version("libtpu")
-    if libtpu is None:
-        return "libtpu is not installed (it is part of ctl's extra `tpu`)"
+    packages = ("tensorflow-tpu", "libtpu")
+    versions = installed_versions(*packages)
+    for name in packages:
+        if name not in versions:
+            return f"{name} is not installed (it is part of ctl's extra `tpu`)"
+    libtpu = versions["libtpu"]
     if _split_version(libtpu) > _split_version(_NEWEST_LIBTPU):
         return f"libtpu is {libtpu}, but TensorFlow aborts with a version after {_NEWEST_LIBTPU}"
     if not address and not list_chips():
@@ -145,13 +142,6 @@ def _check_reachable(address: str) -> None:
 def _alternative(address: str) -> str:
     keys = " and no runtime.tpu" if address else ""
     return f"To run without a TPU: --config.runtime.strategy=auto{keys}."
-
-
-def _installed_version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _split_version(version: str) -> list[int]:

@@ -95,13 +95,9 @@ def _may_compute(
 
 
 def _compute(
-    tensors: Sequence[tf.Tensor],
-    mask: Any,
-    *,
-    bias: Any = None,
-    scale: float,
-    is_causal: bool = False,
-) -> tf.Tensor | None:
+    tensors: Sequence[tf.Tensor], mask: Any,
+    *, bias: Any = None, scale: float, is_causal: bool = False,
+) -> tf.Tensor | None:  # fmt: skip
     """Returns the outputs of the kernel; None if it cannot compute them."""
     query, key, value = tensors
     if mask is not None:

@@ -22,13 +22,9 @@ def _dropout(
 
 
 def _uniform(
-    stream: Stream,
-    shape: Shape,
-    minval: float = 0.0,
-    maxval: float | None = None,
-    dtype: tf.DType | None = None,
-    nonce: int | None = None,
-) -> tf.Tensor:
+    stream: Stream, shape: Shape, minval: float = 0.0, maxval: float | None = None,
+    dtype: tf.DType | None = None, nonce: int | None = None,
+) -> tf.Tensor:  # fmt: skip
     """Draws uniform numbers in [minval, maxval); axis 0 of `shape` is this replica's rows."""
     dtype = tf.as_dtype(dtype or tf_keras.backend.floatx())
     if not dtype.is_floating:
@@ -40,13 +36,9 @@ def _uniform(
 
 
 def _normal(
-    stream: Stream,
-    shape: Shape,
-    mean: float = 0.0,
-    stddev: float = 1.0,
-    dtype: tf.DType | None = None,
-    nonce: int | None = None,
-) -> tf.Tensor:
+    stream: Stream, shape: Shape, mean: float = 0.0, stddev: float = 1.0,
+    dtype: tf.DType | None = None, nonce: int | None = None,
+) -> tf.Tensor:  # fmt: skip
     """Draws normal numbers; axis 0 of `shape` is this replica's rows."""
     dtype = tf.as_dtype(dtype or tf_keras.backend.floatx())
     return tf.cast(draws.normal(shape, stream, dtype=dtype), dtype) * stddev + mean

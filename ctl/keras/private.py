@@ -6,10 +6,5 @@ from tf_keras.src.mixed_precision import autocast_variable, policy
 from tf_keras.src.utils import losses_utils
 
 __all__ = [
-    "autocast_variable",
-    "backend",
-    "base_layer_utils",
-    "compile_utils",
-    "losses_utils",
-    "policy",
-]
+    "autocast_variable", "backend", "base_layer_utils", "compile_utils", "losses_utils", "policy",
+]  # fmt: skip

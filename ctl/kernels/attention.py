@@ -381,14 +381,12 @@ def _backend_config(attention: Attention, *, backward: bool) -> str:
         "layout": {"minor_to_major": ["3", "2", "1", "0"]},
         "is_dynamic_dimension": [False] * 4,
     }
-    algorithm = {"math_type": "TENSOR_OP_MATH", "tuning_knobs": {"17": "1", "24": "0"}}
+    algorithm = {
+        "algo_id": "0", "workspace_size": "0", "is_cudnn_frontend": True,
+        "math_type": "TENSOR_OP_MATH", "tuning_knobs": {"17": "1", "24": "0"},
+    }  # fmt: skip
     fields = {
-        "algorithm": {
-            "algo_id": "0",
-            "workspace_size": "0",
-            "is_cudnn_frontend": True,
-            **algorithm,
-        },
+        "algorithm": algorithm,
         "fmha_scale": float(attention.scale),
         "intermediate_tensor_shape": logits,
         "is_flash_attention": True,

@@ -21,15 +21,10 @@ class Normalized(NamedTuple):
 
 
 def normalize(
-    x: tf.Tensor,
-    mask: tf.Tensor | None,
-    *,
-    axis: Sequence[int],
-    gamma: tf.Tensor | None,
-    beta: tf.Tensor | None,
-    epsilon: float,
+    x: tf.Tensor, mask: tf.Tensor | None,
+    *, axis: Sequence[int], gamma: tf.Tensor | None, beta: tf.Tensor | None, epsilon: float,
     name: str,
-) -> Normalized:
+) -> Normalized:  # fmt: skip
     """Normalizes this replica's rows by the statistics of the global batch.
 
     Args:

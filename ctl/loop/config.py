@@ -248,53 +248,38 @@ def _profiles_too_late(v: Values) -> bool:
     return bool(profile) and isinstance(steps, int) and int(profile.partition(":")[2]) > steps
 
 
+# fmt: off
 RULES = (
-    Rule(
-        lambda v: v["init.variables"] and not v["init.checkpoint"],
-        "init.variables has no effect without init.checkpoint",
-        "set init.checkpoint to the run that the variables are from, or remove init.variables",
-    ),
-    Rule(
-        lambda v: (
-            not is_weight_file(v["init.checkpoint"]) and (v["init.layout"] or _has(v, "init.names"))
-        ),
-        "init.names and init.layout have no effect without a file of weights",
-        "set init.checkpoint to one, or remove them",
-    ),
-    Rule(
-        lambda v: v["init.averages"] and not (v["init.checkpoint"] or _has(v, "init.models")),
-        "init.averages has no effect without init.checkpoint or init.models",
-        "set one of them to the run that the averages are from, or set init.averages=False",
-    ),
+    Rule(lambda v: v["init.variables"] and not v["init.checkpoint"],
+         "init.variables has no effect without init.checkpoint",
+         "set init.checkpoint to the run that the variables are from, or remove init.variables"),
+    Rule(lambda v: not is_weight_file(v["init.checkpoint"])
+                   and (v["init.layout"] or _has(v, "init.names")),
+         "init.names and init.layout have no effect without a file of weights",
+         "set init.checkpoint to one, or remove them"),
+    Rule(lambda v: v["init.averages"] and not (v["init.checkpoint"] or _has(v, "init.models")),
+         "init.averages has no effect without init.checkpoint or init.models",
+         "set one of them to the run that the averages are from, or set init.averages=False"),
     _check_models,
     _check_best,
-    Rule(
-        lambda v: v["train.best.metric"] and not v["train.best.mode"],
-        "train.best.mode is not set",
-        "choose max if higher values of {train.best.metric} are better, or min if lower ones are",
-    ),
-    Rule(
-        lambda v: v["train.export"] == "best" and not v["train.best.metric"],
-        "train.export=best requires train.best.metric",
-        "set it, such as train.best.metric=eval/loss, or choose train.export=last",
-    ),
-    Rule(
-        lambda v: v["train.best.metric"] and not v["eval.splits"],
-        "{train.best.metric} requires evaluations, but eval.splits is empty",
-        "add a split, or remove the metric",
-    ),
+    Rule(lambda v: v["train.best.metric"] and not v["train.best.mode"],
+         "train.best.mode is not set",
+         "choose max if higher values of {train.best.metric} are better, or min if lower ones are"),
+    Rule(lambda v: v["train.export"] == "best" and not v["train.best.metric"],
+         "train.export=best requires train.best.metric",
+         "set it, such as train.best.metric=eval/loss, or choose train.export=last"),
+    Rule(lambda v: v["train.best.metric"] and not v["eval.splits"],
+         "{train.best.metric} requires evaluations, but eval.splits is empty",
+         "add a split, or remove the metric"),
     *map(_counted, [*_OF_EVALUATIONS][:2]),
     *map(_evaluated, _OF_EVALUATIONS),
     _without("summaries.histogram_interval", "tensorboard in summaries.writers", _has_tensorboard),
     _without("train.summary_interval", "tensorboard in summaries.writers", _has_tensorboard),
-    _without(
-        "train.checkpoint_keep_every",
-        "train.checkpoint_interval",
-        lambda v: v["train.checkpoint_interval"] != 0,
-    ),
-    Rule(
-        _profiles_too_late,
-        "train.profile is {train.profile!r}, but must end at train.steps, which is {train.steps}, or "
-        "before",
-    ),
+    _without("train.checkpoint_keep_every",
+             "train.checkpoint_interval",
+             lambda v: v["train.checkpoint_interval"] != 0),
+    Rule(_profiles_too_late,
+         "train.profile is {train.profile!r}, but must end at train.steps, which is {train.steps}, or "
+         "before"),
 )
+# fmt: on

@@ -1,6 +1,7 @@
 """Orbit's Controller with boundaries at absolute steps."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+import dataclasses
 import functools
 from typing import Any
 
@@ -24,6 +25,7 @@ ROLLBACK_LIMIT = 10  # rollbacks of one run
 RollbackEntry = dict[str, Any]  # {"step": 33, "tensor": "the loss"}, as in rollbacks.json
 
 
+@dataclasses.dataclass
 class RollbackPolicy:
     """Decides which batches a run skips after it was rolled back to its last checkpoint.
 
@@ -36,21 +38,16 @@ class RollbackPolicy:
 
     Args:
         record: called with all decisions whenever one is added, to save them.
-        earlier: the decisions that `record` saved.
+        decisions: the decisions that `record` saved.
     """
 
-    def __init__(
-        self,
-        record: Callable[[Sequence[RollbackEntry]], None],
-        earlier: Sequence[RollbackEntry] = (),
-    ):
-        self._record = record
-        self._decisions = list(earlier)
+    record: Callable[[Sequence[RollbackEntry]], None]
+    decisions: list[RollbackEntry] = dataclasses.field(default_factory=list)
 
     @property
     def steps(self) -> list[int]:
         """The steps whose batches are skipped, one for each rollback of the run."""
-        return [decision["step"] for decision in self._decisions]
+        return [decision["step"] for decision in self.decisions]
 
     def skip(self, error: NonFiniteStep) -> None:
         """Decides to skip the batch of a step from now on.
@@ -58,15 +55,15 @@ class RollbackPolicy:
         Raises:
             Failure: the limit is reached.
         """
-        count = len(self._decisions)
+        count = len(self.decisions)
         if count >= ROLLBACK_LIMIT:
             raise Failure(
                 f"{error.what} The run was rolled back {count} times, which is its limit: "
                 "check the data, lower the learning rate, or clip the gradients."
             )
-        self._decisions.append({"step": error.step, "tensor": error.tensor})
+        self.decisions.append({"step": error.step, "tensor": error.tensor})
         # Recorded before the checkpoint is restored: a run killed in between skips the batch too.
-        self._record(self._decisions)
+        self.record(self.decisions)
 
 
 class Controller(orbit.Controller):
@@ -110,17 +107,12 @@ class Controller(orbit.Controller):
 
     def __init__(
         self,
-        *,
-        trainer: StandardTrainer,
-        evaluator: StandardEvaluator | None = None,
-        steps_per_loop: int = 100,
-        checkpoints: Checkpointer | None = None,
-        checkpoint_interval: int | str | Every = 0,
-        reporter: Reporter | None = None,
-        stop: StopRequest | None = None,
-        processes: ProcessGroup | None = None,
+        *, trainer: StandardTrainer, evaluator: StandardEvaluator | None = None,
+        steps_per_loop: int = 100, checkpoints: Checkpointer | None = None,
+        checkpoint_interval: int | str | Every = 0, reporter: Reporter | None = None,
+        stop: StopRequest | None = None, processes: ProcessGroup | None = None,
         actions: Iterable[Callable[[Any], Any]] = (),
-    ):
+    ):  # fmt: skip
         self._rolls_back = trainer.options.on_non_finite == "rollback"
         if self._rolls_back and checkpoints is None:
             raise UsageError("on_non_finite=rollback requires `checkpoints` to go back to.")

@@ -19,7 +19,7 @@ from ctl.built.inner_loop import step_of
 from ctl.errors import UsageError, did_you_mean
 from ctl.loop import inference
 from ctl.loop.actions import best_checkpoint
-from ctl.loop.actions.action import Action
+from ctl.loop.actions.action import LoopAction
 from ctl.loop.checkpoints.files import report_write_errors
 from ctl.loop.disk import find_reason, flush, make_folder
 from ctl.loop.workdir import Workdir
@@ -27,7 +27,7 @@ from ctl.trainer import StandardTrainer
 from ctl.version import find_version
 
 
-class ExportModel(Action):
+class ExportModel(LoopAction):
     """Writes the best or the last checkpoint in the formats of the trainer.
 
         ExportModel("best", workdir=Workdir("runs/mine"))
@@ -37,9 +37,7 @@ class ExportModel(Action):
         workdir: has the folder of the versions, and the best checkpoints.
     """
 
-    at = "train"
     everywhere = True  # does nothing at a boundary; `end` is called everywhere
-    may_stop = False
 
     def __init__(self, which: str, *, workdir: Workdir):
         self._which = which
@@ -76,12 +74,7 @@ class ExportModel(Action):
 
 
 def export_checkpoint(
-    trainer_class: type,
-    options: Any,
-    path: str,
-    folder: pathlib.Path,
-    *,
-    global_batch_size: int,
+    trainer_class: type, options: Any, path: str, folder: pathlib.Path, *, global_batch_size: int
 ) -> tuple[int, dict[str, str]]:
     """Restores a checkpoint for inference and exports it, with averaged weights if there are any.
 
@@ -148,7 +141,12 @@ def write_version(
     for write in writers:
         write(trainer, signatures, temporary)
     described = {name: _describe(signature) for name, signature in signatures.items()}
-    description = {"step": step, **notes, "signatures": described, "versions": _versions()}
+    versions = {
+        "tensorflow": tf.__version__,
+        "ctl": find_version(),
+        "tf_keras": tf_keras.__version__,
+    }
+    description = {"step": step, **notes, "signatures": described, "versions": versions}
     (temporary / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n")
     _publish(temporary, version)
     return version
@@ -197,12 +195,6 @@ def _describe(signature: Any) -> dict[str, Any]:
         kind: {k: {"dtype": v.dtype.name, "shape": v.shape.as_list()} for k, v in values.items()}
         for kind, values in (("inputs", inputs), ("outputs", outputs))
     }
-
-
-def _versions() -> dict[str, str]:
-    return {
-        "tensorflow": tf.__version__, "ctl": find_version(), "tf_keras": tf_keras.__version__
-    }  # fmt: skip
 
 
 def _publish(temporary: pathlib.Path, version: pathlib.Path) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 import pathlib
 from typing import Any
 
-from ctl.loop.actions.action import Action
+from ctl.loop.actions.action import LoopAction
 from ctl.loop.json_files import read_lines
 
 _BEGINNINGS = ("start", "resume")
@@ -18,11 +18,8 @@ _TYPES = dict(event=str, time=_NUMBER, step=int)
 Event = Mapping[str, Any]
 
 
-class Goodput(Action):
+class Goodput(LoopAction):
     """Records what a killed process lost, and how the run used the time of all its processes."""
-
-    at = "train"
-    may_stop = False
 
     def start(self) -> dict[str, Any]:
         """Returns what the last process lost, if it was killed."""

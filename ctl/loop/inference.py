@@ -15,6 +15,7 @@ import tf_keras
 from ctl.built.inner_loop import loop_of, pipeline_of, step_of
 from ctl.built.state import state_of
 from ctl.configs import keys
+from ctl.configs.option_keys import OPTION_KEYS, PARTS
 from ctl.configs.options import TrainerOptions
 from ctl.data.autograph import convert, traced
 from ctl.data.features import RESERVED
@@ -35,18 +36,14 @@ from ctl.update.snapshot import Snapshot
 _OF_TRAINING = (
     "loss_scale", "placement", "logical_shards", "all_reduce_dtype", "micro_batches",
     "clip_global_norm", "clip_norm", "clip_value", "loss_spike",
-    *(option for option in keys.PARTS if not keys.BY_NAME[keys.OPTION_KEYS[option]].evaluated),
+    *(option for option in PARTS if not keys.BY_NAME[OPTION_KEYS[option]].evaluated),
 )  # fmt: skip
 
 
 def restore_trainer(
-    trainer_class: type[StandardTrainer],
-    options: TrainerOptions,
-    path: str,
-    *,
-    global_batch_size: int,
-    average: bool = True,
-) -> StandardTrainer:
+    trainer_class: type[StandardTrainer], options: TrainerOptions, path: str,
+    *, global_batch_size: int, average: bool = True,
+) -> StandardTrainer:  # fmt: skip
     """Builds a trainer for inference, and restores its models from a checkpoint.
 
     Args:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 import contextlib
+import dataclasses
 import math
 import time
 from typing import Any
@@ -36,11 +37,7 @@ class StepSummaries:
     """
 
     def __init__(
-        self,
-        trainer: StandardTrainer,
-        *,
-        every: Every,
-        print_line: Callable[[str], None],
+        self, trainer: StandardTrainer, *, every: Every, print_line: Callable[[str], None]
     ):
         self._trainer = trainer
         self._interval = every.steps
@@ -89,6 +86,7 @@ def _why_not(trainer: StandardTrainer) -> str:
     return ""
 
 
+@dataclasses.dataclass(eq=False)
 class LoopMonitor:
     """Measures and checks inner loops, and reports skipped and repeated steps.
 
@@ -103,19 +101,14 @@ class LoopMonitor:
         step_summaries: decides when `tf.summary` calls in a step are written.
     """
 
-    def __init__(
-        self,
-        trainer: StandardTrainer,
-        reporter: Reporter,
-        *,
-        summaries: orbit.utils.SummaryManager,
-        step_summaries: StepSummaries,
-    ):
-        self._trainer = trainer
-        self._reporter = reporter
-        self._summaries = summaries
-        self._step_summaries = step_summaries
-        self._results = step_of(trainer).results
+    trainer: StandardTrainer
+    reporter: Reporter
+    _: dataclasses.KW_ONLY
+    summaries: orbit.utils.SummaryManager
+    step_summaries: StepSummaries
+
+    def __post_init__(self) -> None:
+        self._results = step_of(self.trainer).results
         self._results.measure_waiting()
 
     @contextlib.contextmanager
@@ -124,14 +117,14 @@ class LoopMonitor:
 
         The caller calls the trainer, so that this class adds no frame to the user's tracebacks.
         """
-        reporter = self._reporter
+        reporter = self.reporter
         self._results.input_wait.reset()  # a failed loop may leave its time here
         self._results.reduction_wait.reset()
         begin = time.perf_counter()
         with (
             reporter.clock.measure("steps"),
-            reporter.summary_writer(self._summaries),
-            self._step_summaries.recording(),
+            reporter.summary_writer(self.summaries),
+            self.step_summaries.recording(),
         ):
             yield
         reporter.throughput.add(steps, seconds=time.perf_counter() - begin)
@@ -152,11 +145,11 @@ class LoopMonitor:
         waited, waiting = self._results.input_wait.read(), self._results.reduction_wait.read()
         if waited is None:
             return
-        throughput = self._reporter.throughput
+        throughput = self.reporter.throughput
         gathered = processes.gather([throughput.last_seconds, waited, waiting or 0.0])
         throughput.add_input_wait(max(waited for _, waited, _ in gathered))
         if waiting is not None:
-            self._reporter.measured_processes(gathered)
+            self.reporter.process_seconds = gathered
 
     def check(self, boundary: int, *, steps: int, outputs: Mapping[str, Any]) -> None:
         """Checks a loop that has ended, and reports skipped and repeated steps.
@@ -170,7 +163,7 @@ class LoopMonitor:
             Failure: the loss is not finite although the trainer reported no such step.
             UsageError: the trainer does not count its steps.
         """
-        trainer, reporter = self._trainer, self._reporter
+        trainer, reporter = self.trainer, self.reporter
         last = int(trainer.global_step.numpy())
         # A coordinator repeats steps of lost workers.
         if last > boundary and strategies.spec_of(trainer.strategy).coordinated:

@@ -8,12 +8,13 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from ctl.built import flops
 from ctl.built.inner_loop import pipeline_of
 from ctl.configs.group_values import patterns
 from ctl.hardware import devices
 from ctl.keras import precision
 from ctl.keras.precision import Optimizer
-from ctl.loop.actions.action import Action
+from ctl.loop.actions.action import LoopAction
 from ctl.loop.timing import Throughput
 from ctl.trainer import StandardTrainer
 from ctl.update.gradients import optimizers_of
@@ -23,11 +24,8 @@ _GIB = 2**30
 _RSS_UNIT = 1 if sys.platform == "darwin" else 2**10
 
 
-class LoopNumbers(Action):
-    """Adds the numbers to the record of each inner loop, and the mixture to `result.json`."""
-
-    at = "train"
-    may_stop = False
+class LoopNumbers(LoopAction):
+    """Adds the numbers to the record of each loop; the mixture and the operations to `result.json`."""
 
     def __call__(self, outputs: Mapping[str, Any]) -> None:
         """Logs the numbers of the last loop."""
@@ -37,10 +35,14 @@ class LoopNumbers(Action):
         )
 
     def result(self) -> dict[str, Any]:
-        """Returns how many examples each source of a mixture gave."""
-        step, trained = self.controller.step, self.controller.trained_step
-        sources = count_examples(self.controller.trainer, step if trained is None else trained)
-        return {"sources": sources} if sources else {}
+        """Returns the examples of each source of a mixture, and the operations of a step."""
+        controller, trained = self.controller, self.controller.trained_step
+        trainer, step = controller.trainer, controller.step if trained is None else trained
+        sources = count_examples(trainer, step)
+        result: dict[str, Any] = {"sources": sources} if sources else {}
+        if controller.is_chief:  # and the share of the peak of the devices, where it is known
+            result |= flops.measure(trainer, controller.reporter.throughput.examples_per_second)
+        return result
 
 
 def measure_loop(trainer: StandardTrainer, throughput: Throughput) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """Makes the writers of a run, and passes all logged values to them."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
 import pathlib
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 TENSORBOARD = "ctl.loop.writers.tensorboard:TensorBoardWriter"
 
 
+@dataclasses.dataclass(eq=False)
 class MetricLog:
     """Passes each record to all writers, on one axis: the global step.
 
@@ -28,23 +30,13 @@ class MetricLog:
             write none.
         checkpoint_folder: where the run saves, for the message if a record cannot be written.
         print_line: prints the line about a server that cannot be reached.
-
-    Attributes:
-        summary_folder: the same as the argument.
     """
 
-    def __init__(
-        self,
-        writers: Iterable[Writer] = (),
-        *,
-        summary_folder: pathlib.Path | None = None,
-        checkpoint_folder: pathlib.Path | None = None,
-        print_line: Callable[[str], None] = print_line,
-    ):
-        self._writers = list(writers)
-        self.summary_folder = summary_folder
-        self._checkpoint_folder = checkpoint_folder
-        self._print_line = print_line
+    writers: list[Writer] = dataclasses.field(default_factory=list)
+    _: dataclasses.KW_ONLY
+    summary_folder: pathlib.Path | None = None
+    checkpoint_folder: pathlib.Path | None = None
+    print_line: Callable[[str], None] = print_line
 
     def write_summaries(self, controller: "Controller") -> None:
         """Adds the writer for TensorBoard, if there is a folder of summaries.
@@ -53,7 +45,7 @@ class MetricLog:
             controller: the `Controller`, with Orbit's managers of the summaries in that folder.
         """
         if self.summary_folder:
-            self._writers.append(loading.load(TENSORBOARD)(controller, self.summary_folder))
+            self.writers.append(loading.load(TENSORBOARD)(controller, self.summary_folder))
 
     def begin(self, config: Mapping[str, Any], *, step: int, is_new: bool) -> None:
         """Prepares the writers of a run that continues at a step."""
@@ -80,25 +72,25 @@ class MetricLog:
 
     def has_evaluation(self, step: int) -> bool:
         """Returns whether every file has a record of an evaluation at a step."""
-        return all(writer.has_evaluation(step) for writer in self._writers)
+        return all(writer.has_evaluation(step) for writer in self.writers)
 
     def close(self, status: str) -> None:
         """Ends the run, with the status "FINISHED" or "KILLED"."""
         self._call(lambda writer: writer.close(status))
 
     def _call(self, call: Callable[[Writer], None]) -> None:
-        for writer in list(self._writers):
+        for writer in list(self.writers):
             try:
-                with report_write_errors(_name(writer), self._checkpoint_folder):
+                with report_write_errors(_name(writer), self.checkpoint_folder):
                     call(writer)
             except Exception as error:
                 if writer.required:
                     raise
                 # A server that cannot be reached must not end a run that can train without it.
-                self._writers.remove(writer)
+                self.writers.remove(writer)
                 reason = error.__cause__ if isinstance(error, Failure) else error
                 text = (str(reason).strip().splitlines() or [type(reason).__name__])[0]
-                self._print_line(
+                self.print_line(
                     f"{type(writer).__name__} has failed and is not used any more: {text}"
                 )
 

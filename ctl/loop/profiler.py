@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from ctl.loop.actions.action import Action
+from ctl.loop.actions.action import LoopAction
 from ctl.private.tensorflow import xplane_pb2
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _CALLS = ("While", "If", "Case", "PartitionedCall", "StatefulPartitionedCall", "
 _LOOP = re.compile(r"^(\w*while\w*/body/(_\d+/)?)+")  # the inner loop, the same for all steps
 
 
-class Profiler(Action):
+class Profiler(LoopAction):
     """Writes profiles for TensorBoard, and prints the operations that took the most time.
 
         Profiler("200:210", folder="runs/mine/summaries/train")
@@ -36,9 +36,6 @@ class Profiler(Action):
         steps: "FIRST:END", the steps to profile, END excluded; "" for none.
         folder: where to write; None if another process writes.
     """
-
-    at = "train"
-    may_stop = False
 
     def __init__(self, steps: str = "", *, folder: str | None = None):
         self._first, self._end = map(int, steps.split(":")) if steps else (0, 0)

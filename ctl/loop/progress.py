@@ -5,6 +5,7 @@ import math
 from typing import Any
 
 from ctl.errors import print_line
+from ctl.loop.timing import Throughput
 
 EVERY = 1000  # steps between two lines of training, at most
 _EPOCHS = 100  # lines of epochs, about, of a run that has more
@@ -17,7 +18,7 @@ class Progress:
     """Prints a line of training and a line of the results for each evaluation.
 
         with Progress(total=1000) as progress:
-            progress.trained(100, {"loss": 0.3}, examples_per_second=9000.0, seconds_left=12.0)
+            progress.trained(100, {"loss": 0.3}, throughput, last_step=1000)
 
     If a run does not evaluate while it trains, it prints lines for its first loop and for each epoch. No
     more than `EVERY` steps have one line, and the last step always has one.
@@ -62,46 +63,37 @@ class Progress:
         self._write(line)
 
     def trained(
-        self,
-        step: int,
-        outputs: Mapping[str, Any],
-        *,
-        examples_per_second: float | None,
-        seconds_left: float | None,
-        last_examples_per_second: float | None = None,
-        input_wait: float | None = None,
-        is_last: bool = False,
+        self, step: int, outputs: Mapping[str, Any], speed: Throughput, *, last_step: int
     ) -> None:
         """Reports that a loop has ended.
 
         Args:
             step: the step at which it ended.
             outputs: its loss and metrics.
-            examples_per_second: the mean speed; None if it is not known yet.
-            seconds_left: the time to the last step; None if it is not known yet.
-            last_examples_per_second: the speed of this loop, shown if it differs from the mean.
-            input_wait: the share of this loop's time in which it waited for input, shown if large.
-            is_last: whether the training ends here.
+            speed: the speed of the loops. That of this loop is shown if it differs from the mean, and
+                its wait for input if that is large.
+            last_step: the step at which the training ends.
         """
         parts = [f"train {self._position(step)}"]
         if self._steps_per_epoch:
             parts.append(f"epoch {step / self._steps_per_epoch:.2f}")
         parts.append(format_numbers(outputs))
-        mean, last = examples_per_second, last_examples_per_second
+        mean, last = speed.examples_per_second, speed.last_examples_per_second
         if mean:
             # The mean of hours hides that the speed has just changed.
             differs = last and abs(last - mean) > _SPEED_TOLERANCE * mean
             last_loop = f" ({last:,.0f} in the last loop)" if differs else ""
             parts.append(f"{mean:,.0f} examples/s{last_loop}")
-        if input_wait and input_wait > _INPUT_TOLERANCE:
-            parts.append(f"waited {input_wait:.0%} for input")
+        if speed.input_wait and speed.input_wait > _INPUT_TOLERANCE:
+            parts.append(f"waited {speed.input_wait:.0%} for input")
         if self.durable is not None:
             parts.append(f"durable {self.durable}")
-        if seconds_left and step < self._total:
-            parts.append(f"{format_duration(seconds_left)} left")
+        left = speed.seconds_for(last_step - step)
+        if left and step < self._total:
+            parts.append(f"{format_duration(left)} left")
         self._held_back = " | ".join(parts)
         # Boundaries are multiples, so that a resumed run has lines at the same steps.
-        if step >= min(self._next, self._total) or is_last:
+        if step >= min(self._next, self._total, last_step):
             self._print_training()
         self._next = math.ceil(((step + _ROUNDING) // self._every + 1) * self._every - _ROUNDING)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from ctl.errors import print_line
 from ctl.loop.progress import Progress, format_duration, format_numbers
+from ctl.loop.timing import Throughput
 
 _MOST_NUMBERS = 3  # of a loop's outputs next to the bar
 
@@ -40,16 +41,18 @@ class ProgressBar(Progress):
         with contextlib.suppress(OSError):  # the terminal was closed
             self._bar.stop()
 
-    def trained(self, step: int, outputs: Mapping[str, Any], **speed: Any) -> None:
+    def trained(
+        self, step: int, outputs: Mapping[str, Any], speed: Throughput, *, last_step: int
+    ) -> None:
         """Moves the bar, and prints a line where `Progress` would."""
-        rate, left = speed["examples_per_second"], speed["seconds_left"]
+        rate, left = speed.examples_per_second, speed.seconds_for(last_step - step)
         shown = [f"step {step:,}/{self._total:,}"]
         shown += [format_numbers(dict(list(outputs.items())[:_MOST_NUMBERS]))]
         shown += [f"{rate:,.0f} examples/s"] if rate else []
         shown += [f"{format_duration(left)} left"] if left else []
         description = " | ".join(filter(None, shown))
         self._bar.update(self._task, completed=step, visible=True, description=description)
-        super().trained(step, outputs, **speed)
+        super().trained(step, outputs, speed, last_step=last_step)
 
     def _print_above(self, line: str) -> None:
         # Not wrapped: a line that is copied from the terminal must be one line.

@@ -40,17 +40,12 @@ class Reporter:
     """
 
     def __init__(
-        self,
-        trainer: StandardTrainer,
-        *,
-        progress: Progress | None = None,
-        on_event: Callable[..., None] | None = None,
-        workdir: Workdir | None = None,
-        metrics: MetricLog | None = None,
-        steps_per_epoch: float | None = None,
-        clock: WallClock | None = None,
+        self, trainer: StandardTrainer,
+        *, progress: Progress | None = None, on_event: Callable[..., None] | None = None,
+        workdir: Workdir | None = None, metrics: MetricLog | None = None,
+        steps_per_epoch: float | None = None, clock: WallClock | None = None,
         summary_interval: int | str | Every = 0,
-    ):
+    ):  # fmt: skip
         self._trainer = trainer
         self._steps_per_epoch = steps_per_epoch
         self.clock = clock or WallClock()
@@ -99,19 +94,8 @@ class Reporter:
         rate = {"examples_per_second": speed} if speed else {}
         self._log("train", step, {**outputs, **rate, **usage, **self._loop_numbers})
         self._loop_numbers = {}
-        self._progress.trained(
-            step,
-            {**{name: v for name, v in outputs.items() if name != LAYERS}, **usage},
-            examples_per_second=speed,
-            last_examples_per_second=self.throughput.last_examples_per_second,
-            input_wait=self.throughput.input_wait,
-            seconds_left=self.throughput.seconds_for(last_step - step),
-            is_last=step >= last_step,
-        )
-
-    def measured_processes(self, seconds: Sequence[Sequence[float]]) -> None:
-        """Keeps the times of a loop in all processes, as `process_seconds` describes."""
-        self.process_seconds = seconds
+        shown = {**{name: v for name, v in outputs.items() if name != LAYERS}, **usage}
+        self._progress.trained(step, shown, self.throughput, last_step=last_step)
 
     def log_with_loop(self, numbers: Mapping[str, float]) -> None:
         """Adds numbers to the record of the loop that has just ended, from an action."""

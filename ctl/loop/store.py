@@ -3,7 +3,7 @@
 from collections.abc import Callable
 import contextlib
 import pathlib
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ctl.configs.loading import load
 from ctl.errors import is_url
@@ -18,8 +18,8 @@ RECORD = ".bucket.json"  # the file in the local folder that names the store
 STORES: dict[str, Any] = {"": "ctl.loop.bucket.store:FileSystem"}
 
 
-class RunStore(Protocol):
-    """What a run needs of the store that its --workdir names.
+class RunStore:
+    """What a run needs of the store that its --workdir names; by default nothing is copied.
 
     Attributes:
         url: the folder of the run in the store.
@@ -33,7 +33,6 @@ class RunStore(Protocol):
         self,
         processes: "ProcessGroup",
         *,
-        is_chief: bool,
         on_lost: Callable[[], None],
         on_durable: Callable[[int, int, float], None],
         print_line: Callable[[str], None],
@@ -43,12 +42,12 @@ class RunStore(Protocol):
         The local folders are up to date in the block, whose end waits until everything is copied.
 
         Args:
-            processes: the processes of the run.
-            is_chief: whether this process owns the run.
+            processes: the processes of the run, whose chief owns it in the store.
             on_lost: called in a thread when another process has taken over.
             on_durable: called as on_durable(step, bytes, seconds) when a checkpoint is in the store.
             print_line: prints a line.
         """
+        return contextlib.nullcontext()
 
     def sync(self) -> None:
         """Sends and fetches what is new, for a process that does not train."""
@@ -73,8 +72,7 @@ def open_store(
         UsageError: the store cannot be opened.
     """
     open_bucket = load("ctl.loop.bucket.bucket:open_store")
-    store: RunStore = open_bucket(url, train, reads=reads, checkpoint=checkpoint, task=task)
-    return store
+    return open_bucket(url, train, reads=reads, checkpoint=checkpoint, task=task)
 
 
 def fetch(name: str, which: str = "", *, texts_only: bool = False) -> str:
@@ -90,5 +88,4 @@ def fetch(name: str, which: str = "", *, texts_only: bool = False) -> str:
     """
     if not is_url(name):
         return name
-    path: str = load("ctl.loop.bucket.fetch:path")(name, which, texts_only=texts_only)
-    return path
+    return load("ctl.loop.bucket.fetch:path")(name, which, texts_only=texts_only)

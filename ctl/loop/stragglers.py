@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 import statistics
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ctl.loop.actions.action import Action
+from ctl.loop.actions.action import LoopAction
 
 if TYPE_CHECKING:
     from ctl.loop.controller import Controller
@@ -48,7 +48,7 @@ class WorkerTimes(NamedTuple):
         return {"computing": self.computing, "waiting": waiting, "input": self.input}
 
 
-class Stragglers(Action):
+class Stragglers(LoopAction):
     """Prints and records one line when a process becomes slow, and one when it no longer is.
 
     A process is slow if, in two consecutive measurements, its own work takes more than 1.5 times the
@@ -56,9 +56,6 @@ class Stragglers(Action):
     measurement adds up inner loops until they have taken a second, so that the noise of a short loop is
     not reported.
     """
-
-    at = "train"
-    may_stop = False
 
     def __init__(self) -> None:
         self._members: Sequence[tuple[str, str]] = ()  # name and host of each process

@@ -4,9 +4,12 @@ from collections.abc import Iterator
 import contextlib
 import dataclasses
 import time
+from typing import TYPE_CHECKING
 
 from ctl.configs import durations
-from ctl.hardware.collectives import ProcessGroup
+
+if TYPE_CHECKING:  # it imports TensorFlow
+    from ctl.hardware.collectives import ProcessGroup
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +72,7 @@ class Timer:
         """Returns whether the period is over by this process's clock; other clocks differ."""
         return bool(self._seconds) and time.monotonic() - self._since >= self._seconds
 
-    def all_due(self, processes: ProcessGroup) -> bool:
+    def all_due(self, processes: "ProcessGroup") -> bool:
         """Returns whether the period is over by the chief's clock; collective, unless `seconds` is 0."""
         self.due = bool(self._seconds) and bool(processes.broadcast_from_chief(self.is_due()))
         return self.due

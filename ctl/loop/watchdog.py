@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ctl import errors
-from ctl.loop.actions.action import Action
+from ctl.loop.actions.action import LoopAction
 from ctl.loop.progress import format_duration
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class _Loop:
     reported: bool = False
 
 
-class Watchdog(Action):
+class Watchdog(LoopAction):
     """Watches the inner loops of a run from a thread, which ends with the training.
 
     Every process has one, since the input pipeline that hangs need not be the chief's. Evaluating and
@@ -45,9 +45,6 @@ class Watchdog(Action):
     Args:
         seconds: how long a step may take before it is reported.
     """
-
-    at = "train"
-    may_stop = False
 
     def __init__(self, seconds: float):
         self._seconds = seconds

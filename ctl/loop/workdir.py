@@ -62,13 +62,9 @@ class Workdir:
     """
 
     def __init__(
-        self,
-        path: str | pathlib.Path,
-        *,
-        writes: bool = True,
-        store: RunStore | None = None,
-        may_read: bool = False,
-    ):
+        self, path: str | pathlib.Path,
+        *, writes: bool = True, store: RunStore | None = None, may_read: bool = False,
+    ):  # fmt: skip
         check_local("The workdir", path)
         self.path = pathlib.Path(path)
         self.checkpoints, self.best = self.path / "checkpoints", self.path / "best"

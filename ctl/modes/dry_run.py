@@ -8,6 +8,7 @@ import shutil
 
 from ml_collections import config_dict
 
+from ctl.configs import overrides
 from ctl.configs.values import SERVERS
 from ctl.errors import print_line
 from ctl.loop.lock import RunLock
@@ -40,18 +41,11 @@ def shorten(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
         config: the config, after the trainer was built from it: the optimizer and its schedule are
             those of the complete run.
     """
-    short = config_dict.ConfigDict(config.to_dict())
-    with short.ignore_type():
-        short.train.update(
-            steps=DRY_STEPS,
-            steps_per_loop=1,
-            checkpoint_interval=1,
-            checkpoint_keep_every=0,
-        )
-        short.eval.interval = 1
-        # No writers to a server, which would keep the run.
-        short.summaries.writers = [n for n in short.summaries.writers if n not in SERVERS]
-    return short.lock()
+    ones = ("train.steps_per_loop", "train.checkpoint_interval", "eval.interval")
+    values = {"train.steps": DRY_STEPS, "train.checkpoint_keep_every": 0, **dict.fromkeys(ones, 1)}
+    # No writers to a server, which would keep the run.
+    writers = [name for name in config.summaries.writers if name not in SERVERS]
+    return overrides.with_values(config, {**values, "summaries.writers": writers})
 
 
 @contextlib.contextmanager

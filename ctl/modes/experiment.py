@@ -14,7 +14,7 @@ from ctl import errors, optimizers
 from ctl.built.build import compare_workers
 from ctl.built.inner_loop import pipeline_of, step_of
 from ctl.configs import durations, group_values, keys, loading, overrides
-from ctl.configs.keys import OPTION_KEYS
+from ctl.configs.option_keys import OPTION_KEYS
 from ctl.configs.options import Section, TrainerOptions
 from ctl.errors import UsageError
 from ctl.evaluator import StandardEvaluator
@@ -122,11 +122,9 @@ def build_hardware(runtime: config_dict.ConfigDict) -> selection.Hardware:
 
 def resolve_batch_size(config: config_dict.ConfigDict, replicas: int) -> config_dict.ConfigDict:
     """Returns a locked copy of the config, with `data.global_batch_size` computed if necessary."""
-    config = config_dict.ConfigDict(config.to_dict())
-    if config.data.per_replica_batch_size:
-        config.data.global_batch_size = config.data.per_replica_batch_size * replicas
-        config.data.per_replica_batch_size = 0
-    return config.lock()
+    size = config.data.per_replica_batch_size
+    resolved = {"data.global_batch_size": size * replicas, "data.per_replica_batch_size": 0}
+    return overrides.with_values(config, resolved if size else {})
 
 
 def resolve_durations(

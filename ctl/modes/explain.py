@@ -3,11 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ml_collections import config_dict
-
 from ctl.built import memory_estimate
 from ctl.built.inner_loop import plan_of, step_of
-from ctl.configs import group_values
+from ctl.configs import group_values, overrides
 from ctl.configs.error_location import describe as describe_error
 from ctl.configs.options import TrainerOptions
 from ctl.errors import align, list_some, print_line
@@ -35,10 +33,9 @@ def explain(arguments: Arguments) -> int:
     It describes the steps after the last `frozen_until`, which train the most layers and need the most
     memory.
     """
-    config = config_dict.ConfigDict(arguments.config.to_dict())
-    with config.ignore_type():
-        config.optimizer.groups = group_values.without(config.optimizer.groups, "frozen_until")
-    built = experiment.build(config.lock(), arguments.config_path)
+    groups = group_values.without(arguments.config.optimizer.groups, "frozen_until")
+    config = overrides.with_values(arguments.config, {"optimizer.groups": groups})
+    built = experiment.build(config, arguments.config_path)
     actions = [
         *registry.make_actions(built.config, arguments.config_path, workdir=arguments.workdir),
         *built.trainer.build_actions(),

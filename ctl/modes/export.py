@@ -60,13 +60,9 @@ def select_checkpoint(workdir: Workdir, name: str) -> str:
 
 
 def load(
-    workdir: str | os.PathLike[str],
-    checkpoint: str | int = "",
-    *,
-    config: str = "",
-    average: bool = True,
-    trust_code: bool = False,
-) -> "TrainedModel":
+    workdir: str | os.PathLike[str], checkpoint: str | int = "",
+    *, config: str = "", average: bool = True, trust_code: bool = False,
+) -> "TrainedModel":  # fmt: skip
     """Loads the trained model of a run.
 
         model = ctl.load("runs/mnist")

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import config_dict
 
-from ctl.configs import group_values
+from ctl.configs import group_values, overrides
 from ctl.errors import Failure, UsageError, print_line
 from ctl.hardware import host
 from ctl.hardware.child_process import TRACEBACK_FOLDER
@@ -58,11 +58,11 @@ def find_batch(arguments: Arguments) -> int:
     Raises:
         UsageError: no batch fits, or the memory is not known.
     """
-    config = config_dict.ConfigDict(arguments.config.to_dict())
-    if StrategyOptions.from_config(config.runtime, os.environ).cluster:
+    if StrategyOptions.from_config(arguments.config.runtime, os.environ).cluster:
         raise UsageError("--mode=find_batch runs in one process: unset TF_CONFIG.")
-    with config.ignore_type():  # the steps that train the most layers need the most memory
-        config.optimizer.groups = group_values.without(config.optimizer.groups, "frozen_until")
+    # The steps that train the most layers need the most memory.
+    groups = group_values.without(arguments.config.optimizer.groups, "frozen_until")
+    config = overrides.with_values(arguments.config, {"optimizer.groups": groups})
     # The same disk as that of the run, and no folder of it.
     parent = next(p for p in arguments.workdir.path.absolute().parents if p.exists())
     with tempfile.TemporaryDirectory(prefix=".ctl-find-batch-", dir=parent) as folder:
@@ -122,9 +122,8 @@ def find_largest(measure: Callable[[int], int | None], guess: int, *, unit: int,
 
 def with_batch(config: config_dict.ConfigDict, batch: int) -> config_dict.ConfigDict:
     """Returns a locked copy of a config with another global batch."""
-    changed = config_dict.ConfigDict(config.to_dict())
-    changed.data.update(global_batch_size=batch, per_replica_batch_size=0)
-    return changed.lock()
+    values = {"data.global_batch_size": batch, "data.per_replica_batch_size": 0}
+    return overrides.with_values(config, values)
 
 
 def check_examples(trainer: Any) -> None:

@@ -9,6 +9,7 @@ from ml_collections import config_dict
 import numpy as np
 import tensorflow as tf
 
+from ctl.configs import overrides
 from ctl.errors import UsageError, print_line
 from ctl.hardware import strategies
 from ctl.hardware.collectives import ProcessGroup
@@ -117,14 +118,11 @@ def describe(curve: RangeTest, factor: float = 1.0) -> list[str]:
 
 def _with_constant_rate(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
     """Returns a locked copy of a config without schedule, warm-up and checks of the loss."""
-    changed = config_dict.ConfigDict(config.to_dict())
-    with changed.ignore_type():
-        changed.optimizer.update(
-            schedule="constant", warmup_steps=0, decay_steps=0, learning_rate_batch_size=0
-        )
-        changed.optimizer.schedule_arguments = config_dict.ConfigDict()
-        changed.train.update(on_non_finite="ignore", loss_spike=0.0)
-    return changed.lock()
+    zeros = ("warmup_steps", "decay_steps", "learning_rate_batch_size")
+    values: dict[str, Any] = {f"optimizer.{name}": 0 for name in zeros}
+    values |= {"optimizer.schedule": "constant", "optimizer.schedule_arguments": {}}
+    values |= {"train.on_non_finite": "ignore", "train.loss_spike": 0.0}
+    return overrides.with_values(config, values)
 
 
 def _write_page(curve: RangeTest, path: pathlib.Path) -> None:

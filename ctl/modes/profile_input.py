@@ -8,13 +8,12 @@ import math
 import time
 from typing import Any
 
-from ml_collections import config_dict
 import orbit
 import tensorflow as tf
 
 from ctl.built.inner_loop import loop_of, pipeline_of, plan_of
 from ctl.compile import serial_loops
-from ctl.configs import error_location, keys
+from ctl.configs import error_location, keys, overrides
 from ctl.data import batching
 from ctl.data.distribution import disable_autotune
 from ctl.data.kinds import Kind
@@ -101,10 +100,9 @@ def measure_apart(arguments: Arguments) -> Iterator[tuple[str, float | UsageErro
         The mode, and the seconds of its step alone, or why it does not work here.
     """
     for mode in COMPLETE_STEPS:
-        config = config_dict.ConfigDict(arguments.config.to_dict())
-        config.runtime.xla = mode
+        config = overrides.with_values(arguments.config, {"runtime.xla": mode})
         try:
-            yield mode, step_time.measure(config.lock(), arguments.config_path)
+            yield mode, step_time.measure(config, arguments.config_path)
         except UsageError as error:
             yield mode, error
 
@@ -155,13 +153,9 @@ def describe_serial_loops(trainer: StandardTrainer) -> Iterator[str]:
 
 
 def all_compare_xla(
-    arguments: Arguments,
-    hardware: selection.Hardware,
-    used: str,
-    seconds: float,
-    processes: ProcessGroup,
-    apart: Mapping[str, float | UsageError],
-) -> Iterator[str]:
+    arguments: Arguments, hardware: selection.Hardware, used: str, seconds: float,
+    processes: ProcessGroup, apart: Mapping[str, float | UsageError],
+) -> Iterator[str]:  # fmt: skip
     """Times the step alone with the other modes of `runtime.xla`; collective.
 
     Auto-clustering is left out, because it is a setting of the complete process.
@@ -183,9 +177,8 @@ def all_compare_xla(
         if mode in ("auto", "autocluster", used):
             continue
         name = f"runtime.xla={mode}"
-        config = config_dict.ConfigDict(arguments.config.to_dict())
-        config.runtime.xla = mode
-        arguments = dataclasses.replace(arguments, config=config.lock())
+        config = overrides.with_values(arguments.config, {"runtime.xla": mode})
+        arguments = dataclasses.replace(arguments, config=config)
         try:
             keys.check_rules(keys.flatten(config))
             known = apart.get(mode)
@@ -193,11 +186,7 @@ def all_compare_xla(
                 raise known
             took = known or _all_time_step(arguments, hardware, processes)
         # XLA's errors are among these. Each process gets them, unlike that of a lost connection.
-        except (
-            UsageError,
-            tf.errors.InvalidArgumentError,
-            tf.errors.UnimplementedError,
-        ) as error:
+        except (UsageError, tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
             yield f"{name} is not possible: {error_location.describe(error)}"
             continue
         yield f"{name:<21} {1e3 * took:10.2f} ms per step alone, {seconds / took:.2f} times as fast"

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
+import importlib
 import os
 import sys
 import time
@@ -25,7 +26,7 @@ from ctl.modes import Arguments, experiment, messages, results
 
 _DRY_RUN = "ctl.modes.dry_run"
 _PROGRESS_BAR = "ctl.loop.progress_bar:ProgressBar"  # of a terminal
-_WARM_START = "ctl.loop.checkpoints.warm_start:WarmStart"  # if the section `init` names weights
+_WARM_START = "ctl.loop.checkpoints.warm_start"  # if the section `init` names weights
 
 
 class ExperimentRun:
@@ -65,14 +66,10 @@ class ExperimentRun:
     controller: Controller
 
     def __init__(
-        self,
-        arguments: Arguments,
-        *,
-        evaluates: bool = True,
-        reads_only: bool = False,
-        built: experiment.Experiment | None = None,
-        prints: bool = True,
-    ):
+        self, arguments: Arguments,
+        *, evaluates: bool = True, reads_only: bool = False,
+        built: experiment.Experiment | None = None, prints: bool = True,
+    ):  # fmt: skip
         self.experiment = built or experiment.build(
             arguments.config, arguments.config_path, evaluates=evaluates
         )
@@ -112,11 +109,8 @@ class ExperimentRun:
             reads_only=reads_only,
         )
         init = self.config.init
-        self._weights = (
-            loading.load(_WARM_START)(self.trainer, init)
-            if init.checkpoint or init.models
-            else None
-        )
+        has_weights = bool(init.checkpoint or init.models)
+        self._warm_start: Any = importlib.import_module(_WARM_START) if has_weights else None
         self.stop = StopOnSignal()
         self.has_ended = False
         self._start = 0.0
@@ -128,8 +122,8 @@ class ExperimentRun:
     @property
     def record(self) -> dict[str, Any]:
         """The config, and what else the updates depend on: what config.json holds."""
-        inputs: dict[str, Any] = {"init": self._weights.describe_files() if self._weights else {}}
-        inputs |= pipeline_of(self.trainer).descriptions
+        files = self._warm_start.describe_files(self.config.init) if self._warm_start else {}
+        inputs = {"init": files, **pipeline_of(self.trainer).descriptions}
         return {**self.config.to_dict(), "inputs": inputs}
 
     def all_open_store(self) -> contextlib.AbstractContextManager[None]:
@@ -145,7 +139,6 @@ class ExperimentRun:
 
         return store.all_open(
             self.processes,
-            is_chief=self.is_chief,
             on_lost=lambda: self.stop.request(owner="lost"),
             on_durable=on_durable,
             print_line=progress.print_line,
@@ -211,8 +204,9 @@ class ExperimentRun:
         Args:
             fresh: whether the run in the folder is going to be moved aside.
         """
-        if self._weights and (fresh or not self.checkpoints.files.steps()):
-            self._weights.check(moved=self.workdir.path if fresh else None)
+        if self._warm_start and (fresh or not self.checkpoints.files.steps()):
+            moved = self.workdir.path if fresh else None
+            self._warm_start.check(self.trainer, self.config.init, moved=moved)
 
     def all_begin(self, actions: Sequence[Action], changes: Sequence[str] = ()) -> None:
         """Restores the newest checkpoint; without one, loads the weights that `init` names.
@@ -230,14 +224,15 @@ class ExperimentRun:
         if self._restored and not continues:
             notes = self.checkpoints.files.notes(self.controller.step)
             self.controller.resume_stop(notes.get("stopped"))
-        lines: list[str] = []
-        if self._weights and not self._restored:
-            lines, self._loaded = self._weights.all_load(self.processes)
+        loaded: Sequence[Any] = ()
+        if self._warm_start and not self._restored:
+            loaded = self._warm_start.all_load(self.trainer, self.config.init, self.processes)
+            self._loaded = self._warm_start.record(loaded)
         self._begin_lines = [f"Changed since the run was started: {line}" for line in changes]
         self._begin_lines += [f"Resumed from {self._restored}."] if self._restored else []
         if self.checkpoints.unmatched:
             self._begin_lines.append(messages.restored_in_part(self.checkpoints.unmatched))
-        self._begin_lines += lines
+        self._begin_lines += map(str, loaded)
 
     def is_complete(self, step: int, changes: Sequence[str], *, evaluates: bool) -> bool:
         """Returns whether a run whose last checkpoint is of this step has nothing left to do.
@@ -367,8 +362,7 @@ class ExperimentRun:
         )
         prints = prints and self.is_chief
         if prints and sys.stdout.isatty():
-            bar: Progress = loading.load(_PROGRESS_BAR)(**options)
-            return bar
+            return loading.load(_PROGRESS_BAR)(**options)
         return Progress(**options, write=print_line if prints else lambda line: None)
 
     def _check_store(self, reads_only: bool) -> None:

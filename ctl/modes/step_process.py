@@ -10,11 +10,10 @@ import pickle
 import sys
 from typing import Any
 
-from ml_collections import config_dict
 import numpy as np
 import tensorflow as tf
 
-from ctl.configs import error_location
+from ctl.configs import error_location, overrides
 from ctl.errors import UsageError
 from ctl.modes import experiment, profile_input, step_time
 
@@ -24,11 +23,8 @@ def answer(config: Any, config_path: str) -> dict[str, Any]:
     hardware = experiment.build_hardware(config.runtime)
 
     def train(xla: str) -> tuple[Any, np.ndarray, np.ndarray]:
-        own = config_dict.ConfigDict(config.to_dict())
-        own.runtime.xla = xla
-        trainer = experiment.build(
-            own.lock(), config_path, evaluates=False, hardware=hardware
-        ).trainer
+        own = overrides.with_values(config, {"runtime.xla": xla})
+        trainer = experiment.build(own, config_path, evaluates=False, hardware=hardware).trainer
         read = lambda: np.concatenate([np.ravel(w) for w in trainer.model.get_weights()])  # noqa: E731
         before = read().astype(np.float64)
         trainer.train(tf.constant(step_time.STEPS))

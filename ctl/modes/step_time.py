@@ -15,10 +15,8 @@ from ctl.errors import UsageError
 
 SECONDS = 300.0
 STEPS = 3
-_BOUND = {
-    "float64": 1e-6,
-    "float32": 1e-2,
-}  # of the difference from xla=off, relative to the change
+# The largest difference from xla=off, relative to the change.
+_BOUND = {"float64": 1e-6, "float32": 1e-2}
 _BOUND_OF_16_BITS = 0.3
 
 

@@ -150,13 +150,9 @@ def _command(values: flags.FlagValues, changes: Changes) -> list[str]:
 
 
 def _run_all(
-    chosen: Iterator[SweepRun],
-    runs: list[SweepRun],
-    command: list[str],
-    folder: pathlib.Path,
-    free: list[Mapping[str, str]],
-    signals: Any,
-) -> Iterator[SweepRun]:
+    chosen: Iterator[SweepRun], runs: list[SweepRun], command: list[str], folder: pathlib.Path,
+    free: list[Mapping[str, str]], signals: Any,
+) -> Iterator[SweepRun]:  # fmt: skip
     """Runs all that are chosen, which it appends to `runs`, on free devices; yields those that end."""
     while True:
         while free and not signals and (new := next(chosen, None)):

@@ -26,8 +26,7 @@ def train_and_eval(arguments: Arguments) -> int:
 def _start(arguments: Arguments, *, evaluates: bool) -> int:
     if arguments.dry_run:
         train = functools.partial(_train, evaluates=evaluates)
-        code: int = loading.load(_DRY_RUN)(arguments, train)
-        return code
+        return loading.load(_DRY_RUN)(arguments, train)
     return _train(arguments, evaluates=evaluates)
 
 

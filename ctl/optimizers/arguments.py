@@ -9,9 +9,9 @@ from typing import Any
 
 from ctl import errors
 from ctl.errors import UsageError
+from ctl.optimizers import CLIPPING
 
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-CLIPPING = ("clipnorm", "clipvalue", "global_clipnorm")  # bounds of tf_keras' optimizers
 WHOLE = (*CLIPPING, "use_ema")  # arguments that require complete variables
 # Arguments of tf_keras' optimizers that ctl sets itself, or replaces by an option of its own.
 REPLACED = {
@@ -69,11 +69,7 @@ def load(key: str, name: str) -> Callable[..., Any]:
 
 
 def check(
-    function: Callable[..., Any],
-    given: Mapping[str, Any],
-    *,
-    reserved: Mapping[str, str],
-    key: str,
+    function: Callable[..., Any], given: Mapping[str, Any], *, reserved: Mapping[str, str], key: str
 ) -> None:
     """Checks the arguments that a config gives a function.
 

@@ -1,11 +1,10 @@
 """The config of the optimizer and its schedule."""
 
-import math
 from typing import Any
 
 from ctl import errors, optimizers
 from ctl.configs import durations
-from ctl.configs.component import Key, Rule, Values
+from ctl.configs.component import Key, Rule, Values, check_number
 from ctl.errors import UsageError, did_you_mean
 from ctl.optimizers import arguments, schedules
 
@@ -102,7 +101,7 @@ def _check_argument(full_name: str, key: str, value: Any) -> None:
             raise UsageError(f"{full_name} is {value!r}, but must be such as {_EXAMPLES[key]!r}.")
         return
     if key not in ("boundaries", "factors"):
-        _check_number(full_name, value, zero=key in ("end_factor", "min_delta"))
+        check_number(full_name, value, zero=key in ("end_factor", "min_delta"))
         if key == "patience" and not isinstance(value, int):
             raise UsageError(f"{full_name} is {value!r}, but must be an integer.")
         if key == "factor" and value >= 1:
@@ -112,14 +111,7 @@ def _check_argument(full_name: str, key: str, value: Any) -> None:
         raise UsageError(f"{full_name} is {value!r}, but must be a list, such as {_EXAMPLES[key]}.")
     if key == "factors":  # boundaries are durations, which `configs.durations` checks
         for element in value:
-            _check_number(full_name, element, zero=True)
-
-
-def _check_number(full_name: str, value: Any, *, zero: bool) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value < 0 or not (value or zero):
-        bound = "at least 0" if zero else "greater than 0"
-        raise UsageError(f"{full_name} is {value!r}, but must be a finite number {bound}.")
+            check_number(full_name, element, zero=True)
 
 
 def _check_decay_steps(values: Values, kind: schedules.ScheduleKind) -> None:
@@ -159,45 +151,31 @@ def _warms_up_too_long(v: Values) -> bool:
     return ends and isinstance(steps, int) and isinstance(warmup, int) and warmup >= steps
 
 
+# fmt: off
 RULES = (
-    Rule(
-        lambda v: (
-            v["optimizer.momentum"]
-            and _is_known(v)
-            and v["optimizer.name"] not in optimizers.MOMENTUM
-        ),
-        "optimizer.momentum is {optimizer.momentum}, but has no effect with "
-        "optimizer.name={optimizer.name}",
-        "set it to 0, or choose optimizer.name=sgd",
-    ),
-    Rule(
-        lambda v: (
-            v["optimizer.shard_state"]
-            and _is_known(v)
-            and v["optimizer.name"] not in optimizers.ELEMENTWISE
-        ),
-        "optimizer.shard_state updates slices of variables, and optimizer.name={optimizer.name} "
-        "requires complete ones",
-        "set optimizer.shard_state=false, or choose optimizer.name="
-        f"{', '.join(optimizers.ELEMENTWISE[:-1])} or {optimizers.ELEMENTWISE[-1]}",
-    ),
-    Rule(
-        lambda v: v["optimizer.weight_decay_exclude"] and _is_known(v) and not _decays(v),
-        "optimizer.weight_decay_exclude has no effect without optimizer.weight_decay",
-        "set it, or remove optimizer.weight_decay_exclude",
-    ),
+    Rule(lambda v: v["optimizer.momentum"] and _is_known(v)
+                   and v["optimizer.name"] not in optimizers.MOMENTUM,
+         "optimizer.momentum is {optimizer.momentum}, but has no effect with "
+         "optimizer.name={optimizer.name}",
+         "set it to 0, or choose optimizer.name=sgd"),
+    Rule(lambda v: v["optimizer.shard_state"] and _is_known(v)
+                   and v["optimizer.name"] not in optimizers.ELEMENTWISE,
+         "optimizer.shard_state updates slices of variables, and optimizer.name={optimizer.name} "
+         "requires complete ones",
+         "set optimizer.shard_state=false, or choose optimizer.name="
+         f"{', '.join(optimizers.ELEMENTWISE[:-1])} or {optimizers.ELEMENTWISE[-1]}"),
+    Rule(lambda v: v["optimizer.weight_decay_exclude"] and _is_known(v) and not _decays(v),
+         "optimizer.weight_decay_exclude has no effect without optimizer.weight_decay",
+         "set it, or remove optimizer.weight_decay_exclude"),
     # Each update also subtracts this fraction of every weight; from 1 on, it reverses their signs.
-    Rule(
-        lambda v: v["optimizer.weight_decay"] * v["optimizer.learning_rate"] >= 1,
-        "optimizer.weight_decay is {optimizer.weight_decay} and optimizer.learning_rate is "
-        "{optimizer.learning_rate}",
-        "their product, the fraction of each weight that an update subtracts, must be less than 1",
-    ),
+    Rule(lambda v: v["optimizer.weight_decay"] * v["optimizer.learning_rate"] >= 1,
+         "optimizer.weight_decay is {optimizer.weight_decay} and optimizer.learning_rate is "
+         "{optimizer.learning_rate}",
+         "their product, the fraction of each weight that an update subtracts, must be less than 1"),
     _check_schedule,
     durations.check_boundaries,
-    Rule(
-        _warms_up_too_long,
-        "optimizer.warmup_steps is {optimizer.warmup_steps}, but must be less than train.steps, "
-        "which is {train.steps}",
-    ),
+    Rule(_warms_up_too_long,
+         "optimizer.warmup_steps is {optimizer.warmup_steps}, but must be less than train.steps, "
+         "which is {train.steps}"),
 )
+# fmt: on

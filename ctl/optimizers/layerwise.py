@@ -79,15 +79,10 @@ class LAMB(_Layerwise):
     _hyperparameters = ("beta_1", "beta_2", "epsilon")
 
     def __init__(
-        self,
-        learning_rate: Any = 0.001,
-        beta_1: float = 0.9,
-        beta_2: float = 0.999,
-        epsilon: float = 1e-6,
-        weight_decay: float | None = None,
-        jit_compile: bool = True,
+        self, learning_rate: Any = 0.001, beta_1: float = 0.9, beta_2: float = 0.999,
+        epsilon: float = 1e-6, weight_decay: float | None = None, jit_compile: bool = True,
         name: str = "LAMB",
-    ):
+    ):  # fmt: skip
         super().__init__(learning_rate, weight_decay, jit_compile=jit_compile, name=name)
         self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
 
@@ -117,15 +112,10 @@ class LARS(_Layerwise):
     _hyperparameters = ("momentum", "nesterov", "trust_coefficient")
 
     def __init__(
-        self,
-        learning_rate: Any = 0.01,
-        momentum: float = 0.9,
-        nesterov: bool = False,
-        trust_coefficient: float = 0.001,
-        weight_decay: float | None = None,
-        jit_compile: bool = True,
-        name: str = "LARS",
-    ):
+        self, learning_rate: Any = 0.01, momentum: float = 0.9, nesterov: bool = False,
+        trust_coefficient: float = 0.001, weight_decay: float | None = None,
+        jit_compile: bool = True, name: str = "LARS",
+    ):  # fmt: skip
         super().__init__(learning_rate, weight_decay, jit_compile=jit_compile, name=name)
         self.momentum, self.nesterov = momentum, nesterov
         self.trust_coefficient = trust_coefficient

@@ -101,14 +101,9 @@ class Compression(Part):
         return {"reduction": text}
 
     def reduce(
-        self,
-        gradients: Sequence[Gradient],
-        loss: tf.Tensor,
-        variables: Sequence[tf.Variable],
-        *,
-        loss_scale: tf.Tensor | None,
-        optimizer: Any = None,
-    ) -> GlobalUpdate:
+        self, gradients: Sequence[Gradient], loss: tf.Tensor, variables: Sequence[tf.Variable],
+        *, loss_scale: tf.Tensor | None, optimizer: Any = None,
+    ) -> GlobalUpdate:  # fmt: skip
         """Sums gradients and loss over the replicas; call it in a replica context, on every replica.
 
         Sparse gradients, and those of variables that are not compressed, are summed as they are.

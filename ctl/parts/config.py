@@ -1,13 +1,10 @@
 """The config of the parts of the update: the key of each part, and its rules."""
 
 from collections.abc import Mapping
-import math
 from typing import Any
 
-from ctl.configs import durations
-from ctl.configs.component import Key, Rule
+from ctl.configs.component import Key, Rule, check_number, check_strings
 from ctl.errors import UsageError, did_you_mean
-from ctl.optimizers.config import KEYS as OPTIMIZER_KEYS
 from ctl.update.config import reduces_in_xla, spec
 
 _FIELDS = ("variables", "learning_rate_scale", "frozen", "frozen_until", "optimizer")  # of a group
@@ -15,8 +12,7 @@ _EXAMPLE = 'dict(variables="backbone/*", learning_rate_scale=0.1)'
 
 
 def _check_patterns(key: str, patterns: Any) -> None:
-    for pattern in patterns:
-        _check_pattern(key, pattern)
+    check_strings(key, patterns, 'patterns such as "*/bias"')
 
 
 def _check_groups(key: str, groups: Any) -> None:
@@ -37,8 +33,7 @@ def _check_group(name: str, group: Any) -> None:
             f"{name}.variables is {group['variables']!r}, but must be a pattern or a list of them."
         )
     names = group["variables"]
-    for pattern in [names] if isinstance(names, str) else names:
-        _check_pattern(f"{name}.variables", pattern)
+    _check_patterns(f"{name}.variables", [names] if isinstance(names, str) else names)
     frozen, scale = group.get("frozen", False), group.get("learning_rate_scale")
     if not isinstance(frozen, bool):
         raise UsageError(f"{name}.frozen is {frozen!r}, but must be true or false.")
@@ -57,12 +52,14 @@ def _check_group(name: str, group: Any) -> None:
     if until is not None:
         _check_step(f"{name}.frozen_until", until)
     if scale is not None:
-        _check_scale(f"{name}.learning_rate_scale", scale)
+        check_number(f"{name}.learning_rate_scale", scale)
 
 
 def _check_optimizer(name: str, optimizer: Any) -> None:
     if isinstance(optimizer, Mapping):
-        fields = [each.name.removeprefix("optimizer.") for each in OPTIMIZER_KEYS if each.grouped]
+        from ctl.optimizers.config import KEYS as keys  # of a config alone
+
+        fields = [each.name.removeprefix("optimizer.") for each in keys if each.grouped]
         for key in optimizer:
             if key not in fields:
                 raise UsageError(f"{name} has the key {key!r}{did_you_mean(str(key), fields)}")
@@ -73,26 +70,15 @@ def _check_optimizer(name: str, optimizer: Any) -> None:
         )
 
 
-def _check_scale(name: str, scale: Any) -> None:
-    is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
-    if not is_number or not math.isfinite(scale) or scale <= 0:
-        raise UsageError(f"{name} is {scale!r}, but must be a finite number greater than 0.")
-
-
 def _check_step(name: str, value: Any) -> None:
     if isinstance(value, str):
+        from ctl.configs import durations
+
         durations.check(name, value)
     elif isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
         raise UsageError(
             f"{name} is {value!r}, but must be a number of steps from 1 to 2147483647, or a text "
             'such as "2 epochs".'
-        )
-
-
-def _check_pattern(name: str, pattern: Any) -> None:
-    if not isinstance(pattern, str) or not pattern:
-        raise UsageError(
-            f'{name} contains {pattern!r}, but must contain patterns such as "*/bias".'
         )
 
 
@@ -141,96 +127,66 @@ KEYS = (
 
 
 # These rules also read the fact `own_parts`: whether the user adds parts to the update.
+# fmt: off
 RULES = (
-    Rule(
-        lambda v: v["runtime.all_reduce.compression"] and v["runtime.all_reduce.dtype"],
-        "runtime.all_reduce.compression and runtime.all_reduce.dtype both determine how gradients are "
-        "sent",
-        "set only one of the two",
-    ),
-    Rule(
-        lambda v: v["runtime.all_reduce.compression"] and v["runtime.precision"] == "float64",
-        "runtime.all_reduce.compression would undo runtime.precision=float64",
-        "set only one of the two",
-    ),
-    Rule(
-        lambda v: v["runtime.all_reduce.compression"] and v["runtime.logical_shards"],
-        "runtime.logical_shards keeps every bit of the gradients, and runtime.all_reduce.compression "
-        "does not",
-        "set only one of the two",
-    ),
-    Rule(
-        lambda v: v["runtime.all_reduce.compression"] and v["runtime.all_reduce.bucket_mib"],
-        "runtime.all_reduce.bucket_mib reduces gradients during the backward pass, and "
-        "runtime.all_reduce.compression after it",
-        "set only one of the two",
-    ),
-    Rule(
-        lambda v: v["optimizer.shard_state"] and not spec(v).replica_values,
-        "optimizer.shard_state splits the slot variables that each replica holds, which central "
-        "storage and parameter servers hold once; on TPUs it was never run",
-        "set optimizer.shard_state=false, or choose runtime.strategy=mirrored or "
-        "multi_worker_mirrored",
-    ),
-    Rule(
-        lambda v: (
-            v["optimizer.shard_state"] == "gradients"
-            and (v["runtime.all_reduce.compression"] or v["runtime.logical_shards"])
-        ),
-        "optimizer.shard_state=gradients, runtime.all_reduce.compression and runtime.logical_shards "
-        "each reduce the gradients in a way of their own",
-        "set only one of them, or optimizer.shard_state=true",
-    ),
-    Rule(
-        lambda v: v["optimizer.shard_state"] == "gradients" and v["summaries.histogram_interval"],
-        "summaries.histogram_interval writes complete gradients, which no replica has with "
-        "optimizer.shard_state=gradients",
-        "set it to 0, or optimizer.shard_state=true",
-    ),
-    Rule(
-        lambda v: v["own_parts"] and v["optimizer.shard_state"] == "gradients",
-        "build_parts and transform_gradients get complete gradients, which no replica has with "
-        "optimizer.shard_state=gradients",
-        "set optimizer.shard_state=true",
-    ),
-    Rule(
-        lambda v: v["own_parts"] and spec(v).coordinated,
-        "build_parts and transform_gradients change the gradients of the global batch, but the workers "
-        "of parameter servers compute their steps independently",
-        "choose another runtime.strategy, or change them in the optimizer",
-    ),
-    Rule(
-        lambda v: v["runtime.all_reduce.compression"] and not spec(v).replica_values,
-        "runtime.all_reduce.compression keeps errors on each replica, which central storage and "
-        "parameter servers cannot; on TPUs it was never run",
-        'set runtime.all_reduce.compression="", or choose runtime.strategy=mirrored or '
-        "multi_worker_mirrored",
-    ),
-    Rule(
-        lambda v: v["runtime.all_reduce.compression"] == "bfloat16" and v["cpu_collectives"],
-        "runtime.all_reduce.compression=bfloat16 is not supported by TensorFlow's all-reduce between "
-        "processes on CPUs",
-        "choose runtime.all_reduce.compression=float16, or train on GPUs",
-    ),
-    Rule(
-        lambda v: reduces_in_xla(v) and v["optimizer.shard_state"],
-        "runtime.xla=loop and step compile the update, and optimizer.shard_state gathers variables in "
-        "it, for which XLA has no operation in TensorFlow",
-        "set optimizer.shard_state=false, or choose runtime.xla=gradients",
-    ),
-    Rule(
-        lambda v: (
-            reduces_in_xla(v)
-            and (v["runtime.all_reduce.dtype"] or v["runtime.all_reduce.compression"])
-        ),
-        "runtime.xla=loop and step compile the reductions, and TensorFlow adds operands of 16 bits by a "
-        "function of float32, which programs of XLA reject",
-        "choose runtime.xla=gradients, or reduce in 32 bits",
-    ),
-    Rule(
-        lambda v: v["optimizer.ema_decay"] and v["runtime.cluster.shard_mib"],
-        "optimizer.ema_decay averages complete variables, which another number of parameter servers "
-        "could not restore from shards",
-        "set runtime.cluster.shard_mib=0, or optimizer.ema_decay=0",
-    ),
+    Rule(lambda v: v["runtime.all_reduce.compression"] and v["runtime.all_reduce.dtype"],
+         "runtime.all_reduce.compression and runtime.all_reduce.dtype both determine how gradients are "
+         "sent",
+         "set only one of the two"),
+    Rule(lambda v: v["runtime.all_reduce.compression"] and v["runtime.precision"] == "float64",
+         "runtime.all_reduce.compression would undo runtime.precision=float64",
+         "set only one of the two"),
+    Rule(lambda v: v["runtime.all_reduce.compression"] and v["runtime.logical_shards"],
+         "runtime.logical_shards keeps every bit of the gradients, and runtime.all_reduce.compression "
+         "does not",
+         "set only one of the two"),
+    Rule(lambda v: v["runtime.all_reduce.compression"] and v["runtime.all_reduce.bucket_mib"],
+         "runtime.all_reduce.bucket_mib reduces gradients during the backward pass, and "
+         "runtime.all_reduce.compression after it",
+         "set only one of the two"),
+    Rule(lambda v: v["optimizer.shard_state"] and not spec(v).replica_values,
+         "optimizer.shard_state splits the slot variables that each replica holds, which central "
+         "storage and parameter servers hold once; on TPUs it was never run",
+         "set optimizer.shard_state=false, or choose runtime.strategy=mirrored or "
+         "multi_worker_mirrored"),
+    Rule(lambda v: v["optimizer.shard_state"] == "gradients"
+                   and (v["runtime.all_reduce.compression"] or v["runtime.logical_shards"]),
+         "optimizer.shard_state=gradients, runtime.all_reduce.compression and runtime.logical_shards "
+         "each reduce the gradients in a way of their own",
+         "set only one of them, or optimizer.shard_state=true"),
+    Rule(lambda v: v["optimizer.shard_state"] == "gradients" and v["summaries.histogram_interval"],
+         "summaries.histogram_interval writes complete gradients, which no replica has with "
+         "optimizer.shard_state=gradients",
+         "set it to 0, or optimizer.shard_state=true"),
+    Rule(lambda v: v["own_parts"] and v["optimizer.shard_state"] == "gradients",
+         "build_parts and transform_gradients get complete gradients, which no replica has with "
+         "optimizer.shard_state=gradients",
+         "set optimizer.shard_state=true"),
+    Rule(lambda v: v["own_parts"] and spec(v).coordinated,
+         "build_parts and transform_gradients change the gradients of the global batch, but the workers "
+         "of parameter servers compute their steps independently",
+         "choose another runtime.strategy, or change them in the optimizer"),
+    Rule(lambda v: v["runtime.all_reduce.compression"] and not spec(v).replica_values,
+         "runtime.all_reduce.compression keeps errors on each replica, which central storage and "
+         "parameter servers cannot; on TPUs it was never run",
+         'set runtime.all_reduce.compression="", or choose runtime.strategy=mirrored or '
+         "multi_worker_mirrored"),
+    Rule(lambda v: v["runtime.all_reduce.compression"] == "bfloat16" and v["cpu_collectives"],
+         "runtime.all_reduce.compression=bfloat16 is not supported by TensorFlow's all-reduce between "
+         "processes on CPUs",
+         "choose runtime.all_reduce.compression=float16, or train on GPUs"),
+    Rule(lambda v: reduces_in_xla(v) and v["optimizer.shard_state"],
+         "runtime.xla=loop and step compile the update, and optimizer.shard_state gathers variables in "
+         "it, for which XLA has no operation in TensorFlow",
+         "set optimizer.shard_state=false, or choose runtime.xla=gradients"),
+    Rule(lambda v: reduces_in_xla(v)
+                   and (v["runtime.all_reduce.dtype"] or v["runtime.all_reduce.compression"]),
+         "runtime.xla=loop and step compile the reductions, and TensorFlow adds operands of 16 bits by "
+         "a function of float32, which programs of XLA reject",
+         "choose runtime.xla=gradients, or reduce in 32 bits"),
+    Rule(lambda v: v["optimizer.ema_decay"] and v["runtime.cluster.shard_mib"],
+         "optimizer.ema_decay averages complete variables, which another number of parameter servers "
+         "could not restore from shards",
+         "set runtime.cluster.shard_mib=0, or optimizer.ema_decay=0"),
 )
+# fmt: on

@@ -53,14 +53,9 @@ class ShardedSlots(Part):
         shard(optimizer, building.strategy)
 
     def _reduce(
-        self,
-        contributions: Sequence[Gradient],
-        loss: tf.Tensor,
-        variables: Sequence[tf.Variable],
-        *,
-        loss_scale: tf.Tensor | None,
-        optimizer: Optimizer,
-    ) -> GlobalUpdate:
+        self, contributions: Sequence[Gradient], loss: tf.Tensor, variables: Sequence[tf.Variable],
+        *, loss_scale: tf.Tensor | None, optimizer: Optimizer,
+    ) -> GlobalUpdate:  # fmt: skip
         """Sums gradients and loss over the replicas, and cuts out this replica's slices.
 
         TensorFlow has a reduce-scatter for NCCL only. So each pack of gradients is summed completely,
@@ -172,8 +167,7 @@ def _layout_of(optimizer: Optimizer, variable: tf.Variable) -> SliceLayout | Non
     for each in gradients.optimizers_of(optimizer):
         shards = getattr(each, "_ctl_shards", None)
         if shards and each._var_key(variable) in shards.layouts:
-            layout: SliceLayout = shards.layouts[each._var_key(variable)]
-            return layout
+            return shards.layouts[each._var_key(variable)]
     return None
 
 

@@ -16,7 +16,7 @@ from ctl.configs.options import TrainerOptions
 from ctl.graphs.assignments import OPTIMIZER_UPDATE
 from ctl.graphs.ops import is_compiled
 from ctl.keras.precision import Optimizer
-from ctl.optimizers.arguments import CLIPPING
+from ctl.optimizers import CLIPPING
 from ctl.rows import replicas
 from ctl.update import slices
 from ctl.update.slices import Slice

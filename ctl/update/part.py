@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from ctl.configs.keys import PARTS
+from ctl.configs.option_keys import PARTS
 from ctl.configs.options import TrainerOptions
 from ctl.keras.precision import Optimizer
 from ctl.update.gradients import Gradient

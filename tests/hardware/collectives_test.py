@@ -19,7 +19,6 @@ LARGEST = 2**53 - 1  # the largest integer below which float64 is exact
 @pytest.fixture
 def reject_collectives(monkeypatch):
     """Fails the test if a collective is run."""
-    monkeypatch.setattr(ProcessGroup, "_sum", lambda *_, **__: pytest.fail("ran a collective"))
     monkeypatch.setattr(ProcessGroup, "_gather_from_replicas", lambda *_: pytest.fail("ran one"))
 
 
@@ -70,6 +69,7 @@ def answer_all(folder):
         processes.maximum(-0.5 + 0.25 * index),
         processes.maximum(0.25 - index),
         processes.gather([index + 0.5, -1.0]),
+        processes.broadcast_json_from_chief([index, "é" * index]),
         processes.members,
     ]
     if index == 1:
@@ -83,5 +83,6 @@ def answer_all(folder):
 @pytest.mark.slow
 def test_two_processes_agree(tmp_path):
     answers = [False, True, True, True, LARGEST, -5, 0, -0.25, 0.25]
-    answers += [[[0.5, -1.0], [1.5, -1.0]], [("worker 0", "localhost"), ("worker 1", "localhost")]]
+    answers += [[[0.5, -1.0], [1.5, -1.0]], [0, ""]]
+    answers += [[("worker 0", "localhost"), ("worker 1", "localhost")]]
     assert testing.run_workers(answer_all, str(tmp_path)) == [[*answers, True]] * 2

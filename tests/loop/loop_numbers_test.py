@@ -77,5 +77,7 @@ def test_result_has_what_was_mixed_up_to_the_last_step(trained_step, step):
     )
     action = LoopNumbers()
     # The step is that of the best checkpoint, which may be restored at the end.
-    action.begin(types.SimpleNamespace(trainer=trainer, step=20, trained_step=trained_step))
+    action.begin(
+        types.SimpleNamespace(trainer=trainer, step=20, trained_step=trained_step, is_chief=False)
+    )
     assert action.result() == {"sources": mixture.count_examples(10 * step, seed=3)}

@@ -4,6 +4,7 @@ import errno
 import io
 import os
 import sys
+import types
 
 import pytest
 import rich.console
@@ -12,11 +13,21 @@ from ctl.loop import progress, progress_bar
 from tests.support import child
 
 
+def measured(speed=None, left=None, *, last=None, input_wait=None):
+    """What a `Throughput` has measured."""
+    return types.SimpleNamespace(
+        examples_per_second=speed,
+        last_examples_per_second=last,
+        input_wait=input_wait,
+        seconds_for=lambda steps: left,
+    )
+
+
 def trained(step, *, speed=9000.0, left=75.0, steps_per_epoch=None, **options):
     """The lines that the first loop of a run prints."""
     lines = []
     shown = progress.Progress(total=1000, steps_per_epoch=steps_per_epoch, write=lines.append)
-    shown.trained(step, {"loss": 0.25}, examples_per_second=speed, seconds_left=left, **options)
+    shown.trained(step, {"loss": 0.25}, measured(speed, left, **options), last_step=1000)
     return lines
 
 
@@ -31,8 +42,8 @@ LAST = "train    1000/1000 | loss 0.2500 | 9,000 examples/s"
         (100, {"speed": None, "left": None}, TRAINED),  # the first loop
         (1000, {"left": 0.0}, LAST),
         (1000, {"left": 3.0}, LAST),
-        (100, {"left": None, "last_examples_per_second": 7300.0}, f"{TRAINED} | 9,000 examples/s"),
-        (100, {"left": None, "last_examples_per_second": 7100.0},
+        (100, {"left": None, "last": 7300.0}, f"{TRAINED} | 9,000 examples/s"),
+        (100, {"left": None, "last": 7100.0},
          f"{TRAINED} | 9,000 examples/s (7,100 in the last loop)"),
         *((100, {"speed": None, "left": None, "input_wait": share}, TRAINED)
           for share in (None, 0.0, 0.05)),
@@ -69,7 +80,7 @@ def test_lines_of_training_depend_on_the_steps_alone(options, steps, printed):
     lines = []
     shown = progress.Progress(write=lines.append, **options)
     for step in steps:
-        shown.trained(step, {}, examples_per_second=None, seconds_left=None)
+        shown.trained(step, {}, measured(), last_step=options["total"])
     assert len(lines) == printed
     assert lines[-1].startswith(f"train {steps[-1]:>7}/{options['total']}")
 
@@ -78,8 +89,8 @@ def test_each_evaluation_has_a_line_after_the_last_loop_before_it():
     lines = []
     shown = progress.Progress(total=9, evaluates=True, write=lines.append)
     for step in (3, 6):
-        shown.trained(step - 1, {}, examples_per_second=None, seconds_left=None)
-        shown.trained(step, {}, examples_per_second=None, seconds_left=None)
+        shown.trained(step - 1, {}, measured(), last_step=9)
+        shown.trained(step, {}, measured(), last_step=9)
         shown.evaluated(step, {"examples": 10_000})
     shown.evaluated(6, {"examples": 10_000})
     shown.evaluated(12, {"loss": 0.5})  # a checkpoint of a longer run
@@ -171,7 +182,7 @@ def test_bar_follows_each_loop_and_lines_have_their_own_rule(monkeypatch):
     bar = progress_bar.ProgressBar(total=1000)
     with bar:
         for step in (100, 200):
-            bar.trained(step, {"loss": 0.25}, examples_per_second=9000.0, seconds_left=75.0)
+            bar.trained(step, {"loss": 0.25}, measured(9000.0, 75.0), last_step=1000)
         bar.print_line("Resumed from [bold]a[/bold].")
         bar.print_line("x" * 300)
         bar._bar.refresh()

@@ -10,6 +10,7 @@ import tf_keras
 import ctl
 from ctl import optimizers, testing
 from ctl.built.inner_loop import loop_of
+from ctl.optimizers import making
 
 STEPS, BATCH = 12, 7  # the replicas have 4 + 3 rows
 
@@ -46,7 +47,7 @@ class Embedded(ctl.StandardTrainer):
 def make(name):
     changes = {"learning_rate": 0.05, **CHANGES.get(name, {})}
     section = ctl.config(optimizer=dict(name=name, **changes)).optimizer
-    return functools.partial(optimizers.make, section, global_batch_size=BATCH, steps=STEPS)
+    return functools.partial(making.make, section, global_batch_size=BATCH, steps=STEPS)
 
 
 def make_trainer(name, replicas, **options):

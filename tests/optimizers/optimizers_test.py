@@ -5,7 +5,7 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
-from ctl import optimizers
+from ctl.optimizers import FromConfig, making
 
 CLASSES = tf_keras.optimizers
 
@@ -17,7 +17,7 @@ def section(**changes):
 
 def build(steps=1000, global_batch_size=64, **changes):
     """Makes the optimizer that a section defines."""
-    return optimizers.make(section(**changes), global_batch_size=global_batch_size, steps=steps)
+    return making.make(section(**changes), global_batch_size=global_batch_size, steps=steps)
 
 
 def rates(optimizer, *steps):
@@ -69,7 +69,7 @@ def test_momentum_of_sgd(nesterov, steps, moved):
 )
 def test_learning_rate_is_scaled_linearly_with_the_batch(base, batch, rate):
     changes = dict(learning_rate=0.5, learning_rate_batch_size=base)
-    assert optimizers.learning_rate(section(**changes), batch) == rate
+    assert making.learning_rate(section(**changes), batch) == rate
     assert float(build(global_batch_size=batch, **changes).learning_rate) == rate
     cosine = build(global_batch_size=batch, schedule="cosine", **changes)
     assert rates(cosine, 0) == [rate]
@@ -141,7 +141,7 @@ def test_optimizer_of_a_config_is_made_from_the_resolved_config():
         resolved.train.steps = 50
         return resolved
 
-    make = optimizers.FromConfig(resolve)
+    make = FromConfig(resolve)
     make.examples_per_epoch = 100
     assert not make.called
     assert rates(make(), 0, 25, 50) == pytest.approx([1e-3, 5e-4, 0.0])

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from ctl import optimizers
+from ctl.optimizers import making
 from ctl.optimizers.warm_up import WarmUp
 
 
@@ -23,7 +23,7 @@ def of(schedule, **arguments):
 def rates(*steps, total=1000, **changes):
     """Returns the learning rate at the given updates; the peak is 0.5."""
     section = ctl.config(optimizer=dict(learning_rate=0.5, **changes)).optimizer
-    optimizer = optimizers.make(section, global_batch_size=8, steps=total)
+    optimizer = making.make(section, global_batch_size=8, steps=total)
     rate = optimizer._learning_rate
     return [float(rate(tf.constant(step, tf.int64)) if callable(rate) else rate) for step in steps]
 
@@ -93,7 +93,7 @@ def test_warm_up_before_cosine_has_the_bits_of_tf_keras():
     expected = schedules.CosineDecay(0.0, 200, warmup_target=0.1, warmup_steps=50)
     config = dict(learning_rate=0.1, schedule="cosine", warmup_steps=50)
     section = ctl.config(optimizer=config).optimizer
-    rate = optimizers.make(section, global_batch_size=8, steps=250)._learning_rate
+    rate = making.make(section, global_batch_size=8, steps=250)._learning_rate
     for step in range(0, 260, 7):
         step = tf.constant(step, tf.int64)
         assert float(rate(step)) == float(expected(step))

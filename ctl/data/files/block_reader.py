@@ -81,8 +81,7 @@ class BlockReader(RecordReader):
     def _request(self, path: str, start: int, end: int) -> bytes:
         for delay in (*_DELAYS, None):
             try:
-                content: bytes = self._file_system.cat_file(path, start=start, end=end)
-                return content
+                return self._file_system.cat_file(path, start=start, end=end)
             except Exception as error:
                 if delay is None or isinstance(error, FileNotFoundError):
                     raise Failure(f"{path} cannot be read: {one_line(error)}.") from None

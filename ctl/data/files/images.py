@@ -105,14 +105,9 @@ class ImageFolder(RowSource):
     version = "1"
 
     def __init__(
-        self,
-        paths: Sequence[str],
-        labels: Sequence[int],
-        *,
-        classes: Sequence[str],
-        size: Sequence[int] | None,
-        dtype: tf.DType,
-    ):
+        self, paths: Sequence[str], labels: Sequence[int],
+        *, classes: Sequence[str], size: Sequence[int] | None, dtype: tf.DType,
+    ):  # fmt: skip
         self.classes = list(classes)
         self._size = None if size is None else tuple(size)
         self._dtype = dtype

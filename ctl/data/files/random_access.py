@@ -127,6 +127,5 @@ class RandomAccess(Source):
 
     def _read(self, indexes: list[int]) -> Sequence[Any]:
         if hasattr(self._dataset, "__getitems__"):
-            found: Sequence[Any] = self._dataset.__getitems__(indexes)
-            return found
+            return self._dataset.__getitems__(indexes)
         return [self._dataset[index] for index in indexes]

@@ -20,13 +20,9 @@ Parse = Callable[[tf.Tensor], Any]
 
 
 def records(
-    files: str | Sequence[str],
-    parse: Parse | Mapping[str, Any],
-    *,
-    skip_damaged: bool = False,
-    index_dir: str | None = None,
-    version: str | None = None,
-) -> Source:
+    files: str | Sequence[str], parse: Parse | Mapping[str, Any],
+    *, skip_damaged: bool = False, index_dir: str | None = None, version: str | None = None,
+) -> Source:  # fmt: skip
     """Returns the examples in TFRecord or ArrayRecord files, which are read in random order.
 
         ctl.data.records("data/train-*.tfrecord", {

@@ -36,8 +36,7 @@ class Engine:
 
     def read(self, environment: Mapping[str, str]) -> Cluster | None:
         """Returns the cluster that environment variables describe; None for a run of one process."""
-        cluster: Cluster | None = load(f"engines.{self.reader}:read")(environment, **self.variables)
-        return cluster
+        return load(f"engines.{self.reader}:read")(environment, **self.variables)
 
 
 def from_environment(environment: Mapping[str, str]) -> Cluster | None:

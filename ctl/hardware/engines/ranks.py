@@ -11,14 +11,9 @@ _TORCH_PORT = "29500"  # the default of torchrun
 
 def read(
     environment: Mapping[str, str],
-    *,
-    rank: str,
-    size: str,
-    local_size: str = "",
-    job: str = "",
-    master: str = "MASTER_ADDR",
+    *, rank: str, size: str, local_size: str = "", job: str = "", master: str = "MASTER_ADDR",
     port: str = "MASTER_PORT",
-) -> Cluster | None:
+) -> Cluster | None:  # fmt: skip
     """Returns the cluster, whose processes meet at an address; None if there is one process.
 
     Args:

@@ -57,8 +57,7 @@ def adapter_of(layer: Any) -> "Adapter":
     if "_ctl_adapter" not in vars(layer):
         # In the dict, because Keras' own __setattr__ would track the adapter.
         vars(layer)["_ctl_adapter"] = Adapter(layer)
-    adapter: Adapter = vars(layer)["_ctl_adapter"]
-    return adapter
+    return vars(layer)["_ctl_adapter"]
 
 
 def _of_inner(read: Callable[[Any], Any], write: Any = None) -> Any:

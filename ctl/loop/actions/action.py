@@ -125,6 +125,13 @@ class Action:
         return {}
 
 
+class LoopAction(Action):
+    """Base class of actions that observe the inner loops, and never stop the run."""
+
+    at = "train"
+    may_stop = False
+
+
 class _CallableAction(Action):
     """Wraps a callable of the outputs as an `Action`."""
 
@@ -209,21 +216,13 @@ class ActionList:
         """The steps at which an inner loop must end."""
         return tuple(step for action in self._actions.values() for step in action.loops_end_at)
 
-    @contextlib.contextmanager
-    def around(self, first: int, end: int) -> Iterator[None]:
+    def around(self, first: int, end: int) -> contextlib.AbstractContextManager[None]:
         """Enters the contexts of all actions around the steps of an inner loop, in order."""
-        with contextlib.ExitStack() as stack:
-            for action in self._around:
-                stack.enter_context(action.around(first, end))
-            yield
+        return _entered(action.around(first, end) for action in self._around)
 
-    @contextlib.contextmanager
-    def around_training(self) -> Iterator[None]:
+    def around_training(self) -> contextlib.AbstractContextManager[None]:
         """Enters the contexts of all actions around the training of a process, in order."""
-        with contextlib.ExitStack() as stack:
-            for action in self._actions.values():
-                stack.enter_context(action.around_training())
-            yield
+        return _entered(action.around_training() for action in self._actions.values())
 
     def has(self, at: str) -> bool:
         """Returns whether there is an action at a boundary."""
@@ -287,17 +286,22 @@ class ActionList:
 
     def start(self) -> dict[str, Any]:
         """Returns the entries of all actions for the event of a process that starts or resumes."""
-        entries: dict[str, Any] = {}
-        for action in self._actions.values():
-            entries |= action.start()
-        return entries
+        entries = (action.start() for action in self._actions.values())
+        return {name: value for each in entries for name, value in each.items()}
 
     def results(self) -> dict[str, Any]:
         """Returns the entries of all actions for `result.json`."""
-        results: dict[str, Any] = {}
-        for action in self._actions.values():
-            results |= action.result()
-        return results
+        results = (action.result() for action in self._actions.values())
+        return {name: value for each in results for name, value in each.items()}
+
+
+@contextlib.contextmanager
+def _entered(contexts: Iterable[contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
+    """Enters contexts in order; each is made when the ones before it are entered."""
+    with contextlib.ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        yield
 
 
 def check_action(value: Any, evaluator: "StandardEvaluator | None") -> Action:

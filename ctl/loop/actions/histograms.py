@@ -7,21 +7,18 @@ import tensorflow as tf
 
 from ctl.built.flops import list_graphs
 from ctl.keras.variables import variables_of
-from ctl.loop.actions.action import Action
+from ctl.loop.actions.action import LoopAction
 
 if TYPE_CHECKING:
     from ctl.loop.workdir import Workdir
 
 
-class WeightHistograms(Action):
+class WeightHistograms(LoopAction):
     """Writes the weights after the first inner loop that reaches each multiple of `interval`.
 
     Args:
         interval: steps between two histograms of a weight.
     """
-
-    at = "train"
-    may_stop = False
 
     def __init__(self, interval: int):
         self._interval = interval
@@ -49,11 +46,8 @@ class WeightHistograms(Action):
                 tf.summary.histogram(f"weights/{weight.name.removesuffix(':0')}", weight)
 
 
-class GraphSummary(Action):
+class GraphSummary(LoopAction):
     """Writes the graph of the inner loop once, after the first loop of a process."""
-
-    at = "train"
-    may_stop = False
 
     def __init__(self) -> None:
         self._is_written = False

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from ctl.loop.actions.action import Action
+from ctl.loop.actions.action import LoopAction
 from ctl.trainer import StandardTrainer
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _MIB = 2**20
 _LEAST_GROWTH = 256 * _MIB
 
 
-class MemoryGrowth(Action):
+class MemoryGrowth(LoopAction):
     """Prints and records one line if the resident memory keeps growing.
 
     Graphs of `tf.function`s are never freed (tensorflow#124972, #62854), and lists in a trainer or an
@@ -35,9 +35,6 @@ class MemoryGrowth(Action):
     the memory and 256 MiB, and if each quarter of the loops since the tenth has contributed to it. It
     is reported again when it has doubled. Reading the memory costs microseconds per loop.
     """
-
-    at = "train"
-    may_stop = False
 
     def __init__(self) -> None:
         self._loops = 0
@@ -90,16 +87,13 @@ def read_resident_bytes() -> int:
         return 0
 
 
-class Retraces(Action):
+class Retraces(LoopAction):
     """Prints and records one line for a `tf.function` that is traced again after the second loop.
 
     Each trace takes seconds, and its graph is never freed (tensorflow#62854). The action checks the
     inner loop, and functions that are attributes of the trainer, its model or its evaluator, or are
     defined in the trainer's module. Reading their counters costs microseconds per loop.
     """
-
-    at = "train"
-    may_stop = False
 
     def __init__(self) -> None:
         self._loops = 0

@@ -8,7 +8,7 @@ import tf_keras
 
 from ctl.errors import UsageError
 from ctl.keras import precision
-from ctl.loop.actions.action import Action
+from ctl.loop.actions.action import LoopAction
 from ctl.loop.loop_numbers import read_rate
 from ctl.trainer import StandardTrainer
 
@@ -16,16 +16,14 @@ if TYPE_CHECKING:
     from ctl.loop.controller import Controller
 
 
-class LearningRate(Action):
+class LearningRate(LoopAction):
     """Sets a constant learning rate; the checkpoints record it.
 
     A run that is resumed, by `ctl.Run` or by the program, continues with the rate of the checkpoint,
     unless the rate with which its optimizer is made has changed since.
     """
 
-    at = "train"
     everywhere = True
-    may_stop = False
     _reads_missing_state = True
 
     def __init__(self) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ctl import errors
 from ctl.errors import UsageError
+from ctl.loop.actions.action import Action
 
 if TYPE_CHECKING:
     from ctl.evaluator import StandardEvaluator
@@ -92,3 +93,19 @@ class MonitoredMetric:
             known = {name: f"{PREFIX}{name}" for name in names}
             hint = errors.did_you_mean(part, known) or ": it is not a section."
             raise UsageError(f"The evaluation has no metric {self.name}{hint}")
+
+
+class MetricAction(Action):
+    """Base class of actions that depend on a metric of the evaluation.
+
+    Args:
+        metric: the name of the metric, such as "eval/accuracy".
+        mode: "max" if higher values are better, "min" if lower ones are.
+    """
+
+    def __init__(self, metric: str, mode: str):
+        self._metric = MonitoredMetric(metric, mode)
+
+    def check(self, evaluator: "StandardEvaluator | None") -> None:
+        """Checks that the evaluation has the metric."""
+        self._metric.check(evaluator)

@@ -35,7 +35,6 @@ WATCHING = (
     "ctl.loop.actions.leaks:MemoryGrowth",
     "ctl.loop.loop_numbers:LoopNumbers",
     "ctl.loop.goodput:Goodput",
-    "ctl.loop.actions.utilization:Utilization",
     "ctl.loop.stragglers:Stragglers",
     "ctl.loop.profiler:Profiler",
     "ctl.loop.watchdog:Watchdog",

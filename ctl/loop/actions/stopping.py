@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING, Any
 from ctl.configs import durations
 from ctl.errors import UsageError
 from ctl.loop.actions.action import Action
-from ctl.loop.actions.monitored_metric import MonitoredMetric
+from ctl.loop.actions.monitored_metric import MetricAction
 from ctl.loop.progress import format_numbers
 
 if TYPE_CHECKING:
-    from ctl.evaluator import StandardEvaluator
     from ctl.loop.workdir import Workdir
 
 _STATE = ("best", "best_step", "count", "step")  # attributes of `EarlyStopping` in a checkpoint
 
 
-class EarlyStopping(Action):
+class EarlyStopping(MetricAction):
     """Requests a stop after a number of evaluations in a row without an improvement.
 
         EarlyStopping("eval/loss", "min", patience=3)
@@ -41,7 +40,7 @@ class EarlyStopping(Action):
                 f"early_stopping: patience={patience} and min_delta={min_delta}, but they must be at "
                 "least 1 and at least 0."
             )
-        self._metric = MonitoredMetric(metric, mode)
+        super().__init__(metric, mode)
         self._patience = patience
         self._min_delta = min_delta
         self._best: float | None = None
@@ -54,10 +53,6 @@ class EarlyStopping(Action):
         """Makes the action of a config; see registry.py."""
         best = config.train.best
         return cls(best.metric, best.mode, patience=best.patience)
-
-    def check(self, evaluator: "StandardEvaluator | None") -> None:
-        """Checks that the evaluation has the metric."""
-        self._metric.check(evaluator)
 
     def __call__(self, outputs: Mapping[str, Any]) -> None:
         """Counts an evaluation."""
@@ -90,7 +85,7 @@ class EarlyStopping(Action):
         return f"{self._metric.name} has not improved{best} for {evaluations}"
 
 
-class StopAtTarget(Action):
+class StopAtTarget(MetricAction):
     """Requests a stop after an evaluation that reaches `train.best.target`.
 
         StopAtTarget("eval/accuracy", "max", target=0.93)
@@ -102,7 +97,7 @@ class StopAtTarget(Action):
     """
 
     def __init__(self, metric: str, mode: str, *, target: float):
-        self._metric = MonitoredMetric(metric, mode)
+        super().__init__(metric, mode)
         self._target = target
 
     @classmethod
@@ -110,10 +105,6 @@ class StopAtTarget(Action):
         """Makes the action of a config; see registry.py."""
         best = config.train.best
         return cls(best.metric, best.mode, target=best.target)
-
-    def check(self, evaluator: Any) -> None:
-        """Checks that the evaluation has the metric."""
-        self._metric.check(evaluator)
 
     def __call__(self, outputs: Mapping[str, Any]) -> None:
         """Compares the value of an evaluation."""

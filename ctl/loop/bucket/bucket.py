@@ -12,6 +12,7 @@ from ctl.loop.bucket import fetch, ownership
 from ctl.loop.bucket.local import LocalCopy, folder_of
 from ctl.loop.bucket.ownership import Ownership
 from ctl.loop.bucket.upload import Uploader, exported_files
+from ctl.loop.store import RunStore
 
 if TYPE_CHECKING:  # it imports TensorFlow
     from ctl.hardware.collectives import ProcessGroup
@@ -21,9 +22,7 @@ _FOLLOW_SECONDS = 5.0
 _NO_OWNER = -2
 
 
-def open_store(
-    url: str, train: Any, *, reads: bool, checkpoint: str, task: str
-) -> "Bucket | BucketReader":
+def open_store(url: str, train: Any, *, reads: bool, checkpoint: str, task: str) -> RunStore:
     """Opens the object store of a run; see `ctl.loop.store.open_store`."""
     if not reads:
         return Bucket(url, train, task=task)
@@ -32,7 +31,7 @@ def open_store(
     return reader
 
 
-class Bucket:
+class Bucket(RunStore):
     """The object store of a run that trains in a local folder.
 
         bucket = Bucket("gs://bucket/run", config.train)
@@ -67,7 +66,6 @@ class Bucket:
         self,
         processes: "ProcessGroup",
         *,
-        is_chief: bool,
         on_lost: Callable[[], None],
         on_durable: Callable[[int, int, float], None],
         print_line: Callable[[str], None],
@@ -88,13 +86,13 @@ class Bucket:
             print_line=print_line,
         )
         try:
-            if is_chief:
+            if processes.is_chief:
                 self._fetch(owner.acquire())
                 self._local.write(owner.number)
                 if len(processes.members) > 1:
                     self._store.retry(uploader.copy)  # the others can then fetch it
                 uploader.start()
-            self._all_fetch(processes, owner.number, is_chief=is_chief)
+            self._all_fetch(processes, owner.number)
             yield
         except BaseException:
             with contextlib.suppress(Failure):  # the error of the run is the one to report
@@ -105,12 +103,6 @@ class Bucket:
         finally:
             owner.end(released=not uploader.is_running)
 
-    def sync(self) -> None:
-        """Does nothing: `all_open` copies the run in a thread."""
-
-    def close(self) -> None:
-        """Does nothing: the end of `all_open` has copied the run."""
-
     def _fetch(self, owner: int) -> None:
         """Makes the local folder up to date, unless it is that of the last owner."""
         if not self._local.is_current(owner):
@@ -118,22 +110,22 @@ class Bucket:
             fetch.run(self._local)
             self._local.mark_sent()
 
-    def _all_fetch(self, processes: "ProcessGroup", number: int, *, is_chief: bool) -> None:
+    def _all_fetch(self, processes: "ProcessGroup", number: int) -> None:
         """Fetches the checkpoints of the chief in the other processes; collective."""
         token = processes.broadcast_from_chief(number)
-        is_blind = not is_chief and self._store.retry(ownership.latest, self._store) != token
-        if processes.any_process(is_blind):
+        seen = token if processes.is_chief else self._store.retry(ownership.latest, self._store)
+        if processes.any_process(seen != token):
             raise UsageError(
                 f"{self.url} is not the same store in every process: check the endpoint and the "
                 "credentials of each."
             )
-        if not is_chief:
+        if not processes.is_chief:
             self._fetch(_NO_OWNER)
             self._local.write(token)
         processes.barrier()
 
 
-class BucketReader:
+class BucketReader(RunStore):
     """The object store of a run that this process only evaluates or exports.
 
     Args:
@@ -155,12 +147,6 @@ class BucketReader:
         fetch.run(self._local, checkpoint, every=every)
         # The files of this process that are not yet sent stay so.
         self._local.mark_sent("result.json" if self._local.sent else "**/*")
-
-    def all_open(
-        self, processes: "ProcessGroup", **options: Any
-    ) -> contextlib.AbstractContextManager[None]:
-        """Does nothing: this process does not train."""
-        return contextlib.nullcontext()
 
     def sync(self) -> None:
         """Sends the results, and fetches what the run has written; at most every few seconds."""

@@ -37,8 +37,7 @@ def open_folder(url: str) -> "Store":
         UsageError: there is no package for the URL's scheme.
     """
     found = STORES.get(url.partition(":")[0], STORES[""])
-    store: Store = (load(found) if isinstance(found, str) else found)(url)
-    return store
+    return (load(found) if isinstance(found, str) else found)(url)
 
 
 class Store(abc.ABC):
@@ -160,14 +159,12 @@ class FileSystem(Store):
     def size(self, name: str) -> int:
         """Asks for one file."""
         self._fs.invalidate_cache()
-        size: int = self._fs.info(self._path(name))["size"]
-        return size
+        return self._fs.info(self._path(name))["size"]
 
     def read(self, name: str) -> bytes | None:
         """Reads a file."""
         with contextlib.suppress(FileNotFoundError):
-            content: bytes = self._fs.cat_file(self._path(name))
-            return content
+            return self._fs.cat_file(self._path(name))
         return None
 
     def write(self, name: str, content: bytes) -> None:

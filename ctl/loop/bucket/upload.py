@@ -19,13 +19,7 @@ from ctl.loop import json_files, lock
 from ctl.loop.bucket.fetch import BEST, CHECKPOINTS, checksum, steps
 from ctl.loop.bucket.local import LocalCopy, signature
 from ctl.loop.bucket.ownership import Ownership
-from ctl.loop.checkpoints.files import (
-    MARKER,
-    CheckpointFiles,
-    find_fault,
-    group_by_step,
-    old_steps,
-)
+from ctl.loop.checkpoints.files import MARKER, CheckpointFiles, find_fault, group_by_step, old_steps
 
 # Seconds between two copies of the files that grow. A store has no append: the whole file is copied.
 LOG_SECONDS = 60.0

@@ -78,21 +78,12 @@ class Checkpointer:
     """
 
     def __init__(
-        self,
-        directory: str | pathlib.Path,
-        trainer: StandardTrainer | Step | Sequence[Any],
-        *,
-        keep: int = 3,
-        keep_every: int = 0,
-        background: bool = False,
-        is_chief: bool = True,
-        has_own_folder: bool = False,
-        processes: ProcessGroup | None = None,
-        partial: bool = False,
-        reads_only: bool = False,
-        rank: Callable[[int], Any] | None = None,
+        self, directory: str | pathlib.Path, trainer: StandardTrainer | Step | Sequence[Any],
+        *, keep: int = 3, keep_every: int = 0, background: bool = False, is_chief: bool = True,
+        has_own_folder: bool = False, processes: ProcessGroup | None = None, partial: bool = False,
+        reads_only: bool = False, rank: Callable[[int], Any] | None = None,
         extra: Mapping[str, Any] | None = None,
-    ):
+    ):  # fmt: skip
         is_list = isinstance(trainer, list | tuple)
         parts: list[Any] = [*trainer] if isinstance(trainer, list | tuple) else [trainer]
         owners = _find_owners(parts, is_list=is_list, reads_only=reads_only)
@@ -147,9 +138,7 @@ class Checkpointer:
         return self.files.path(step)
 
     def save(
-        self,
-        notes: Mapping[str, Any] | None = None,
-        on_complete: Callable[[], None] = lambda: None,
+        self, notes: Mapping[str, Any] | None = None, on_complete: Callable[[], None] = lambda: None
     ) -> str:
         """Saves a checkpoint of the current step; returns its path.
 

@@ -1,6 +1,7 @@
 """Decides when a run saves a checkpoint, and records it."""
 
 from collections.abc import Callable, Mapping
+import dataclasses
 import functools
 from typing import Any
 
@@ -15,6 +16,7 @@ from ctl.trainer import StandardTrainer
 from ctl.update.non_finite import first_non_finite_variable
 
 
+@dataclasses.dataclass(eq=False)
 class CheckpointManager:
     """Saves each step at most once, and no step whose weights are not finite.
 
@@ -36,24 +38,18 @@ class CheckpointManager:
         every: when to save; by default at the end only.
 
     Attributes:
-        every: the same as the argument.
         saved_step: the step of the newest checkpoint that this process saved or restored, or None.
     """
 
-    def __init__(
-        self,
-        trainer: StandardTrainer,
-        checkpoints: Checkpointer | None,
-        reporter: Reporter,
-        every: Every = Every(),  # noqa: B008 - it is frozen
-    ):
-        self._trainer = trainer
-        self.checkpoints = checkpoints
-        self._reporter = reporter
-        self.every = every
+    trainer: StandardTrainer
+    checkpoints: Checkpointer | None
+    reporter: Reporter
+    every: Every = Every()  # noqa: RUF009 - it is frozen
+    saved_step: int | None = dataclasses.field(default=None, init=False)
+
+    def __post_init__(self) -> None:
         # The time to the first checkpoint counts from the start of the process.
-        self._timer = Timer(every.seconds)
-        self.saved_step: int | None = None
+        self._timer = Timer(self.every.seconds)
 
     def all_due(self, processes: ProcessGroup) -> bool:
         """Returns whether to save now, by the interval or by the chief's clock; collective."""
@@ -74,8 +70,8 @@ class CheckpointManager:
             return
         # A step may make weights infinite with finite gradients. Saving them would replace the
         # checkpoint to go back to.
-        if self._trainer.options.on_non_finite != "ignore":
-            trained = step_of(self._trainer).attributes.trained_variables()
+        if self.trainer.options.on_non_finite != "ignore":
+            trained = step_of(self.trainer).attributes.trained_variables()
             variable = first_non_finite_variable(trained)
             if variable:
                 raise Failure(
@@ -86,8 +82,8 @@ class CheckpointManager:
         self.wait()
         path = self.checkpoints.path(step)
         # Only this record shows the next process of a killed run how the time was used.
-        fields = {"path": path, "seconds": self._reporter.seconds()}
-        record = functools.partial(self._reporter.record, "checkpoint", step, **fields)
+        fields = {"path": path, "seconds": self.reporter.seconds()}
+        record = functools.partial(self.reporter.record, "checkpoint", step, **fields)
         with report_write_errors(path, self.checkpoints.directory):
             self.checkpoints.save(get_notes(), on_complete=record)
         self.saved_step = step
@@ -119,7 +115,7 @@ class CheckpointManager:
             self.checkpoints.restore(path)
         else:
             path = self.checkpoints.all_restore_latest(
-                before=before, print_line=self._reporter.print_line
+                before=before, print_line=self.reporter.print_line
             )
         # The restored checkpoint is not saved again.
         self.saved_step = self._step if path else None
@@ -127,4 +123,4 @@ class CheckpointManager:
 
     @property
     def _step(self) -> int:
-        return int(self._trainer.global_step.numpy())
+        return int(self.trainer.global_step.numpy())

@@ -81,8 +81,7 @@ class CheckpointContent:
 
     def value(self, variable: Variable) -> np.ndarray:
         """Returns the value of one of the variables."""
-        value: np.ndarray = self._reader.get_tensor(variable.source)
-        return value
+        return self._reader.get_tensor(variable.source)
 
     def name_of(self, variable: Variable) -> str:
         """Returns the name of one of the variables in the checkpoint."""
@@ -103,8 +102,7 @@ class CheckpointContent:
         Returns:
             Number of an object in the checkpoint -> the object at the same place of `root`.
         """
-        places: dict[int, Any] = self._view.match(root)
-        return places
+        return self._view.match(root)
 
     def is_deferred(self, variable: Variable, places: dict[int, Any]) -> bool:
         """Returns whether TensorFlow will restore a variable when its layer or optimizer is built."""

@@ -59,31 +59,6 @@ class LoadedWeights:
         )
 
 
-class WarmStart:
-    """The weights from which a new run starts.
-
-    Args:
-        trainer: its models get the weights.
-        init: the section `init` of the config.
-    """
-
-    def __init__(self, trainer: StandardTrainer, init: Any):
-        self._trainer, self._init = trainer, init
-
-    def describe_files(self) -> dict[str, str]:
-        """Returns the names and sizes of the files; see the function `describe_files`."""
-        return describe_files(self._init)
-
-    def check(self, *, moved: pathlib.Path | None) -> None:
-        """Checks, before anything is written, that `all_load` can load the weights."""
-        check(self._trainer, self._init, moved=moved)
-
-    def all_load(self, processes: ProcessGroup) -> tuple[list[str], dict[str, Any]]:
-        """Loads the weights; returns the lines to print, and the fields of the event to record."""
-        loaded = all_load(self._trainer, self._init, processes)
-        return [str(each) for each in loaded], record(loaded)
-
-
 @dataclasses.dataclass(frozen=True)
 class _Request:
     """A model to load, and its settings in the config.

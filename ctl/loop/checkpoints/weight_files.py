@@ -61,13 +61,9 @@ class WeightFile:
         return self.variables[variable.node].name
 
     def match(
-        self,
-        variables: Iterable[Variable],
-        model: tf_keras.Model,
-        *,
-        names: Mapping[str, str],
-        layout: str,
-    ) -> list[Variable]:
+        self, variables: Iterable[Variable], model: tf_keras.Model,
+        *, names: Mapping[str, str], layout: str,
+    ) -> list[Variable]:  # fmt: skip
         """Finds the weights of a model's variables.
 
         Args:

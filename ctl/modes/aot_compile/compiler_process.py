@@ -133,8 +133,7 @@ def _run(command: list[str], folder: pathlib.Path) -> dict[str, Any]:
     if done.returncode or not lines:
         message = " ".join(done.stderr.split())[-_MAX_MESSAGE:] or "no message"
         return {"error": f"the compiler ended with exit code {done.returncode}: {message}"}
-    answer: dict[str, Any] = json.loads(lines[-1])
-    return answer
+    return json.loads(lines[-1])
 
 
 def environment() -> dict[str, str]:

@@ -9,11 +9,11 @@ import subprocess
 import tempfile
 from typing import Any
 
-from ml_collections import config_dict
 import numpy as np
 import tensorflow as tf
 
 from ctl.built.inner_loop import loop_of, pipeline_of, step_of
+from ctl.configs import overrides
 from ctl.errors import Failure
 from ctl.hardware import selection
 from ctl.modes import experiment
@@ -143,9 +143,7 @@ def compare(config: Any, config_path: str, cores: int) -> CoreComparison:
         UsageError: the config does not work on one device.
         Failure: the program does not run on virtual devices.
     """
-    config = config_dict.ConfigDict(config.to_dict())
-    config.runtime.precision = "float32"
-    config.lock()
+    config = overrides.with_values(config, {"runtime.precision": "float32"})
 
     def build(strategy: tf.distribute.Strategy, name: str) -> Any:
         hardware = selection.Hardware(strategy, name, "compiled ahead of time")

@@ -10,28 +10,20 @@ from ctl.built import loop_errors
 from ctl.configs.error_location import describe, user_frame, user_line
 from ctl.graphs import ops
 
-_CALLBACK = "calls back into Python on the host"
-_STRING = "makes a string"
-_IMAGE = "decodes an image"
-_SUMMARY = "writes a summary on the host"
-_HOST_ONLY = {
-    "EagerPyFunc": _CALLBACK,
-    "PyFunc": _CALLBACK,
-    "PyFuncStateless": _CALLBACK,
-    "PrintV2": "prints on the host",
-    "StringFormat": "makes a string, as tf.print does",
-    "AsString": _STRING,
-    "DecodeJpeg": _IMAGE,
-    "DecodePng": _IMAGE,
-    "DecodeImage": _IMAGE,
-    "WriteScalarSummary": _SUMMARY,
-    "WriteHistogramSummary": _SUMMARY,
-    "WriteImageSummary": _SUMMARY,
-    "WriteSummary": _SUMMARY,
-    "RaggedRange": "makes rows of different lengths",
-    "RaggedTensorToTensor": "reads rows of different lengths",
-    "RaggedTensorToVariant": "makes rows of different lengths",
-}
+# What an operation does -> the operations.
+_REASONS = {
+    "calls back into Python on the host": ("EagerPyFunc", "PyFunc", "PyFuncStateless"),
+    "prints on the host": ("PrintV2",),
+    "makes a string, as tf.print does": ("StringFormat",),
+    "makes a string": ("AsString",),
+    "decodes an image": ("DecodeJpeg", "DecodePng", "DecodeImage"),
+    "writes a summary on the host": (
+        "WriteScalarSummary", "WriteHistogramSummary", "WriteImageSummary", "WriteSummary",
+    ),
+    "makes rows of different lengths": ("RaggedRange", "RaggedTensorToVariant"),
+    "reads rows of different lengths": ("RaggedTensorToTensor",),
+}  # fmt: skip
+_HOST_ONLY = {op_type: reason for reason, types in _REASONS.items() for op_type in types}
 _DATA_DEPENDENT_SIZE = ("Where", "Unique", "UniqueV2", "UniqueWithCounts")
 _UNSUPPORTED = re.compile(r"No registered '(\w+)' OpKernel .*?\{\{node ([^}]+)\}\}", re.DOTALL)
 _NOT_CONSTANT = re.compile(

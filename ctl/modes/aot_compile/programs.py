@@ -11,6 +11,7 @@ import tensorflow as tf
 from ctl.built.inner_loop import pipeline_of, step_of
 from ctl.errors import UsageError
 from ctl.evaluator import StandardEvaluator
+from ctl.hardware import quiet
 from ctl.modes.aot_compile import problems
 from ctl.modes.aot_compile.problems import NotExportable, Problem
 from ctl.modes.aot_compile.strategy import SliceStrategy
@@ -95,17 +96,13 @@ def _trace(step: Callable[[Any], Any], element_spec: Any, specs: list[tf.TensorS
         step(itertools.repeat(pack_tensors(element_spec, tensors)))
 
     # TensorFlow logs a stack trace of what it cannot convert; the error is reported in one line.
-    logger = tf.get_logger()
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        tf.function(call).get_concrete_function(*specs)
-    except (UsageError, NotExportable):
-        raise
-    except Exception as error:  # the user's own code runs here
-        raise NotExportable([problems.explain_tracing_error(error)]) from error
-    finally:
-        logger.setLevel(level)
+    with quiet.hide_warnings(logging.CRITICAL):
+        try:
+            tf.function(call).get_concrete_function(*specs)
+        except (UsageError, NotExportable):
+            raise
+        except Exception as error:  # the user's own code runs here
+            raise NotExportable([problems.explain_tracing_error(error)]) from error
 
 
 def flatten_specs(element_spec: Any) -> list[tuple[str, tf.TensorSpec]]:

@@ -31,30 +31,26 @@ class Generation:
         cores: cores per chip as TensorFlow counts them; each is a replica.
         hbm_gib: memory available to the programs of one core.
         shapes: the slices that exist, by their chips along each axis.
-        compiler_name: libtpu's name of the generation.
+        compiler_name: libtpu's name of the generation; "" for the same.
     """
 
     name: str
     cores: int
     hbm_gib: float
     shapes: tuple[str, ...]
-    compiler_name: str
+    compiler_name: str = ""
 
 
-GENERATIONS = {
-    generation.name: generation
-    for generation in (
-        Generation("v2", 2, 7.48, ("2x2", "4x4", "8x8", "8x16", "16x16"), "v2"),
-        Generation(
-            "v3", 2, 15.48, ("2x2", "4x4", "4x8", "8x8", "8x16", "16x16", "16x32", "32x32"), "v3"
-        ),
-        Generation("v4", 2, 15.25, (*_UNDER_A_CUBE, *_CUBES, "12x16x16"), "v4"),
-        Generation("v5e", 1, 15.75, (*_SMALL_2D, *_LARGE_2D), "v5e"),
-        Generation("v5p", 1, 95.74, (*_UNDER_A_CUBE, *_CUBES, "16x16x24"), "v5p"),
-        Generation("v6e", 1, 31.25, (*_SMALL_2D, *_LARGE_2D), "v6e"),
-        Generation("v7x", 2, 94.75, (*_UNDER_A_CUBE, *_CUBES), "tpu7x"),
-    )
-}
+_ROWS = (
+    Generation("v2", 2, 7.48, ("2x2", "4x4", "8x8", "8x16", "16x16")),
+    Generation("v3", 2, 15.48, ("2x2", *_LARGE_2D, "16x32", "32x32")),
+    Generation("v4", 2, 15.25, (*_UNDER_A_CUBE, *_CUBES, "12x16x16")),
+    Generation("v5e", 1, 15.75, (*_SMALL_2D, *_LARGE_2D)),
+    Generation("v5p", 1, 95.74, (*_UNDER_A_CUBE, *_CUBES, "16x16x24")),
+    Generation("v6e", 1, 31.25, (*_SMALL_2D, *_LARGE_2D)),
+    Generation("v7x", 2, 94.75, (*_UNDER_A_CUBE, *_CUBES), "tpu7x"),
+)
+GENERATIONS = {generation.name: generation for generation in _ROWS}
 _OTHER_NAMES = {"v5litepod": "v5e", "v5": "v5p", "tpu7x": "v7x", "v7": "v7x"}
 
 
@@ -121,7 +117,7 @@ def _make_slice(generation: Generation, shape: str) -> TpuSlice:
         cores=chips * generation.cores,
         hosts=chips // math.prod(host),
         hbm_bytes=int(generation.hbm_gib * GIB),
-        compiler_name=f"{generation.compiler_name}:{shape}",
+        compiler_name=f"{generation.compiler_name or generation.name}:{shape}",
         host_chips=host,
     )
 

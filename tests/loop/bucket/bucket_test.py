@@ -118,7 +118,7 @@ def open_bucket(url):
     """Owns the run as a process does that trains nothing; returns its local folder."""
     opened = bucket.Bucket(url, keys.defaults().train)
     functions = dict(on_lost=print, on_durable=print, print_line=print)
-    with opened.all_open(ProcessGroup(), is_chief=True, **functions):
+    with opened.all_open(ProcessGroup(), **functions):
         return opened.folder
 
 
@@ -293,12 +293,13 @@ def test_names_of_local_folders_differ_by_url_and_end_like_it():
 
 def test_worker_that_reads_another_store_is_rejected_before_training(store):
     processes = types.SimpleNamespace(
+        is_chief=False,
         members=[("worker 0", "a"), ("worker 1", "b")],
         broadcast_from_chief=lambda value: 5,
         any_process=lambda value: value,
     )
     opened = bucket.Bucket(store.url, keys.defaults().train, task="worker-1").all_open(
-        processes, is_chief=False, on_lost=print, on_durable=print, print_line=print
+        processes, on_lost=print, on_durable=print, print_line=print
     )
     with pytest.raises(ctl.UsageError, match="not the same store in every process"), opened:
         raise AssertionError("training began")

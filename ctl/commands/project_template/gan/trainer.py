@@ -24,9 +24,8 @@ class Trainer(ctl.StandardTrainer):
 
     def build_dataset(self, split, input_context):
         # Single examples: ctl shuffles and batches them, and splits the batches over the replicas.
-        return ctl.data.arrays(
-            make_examples(4000, seed=1) if split == "train" else make_examples(500, seed=2)
-        )
+        count, seed = (4000, 1) if split == "train" else (500, 2)
+        return ctl.data.arrays(make_examples(count, seed))
 
     def forward(self, batch, training):
         # Keyed by the row of the global batch, so that any number of replicas draws the same.

@@ -31,9 +31,8 @@ class Trainer(ctl.StandardTrainer):
         # Single examples: ctl shuffles and batches them, and splits the batches over the replicas.
         # Your own images, in a folder with one subfolder per class:
         #     return ctl.data.image_folder(f"data/{split}", size=(SIZE, SIZE))
-        return ctl.data.arrays(
-            make_examples(1000, seed=1) if split == "train" else make_examples(256, seed=2)
-        )
+        count, seed = (1000, 1) if split == "train" else (256, 2)
+        return ctl.data.arrays(make_examples(count, seed))
 
     def per_example_loss(self, batch, outputs):
         # One loss per example, not their mean: ctl divides by the size of the global batch.

@@ -23,9 +23,8 @@ class Trainer(ctl.StandardTrainer):
 
     def build_dataset(self, split, input_context):
         # Single examples: ctl shuffles and batches them, and splits the batches over the replicas.
-        return ctl.data.arrays(
-            make_examples(3000, seed=1) if split == "train" else make_examples(500, seed=2)
-        )
+        count, seed = (3000, 1) if split == "train" else (500, 2)
+        return ctl.data.arrays(make_examples(count, seed))
 
     def per_example_loss(self, batch, outputs):
         # One loss per example, not their mean: ctl divides by the size of the global batch.
