@@ -135,8 +135,9 @@ class Untrained:
         trainable = {key for model in built for key in _keys(model.trainable_variables)}
         self._in_models = {key for model in built for key in _keys(variables_of(model))}
         others -= self._in_models - trainable
-        for model in map(models.adapt, self.elsewhere):
-            others -= _keys(variables_of(model) if model.built else ())
+        for model in map(models.adapt, self.elsewhere):  # one that only holds models is never built
+            built = [layer for layer in model._flatten_layers() if layer.built]
+            others -= {key for layer in built for key in _keys(variables_of(layer))}
         # The variable of a frozen layer is still a trainable variable of TensorFlow, and a model in a
         # closure is known to nobody: its layers are found among all objects.
         is_layer: dict[type, bool] = dict.fromkeys(weakref.ProxyTypes, False)
