@@ -22,7 +22,7 @@ from ctl.configs.error_location import user_frame
 from ctl.data import host_random
 from ctl.errors import UsageError
 from ctl.graphs import ops
-from ctl.graphs.dataflow import ancestors, captured, entries_per_row
+from ctl.graphs.dataflow import ancestors, captured, find_fold
 from ctl.keras.private import backend
 from ctl.rows.row_mask import Rows
 from ctl.rows.trace import Folded, symbolic
@@ -190,7 +190,7 @@ def _confirmed(draw: Folded) -> bool:
             for other in op.inputs:
                 if id(other) in derived or not other.shape.rank or other.shape[0] != size:
                     continue
-                if entries_per_row(other, draw.count) == size // draw.count:
+                if find_fold(other, draw.count) == draw.fold:
                     return True
             for output in op.outputs:
                 if output.shape.rank and output.shape[0] == size and id(output) not in derived:

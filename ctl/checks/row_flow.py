@@ -186,7 +186,10 @@ class RowFlow:
         rank = op.outputs[0].shape.rank
         if op.type not in _PAIRING or rank is None:
             return False
-        size = {self._count and self._count * (place.inner if place else 1) for place in places}
+        size = {
+            self._count and self._count * (place.inner * place.views if place else 1)
+            for place in places
+        }
         axes = {
             place.axis - (x.shape.rank if op.type in ops.ELEMENTWISE else 0)
             for x, place in zip(op.inputs, places, strict=True) if place
