@@ -31,6 +31,10 @@ _ACCEPT = (
     "or accept it by `with ctl.random.unkeyed():` around it, or everything of this kind with "
     "allow_unkeyed_random=True (runtime.allow_unkeyed_random)"
 )
+_KEYED = "`with ctl.random.keyed():` around the code of a library, "
+_KEYED_OPS = re.compile(
+    r"(Stateless)?(Random)?(StandardNormal|Normal|Uniform|UniformInt|TruncatedNormal|Multinomial)(V2)?"
+)
 _INITIALIZER = re.compile(r"(^|/)Initializer(_\d+)?/")
 _REPLICA = re.compile(r"^replica_\d+(/|$)")
 _MAX_CONSUMERS = 1_000
@@ -109,6 +113,12 @@ class _RandomSearch:
             kind = op.type
             if op in getattr(op.graph, "_ctl_accepted", ()):
                 continue
+            if ops.SHARED_NUMBERS in op.name and self.flow.may_be_of_rows(op.outputs[0]):
+                raise UsageError(
+                    f"{place(op)} draws random numbers of shape {op.outputs[0].shape} in ctl.random."
+                    "keyed(), the same on every replica, and combines them with rows: draw [rows, ...] "
+                    "numbers, or use ctl.random with per_row=N."
+                )
             if kind in ops.RANDOM:
                 keyed |= self._check_draw(op)
             elif kind in ops.PYTHON:
@@ -175,7 +185,8 @@ class _RandomSearch:
             return False
         raise UsageError(
             f"{place(op)} draws random numbers ({op.type}) that depend on how the batch is split: use "
-            f"{ops.suggestion(op, self.flow.counts)}, {_ACCEPT}."
+            f"{ops.suggestion(op, self.flow.counts)}, "
+            f"{_KEYED * bool(_KEYED_OPS.fullmatch(op.type))}{_ACCEPT}."
         )
 
 
@@ -251,6 +262,10 @@ class _Dataflow:
             return True
         if not result.shape.is_fully_defined():
             return True
+        return self.may_be_of_rows(result)
+
+    def may_be_of_rows(self, result: tf.Tensor) -> bool:
+        """Returns whether numbers that are equal on all replicas may have an entry for each row."""
         # A static shape cannot follow a number of rows that is known only when the step runs.
         if not self.counts or not result.shape.rank:
             return False

@@ -235,7 +235,10 @@ class RowFlow:
 
     def _run(self, graph: Any, states: Sequence[State]) -> list[State]:
         sources = {id(x): state for x, state in zip(graph.inputs, states, strict=True)}
-        inner = RowFlow(sources, count=self._count, clean=self._clean, resolve=lambda _: None)
+        inner = RowFlow(
+            sources, count=self._count, clean=self._clean, resolve=lambda _: None,
+            row_wise=self._row_wise,
+        )  # fmt: skip
         return [inner.state(output) for output in graph.outputs]
 
 

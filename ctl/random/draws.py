@@ -151,7 +151,7 @@ def draw_bits(
     call = rows.calls.get(identity, 0)
     rows.calls[identity] = call + 1
     key = philox.make_key(f"{identity} {call}")
-    loops = _loop_counters(rows, stream)
+    loops = loop_counters(rows, stream)
     for counter in loops:
         key = philox.fold_in(key, counter)
     blocks = _row_size(shape, shared)[1]
@@ -239,7 +239,7 @@ def _source(shape: Any, inputs: tf.Tensor | None) -> tf.Tensor | None:
     return inputs if hasattr(inputs, "graph") else None
 
 
-def _loop_counters(rows: row_mask.Rows, stream: Stream) -> list[tf.Tensor]:
+def loop_counters(rows: row_mask.Rows, stream: Stream) -> list[tf.Tensor]:
     """Returns the counters of the loops of this step that the draw is in, from outside in.
 
     Raises:

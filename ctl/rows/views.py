@@ -29,13 +29,12 @@ def views(*rows: Nest) -> Nest:
     """
     current = row_mask.current()
     count = current.count if current else None
+    expected = count if isinstance(count, int) else None
     for tensor in map(tf.convert_to_tensor, tf.nest.flatten(rows)):
-        static = [count] if isinstance(count, int) else [None]
-        if not tensor.shape.rank or not tensor.shape[:1].is_compatible_with(static):
-            expected = "rows" if static == [None] else count
+        if not tensor.shape.rank or not tensor.shape[:1].is_compatible_with([expected]):
             raise UsageError(
-                f"ctl.replica.views got shape {tensor.shape}, but requires [{expected}, ...]: one entry "
-                "per row of the batch in each view."
+                f"ctl.replica.views got shape {tensor.shape}, but requires [{expected or 'rows'}, ...]: "
+                "one entry per row of the batch in each view."
             )
     if current:
         current.trace.views.add(len(rows))
