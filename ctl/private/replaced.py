@@ -66,7 +66,8 @@ REPLACED = (
     Replacement(f"{_KERAS_3}.random", "dropout uniform normal draw_seed",
         "ctl.keras.keras3.random:draw", "random layers draw by (seed, layer, step, row)"),
     Replacement("tensorflow.python.ops.gen_random_ops",
-        "multinomial random_standard_normal random_uniform random_uniform_int truncated_normal", *_DRAWS),
+        "multinomial random_standard_normal random_uniform random_uniform_int truncated_normal",
+        *_DRAWS),
     Replacement("tensorflow.python.ops.gen_stateless_random_ops", "stateless_multinomial", *_DRAWS),
     Replacement("tensorflow.python.ops.gen_stateless_random_ops_v2",
         "stateless_random_normal_v2 stateless_random_uniform_v2 stateless_random_uniform_int_v2 "
