@@ -71,7 +71,7 @@ REPLACED = (
     Replacement("tensorflow.python.ops.gen_stateless_random_ops", "stateless_multinomial", *_DRAWS),
     Replacement("tensorflow.python.ops.gen_stateless_random_ops_v2",
         "stateless_random_normal_v2 stateless_random_uniform_v2 stateless_random_uniform_int_v2 "
-        "stateless_truncated_normal_v2", *_DRAWS),
+        "stateless_truncated_normal_v2 stateless_random_uniform_full_int_v2", *_DRAWS),
     Replacement("tf_keras.layers", "RandomFlip.call RandomContrast.call RandomCrop.call",
         "ctl.keras.image_layers:call", "draws by row, and not once for the local batch"),
     Replacement("tf_keras.src.layers.rnn.base_conv_lstm", "ConvLSTM.call",

@@ -256,12 +256,14 @@ def keyed() -> Iterator[None]:
     It replaces normal, truncated normal, uniform, integer and categorical numbers of `tf.random`, also
     the stateless ones, whose seeds are not used. If a shape begins with the number of this replica's
     rows (or of its views, `ctl.replica.views`), each row draws its own numbers, as of
-    `ctl.random.normal`. All other draws are the same for all rows, on every replica. A shape that begins
-    with this number by chance, and shared numbers that are combined with rows, are rejected. It also
-    decorates a function: `layer.call = ctl.random.keyed()(layer.call)`.
+    `ctl.random.normal`; also if a later axis is the first with this number, as of several samples of
+    each row. All other draws are the same for all rows, on every replica. A shape that has this number
+    by chance is rejected, with a warning if one replica computes the batch at once; so are shared
+    numbers that are combined with rows. It also decorates a function:
+    `layer.call = ctl.random.keyed()(layer.call)`.
 
     Raises:
-        UsageError: the block draws in a loop, except for [rows, ...].
+        UsageError: the block draws in a loop, except for the rows; or for a replica with one row.
     """
     token = KEYED.set(True)
     try:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from ctl.errors import UsageError
 from ctl.graphs import ops
-from ctl.random import Keying, categorical, draws, integers, normal, truncated_normal, uniform
+from ctl.random import Keying, draws, gumbel, integers, normal, philox, truncated_normal, uniform
 from ctl.rows import row_mask
 from ctl.rows.trace import Stream
 
@@ -36,27 +36,44 @@ def draw(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         logits = tf.repeat(tf.expand_dims(logits, 1), given["num_samples"], axis=1)
         shape = tf.shape(logits)
     shape = tf.convert_to_tensor(shape, tf.int32)
-    first = draws.static_size(shape) if shape.shape[0] != 0 else -1
-    is_by_row = rows.count is not None and first is None
-    if isinstance(rows.count, int) and first is not None:
-        is_by_row = first in {rows.count * views for views in (1, *rows.trace.views)}
-        if first == rows.count == 1:
-            raise UsageError(_ONE_ROW)
-    if not is_by_row and draws.loop_counters(rows, Stream(_NAME, _NAME)):
+    sizes = tf.zeros(shape).shape.as_list()  # all that is known of it
+    axis = _axis_of_rows(sizes, rows)
+    if axis is None and draws.loop_counters(rows, Stream(_NAME, _NAME)):
         raise UsageError(_LOOP)
-    keying: Keying = {"name": _NAME, "shared": not is_by_row}
+    order = sorted(range(len(sizes)), key=lambda i: i != axis)  # the rows first
+    shape = [shape[i] if sizes[i] is None else sizes[i] for i in order]
+    keying: Keying = {"name": _NAME, "shared": axis is None}
     if logits is not None:
-        numbers = categorical(logits, given["output_dtype"], **keying)
+        numbers = gumbel(shape, philox.working_dtype(logits.dtype), **keying)
     elif "int" in name:
-        low, high = given["minval"], given["maxval"]
-        numbers = integers(shape, low, high, tf.convert_to_tensor(low).dtype, **keying)
+        low, high = given.get("minval"), given.get("maxval")
+        dtype = given["dtype"] if low is None else tf.convert_to_tensor(low).dtype
+        if low is None:  # a seed, of which 32 bits suffice
+            low = max(dtype.min, -(2**31))
+            high = low + 2**32
+        numbers = integers(shape, low, high, dtype, **keying)
     else:
         function = uniform if "uniform" in name else truncated_normal if "trunc" in name else normal
         numbers = function(shape, dtype=given["dtype"], **keying)
-    if not is_by_row:
-        return tf.identity(numbers, name=ops.SHARED_NUMBERS)
-    numbers = tf.identity(numbers)
-    if isinstance(rows.count, int) and first == rows.count:
-        # The search for coupled rows rejects a shape that begins with this number by chance.
+    numbers = tf.identity(numbers, name=ops.SHARED_NUMBERS if axis is None else None)
+    if axis is not None and isinstance(rows.count, int) and shape[0] == rows.count:
+        # The search for coupled rows rejects a shape that has this number by chance.
         rows.trace.row_wise.append((numbers, []))
-    return numbers
+    numbers = (
+        tf.transpose(numbers, [order.index(i) for i in range(len(order))]) if axis else numbers
+    )
+    if logits is None:
+        return numbers
+    return tf.argmax(tf.cast(logits, numbers.dtype) + numbers, -1, given["output_dtype"])
+
+
+def _axis_of_rows(sizes: list[int | None], rows: row_mask.Rows) -> int | None:
+    """Returns the axis of a draw that has the number of rows or views; None if all rows share it."""
+    if rows.count is None:
+        return None
+    views = (1, *rows.trace.views)
+    counts = [rows.count * each for each in views] if isinstance(rows.count, int) else []
+    if counts[:1] == [1] and 1 in sizes:
+        raise UsageError(_ONE_ROW)
+    axes = [i for known in (counts, [None]) for i, size in enumerate(sizes) if size in known]
+    return axes[0] if axes else None

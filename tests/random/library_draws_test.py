@@ -32,6 +32,8 @@ class Drawing(Case):
         x += tf.random.stateless_uniform(tf.shape(x), [1, 2], -1.0, 1.0, dtype=x.dtype)
         x *= tf.cast(tf.random.uniform([tf.shape(x)[0], 1], 1, 5, tf.int32), x.dtype)
         x += GENERATOR.normal(tf.shape(x), dtype=x.dtype)
+        samples = tf.random.normal([3, tf.shape(x)[0], 5], dtype=x.dtype)  # as of sample(3)
+        x += tf.reduce_mean(samples, axis=0)
         kept = tf.random.categorical(x, 3)  # three classes of each row
         x += tf.reduce_sum(tf.one_hot(kept, 5, dtype=x.dtype), axis=1)
         projection = tf.random.normal([5, CLASSES], dtype=x.dtype) + tf.random.normal(
