@@ -156,8 +156,8 @@ def find_fold(tensor: tf.Tensor, count: int | tf.Tensor) -> Fold | None:
         seen.add(id(tensor))
         if tensor.op.type == "ConcatV2" and tf.get_static_value(tensor.op.inputs[-1]) == 0:
             parts = [find_fold(x, count) for x in tensor.op.inputs[:-1]]
-            sizes = {part and part.per_row * factor for part in parts}
-            if len(sizes) == 1 and parts[0] and (size := sizes.pop()).denominator == 1:
+            sizes = {part.per_row * factor if part else None for part in parts}
+            if len(sizes) == 1 and (size := sizes.pop()) and size.denominator == 1:
                 return Fold(sum(part.views for part in parts if part), int(size))
             continue
         sources = _sources(tensor)
