@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ctl.rows.means import mean_of_rows
     from ctl.rows.row_mask import Rows, current, examples
     from ctl.rows.row_mask import current_mask as present
+    from ctl.rows.views import views
 
 _NAMES = {
     "Rows": "rows.row_mask:Rows",
@@ -22,9 +23,11 @@ _NAMES = {
     "positions": "rows.gather:positions",
     "present": "rows.row_mask:current_mask",
     "update_metric": "built.metric_updates:update",
+    "views": "rows.views:views",
 }
 __all__ = [
     "Rows", "all_gather", "current", "examples", "mean_of_rows", "positions", "present", "update_metric",
+    "views",
 ]  # fmt: skip
 
 

@@ -228,7 +228,8 @@ LEAVES = (
     "loop/actions/best_checkpoint.py", "loop/actions/plateau.py", "loop/bucket",
     "loop/exports.py", "loop/profiler.py", "loop/watchdog.py", "modes/sweep.py",
     "parts/compression.py", "parts/ema.py", "parts/norms.py", "parts/parameter_groups.py",
-    "parts/sharded_optimizer.py", "random", "compile/compiled_loop.py",
+    "parts/sharded_optimizer.py", "random", "compile/compiled_loop.py", "rows/moments.py",
+    "rows/views.py",
 )  # fmt: skip
 
 

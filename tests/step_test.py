@@ -608,16 +608,16 @@ def test_full_batches_have_a_static_number_of_rows_and_partial_ones_are_one_line
             step({"x": rows})
 
 
-def test_two_views_on_axis_0_of_a_padded_batch_are_one_line():
+def test_entries_that_are_not_those_of_rows_of_a_padded_batch_are_one_line():
     def forward(batch, training):
-        return step.model(tf.concat([batch["x"], -batch["x"]], axis=0), training=training)
+        return step.model(tf.tile(batch["x"], [2, 1]), training=training)
 
     step = make_step(
         2, 7, lambda: tf_keras.Sequential([ctl.SyncBatchNormalization()]), forward=forward,
         loss_fn=lambda batch, outputs: outputs[: tf.shape(batch["x"])[0], 0] ** 2,
         allow_row_coupling=True,
     )  # fmt: skip
-    with pytest.raises(ctl.UsageError, match="such as two views on axis 0"):
+    with pytest.raises(ctl.UsageError, match=r"concatenate views of the rows by ctl.replica.views"):
         step(next(iter(distribute(step, 7))))
 
 

@@ -15,7 +15,7 @@ from ctl.built.observers import Observer
 from ctl.errors import UsageError
 from ctl.graphs import ops
 from ctl.graphs.assignments import OPTIMIZER_UPDATE
-from ctl.graphs.dataflow import ancestors, captured, entries_per_row
+from ctl.graphs.dataflow import ancestors, captured, find_fold
 from ctl.graphs.places import place_of
 from ctl.rows.row_mask import Rows
 from ctl.rows.trace import Folded, symbolic
@@ -24,6 +24,10 @@ from ctl.update import gradients, update
 _ACCEPT = (
     "or accept it by `with ctl.random.unkeyed():` around it, or everything of this kind with "
     "allow_unkeyed_random=True (runtime.allow_unkeyed_random)"
+)
+_KEYED = "`with ctl.random.keyed():` around the code of a library, "
+_KEYED_OPS = re.compile(
+    r"(Stateless)?(Random)?(StandardNormal|Normal|Uniform|UniformInt|TruncatedNormal|Multinomial)(V2)?"
 )
 _INITIALIZER = re.compile(r"(^|/)Initializer(_\d+)?/")
 _MAX_CONSUMERS = 1_000
@@ -88,6 +92,12 @@ class _RandomSearch:
             kind = op.type
             if op in getattr(op.graph, "_ctl_accepted", ()):
                 continue
+            if ops.SHARED_NUMBERS in op.name and self.flow.may_be_of_rows(op.outputs[0]):
+                raise UsageError(
+                    f"{place(op)} draws random numbers of shape {op.outputs[0].shape} in ctl.random."
+                    "keyed(), the same on every replica, and combines them with rows: draw [rows, ...] "
+                    "numbers, or use ctl.random with per_row=N."
+                )
             if kind in ops.RANDOM:
                 keyed |= self._check_draw(op)
             elif kind in ops.PYTHON:
@@ -178,7 +188,8 @@ class _RandomSearch:
             return False
         raise UsageError(
             f"{place_of(op)} draws random numbers ({op.type}) that depend on how the batch is split: "
-            f"use {ops.suggestion(op, self.flow.counts)}, {_ACCEPT}."
+            f"use {ops.suggestion(op, self.flow.counts)}, "
+            f"{_KEYED * bool(_KEYED_OPS.fullmatch(op.type))}{_ACCEPT}."
         )
 
 
@@ -193,7 +204,7 @@ def _confirmed(draw: Folded) -> bool:
             for other in op.inputs:
                 if id(other) in derived or not other.shape.rank or other.shape[0] != size:
                     continue
-                if entries_per_row(other, draw.count) == size // draw.count:
+                if find_fold(other, draw.count) == draw.fold:
                     return True
             for output in op.outputs:
                 if output.shape.rank and output.shape[0] == size and id(output) not in derived:
@@ -237,6 +248,10 @@ class _Dataflow:
         result = op.outputs[0]
         if self.shows_split(op):
             return True
+        return self.may_be_of_rows(result)
+
+    def may_be_of_rows(self, result: tf.Tensor) -> bool:
+        """Returns whether numbers that are equal on all replicas may have an entry for each row."""
         # A static shape cannot follow a number of rows that is known only when the step runs.
         if not self.counts or not result.shape.rank:
             return False

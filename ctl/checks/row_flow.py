@@ -186,7 +186,10 @@ class RowFlow:
         rank = op.outputs[0].shape.rank
         if op.type not in _PAIRING or rank is None:
             return False
-        size = {self._count and self._count * (place.inner if place else 1) for place in places}
+        size = {
+            self._count and self._count * (place.inner * place.views if place else 1)
+            for place in places
+        }
         axes = {
             place.axis - (x.shape.rank if op.type in ops.ELEMENTWISE else 0)
             for x, place in zip(op.inputs, places, strict=True) if place
@@ -232,7 +235,10 @@ class RowFlow:
 
     def _run(self, graph: Any, states: Sequence[State]) -> list[State]:
         sources = {id(x): state for x, state in zip(graph.inputs, states, strict=True)}
-        inner = RowFlow(sources, count=self._count, clean=self._clean, resolve=lambda _: None)
+        inner = RowFlow(
+            sources, count=self._count, clean=self._clean, resolve=lambda _: None,
+            row_wise=self._row_wise,
+        )  # fmt: skip
         return [inner.state(output) for output in graph.outputs]
 
 

@@ -7,6 +7,7 @@ Transformers. Any other op counts as one that combines rows, and is left to the 
 """
 
 from collections.abc import Callable, Iterable, Sequence
+import itertools
 import math
 import os
 from typing import Any, NamedTuple
@@ -24,10 +25,12 @@ class Place(NamedTuple):
         axis: the axis that holds the rows.
         inner: the number of consecutive entries of each row; [rows, time] folded into one axis has
             inner = time.
+        views: the number of copies of the batch, one after the other, as of ctl.replica.views.
     """
 
     axis: int
     inner: int = 1
+    views: int = 1
 
 
 States = Sequence[Place | None]
@@ -137,6 +140,26 @@ def _einsum(op: Any, states: States, count: int | None) -> Place:
     )
 
 
+def _concat(op: Any, states: States, count: int | None) -> Place:
+    """Concatenates views of the rows, or along another axis."""
+    places = [state for state in states[:-1] if state]
+    axis = int(_static(op.inputs[-1])) % _rank(op.outputs[0])
+    if axis != places[0].axis:
+        return _along(op, states, count)
+    _check(len(places) == len(states) - 1)
+    place = _single(each._replace(views=1) for each in places)
+    return place._replace(views=sum(each.views for each in places))
+
+
+def _split(op: Any, states: States, count: int | None) -> Place:
+    """Splits views of the rows, or along another axis."""
+    state, parts = _single(states), len(op.outputs)
+    if op.type != "Split" or int(_static(op.inputs[0])) % _rank(op.outputs[0]) != state.axis:
+        return _along(op, states, count)
+    _check(state.views % parts == 0)
+    return state._replace(views=state.views // parts)
+
+
 def _along(op: Any, states: States, count: int | None) -> Place:
     """Computes along axes other than the axis of the rows, and may remove them."""
     state, result = _single(states), op.outputs[0]
@@ -171,12 +194,12 @@ def _reshape(op: Any, states: States, count: int | None) -> Place:
         # Functions such as tf.tensordot fold the leading axes, and unfold them again.
         return state._replace(axis=next((i for i, size in enumerate(new) if size != 1), 0))
     before, after = _product(old[: state.axis]), _product(old[state.axis + 1 :]) * state.inner
-    for axis, size in enumerate(new):
-        if _product(new[:axis]) == before:
+    for axis, views in itertools.product(range(len(new)), {state.views, 1}):
+        if _product(new[:axis]) * views == before * state.views:
             inner, rest = divmod(after, _product(new[axis + 1 :]))
             # With a size that is not static, a group of rows may be an axis too.
-            if inner and not rest and (size is None or size == (count and count * inner)):
-                return Place(axis, inner)
+            if inner and not rest and new[axis] in (None, count and count * inner * views):
+                return Place(axis, inner, views)
     raise CombinesRows
 
 
@@ -253,6 +276,8 @@ _RULES: dict[str, RowRule] = _by_op(
     ("MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3", _matmul),
     ("Einsum", _einsum),
     (" ".join(_AXES), _along),
+    ("ConcatV2", _concat),
+    ("Split", _split),
     ("Transpose", _transpose),
     ("ExpandDims OneHot Pack", _insert),
     ("Reshape", _reshape),

@@ -13,6 +13,7 @@ from ctl import errors
 from ctl.errors import UsageError
 
 _CTL = str(pathlib.Path(__file__).resolve().parent.parent) + os.sep
+_REPLACED = os.path.join(_CTL, "private", "replaced.py")
 _STANDARD_LIBRARY = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib"))
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _GENERATED = "__autograph_generated_file"  # AutoGraph runs a translation of the user's function
@@ -66,8 +67,9 @@ def user_frame(frames: list[tuple[str, int]]) -> str | None:
     Args:
         frames: (file, line) of a stack, outermost first.
     """
-    inside_ctl = [i for i, (name, _) in enumerate(frames) if name.startswith(_CTL)]
-    called_by_ctl = frames[inside_ctl[0] + 1 :] if inside_ctl else frames
+    # What ctl replaces in TensorFlow passes calls of the user's code on.
+    ctl = [i for i, (name, _) in enumerate(frames) if name.startswith(_CTL) and name != _REPLACED]
+    called_by_ctl = frames[ctl[0] + 1 :] if ctl else frames
     lines = [(name, line) for name, line in called_by_ctl if not _is_library(name)]
     return f"{_relative(lines[-1][0])}:{lines[-1][1]}" if lines else None
 

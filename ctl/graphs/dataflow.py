@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Iterator
 import fractions
 import math
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -17,6 +17,25 @@ _REDUCING = ("All", "Any", "ArgMax", "ArgMin", "EuclideanNorm", "Max", "Mean", "
 _SELECTING = ("Gather", "GatherV2", "Slice", "StridedSlice")
 # Ops whose result has an entry for each entry of one input only.
 _INPUTS = {**ops.DATA_INPUT, "MatMul": 0}
+
+
+class Fold(NamedTuple):
+    """How axis 0 of a tensor holds the rows: as [views x rows x per_row, ...]."""
+
+    views: int = 1  # copies of the batch, one after the other
+    per_row: int = 1  # consecutive entries of each row
+
+    def by_row(self, tensor: tf.Tensor, count: int | tf.Tensor) -> tf.Tensor:
+        """Turns [entries, ...] into [rows, views, per_row, ...], for a number of rows."""
+        inner = tf.shape(tensor)[1:]
+        tensor = tf.reshape(tensor, tf.concat([[self.views, count, self.per_row], inner], axis=0))
+        return tf.transpose(tensor, [1, 0, 2, *range(3, tensor.shape.rank)])
+
+    def entries(self, rows: tf.Tensor) -> tf.Tensor:
+        """Turns [rows, views, per_row, ...] into [entries, ...]."""
+        size = (rows.shape[0] or tf.shape(rows)[0]) * self.views * self.per_row
+        tensor = tf.transpose(rows, [1, 0, 2, *range(3, rows.shape.rank)])
+        return tf.reshape(tensor, tf.concat([[size], tf.shape(rows)[3:]], axis=0))
 
 
 def depends_on(value: Any, sources: Iterable[tf.Tensor]) -> bool:
@@ -104,12 +123,13 @@ def holds_rows(tensor: tf.Tensor) -> bool:
     return False
 
 
-def entries_per_row(tensor: tf.Tensor, count: int | tf.Tensor) -> int | None:
-    """Returns how many consecutive entries of axis 0 belong to one row.
+def find_fold(tensor: tf.Tensor, count: int | tf.Tensor) -> Fold | None:
+    """Returns which entries of axis 0 belong to one row.
 
     Layers fold axes into axis 0: [rows, time, ...] becomes [rows x time, ...], in which the entries of
-    a row are consecutive. A tensor of [time x rows, ...] has the same shape, and a variable may have it
-    too. So the ops that computed the tensor are searched.
+    a row are consecutive. Views of the rows are concatenated: [views x rows, ...]. A tensor of
+    [time x rows, ...] has the same shape, and a variable may have it too. So the ops that computed the
+    tensor are searched.
 
     Args:
         tensor: a tensor of a graph, of shape [entries, ...].
@@ -117,8 +137,10 @@ def entries_per_row(tensor: tf.Tensor, count: int | tf.Tensor) -> int | None:
             tensor that no op folded counts as rows, which the caller checks when the step runs.
 
     Returns:
-        The number, or None if the ops do not show it.
+        The fold, or None if the ops do not show it.
     """
+    if not hasattr(tensor, "op"):  # eager
+        return None
     unfolded = False
     # Depth first, because one input that shows the rows is enough.
     stack, seen = [(tensor, fractions.Fraction(1))], set()
@@ -128,10 +150,16 @@ def entries_per_row(tensor: tf.Tensor, count: int | tf.Tensor) -> int | None:
             continue
         if isinstance(count, int) and tensor.shape.rank and tensor.shape[0] == count:
             if holds_rows(tensor):
-                return int(factor) if factor.denominator == 1 else None
+                return Fold(1, int(factor)) if factor.denominator == 1 else None
             seen.add(id(tensor))
             continue
         seen.add(id(tensor))
+        if tensor.op.type == "ConcatV2" and tf.get_static_value(tensor.op.inputs[-1]) == 0:
+            parts = [find_fold(x, count) for x in tensor.op.inputs[:-1]]
+            sizes = {part.per_row * factor if part else None for part in parts}
+            if len(sizes) == 1 and (size := sizes.pop()) and size.denominator == 1:
+                return Fold(sum(part.views for part in parts if part), int(size))
+            continue
         sources = _sources(tensor)
         unfolded |= not sources and factor == 1 and bool(tensor.shape.rank)
         for source in reversed(sources):
@@ -139,8 +167,8 @@ def entries_per_row(tensor: tf.Tensor, count: int | tf.Tensor) -> int | None:
             if ratio is not None:
                 stack.append((source, factor * ratio))
         if not sources and not isinstance(count, int) and factor.denominator == 1 and factor > 1:
-            return int(factor)
-    return 1 if unfolded and not isinstance(count, int) else None
+            return Fold(1, int(factor))
+    return Fold() if unfolded and not isinstance(count, int) else None
 
 
 def _sources(tensor: tf.Tensor) -> list[tf.Tensor]:
@@ -149,7 +177,7 @@ def _sources(tensor: tf.Tensor) -> list[tf.Tensor]:
     if op.type == "Placeholder":
         outer = captured(tensor)
         return [] if outer is None else [outer]
-    if op.type == "Reshape":
+    if op.type in ("Reshape", "PlaceholderWithDefault"):
         return [op.inputs[0]]
     if op.type in _REORDERING or _moves_axis(op):
         return []

@@ -7,7 +7,8 @@ import tensorflow as tf
 
 from ctl.errors import UsageError
 from ctl.graphs import passes
-from ctl.rows import moments, row_mask, waits
+from ctl.graphs.dataflow import find_fold
+from ctl.rows import moments, replicas, row_mask, waits
 from ctl.rows.assertions import require_equal
 
 
@@ -119,7 +120,7 @@ def _normalize(
         dy, rows = moments.zero_outside(existing, dy), moments.zero_outside(existing, x)
         d_beta = moments.sum_over(dy, axes)
         d_gamma = (moments.sum_over(dy * rows, axes) - center * d_beta) * inverse
-        sums, context = tf.stack([d_beta, d_gamma]), moments.replica_context()
+        sums, context = tf.stack([d_beta, d_gamma]), replicas.replica_context()
         if context:
             # `stop_gradient`, as in `moments.merge`.
             own_sums = tf.stop_gradient(sums)
@@ -167,16 +168,19 @@ def _masks(x: tf.Tensor, mask: tf.Tensor | None, axis: Sequence[int], name: str)
     """Returns masks of leading axes of x: rows that exist, positions in the statistics; None for all."""
     existing = row_mask.current_mask()
     if existing is not None:
-        if not x.shape[:1].is_compatible_with(existing.shape):
-            raise UsageError(
-                f"Layer {name} got {x.shape[0]} rows of a padded batch of "
-                f"{existing.shape[0]}: keep one example per row, or choose a batch size that needs "
-                "no padding."
-            )
+        static, count = existing.shape[0], tf.shape(existing)[0]
+        is_known = static is not None and x.shape[0] == static
+        fold = None if is_known else find_fold(x, static or count)
+        if fold:
+            shape = [static or count, *fold]
+            existing = fold.entries(tf.broadcast_to(existing[:, tf.newaxis, tf.newaxis], shape))
         problem = (
-            f"Layer {name} got another number of rows than the padded batch has, such as two views on "
-            "axis 0: call the model once for each view, or choose a batch size that needs no padding."
+            f"Layer {name} got another number of rows than the padded batch has: concatenate views of "
+            "the rows by ctl.replica.views(a, b), call the model once for each view, or choose a batch "
+            "size that needs no padding."
         )
+        if not x.shape[:1].is_compatible_with(existing.shape):
+            raise UsageError(problem)
         with require_equal(
             tf.shape(x)[0], tf.shape(existing)[0], problem
         ):  # static ones need no op

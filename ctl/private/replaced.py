@@ -5,6 +5,7 @@ of ctl replaces nothing. `ctl devices --replaced` prints the table.
 """
 
 from collections.abc import Callable, Iterator
+import contextvars
 import functools
 import importlib
 import inspect
@@ -13,6 +14,8 @@ import threading
 from typing import Any, NamedTuple
 
 ALWAYS = "always"
+_IN_KEYED = "in ctl.random.keyed()"
+KEYED = contextvars.ContextVar("keyed", default=False)  # whether the code inside is in it
 _KERAS_3 = "keras.src.backend.tensorflow"
 
 
@@ -36,6 +39,8 @@ class Replacement(NamedTuple):
 
 
 # fmt: off
+_DRAWS = (
+    "ctl.random.library_draws:draw", "libraries draw by (seed, call, step, row)", _IN_KEYED)
 REPLACED = (
     Replacement("tensorflow", "nn.gelu", "ctl.kernels.compiled_nn:gelu",
         "a gradient that stores less, where XLA compiles for a GPU (runtime.kernels)"),
@@ -60,6 +65,13 @@ REPLACED = (
         "random layers draw by (seed, layer, step, row)"),
     Replacement(f"{_KERAS_3}.random", "dropout uniform normal draw_seed",
         "ctl.keras.keras3.random:draw", "random layers draw by (seed, layer, step, row)"),
+    Replacement("tensorflow.python.ops.gen_random_ops",
+        "multinomial random_standard_normal random_uniform random_uniform_int truncated_normal",
+        *_DRAWS),
+    Replacement("tensorflow.python.ops.gen_stateless_random_ops", "stateless_multinomial", *_DRAWS),
+    Replacement("tensorflow.python.ops.gen_stateless_random_ops_v2",
+        "stateless_random_normal_v2 stateless_random_uniform_v2 stateless_random_uniform_int_v2 "
+        "stateless_truncated_normal_v2 stateless_random_uniform_full_int_v2", *_DRAWS),
     Replacement("tf_keras.layers", "RandomFlip.call RandomContrast.call RandomCrop.call",
         "ctl.keras.image_layers:call", "draws by row, and not once for the local batch"),
     Replacement("tf_keras.src.layers.rnn.base_conv_lstm", "ConvLSTM.call",
@@ -112,7 +124,7 @@ def apply() -> None:
             is_there = not row.module.startswith(_KERAS_3) or row.module in sys.modules
             if is_there and row not in _APPLIED:
                 for owner, name in owners(row):
-                    _replace(owner, name, row.function)
+                    _replace(owner, name, row)
                 _APPLIED.append(row)
 
 
@@ -137,10 +149,10 @@ def load(row: str) -> Callable[..., Any]:
     return function
 
 
-def _replace(owner: Any, name: str, row: str) -> None:
+def _replace(owner: Any, name: str, row: Replacement) -> None:
     original = getattr(owner, name)
     if not callable(original):
-        setattr(owner, name, load(row)(original))
+        setattr(owner, name, load(row.function)(original))
         return
     # A function of TensorFlow's API passes its arguments on to one that it holds. If that is replaced,
     # the function stays the same object: code that has imported it by name computes the same, and it can
@@ -150,7 +162,9 @@ def _replace(owner: Any, name: str, row: str) -> None:
 
     @functools.wraps(held)
     def run(*args: Any, **kwargs: Any) -> Any:
-        return load(row)(held, *args, **kwargs)  # imported when it is first called
+        if row.when == _IN_KEYED and not KEYED.get():
+            return held(*args, **kwargs)
+        return load(row.function)(held, *args, **kwargs)  # imported when it is first called
 
     # By which a layer of Keras decides what to pass.
     run.__signature__ = inspect.signature(held)  # type: ignore[attr-defined]

@@ -31,6 +31,8 @@ The default `dtype` of the functions that draw floats is float32 under every pol
 `tf.random`. TensorFlow does not add float32 and float64 numbers, so code that also runs in float64, as
 under `ctl check`, passes the dtype of the tensor that it adds the numbers to: `dtype=x.dtype`.
 
+`with ctl.random.keyed():` keys the numbers that the code of a library draws by `tf.random`.
+
 The specification of the step, section 10, defines the bits. Floats have 23 random bits (float16: 10;
 bfloat16: 7).
 """
@@ -44,6 +46,7 @@ import tensorflow as tf
 from typing_extensions import Unpack
 
 from ctl.errors import UsageError
+from ctl.private.replaced import KEYED
 from ctl.random import draws, philox
 from ctl.random.philox import Number, Shape
 from ctl.rows import gather, row_mask
@@ -241,6 +244,32 @@ def permutation_of_batch(*, name: str = "", seed: int = 0) -> tf.Tensor:
             "ctl.random.permutation_of_batch permutes the rows of a step: call it in one."
         )
     return draws.permutation(rows, _stream("permutation_of_batch", name, seed))
+
+
+@contextlib.contextmanager
+def keyed() -> Iterator[None]:
+    """Keys the numbers that code of a library draws by TensorFlow's functions inside the `with` block.
+
+        with ctl.random.keyed():
+            z = library_layer(x)        # draws by tf.random.normal, or a distribution's sample()
+
+    It replaces normal, truncated normal, uniform, integer and categorical numbers of `tf.random`, also
+    the stateless ones, whose seeds are not used. If a shape begins with the number of this replica's
+    rows (or of its views, `ctl.replica.views`), each row draws its own numbers, as of
+    `ctl.random.normal`; also if a later axis is the first with this number, as of several samples of
+    each row. All other draws are the same for all rows, on every replica. A shape that has this number
+    by chance is rejected, with a warning if one replica computes the batch at once; so are shared
+    numbers that are combined with rows. It also decorates a function:
+    `layer.call = ctl.random.keyed()(layer.call)`.
+
+    Raises:
+        UsageError: the block draws in a loop, except for the rows; or for a replica with one row.
+    """
+    token = KEYED.set(True)
+    try:
+        yield
+    finally:
+        KEYED.reset(token)
 
 
 @contextlib.contextmanager

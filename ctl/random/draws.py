@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.errors import UsageError
-from ctl.graphs import dataflow
+from ctl.graphs.dataflow import Fold, find_fold
 from ctl.random import philox
 from ctl.random.philox import Number, Shape
 from ctl.rows import gather, replicas, row_mask
@@ -30,8 +30,8 @@ _EVALUATION = 2**64 - 2
 _GAMMA_TRIES = 12  # each is rejected with a probability of at most 0.05, so all are with 2e-16
 _PROBLEM = (
     "{name} draws random numbers of shape [{entries}, ...], which do not belong to the{count} rows of "
-    "this replica: draw [rows, ...] with the rows of the batch on axis 0 (for two views of each row, "
-    "call the layer once for each view, or use tf.repeat(x, 2, axis=0) instead of tf.concat), or use "
+    "this replica: draw [rows, ...] with the rows of the batch on axis 0 (views of each row by "
+    "ctl.replica.views(a, b), or tf.repeat(x, 2, axis=0)), or use "
     "ctl.random with per_row=N for N consecutive entries of each row, or with shared=True for numbers "
     "that all rows share."
 )
@@ -151,24 +151,28 @@ def draw_bits(
     call = rows.calls.get(identity, 0)
     rows.calls[identity] = call + 1
     key = philox.make_key(f"{identity} {call}")
-    loops = _loop_counters(rows, stream)
+    loops = loop_counters(rows, stream)
     for counter in loops:
         key = philox.fold_in(key, counter)
     blocks = _row_size(shape, shared)[1]
     step = rows.step if rows.earlier is None else tf.constant(_EVALUATION, tf.uint64)
     if shared:
         return philox.draw_bits(1, blocks, key=key, first=0, step=step)
-    fold = _fold(shape, rows, stream, inputs=inputs, per_row=per_row, in_loop=bool(loops))
-    entries = fold.entries
-    # Entry j of row r is entry r x per_row + j of the global batch.
+    entries, fold, problem = _fold(
+        shape, rows, stream, inputs=inputs, per_row=per_row, in_loop=bool(loops)
+    )
+    # Entry j of row r is entry r x per_row + j of the global batch; the views of a row are consecutive.
     first = rows.first_row
     if rows.earlier is not None:
         first = tf.cast(first, tf.int64) + rows.earlier()
-    if fold.per_row != 1:
-        first = tf.cast(first, tf.uint64) * fold.per_row
+    if fold != Fold():
+        first = tf.cast(first, tf.uint64) * (fold.views * fold.per_row)
     bits = philox.draw_bits(entries, blocks, key=key, first=first, step=step)
-    if fold.problem and isinstance(rows.count, int):
-        rows.trace.folded.append(Folded(bits, rows.count, fold.problem))
+    if fold.views > 1:
+        by_row = [rows.count, *fold, bits.shape[1] or tf.shape(bits)[1]]
+        bits = fold.entries(tf.reshape(bits, by_row))
+    if problem and isinstance(rows.count, int):
+        rows.trace.folded.append(Folded(bits, rows.count, fold, problem))
     return bits
 
 
@@ -186,15 +190,6 @@ def _outside(stream: Stream) -> row_mask.Rows:
     return row_mask.Rows()
 
 
-@dataclasses.dataclass(frozen=True)
-class _Fold:
-    """The assignment of the entries of a draw to rows."""
-
-    entries: Number
-    per_row: int
-    problem: str = ""  # the message if the ops of the step do not confirm it
-
-
 def _fold(
     shape: Shape,
     rows: row_mask.Rows,
@@ -203,37 +198,38 @@ def _fold(
     inputs: tf.Tensor | None,
     per_row: int | None,
     in_loop: bool,
-) -> _Fold:
-    """Finds how the entries on axis 0 of a draw belong to the rows of this replica."""
+) -> tuple[Number, Fold, str]:
+    """Finds how the entries on axis 0 of a draw belong to the rows of this replica.
+
+    Returns:
+        The number of entries, their fold, and the message if the ops of the step do not confirm it.
+    """
     count, entries = rows.count, static_size(shape)
     same = isinstance(count, int) and entries == count and per_row in (None, 1)
     if count is None or same:
-        return _Fold(shape[0], 1)
+        return shape[0], Fold(), ""
     known = f" {count}" if isinstance(count, int) else ""
     message = _PROBLEM.format(
         name=stream.name, entries="?" if entries is None else entries, count=known
     )
     if in_loop and per_row is None and isinstance(count, int) and entries is not None:
         raise UsageError(message)  # an iteration may well be for a row, as in tf.map_fn
+    source = _source(shape, inputs)
+    is_unknown = per_row or in_loop or source is None
+    fold = None if is_unknown else find_fold(source, count)
     if isinstance(count, int) and entries is not None:
-        return _fold_known(entries, count, per_row, message)
-    if per_row is None:
-        source = _source(shape, inputs)
-        per_row = 1 if source is None else dataflow.entries_per_row(source, count)
-        if in_loop or per_row is None:
-            per_row = 1
+        # A replica without rows has no entries either.
+        if entries % max(count, 1) or (per_row and entries != per_row * count):
+            raise UsageError(message)
+        width = entries // count if count else 1
+        views = width if width in rows.trace.views and not per_row else 1
+        fold = fold or Fold(views, width // views)
+        return entries, fold, "" if per_row or not count else message
+    fold = fold or Fold(1, per_row or 1)
     # Known only when the step runs. XLA ignores assertions; there the reshape to `shape` fails.
-    with require_equal(shape[0], count * per_row, message):
-        return _Fold(tf.identity(count * per_row), per_row)
-
-
-def _fold_known(entries: int, count: int, per_row: int | None, message: str) -> _Fold:
-    # A replica without rows has no entries either.
-    if entries % max(count, 1) or (per_row and entries != per_row * count):
-        raise UsageError(message)
-    if not count:
-        return _Fold(entries, 1)
-    return _Fold(entries, entries // count, "" if per_row else message)
+    size = count * fold.views * fold.per_row
+    with require_equal(shape[0], size, message):
+        return tf.identity(size), fold, ""
 
 
 def _source(shape: Any, inputs: tf.Tensor | None) -> tf.Tensor | None:
@@ -243,7 +239,7 @@ def _source(shape: Any, inputs: tf.Tensor | None) -> tf.Tensor | None:
     return inputs if hasattr(inputs, "graph") else None
 
 
-def _loop_counters(rows: row_mask.Rows, stream: Stream) -> list[tf.Tensor]:
+def loop_counters(rows: row_mask.Rows, stream: Stream) -> list[tf.Tensor]:
     """Returns the counters of the loops of this step that the draw is in, from outside in.
 
     Raises:

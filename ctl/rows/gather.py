@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from ctl.data.source import Nest
 from ctl.errors import UsageError
+from ctl.graphs.dataflow import Fold, find_fold
 from ctl.hardware import strategies
 from ctl.rows import replicas, row_mask
-from ctl.rows.moments import replica_context
 from ctl.rows.trace import symbolic
 
 # The dtype in which rows, and gradients of rows, are summed over the replicas. 16-bit floats would round
@@ -41,24 +41,28 @@ def all_gather(values: Nest) -> Nest:
 
     Args:
         values: a tensor of shape [rows, ...], or a nested structure of them: one entry per row of
-            this replica's batch. Floats, integers or bools; 16-bit floats are gathered unchanged, and
-            their gradients are summed in float32.
+            this replica's batch, or those of `ctl.replica.views`. Floats, integers or bools; 16-bit
+            floats are gathered unchanged, and their gradients are summed in float32.
 
     Returns:
-        The same structure with tensors of shape [all rows, ...], equal on every replica. Their shape is
-        static if the per-replica shapes are static and the batch has no row mask.
+        The same structure with tensors of shape [all rows, ...], or [views x all rows, ...], equal on
+        every replica. Their shape is static if the per-replica shapes are static and the batch has no
+        row mask.
 
     Raises:
         UsageError: a value has another number of rows than the batch; or the rows of the global batch
             cannot be read here, because of accumulation, logical shards or runtime.xla=gradients.
     """
-    tensors = [_check_rows(value, "all_gather") for value in tf.nest.flatten(values)]
+    checked = [_check_rows(value, "all_gather") for value in tf.nest.flatten(values)]
+    tensors, folds = zip(*checked, strict=True) if checked else ((), ())
     mask = row_mask.current_mask()
     if mask is None:
-        return tf.nest.pack_sequence_as(values, _concatenate(tensors))
-    *gathered, mask = _concatenate([*tensors, mask])
-    exists = mask > 0
-    return tf.nest.pack_sequence_as(values, [tf.boolean_mask(rows, exists) for rows in gathered])
+        gathered = _concatenate([*tensors])
+    else:
+        *gathered, mask = _concatenate([*tensors, mask])
+        gathered = [tf.boolean_mask(rows, mask > 0) for rows in gathered]
+    pairs = zip(gathered, folds, strict=True)
+    return tf.nest.pack_sequence_as(values, [f.entries(x) if f != Fold() else x for x, f in pairs])
 
 
 def positions(rows: Nest) -> tf.Tensor:
@@ -68,31 +72,37 @@ def positions(rows: Nest) -> tf.Tensor:
         labels = ctl.replica.positions(queries)                           # the item of each query
 
     Args:
-        rows: any tensor of shape [rows, ...] with one entry per row of this replica's batch.
+        rows: any tensor of shape [rows, ...] with one entry per row of this replica's batch, or with the
+            entries of `ctl.replica.views`.
 
     Returns:
-        [rows] int32. Padding has the position of an existing row, so that it is a valid index.
+        int32, one for each entry. Padding has the position of an existing row, so that it is a valid
+        index.
     """
-    tensor = _check_rows(rows, "positions")
+    tensor, fold = _check_rows(rows, "positions")
     count = _row_count(tensor)
-    first, _ = row_mask.row_range(count)
+    first, total = row_mask.row_range(count)
     places = first + tf.range(count)
     mask = row_mask.current_mask()
     if mask is not None:
         (mask,) = _concatenate([mask])
         exists = tf.cast(mask > 0, tf.int32)
-        last = tf.maximum(tf.reduce_sum(exists) - 1, 0)
+        total = tf.reduce_sum(exists)
+        last = tf.maximum(total - 1, 0)
         # Padding at the end of the batch repeats its last row, and gets the position of that row.
         places = tf.gather(tf.minimum(tf.cumsum(exists, exclusive=True), last), places)
     rows = row_mask.current()
     if rows is not None:
         rows.trace.positions.extend(symbolic(places))
-    return places
+    if fold == Fold():
+        return places
+    views = tf.range(fold.views)[:, tf.newaxis] * total + places[:, tf.newaxis, tf.newaxis]
+    return fold.entries(views * fold.per_row + tf.range(fold.per_row))
 
 
 def _concatenate(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
     """Concatenates the rows of all replicas, including padding."""
-    if replica_context() is None:
+    if replicas.replica_context() is None:
         return [row_mask.record_global(tensor) for tensor in tensors]
     count = _row_count(tensors[0])
     first, total = row_mask.row_range(count)
@@ -141,8 +151,12 @@ def _sum(values: list[tf.Tensor]) -> list[tf.Tensor]:
     )
 
 
-def _check_rows(value: Any, function: str) -> tf.Tensor:
-    """Returns the value as a tensor; raises a UsageError if its rows are not those of the batch."""
+def _check_rows(value: Any, function: str) -> tuple[tf.Tensor, Fold]:
+    """Returns the value with the rows on axis 0, and how it held them.
+
+    Raises:
+        UsageError: its rows are not those of the batch.
+    """
     name = f"ctl.replica.{function}"
     row_mask.require_all(name)
     rows = row_mask.current()
@@ -155,19 +169,25 @@ def _check_rows(value: Any, function: str) -> tf.Tensor:
         )
     count = None if rows is None else rows.count
     static = count if isinstance(count, int) else None
-    if not tensor.shape.rank or not tensor.shape[:1].is_compatible_with([static]):
+    is_known = count is None or not tensor.shape.rank or tensor.shape[0] == static is not None
+    fold = (None if is_known else find_fold(tensor, count)) or Fold()
+    entries = None if static is None else static * fold.views * fold.per_row
+    if not tensor.shape.rank or not tensor.shape[:1].is_compatible_with([entries]):
         expected = "rows" if static is None else static
         raise UsageError(
             f"{name} got shape {tensor.shape}, but requires [{expected}, ...]: one entry per row of the "
-            "batch (stack several views of a row on axis 1)."
+            "batch (several views of a row on axis 1, or by ctl.replica.views(a, b))."
         )
     if count is None:
-        return tensor
-    if static is not None:
-        return tf.ensure_shape(tensor, [static, *tensor.shape[1:]])
-    check = tf.debugging.assert_equal(tf.shape(tensor)[0], count, f"{name}: one entry per row.")
-    with tf.control_dependencies([check]):
-        return tf.identity(tensor)
+        return tensor, fold
+    if entries is not None:
+        tensor = tf.ensure_shape(tensor, [entries, *tensor.shape[1:]])
+    else:
+        size = count * fold.views * fold.per_row
+        check = tf.debugging.assert_equal(tf.shape(tensor)[0], size, f"{name}: one entry per row.")
+        with tf.control_dependencies([check]):
+            tensor = tf.identity(tensor)
+    return (tensor if fold == Fold() else fold.by_row(tensor, count)), fold
 
 
 def _row_count(tensor: tf.Tensor) -> int | tf.Tensor:

@@ -68,7 +68,7 @@ def merge(local: Moments) -> Moments:
     Returns:
         The statistics of the global batch.
     """
-    context = replica_context()
+    context = replicas.replica_context()
     if context is None:
         return local
     channels = local.shift.shape[0]
@@ -106,9 +106,3 @@ def zero_outside(mask: tf.Tensor | None, values: tf.Tensor) -> tf.Tensor:
     # Not a product: padding can be NaN, and 0 x NaN is NaN.
     # Not a scalar zero: with it the layout optimizer of TensorFlow fails on GPUs.
     return tf.where(mask, values, tf.zeros_like(values))
-
-
-def replica_context() -> tf.distribute.ReplicaContext:
-    """Returns the context of this replica; None if it is the only one, and while a model is built."""
-    context = tf.distribute.get_replica_context()
-    return None if context is None or context.num_replicas_in_sync == 1 else context

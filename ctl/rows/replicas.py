@@ -151,3 +151,9 @@ def _sum(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         for i, value in zip(places, reduced, strict=True):
             sums[i] = value
     return sums
+
+
+def replica_context() -> tf.distribute.ReplicaContext:
+    """Returns the context of this replica; None if it is the only one, and while a model is built."""
+    context = tf.distribute.get_replica_context()
+    return None if context is None or context.num_replicas_in_sync == 1 else context

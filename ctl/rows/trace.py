@@ -9,6 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.data.source import Nest
+from ctl.graphs.dataflow import Fold
 
 
 class GlobalValue(NamedTuple):
@@ -105,16 +106,18 @@ class Stream:
 
 @dataclasses.dataclass(frozen=True)
 class Folded:
-    """A draw with several entries per row.
+    """A draw with several entries for each row.
 
     Attributes:
         bits: the tensor of bits, [entries, ...].
         count: the number of rows.
-        problem: the message if the entries cannot be shown to be those of consecutive rows.
+        fold: how they hold the rows.
+        problem: the message if the ops do not show that fold.
     """
 
     bits: tf.Tensor
     count: int
+    fold: Fold
     problem: str
 
 
@@ -131,6 +134,7 @@ class Trace:
         applied: one scalar bool for each update that this step may skip: whether it was applied.
         wanted: one entry for each update: the condition to apply it, or None.
         refused: the functions that could not read other rows because of `Rows.isolated`.
+        views: the numbers of views that the code has concatenated.
         folded: the draws for tensors with several entries per row on axis 0.
         results: what the step returns; None if that is not known.
         weights: the weights of the losses.
@@ -149,6 +153,7 @@ class Trace:
     applied: list[tf.Tensor] = dataclasses.field(default_factory=list)
     wanted: list[tf.Tensor | None] = dataclasses.field(default_factory=list)
     refused: list[str] = dataclasses.field(default_factory=list)
+    views: set[int] = dataclasses.field(default_factory=set)
     folded: list[Folded] = dataclasses.field(default_factory=list)
     results: Nest = None
     weights: list[tf.Tensor] = dataclasses.field(default_factory=list)

@@ -161,11 +161,11 @@ def test_python_code_in_the_step_is_rejected(function):
 
 def test_weights_that_all_rows_share_are_drawn_shared():
     message = rejected(lambda x: x * tf.random.normal([1, FEATURES]))
-    assert f"use ctl.random.normal([1, {FEATURES}], shared=True), or accept" in message
+    assert f"use ctl.random.normal([1, {FEATURES}], shared=True), `with ctl" in message
     message = rejected(lambda x: tf.matmul(x, tf.random.normal([FEATURES, 2])))
     assert (
         f"use ctl.random.normal([rows, ...]), ctl.random.normal([{FEATURES}, 2], shared=True) for "
-        "numbers that all rows share, or accept" in message
+        "numbers that all rows share, `with ctl.random.keyed():` around" in message
     )
 
 

@@ -854,14 +854,14 @@ def test_two_views_at_once_are_right_beside_synchronized_batch_normalization(cap
     assert "rows" not in caplog.text
 
 
-def test_line_of_two_views_that_are_concatenated_names_what_to_write():
+def test_views_that_are_compared_with_those_of_the_same_replica_are_named():
     def loss(batch):
         both = tf.concat([batch["x"], 2 * batch["x"]], axis=0)
         scores = both @ tf.transpose(both)
         first, second = tf.split(tf.reduce_logsumexp(scores, axis=1), 2)
         return first + second
 
-    with pytest.raises(ctl.UsageError, match=r"call the model once for each view, .*tf\.repeat"):
+    with pytest.raises(ctl.UsageError, match=r"combines rows .*MatMul.*all_gather"):
         trace(loss)
 
 

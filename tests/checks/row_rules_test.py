@@ -28,6 +28,8 @@ KEPT = {  # the axis of the rows in the result; x is [4 rows, 4]
     "normalization by given statistics": (lambda x: normalized(image(x), False), 0),
     "sum of the columns": (lambda x: tf.reduce_sum(x, 1), 0),
     "sum of an axis before the rows": (lambda x: tf.reduce_sum(x[tf.newaxis], 0), 0),
+    "views of the rows": (lambda x: tf.split(tf.nn.relu(tf.concat([x, x], 0)), 2)[1], 0),
+    "views on an axis of their own": (lambda x: tf.reshape(tf.concat([x, x], 0), [2, 4, 4]), 1),
     "kept sum": (lambda x: tf.reduce_sum(x[tf.newaxis], 0, keepdims=True), 1),
     "element of an axis before the rows": (lambda x: x[tf.newaxis][0], 0),
     "largest column": (lambda x: tf.argmax(x, 1), 0),
@@ -41,7 +43,9 @@ KEPT = {  # the axis of the rows in the result; x is [4 rows, 4]
     "softmax of the columns": (tf.nn.softmax, 0),
 }
 COMBINED = {
-    "two blocks of rows": lambda x: tf.concat([x, x], 0),
+    "rows and others": lambda x: tf.concat([x, ONES], 0),
+    "halves of the rows": lambda x: tf.split(x, 2)[0],
+    "product of views": lambda x: tf.concat([x, x], 0) @ tf.concat([x, x], 0)[:4],
     "bias that depends on rows": lambda x: tf.nn.bias_add(x, x[:, 0]),
     "only the bias depends on rows": lambda x: tf.nn.bias_add(ONES, x[:, 0]),
     "kernel that depends on rows": lambda x: tf.nn.conv2d(

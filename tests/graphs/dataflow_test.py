@@ -71,7 +71,7 @@ def entries(function, static):
     @tf.function(input_signature=[tf.TensorSpec([ROWS if static else None, TIME, FEATURES])])
     def step(x):
         count = ROWS if static else tf.shape(x)[0]
-        results.append(dataflow.entries_per_row(function(x), count))
+        results.append(dataflow.find_fold(function(x), count))
 
     step.get_concrete_function()
     return results[0]
@@ -81,12 +81,24 @@ def entries(function, static):
 @pytest.mark.parametrize("name", SHOWN)
 def test_entries_of_a_row_are_counted(name, static):
     function, expected = SHOWN[name]
-    assert entries(function, static) == expected
+    assert entries(function, static) == (1, expected)
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_views_of_the_rows_are_counted(static):
+    def views(x):
+        return tf.concat([x, tf.concat([x + 1.0, tf.nn.relu(x)], axis=0)], axis=0)
+
+    assert entries(lambda x: tf.nn.relu(views(x)), static) == (3, 1)
+    assert entries(lambda x: tf.reshape(views(x), [-1, FEATURES]) + 1.0, static) == (3, TIME)
 
 
 def test_repeated_rows_and_rows_at_constant_places_are_shown():
-    assert entries(lambda x: tf.repeat(x, 2, axis=0), static=True) == 2
-    assert entries(lambda x: tf.reshape(tf.gather(x, range(ROWS)), [-1, FEATURES]), True) == TIME
+    assert entries(lambda x: tf.repeat(x, 2, axis=0), static=True) == (1, 2)
+    assert entries(lambda x: tf.reshape(tf.gather(x, range(ROWS)), [-1, FEATURES]), True) == (
+        1,
+        TIME,
+    )
 
 
 @pytest.mark.parametrize("name", NOT_SHOWN)

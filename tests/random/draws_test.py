@@ -76,6 +76,11 @@ def by_number(x):
     return tf.reshape(latent, [-1, 5, 2]) + x[:, :1, :2]
 
 
+def by_views(x):
+    dropped = ctl.random.dropout(tf.concat([x, x], axis=0), 0.5)
+    return tf.stack(tf.split(dropped, 2), axis=1)
+
+
 def made_in_the_step(x):
     return layers.GaussianNoise(1.0)(layers.Dropout(0.5)(x, training=True), training=True)
 
@@ -89,6 +94,7 @@ CASES = {
     "fold": by_fold,
     "repeat": by_repeat,
     "per_row": by_number,
+    "views": by_views,
     "made in the step": made_in_the_step,
 }
 
@@ -179,7 +185,6 @@ KERNEL = tf.Variable(tf.ones([2 * ROWS, 3]))
 REJECTED = {
     "time first": time_major,
     "tiled": lambda x: tf.tile(x, [2, 1, 1]) + ctl.random.normal([2 * ROWS, TIME, FEATURES]),
-    "two halves": lambda x: ctl.random.dropout(tf.concat([x, x], axis=0), 0.5),
     "weights": lambda x: x[:, :1, :3] + layers.Dropout(0.5)(KERNEL, training=True)[:1],
     "nothing to compare with": lambda x: ctl.random.normal([2 * ROWS, 4]),
     "no multiple": lambda x: ctl.random.normal([ROWS + 1, 4]),
@@ -205,7 +210,7 @@ def selected(x):
 
 # XLA has no shapes as those of selected rows.
 @pytest.mark.parametrize(
-    ("name", "jit"), [("two halves", False), ("weights", True), ("selected rows", False)]
+    ("name", "jit"), [("tiled", False), ("weights", True), ("selected rows", False)]
 )
 def test_entries_that_are_not_those_of_rows_fail_if_their_number_is_not_static(name, jit):
     function = {**REJECTED, "selected rows": selected}[name]

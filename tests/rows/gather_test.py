@@ -155,7 +155,10 @@ def test_model_that_gathers_can_be_built_outside_of_a_replica():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda i: tf.concat([i, i], axis=0), r"got shape \(8,\), but requires \[4, ...\].*axis 1"),
+        (
+            lambda i: tf.concat([i, i], axis=0)[1:],
+            r"got shape \(7,\), .*\[4, ...\].*ctl.replica.views",
+        ),
         (lambda i: tf.reduce_sum(i), r"got shape \(\), but requires \[4, ...\]"),
         (lambda i: tf.as_string(i), "got dtype string, but requires floats, integers or bools"),
         (lambda i: tf.RaggedTensor.from_row_lengths(i, [1] * 4), "got a RaggedTensor"),
