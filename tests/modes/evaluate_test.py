@@ -231,7 +231,7 @@ def test_actions_run_in_an_evaluation_and_end_nothing(arguments, monkeypatch, ca
 def test_eval_of_a_folder_that_can_only_be_read_prints_its_results(arguments, capsys, monkeypatch):
     before = {path: path.read_bytes() for path in pathlib.Path("run").rglob("*") if path.is_file()}
     with monkeypatch.context() as planted:
-        planted.setattr("ctl.loop.workdir.tempfile.TemporaryFile", denied)
+        planted.setattr("tempfile.TemporaryFile", denied)
         folder = Workdir("run", may_read=True)
     assert evaluate.evaluate(dataclasses.replace(arguments, workdir=folder)) == DONE
     out = capsys.readouterr().out

@@ -30,7 +30,7 @@ def test_number_of_steps_grows_until_they_take_half_of_the_time(monkeypatch):
         calls.append(steps)
         now[0] += 0.01 * steps + 100 * (len(calls) == 1)  # the first call traces
 
-    monkeypatch.setattr(profile_input, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
     seconds, last = profile_input._all_time(run, 3, ProcessGroup())
     assert calls == [3, 3, 24, 192]
     assert (seconds, last) == (pytest.approx(0.01), pytest.approx(1.92))
@@ -169,9 +169,7 @@ def test_a_mode_is_timed_in_a_process_of_its_own_which_may_fail_or_never_end(tmp
             "differ from those of runtime.xla=off by 5.0e-01",
         ),
     ):
-        monkeypatch.setattr(
-            step_time, "sys", types.SimpleNamespace(executable=fake(tmp_path, code))
-        )
+        monkeypatch.setattr("sys.executable", fake(tmp_path, code))
         with pytest.raises(UsageError, match=re.escape(message)):
             step_time.measure(config, path, seconds=0.5 if "input" in code else 60)
 
@@ -199,7 +197,7 @@ def fake(folder, code):
 def test_only_modes_of_several_gpus_are_timed_in_processes(
     monkeypatch, strategy, devices, gpus, expected
 ):
-    monkeypatch.setattr(profile_input.gpu, "list_gpus", lambda: [None] * gpus)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus))))
     config = types.SimpleNamespace(
         runtime=types.SimpleNamespace(strategy=strategy, devices=devices)
     )
