@@ -20,7 +20,7 @@ from ctl.modes import profile_input, step_time
 from ctl.rows.waits import InputWait
 from tests.support import experiments, reference_model
 
-BATCH = 8
+BATCH, PYTHON = 8, sys.executable
 
 
 def test_number_of_steps_grows_until_they_take_half_of_the_time(monkeypatch):
@@ -178,7 +178,7 @@ def fake(folder, code):
     """A program that runs code in place of `python -m ctl.modes.step_process`."""
     path = folder / "python"
     wait = "import signal, sys\n" + ("signal.pause()" if code == "input()" else code)
-    path.write_text(f"#!{sys.executable}\n{wait}\n")
+    path.write_text(f"#!{PYTHON}\n{wait}\n")
     path.chmod(0o700)
     return str(path)
 
