@@ -8,16 +8,17 @@ import pathlib
 import re
 import sys
 import types
+from unittest import mock
 
 import numpy as np
 import pytest
+import tensorflow as tf
 import tf_keras
 
 import ctl
 from ctl import testing
 from ctl.configs import loading, overrides
 from ctl.errors import UsageError
-from ctl.hardware import strategies
 from ctl.loop.config_changes import ConfigChanges, changes_updates
 from ctl.loop.lock import RunLock
 from ctl.modes import DONE, notebook, train
@@ -387,6 +388,6 @@ def test_several_processes_are_rejected_before_anything_is_built(make, monkeypat
     trainer = reference_model.make_trainer(
         testing.make_strategy(1), 7, optimizer=lambda: tf_keras.optimizers.SGD(0.1)
     )
-    monkeypatch.setattr(strategies, "strategy_name", lambda strategy: "multi_worker_mirrored")
+    trainer.strategy = mock.Mock(spec=tf.distribute.MultiWorkerMirroredStrategy)
     with pytest.raises(ctl.UsageError, match="in one process, but the trainer has a"):
         ctl.Run(trainer)

@@ -5,6 +5,7 @@ import dataclasses
 import re
 import sys
 import types
+from unittest import mock
 
 import pytest
 import tensorflow as tf
@@ -14,7 +15,6 @@ from ctl import main, testing
 from ctl.built.inner_loop import loop_of
 from ctl.configs import loading
 from ctl.errors import UsageError
-from ctl.hardware import strategies
 from ctl.hardware.collectives import ProcessGroup
 from ctl.modes import profile_input, step_time
 from ctl.rows.waits import InputWait
@@ -257,8 +257,8 @@ def test_the_modes_of_xla_are_compared_if_the_step_is_the_bottleneck(
 
 
 def test_parameter_servers_are_rejected(monkeypatch):
-    built = types.SimpleNamespace(hardware=types.SimpleNamespace(strategy=None))
-    monkeypatch.setattr(strategies, "strategy_name", lambda strategy: "parameter_server")
+    strategy = mock.Mock(spec=tf.distribute.ParameterServerStrategy)
+    built = types.SimpleNamespace(hardware=types.SimpleNamespace(strategy=strategy))
     monkeypatch.setattr(profile_input.experiment, "build", lambda *_, **__: built)
     arguments = types.SimpleNamespace(config=None, config_path="")
     with pytest.raises(UsageError, match="does not support parameter servers"):
