@@ -12,7 +12,7 @@ import time
 import pytest
 
 from ctl import launch, main
-from ctl.hardware import gpu, rendezvous
+from ctl.hardware import rendezvous
 from ctl.launch import Launcher
 
 
@@ -62,11 +62,11 @@ def test_user_error_is_one_line_and_exit_code_2(launchers, capfd, arguments, lin
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
     """Finds no GPU, so that the driver is not queried."""
-    monkeypatch.setattr(gpu, "list_uuids", lambda: [])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
 
 def test_workers_are_at_most_the_gpus(capfd, monkeypatch):
-    monkeypatch.setattr(gpu, "list_uuids", lambda: ["a", "b"])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "a,b")
     assert main.run(["ctl", "launch", "--workers=3", "--", "--config=a.py"]) == 2
     assert capfd.readouterr().err == (
         "ctl: --workers is 3, but this machine has 2 GPUs: start at most 2 workers, or set "
@@ -75,7 +75,7 @@ def test_workers_are_at_most_the_gpus(capfd, monkeypatch):
 
 
 def test_gpus_are_divided_among_the_workers(capfd, monkeypatch):
-    monkeypatch.setattr(gpu, "list_uuids", lambda: ["a", "b", "c"])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "a,b,c")
     # With the second variable, a port that another program has taken is no mistake of the user.
     names = f"'CUDA_VISIBLE_DEVICES', {rendezvous.PORTS_BY_LAUNCHER!r}"
     text = f"print(task['type'], task['index'], *map(os.environ.get, [{names}]))"

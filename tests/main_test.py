@@ -58,17 +58,8 @@ def replace_modes(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "key", "value"),
     [
-        *[
-            (f"{config}exp.py", "train.steps", 1000)
-            for config in ("--config=", "--config ", "-config=")
-        ],
-        ("--config=exp.py --config.train.steps=7", "train.steps", 7),
-        ("--config=exp.py --config.train.steps 7", "train.steps", 7),
-        ("--config=exp.py -config.train.steps=7", "train.steps", 7),
-        ("--config.train.steps=7 --config=exp.py", "train.steps", 7),
+        ("-config exp.py", "train.steps", 1000),
         ("--config=exp.py --config.train.steps=6 --config.train.steps=7", "train.steps", 7),
-        ("--config=exp.py --config.data.prefetch -1", "data.prefetch", -1),
-        ("--config=exp.py --noconfig.model.bias", "model.bias", False),
         ("--config=exp.py --noconfig.model.bias --config.model.bias", "model.bias", True),
         ("--flagfile=flags --config.train.steps=9", "train.steps", 9),
     ],

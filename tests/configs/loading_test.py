@@ -149,7 +149,7 @@ def test_trainer_source_is_that_of_the_users_modules(folder):
 
 
 def test_writer_without_its_package_is_rejected_before_tensorflow_is_imported(monkeypatch):
-    monkeypatch.setattr(loading.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     loading.find_writers(["tensorboard", "jsonl"], "experiment.py")
     with pytest.raises(UsageError, match=r"wandb .*pip install"):
         loading.find_writers(["jsonl", "wandb"], "experiment.py")

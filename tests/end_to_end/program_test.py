@@ -123,17 +123,6 @@ def test_fresh_moves_the_old_run_aside_and_starts_from_scratch(folder, complete_
     check_same(WORKDIR, aside, 30)
 
 
-def test_mode_train_does_not_evaluate_and_mode_eval_only_evaluates(folder):
-    printed = run("--mode=train")
-    assert printed.code == 0 and "eval" not in printed.out.replace("--mode=eval", "")
-    shutil.copytree(WORKDIR, "trained")
-    printed = run("--mode=eval")
-    assert printed.code == 0 and printed.out.startswith("eval       30/30")
-    result = read_result(WORKDIR)
-    assert result["eval"]["examples"] == 50 and result["train"]["loss"] > 0
-    check_same(WORKDIR, "trained", 30)
-
-
 def check_same(workdir, other, step, *, tolerance=0.0):
     actual, expected = read_weights(workdir, step), read_weights(other, step)
     assert actual.keys() == expected.keys()
@@ -206,26 +195,6 @@ def test_evaluation_in_which_a_run_was_killed_is_repeated(folder, complete_run, 
     assert read_metrics("run") == metrics[:7]
     assert run(*flags).code == 0
     assert read_metrics("run") == metrics
-
-
-@pytest.mark.slow
-def test_damaged_checkpoints_are_skipped_and_reported(folder, complete_run):
-    copy_run(complete_run[0])
-    checkpoints = WORKDIR / "checkpoints"
-    data, index = checkpoints / "ckpt-20.data-00000-of-00001", checkpoints / "ckpt-30.index"
-    content = bytearray(data.read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    data.write_bytes(content)
-    index.write_bytes(index.read_bytes()[:100])
-    (checkpoints / "ckpt-40_temp").mkdir()  # which a kill during a save leaves
-    printed = run("--config.train.steps=35")
-    assert printed.code == 0, printed
-    messages = sorted(line for line in printed.out.splitlines() if line.startswith("Skipped"))
-    faulty = {20: "hecksum", 30: "bytes, not", 40: "it was not written to the end"}
-    for line, (step, fault) in zip(messages, faulty.items(), strict=True):
-        assert line.startswith(f"Skipped {checkpoints}/ckpt-{step}: ") and fault in line
-    assert f"Resumed from {checkpoints}/ckpt-10." in printed.out
-    check_same(WORKDIR, complete_run[0] / WORKDIR, 30)
 
 
 @pytest.mark.slow

@@ -170,7 +170,7 @@ def test_only_workers_get_gpus():
 
 def test_libraries_of_the_packages_of_nvidia_are_found(tmp_path, monkeypatch):
     build = {"cuda_version": "12.5.1", "cudnn_version": "9"}
-    monkeypatch.setattr(gpu.sys, "path", [str(tmp_path)])
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
     missing = gpu.find_missing_libraries(build)
     assert "libcudnn.so.9" in missing and "libcufft.so.11" in missing
     (tmp_path / "nvidia/cudnn/lib").mkdir(parents=True)

@@ -39,7 +39,7 @@ NUMBERED = (
 def test_cpu_is_identified_by_its_model_and_its_instruction_sets(
     monkeypatch, cpuinfo, model, instructions
 ):
-    monkeypatch.setattr(host, "_read", lambda path: cpuinfo)
+    monkeypatch.setattr("pathlib.Path.read_text", lambda path, **_: cpuinfo)
     name, flags = host.identify_cpu()
     assert name == model if model else name  # ARM kernels print no model
     assert flags == instructions
@@ -74,7 +74,7 @@ def test_memory_is_described_by_its_size_and_what_a_process_may_use_of_it(meminf
     ],
 )
 def test_memory_limit_is_the_least_of_all(monkeypatch, files, ulimits, limit):
-    monkeypatch.setattr(host, "_read", lambda path: files.get(path.name, ""))
+    monkeypatch.setattr("pathlib.Path.read_text", lambda path, **_: files.get(path.name, ""))
     unlimited = resource.RLIM_INFINITY
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (ulimits.get(kind, unlimited),) * 2)
     assert host.memory_limit() == limit

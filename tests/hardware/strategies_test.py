@@ -1,6 +1,6 @@
 """The table of strategies. The test processes have four logical CPUs."""
 
-import types
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -71,10 +71,10 @@ def test_strategies_are_recognized_by_their_class(name):
         ("parameter_server", 2, "CPU:0", False),
     ],
 )
-def test_processes_on_cpus_reduce_by_collectives(monkeypatch, name, replicas, device, uses):
-    monkeypatch.setattr(strategies, "strategy_name", lambda strategy: name)
-    monkeypatch.setattr(strategies, "replica_devices", lambda strategy: [device])
-    strategy = types.SimpleNamespace(num_replicas_in_sync=replicas)
+def test_processes_on_cpus_reduce_by_collectives(name, replicas, device, uses):
+    kind = getattr(tf.distribute, STRATEGIES[name].type)
+    strategy = mock.Mock(spec=kind, num_replicas_in_sync=replicas)
+    strategy.extended.worker_devices = (f"/job:worker/device:{device}",)
     assert strategies.uses_cpu_collectives(strategy) is uses
 
 

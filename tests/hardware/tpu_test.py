@@ -23,13 +23,14 @@ V5E, NETWORK_CARD = "0x0063", "0x0042"
 def bus(tmp_path, monkeypatch):
     """Creates the files of a PCI bus with Google's devices of these ids, and an Intel one."""
 
-    monkeypatch.setattr(tpu, "_PCI_DEVICES", tmp_path)
+    monkeypatch.setattr(tpu, "_PCI_DEVICES", tmp_path / "bus")
 
     def build(*devices):
         for i, (vendor, device) in enumerate([("0x8086", V5E), *(("0x1ae0", d) for d in devices)]):
-            (tmp_path / f"0000:00:0{i}.0").mkdir()
-            (tmp_path / f"0000:00:0{i}.0" / "vendor").write_text(f"{vendor}\n")
-            (tmp_path / f"0000:00:0{i}.0" / "device").write_text(f"{device}\n")
+            folder = tmp_path / f"bus/0000:00:0{i}.0"
+            folder.mkdir(parents=True)
+            (folder / "vendor").write_text(f"{vendor}\n")
+            (folder / "device").write_text(f"{device}\n")
 
     return build
 
@@ -54,11 +55,10 @@ GOOD = {"tensorflow-tpu": "2.20.0", "libtpu": "0.0.21.1"}
     ("devices", "chips"),
     [([], []), ([V5E] * 4, ["v5e"] * 4), (["0x006f", NETWORK_CARD], ["v6e"]), ([NETWORK_CARD], [])],
 )
-def test_chips_are_googles_tpus_on_the_bus(bus, devices, chips, monkeypatch, tmp_path):
+def test_chips_are_googles_tpus_on_the_bus(bus, devices, chips):
+    assert tpu.list_chips() == []  # a machine without a bus
     bus(*devices)
     assert tpu.list_chips() == chips
-    monkeypatch.setattr(tpu, "_PCI_DEVICES", tmp_path / "none")  # a machine without a bus
-    assert tpu.list_chips() == []
 
 
 @pytest.mark.parametrize(

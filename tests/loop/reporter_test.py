@@ -67,8 +67,7 @@ def set_clocks(patch, wait):
     """Each step waits for its batch for exactly `wait` seconds, and each loop takes 4 seconds."""
     now = tf.Variable(0.0, dtype=tf.float64)
     patch.setattr(tf, "timestamp", lambda: tf.identity(now.assign_add(wait)))
-    clock = types.SimpleNamespace(perf_counter=itertools.count(0.0, 4.0).__next__)
-    patch.setattr("ctl.loop.loop_monitor.time", clock)
+    patch.setattr("time.perf_counter", itertools.count(0.0, 4.0).__next__)
 
 
 class OtherWaits(ProcessGroup):
@@ -92,8 +91,8 @@ def test_input_of_the_slowest_process_is_in_the_line_the_summaries_and_the_event
 
 
 def test_gpu_usage_is_printed_and_summarized_next_to_the_outputs(tmp_path, monkeypatch):
-    usage = {"gpu_memory_gib": 5.0, "gpu_utilization": 0.9}
-    monkeypatch.setattr("ctl.hardware.gpu.read_usage", lambda: usage)
+    gpu = FakeGpu(used=5 * 2**30, percent=90)
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([gpu]))
     monkeypatch.setattr(reporter, "_on_gpu", lambda strategy: True)
     controller, recorded = run(tmp_path, steps=5)
     assert "| gpu_memory_gib 5.0000 | gpu_utilization 0.9000" in recorded.lines[0]

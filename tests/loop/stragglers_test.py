@@ -4,7 +4,6 @@ import types
 
 import pytest
 
-from ctl.loop import stragglers as module
 from ctl.loop.stragglers import Stragglers, WorkerTimes, find_slow
 
 
@@ -90,24 +89,23 @@ def test_the_first_loop_which_compiles_is_not_counted():
     assert report([times(4.0, 8.0, 4.0), times(4.0, 4.0, 4.0)]) == ([], [])
 
 
-def test_short_loops_are_added_up(monkeypatch):
-    # In every loop another process is late; in the sum of 30 loops of 0.1 s, none is.
-    loops = [times(*[0.04 + 0.05 * (i % 3 == j) for j in range(3)], seconds=0.1) for i in range(60)]
-    monkeypatch.setattr(module, "LEAST_SECONDS", 2.95)
+def test_loops_are_added_up_to_a_second():
+    # In every loop another process is late; in the sum of 30 loops, none is.
+    def short(seconds, *shares):
+        return times(*[seconds * share for share in shares], seconds=seconds)
+
+    loops = [short(1 / 29.5, *[0.4 + 0.5 * (i % 3 == j) for j in range(3)]) for i in range(60)]
     assert report(loops) == ([], [])
-    monkeypatch.setattr(module, "LEAST_SECONDS", 1.95)
-    slow = [times(0.04, 0.04, 0.09, seconds=0.1)] * 60
-    ((name, step, fields),), _ = report(slow)
+    ((name, step, fields),), _ = report([short(1 / 19.5, 0.4, 0.4, 0.9)] * 60)
     assert (name, step, fields["worker"]) == ("straggler", 400, "worker 2")  # 2 x 20 loops
-    assert fields["computing"] == pytest.approx(1.8)
+    assert fields["computing"] == pytest.approx(20 * 0.9 / 19.5)
 
 
-def test_a_loop_waits_no_longer_than_it_takes(monkeypatch):
-    monkeypatch.setattr(module, "LEAST_SECONDS", 15.0)
-    other = WorkerTimes(10.0, 0.0, 7.0)
-    overlapping, busy = WorkerTimes(10.0, 0.0, 12.0), WorkerTimes(10.0, 0.0, 0.0)
+def test_a_loop_waits_no_longer_than_it_takes():
+    other = WorkerTimes(0.75, 0.0, 0.525)
+    overlapping, busy = WorkerTimes(0.75, 0.0, 0.9), WorkerTimes(0.75, 0.0, 0.0)
     ((_, _, fields),), _ = report([(other, overlapping), (other, busy)] * 2)
-    assert (fields["computing"], fields["waiting"]) == (10.0, 10.0)
+    assert (fields["computing"], fields["waiting"]) == (0.75, 0.75)
 
 
 def test_each_process_is_logged_with_its_seconds():

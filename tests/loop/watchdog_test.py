@@ -1,5 +1,6 @@
 """A run that hangs is reported with the stacks of its threads, and keeps waiting."""
 
+import functools
 import threading
 import time
 
@@ -23,14 +24,19 @@ class FakeController:
 class Run:
     """A watched run whose step and clock the test sets, and what was reported."""
 
-    def __init__(self, clock, seconds=STALL_SECONDS):
-        self._clock = clock
+    def __init__(self, clock, capsys, seconds=STALL_SECONDS):
+        self._clock, self._capsys = clock, capsys
         self.step = 0
         self.reads = 0
-        self.lines = []
+        self._lines = []
         self.events = []
         self.watchdog = Watchdog(seconds)
         self.watchdog.begin(FakeController(self))
+
+    @property
+    def lines(self):
+        self._lines += self._capsys.readouterr().out.splitlines()
+        return self._lines
 
     def read(self):
         self.reads += 1
@@ -49,18 +55,12 @@ class Run:
 
 
 @pytest.fixture
-def make(clock, tmp_path, monkeypatch):
+def make(clock, tmp_path, monkeypatch, capsys):
     """Makes a run; its stacks are in the file `stacks`."""
-
-    def build(**options):
-        run = Run(clock, **options)
-        monkeypatch.setattr("ctl.errors.print_line", run.lines.append)
-        return run
-
     monkeypatch.setattr(watchdog, "_READ_SECONDS", 60.0)  # this process may be paused meanwhile
     with open(tmp_path / "stacks", "w") as file:
         monkeypatch.setattr(watchdog, "_STACKS", file.fileno())
-        yield build
+        yield functools.partial(Run, clock, capsys)
 
 
 @pytest.fixture

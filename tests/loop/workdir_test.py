@@ -127,7 +127,7 @@ def test_folder_that_can_only_be_read_is_read(tmp_path, monkeypatch, capsys):
     def denied(*_, **__):
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(workdir.tempfile, "TemporaryFile", denied)
+    monkeypatch.setattr("tempfile.TemporaryFile", denied)
     with pytest.raises(UsageError, match="Read-only file system"):
         Workdir(tmp_path)
     folder = Workdir(tmp_path, may_read=True)
@@ -165,7 +165,7 @@ def test_move_aside_keeps_everything_also_twice_in_a_second(tmp_path, monkeypatc
         def now(cls, tz=None):
             return cls(2026, 1, 2, 3, 4, 5)
 
-    monkeypatch.setattr(workdir.datetime, "datetime", Stopped)
+    monkeypatch.setattr("datetime.datetime", Stopped)
     aside = []
     for seed in range(3):
         folder = run(tmp_path / "run", seed=seed)
@@ -237,7 +237,7 @@ def test_name_that_no_file_system_can_have_is_rejected():
 
 @pytest.mark.parametrize("name", ["", "new/run"])
 def test_folder_that_cannot_be_written_is_rejected(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(workdir.tempfile, "TemporaryFile", refuse_writing)
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse_writing)
     with pytest.raises(UsageError, match=r"Permission denied.*name another"):
         workdir.Workdir(tmp_path / name)
 

@@ -2,15 +2,16 @@
 
 import json
 import pathlib
+from typing import ClassVar
 
 import pytest
 
 import ctl
-from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.lock import RunLock
 from ctl.loop.workdir import Workdir
 from ctl.modes import DONE, STOPPED, train
 from ctl.modes.dry_run import _temporary_workdir
+from tests.modes.interruptions import Stopping
 from tests.support import experiments
 
 
@@ -18,40 +19,30 @@ def files():
     return {p: p.stat().st_mtime_ns for p in pathlib.Path(".").rglob("*") if p.is_file()}
 
 
-@pytest.fixture
-def recorded(monkeypatch):
-    """What a run does: saved steps, the outputs of evaluations, the files of its workdir."""
-    record = {"saved": [], "evaluated": [], "files": set()}
+class Recorder(ctl.Action):
+    """Records the outputs of evaluations, and at the end the files of the workdir."""
 
-    class Recorder(ctl.Action):
-        def __call__(self, outputs):
-            record["evaluated"].append((self.controller.step, outputs["examples"]))
+    evaluated: ClassVar = []
+    files: ClassVar = []
 
-        def end(self):
-            record["files"] = {p.name for p in self.controller.workdir.iterdir()}
+    def __call__(self, outputs):
+        self.evaluated.append((self.controller.step, outputs["examples"]))
 
-    save = Checkpointer.save
-    monkeypatch.setattr("ctl.StandardTrainer.build_actions", lambda trainer: [Recorder()])
-
-    def record_save(checkpointer, *arguments, **options):
-        path = save(checkpointer, *arguments, **options)
-        record["saved"].append(path)
-        return path
-
-    monkeypatch.setattr(Checkpointer, "save", record_save)
-    return record
+    def end(self):
+        workdir = self.controller.workdir
+        self.files += [str(path.relative_to(workdir)) for path in workdir.rglob("*")]
 
 
-def test_dry_run_trains_evaluates_and_saves_two_steps_and_leaves_nothing(
-    make_arguments, recorded, capsys
-):
-    arguments = make_arguments({"train.steps": 1000, "optimizer.schedule": "cosine"}, dry_run=True)
+def test_dry_run_trains_evaluates_and_saves_two_steps_and_leaves_nothing(make_arguments, capsys):
+    keys = {"train.steps": 1000, "optimizer.schedule": "cosine"}
+    keys["actions"] = f"['{__name__}:Recorder']"
+    arguments = make_arguments(keys, dry_run=True)
     before = files()
     assert train.train_and_eval(arguments) == DONE
     assert files() == before and not list(pathlib.Path(".").glob("run*"))
-    assert recorded["saved"] == [f"run.dry_run/checkpoints/ckpt-{step}" for step in (1, 2)]
-    assert recorded["evaluated"] == [(1, 14), (2, 14)]  # two batches of 7
-    assert {"config.json", "events.jsonl", "checkpoints", "summaries"} <= recorded["files"]
+    assert Recorder.evaluated == [(1, 14), (2, 14)]  # two batches of 7
+    saved = {f"checkpoints/ckpt-{step}.index" for step in (1, 2)}
+    assert {"config.json", "events.jsonl", "summaries"} | saved <= set(Recorder.files)
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == (
         "Dry run: 2 steps with their evaluations, checkpoints and actions passed, and nothing was kept."
@@ -73,22 +64,21 @@ def test_folder_of_a_dry_run_in_the_current_folder_is_next_to_it(tmp_path, monke
         assert temporary.path == tmp_path.with_name(f"{tmp_path.name}.dry_run")
 
 
-def test_stopped_dry_run_leaves_nothing(make_arguments, monkeypatch, capsys):
-    monkeypatch.setattr("ctl.loop.stop.StopRequest.requested", True)
-    arguments = make_arguments(dry_run=True)
+def test_stopped_dry_run_leaves_nothing(make_arguments, capsys):
+    stopping = f"[{{'name': '{Stopping.__module__}:Stopping', 'step': 1}}]"
+    arguments = make_arguments({"actions": stopping}, dry_run=True)
     object.__setattr__(arguments, "workdir", Workdir("runs/a/b"))  # whose parents are new, too
     assert train.train(arguments) == STOPPED
     assert not list(pathlib.Path(".").glob("run*"))
     assert capsys.readouterr().out.splitlines()[-1] == "Dry run: stopped, and nothing was kept."
 
 
-def test_mistake_in_a_step_leaves_nothing(make_arguments, monkeypatch):
-    def fail(trainer, batch):
-        raise ValueError("wrong shape")
-
-    monkeypatch.setattr("ctl.StandardTrainer.sample_weight", fail)
-    with pytest.raises(ValueError, match="wrong shape"):
-        train.train(make_arguments(dry_run=True))
+def test_mistake_in_a_step_leaves_nothing(make_arguments):
+    arguments = make_arguments(dry_run=True)
+    text = experiments.DROPOUT.replace('batch["label"]', 'batch["lable"]')
+    experiments.write(".", {"experiment.py": text})
+    with pytest.raises(Exception, match="lable"):
+        train.train(arguments)
     assert not list(pathlib.Path(".").glob("run*"))
 
 

@@ -5,6 +5,7 @@ import pathlib
 import pytest
 
 import ctl
+from tests.modes.interruptions import Killed, Killing, Stopping
 from tests.support import experiments
 
 STOPPING = {
@@ -19,15 +20,11 @@ PATIENT = {"train.best.patience": 100}
 def make(make_arguments):
     """Makes a run of the tiny experiment with early stopping, in the folder "run"."""
 
-    def build(keys=()):
+    def build(keys=(), *actions):
         config = make_arguments(STOPPING | dict(keys)).config
-        return ctl.Run(config, "run", print_lines=False)
+        return ctl.Run(config, "run", print_lines=False, actions=actions)
 
     return build
-
-
-class Killed(BaseException):
-    """The end of the process, which runs no further code of the run."""
 
 
 def kill(*_):
@@ -37,10 +34,9 @@ def kill(*_):
 @pytest.mark.slow
 def test_run_that_was_killed_before_its_end_ends_in_the_next_call(make, monkeypatch):
     keys = PATIENT | {"train.export": "best"}
-    with monkeypatch.context() as patch:
-        patch.setattr("ctl.loop.actions.action.ActionList.end", kill)
-        with pytest.raises(Killed):
-            make(keys).train()
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr("ctl.loop.actions.action.ActionList.end", kill)  # before the export
+        make(keys).train()
     with make(keys) as run:
         assert run.step == 30 and not pathlib.Path("run/export").exists()
         run.evaluate()
@@ -57,30 +53,26 @@ def test_run_that_was_killed_before_its_end_ends_in_the_next_call(make, monkeypa
     assert [event for event, _ in experiments.read_events("run")].count("export") == 1
 
 
-def test_interrupt_at_the_last_step_leaves_the_end_to_the_next_call(make, monkeypatch):
-    run = make(PATIENT)
-    with monkeypatch.context() as patch:
-        patch.setattr(type(run._run.stop), "requested", property(lambda stop: run.step == 30))
-        run.train()
+def test_interrupt_at_the_last_step_leaves_the_end_to_the_next_call(make):
+    interrupt = Stopping(30)
+    run = make(PATIENT, interrupt)
+    run.train()
     assert run.step == 30 and not pathlib.Path("run/result.json").exists()
+    interrupt.step = 35
     run.train()
     assert run.step == 10 and experiments.read_result("run")["best"]["restored"]
-    with monkeypatch.context() as patch:  # the same if training is continued after its end
-        patch.setattr(type(run._run.stop), "requested", property(lambda stop: run.step == 35))
-        run.train(steps=10)
+    run.train(steps=10)  # the same if training is continued after its end
     assert run.step == 35 and experiments.read_result("run")["step"] == 30
     run.train()
     assert run.step == 10 and experiments.read_result("run")["step"] == 35
 
 
 def test_early_stopping_in_a_call_of_evaluate_leaves_the_end_to_the_next_call_of_train(
-    make, monkeypatch
+    make,
 ):
-    run = make()
+    run = make((), Stopping(15))  # so that step 15 is not evaluated
     run.train(steps=10)
-    with monkeypatch.context() as patch:  # so that step 15 is not evaluated
-        patch.setattr(type(run._run.stop), "requested", property(lambda stop: run.step == 15))
-        run.train()
+    run.train()
     run.evaluate()
     assert run.step == 15 and "has not improved" in run.stop_reason
     assert "stopped" not in experiments.read_result("run")
@@ -90,14 +82,10 @@ def test_early_stopping_in_a_call_of_evaluate_leaves_the_end_to_the_next_call_of
     assert result["step"] == result["stopped"]["step"] == 15 and result["best"]["restored"]
 
 
-def test_result_of_a_run_that_was_killed_before_it_has_the_values_of_its_training(
-    make, monkeypatch
-):
+def test_result_of_a_run_that_was_killed_before_it_has_the_values_of_its_training(make):
     keys = PATIENT | {"train.best.restore": False}
-    with monkeypatch.context() as patch:
-        patch.setattr("ctl.loop.actions.action.ActionList.end", kill)
-        with pytest.raises(Killed):
-            make(keys).train()
+    with pytest.raises(Killed):
+        make(keys, Killing()).train()
     outputs = experiments.read_notes("run", 30)["outputs"]
     assert outputs["loss"] > 0 and not pathlib.Path("run/result.json").exists()
     with make(keys) as run:

@@ -203,17 +203,18 @@ def test_eval_of_a_run_that_restored_its_best_checkpoint_evaluates_that(make_arg
     assert experiments.read_result("run")["checkpoint"]["step"] == 20
 
 
-def test_actions_run_in_an_evaluation_and_end_nothing(arguments, monkeypatch, capsys):
-    class Stop(ctl.Action):
-        def __call__(self, outputs):
-            print("called at", self.controller.step)
-            self.request_stop("it was called")
+class Stop(ctl.Action):
+    def __call__(self, outputs):
+        print("called at", self.controller.step)
+        self.request_stop("it was called")
 
+
+def test_actions_run_in_an_evaluation_and_end_nothing(arguments, monkeypatch, capsys):
     results, write = [], Workdir.write_result
     monkeypatch.setattr(
         Workdir, "write_result", lambda self, result: [results.append(result), write(self, result)]
     )
-    monkeypatch.setattr("ctl.StandardTrainer.build_actions", lambda trainer: [Stop()])
+    overrides.change(arguments.config, "actions", f"['{__name__}:Stop']")
     trained = experiments.read_result("run")
     capsys.readouterr()
     for mode, steps in ((evaluate.evaluate, [20]), (evaluate.continuous_eval, [10, 20])):
@@ -231,7 +232,7 @@ def test_actions_run_in_an_evaluation_and_end_nothing(arguments, monkeypatch, ca
 def test_eval_of_a_folder_that_can_only_be_read_prints_its_results(arguments, capsys, monkeypatch):
     before = {path: path.read_bytes() for path in pathlib.Path("run").rglob("*") if path.is_file()}
     with monkeypatch.context() as planted:
-        planted.setattr("ctl.loop.workdir.tempfile.TemporaryFile", denied)
+        planted.setattr("tempfile.TemporaryFile", denied)
         folder = Workdir("run", may_read=True)
     assert evaluate.evaluate(dataclasses.replace(arguments, workdir=folder)) == DONE
     out = capsys.readouterr().out

@@ -242,6 +242,6 @@ def test_the_batch_trains_in_limited_memory_and_one_that_is_a_tenth_larger_does_
     assert batch < min(failed) < 1.1 * batch
     # Another error than a lack of memory ends the search.
     fork = multiprocessing.get_context("fork")  # no TensorFlow runs in it
-    monkeypatch.setattr(find_batch.multiprocessing, "get_context", lambda method: fork)
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: fork)
     with pytest.raises(Failure, match=r"^ValueError: .*thirteen"):
         find_batch._run(str(tmp_path), int, "thirteen")

@@ -8,16 +8,17 @@ import pathlib
 import re
 import sys
 import types
+from unittest import mock
 
 import numpy as np
 import pytest
+import tensorflow as tf
 import tf_keras
 
 import ctl
 from ctl import testing
 from ctl.configs import loading, overrides
 from ctl.errors import UsageError
-from ctl.hardware import strategies
 from ctl.loop.config_changes import ConfigChanges, changes_updates
 from ctl.loop.lock import RunLock
 from ctl.modes import DONE, notebook, train
@@ -226,14 +227,16 @@ def test_run_of_a_trainer_with_another_option_or_optimizer_does_not_resume(tmp_p
 def test_ipython_shows_one_line(make, monkeypatch, capsys):
     shown = []
     shell = types.SimpleNamespace(set_custom_exc=lambda *handler: shown.append(handler))
+    hook = "def train_loop_begin(self):\n        1 / 0\n\n    def build_model"
+    text = experiments.DROPOUT.replace("def build_model", hook)
+    experiments.write(".", {"experiment.py": text})
     run = make()
-    monkeypatch.setattr("ctl.trainer.StandardTrainer.train_loop_begin", lambda trainer: 1 / 0)
     with pytest.raises(ZeroDivisionError):  # outside of IPython
         run.train(steps=1)
     assert not shown
     monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
     with pytest.raises(
-        ctl.UsageError, match=r"notebook_test.py:\d+: ZeroDivisionError: .*traceback:"
+        ctl.UsageError, match=r"experiment.py:\d+: ZeroDivisionError: .*traceback:"
     ) as e:
         run.train(steps=1)
     ((kinds, handle),) = shown
@@ -335,7 +338,7 @@ def test_training_continues_from_the_last_step_after_the_best_one_was_restored(m
 
 
 @pytest.mark.slow
-def test_actions_end_once_and_the_keys_of_a_run_have_their_effect(make, monkeypatch):
+def test_actions_end_once_and_the_keys_of_a_run_have_their_effect(make):
     calls = []
 
     class Ending(ctl.Action):
@@ -345,8 +348,8 @@ def test_actions_end_once_and_the_keys_of_a_run_have_their_effect(make, monkeypa
         def end(self):
             calls.append("end")
 
-    monkeypatch.setattr("ctl.StandardTrainer.build_actions", lambda trainer: [Ending()])
-    run = make({"eval.before_training": True, "train.profile": "5:7"}, workdir="run")
+    keys = {"eval.before_training": True, "train.profile": "5:7"}
+    run = make(keys, workdir="run", actions=[Ending()])
     run.train(steps=20)
     run.train()
     assert calls == [0, 10, 20, 30, "end"]
@@ -385,6 +388,6 @@ def test_several_processes_are_rejected_before_anything_is_built(make, monkeypat
     trainer = reference_model.make_trainer(
         testing.make_strategy(1), 7, optimizer=lambda: tf_keras.optimizers.SGD(0.1)
     )
-    monkeypatch.setattr(strategies, "strategy_name", lambda strategy: "multi_worker_mirrored")
+    trainer.strategy = mock.Mock(spec=tf.distribute.MultiWorkerMirroredStrategy)
     with pytest.raises(ctl.UsageError, match="in one process, but the trainer has a"):
         ctl.Run(trainer)

@@ -5,6 +5,7 @@ import dataclasses
 import re
 import sys
 import types
+from unittest import mock
 
 import pytest
 import tensorflow as tf
@@ -14,13 +15,12 @@ from ctl import main, testing
 from ctl.built.inner_loop import loop_of
 from ctl.configs import loading
 from ctl.errors import UsageError
-from ctl.hardware import strategies
 from ctl.hardware.collectives import ProcessGroup
 from ctl.modes import profile_input, step_time
 from ctl.rows.waits import InputWait
 from tests.support import experiments, reference_model
 
-BATCH = 8
+BATCH, PYTHON = 8, sys.executable
 
 
 def test_number_of_steps_grows_until_they_take_half_of_the_time(monkeypatch):
@@ -30,7 +30,7 @@ def test_number_of_steps_grows_until_they_take_half_of_the_time(monkeypatch):
         calls.append(steps)
         now[0] += 0.01 * steps + 100 * (len(calls) == 1)  # the first call traces
 
-    monkeypatch.setattr(profile_input, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
     seconds, last = profile_input._all_time(run, 3, ProcessGroup())
     assert calls == [3, 3, 24, 192]
     assert (seconds, last) == (pytest.approx(0.01), pytest.approx(1.92))
@@ -169,9 +169,7 @@ def test_a_mode_is_timed_in_a_process_of_its_own_which_may_fail_or_never_end(tmp
             "differ from those of runtime.xla=off by 5.0e-01",
         ),
     ):
-        monkeypatch.setattr(
-            step_time, "sys", types.SimpleNamespace(executable=fake(tmp_path, code))
-        )
+        monkeypatch.setattr("sys.executable", fake(tmp_path, code))
         with pytest.raises(UsageError, match=re.escape(message)):
             step_time.measure(config, path, seconds=0.5 if "input" in code else 60)
 
@@ -180,7 +178,7 @@ def fake(folder, code):
     """A program that runs code in place of `python -m ctl.modes.step_process`."""
     path = folder / "python"
     wait = "import signal, sys\n" + ("signal.pause()" if code == "input()" else code)
-    path.write_text(f"#!{sys.executable}\n{wait}\n")
+    path.write_text(f"#!{PYTHON}\n{wait}\n")
     path.chmod(0o700)
     return str(path)
 
@@ -199,7 +197,7 @@ def fake(folder, code):
 def test_only_modes_of_several_gpus_are_timed_in_processes(
     monkeypatch, strategy, devices, gpus, expected
 ):
-    monkeypatch.setattr(profile_input.gpu, "list_gpus", lambda: [None] * gpus)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus))))
     config = types.SimpleNamespace(
         runtime=types.SimpleNamespace(strategy=strategy, devices=devices)
     )
@@ -259,8 +257,8 @@ def test_the_modes_of_xla_are_compared_if_the_step_is_the_bottleneck(
 
 
 def test_parameter_servers_are_rejected(monkeypatch):
-    built = types.SimpleNamespace(hardware=types.SimpleNamespace(strategy=None))
-    monkeypatch.setattr(strategies, "strategy_name", lambda strategy: "parameter_server")
+    strategy = mock.Mock(spec=tf.distribute.ParameterServerStrategy)
+    built = types.SimpleNamespace(hardware=types.SimpleNamespace(strategy=strategy))
     monkeypatch.setattr(profile_input.experiment, "build", lambda *_, **__: built)
     arguments = types.SimpleNamespace(config=None, config_path="")
     with pytest.raises(UsageError, match="does not support parameter servers"):

@@ -18,10 +18,13 @@ def test_making_a_run_and_its_controller_writes_nothing(make_arguments):
     assert not pathlib.Path("run").exists()
 
 
-def test_actions_of_the_trainer_must_be_a_list(make_arguments, monkeypatch):
-    run = ExperimentRun(make_arguments(), evaluates=False)
+def test_actions_of_the_trainer_must_be_a_list(make_arguments):
+    arguments = make_arguments()
+    method = "    def build_actions(self): return print\n\n    def build_m"
+    text = experiments.DROPOUT.replace("    def build_m", method, 1)
+    experiments.write(".", {"experiment.py": text})
+    run = ExperimentRun(arguments, evaluates=False)
     assert run.experiment.evaluator is None  # training alone needs none
-    monkeypatch.setattr(type(run.trainer), "build_actions", lambda trainer: print)
     with pytest.raises(UsageError, match=r"build_actions returned a builtin_function"):
         run.make_actions()
 

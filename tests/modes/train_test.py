@@ -4,12 +4,14 @@ import json
 import pathlib
 import re
 import types
+from typing import ClassVar
 
+import numpy as np
 import pytest
 
-import ctl
 from ctl.errors import UsageError
 from ctl.modes import DONE, STOPPED, train
+from tests.modes import interruptions
 from tests.support import experiments
 
 
@@ -54,33 +56,28 @@ def test_rejected_checkpoint_leaves_the_config_of_the_run_as_it_was(make_argumen
 
 @pytest.mark.slow
 def test_run_does_not_resume_with_other_data_or_weights_unless_that_is_allowed(
-    make_arguments, monkeypatch, capsys
+    make_arguments, capsys
 ):
-    rows = [50]
-    arrays = ctl.data.arrays
-    monkeypatch.setattr(
-        "ctl.data.arrays", lambda data: arrays({k: v[: rows[0]] for k, v in data.items()})
-    )
-    init = pathlib.Path("init.npz")
-    init.write_bytes(b"1")
+    rows, save = 50, np.savez
 
     def run(steps, **fields):
-        keys = {"train.steps": steps, "init.checkpoint": str(init)}
-        return train.train(make_arguments(keys, **fields))
+        keys = {"train.steps": steps, "init.checkpoint": "init.npz", "init.variables": "['head/*']"}
+        arguments = make_arguments(keys, **fields)
+        text = experiments.DROPOUT.replace("Dense(3)", "Dense(3, name='head')")
+        text = text.replace("X[:, 0] >", f"X[:{rows}, 0] >").replace('"x": X,', f'"x": X[:{rows}],')
+        experiments.write(".", {"experiment.py": text})
+        save("init.npz", **{"head/kernel": np.ones([8, 3], "f"), "head/bias": np.ones(3, "f")})
+        return train.train(arguments)
 
-    monkeypatch.setattr("ctl.loop.checkpoints.warm_start.check", lambda *args, **fields: None)
-    monkeypatch.setattr("ctl.loop.checkpoints.warm_start.all_load", lambda *args: [])
     assert run(5) == DONE
     before = {p: p.read_bytes() for p in pathlib.Path("run").rglob("*") if p.is_file()}
-    rows[0] = 48
-    init.write_bytes(b"12")
-    with pytest.raises(UsageError) as error:
-        run(10)
-    assert str(error.value) == (
-        "run holds a run with other data (inputs.init.checkpoint: 'init.npz (1 bytes)' -> "
-        "'init.npz (2 bytes)'; inputs.train.examples: 50 -> 48): resume with the change by "
-        "--allow_config_change, or start from scratch with --fresh or another --workdir."
+    rows, save = 48, np.savez_compressed  # another size
+    changes = (
+        r"other data \(inputs.init.checkpoint: 'init.npz \(\d+ bytes\)' -> 'init.npz \(\d+ bytes\)';"
+        r" inputs.train.examples: 50 -> 48\): resume .*--allow_config_change"
     )
+    with pytest.raises(UsageError, match=changes):
+        run(10)
     assert before == {p: p.read_bytes() for p in pathlib.Path("run").rglob("*") if p.is_file()}
     assert run(10, allow_config_change=True) == DONE
     assert "Changed since the run was started: inputs.train.examples: 50 -> 48" in (
@@ -89,9 +86,9 @@ def test_run_does_not_resume_with_other_data_or_weights_unless_that_is_allowed(
     config = json.loads(pathlib.Path("run/config.json").read_text())
     assert config.pop("inputs")["train"] == {"examples": 48}
     pathlib.Path("run/config.json").write_text(json.dumps(config))
-    rows[0] = 47
+    rows = 47
     assert run(12) == DONE  # a run of an older ctl has no record
-    rows[0] = 46
+    rows = 46
     assert run(12, fresh=True) == DONE
 
 
@@ -111,39 +108,37 @@ def test_change_of_the_number_of_workers_is_printed_and_recorded(
     assert capsys.readouterr().out.count("The number of workers has changed from 3 to 1.") == 1
 
 
-def test_run_that_is_stopped_at_its_last_step_ends_when_it_is_resumed(make_arguments, monkeypatch):
-    class Ending(ctl.Action):
-        at = "train"
+class Ending(interruptions.Stopping):
+    """Records its calls."""
 
-        def __call__(self, outputs):
-            calls.append(self.controller.step)
+    calls: ClassVar = []
 
-        def end(self):
-            calls.append("end")
+    def __call__(self, outputs):
+        self.calls.append(self.controller.step)
+        super().__call__(outputs)
 
-    calls = []
-    monkeypatch.setattr("ctl.StandardTrainer.build_actions", lambda trainer: [Ending()])
-    with monkeypatch.context() as patch:
-        patch.setattr("ctl.loop.stop.StopRequest.requested", property(lambda stop: 10 in calls))
-        assert train.train_and_eval(make_arguments()) == STOPPED
+    def end(self):
+        self.calls.append("end")
+
+
+def test_run_that_is_stopped_at_its_last_step_ends_when_it_is_resumed(make_arguments):
+    keys = {"actions": f"[{{'name': '{__name__}:Ending', 'step': 10}}]"}
+    calls = Ending.calls
+    calls.clear()
+    assert train.train_and_eval(make_arguments(keys)) == STOPPED
     assert calls == [5, 10] and not pathlib.Path("run/result.json").exists()
     pathlib.Path("run/traceback.txt").write_text("of an earlier failure")
-    assert train.train_and_eval(make_arguments()) == DONE
+    assert train.train_and_eval(make_arguments(keys)) == DONE
     assert not pathlib.Path("run/traceback.txt").exists()
     assert calls == [5, 10, "end"] and experiments.read_result("run")["step"] == 10
 
 
-def test_reason_of_a_stop_is_recorded(make_arguments, monkeypatch):
-    from ctl.loop.stop import StopOnSignal
-
-    enter = StopOnSignal.__enter__
-
-    def enter_and_request(stop):
-        enter(stop).request(signal="SIGTERM")
-        return stop
-
-    monkeypatch.setattr(StopOnSignal, "__enter__", enter_and_request)
-    assert train.train_and_eval(make_arguments()) == STOPPED
+def test_reason_of_a_stop_is_recorded(make_arguments):
+    arguments = make_arguments()
+    hook = "def train_loop_begin(self):\n        os.kill(os.getpid(), 15)\n\n    def build_model"
+    text = f"import os\n{experiments.DROPOUT}".replace("def build_model", hook)
+    experiments.write(".", {"experiment.py": text})
+    assert train.train_and_eval(arguments) == STOPPED
     # Although it is requested before the first step, a loop is trained.
     assert experiments.read_events("run") == [("start", 0), ("checkpoint", 5), ("stop", 5)]
     last = json.loads(pathlib.Path("run/events.jsonl").read_text().splitlines()[-1])
@@ -184,18 +179,14 @@ def test_early_stopping_ends_the_run_and_the_result_says_why(make_arguments, cap
     assert experiments.read_result("run")["stopped"]["step"] == 20
 
 
-def _kill(*_):
-    raise KeyboardInterrupt
-
-
 @pytest.mark.slow
 def test_time_limit_ends_the_run_after_a_loop_with_an_evaluation(make_arguments, monkeypatch):
     now = iter(range(10_000))  # each reading of the clock is a second later
     clock = types.SimpleNamespace(monotonic=lambda: next(now))
     monkeypatch.setattr("ctl.loop.actions.stopping.time", clock)
     limit = {"train.steps": 100, "train.max_duration": "3 seconds"}
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("ctl.loop.actions.action.ActionList.end", _kill)
+    limit["actions"] = f"['{interruptions.__name__}:Killing']"
+    with pytest.raises(interruptions.Killed):
         train.train_and_eval(make_arguments(limit))
     assert train.train_and_eval(make_arguments(limit)) == DONE  # without another step
     result = experiments.read_result("run")
@@ -233,14 +224,20 @@ def test_metric_that_is_not_evaluated_is_rejected_before_anything_changes(
     assert sorted(pathlib.Path(".").rglob("*")) == before
 
 
-def test_actions_of_the_trainer_and_of_the_config_are_called(make_arguments, monkeypatch, capsys):
-    class Hello(ctl.Action):
-        def __call__(self, outputs):
-            print("hello", self.controller.step, self.controller.workdir, outputs["examples"])
+def test_actions_of_the_trainer_and_of_the_config_are_called(make_arguments, capsys):
+    text = """
+    def build_actions(self):
+        class Hello(ctl.Action):
+            def __call__(self, outputs):
+                print("hello", self.controller.step, self.controller.workdir, outputs["examples"])
 
-    monkeypatch.setattr("ctl.StandardTrainer.build_actions", lambda trainer: [Hello()])
-    experiments.write(".", {"mine.py": "def make(word):\n    return lambda o: print(word)\n"})
+        return [Hello()]
+
+    def build_metrics"""
     arguments = make_arguments({"actions": '[{"name": "mine.py:make", "word": "by config"}]'})
+    text = experiments.DROPOUT.replace("\n    def build_metrics", text)
+    mine = "def make(word):\n    return lambda o: print(word)\n"
+    experiments.write(".", {"mine.py": mine, "experiment.py": text})
     assert train.train_and_eval(arguments) == DONE
     lines = capsys.readouterr().out.splitlines()
     assert lines.index("by config") < lines.index("hello 10 run 50")

@@ -120,7 +120,7 @@ def test_index_folder_that_cannot_be_written_is_no_obstacle(url, monkeypatch):
 
 
 def test_request_that_fails_is_tried_again(url, monkeypatch):
-    monkeypatch.setattr(block_reader, "_DELAYS", (0.0, 0.0))
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
     source, original, failures = ctl.data.records(url, FEATURES), type(MEMORY).cat_file, [503, 429]
 
     def cat_file(self, path, **options):

@@ -16,7 +16,6 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.data.files.images import read_idx
-from ctl.hardware import host
 from tests.data.reading import one_line, read_all
 
 MNIST = pathlib.Path(__file__).resolve().parents[3] / "experiments" / "data" / "mnist"
@@ -171,7 +170,7 @@ def test_header_that_declares_2_to_the_40_values_allocates_nothing(folder):
 def test_gzipped_file_is_not_inflated_beyond_its_header_and_memory(
     tmp_path, monkeypatch, head, memory
 ):
-    monkeypatch.setattr(host, "memory_limit", lambda: memory)
+    monkeypatch.setattr("resource.getrlimit", lambda kind: (memory, memory))
     with gzip.open(tmp_path / "bomb", "wb") as file:
         file.write(head + bytes(2**26))
     tracemalloc.start()

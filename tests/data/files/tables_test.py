@@ -10,7 +10,6 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from ctl.hardware import host
 from tests.data.reading import one_line, read_all
 
 
@@ -74,7 +73,7 @@ def test_lists_in_parquet_are_rows_of_arrays(tmp_path):
 def test_parquet_with_more_values_than_memory_is_not_read(tmp_path, monkeypatch):
     path = str(tmp_path / "a.parquet")
     pyarrow.parquet.write_table(pyarrow.table({"x": [0] * 1000, "y": [[1, 2]] * 1000}), path)
-    monkeypatch.setattr(host, "memory_limit", lambda: 20_000)
+    monkeypatch.setattr("resource.getrlimit", lambda kind: (20_000, 20_000))
     assert "a.parquet cannot be read: its 24000 bytes do not fit" in one_line(
         ctl.data.parquet, path
     )

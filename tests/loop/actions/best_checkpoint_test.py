@@ -4,6 +4,7 @@ import contextlib
 import errno
 import functools
 import json
+import os
 import pathlib
 
 import pytest
@@ -176,6 +177,6 @@ def test_full_disk_is_reported_in_one_line(evaluate, monkeypatch):
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(CheckpointFiles, "commit", fail)
+    monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(Failure, match=r"best/ckpt-1 .*No space left"):
         evaluate(1, 0.5)

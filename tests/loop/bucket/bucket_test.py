@@ -42,11 +42,6 @@ def read_weights(store, step):
 
 
 @pytest.fixture
-def quick(monkeypatch):
-    monkeypatch.setattr(upload, "_POLL_SECONDS", 0.01)
-
-
-@pytest.fixture
 def in_step(quick, monkeypatch):
     """Each save waits until it is in the store: on a busy machine the next one would replace it."""
     commit, objects = CheckpointFiles.commit, fsspec.filesystem("memory").store
@@ -167,7 +162,6 @@ def test_run_whose_upload_fails_ends_with_1_and_the_same_command_copies_the_rest
 
 @pytest.mark.slow
 def test_run_that_another_one_takes_over_ends_with_1(program, store, quick, monkeypatch):
-    monkeypatch.setattr(ownership, "HEARTBEAT_SECONDS", 0.01)
     start = upload.Uploader.start
 
     def start_after_another_run(self):
@@ -180,9 +174,7 @@ def test_run_that_another_one_takes_over_ends_with_1(program, store, quick, monk
     assert "checkpoints/ckpt-100000.whole" not in store.list()
 
 
-def test_second_run_is_rejected_with_2(program, store, quick, monkeypatch):
-    monkeypatch.setattr(ownership, "_POLL_SECONDS", 0.01)
-    monkeypatch.setattr(ownership, "HEARTBEAT_SECONDS", 0.01)
+def test_second_run_is_rejected_with_2(program, store, quick):
     owner = ownership.Ownership(store)
     owner.acquire()
     code, _, error = program(f"--workdir={store.url}", "--config.train.steps=10")

@@ -1,8 +1,11 @@
 """Fixtures of the tests of runs in object stores."""
 
+import time
+
 import fsspec
 import pytest
 
+from ctl.loop.bucket import ownership, upload
 from ctl.loop.bucket.store import open_folder
 
 
@@ -20,3 +23,12 @@ def url(monkeypatch, tmp_path):
 @pytest.fixture
 def store(url):
     return open_folder(url)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Lets a run wait for a store and for another run in steps of a hundredth of a second."""
+    sleep = time.sleep
+    monkeypatch.setattr("time.sleep", lambda seconds: sleep(min(seconds, 0.01)))
+    monkeypatch.setattr(ownership, "HEARTBEAT_SECONDS", 0.02)
+    monkeypatch.setattr(upload, "_POLL_SECONDS", 0.01)

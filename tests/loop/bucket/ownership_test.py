@@ -14,10 +14,9 @@ from ctl.loop.bucket.ownership import Ownership
 
 
 @pytest.fixture(autouse=True)
-def fast(monkeypatch):
-    monkeypatch.setattr(ownership, "HEARTBEAT_SECONDS", 0.02)
+def fast(quick, monkeypatch):
+    """A lease is short; with the fixture `clock`, it never ends."""
     monkeypatch.setattr(ownership, "LEASE_SECONDS", 0.3)
-    monkeypatch.setattr(ownership, "_POLL_SECONDS", 0.01)
 
 
 @pytest.fixture
@@ -33,18 +32,14 @@ def leave(store, number, **fields):
     store.write(f"owner/{number:08d}", json.dumps(holder).encode())
 
 
-def test_released_run_is_taken_over_without_waiting(store, owner, monkeypatch):
-    monkeypatch.setattr(ownership, "LEASE_SECONDS", 1e9)
+def test_released_run_is_taken_over_without_waiting(store, owner, clock):
     first = Ownership(store)
     first.acquire()
     first.end(released=True)
     assert owner.acquire() == 1 and owner.number == 2
 
 
-def test_run_of_a_dead_process_of_this_machine_is_taken_over_without_waiting(
-    store, owner, monkeypatch
-):
-    monkeypatch.setattr(ownership, "LEASE_SECONDS", 1e9)
+def test_run_of_a_dead_process_of_this_machine_is_taken_over_without_waiting(store, owner, clock):
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
     leave(store, 7, pid=child.pid, machine=ownership._machine())
@@ -70,9 +65,9 @@ def test_owner_notices_that_it_was_taken_over(store):
     assert json.loads(store.read("owner/00000002"))["pid"] == 1  # the other's object is as it was
 
 
-def test_two_processes_that_start_at_once_do_not_both_become_owner(store, owner, monkeypatch):
-    monkeypatch.setattr(ownership, "latest", lambda store: 0)
+def test_two_processes_that_start_at_once_do_not_both_become_owner(store, owner):
     leave(store, 1)
+    store.list = lambda folder="": {}  # late
     with pytest.raises(UsageError, match="has just been taken by another run"):
         owner.acquire()
 
@@ -83,11 +78,11 @@ def test_store_without_preconditions_is_reported(store, owner, monkeypatch, caps
     assert "this store ignores preconditions" in capsys.readouterr().out
 
 
-def test_late_listing_is_not_taken_for_the_end_of_the_ownership(store, monkeypatch):
+def test_late_listing_is_not_taken_for_the_end_of_the_ownership(store):
     leave(store, 3, released=True)
     owner = Ownership(store)
     owner.acquire()
-    monkeypatch.setattr(ownership, "latest", lambda store: 3)
+    store.list = lambda folder="": {"00000003": 1}
     owner.check()
     leave(store, 5)
     with pytest.raises(Failure, match="was taken over"):
@@ -102,8 +97,9 @@ def test_damaged_object_of_an_owner_is_taken_over_after_the_lease(store, owner, 
     assert "owned by a process that its object does not name: waiting" in capsys.readouterr().out
 
 
-def test_damaged_reads_of_a_live_owner_are_no_end_and_no_sign_of_life(store, owner, monkeypatch):
-    monkeypatch.setattr(ownership, "LEASE_SECONDS", 1e9)
+def test_damaged_reads_of_a_live_owner_are_no_end_and_no_sign_of_life(
+    store, owner, monkeypatch, clock
+):
     lives = [json.dumps({"pid": 1, "host": "beta", "beat": beat}).encode() for beat in (1, 2)]
     reads = iter([b"", lives[0], None, b"{", lives[0], lives[1]])
     leave(store, 3)

@@ -10,7 +10,6 @@ import pytest
 import ctl
 from ctl.errors import Failure, UsageError
 from ctl.loop.bucket import store as stores
-from ctl.loop.bucket import upload
 from ctl.loop.bucket.local import folder_of
 from ctl.loop.bucket.store import open_folder
 
@@ -71,7 +70,7 @@ def test_missing_package_is_named_with_its_extra(monkeypatch):
         open_folder("s3://bucket/run")
 
 
-def test_error_that_may_pass_is_tried_again_and_a_wrong_name_is_not(store, monkeypatch, capsys):
+def test_error_that_may_pass_is_tried_again_and_a_wrong_name_is_not(store, quick, capsys):
     errors = [OSError("503 Slow Down"), TimeoutError()]
 
     def call():
@@ -79,7 +78,6 @@ def test_error_that_may_pass_is_tried_again_and_a_wrong_name_is_not(store, monke
             raise errors.pop()
         return "done"
 
-    monkeypatch.setattr(stores, "_DELAYS", (0.001, 0.001))
     assert store.retry(call) == "done"
     assert "503 Slow Down; trying again" in capsys.readouterr().out
 
@@ -92,14 +90,13 @@ def test_error_that_may_pass_is_tried_again_and_a_wrong_name_is_not(store, monke
         store.retry(always, PermissionError("403"))
 
 
-def test_error_of_a_new_connection_is_tried_again_too(store, monkeypatch):
+def test_error_of_a_new_connection_is_tried_again_too(store, quick, monkeypatch):
     errors = [OSError("connect"), OSError("call")]
 
     def fail():
         if errors:
             raise errors.pop()
 
-    monkeypatch.setattr(stores, "_DELAYS", (0.001, 0.001))
     monkeypatch.setattr(store, "connect", fail)
     store.retry(fail)
     assert not errors
@@ -141,9 +138,8 @@ class Shelf(ctl.Store, scheme="shelf"):
 
 
 @pytest.mark.parametrize("scheme", ["shelf", pytest.param("file", marks=pytest.mark.slow)])
-def test_run_is_resumed_from_a_store(scheme, program, tmp_path, monkeypatch):
+def test_run_is_resumed_from_a_store(scheme, program, tmp_path, monkeypatch, quick):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(upload, "_POLL_SECONDS", 0.01)
     url = f"{scheme}://{tmp_path}/bucket/run"
     for steps in (2, 4):
         code, _, error = program(f"--workdir={url}", f"--config.train.steps={steps}")

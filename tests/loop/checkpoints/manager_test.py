@@ -1,13 +1,13 @@
 """When a run saves."""
 
 import errno
+import os
 import threading
 
 import pytest
 
 from ctl.errors import Failure
 from ctl.hardware.collectives import ProcessGroup
-from ctl.loop.checkpoints import files
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.checkpoints.manager import CheckpointManager
 from ctl.loop.timing import Every
@@ -65,11 +65,11 @@ def test_restore_before_a_step_takes_an_older_checkpoint(make, trainer):
 
 def test_checkpoint_is_recorded_when_it_is_complete(trainer, tmp_path, monkeypatch):
     is_released = threading.Event()
-    flush = files.flush
+    fsync = os.fsync
     checkpoints = Checkpointer(tmp_path, trainer, background=True)
     recording = Recording(trainer)
     manager = CheckpointManager(trainer, checkpoints, recording, Every(steps=4))
-    monkeypatch.setattr(files, "flush", lambda path: is_released.wait(60) and flush(path))
+    monkeypatch.setattr(os, "fsync", lambda file: is_released.wait(60) and fsync(file))
     trainer.global_step.assign(4)
     manager.save()
     assert not recording.steps("checkpoint")
@@ -81,14 +81,14 @@ def test_checkpoint_is_recorded_when_it_is_complete(trainer, tmp_path, monkeypat
 def test_failed_sync_is_reported_with_its_own_checkpoint(trainer, tmp_path, monkeypatch):
     checkpoints = Checkpointer(tmp_path, trainer, background=True)
     manager = CheckpointManager(trainer, checkpoints, Recording(trainer))
-    flush, is_marked = files.flush, lambda: (tmp_path / "ckpt-4.whole").exists()
+    fsync = os.fsync
 
-    def fail(path):
-        if path == tmp_path and is_marked():
+    def fail(file):
+        if os.path.samestat(os.fstat(file), tmp_path.stat()) and [*tmp_path.glob("ckpt-4.whole")]:
             raise OSError(errno.EIO, "Input/output error")
-        flush(path)
+        fsync(file)
 
-    monkeypatch.setattr(files, "flush", fail)
+    monkeypatch.setattr(os, "fsync", fail)
     trainer.global_step.assign(4)
     manager.save()
     trainer.global_step.assign(8)

@@ -1,6 +1,5 @@
 """The compiler's process, and its environment, which uv makes from the pins."""
 
-import dataclasses
 import re
 import sys
 
@@ -11,19 +10,6 @@ from ctl.modes.aot_compile import compiler_process, slices
 from ctl.modes.aot_compile.compiler_process import Compiled
 
 V5E = slices.find_slice("v5e:2x2")
-
-
-@pytest.fixture
-def replace_compiler(tmp_path, monkeypatch):
-    """Replaces compiler.py by a program of the test, which this interpreter runs."""
-    monkeypatch.setattr(compiler_process, "find_python", lambda: [sys.executable])
-
-    def replace(text):
-        path = tmp_path / "compiler.py"
-        path.write_text(text)
-        monkeypatch.setattr(compiler_process, "_COMPILER", path)
-
-    return replace
 
 
 def compile_once():
@@ -74,22 +60,24 @@ def test_out_of_memory_is_recognized_with_the_memory_needed(replace_compiler, me
 
 
 @pytest.mark.parametrize(
-    ("quick", "seconds"),
+    ("quick", "effort"),
     [
-        (Compiled(peak_bytes=V5E.hbm_bytes // 2, seconds=2.0), 2.0),
-        (Compiled(error="unimplemented", seconds=2.0), 2.0),
-        (Compiled(peak_bytes=int(V5E.hbm_bytes * 0.9), seconds=2.0), 5.0),
-        (Compiled(error="no memory", out_of_memory=True, seconds=2.0), 5.0),
+        ({"peak_bytes": V5E.hbm_bytes // 2}, compiler_process.QUICK),
+        ({"error": "unimplemented"}, compiler_process.QUICK),
+        ({"peak_bytes": int(V5E.hbm_bytes * 0.9)}, compiler_process.DEFAULT),
+        ({"error": "RESOURCE_EXHAUSTED: Ran out of memory"}, compiler_process.DEFAULT),
     ],
     ids=["far from the limit", "another error", "near the limit", "out of memory"],
 )
-def test_near_the_limit_the_result_of_the_default_effort_is_used(monkeypatch, quick, seconds):
-    default = Compiled(peak_bytes=7, seconds=3.0, effort=compiler_process.DEFAULT)
-    results = {compiler_process.QUICK: quick, compiler_process.DEFAULT: default}
-    monkeypatch.setattr(compiler_process, "compile_once", lambda *_, effort: results[effort])
-    used = quick if seconds == 2.0 else default
-    expected = dataclasses.replace(used, seconds=seconds)
-    assert compiler_process.compile_program(b"", V5E) == expected
+def test_near_the_limit_the_result_of_the_default_effort_is_used(replace_compiler, quick, effort):
+    replace_compiler(f"""import json, sys
+effort = json.load(open(sys.argv[1]))["effort"]
+quick, default = {quick | {"seconds": 2.0}}, {{"peak_bytes": 7, "seconds": 3.0}}
+print(json.dumps(quick if effort == {compiler_process.QUICK} else default))
+""")
+    compiled = compiler_process.compile_program(b"", V5E)
+    assert (compiled.effort, compiled.seconds) == (effort, 5.0 if effort + 1 else 2.0)
+    assert compiled.peak_bytes == (7 if effort + 1 else quick.get("peak_bytes", 0))
 
 
 FAKE_UV = """#!/bin/sh
@@ -151,14 +139,14 @@ def test_packages_that_cannot_be_downloaded_are_reported(uv):
 def test_missing_uv_is_reported(uv, monkeypatch, tmp_path):
     monkeypatch.delenv("UV", raising=False)
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(compiler_process.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with pytest.raises(Failure, match="uv is missing"):
         compiler_process.find_python()
 
 
 @pytest.mark.parametrize(("system", "machine"), [("darwin", "arm64"), ("linux", "aarch64")])
 def test_a_machine_without_libtpu_is_rejected(uv, monkeypatch, system, machine):
-    monkeypatch.setattr(compiler_process.sys, "platform", system)
-    monkeypatch.setattr(compiler_process.platform, "machine", lambda: machine)
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr("platform.machine", lambda: machine)
     with pytest.raises(UsageError, match="Linux on x86-64"):
         compiler_process.find_python()

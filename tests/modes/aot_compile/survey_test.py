@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ctl import main
-from ctl.modes.aot_compile import compiler_process, slices, survey
+from ctl.modes.aot_compile import slices, survey
 from ctl.modes.aot_compile.compiler_process import Compiled
 from ctl.modes.aot_compile.problems import Problem
 from ctl.modes.aot_compile.survey import SliceResult
@@ -17,21 +17,19 @@ MNIST = ("-m", "ctl.main", "--config=experiments/mnist_tpu.py", "--mode=aot_comp
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch, capsys):
+def run(tmp_path, monkeypatch, capsys, replace_compiler):
     """Runs the program in its own folder, without the compiler.
 
-    `body` is the first line of the loss, and `peak` the memory that the compiler answers.
+    `body` is the first line of the loss, and `peak` the GiB that every program needs.
     """
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(compiler_process, "find_python", lambda: ["python"])
 
-    def program(*arguments, body="pass", peak=GIB):
-        def compile_program(hlo, slice_):
-            exceeded = peak > slice_.hbm_bytes
-            error = "RESOURCE_EXHAUSTED" * exceeded
-            return Compiled(error=error, out_of_memory=exceeded, peak_bytes=peak)
-
-        monkeypatch.setattr(compiler_process, "compile_program", compile_program)
+    def program(*arguments, body="pass", peak=1):
+        replace_compiler(f"""import json, sys
+fits = {peak} < 16 or "v5p" in json.load(open(sys.argv[1]))["topology"]
+error = "RESOURCE_EXHAUSTED: Ran out of memory ({peak}.0G) exceeds available HBM"
+print(json.dumps({{"peak_bytes": {peak} * 2**30}} if fits else {{"error": error}}))
+""")
         loss = "return tf_keras.losses"
         trainer = TRAINER.replace(loss, f"{body}\n        {loss}")
         (tmp_path / "tiny.py").write_text(f"import tensorflow as tf\n{trainer}")
@@ -57,7 +55,7 @@ def test_a_list_of_slices_gives_one_table_and_one_file(run, tmp_path):
 
 
 def test_an_experiment_that_does_not_fit_is_exit_code_1(run, tmp_path):
-    code, printed = run("--mode=aot_compile", "--topology=v5e:2x2,v5p:2x2x1", peak=20 * GIB)
+    code, printed = run("--mode=aot_compile", "--topology=v5e:2x2,v5p:2x2x1", peak=20)
     assert code == 1
     assert [entry["compiled"] for entry in read_entries(tmp_path)] == [False, True]
     assert "needs 20.00 GiB of HBM, but a core of v5e:2x2 has 15.75 GiB" in printed.out

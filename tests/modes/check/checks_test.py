@@ -9,17 +9,11 @@ import pytest
 from ctl import main
 from ctl.configs.modes import MODES
 from ctl.modes import check
-from ctl.modes.check import data_checks, learning_checks, replica_check
+from ctl.modes.check import replica_check
 from ctl.modes.check.outcome import FAIL
 from ctl.testing.equivalence_report import Report
 from ctl.testing.splits import Split
 from tests.modes.check import planted
-
-
-def run_only(monkeypatch, **functions):
-    """Makes --mode=check run some checks only, in this process."""
-    monkeypatch.setattr(check, "CHECKS", functions)
-    monkeypatch.setattr(check, "choose_checks", lambda text, quick: list(functions))
 
 
 @pytest.fixture
@@ -41,10 +35,9 @@ def test_all_checks_pass_on_a_correct_experiment_and_write_nothing(folder, capsy
     assert {p for p in folder.rglob("*") if "__pycache__" not in p.parts} <= before
 
 
-def test_layers_of_frozen_until_are_checked_as_from_its_step_on(folder, capsys, monkeypatch):
-    run_only(monkeypatch, gradients=learning_checks.check_gradients)
+def test_layers_of_frozen_until_are_checked_as_from_its_step_on(folder, capsys):
     groups = "--config.optimizer.groups=[{'variables':'*','frozen_until':3}]"
-    assert main.run(["ctl", "--config=experiment.py", "--mode=check", groups]) == 0
+    assert main.run(["ctl", "check", "experiment.py", "--checks=gradients", groups]) == 0
     out = capsys.readouterr().out
     assert out.startswith(
         "optimizer.groups unfreezes layers up to step 3: checks the steps from then on, which train all "
@@ -53,24 +46,17 @@ def test_layers_of_frozen_until_are_checked_as_from_its_step_on(folder, capsys, 
     assert "all 4 trainable variables change" in out
 
 
-def test_an_exception_is_a_failed_row_with_the_users_line_and_the_others_go_on(
-    folder, capsys, monkeypatch
-):
-    run_only(
-        monkeypatch,
-        first_loss=learning_checks.check_first_loss,
-        gradients=learning_checks.check_gradients,
-        evaluation=data_checks.check_evaluation,
-    )
+def test_an_exception_is_a_failed_row_with_the_users_line_and_the_others_go_on(folder, capsys):
     config = planted.write_user_experiment(folder, "RaisesInMetrics")
-    assert main.run(["ctl", f"--config={config}", "--mode=check"]) == 1
+    checks = "--checks=first_loss,gradients,one_batch_overfitted"
+    assert main.run(["ctl", "check", config, checks]) == 1
     captured = capsys.readouterr()
     rows = captured.out.splitlines()
     entries = "features: x; label: label; weight: none"
     assert rows[0] == f"Checking user_trainers.py:RaisesInMetrics ({entries})."
-    assert rows[1].startswith("pass     first_loss ")
+    assert rows[1].startswith("pass     first loss ")
     assert re.fullmatch(r"FAIL     gradients +user_trainers.py:\d+: KeyError: 'accurracy'", rows[2])
-    assert re.fullmatch(r"FAIL     evaluation +for the same cause as gradients", rows[3])
+    assert re.fullmatch(r"FAIL     one batch overfitted +for the same cause as gradients", rows[3])
     assert rows[4:] == ["3 checks: 1 passed, 0 warnings, 2 failed."]
     assert "Traceback" not in captured.err
 

@@ -72,7 +72,7 @@ def test_the_processes_are_forks_until_tensorflow_has_listed_its_devices(monkeyp
         methods.append(method)
         return original("fork")  # no TensorFlow runs in them
 
-    monkeypatch.setattr(replica_check.multiprocessing, "get_context", get_context)
+    monkeypatch.setattr(multiprocessing, "get_context", get_context)
     tf.config.list_physical_devices()
     replica_check.start_processes().shutdown()
     monkeypatch.setattr(replica_check.context.context(), "_physical_devices", None)
