@@ -18,14 +18,16 @@ import tensorflow as tf
 from ctl.checks import loss_trace
 from ctl.checks.graph_copier import (
     FAILURES,
+    LATE,
     Computation,
     CopiedTrace,
     GraphCopier,
     ProbeError,
+    has_mask,
 )
 from ctl.checks.read_batches import ReadBatch
 from ctl.checks.row_flow import Mixed, RowFlow
-from ctl.checks.row_probe import LATE, Probe, differ
+from ctl.checks.row_probe import Probe, differ
 from ctl.checks.searched_trace import FIX, SearchedTrace, reject
 from ctl.graphs.dataflow import ancestors
 from ctl.graphs.places import place_of
@@ -112,11 +114,6 @@ def _read_parts(searched: SearchedTrace, batches: Sequence[ReadBatch]) -> Parts:
     while parts and len(parts) < searched.replicas:
         parts.append([np.roll(x, 1, axis=0) for x in parts[-1]])
     return parts
-
-
-def has_mask(trace: Trace) -> bool:
-    """Returns whether the last input of a trace is the mask of the rows that exist."""
-    return isinstance(trace.inputs, tuple) and trace.inputs[1] is not None
 
 
 def change_losses(losses: Probe, values: Sequence[tf.Tensor], batches: Parts) -> bool:

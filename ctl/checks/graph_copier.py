@@ -19,6 +19,7 @@ _NOT_COPIED = (
     "ResourceApply", "Queue", "Barrier", "Stage", "Unstage", "Send", "Recv", "_Arg",
     "CrossReplicaSum", "XlaAllReduce", "XlaReplicaId",
 )  # fmt: skip
+LATE = 10**6  # of counters, such as global_step
 FAILURES = (tf.errors.OpError, AttributeError, LookupError, TypeError, ValueError, RuntimeError)
 
 
@@ -32,6 +33,11 @@ class ProbeError(Exception):
 
     op: Any = None
     counts: tuple[int, int] | None = None
+
+
+def has_mask(trace: Trace) -> bool:
+    """Returns whether the last input of a trace is the mask of the rows that exist."""
+    return isinstance(trace.inputs, tuple) and trace.inputs[1] is not None
 
 
 class Computation:
@@ -88,12 +94,12 @@ class CopiedTrace:
         self.shifted = {id(x) for x in shifted}
         self.uses = IntegerUses(symbolic(trace.inputs))
         self._first = first
-        # Handle of an integer scalar -> the handle, and a variable that the copied ops read instead.
+        # Handle of a scalar number -> the handle, and a variable that the copied ops read instead.
         self._counters: dict[int, tuple[Any, Any]] = {}
 
     @property
     def has_counters(self) -> bool:
-        """Whether the copied ops read integer variables."""
+        """Whether the copied ops read scalar variables, such as counters."""
         return bool(self._counters)
 
     def known(self, batch: Sequence[tf.Tensor], first: Any = 0) -> dict[int, Any]:
@@ -105,19 +111,25 @@ class CopiedTrace:
         return numbers | dict(zip(map(id, symbolic(self.trace.inputs)), batch, strict=True))
 
     def set_counters(self, number: int | None) -> None:
-        """Sets what the copied ops read of integer variables; None for the numbers that these have."""
+        """Sets what the copied ops read of scalar variables; None for the numbers that these have.
+
+        A factor that grows during a run, which is a float, usually ends at 1.
+        """
         for handle, variable in self._counters.values():
             value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype)
-            variable.assign(value if number is None else tf.cast(number, variable.dtype))
+            if number is not None:
+                is_factor = variable.dtype.is_floating and number >= LATE
+                value = tf.cast(1 if is_factor else number, variable.dtype)
+            variable.assign(value)
 
     def handle_of(self, handle: Any) -> Any:
-        """Returns the handle of a variable; for an integer scalar, of one that `set_counters` sets."""
+        """Returns the handle of a variable; for a scalar number, of one that `set_counters` sets."""
         data = getattr(handle, "_handle_data", None)
         if data is None or not data.is_set or not data.shape_and_type:
             return handle
         kind = data.shape_and_type[0]
         dtype, shape = tf.as_dtype(kind.dtype), tf.TensorShape(kind.shape)
-        if not dtype.is_integer or shape.rank != 0:
+        if not (dtype.is_integer or dtype.is_floating) or shape.rank != 0:
             return handle
         if id(handle) not in self._counters:
             with tf.init_scope(), tf.device(handle.device):

@@ -13,11 +13,12 @@ import tensorflow as tf
 
 from ctl.built.observers import Observer
 from ctl.built.state import assignable, state_of
-from ctl.checks.graph_copier import FAILURES, ProbeError
+from ctl.checks.graph_copier import FAILURES, ProbeError, has_mask
 from ctl.checks.read_batches import read_values
 from ctl.checks.row_probe import Probe
 from ctl.configs.error_location import user_frame
 from ctl.errors import UsageError
+from ctl.graphs import ops
 from ctl.graphs.assignments import Assignment, find_assignments, outermost
 from ctl.graphs.dataflow import ancestors, captured
 from ctl.rows.row_mask import Rows
@@ -82,7 +83,12 @@ class LocalState(Observer):
         with contextlib.suppress(ProbeError, *FAILURES), tf.init_scope():
             size = symbolic(rows.trace.inputs)[0].shape[0]
             batch, labels = read_values(rows.trace, self.step.first_batch, size, least=2)
-            return probe.is_sum_of_rows(batch * len(traces), labels * len(traces))
+            width, every = len(batch), batch * len(traces)
+            masks = [*range(width - 1, len(every), width)] if has_mask(rows.trace) else []
+            is_keyed = any(ops.KEYED_BITS in x.op.name for x in ancestors(*values))
+            return probe.is_sum_of_rows(
+                every, labels * len(traces), masks=None if is_keyed else masks
+            )
         return True
 
 

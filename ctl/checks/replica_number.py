@@ -7,9 +7,9 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.checks import loss_trace
-from ctl.checks.graph_copier import FAILURES, ProbeError
+from ctl.checks.graph_copier import FAILURES, LATE, ProbeError
 from ctl.checks.read_batches import ReadBatch
-from ctl.checks.row_probe import LATE, Probe, differ
+from ctl.checks.row_probe import Probe, differ
 from ctl.checks.searched_trace import PLACE_FIX, SearchedTrace
 from ctl.graphs.dataflow import ancestors
 from ctl.rows.trace import UpdateTrace, symbolic

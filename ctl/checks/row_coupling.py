@@ -143,7 +143,9 @@ def _check_again(rows: Rows, replicas: int, read_batch: ReadBatch, compute: Comp
             reason = f"the step cannot be traced with {_ROWS} rows ({type(error).__name__})"
             raise ProbeError(reason) from error
     read = [lambda: (batch, None)]
-    found = SearchedTrace(traces[0], replicas, rows.micro_batches, read, rows.allow_unkeyed)
+    found = SearchedTrace(
+        traces[0], replicas, rows.micro_batches, read, rows.allow_unkeyed, is_alone=True
+    )
     _check_updates(found)
     return found.again
 

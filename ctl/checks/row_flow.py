@@ -38,6 +38,7 @@ _PLACES = (
     "Cumsum", "MatrixBandPart", "MatrixDiag", "MatrixDiagV2", "MatrixDiagV3", "MatrixSetDiag",
     "MatrixSetDiagV2", "MatrixSetDiagV3", "Range", "Where",
 )  # fmt: skip
+_PARTS = ("ConcatV2", "GatherV2", "Pack", "ResourceGather", "Slice", "StridedSlice")
 _MAX_ITERATIONS = 4  # of a loop's body, until the axes of its variables are known
 
 
@@ -175,9 +176,11 @@ class RowFlow:
         return any(id(x) in self._clean or self._differ(x.op) for x in sources)
 
     def _differ(self, op: Any) -> bool:
-        """Returns whether an op makes other entries for each place of an axis."""
+        """Returns whether an op makes, or takes of a table, other entries for each place on an axis."""
         if op.type != "Const":
-            return op.type in _PLACES
+            output = op.outputs[0] if op.outputs else None
+            is_part = op.type in _PARTS and output.dtype.is_floating and bool(output.shape.rank)
+            return op.type in _PLACES or (is_part and output.shape[0] == self._count)
         value = tf.make_ndarray(op.get_attr("value"))
         return value.ndim > 0 and len(value) == self._count and bool((value != value[:1]).any())
 

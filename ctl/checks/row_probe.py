@@ -11,17 +11,18 @@ import tensorflow as tf
 from ctl.checks import row_samples
 from ctl.checks.graph_copier import (
     FAILURES,
+    LATE,
     Computation,
     CopiedTrace,
     GraphCopier,
     ProbeError,
+    has_mask,
 )
 from ctl.checks.read_batches import ReadBatch, read_values
 from ctl.rows.trace import GlobalValue, Trace, symbolic
 
 # Relative to the largest value. The shapes are the same, so the same kernels compute a row.
 _TOLERANCES = {8: 1e-6, 4: 1e-4, 2: 2e-2}
-LATE = 10**6  # of counters, such as global_step
 _FIRST = np.int64(0)  # the position of the first row of the replica
 _LATE = (LATE, LATE + 1, 3, 100)
 
@@ -163,23 +164,41 @@ class Probe:
                     return True
         return False
 
-    def is_sum_of_rows(self, batch: Sequence[Any], labels: Sequence[bool]) -> bool:
+    def is_sum_of_rows(
+        self,
+        batch: Sequence[Any],
+        labels: Sequence[bool],
+        *,
+        masks: Sequence[int] | None = None,
+    ) -> bool:
         """Returns whether each value is a sum of a term of each row, such as a gradient.
 
         If two batches exchange rows, the sum of their two values then stays the same.
+
+        Args:
+            batch: the values of a batch.
+            labels: which of them are labels.
+            masks: the positions of the masks of rows. If given, the terms must not depend on the places
+                of rows either, and must be 0 for padding.
         """
         fixed = self.observe(batch)
         earlier: Sequence[Any] = [np.roll(x, 1, axis=0) for x in batch]
         for sample, number in [(batch, None), *self._samples(batch, (), labels)]:
             pairs = [*zip(sample, earlier, strict=True)]
-            mixed = [[combine(*pair, slice(i, None, 2)) for pair in pairs] for i in (0, 1)]
+            others = [[combine(*pair, slice(i, None, 2)) for pair in pairs] for i in (0, 1)]
+            compared = [([sample, earlier], others)]
+            if masks is not None:
+                compared.append(([sample], [[np.roll(x, 1, axis=0) for x in sample]]))
+            if masks:
+                compared.append(([_with_masks(sample, masks, [1])], [
+                    _with_masks(sample, masks, exists) for exists in ([0, 1], [1, 0])
+                ]))  # fmt: skip
             with contextlib.suppress(*FAILURES):  # the code may reject rows that are made up
                 self.source.set_counters(number)
-                one, two, three, four = (
-                    self._summed(x, fixed, _FIRST) for x in (sample, earlier, *mixed)
-                )
-                if differ([one + two], [three + four], ..., finite=True):
-                    return False
+                for each in compared:
+                    one, two = (sum(self._summed(x, fixed, _FIRST) for x in part) for part in each)
+                    if differ([one], [two], ..., finite=True):
+                        return False
             earlier = sample
         return True
 
@@ -196,6 +215,8 @@ class Probe:
             uses = self.source.uses
             compared = uses.compared(labels)
             made = [*row_samples.vary(values[0], labels, uses.constants, self._flags, compared)]
+            if has_mask(self.trace):
+                made = [[*each[:-1], values[0][-1]] for each in made]
         yield from ((each, None) for each in made)
         late = [*_LATE, *map(int, self.source.uses.constants)] if self.source.has_counters else []
         yield from ((made[i % len(made)], number) for i, number in enumerate(late) if made)
@@ -313,6 +334,17 @@ def _replace_others(batch: Sequence[Any], kept: np.ndarray) -> list[Any]:
     others = np.setdiff1d(source, kept)
     source[others] = kept[np.arange(len(others)) % len(kept)]
     return [tf.gather(values, source) for values in batch]
+
+
+def _with_masks(
+    batch: Sequence[Any], masks: Sequence[int], exists: Sequence[int]
+) -> list[Any]:  # fmt: skip
+    """Returns a batch in which rows exist in turns."""
+    result = [*batch]
+    for place in masks:
+        mask = np.asarray(batch[place])
+        result[place] = np.resize(exists, mask.shape).astype(mask.dtype)
+    return result
 
 
 def combine(values: Any, others: Any, kept: Any) -> Any:

@@ -6,14 +6,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from ctl.checks.graph_copier import ProbeError
+from ctl.checks.graph_copier import ProbeError, has_mask
 from ctl.checks.read_batches import ReadBatch
 from ctl.checks.row_flow import Mixed, RowFlow
 from ctl.checks.row_probe import Probe
 from ctl.checks.searched_trace import COMBINES, FIX, SearchedTrace
 from ctl.graphs import ops
 from ctl.graphs.dataflow import ancestors
-from ctl.rows.trace import UpdateTrace
+from ctl.rows.trace import UpdateTrace, symbolic
 from ctl.version import FOLDER
 
 _PENALTY_FIX = "return the penalty of each row from forward, and add it in per_example_loss"
@@ -38,7 +38,8 @@ def check_gradients(searched: SearchedTrace, update: UpdateTrace, flow: RowFlow)
     them takes longer.
     """
     # With one replica, the gradient of what is normalized or weighted depends on sums over its rows.
-    sums = [*flow.statistics, *searched.trace.weights] if searched.replicas == 1 else []
+    is_alone = searched.replicas == 1 or searched.is_alone
+    sums = [*flow.statistics, *searched.trace.weights] if is_alone else []
     plain = any(op.type.startswith("FusedBatchNorm") for op in flow.statistics)  # warned of
     if not update.gradients or sums or plain:
         return
@@ -52,20 +53,34 @@ def check_gradients(searched: SearchedTrace, update: UpdateTrace, flow: RowFlow)
         if seen:
             dense = [getattr(x, "values", x) for x in update.gradients[0] if x is not None]
             op = state.op if isinstance(state, Mixed) else tensor.op
-            _check(searched, update, flow, dense, op, seen, FIX)
+            _check(
+                searched, update, flow, dense, op, seen, FIX, masks=_masks(searched, flow, dense)
+            )
             return
 
 
 def _check(
     searched: SearchedTrace, update: UpdateTrace, flow: RowFlow, values: Sequence[tf.Tensor], op: Any,
-    seen: str, fix: str,
+    seen: str, fix: str, masks: Sequence[int] | None = None,
 ) -> None:  # fmt: skip
     probe = Probe(values, searched.trace, searched.first, update.aliases, flow.statistics)
 
     def finds(batches: Sequence[ReadBatch]) -> bool:
-        return not probe.is_sum_of_rows(*searched.read(batches[0]))
+        return not probe.is_sum_of_rows(*searched.read(batches[0]), masks=masks)
 
     searched.examine(finds, op, f"{COMBINES} ({op.type}){seen}", fix)
+
+
+def _masks(
+    searched: SearchedTrace, flow: RowFlow, values: Sequence[tf.Tensor]
+) -> Sequence[int] | None:
+    """Returns the masks for which gradients are sums, wherever rows are; None if this is not known."""
+    trace = searched.trace
+    # What rows of all replicas, statistics and draws that are keyed by places add stays in its place.
+    by_place = any(ops.KEYED_BITS in x.op.name for x in ancestors(*values))
+    if trace.global_values or flow.statistics or trace.weights or by_place:
+        return None
+    return [len(symbolic(trace.inputs)) - 1] if has_mask(trace) else []
 
 
 def _is_users_gradient(op: Any) -> bool:

@@ -42,6 +42,7 @@ class SearchedTrace:
         allow_unkeyed: whether numbers may be drawn for the place of a row in its replica.
         first: the id of a tensor of the trace -> its value in the first step.
         number: the number of the replica.
+        is_alone: whether the trace is that of one replica, whatever the number of replicas of the step.
         again: the checks that are repeated for batches of later steps.
     """
 
@@ -52,6 +53,7 @@ class SearchedTrace:
     allow_unkeyed: bool
     first: Mapping[int, Any] = dataclasses.field(default_factory=dict)
     number: int = 0
+    is_alone: bool = False
     again: list[Check] = dataclasses.field(default_factory=list)
 
     @property

@@ -791,18 +791,18 @@ def test_batches_of_later_steps_are_searched_and_the_run_ends_after_them():
 
 def test_steps_of_a_loop_of_the_user_are_searched_again_at_powers_of_two(monkeypatch):
     strategy = running.strategy(2)
-    factor = tf.Variable(0.0, trainable=False)
+    factor = tf.Variable([0.0], trainable=False)
     step = ctl.Step(
         lambda: tf_keras.Sequential([layers.Dense(3)]),
         lambda: tf_keras.optimizers.SGD(0.1),
-        lambda b, outputs: by_row(outputs) + factor * tf.reduce_mean(outputs),
+        lambda b, outputs: by_row(outputs) + factor[0] * tf.reduce_mean(outputs),
         global_batch_size=8, strategy=strategy,
     )  # fmt: skip
     data = ctl.data.arrays({"x": EXAMPLES["x"].astype(np.float32), "label": EXAMPLES["label"]})
     batches = iter(ctl.data.distribute(data, 8, strategy))
     for _ in range(4):  # the steps 1, 2 and 4 are searched
         step(next(batches))
-    factor.assign(1.0)
+    factor.assign([1.0])
     for _ in range(3):
         step(next(batches))
     with pytest.raises(LateUsageError, match="combines rows"):
