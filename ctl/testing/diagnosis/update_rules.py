@@ -181,18 +181,21 @@ def explain_coefficients(
 def explain_clipping(evidence: Evidence, split: Split) -> str | None:
     """Recognizes that each replica clips its own gradients.
 
-    Tiny gradients are below every clip: then the split gives the update of one replica, in proportion
-    to the gradients. Twice the gradients on the split show that nothing else, such as a weight decay,
-    makes both updates equal.
+    Tiny gradients are below every clip: then the split gives the update of one replica. That this
+    update is in proportion to the gradients shows that nothing else, such as a weight decay, hides them.
     """
     wrong, right = evidence.records[split].flat_update(), evidence.references[split.batch]
     if split.replicas == 1 or _is_close(wrong, right.flat_update()):
         return None
-    with _scale_gradients(_TINY):
-        one = evidence.subject.start(split.reference).record(right.names, steps=1).flat_update()
-    with _scale_gradients(2 * _TINY):
-        several = evidence.subject.start(split).record(right.names, steps=1).flat_update()
-    return causes.CLIPPED if one.any() and _is_close(several, 2 * one) else None
+
+    def measure(each: Split, factor: float) -> np.ndarray:
+        with _scale_gradients(factor):
+            return evidence.subject.start(each).record(right.names, steps=1).flat_update()
+
+    one = measure(split.reference, _TINY)
+    if not one.any() or not _is_close(measure(split, _TINY), one):
+        return None
+    return causes.CLIPPED if _is_close(measure(split.reference, 2 * _TINY), 2 * one) else None
 
 
 def _is_close(values: np.ndarray, expected: np.ndarray) -> bool:
