@@ -163,13 +163,14 @@ class TrainerOptions:
             TensorBoard. With 0, there are none.
         ema_decay: Evaluate and export the exponential moving average of the weights, with this decay,
             such as 0.999, after a warm-up. With 0, this is off.
-        weight_decay_exclude: Names the variables without weight decay, as patterns of names such as
+        weight_decay_exclude: Names the variables without weight decay, as globs of names such as
             ["*/bias", "*/gamma", "*/beta"].
         optimizer_groups: Gives layers another learning rate or another optimizer, or freezes them,
-            always or until a step. The first group that matches a variable counts:
-            [dict(variables="backbone/*", learning_rate_scale=0.1, frozen_until="1 epoch"),
-            dict(variables="stem/*", frozen=True), dict(variables="head/*", optimizer=dict(name="adam",
-            learning_rate=1e-3))]. In a script, the optimizer is a function that makes one.
+            always or until a step. `variables` is a glob of names, or a list of them. The first group
+            that matches a variable counts: [dict(variables="backbone/*", learning_rate_scale=0.1,
+            frozen_until="1 epoch"), dict(variables="stem/*", frozen=True), dict(variables="head/*",
+            optimizer=dict(name="adam", learning_rate=1e-3))]. In a script, the optimizer is a function
+            that makes one.
         prefetch: Sets how many batches the input pipeline prepares ahead. With -1, tf.data chooses.
         cache: Keep parsed examples, before the augmentation: in memory, or in a folder, which several
             runs may share. With "", they are parsed again in each epoch.

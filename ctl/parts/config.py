@@ -114,13 +114,14 @@ KEYS = (
     Key("optimizer.groups", [], validate=_check_groups, option="optimizer_groups",
         part="parameter_groups:ParameterGroups", elements="Mapping[str, Any]",
         text="Gives layers another learning rate or another optimizer, or freezes them, always or until "
-             'a step. The first group that matches a variable counts: [dict(variables="backbone/*", '
+             "a step. `variables` is a glob of names, or a list of them. The first group that matches "
+             'a variable counts: [dict(variables="backbone/*", '
              'learning_rate_scale=0.1, frozen_until="1 epoch"), dict(variables="stem/*", '
              'frozen=True), dict(variables="head/*", optimizer=dict(name="adam", '
              "learning_rate=1e-3))]. In a script, the optimizer is a function that makes one."),
     Key("optimizer.weight_decay_exclude", [], validate=_check_patterns, option="weight_decay_exclude",
         part="parameter_groups:ParameterGroups",
-        text='Names the variables without weight decay, as patterns of names such as ["*/bias", '
+        text='Names the variables without weight decay, as globs of names such as ["*/bias", '
              '"*/gamma", "*/beta"].'),
 )
 # fmt: on

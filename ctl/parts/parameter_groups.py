@@ -247,8 +247,8 @@ def check_patterns(models: Models, options: TrainerOptions) -> None:
             if not any(_matches(own, [pattern]) for _, own in names):
                 shown = list_some([own[-1] for _, own in names])
                 raise UsageError(
-                    f"{key} has {pattern!r}, which no variable of the model matches: its variables are "
-                    f"{shown}."
+                    f"{key} has {pattern!r}, a glob such as 'head/*', which no variable of the model "
+                    f"matches: its variables are {shown}."
                 )
 
 

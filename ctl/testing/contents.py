@@ -31,7 +31,7 @@ class Contents:
         items = [item for _, item in named_leaves(variables)]
         self.items = list({id(item): item for item in items}.values())
         for item in self.items:
-            if not has_variables(item) and not hasattr(_value(item), "assign"):
+            if not has_variables(item) and not hasattr(value_of(item), "assign"):
                 raise UsageError(
                     f"variables of the loop contains {type(item).__name__}, which has no "
                     "variables: give models, optimizers, metrics and variables."
@@ -66,7 +66,7 @@ class Contents:
         named: dict[Name, tf.Variable] = {}
         ids: set[int] = set()
         for kind, item in self._each_variable():
-            variable = _value(item)
+            variable = value_of(item)
             numeric = variable.dtype.is_floating or variable.dtype.is_integer
             if id(variable) not in ids and numeric:
                 ids.add(id(variable))
@@ -194,6 +194,6 @@ def _call(variables: Any) -> Iterable[Any]:
     return list(variables() if callable(variables) else variables)
 
 
-def _value(variable: tf.Variable) -> Any:
+def value_of(variable: tf.Variable) -> Any:
     """Returns the variable of TensorFlow in a variable of Keras 3."""
     return variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)

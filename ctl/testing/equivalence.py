@@ -312,6 +312,7 @@ class _Trial:
     def _record(self, split: Split, evaluated: set[Split]) -> None:
         try:
             if split.batch not in self._references:
+                multiprocess.show_progress(f"{self._subject.name} on {split.reference}")
                 evaluate = any(each.batch == split.batch for each in evaluated)
                 self._references[split.batch] = self._record_reference(split.reference, evaluate)
         except NotComparable:
@@ -323,6 +324,7 @@ class _Trial:
             place = error_location(error)
             self._refused[split] = f"a batch of one row fails on one replica too: {place}"
             return
+        multiprocess.show_progress(f"{self._subject.name} on {split}")
         try:
             run = self._subject.start(split)
             self._records[split] = run.record(self._names, evaluate=split in evaluated)
@@ -377,7 +379,13 @@ class _Trial:
             undecided = "" if finding else measured.undecided
         else:
             is_wide = self._subject.precision == "float64" and not measured.why
-            if is_wide and compare_splits(evidence):
+            if differs := bool(compare_splits(evidence)):
+                multiprocess.show_progress("the updates differ; searching for the cause")
+            else:
+                multiprocess.show_progress(
+                    "the updates are equal; checking loss scale and optimizers"
+                )
+            if is_wide and differs:
                 why = self._subject.find_narrow(self._run)
                 tolerance = tolerance_of("float32") if why else measured.tolerance
                 measured = dataclasses.replace(measured, tolerance=tolerance, why=why)

@@ -18,6 +18,7 @@ from ctl.errors import UsageError
 from ctl.hardware import cluster, quiet, rendezvous
 from ctl.hardware.child_process import KERAS
 
+_PROGRESS = "ctl.testing: "
 _OUTPUT_LINES = 30  # lines of each process in an error message
 IN_THIS_PROCESS = (
     ", or call ctl.testing.split_cpu({devices}) in conftest.py, which runs the comparison "
@@ -92,7 +93,7 @@ def call(
         folders = [pathlib.Path(name) / str(i) for i in range(len(environments))]
         processes = [_start(task, f, e) for f, e in zip(folders, environments, strict=True)]
         try:
-            codes = _wait(processes, timeout)
+            codes = _wait(processes, timeout, folders[0] / "output")
         finally:
             for process in processes:
                 process.kill()
@@ -138,11 +139,23 @@ def _start(
         )
 
 
-def _wait(processes: Sequence[subprocess.Popen[bytes]], timeout: float) -> list[int | None]:
+def show_progress(line: str) -> None:
+    """Prints a line to sys.stderr; in a process of `call`, the caller prints it."""
+    print(f"{_PROGRESS}{line}", file=sys.stderr, flush=True)
+
+
+def _wait(
+    processes: Sequence[subprocess.Popen[bytes]], timeout: float, output: pathlib.Path
+) -> list[int | None]:
     """Waits until all have exited, one has failed, or the timeout; returns the exit codes so far."""
-    deadline = time.monotonic() + timeout
+    deadline, shown = time.monotonic() + timeout, 0
     while True:
         codes = [process.poll() for process in processes]
+        lines = output.read_text(errors="replace").split("\n")[:-1]
+        lines = [line for line in lines if line.startswith(_PROGRESS)]
+        for line in lines[shown:]:
+            show_progress(line.removeprefix(_PROGRESS))
+        shown = len(lines)
         if None not in codes or any(codes) or time.monotonic() > deadline:
             return codes
         time.sleep(0.05)

@@ -71,7 +71,7 @@ FOLLOWED = {
     (mistakes.Averaged, EVEN): (causes.AVERAGED, SumsShares),
     (mistakes.MeanOfMeans, UNEVEN): (mistakes.AVERAGED, DividesByGlobalRows),
     (mistakes.PaddingCounted, UNEVEN): (mistakes.TWICE_PADDING, DividesByGlobalRows),
-    (mistakes.ClippedBeforeReduction, EVEN): (mistakes.CLIPPED, ClipsSum),
+    (mistakes.ClippedBeforeReduction, EVEN): (causes.CLIPPED, ClipsSum),
     (mistakes.PenaltyOncePerReplica, EVEN): (mistakes.TWO_PENALTIES, DividesPenalty),
     (mistakes.DecayedOncePerReplica, EVEN): (mistakes.TWO_PENALTIES, DecaysOnce),
     (mistakes.AuxiliaryMean, EVEN): (causes.PART_SUMMED, DividesAuxiliary),

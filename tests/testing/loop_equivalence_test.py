@@ -143,10 +143,18 @@ def test_arguments_that_do_not_fit_are_an_error(build, arguments, message):
         check_loop_equivalence(build, np.zeros([8, 4]), in_process=True, **arguments)
 
 
-@pytest.mark.slow
-@pytest.mark.long
-def test_a_loop_is_compared_in_a_new_process():
-    assert check(loop_gallery.Plain, 5, in_process=False).verdict == "equivalent"
+@pytest.mark.parametrize(
+    "in_process",
+    [True, pytest.param(False, marks=[pytest.mark.slow, pytest.mark.long])],
+)
+def test_each_phase_prints_a_line_also_in_a_new_process(in_process, capfd):
+    assert check(loop_gallery.Plain, 5, steps=1, in_process=in_process).verdict == "equivalent"
+    lines = [x for x in capfd.readouterr().err.splitlines() if x.startswith("ctl.testing: ")]
+    assert lines == [
+        "ctl.testing: Plain on 1 replica (5 rows)",
+        "ctl.testing: Plain on 2 replicas (3 + 2 rows)",
+        "ctl.testing: the updates are equal; checking loss scale and optimizers",
+    ]
 
 
 class InvalidForFive(loop_gallery.Plain):

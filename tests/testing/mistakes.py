@@ -385,7 +385,6 @@ TWICE_PADDING = causes.PADDING.format(times=2)
 OF_LOSS, OF_WEIGHT = (
     causes.PER_EXAMPLE.format(hook=hook) for hook in ("per_example_loss", "sample_weight")
 )
-CLIPPED = causes.CLIPPED.partition("{")[0] + "0.05"
 LOCAL = "the denominator of the loss depends on the split"
 SCALED = "update under a loss scale that is 8 times larger on 1 replica"
 FIVE = (5,)
@@ -411,7 +410,7 @@ MISTAKES = [
     ),
     on_step_of_ctl(LossOverLocalBatch, EVEN, OF_LOSS, loop_cause=LOCAL),
     on_step_of_ctl(WeightsOverLocalBatch, EVEN, OF_WEIGHT, loop_cause=LOCAL),
-    Mistake(ClippedBeforeReduction, f"update of dense/kernel:0 {EVEN}", CLIPPED),
+    Mistake(ClippedBeforeReduction, f"update of dense/kernel:0 {EVEN}", causes.CLIPPED),
     normalized(
         PlainBatchNorm,
         f"statistic batch_normalization/moving_variance:0 {EVEN}",

@@ -47,8 +47,8 @@ PYTHON = (
     "such as self.global_step in place of it, and not the number of the replica."
 )
 CLIPPED = (
-    "Gradients are clipped before they are summed over the replicas: every update has the norm "
-    "{norm:.4g} on one replica, but {times} times this norm here. Clip the summed gradients."
+    "Gradients are clipped before they are summed over the replicas: if all gradients are tiny, so that "
+    "no clip changes them, the update is that of one replica. Clip the summed gradients."
 )
 WEIGHTS = (
     "The rows count as they should, but a penalty or a weight decay counts {times}: each replica adds "

@@ -1,22 +1,26 @@
 """Recognizes mistakes by how much each part of the loss counts in an update."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+import contextlib
 import dataclasses
 import functools
 import itertools
 import math
+from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from ctl.testing.diagnosis import causes
 from ctl.testing.diagnosis.evidence import Evidence, Finding
 from ctl.testing.equivalence_report import Difference, as_fraction, common_factor
 from ctl.testing.loop_record import LoopRecord
-from ctl.testing.splits import RATE, Split
+from ctl.testing.splits import Split
 from ctl.testing.subjects.base import Terms, attempt
 
 _PART_OF_WEIGHTS = causes.WEIGHTS.format(times="more than once")
 _CLOSE = 1e-4  # relative; coefficients solve a least-squares problem and lose digits
+_TINY = 2.0**-20  # multiplies gradients; a power of two, so that scaling is exact
 _ROUNDING = 1e-9  # a smaller multiple of the weights is a rounding error
 
 
@@ -36,9 +40,18 @@ class Coefficients:
 
 
 def explain_update(evidence: Evidence, differences: Sequence[Difference]) -> Finding | None:
-    """Recognizes how the updates are scaled."""
+    """Recognizes how the updates are scaled.
+
+    Later updates of a step, such as of the generator of a GAN, follow from those before them.
+    """
+    split, groups = differences[0].split, evidence.run.update_order
+    together = [{d.name for d in differences if d.split == split and d.name in g} for g in groups]
+    if updated := next(filter(None, together), None):
+        differences = [d for d in differences if d.name in updated]
     first = differences[0]
-    cause = explain_clipping(evidence, first.split) or _explain_parts(evidence, differences)
+    cause = attempt(lambda: explain_clipping(evidence, split)) or _explain_parts(
+        evidence, differences
+    )
     if cause and cause != _PART_OF_WEIGHTS:
         return first, cause
     # Before `explain_partial`: one factor of all updates of a model also grows with the replicas.
@@ -58,7 +71,11 @@ def _explain_parts(evidence: Evidence, differences: Sequence[Difference]) -> str
         terms = attempt(functools.partial(evidence.subject.terms, each.batch, reference.names))
         if terms and (solution := solve(terms, record, reference)):
             coefficients[each] = solution
-    cause = explain_coefficients(coefficients, split) if split in coefficients else None
+    cause = (
+        explain_coefficients(coefficients, split, pads=evidence.subject.pads_rows)
+        if split in coefficients
+        else None
+    )
     unexplained = causes.DENOMINATOR.partition("{")[0]
     if cause and cause.startswith(unexplained) and _differs_for_equal_rows(evidence, split):
         factors = cause.removeprefix(unexplained).partition(" times")[0]
@@ -128,12 +145,15 @@ def _combine(terms: Terms, *records: LoopRecord) -> np.ndarray | None:
     return result
 
 
-def explain_coefficients(coefficients: Mapping[Split, Coefficients], split: Split) -> str | None:
+def explain_coefficients(
+    coefficients: Mapping[Split, Coefficients], split: Split, *, pads: bool = True
+) -> str | None:
     """Returns the cause that gives rows, regularization and weights their coefficients.
 
     Args:
         coefficients: the coefficients of the first split that differs, and of an uneven split if any.
         split: the first split that differs.
+        pads: whether replicas get padding rows.
     """
     first = coefficients[split]
     if _all_close(first.rows, 1.0):
@@ -143,7 +163,7 @@ def explain_coefficients(coefficients: Mapping[Split, Coefficients], split: Spli
         times = f"{as_fraction(first.penalty)} times" if is_known else "more than once"
         return causes.WEIGHTS.format(times=times)
     uneven = next((each for each in coefficients if not each.even), None)
-    cause = _explain_uneven_rows(coefficients[uneven].rows, uneven) if uneven else None
+    cause = _explain_uneven_rows(coefficients[uneven].rows, uneven, pads) if uneven else None
     if cause and split.micro_batches == 1:
         return cause
     if _all_close(first.rows, first.rows[0]):
@@ -161,16 +181,43 @@ def explain_coefficients(coefficients: Mapping[Split, Coefficients], split: Spli
 def explain_clipping(evidence: Evidence, split: Split) -> str | None:
     """Recognizes that each replica clips its own gradients.
 
-    Updates of different batches have the same norm only if the gradients are clipped to it.
+    Tiny gradients are below every clip: then the split gives the update of one replica. That this
+    update is in proportion to the gradients shows that nothing else, such as a weight decay, hides them.
     """
-    references = evidence.references.values()
-    norms = [np.linalg.norm(each.flat_update(step)) for each in references for step in (0, -1)]
-    if min(norms) <= 0 or max(norms) / min(norms) > 1 + 1e-6 or len(set(norms)) < 2:
+    wrong, right = evidence.records[split].flat_update(), evidence.references[split.batch]
+    if split.replicas == 1 or _is_close(wrong, right.flat_update()):
         return None
-    factor = float(np.linalg.norm(evidence.records[split].flat_update()) / norms[0])
-    if abs(factor - 1) < 1e-6 and split.replicas > 1:
+
+    def measure(each: Split, factor: float) -> np.ndarray:
+        with _scale_gradients(factor):
+            return evidence.subject.start(each).record(right.names, steps=1).flat_update()
+
+    one = measure(split.reference, _TINY)
+    if not one.any() or not _is_close(measure(split, _TINY), one):
         return None
-    return causes.CLIPPED.format(norm=norms[0] / RATE, times=as_fraction(factor))
+    return causes.CLIPPED if _is_close(measure(split.reference, 2 * _TINY), 2 * one) else None
+
+
+def _is_close(values: np.ndarray, expected: np.ndarray) -> bool:
+    return bool(np.linalg.norm(values - expected) <= _CLOSE * np.linalg.norm(expected))
+
+
+@contextlib.contextmanager
+def _scale_gradients(factor: float) -> Iterator[None]:
+    """Multiplies what every tape returns, while a loop is traced and run."""
+    original = tf.GradientTape.gradient
+
+    def gradient(*args: Any, **options: Any) -> Any:
+        def scale(value: Any) -> Any:
+            return None if value is None else tf.math.scalar_mul(factor, value)
+
+        return tf.nest.map_structure(scale, original(*args, **options))
+
+    tf.GradientTape.gradient = gradient
+    try:
+        yield
+    finally:
+        tf.GradientTape.gradient = original
 
 
 def explain_partial(evidence: Evidence) -> str | None:
@@ -211,13 +258,18 @@ def _explain_other_model(differences: Sequence[Difference]) -> Finding | None:
     return None
 
 
-def _explain_uneven_rows(rows: np.ndarray, split: Split) -> str | None:
+def _explain_uneven_rows(rows: np.ndarray, split: Split, pads: bool) -> str | None:
     """Returns the cause from the coefficients of the rows of an uneven batch."""
     sizes = np.repeat(split.row_counts, split.row_counts)
     if split.micro_batches == 1 and _all_close(rows * sizes, rows[0] * sizes[0]):
         how = "summed" if _all_close(rows * sizes, split.batch) else "averaged"
         return causes.OWN_ROWS.format(how=how)
-    if len(rows) > 1 and _all_close(rows[:-1], rows[0]) and rows[-1] > rows[0] * (1 + _CLOSE):
+    if (
+        pads
+        and len(rows) > 1
+        and _all_close(rows[:-1], rows[0])
+        and rows[-1] > rows[0] * (1 + _CLOSE)
+    ):
         return causes.PADDING.format(times=as_fraction(float(rows[-1] / rows[0])))
     return None
 

@@ -86,10 +86,15 @@ class SplitRun(abc.ABC):
         subject: what was built.
         split: how the global batch is split.
         strategy: the strategy of its variables.
+
+    Attributes:
+        update_order: on one replica, the names of the variables that each optimizer updates, in the
+            order of the optimizers; [] if it is not known.
     """
 
     def __init__(self, subject: Any, split: Split, strategy: tf.distribute.Strategy):
         self.subject, self.split, self.strategy = subject, split, strategy
+        self.update_order: list[list[str]] = []
 
     @property
     @abc.abstractmethod

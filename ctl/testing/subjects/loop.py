@@ -17,7 +17,7 @@ from ctl.errors import UsageError
 from ctl.keras import models, precision
 from ctl.keras.precision import Optimizer
 from ctl.step import Step
-from ctl.testing.contents import Contents, Names, holders, read_all
+from ctl.testing.contents import Contents, Names, holders, read_all, value_of
 from ctl.testing.equivalence_report import NotComparable
 from ctl.testing.logical_devices import make_strategy
 from ctl.testing.loop_record import LoopRecord
@@ -58,14 +58,17 @@ class LoopRun(SplitRun):
                 built.options = dataclasses.replace(built.options, optimizer_groups=groups)
             self.loop: Loop = adapt(built)
             self._contents = Contents(self.loop.variables)
+            updated: dict[int, set[int]] = {}
             if subject.plain:
                 for each in (o for own in self._contents.optimizers for o in optimizers_of(own)):
-                    _use_plain_sgd(each)
+                    _use_plain_sgd(each, updated)
             # A model without input shape, and some optimizers, create variables in the first step.
             # In Keras 3 the first step of `fit` fails on an uneven batch, which in training comes last.
             even = split.rows_per_replica * split.replicas
             self.train(self._batch(split.batch if self.loop.distributed else even, 0))
         self.state = self.read_state() if subject.state is None else subject.state
+        named = self.contents.name_variables().items()
+        self.update_order = [[n for (_, n), v in named if id(v) in own] for own in updated.values()]
 
     @property
     def contents(self) -> Contents:
@@ -209,10 +212,15 @@ class LoopSubject(Subject):
         the rows depend on each other, as with batch normalization.
         """
         run = self.start(Split(1))
+        named = {n: v for n, v in run.contents.name_variables(names).items() if n[0] == "update"}
+        first = next(iter(run.update_order), [])  # later updates follow from it
+        own = dict(
+            zip(run.contents.name_variables(), run.contents.name_variables(names), strict=True)
+        )
+        chosen = [own["update", n] for n in first if ("update", n) in own] or list(named)
 
         def weights() -> list[np.ndarray]:
-            named = run.contents.name_variables().items()
-            return [np.asarray(v, np.float64).ravel() for (kind, _), v in named if kind == "update"]
+            return [np.asarray(named[n], np.float64).ravel() for n in chosen]
 
         run.set_state(run.state)
         before, columns = weights(), []
@@ -225,7 +233,8 @@ class LoopSubject(Subject):
             places[:, np.newaxis] == range(len(before))
         )
         rows = np.stack(columns, axis=1)
-        return Terms(rows, np.zeros([len(rows), 0]), by_variable, error=_ERROR[self.precision])
+        zeros = np.zeros([len(rows), 0])
+        return Terms(rows, zeros, by_variable, tuple(chosen), _ERROR[self.precision])
 
     def scaled_records(
         self, run: SplitRun, scale: float
@@ -244,13 +253,19 @@ class LoopSubject(Subject):
         return plain, other, 0.0
 
 
-def _use_plain_sgd(optimizer: Optimizer) -> None:
+def _use_plain_sgd(optimizer: Optimizer, updated: dict[int, set[int]]) -> None:
     """Replaces the update rule, and keeps what the optimizer does to the gradients before it.
 
     Adam's first update hardly depends on the size of the gradient.
+
+    Args:
+        optimizer: the optimizer.
+        updated: gets the variables of each optimizer, in the order of their updates.
     """
 
     def update_step(gradient: tf.Tensor, variable: tf.Variable, learning_rate: Any = None) -> None:
+        own = updated.setdefault(id(optimizer), set())
+        own.add(id(value_of(variable)))
         variable.assign_sub(RATE * tf.cast(tf.convert_to_tensor(gradient), variable.dtype))
 
     if hasattr(optimizer, "update_step"):

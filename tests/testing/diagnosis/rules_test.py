@@ -3,6 +3,8 @@
 import re
 
 import pytest
+import tensorflow as tf
+import tf_keras
 
 from ctl.configs.options import TrainerOptions
 from ctl.testing import check_replica_equivalence
@@ -90,3 +92,66 @@ def test_unknown_mistake_is_reported_without_a_cause():
     )
     assert report.cause == causes.UNKNOWN
     assert report.differences[0].kind == "update"
+
+
+class ClippedByValue(loop_gallery.Plain):
+    """Clips some elements of what each replica computes, so that no norm is the same in each step."""
+
+    def apply(self, gradients, variables):
+        super().apply([tf.clip_by_value(g, -0.05, 0.05) for g in gradients], variables)
+
+
+class DecayedTwiceSummed(mistakes.ReducedTwice, loop_gallery.ByHand):
+    """Sums the gradients twice, and adds a decay that is larger than tiny gradients."""
+
+    def apply_summed(self, gradients, variables):
+        share = 0.5 / self.strategy.num_replicas_in_sync
+        decayed = [g + share * v for g, v in zip(gradients, variables, strict=True)]
+        super().apply_summed(decayed, variables)
+
+
+def test_clip_before_the_sum_is_named_and_no_other_mistake_beside_a_decay_is():
+    assert loop_gallery.check(ClippedByValue, 8, 5, steps=1).cause == causes.CLIPPED
+    other = loop_gallery.check(DecayedTwiceSummed, 8, 5, steps=1)
+    assert other.verdict == "differs" and other.cause != causes.CLIPPED
+
+
+class SecondModelIsFirst(loop_gallery.TwoModels):
+    """Updates the second model first; the mistake is there, and the first model follows from it."""
+
+    summed = True
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        with self.strategy.scope():
+            hidden = tf_keras.layers.Dense(4, activation="tanh", input_shape=(4,))
+            self.second = tf_keras.Sequential([hidden, tf_keras.layers.Dense(1)])
+
+    def forward(self, batch, training):
+        return super().forward(batch, training) * (1 + self.second(batch["x"]))
+
+    def replica_step(self, batch):
+        variables = self.second.trainable_variables
+        with tf.GradientTape() as tape:
+            losses = tf.square(self.second(batch["x"])[:, 0])
+            total = tf.reduce_sum(losses)
+            own = tf.math.divide_no_nan(total, tf.cast(tf.size(losses), total.dtype))
+            share = total / self.global_batch_size if self.summed else own
+        gradients = tape.gradient(share, variables)
+        if self.summed:
+            gradients = gallery.all_reduce(gallery.SUM, gradients)
+        self.second_optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        return loop_gallery.Plain.replica_step(self, batch)
+
+
+class MeansOfSecondModel(SecondModelIsFirst):
+    summed = False
+
+
+def test_cause_is_that_of_the_first_update_of_a_step_that_differs():
+    twice = loop_gallery.check(SecondModelIsFirst, 8, 5, steps=1)
+    assert twice.cause == causes.REDUCED_TWICE and twice.differences[0].factor == pytest.approx(2)
+    means = loop_gallery.check(MeansOfSecondModel, 8, 5, steps=1)
+    assert means.cause == causes.OWN_ROWS.format(how="summed")
+    both = loop_gallery.check(MeansOfSecondModel, 8, steps=1)
+    assert both.cause == causes.MEANS_OR_TWICE

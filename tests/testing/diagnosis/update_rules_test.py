@@ -9,7 +9,7 @@ from ctl.testing.diagnosis import causes, update_rules
 from ctl.testing.diagnosis.evidence import Evidence
 from ctl.testing.diagnosis.update_rules import Coefficients
 from ctl.testing.loop_record import LoopRecord
-from ctl.testing.splits import RATE, Split
+from ctl.testing.splits import Split
 
 EVEN, UNEVEN = Split(4, replicas=2), Split(5, replicas=2)
 ACCUMULATED, UNEQUAL_PARTS = Split(4, micro_batches=2), Split(5, micro_batches=2)
@@ -65,13 +65,10 @@ def make_evidence(records, references):
     return Evidence(None, None, None, records, references)
 
 
-def test_updates_of_equal_norm_are_clipped():
-    references = {4: record(Split(4), [0.3, 0.4], [0.5, 0.0000001])}
-    evidence = make_evidence({EVEN: record(EVEN, [0.6, 0.8])}, references)
-    clipped = update_rules.explain_clipping(evidence, EVEN)
-    assert clipped == causes.CLIPPED.format(norm=0.5 / RATE, times=2)
-    references[4] = record(Split(4), [0.3, 0.4], [0.1, 0.2])
-    assert update_rules.explain_clipping(evidence, EVEN) is None
+def test_padding_is_no_cause_where_there_is_none():
+    found = {UNEVEN: coefficients([1, 1, 1, 1, 2])}
+    cause = update_rules.explain_coefficients(found, UNEVEN, pads=False)
+    assert cause == causes.DENOMINATOR.format(times="1, 1, 1, 1, 2")
 
 
 @pytest.mark.parametrize(("extra", "cause"), [((1.0, 3.0), causes.PART_SUMMED), ((1.0, 2.0), None)])
