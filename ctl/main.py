@@ -118,7 +118,9 @@ def execute(argv: Sequence[str], *, actions: Sequence[Action] = ()) -> int:
     if values.help or values.version:
         name = "format_help" if values.help else "format_version"
         format_text = loading.load(f"ctl.configs.help:{name}")
-        print_line(format_text(commands.COMMANDS) if values.help else format_text())
+        named = values.mode in MODES and {values.mode, f"--mode={values.mode}"} & {*argv}
+        arguments_of_help = (commands.COMMANDS, values.mode if named else "")
+        print_line(format_text(*(arguments_of_help if values.help else ())))
         return 0
     installation.check()
     installation.prepare_import()  # a config file may import TensorFlow

@@ -117,6 +117,15 @@ def test_help_names_every_flag_and_mode(capsys, arguments):
     assert [word for word in words if word not in printed] == []
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_help_of_a_mode_has_its_flags_and_two_examples(mode, capsys):
+    assert main.run(["ctl", mode, "-h"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count(f"\n  ctl {mode}") == 2
+    flags = {line.split("=")[0].split()[0] for line in printed.splitlines() if line[:4] == "  --"}
+    assert flags == {"--config.KEY", *(f"--{flag}" for flag in MODES[mode].flags)}
+
+
 def test_a_very_long_message_is_printed_without_its_middle(folder, capsys):
     assert main.run(["ctl", "--config=exp.py", "--config.train.steps=" + "x" * 99_999]) == 2
     line = capsys.readouterr().err

@@ -21,7 +21,7 @@ KEYS = (
         text="Names the class to train, a subclass of ctl.StandardTrainer, as path/to/file.py:Class "
              "(relative to the folder of the config file, or else to the current folder) or as "
              "package.module:Class."),
-    Key("seed", 0, least=0, most=2**32 - 1, option="seed",
+    Key("seed", 0, also=("shuffle",), least=0, most=2**32 - 1, option="seed",
         text="Determines the initial weights, the order of the data and the random layers."),
     Key("data", {}, option="data",
         text="Holds what build_dataset reads as self.options.data: data.dir, and in a script any other "
@@ -38,7 +38,7 @@ KEYS = (
     Key("data.placement", "stream", choices=("stream", "device"), option="placement", harmless=True,
         text="With stream, the host sends every batch to the device. With device, the arrays are "
              "held in device memory and only indices are sent, which requires runtime.xla=loop."),
-    Key("data.prefetch", -1, least=-1, option="prefetch", harmless=True,
+    Key("data.prefetch", -1, also=("num_workers",), least=-1, option="prefetch", harmless=True,
         text="Sets how many batches the input pipeline prepares ahead. With -1, tf.data chooses."),
     Key("data.cache", "",
         bound=(lambda place: place.lower() not in ("none", "off", "false", "true", "disk"),

@@ -11,10 +11,11 @@ from ctl import errors
 from ctl.configs import flags, keys
 from ctl.configs.modes import MODES
 
-# Former flag -> what to do instead.
-_REMOVED = {
+# Flag of an earlier version, or of other libraries -> what to do instead.
+_INSTEAD = {
     "overfit": "run ctl check CONFIG --checks=overfit",
     "find_batch": "on a GPU or a CPU, run ctl find_batch CONFIG",
+    "resume": "the same command resumes the run in its workdir",
 }
 
 
@@ -63,8 +64,8 @@ def _full_names() -> dict[str, str]:
 
 def describe_flag(name: str, argument: str = "") -> str:
     """Describes a flag that does not exist; the argument may be "--NAME=VALUE"."""
-    if name in _REMOVED:
-        return f"There is no flag --{name} any more: {_REMOVED[name]}."
+    if name in _INSTEAD:
+        return f"There is no flag --{name}: {_INSTEAD[name]}."
     return f"There is no flag --{name}{_suggest(name, number=argument.partition('=')[2])}"
 
 

@@ -118,7 +118,7 @@ KEYS = (
     Key("train.best.mode", "", choices=("", "max", "min"),
         text="Set max if higher values of train.best.metric are better, and min if lower ones are."),
     Key("train.best.keep", 1, least=1, text="Sets the number of best checkpoints that are kept."),
-    Key("train.best.patience", 0, least=0,
+    Key("train.best.patience", 0, also=("early stopping",), least=0,
         text="End training after this many evaluations in a row that were not better than the best "
              "one. With 0, it does not end early."),
     Key("train.best.target", 0.0, also=("target_metric",),

@@ -46,6 +46,10 @@ def test_search_prints_the_sections_whose_keys_the_experiment_chooses(capsys):
         ("ddp", "runtime.strategy"),
         ("callbacks", "actions"),
         ("recompute blocks", "model.recompute"),
+        ("early stopping", "train.best.patience"),
+        ("shuffle", "seed"),
+        ("workers", "runtime.strategy"),
+        ("gradient clipping", "optimizer.clip.global_norm"),
     ],
 )
 def test_search_finds_the_words_of_other_libraries(words, key, capsys):
@@ -53,6 +57,13 @@ def test_search_finds_the_words_of_other_libraries(words, key, capsys):
     printed = capsys.readouterr().out.splitlines()
     names = [line.split()[0] for line in printed if line[0] != " "]
     assert names[0] == key and len({*names}) == len(names)
+
+
+def test_search_prints_the_best_five_keys(capsys):
+    assert main.run(["ctl", "keys", "gradients"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert len([line for line in printed if line[0] not in " ."]) == 5
+    assert printed[-1].startswith("... and ")
 
 
 def test_key_that_does_not_exist_gets_a_suggestion(capsys):

@@ -70,8 +70,15 @@ def test_the_names_of_flags_may_have_dashes_for_underscores():
 
 @pytest.mark.parametrize("arguments", [["--overfit=4"], ["--overfit", "4"], ["--overfit"]])
 def test_flag_that_was_removed_names_what_replaces_it(arguments):
-    with pytest.raises(UsageError, match=r"--overfit .*ctl check CONFIG --checks"):
+    with pytest.raises(UsageError, match="--overfit: run ctl check CONFIG --checks"):
         parse("exp.py", *arguments)
+
+
+def test_flag_resume_is_not_needed():
+    with pytest.raises(
+        UsageError, match="^There is no flag --resume: the same command resumes the"
+    ):
+        parse("exp.py", "--resume")
 
 
 def test_sys_argv_and_earlier_command_lines_are_not_read(monkeypatch):
