@@ -94,7 +94,7 @@ class _RandomSearch:
                 continue
             if ops.SHARED_NUMBERS in op.name and self.flow.may_be_of_rows(op.outputs[0]):
                 raise UsageError(
-                    f"{place(op)} draws random numbers of shape {op.outputs[0].shape} in ctl.random."
+                    f"{place_of(op)} draws random numbers of shape {op.outputs[0].shape} in ctl.random."
                     "keyed(), the same on every replica, and combines them with rows: draw [rows, ...] "
                     "numbers, or use ctl.random with per_row=N."
                 )

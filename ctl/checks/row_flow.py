@@ -178,9 +178,9 @@ class RowFlow:
     def _differ(self, op: Any) -> bool:
         """Returns whether an op makes, or takes of a table, other entries for each place on an axis."""
         if op.type != "Const":
-            output = op.outputs[0] if op.outputs else None
-            is_part = op.type in _PARTS and output.dtype.is_floating and bool(output.shape.rank)
-            return op.type in _PLACES or (is_part and output.shape[0] == self._count)
+            parts = [x for x in op.outputs if x.dtype.is_floating and x.shape.rank]
+            is_part = op.type in _PARTS and any(x.shape[0] == self._count for x in parts)
+            return op.type in _PLACES or is_part
         value = tf.make_ndarray(op.get_attr("value"))
         return value.ndim > 0 and len(value) == self._count and bool((value != value[:1]).any())
 
