@@ -75,10 +75,11 @@ def _masks(
     searched: SearchedTrace, flow: RowFlow, values: Sequence[tf.Tensor]
 ) -> Sequence[int] | None:
     """Returns the masks for which gradients are sums, wherever rows are; None if this is not known."""
-    trace = searched.trace
+    trace, reached = searched.trace, list(ancestors(*values))
     # What rows of all replicas, statistics and draws that are keyed by places add stays in its place.
-    by_place = any(ops.KEYED_BITS in x.op.name for x in ancestors(*values))
-    if trace.global_values or flow.statistics or trace.weights or by_place:
+    of_all = {id(x.output) for x in trace.global_values if x.output.shape.rank != 0}
+    by_place = any(id(x) in of_all or ops.KEYED_BITS in x.op.name for x in reached)
+    if flow.statistics or by_place:
         return None
     return [len(symbolic(trace.inputs)) - 1] if has_mask(trace) else []
 

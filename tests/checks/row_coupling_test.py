@@ -217,7 +217,9 @@ INDEPENDENT = {
 STEP = tf.Variable(0, dtype=tf.int64, trainable=False)
 # They depend on other rows, but not in the first batch: no label is positive, every token exists, no
 # label is 255, and the first step is no late one.
+FACTOR = tf.Variable(0.0, trainable=False)
 HIDDEN = {
+    "a factor that grows": lambda b: by_row(b["x"]) + tf.nn.relu(FACTOR - 0.5) * tf.reduce_mean(b["x"]),
     "sum of the labels": lambda b: (
         LABEL(b) * by_row(b["x"]) / tf.maximum(tf.reduce_sum(LABEL(b)), 1.0)
     ),
@@ -330,6 +332,10 @@ PLACES = {
         by_row(b["x"]) * tf.cast(tf.range(tf.shape(b["x"])[0]) % 2, tf.float32)
     ),
     "constant": lambda b: by_row(b["x"]) * np.arange(ROWS, dtype=np.float32),
+    "part of a table": lambda b: by_row(b["x"]) + tf.range(64.0)[: b["x"].shape[0]],
+    "numbers of a loop": lambda b: by_row(b["x"]) + tf.stack([
+        tf.random.stateless_normal([], [i, 7]) for i in range(b["x"].shape[0])
+    ]),
 }  # fmt: skip
 OWN_PLACES = {
     "positions": retrieval(lambda scores: tf.nn.sparse_softmax_cross_entropy_with_logits(

@@ -129,3 +129,23 @@ def test_custom_gradients_that_combine_rows_are_rejected(caplog):
         trace(lambda batch: by_row(scaled_by_the_sum(batch["x"] @ QUERY)))
     trace(lambda batch: by_row(scaled_by_row(batch["x"] @ QUERY)))
     assert not caplog.text
+
+
+@tf.custom_gradient
+def scaled_by_place(x):
+    return tf.identity(x), lambda d: d * tf.cast(tf.range(tf.shape(x)[0]) + 1, d.dtype)[:, None]
+
+
+@tf.custom_gradient
+def with_decay(x):
+    return tf.identity(x), lambda d: d + 0.1 * x
+
+
+@pytest.mark.parametrize(("function", "rows"), [(scaled_by_place, 8), (with_decay, 7)])
+def test_custom_gradients_by_the_places_of_rows_or_of_padding_are_rejected(function, rows):
+    class Scaled(Case):
+        def per_example_loss(self, batch, outputs):
+            return super().per_example_loss(batch, function(outputs))
+
+    with pytest.raises(ctl.UsageError, match=r"as seen in the gradient of tf\.custom_gradient"):
+        running.train(Scaled, Split(2, rows))
