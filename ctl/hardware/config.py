@@ -32,7 +32,8 @@ def _check_devices(key: str, names: list[Any]) -> None:
 # fmt: off
 KEYS = (
     Key("runtime", {}),
-    Key("runtime.strategy", "auto", also=("ddp", "gpus", "distributed", "workers"), meant={"ddp": "mirrored"},
+    Key("runtime.strategy", "auto", also=("ddp", "gpus", "distributed", "workers"),
+        meant={"ddp": "mirrored"},
         choices=strategies.NAMES, harmless=True,
         text=f"Selects where a step runs: {', '.join(strategies.NAMES)}"
              ". The command ctl devices prints what auto chooses on this machine."),
