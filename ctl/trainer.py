@@ -109,11 +109,19 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
 
     @abc.abstractmethod
     def build_model(self) -> tf_keras.Model:
-        """Builds the model; called once, in `build_scope`."""
+        """Builds the model; called once, in `build_scope`.
+
+        def build_model(self):
+            return tf_keras.Sequential([tf_keras.layers.Flatten(), tf_keras.layers.Dense(10)])
+        """
 
     @abc.abstractmethod
     def build_dataset(self, split: str, input_context: tf.distribute.InputContext) -> Data:
         """Builds the examples of a split.
+
+            def build_dataset(self, split, input_context):
+                images, labels = read(split)
+                return ctl.data.arrays({"image": images, "label": labels})
 
         Args:
             split: "train", or one of `eval.splits`, which is "eval" by default.
@@ -130,6 +138,9 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
 
     def per_example_loss(self, batch: Batch, outputs: Nest) -> tf.Tensor | Mapping[str, tf.Tensor]:
         """Computes the loss of each example; not needed if `replica_step` is overridden.
+
+            def per_example_loss(self, batch, outputs):
+                return tf.square(batch["label"] - outputs[:, 0])
 
         Args:
             batch: what `preprocess` returned, [rows, ...] each.
@@ -149,6 +160,9 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
     def preprocess(self, batch: Batch) -> Batch:
         """Prepares a batch on the device, so that uint8 is sent there instead of floats.
 
+            def preprocess(self, batch):
+                return {**batch, "image": tf.cast(batch["image"], self.compute_dtype) / 127.5 - 1}
+
         By default, uint8 features with three or more axes are images and are scaled to [0, 1]. Labels
         and weights are unchanged.
         """
@@ -157,6 +171,9 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
 
     def forward(self, batch: Batch, training: bool) -> Nest:
         """Computes the model's outputs.
+
+            def forward(self, batch, training):
+                return self.model(batch["image"], training=training)
 
         By default the model is called with the one feature that is neither `label` nor `weight`, or
         with a dict of them if there are several. A functional model gets those that it has inputs for.
@@ -167,6 +184,9 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         self, batch: Batch, training: bool = True
     ) -> tf.Tensor | Mapping[str, tf.Tensor | None] | None:
         """Returns the weights of the losses, in their shape; `batch["weight"]` by default.
+
+            def sample_weight(self, batch, training=True):
+                return tf.where(batch["label"] == 0, 2.0, 1.0) if training else None
 
         Data with a weight and no label is rejected, unless this method or `preprocess` is overridden.
 
@@ -202,11 +222,18 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         return "weights"
 
     def regularization_losses(self) -> Sequence[tf.Tensor]:
-        """Returns scalars that depend on the variables alone; they are added once per update."""
+        """Returns scalars that depend on the variables alone; they are added once per update.
+
+        def regularization_losses(self):
+            return [1e-4 * tf.nn.l2_loss(v) for v in self.model.trainable_variables if v.shape.rank > 1]
+        """
         return self.model.losses
 
     def build_optimizer(self, optimizer: Optimizer | Callable[[], Optimizer] | None) -> Optimizer:
         """Returns the optimizer; called in `build_scope`, after `build_model`.
+
+            def build_optimizer(self, optimizer):
+                return MyWrapper(optimizer())
 
         Args:
             optimizer: the constructor's argument. In an experiment it is a function that makes the
@@ -223,13 +250,20 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         return optimizer() if callable(optimizer) else optimizer
 
     def build_parts(self) -> Sequence[Part]:
-        """Builds parts of your own of the update; called in `build_scope`, after `build_optimizer`."""
+        """Builds parts of your own of the update; called in `build_scope`, after `build_optimizer`.
+
+        def build_parts(self):
+            return [MyPart()]
+        """
         return []
 
     def transform_gradients(
         self, gradients: list[Gradient], variables: list[tf.Variable]
     ) -> Sequence[Gradient]:
         """Changes the gradients of the global batch before they are clipped; called once per update.
+
+            def transform_gradients(self, gradients, variables):
+                return [None if g is None else tf.sign(g) for g in gradients]  # without embeddings
 
         The random numbers of `ctl.random` in it are the same on every replica.
 
@@ -247,6 +281,9 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
     def build_metrics(self) -> dict[str, tf_keras.metrics.Metric]:
         """Builds the metrics by name; called in `build_scope`, for training and for evaluation.
 
+            def build_metrics(self):
+                return {"accuracy": tf_keras.metrics.SparseCategoricalAccuracy()}
+
         Every row counts once, with all its tokens, but in the metrics that the attribute
         `weighted_metrics` names the weights of the loss count, as in Keras:
 
@@ -255,7 +292,11 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         return {}
 
     def build_actions(self) -> Sequence[Callable[[Any], Any]]:
-        """Builds the actions to run after loops and evaluations: `ctl.Action`s or Orbit's."""
+        """Builds the actions to run after loops and evaluations: `ctl.Action`s or Orbit's.
+
+        def build_actions(self):
+            return [ctl.as_action(lambda outputs: print(outputs["loss"]), at="train")]
+        """
         return []
 
     def update_metrics(
@@ -266,6 +307,9 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         weights: tf.Tensor | None,
     ) -> None:
         """Updates the metrics with one replica's batch, or with one of its micro-batches.
+
+            def update_metrics(self, metrics, batch, outputs, weights):
+                ctl.replica.update_metric(metrics["accuracy"], batch["label"], outputs["class"], weights)
 
         By default every metric compares `batch["label"]` with the outputs, of any shapes that
         tf_keras' `compile` accepts. If both are dicts, the metric "age" or "age_error" compares the
@@ -286,6 +330,9 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
     def collect_outputs(self, batch: Batch, outputs: Nest) -> dict[str, tf.Tensor]:
         """Returns the values that an evaluation collects for `compute_metrics`; none by default.
 
+            def collect_outputs(self, batch, outputs):
+                return {"label": batch["label"], "score": outputs[:, 0]}
+
         Args:
             batch: what `preprocess` returned.
             outputs: what `forward` returned.
@@ -299,6 +346,9 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
     def compute_metrics(self, collected: Mapping[str, np.ndarray]) -> Mapping[str, float]:
         """Computes metrics that are not sums over batches; called once per evaluation.
 
+            def compute_metrics(self, collected):
+                return {"auc": sklearn.metrics.roc_auc_score(collected["label"], collected["score"])}
+
         Args:
             collected: what `collect_outputs` returned, [examples, ...]: every example once, in the
                 order of the data.
@@ -310,6 +360,9 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
 
     def serve(self, features: Batch) -> Nest:
         """Computes the outputs of an exported model; `ctl.load` calls it, too.
+
+            def serve(self, features):
+                return tf.nn.softmax(super().serve(features))
 
         By default `preprocess` and then `forward`, as in an evaluation.
 
@@ -323,11 +376,19 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         return convert(self.forward)(convert(self.preprocess)(features), training=False)
 
     def export_signatures(self) -> dict[str, Callable[[Batch], Nest]]:
-        """Returns the signatures of an exported model: name -> function of the raw features."""
+        """Returns the signatures of an exported model: name -> function of the raw features.
+
+        def export_signatures(self):
+            return {"serving_default": self.serve, "logits": super().serve}
+        """
         return {"serving_default": self.serve}
 
     def replica_step(self, batch: Batch) -> tf.Tensor:
         """Computes one replica's step; an override calls `minimize` for each update, as in a GAN.
+
+            def replica_step(self, batch):
+                image, label = ctl.random.mixup(batch["image"], batch["label"])
+                return super().replica_step({**batch, "image": image, "label": label})
 
         Args:
             batch: this replica's rows, preprocessed.

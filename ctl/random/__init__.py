@@ -52,6 +52,11 @@ from ctl.random.philox import Number, Shape
 from ctl.rows import gather, row_mask
 from ctl.rows.trace import Stream
 
+__all__ = [
+    "bernoulli", "beta", "categorical", "cutmix", "dropout", "gumbel", "integers", "mixup", "normal",
+    "permutation_of_batch", "truncated_normal", "uniform", "unkeyed",
+]  # fmt: skip
+
 
 class Keying(TypedDict, total=False):
     """The arguments that all functions take."""

@@ -78,7 +78,7 @@ def examples(row_mask: tf.Tensor | None = None, **fields: Any) -> Iterator[Rows]
     Args:
         row_mask: [rows] tensor, 1 for a row that exists and 0 for padding; None if all rows exist.
         **fields: further fields of `Rows`. By default, the ones that hold for the complete step
-            (see `_OF_THE_STEP`) are those of the enclosing rows.
+            are those of the enclosing rows.
 
     Yields:
         The `Rows` that `current()` returns inside the block.

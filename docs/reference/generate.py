@@ -231,8 +231,8 @@ def _render_index(names: Sequence[str], pages: Mapping[str, str] | None = None) 
 def _exports(module: str) -> list[str]:
     """Returns the `__all__` of a module that imports nothing by itself; [] for another module."""
     path = _package().modules_collection[module].filepath
-    has_list = isinstance(path, pathlib.Path) and "__all__" in path.read_text()
-    return list(importlib.import_module(module).__all__) if has_list else []
+    is_lazy = isinstance(path, pathlib.Path) and "__getattr__" in path.read_text()
+    return list(importlib.import_module(module).__all__) if is_lazy else []
 
 
 def _public_names(module: str) -> list[str]:

@@ -75,9 +75,7 @@ def test_flag_that_was_removed_names_what_replaces_it(arguments):
 
 
 def test_flag_resume_is_not_needed():
-    with pytest.raises(
-        UsageError, match=r"^There is no flag --resume: the same command resumes the"
-    ):
+    with pytest.raises(UsageError, match="--resume: the same command resumes the"):
         parse("exp.py", "--resume")
 
 

@@ -75,6 +75,10 @@ class Action:
     def begin(self, controller: "Controller") -> None:
         """Prepares the action; called in every process before a checkpoint is restored.
 
+            def begin(self, controller):
+                super().begin(controller)
+                self.file = open(controller.workdir.path / "losses.txt", "a")
+
         Args:
             controller: the `Controller` that calls the action.
         """
@@ -88,7 +92,11 @@ class Action:
         """
 
     def around_training(self) -> contextlib.AbstractContextManager[Any]:
-        """Returns a context in which the run trains, saves and evaluates, in every process."""
+        """Returns a context in which the run trains, saves and evaluates, in every process.
+
+        def around_training(self):
+            return my_tracker.start_run(name="digits")
+        """
         return contextlib.nullcontext()
 
     def around(self, first: int, end: int) -> contextlib.AbstractContextManager[Any]:
@@ -106,12 +114,19 @@ class Action:
     def get_state(self) -> dict[str, Any]:
         """Returns the state to save in the next checkpoint, in JSON types; {} by default.
 
+            def get_state(self):
+                return {"best": self.best}
+
         The chief's state is saved. Variables need no state: make them attributes of the trainer.
         """
         return {}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continues from the state in a restored checkpoint; not called if the checkpoint has none."""
+        """Continues from the state in a restored checkpoint; not called if the checkpoint has none.
+
+        def set_state(self, state):
+            self.best = state["best"]
+        """
 
     def start(self) -> dict[str, Any]:
         """Returns entries to add to the event of a process that starts or resumes; {} by default."""
@@ -121,7 +136,11 @@ class Action:
         """Called in every process when training has ended, but not when it was interrupted."""
 
     def result(self) -> dict[str, Any]:
-        """Returns entries to add to `result.json`; {} by default."""
+        """Returns entries to add to `result.json`; {} by default.
+
+        def result(self):
+            return {"best": self.best}
+        """
         return {}
 
 
