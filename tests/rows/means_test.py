@@ -99,6 +99,16 @@ def test_what_is_no_mean_of_rows_is_one_line(wrong, found):
     assert "\n" not in str(error.value)
 
 
+def test_masked_mean_is_rejected_in_the_step_whose_mask_leaves_out_a_row():
+    def masked(batch, outputs):
+        keep = tf.cast(batch["label"][:, 0] != Y[12, 0], outputs.dtype)  # of the last batch
+        errors = tf.reduce_mean((batch["label"] - outputs) ** 2, axis=1)
+        return tf.reduce_sum(errors * keep) / tf.maximum(tf.reduce_sum(keep), 1)
+
+    with pytest.raises(ctl.UsageError, match="no mean of rows"):
+        train(1, masked, rows=4, loss="mean")
+
+
 def test_rows_that_are_combined_before_the_function_are_named():
     def loss_fn(batch, outputs):
         return ctl.replica.mean_of_rows(
