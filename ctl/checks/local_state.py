@@ -68,8 +68,8 @@ class LocalState(Observer):
             return
         line = (
             f"{place_of(op)} changes a queue or a table ({op.type}), which all replicas and "
-            "micro-batches share and no checkpoint has: keep its numbers in a tf.Variable, computed from "
-            "ctl.replica.all_gather(rows), or accept it with allow_row_coupling=True "
+            "micro-batches share and no checkpoint has: keep its numbers in a tf.Variable, computed "
+            "from ctl.replica.all_gather(rows), or accept it with allow_row_coupling=True "
             "(runtime.allow_row_coupling)."
         )
         if split:
