@@ -380,7 +380,8 @@ def test_unsupported_uses_are_rejected():
         convert_sync_batch_norm(plain)
     assert type(plain.layers[0]) is tf_keras.layers.BatchNormalization
     layer = SyncBatchNormalization()
-    with pytest.raises(ctl.UsageError, match="got 6 rows"), examples(tf.ones([3])):
+    rejected = pytest.raises(ctl.UsageError, match="got another number of rows")
+    with rejected, examples(tf.ones([3])):
         layer(tf.ones([6, 3]), training=True)
     layer = SyncBatchNormalization(axis=1)
     with pytest.raises(ctl.UsageError, match="which its Keras mask of shape"):

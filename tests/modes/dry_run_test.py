@@ -75,9 +75,10 @@ def test_stopped_dry_run_leaves_nothing(make_arguments, capsys):
 
 def test_mistake_in_a_step_leaves_nothing(make_arguments):
     arguments = make_arguments(dry_run=True)
-    text = experiments.DROPOUT.replace('batch["label"]', 'batch["lable"]')
+    # Of another length: bytecode of the same second and length would be used again.
+    text = experiments.DROPOUT.replace('batch["label"]', 'batch["lables"]')
     experiments.write(".", {"experiment.py": text})
-    with pytest.raises(Exception, match="lable"):
+    with pytest.raises(Exception, match="lables"):
         train.train(arguments)
     assert not list(pathlib.Path(".").glob("run*"))
 

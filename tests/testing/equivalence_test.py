@@ -50,7 +50,9 @@ def test_graphs_of_a_comparison_are_not_optimized_and_later_ones_are(request):
         is_disabled.append(options["disable_meta_optimizer"])
         raise UsageError("rejected")
 
-    subject = types.SimpleNamespace(steps=1, start=start, attempts=(("float64", True),))
+    subject = types.SimpleNamespace(
+        name="loop", steps=1, start=start, attempts=(("float64", True),)
+    )
     subject.cast = lambda precision, examples: subject
     with pytest.raises(UsageError, match="rejected"):
         equivalence.run(subject, [Split(2, 2)])

@@ -85,8 +85,8 @@ def test_step_that_cannot_write_them_has_a_line_about_its_gradients(tmp_path, ca
     steps = read(tmp_path / "summaries/train")
     assert any("weights/" in tag for tag in steps)
     assert not any("gradients/" in tag for tag in steps)
-    (line,) = caplog.messages
-    assert line.startswith("summaries.histogram_interval writes no histograms of the gradients: ")
+    start = "summaries.histogram_interval writes no histograms of the gradients: "
+    (line,) = (each for each in caplog.messages if each.startswith(start))
     assert "the trainer's own step does not call minimize" in line
 
 
