@@ -177,7 +177,7 @@ class _RandomSearch:
         """Checks a random op; returns whether it is ctl's own."""
         if ops.KEYED_BITS in op.name:
             return True
-        if _INITIALIZER.search(op.name):  # a variable's initializer, which runs once
+        if ops.CLOCK in op.name or _INITIALIZER.search(op.name):  # of a variable: it runs once
             return False
         if op.type in ops.STATELESS and (
             not self.flow.differs_between_splits(op)

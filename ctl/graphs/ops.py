@@ -8,6 +8,7 @@ from ctl.private.tensorflow import control_flow_util
 
 # In the name of every op that draws bits by row: the search for other random ops recognizes it.
 KEYED_BITS = "ctl_keyed_bits"
+CLOCK = "ctl_clock"  # in the name of every op by which ctl reads the time
 # In the name of numbers that all rows share because their shape does not begin with the rows.
 SHARED_NUMBERS = "ctl_shared_numbers"
 # Ops whose outputs do not depend on the values of the inputs.

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.data.source import Nest
+from ctl.graphs import ops
 from ctl.hardware import devices, strategies
 from ctl.private.tensorflow import config
 
@@ -57,13 +58,13 @@ class _Wait:
     def _begin(self, before: Any) -> tf.Tensor:
         """Reads the clock as soon as some tensors are computed."""
         self._is_used = True
-        with tf.control_dependencies(_tensors(before)), tf.device("CPU:0"):
+        with _clock(before):
             return tf.timestamp()
 
     def _end(self, begin: tf.Tensor, after: Any) -> tf.Tensor:
         """Adds the time until other tensors are computed, and returns it."""
         assert self._seconds is not None
-        with tf.control_dependencies(_tensors(after)), tf.device("CPU:0"):
+        with _clock(after):
             seconds = tf.timestamp() - begin
             own = seconds
             if self._replicas:
@@ -180,3 +181,10 @@ def observe(inputs: Nest, results: Nest) -> None:
 def _tensors(values: Nest) -> list[tf.Tensor]:
     flat = tf.nest.flatten(values, expand_composites=True)
     return [value for value in flat if tf.is_tensor(value)]
+
+
+@contextlib.contextmanager
+def _clock(values: Nest) -> Iterator[None]:
+    """Reads the time inside once values are computed; its name tells the checks that ctl does."""
+    with tf.control_dependencies(_tensors(values)), tf.device("CPU:0"), tf.name_scope(ops.CLOCK):
+        yield
