@@ -106,9 +106,10 @@ class LocalState(Observer):
             batch, labels = read_values(rows.trace, self.step.first_batch, size, least=2)
             width, every = len(batch), batch * len(traces)
             masks = [*range(width - 1, len(every), width)] if has_mask(rows.trace) else []
-            is_keyed = any(ops.KEYED_BITS in x.op.name for x in ancestors(*values))
+            by_place = any(ops.KEYED_BITS in x.op.name for x in ancestors(*values))
+            by_place |= rows.micro_batches > 1  # a micro-batch has only some of the rows
             return probe.is_sum_of_rows(
-                every, labels * len(traces), masks=None if is_keyed else masks
+                every, labels * len(traces), masks=None if by_place else masks
             )
         return True
 

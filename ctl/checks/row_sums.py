@@ -79,7 +79,8 @@ def _masks(
     # What rows of all replicas, statistics and draws that are keyed by places add stays in its place.
     of_all = {id(x.output) for x in trace.global_values if x.output.shape.rank != 0}
     by_place = any(id(x) in of_all or ops.KEYED_BITS in x.op.name for x in reached)
-    if flow.statistics or by_place:
+    # The gradients of one micro-batch have only its rows.
+    if flow.statistics or by_place or searched.micro_batches > 1:
         return None
     return [len(symbolic(trace.inputs)) - 1] if has_mask(trace) else []
 

@@ -149,3 +149,20 @@ def test_custom_gradients_by_the_places_of_rows_or_of_padding_are_rejected(funct
 
     with pytest.raises(ctl.UsageError, match=r"as seen in the gradient of tf\.custom_gradient"):
         running.train(Scaled, Split(2, rows))
+
+
+@tf.custom_gradient
+def doubled(x):
+    return tf.identity(x), lambda d: 2 * d
+
+
+@pytest.mark.parametrize("split", [Split(2, 7), Split(2, 8, 2), Split(1, 8, 2)])
+def test_custom_gradients_of_single_rows_are_accepted(split):
+    class Doubled(Case):
+        def per_example_loss(self, batch, outputs):
+            return super().per_example_loss(batch, doubled(outputs))
+
+    assert (
+        running.difference(running.train(Doubled, split), running.train(Doubled, split.reference))
+        <= 1e-10
+    )
