@@ -174,6 +174,10 @@ class GraphCopier:
             stack.pop()
         return self._copies[id(tensor)]
 
+    def set(self, tensor: tf.Tensor, copy: tf.Tensor) -> None:
+        """Sets what stands for a tensor."""
+        self._copies[id(tensor)] = copy
+
     def _inputs(self, tensor: tf.Tensor) -> list[tf.Tensor]:
         """Returns the tensors that a tensor is copied from."""
         source = self._source

@@ -9,7 +9,6 @@ steps. A trace with one row cannot show that, so the step is then traced again w
 """
 
 from collections.abc import Callable, Sequence
-from concurrent import futures
 import dataclasses
 import functools
 import logging
@@ -20,10 +19,9 @@ import tensorflow as tf
 
 from ctl.built.observers import Observer
 from ctl.checks import (
-    exchanged_rows,
     hidden_reductions,
     loss_trace,
-    replica_number,
+    one_replica,
     row_sums,
 )
 from ctl.checks.graph_copier import ProbeError
@@ -31,18 +29,19 @@ from ctl.checks.read_batches import ReadBatch, read_existing
 from ctl.checks.row_dependence import RowDependence
 from ctl.checks.row_flow import RowFlow
 from ctl.checks.row_rules import Place
-from ctl.checks.searched_trace import ACCEPT, Check, SearchedTrace
-from ctl.data.autograph import traced
+from ctl.checks.searched_trace import ACCEPT, COUNT_FIX, SearchedTrace, Suspect
+from ctl.configs.error_location import name_function
 from ctl.errors import UsageError
 from ctl.graphs.dataflow import outer_tensor
 from ctl.graphs.places import place_of
-from ctl.rows import row_mask
+from ctl.hardware import devices, strategies
 from ctl.rows.row_mask import Rows
-from ctl.rows.trace import Trace, UpdateTrace, symbolic
+from ctl.rows.trace import UpdateTrace, symbolic
 
 _LOG = logging.getLogger("ctl")
 _PARTS = (0.25, 0.5, 0.75, 0.99)  # of the epoch, whose batches are read besides the next one
 _ROWS = 4  # of a micro-batch, if the step is traced again
+_UPDATES = "computes another update on one replica with all rows"
 Compute = Callable[[Any], Any]
 
 
@@ -51,27 +50,32 @@ class RowCoupling(Observer):
 
     def search(self, operations: Sequence[Any], rows: Rows) -> None:
         """Raises a UsageError if the loss of a row depends on other rows of the replica."""
-        plan = self.step.plan
+        step, plan = self.step, self.step.plan
         if rows.earlier is None and not plan.options.allow_row_coupling:
-            read = self.step.first_batch
+            read = step.first_batch
             batches: list[ReadBatch] = [read, *(functools.partial(read, part) for part in _PARTS)]
-            again = search(rows, plan.layout.replicas, batches, self.step.compute)
-            self.step.repeated.extend(again)
+            # Numbers of rows and of replicas in other losses are found before the first step.
+            owner: Any = step.attributes.owner
+            own = owner.replica_step if plan.own_replica_step else None
+            suspects = [Suspect(name_function(own), _UPDATES, COUNT_FIX)] if own else []
+            found = SearchedTrace(
+                rows.trace, plan.layout.replicas, rows.micro_batches, batches, rows.allow_unkeyed,
+                again=step.repeated,
+            )  # fmt: skip
+            search(found, rows, step.compute, suspects)
 
 
 def search(
-    rows: Rows, replicas: int, batches: Sequence[ReadBatch], compute: Compute
-) -> list[Check]:
+    found: SearchedTrace, rows: Rows, compute: Compute, suspects: Sequence[Suspect] = ()
+) -> None:
     """Searches the losses that a replica has traced.
 
     Args:
-        rows: the rows of the replica, with its trace.
-        replicas: the number of replicas that compute the global batch.
-        batches: see `SearchedTrace`.
+        found: the trace; gets the checks to repeat for other batches, where the ops do not show that
+            rows are independent.
+        rows: the rows of the replica.
         compute: what was traced, as a function of a batch.
-
-    Returns:
-        The checks to repeat for other batches, where the ops do not show that rows are independent.
+        suspects: what is compared with one replica in any case.
 
     Raises:
         UsageError: the loss of a row depends on other rows of the replica, or the replicas compute
@@ -79,33 +83,40 @@ def search(
     """
     trace = rows.trace
     if not symbolic(trace.inputs):
-        return []
+        return
     # On several replicas the first position is computed from the rows of all.
     numbers = symbolic([rows.first_row, rows.step])
-    first = {id(x): np.zeros([], x.dtype.as_numpy_dtype) for x in numbers}
+    found.first = {id(x): np.zeros([], x.dtype.as_numpy_dtype) for x in numbers}
     trace.positions.extend(symbolic([rows.first_row]))
-    context: Any = tf.distribute.get_replica_context()
-    number = int(tf.get_static_value(context.replica_id_in_sync_group) or 0)
-    found = SearchedTrace(
-        trace, replicas, rows.micro_batches, batches, rows.allow_unkeyed, first, number
-    )
     # The graph keeps the traces, because it also keeps their tensors.
-    earlier = trace.call.get("searches", [])
-    trace.call["searches"] = [*earlier, found]
-    if earlier:  # another replica of this process, in the same graph
-        difference, own = loss_trace.compare_replicas(earlier[0].trace, trace, len(earlier))
+    searches = trace.call.setdefault("searches", [])
+    searches.append(found)
+    if found is searches[0]:
+        _search_first(found, rows, compute)
+    else:  # another replica of this process, in the same graph
+        distance = len(searches) - 1
+        difference, number = loss_trace.compare_replicas(searches[0].trace, trace, distance)
         _check_equal(difference, "replicas")
-        if own is not None:
-            for pair in zip(earlier[0].trace.updates, trace.updates, strict=False):
-                replica_number.check(earlier[0], found, pair, own)
-        return found.again
+        found.suspects += [] if number is None else [one_replica.suspect_number(number)]
+    if len(searches) == _count_traces():
+        found.suspects += suspects
+        one_replica.check(searches, rows, compute)
+
+
+def _count_traces() -> int:
+    """Returns how many replicas of this process trace a step."""
+    strategy = tf.distribute.get_strategy()
+    is_one = strategies.spec_of(strategy).tpu  # one trace serves all of them
+    return 1 if is_one else len(devices.replica_devices(strategy))
+
+
+def _search_first(found: SearchedTrace, rows: Rows, compute: Compute) -> None:
+    """Searches the losses that the first replica has traced."""
     try:
         _check_updates(found)
     except ProbeError as unknown:
         try:
-            with tf.init_scope(), futures.ThreadPoolExecutor(1) as thread:  # in no strategy
-                again = thread.submit(_check_again, rows, replicas, batches[0], compute)
-                return again.result()
+            _check_again(found, rows, compute)
         except ProbeError as error:
             op = error.op or unknown.op
             if op is not None and found.is_split:
@@ -115,39 +126,20 @@ def search(
                     "measures.",
                     place_of(op), op.type, error,
                 )  # fmt: skip
-    return found.again
 
 
-def _check_again(rows: Rows, replicas: int, read_batch: ReadBatch, compute: Compute) -> list[Check]:
+def _check_again(found: SearchedTrace, rows: Rows, compute: Compute) -> None:
     """Checks the losses of a step that is traced again, with several rows in each micro-batch."""
-    count = _ROWS * rows.micro_batches
-    batch = tf.nest.map_structure(lambda x: x[:count], read_existing(read_batch, count, rows.trace))
-    traces: list[Trace] = []
-
-    def step(batch: Any) -> None:
-        traces.append(trace := Trace(batch, losses_only=True))
-        again = dataclasses.replace(
-            rows, row_mask=None, first_row=tf.zeros([], tf.int64), step=0, count=count,
-            graph=tf.compat.v1.get_default_graph(), single=False, trace=trace,
-        )  # fmt: skip
-        trace.positions.append(again.first_row)
-        with row_mask.replay(again, {}), trace.record_collectives():
-            compute(batch)
-
-    try:
-        traced(step).get_concrete_function(batch)
-    # The code may require the number of rows that it has, or fail once the losses are known.
-    except Exception as error:
-        updates = [each for trace in traces for each in trace.updates if each.micro_batches]
-        if len(updates) < len(rows.trace.updates):
-            reason = f"the step cannot be traced with {_ROWS} rows ({type(error).__name__})"
-            raise ProbeError(reason) from error
-    read = [lambda: (batch, None)]
-    found = SearchedTrace(
-        traces[0], replicas, rows.micro_batches, read, rows.allow_unkeyed, is_alone=True
-    )
-    _check_updates(found)
-    return found.again
+    parts = rows.micro_batches
+    count = _ROWS * parts
+    with tf.init_scope():
+        batch = read_existing(found.batches[0], count, rows.trace)
+        batch = tf.nest.map_structure(lambda x: x[:count], batch)
+    trace = one_replica.retrace(rows, batch, compute, count=count, parts=parts)
+    again = dataclasses.replace(
+        found, trace=trace, batches=[lambda: (batch, None)], first={}, is_alone=True
+    )  # fmt: skip
+    _check_updates(again)
 
 
 def _check_updates(searched: SearchedTrace) -> None:
@@ -190,9 +182,8 @@ def _check_update(searched: SearchedTrace, update: UpdateTrace) -> None:
         {**batch, **leading}, count=rows, clean=clean, resolve=resolve, row_wise=trace.row_wise
     )
     check_rows(losses, part.losses, rows, micro_batches)
-    if micro_batches > 1:  # those of `preprocess` have the rows of all micro-batches
-        exchanged_rows.check(searched, update, prepared, update.inputs)
-    exchanged_rows.check(searched, update, losses, part.losses, part.rows)
+    searched.suspects += one_replica.find(searched, prepared, update.inputs)
+    searched.suspects += one_replica.find(searched, losses, part.losses, part.rows)
     row_sums.check_penalties(searched, update, losses, rows)
     row_sums.check_gradients(searched, update, losses)
 

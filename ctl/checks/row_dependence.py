@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ctl.checks import replica_number
+from ctl.checks import one_replica
 from ctl.checks.graph_copier import ProbeError
 from ctl.checks.read_batches import ReadBatch
 from ctl.checks.row_flow import Mixed, RowFlow
@@ -67,7 +67,7 @@ class RowDependence:
             if self.count == 1 and self.searched.trace.global_values:
                 raise ProbeError("a micro-batch has one row")
             return False
-        self._own_places = replica_number.reads_number(self.searched, self.update, self._values)
+        self._is_numbered = one_replica.find_number(self.searched, self._values) is not None
         self.probe = self._probe([value for value, _ in self.suspects])
         if self._examine(self.searched.batches):
             return False
@@ -90,10 +90,13 @@ class RowDependence:
 
     def _probe(self, values: Sequence[tf.Tensor]) -> Probe:
         searched = self.searched
-        positions = None if searched.allow_unkeyed else searched.trace.positions
+        # Places that the user has computed from the number of the replica are compared elsewhere.
+        positions = (
+            None if searched.allow_unkeyed or self._is_numbered else searched.trace.positions
+        )
         return Probe(
             values, searched.trace, searched.first, self.update.aliases, self.flow.statistics,
-            positions, self._own_places,
+            positions,
         )  # fmt: skip
 
     def _dependent(self, probe: Probe, batches: Sequence[ReadBatch]) -> dict[int, bool]:
@@ -125,7 +128,7 @@ class RowDependence:
             fix = PLACE_FIX
         else:
             use, fix = f"{COMBINES} ({_describe_op(self.searched.trace, known, op)})", FIX
-        reject(op, use, fix, split=self._is_split)
+        reject(place_of(op), use, fix, split=self._is_split)
         return True
 
 

@@ -162,7 +162,7 @@ class RowFlow:
         rows = row_rules.apply(op, places, self._count)
         if rows is not None:
             return [Mixed(op)] * outputs if self._pairs_places(op, places) else rows
-        return self._statistics(op, states) if _is_normalization(op) else [Mixed(op)] * outputs
+        return self._statistics(op, states) if is_normalization(op) else [Mixed(op)] * outputs
 
     def uses_places(self, tensor: tf.Tensor) -> bool:
         """Returns whether a value is perhaps one for each place in the replica, whatever row is there.
@@ -248,10 +248,10 @@ class RowFlow:
 def is_statistics(op: Any) -> bool:
     """Returns whether an op computes statistics of a batch normalization, or counts their elements."""
     is_number = op.type == "Cast" and op.outputs[0].shape.rank == 0
-    return (is_number or op.type in _STATISTICS) and _is_normalization(op)
+    return (is_number or op.type in _STATISTICS) and is_normalization(op)
 
 
-def _is_normalization(op: Any) -> bool:
+def is_normalization(op: Any) -> bool:
     """Returns whether an op belongs to a batch normalization, of ctl or (with a warning) Keras."""
     return any(frame.filename.endswith(_NORMALIZATIONS) for frame in op.traceback)
 

@@ -19,7 +19,7 @@ from ctl.checks.graph_copier import (
     has_mask,
 )
 from ctl.checks.read_batches import ReadBatch, read_values
-from ctl.rows.trace import GlobalValue, Trace, symbolic
+from ctl.rows.trace import Trace, symbolic
 
 # Relative to the largest value. The shapes are the same, so the same kernels compute a row.
 _TOLERANCES = {8: 1e-6, 4: 1e-4, 2: 2e-2}
@@ -41,8 +41,6 @@ class Probe:
         statistics: the ops of batch normalizations that combine rows.
         positions: positions of rows in the global batch; None if the places of rows do not matter.
         shifted: tensors that are copied with other values.
-        own_places: whether the values contain positions that the user computed, from the number of the
-            replica. What a collective returned then moves with the rows.
 
     Attributes:
         by_place: the positions of the values that depend on the place of a row in its replica.
@@ -57,7 +55,6 @@ class Probe:
         aliases: Mapping[int, tf.Tensor] = types.MappingProxyType({}),
         statistics: Sequence[Any] = (),
         positions: Sequence[tf.Tensor] | None = None,
-        own_places: bool = False,
         shifted: Sequence[tf.Tensor] = (),
     ):
         self.values, self.trace = values, trace
@@ -65,7 +62,6 @@ class Probe:
         self.constant: set[int] = set()
         self.source = CopiedTrace(trace, first, aliases, statistics, positions or (), shifted)
         self._moves = positions is not None
-        self._own_places = own_places
         self._fixed: list[tf.Tensor] = []
         self._observed = Computation(self._observe)
         self._computed = Computation(self._compute)
@@ -228,53 +224,11 @@ class Probe:
         if not self._moves:
             return
 
-        def compare(reference: Sequence[Any], fixed: Sequence[Any]) -> set[int]:
-            pairs = zip(self._fixed, fixed, strict=True)
-            moves = [self._move_fixed(tensor, value) for tensor, value in pairs]
-            moved = self._computed([_move(x) for x in batch], moves, _FIRST + 1)
-            before, after = [x[1:] for x in reference], [x[:-1] for x in moved]
-            return differ(before, after, np.arange(before[0].shape[0]), finite=finite)
-
-        found = compare(reference, fixed)
-        if found and self._own_places:
-            with contextlib.suppress(*FAILURES):
-                fixed = self.make_distinct(fixed)
-                found &= compare(self.compute(batch, fixed), fixed)
-        self.by_place |= found
-
-    def make_distinct(self, fixed: Sequence[Any], replica: int = 0) -> list[Any]:
-        """Returns values for the global batch in which no two rows that a collective returned are equal.
-
-        Rows that are equal have an order, as in tf.argsort, by their places among the rows of all.
-
-        Args:
-            fixed: the values.
-            replica: the replica whose rows get the smallest values.
-        """
-        return [self._distinct(x, v, replica) for x, v in zip(self._fixed, fixed, strict=True)]
-
-    def _distinct(self, tensor: tf.Tensor, value: tf.Tensor, replica: int) -> tf.Tensor:
-        collected = self._collected(tensor)
-        if collected is None or not (value.dtype.is_floating or value.dtype.is_integer):
-            return value
-        count = value.shape[0]
-        numbers = np.split(np.arange(count), collected.copies)
-        numbers.insert(replica, numbers.pop(0))
-        added = np.concatenate(numbers).reshape([count, *[1] * (value.shape.rank - 1)])
-        return value * count + tf.cast(added, value.dtype)
-
-    def _collected(self, tensor: tf.Tensor) -> GlobalValue | None:
-        """Returns the collective of TensorFlow that returned a tensor with the rows of all replicas."""
-        value = self.source.global_values.get(id(tensor))
-        return value if value and value.gathered and not value.axis else None
-
-    def _move_fixed(self, tensor: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
-        if id(tensor) in self.source.positions:
-            return _move(value)
-        collected = self._collected(tensor)
-        if not self._own_places or collected is None:
-            return value
-        return tf.concat([_move(part) for part in tf.split(value, collected.copies)], 0)
+        pairs = zip(self._fixed, fixed, strict=True)
+        moves = [_move(x) if id(tensor) in self.source.positions else x for tensor, x in pairs]
+        moved = self._computed([_move(x) for x in batch], moves, _FIRST + 1)
+        before, after = [x[1:] for x in reference], [x[:-1] for x in moved]
+        self.by_place |= differ(before, after, np.arange(before[0].shape[0]), finite=finite)
 
     def _observe(self, batch: Sequence[tf.Tensor], first: tf.Tensor) -> list[tf.Tensor]:
         copy = GraphCopier(self.source, self.source.known(batch, first))

@@ -1,23 +1,22 @@
 """Rejects penalties and gradients that are not sums of terms of single rows."""
 
 from collections.abc import Sequence
-import os
 from typing import Any
 
 import tensorflow as tf
 
 from ctl.checks.graph_copier import ProbeError, has_mask
+from ctl.checks.one_replica import is_users_gradient
 from ctl.checks.read_batches import ReadBatch
 from ctl.checks.row_flow import Mixed, RowFlow
 from ctl.checks.row_probe import Probe
 from ctl.checks.searched_trace import COMBINES, FIX, SearchedTrace
 from ctl.graphs import ops
 from ctl.graphs.dataflow import ancestors
+from ctl.graphs.places import place_of
 from ctl.rows.trace import UpdateTrace, symbolic
-from ctl.version import FOLDER
 
 _PENALTY_FIX = "return the penalty of each row from forward, and add it in per_example_loss"
-_TENSORFLOW, _KERAS = (os.path.join("site-packages", name) for name in ("tensorflow", "tf_keras"))
 
 
 def check_penalties(
@@ -48,7 +47,7 @@ def check_gradients(searched: SearchedTrace, update: UpdateTrace, flow: RowFlow)
         for op in ops.with_called([tensor.op]):
             if op.type == "StopGradient" and isinstance(state, Mixed):
                 seen = ", as seen in the gradients beside tf.stop_gradient"
-            elif _is_users_gradient(op):
+            elif is_users_gradient(op):
                 seen = ", as seen in the gradient of tf.custom_gradient"
         if seen:
             dense = [getattr(x, "values", x) for x in update.gradients[0] if x is not None]
@@ -68,7 +67,7 @@ def _check(
     def finds(batches: Sequence[ReadBatch]) -> bool:
         return not probe.is_sum_of_rows(*searched.read(batches[0]), masks=masks)
 
-    searched.examine(finds, op, f"{COMBINES} ({op.type}){seen}", fix)
+    searched.examine(finds, place_of(op), f"{COMBINES} ({op.type}){seen}", fix)
 
 
 def _masks(
@@ -83,12 +82,3 @@ def _masks(
     if flow.statistics or by_place or searched.micro_batches > 1:
         return None
     return [len(symbolic(trace.inputs)) - 1] if has_mask(trace) else []
-
-
-def _is_users_gradient(op: Any) -> bool:
-    """Returns whether an op has a gradient that the user has written by tf.custom_gradient."""
-    if op.type != "IdentityN" or b"CustomGradient" not in op.node_def.attr["_gradient_op_type"].s:
-        return False
-    callers = (frame.filename for frame in reversed(op.traceback))
-    caller = next((name for name in callers if _TENSORFLOW not in name), "")
-    return not caller.startswith(str(FOLDER)) and _KERAS not in caller

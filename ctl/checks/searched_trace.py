@@ -5,14 +5,13 @@ import contextlib
 import dataclasses
 import functools
 import logging
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from ctl.checks.graph_copier import FAILURES, ProbeError
 from ctl.checks.read_batches import ReadBatch, read_values
 from ctl.errors import UsageError
-from ctl.graphs.places import place_of
 from ctl.rows.trace import Trace, symbolic
 
 _LOG = logging.getLogger("ctl")
@@ -25,8 +24,26 @@ PLACE_FIX = (
     "use ctl.replica.positions(x), the places of these rows among the rows of the global batch, which "
     "ctl.replica.all_gather(x) returns"
 )
+COUNT_FIX = (
+    "leave out numbers of replicas and of rows, since ctl divides by the weight of the global batch, "
+    "and read the rows of all replicas by ctl.replica.all_gather(x)"
+)
 COMBINES = "combines rows of the same replica or micro-batch"
 Check = Callable[[Sequence[ReadBatch]], object]
+
+
+class Suspect(NamedTuple):
+    """Code because of which one replica may compute another update for the same rows.
+
+    Attributes:
+        place: the user's line, or function.
+        use: what it does, as the end of a sentence about it.
+        fix: what to do.
+    """
+
+    place: str
+    use: str
+    fix: str
 
 
 @dataclasses.dataclass
@@ -41,9 +58,9 @@ class SearchedTrace:
             have more rows, and all but the first may fail.
         allow_unkeyed: whether numbers may be drawn for the place of a row in its replica.
         first: the id of a tensor of the trace -> its value in the first step.
-        number: the number of the replica.
         is_alone: whether the trace is that of one replica, whatever the number of replicas of the step.
         again: the checks that are repeated for batches of later steps.
+        suspects: what a comparison with one replica tests.
     """
 
     trace: Trace
@@ -52,9 +69,9 @@ class SearchedTrace:
     batches: Sequence[ReadBatch]
     allow_unkeyed: bool
     first: Mapping[int, Any] = dataclasses.field(default_factory=dict)
-    number: int = 0
     is_alone: bool = False
     again: list[Check] = dataclasses.field(default_factory=list)
+    suspects: list[Suspect] = dataclasses.field(default_factory=list)
 
     @property
     def is_split(self) -> bool:
@@ -67,26 +84,25 @@ class SearchedTrace:
         return read_values(self.trace, batch, size, least=2)
 
     def examine(
-        self, finds: Callable[[Sequence[ReadBatch]], bool], op: Any, use: str, fix: str
+        self, finds: Callable[[Sequence[ReadBatch]], bool], place: str, use: str, fix: str
     ) -> None:
-        """Rejects an op if a check finds something in the batches; it is repeated for later ones."""
+        """Rejects code if a check finds something in the batches; it is repeated for later ones."""
 
         def check(batches: Sequence[ReadBatch]) -> None:
             found = False
             with contextlib.suppress(ProbeError, *FAILURES), tf.init_scope():
                 found = finds(batches)
             if found:
-                reject(op, use, fix, split=self.is_split)
+                reject(place, use, fix, split=self.is_split)
 
         check(self.batches)
         self.again.append(check)
 
 
-def reject(op: Any, use: str, fix: str, *, split: bool) -> None:
+def reject(place: str, use: str, fix: str, *, split: bool) -> None:
     """Raises a UsageError, or warns if the batch is not split."""
     line = (
-        f"{place_of(op)} {use}, so the loss of a row depends on how the batch is "
-        f"split: {fix}, {ACCEPT}."
+        f"{place} {use}, so the loss of a row depends on how the batch is split: {fix}, {ACCEPT}."
     )
     reject_if_split(line, split=split)
 

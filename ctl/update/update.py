@@ -170,7 +170,7 @@ class Update:
         )
         denominators = self._denominators(numbers, count)
         compute = MicroBatches(
-            count=plan.micro_batches,
+            count=rows.micro_batches,
             loss_fn=loss_fn,
             forward=forward,
             targets=targets,

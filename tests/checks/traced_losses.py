@@ -35,7 +35,7 @@ class FakeStep:
         self.loss, self.rows, self.padded = loss, rows, padded
         options = types.SimpleNamespace(allow_row_coupling=allow)
         layout = types.SimpleNamespace(replicas=replicas)
-        self.plan = types.SimpleNamespace(options=options, layout=layout)
+        self.plan = types.SimpleNamespace(options=options, layout=layout, own_replica_step=False)
 
     def first_batch(self, part=0.0):
         if part:

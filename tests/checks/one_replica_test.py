@@ -1,4 +1,6 @@
-"""Collectives of what a replica has combined are rejected if the result depends on the split."""
+"""What one replica with all rows computes otherwise is rejected, as long as it is split."""
+
+import dataclasses
 
 import pytest
 import tensorflow as tf
@@ -68,6 +70,10 @@ def next_row_and_centred(outputs):
     return next_row(outputs) + centred_rows(outputs)
 
 
+def count_of_all(outputs):
+    return all_reduce("SUM", tf.cast(tf.shape(outputs)[0], outputs.dtype)) / len(outputs)
+
+
 def collecting(collect):
     class Collecting(Case):
         def per_example_loss(self, batch, outputs):
@@ -81,12 +87,15 @@ def collecting(collect):
 
 @pytest.mark.parametrize(
     "collect, rows",
-    [(mean_of_maxima, 8), (mean_of_means, 7), (next_row_and_centred, 8), (padding, 7)],
+    [
+        *((mean_of_maxima, 8), (mean_of_means, 7), (next_row_and_centred, 8), (padding, 7)),
+        (count_of_all, 8),
+    ],
     ids=lambda x: getattr(x, "__name__", str(x)),
 )
 def test_collective_of_what_a_replica_has_combined_is_rejected_with_its_line(collect, rows):
     with pytest.raises(
-        ctl.UsageError, match=r"before a collective .*use ctl\.replica\.all_g"
+        ctl.UsageError, match=r"collect.* replicas.*use ctl\.replica\.all_g"
     ) as raised:
         train(collecting(collect), Split(2, rows))
     assert "\n" not in str(raised.value) and "_test.py:" in str(raised.value)
@@ -106,3 +115,45 @@ def test_collective_whose_result_is_a_function_of_the_global_batch_is_right(coll
 def test_collective_of_a_micro_batch_is_rejected():
     with pytest.raises(ctl.UsageError, match="before a collective"):
         train(collecting(mean_by_sums), Split(1, 8, micro_batches=2))
+
+
+def test_rows_that_a_micro_batch_gathers_are_rejected():
+    """There are no other rows in a micro-batch, although all replicas have one."""
+    with pytest.raises(ctl.UsageError, match="before a collective"):
+        train(collecting(padding), Split(1, 8, micro_batches=2))
+
+
+class OwnPositions(Case):
+    """Pairs rows as in the documentation of tf.distribute: right if replicas have equally many rows."""
+
+    def per_example_loss(self, batch, outputs):
+        count = tf.shape(outputs)[0]
+        first = tf.distribute.get_replica_context().replica_id_in_sync_group * count
+        rows = tf.cast(first + tf.range(count), outputs.dtype)
+        return super().per_example_loss(batch, outputs) * (1 + rows)
+
+
+class CountingGradient(Case):
+    """A gradient that is multiplied by the number of rows of a replica or micro-batch."""
+
+    def per_example_loss(self, batch, outputs):
+        @tf.custom_gradient
+        def scaled(x):
+            return tf.identity(x), lambda dy: dy * tf.cast(tf.shape(x)[0], dy.dtype)
+
+        return super().per_example_loss(batch, scaled(outputs))
+
+
+def test_positions_from_the_number_of_the_replica_are_right_for_equally_many_rows(caplog):
+    split = Split(2, 8)
+    assert difference(train(OwnPositions, split.reference), train(OwnPositions, split)) <= 1e-10
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("split", [Split(2, 8), Split(1, 8, micro_batches=2)], ids=str)
+@pytest.mark.parametrize("case", [OwnPositions, CountingGradient])
+def test_number_of_rows_or_of_the_replica_that_changes_the_update_is_rejected(case, split):
+    if case is OwnPositions:
+        split = dataclasses.replace(split, micro_batches=2)
+    with pytest.raises(ctl.UsageError, match=r"number of the replica|tf\.custom_gradient"):
+        train(case, split)

@@ -1,0 +1,398 @@
+"""Compares the losses and gradients of a step with those of one replica that computes all rows.
+
+A collective may get what a replica has already combined, such as the mean of its own maximum: its
+result is equal on all replicas, and yet depends on how the batch is split. The number of a replica may
+do the same, and a gradient that the user has written. Where the search of the losses finds one of these,
+the code of the step is traced again, in no strategy and without micro-batches. The ops of all replicas
+are copied into another graph, in which collectives are sums and concatenations. For the same rows, both
+must compute the same losses, and gradients with the same sum.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
+import contextlib
+import dataclasses
+import logging
+import os
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from ctl.checks import loss_trace
+from ctl.checks.graph_copier import (
+    FAILURES,
+    LATE,
+    Computation,
+    CopiedTrace,
+    GraphCopier,
+    ProbeError,
+    has_mask,
+)
+from ctl.checks.read_batches import ReadBatch
+from ctl.checks.row_flow import Mixed, RowFlow, is_normalization, is_statistics
+from ctl.checks.row_probe import differ
+from ctl.checks.searched_trace import COUNT_FIX, FIX, PLACE_FIX, SearchedTrace, Suspect, reject
+from ctl.data.autograph import traced
+from ctl.data.source import Batch
+from ctl.graphs.assignments import READS
+from ctl.graphs.dataflow import ancestors
+from ctl.graphs.places import place_of
+from ctl.rows import row_mask
+from ctl.rows.row_mask import Rows
+from ctl.rows.trace import GlobalValue, Trace, symbolic
+from ctl.version import FOLDER
+
+_LOG = logging.getLogger("ctl")
+_COMBINES = "combines rows of the same replica before a collective combines the replicas"
+_COUNTS = "is a number from which one replica with all rows gets other losses"
+_COLLECTS = (
+    "collects values of all replicas, from which one replica with all rows gets other losses"
+)
+_GRADIENT = "has a gradient of tf.custom_gradient that one replica with all rows computes otherwise"
+_MOST_REPLICAS = 8  # whose losses are computed together
+_GATHER, _MOMENTS, _ROW_RANGE = (
+    os.path.join("ctl", "rows", x) for x in ("gather.py", "moments.py", "row_mask.py")
+)  # fmt: skip
+_TENSORFLOW, _KERAS = (os.path.join("site-packages", x) for x in ("tensorflow", "tf_keras"))
+Compute = Callable[[Batch], Any]
+Parts = Sequence[Sequence[Any]]  # of each replica: [rows, ...] each
+
+
+def find(
+    searched: SearchedTrace,
+    flow: RowFlow,
+    values: Sequence[tf.Tensor],
+    micro_batch: Sequence[tf.Tensor] = (),
+) -> Iterator[Suspect]:
+    """Yields what may depend on the split although no row of a replica depends on the others.
+
+    Args:
+        searched: the trace.
+        flow: finds where rows are combined.
+        values: the losses, or what `preprocess` and `sample_weight` returned.
+        micro_batch: the rows of a micro-batch, whose losses these are.
+
+    Raises:
+        UsageError: a collective has rows of one micro-batch only.
+    """
+    trace, reached = searched.trace, [*ancestors(*values)]
+    inside = {id(x) for x in ancestors(*values, stop={id(x) for x in micro_batch})}
+    is_part = bool(micro_batch) and searched.micro_batches > 1
+    ids = {id(x) for x in reached}
+    collectives = [x for x in trace.global_values if id(x.output) in ids]
+    for value in collectives:
+        state, op = flow.state(value.local), value.local.op
+        combines = False
+        if isinstance(state, Mixed) and not _is_own_gather(state.op):
+            combines, op = True, state.op
+        if is_part and id(value.output) in inside and (combines or value.gathered):
+            reject(place_of(op), _COMBINES, FIX, split=True)
+        if combines:
+            yield Suspect(place_of(op), _COMBINES, FIX)
+    number = find_number(searched, values)
+    if number is not None:
+        yield suspect_number(number)
+    for x in reached:
+        if is_users_gradient(x.op):
+            yield Suspect(place_of(x.op), _GRADIENT, COUNT_FIX)
+        if _is_count(x):
+            yield Suspect(place_of(x.op), _COUNTS, COUNT_FIX)
+    for value in collectives:
+        if not _is_known(value.local.op) and not _is_own_gather(value.local.op):
+            # It is called where no op is made, but its result is used on the user's line, or near it.
+            op = next(iter(value.output.consumers()), value.local.op)
+            yield Suspect(place_of(op), _COLLECTS, FIX)
+
+
+def suspect_number(op: Any) -> Suspect:
+    """Returns the suspect that is the number of a replica."""
+    return Suspect(place_of(op), "uses the number of the replica", PLACE_FIX)
+
+
+def _is_own_gather(op: Any) -> bool:
+    """Returns whether ctl puts rows into the slot of their replica, to gather them."""
+    return any(frame.filename.endswith(_GATHER) for frame in op.traceback)
+
+
+def find_number(searched: SearchedTrace, values: Sequence[tf.Tensor]) -> Any | None:
+    """Returns the number of the replica that values contain, other than in ctl's positions."""
+    trace = searched.trace
+    known = [*trace.positions, *(each.output for each in trace.global_values)]
+    known += symbolic([part.first_row for update in trace.updates for part in update.micro_batches])
+    sources = ancestors(*values, stop={id(x) for x in known})
+    return next((x.op for x in sources if loss_trace.is_replica_number(x.op)), None)
+
+
+def _is_known(op: Any) -> bool:
+    """Returns whether an op computes statistics or a number of rows, whose parts ctl adds up."""
+    return is_normalization(op) or _caller(op).endswith(_ROW_RANGE)
+
+
+def _is_count(tensor: tf.Tensor) -> bool:
+    """Returns whether a tensor is perhaps a number of rows, as a factor of a loss."""
+    is_number = tensor.op.type == "Cast" and tensor.shape.rank == 0 and tensor.dtype.is_floating
+    if not is_number or not tensor.op.inputs[0].dtype.is_integer or not _is_users(tensor.op):
+        return False
+    sources = ancestors(tensor, through_shapes=False)
+    return not any(x.op.type in (*READS, "Placeholder") for x in sources)
+
+
+def is_users_gradient(op: Any) -> bool:
+    """Returns whether an op has a gradient that the user has written by tf.custom_gradient."""
+    if op.type != "IdentityN" or b"CustomGradient" not in op.node_def.attr["_gradient_op_type"].s:
+        return False
+    return _is_users(op)
+
+
+def _is_users(op: Any) -> bool:
+    """Returns whether the user's code has called TensorFlow to create an op."""
+    caller = _caller(op)
+    return not caller.startswith(str(FOLDER)) and _KERAS not in caller
+
+
+def _caller(op: Any) -> str:
+    """Returns the file of the code that has called TensorFlow to create an op."""
+    callers = (frame.filename for frame in reversed(op.traceback))
+    return next((name for name in callers if _TENSORFLOW not in name), "")
+
+
+def check(searches: Sequence[SearchedTrace], rows: Rows, compute: Compute) -> None:
+    """Raises a UsageError if a suspect changes what one replica with all rows would compute.
+
+    Args:
+        searches: the traces of the replicas of this process.
+        rows: the rows of one of them.
+        compute: what was traced, as a function of a batch.
+    """
+    first = searches[0]
+    suspects = [suspect for each in searches for suspect in each.suspects]
+    if not suspects or not first.is_split or _is_incomparable(first, rows):
+        return
+    suspect = suspects[0]
+    if first.replicas > _MOST_REPLICAS:  # each is a copy of the forward and the backward pass
+        _LOG.warning(
+            "%s %s. If the result depends on how the batch is split, the update does, too, which is "
+            "not known for more than %s replicas: compare fewer by `ctl check`.",
+            suspect.place, suspect.use, _MOST_REPLICAS,
+        )  # fmt: skip
+        return
+    first.examine(_Comparison(searches, rows, compute).finds, *suspect)
+
+
+def _is_incomparable(searched: SearchedTrace, rows: Rows) -> bool:
+    """Returns whether one replica computes something else, which is known and accepted."""
+    trace = searched.trace
+    if rows.allow_unkeyed or rows.normalizes_micro_batches:
+        return True
+    # The statistics of each replica's own rows, which another check warns of.
+    losses = [x for each in trace.updates for part in each.micro_batches for x in part.losses]
+    of_all = {id(x.output) for x in trace.global_values}
+    normalized = (x.op for x in ancestors(*losses, stop=of_all) if is_statistics(x.op))
+    return any(op.type != "Cast" and not _caller(op).endswith(_MOMENTS) for op in normalized)
+
+
+def retrace(rows: Rows, batch: Batch, compute: Compute, *, count: int, parts: int) -> Trace:
+    """Traces a step again, in no strategy.
+
+    Args:
+        rows: the rows of a replica that has traced it.
+        batch: the rows of the only replica.
+        compute: what was traced, as a function of a batch.
+        count: the number of rows.
+        parts: the number of micro-batches.
+
+    Raises:
+        ProbeError: the step cannot be traced with this number of rows.
+    """
+    traces: list[Trace] = []
+
+    def step(batch: Batch) -> None:
+        traces.append(trace := Trace(batch, losses_only=True))
+        again = dataclasses.replace(
+            rows, row_mask=None, first_row=tf.zeros([], tf.int64), step=0, count=count,
+            micro_batches=parts, graph=tf.compat.v1.get_default_graph(), single=False, trace=trace,
+        )  # fmt: skip
+        trace.positions.append(again.first_row)
+        with row_mask.replay(again, {}), trace.record_collectives():
+            compute(batch)
+
+    def run() -> None:
+        traced(step).get_concrete_function(batch)
+
+    try:
+        with tf.init_scope(), futures.ThreadPoolExecutor(1) as thread:  # in no strategy
+            thread.submit(run).result()
+    # The code may require the number of rows that it has, or fail once the losses are known.
+    except Exception as error:
+        updates = [each for trace in traces for each in trace.updates if each.micro_batches]
+        if len(updates) < len(rows.trace.updates):
+            reason = f"the step cannot be traced with {count} rows ({type(error).__name__})"
+            raise ProbeError(reason) from error
+    return traces[0]
+
+
+class _Comparison:
+    """Computes the losses and gradients of all replicas, and those of one with the same rows.
+
+    Args:
+        searches: the traces of the replicas of this process.
+        rows: the rows of one of them.
+        compute: what was traced, as a function of a batch.
+    """
+
+    def __init__(self, searches: Sequence[SearchedTrace], rows: Rows, compute: Compute):
+        self._searches, self._rows, self._compute = searches, rows, compute
+        first = searches[0]
+        # Replicas of other processes compute the same function, with other numbers.
+        self._traces = [each.trace for each in searches]
+        self._traces += [first.trace] * (first.replicas - len(searches))
+        numbers = [each.first for each in searches]
+        numbers += [first.first] * (first.replicas - len(searches))
+        self._sources = [*map(_copied, self._traces, numbers)]
+        self._one: dict[int, CopiedTrace] = {}  # number of rows -> the trace of one replica
+        self._replicas = Computation(self._compute_replicas)
+        self._alone = Computation(self._compute_alone)
+
+    def finds(self, batches: Sequence[ReadBatch]) -> bool:
+        """Returns whether the results differ for some batches."""
+        parts = self._read(batches)
+        if symbolic(self._traces[0].inputs)[0].shape[0] is None:  # replicas may have fewer rows
+            parts[-1] = [x[:-1] for x in parts[-1]]
+        whole = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        if has_mask(self._traces[0]):  # the last row of all is padding, which may have any numbers
+            parts[-1][-1][-1] = 0
+            whole = [x[:-1] for x in whole[:-1]]
+        count = len(whole[0])
+        if count not in self._one:
+            self._one[count] = _copied(self._trace(whole), {})
+        for number in (None, LATE):
+            for source in (*self._sources, self._one[count]):
+                source.set_counters(number)
+            one, scales = self._replicas(parts)
+            two, _ = self._alone(whole, scales)
+            if differ(one, two, ..., finite=True):  # or its numbers are not the same each time
+                return not differ(one, self._replicas(parts)[0], ..., finite=True)
+        return False
+
+    def _read(self, batches: Sequence[ReadBatch]) -> list[list[Any]]:
+        """Returns a batch for each replica; they repeat, moved by a row, if fewer can be read."""
+        parts: list[list[Any]] = []
+        for read in batches[: len(self._traces)]:
+            with contextlib.suppress(ProbeError, *FAILURES):
+                rows = [x.numpy() for x in self._searches[0].read(read)[0]]
+                is_like = not parts or [x.shape for x in rows] == [x.shape for x in parts[0]]
+                parts += [rows] if is_like else []
+        if not parts:
+            raise ProbeError("there is no batch to compute it for")
+        while len(parts) < len(self._traces):
+            parts.append([np.roll(x, 1, axis=0) for x in parts[-1]])
+        return parts
+
+    def _trace(self, whole: Sequence[Any]) -> Trace:
+        """Traces the step of one replica for all rows, without padding."""
+        inputs = self._traces[0].inputs
+        structure = inputs[0] if isinstance(inputs, tuple) else inputs
+        batch = tf.nest.pack_sequence_as(structure, [tf.constant(x) for x in whole])
+        return retrace(self._rows, batch, self._compute, count=len(whole[0]), parts=1)
+
+    def _compute_replicas(self, parts: Sequence[Sequence[tf.Tensor]]) -> "_Results":
+        copiers, first = list[GraphCopier](), 0
+        for number, (source, part) in enumerate(zip(self._sources, parts, strict=True)):
+            known = source.known(part, first)
+            if number >= len(self._searches):
+                known |= _numbers(source.trace, number)
+            copiers.append(GraphCopier(source, known))
+            first += part[0].shape[0]
+        reached = {id(x) for x in ancestors(*_values(self._traces[0]))}
+        for values in zip(*(each.global_values for each in self._traces), strict=True):
+            if id(values[0].output) in reached:
+                pairs = [*zip(copiers, values, strict=True)]
+                joined = _join(values[0], [copier.tensor(x.local) for copier, x in pairs])
+                for copier, x in pairs:
+                    copier.set(x.output, joined)
+        mask = tf.concat([part[-1] for part in parts], 0) if has_mask(self._traces[0]) else None
+        return _results(copiers, self._traces, mask)
+
+    def _compute_alone(
+        self, whole: Sequence[tf.Tensor], scales: Sequence[tf.Tensor]
+    ) -> "_Results":  # fmt: skip
+        source = self._one[whole[0].shape[0]]
+        copier = GraphCopier(source, source.known(whole))
+        return _results([copier], [source.trace], None, scales)
+
+
+def _copied(trace: Trace, first: Mapping[int, Any]) -> CopiedTrace:
+    aliases = {key: x for update in trace.updates for key, x in update.aliases.items()}
+    positions = [x for x in trace.positions if not x.shape.rank]
+    return CopiedTrace(trace, first, aliases, positions=positions)
+
+
+def _values(trace: Trace) -> list[tf.Tensor]:
+    """Returns the losses and gradients of a trace."""
+    values = [part.losses for each in trace.updates for part in each.micro_batches]
+    values += [each.gradients for each in trace.updates]
+    return symbolic(values)
+
+
+def _numbers(trace: Trace, number: int) -> dict[int, tf.Tensor]:
+    """Returns what stands for the number of the replica -> another one."""
+    found = (x for x in ancestors(*_values(trace)) if loss_trace.is_replica_number(x.op))
+    return {id(x): tf.constant(number, x.dtype) for x in found}
+
+
+def _join(value: GlobalValue, parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns what a collective returns."""
+    if value.gathered:
+        return tf.concat(parts, value.axis)
+    total = tf.add_n(parts)
+    return total / len(parts) if value.mean else total
+
+
+class _Results(NamedTuple):
+    """The losses and gradients of a step.
+
+    Attributes:
+        values: for each update the losses of the rows that exist, and all gradients in one tensor.
+        scales: for each update, the largest number that its gradients are summed from.
+    """
+
+    values: list[tf.Tensor]
+    scales: list[tf.Tensor]
+
+
+def _results(
+    copiers: Sequence[GraphCopier],
+    traces: Sequence[Trace],
+    mask: tf.Tensor | None,
+    given: Sequence[tf.Tensor] | None = None,
+) -> _Results:
+    """Returns what replicas compute, with the scales of other results if they are given."""
+    values, scales = list[tf.Tensor](), list[tf.Tensor]()
+    for updates in zip(*(trace.updates for trace in traces), strict=True):
+        pairs = [*zip(copiers, updates, strict=True)]
+        parts = [(copier, x.losses) for copier, update in pairs for x in update.micro_batches]
+        for i in range(len(parts[0][1])):
+            losses = tf.concat([copier.tensor(x[i]) for copier, x in parts], 0)
+            values.append(losses if mask is None else tf.boolean_mask(losses, mask > 0))
+        shares = [_flatten(copier, x) for copier, update in pairs for x in update.gradients]
+        scales.append(tf.reduce_max(tf.abs(tf.stack(shares))))
+        # A sum that is 0 has nothing but rounding, which is relative to its terms.
+        scale = scales[-1] if given is None else given[len(scales) - 1]
+        values.append(tf.concat([tf.add_n(shares), [scale]], 0))
+    return _Results(values, scales)
+
+
+def _flatten(copier: GraphCopier, gradients: Sequence[Any]) -> tf.Tensor:
+    """Returns all gradients in one tensor, in the dtype of the tolerance for them."""
+    tensors = []
+    for x in gradients:
+        if isinstance(x, tf.IndexedSlices):
+            parts = [copier.tensor(each) for each in (x.values, x.indices, x.dense_shape)]
+            tensors.append(tf.convert_to_tensor(tf.IndexedSlices(*parts)))
+        elif x is not None:
+            tensors.append(copier.tensor(x))
+    operations = tf.compat.v1.get_default_graph().get_operations()
+    sizes = {x.dtype.size for op in operations for x in op.outputs if x.dtype.is_floating}
+    dtype = {2: tf.bfloat16, 4: tf.float32, 8: tf.float64}[min(sizes)]
+    return tf.concat([tf.reshape(tf.cast(x, dtype), [-1]) for x in tensors], 0)
