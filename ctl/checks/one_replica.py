@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from ctl.checks import loss_trace
+from ctl.checks import loss_trace, replica_count
 from ctl.checks.graph_copier import (
     FAILURES,
     LATE,
@@ -157,17 +157,20 @@ def _caller(op: Any) -> str:
     return next((name for name in callers if _TENSORFLOW not in name), "")
 
 
-def check(searches: Sequence[SearchedTrace], rows: Rows, compute: Compute) -> None:
-    """Raises a UsageError if a suspect changes what one replica with all rows would compute.
+def check(
+    searches: Sequence[SearchedTrace], rows: Rows, compute: Compute, suspects: Sequence[Suspect]
+) -> None:
+    """Raises a UsageError if one replica with all rows would compute another update.
 
     Args:
         searches: the traces of the replicas of this process.
         rows: the rows of one of them.
         compute: what was traced, as a function of a batch.
+        suspects: what may be the cause; the message names the first.
     """
     first = searches[0]
-    suspects = [suspect for each in searches for suspect in each.suspects]
-    if not suspects or not first.is_split or _is_incomparable(first, rows):
+    is_accepted = rows.allow_unkeyed or rows.normalizes_micro_batches
+    if not suspects or not first.is_split or is_accepted:
         return
     suspect = suspects[0]
     if first.replicas > _MOST_REPLICAS:  # each is a copy of the forward and the backward pass
@@ -178,18 +181,6 @@ def check(searches: Sequence[SearchedTrace], rows: Rows, compute: Compute) -> No
         )  # fmt: skip
         return
     first.examine(_Comparison(searches, rows, compute).finds, *suspect)
-
-
-def _is_incomparable(searched: SearchedTrace, rows: Rows) -> bool:
-    """Returns whether one replica computes something else, which is known and accepted."""
-    trace = searched.trace
-    if rows.allow_unkeyed or rows.normalizes_micro_batches:
-        return True
-    # The statistics of each replica's own rows, which another check warns of.
-    losses = [x for each in trace.updates for part in each.micro_batches for x in part.losses]
-    of_all = {id(x.output) for x in trace.global_values}
-    normalized = (x.op for x in ancestors(*losses, stop=of_all) if is_statistics(x.op))
-    return any(op.type != "Cast" and not _caller(op).endswith(_MOMENTS) for op in normalized)
 
 
 def retrace(rows: Rows, batch: Batch, compute: Compute, *, count: int, parts: int) -> Trace:
@@ -214,7 +205,7 @@ def retrace(rows: Rows, batch: Batch, compute: Compute, *, count: int, parts: in
             micro_batches=parts, graph=tf.compat.v1.get_default_graph(), single=False, trace=trace,
         )  # fmt: skip
         trace.positions.append(again.first_row)
-        with row_mask.replay(again, {}), trace.record_collectives():
+        with row_mask.replay(again, {}), trace.record_collectives(), replica_count.counting(1):
             compute(batch)
 
     def run() -> None:
@@ -253,6 +244,7 @@ class _Comparison:
         self._one: dict[int, CopiedTrace] = {}  # number of rows -> the trace of one replica
         self._replicas = Computation(self._compute_replicas)
         self._alone = Computation(self._compute_alone)
+        self._observed = Computation(self._observe)
 
     def finds(self, batches: Sequence[ReadBatch]) -> bool:
         """Returns whether the results differ for some batches."""
@@ -269,10 +261,11 @@ class _Comparison:
         for number in (None, LATE):
             for source in (*self._sources, self._one[count]):
                 source.set_counters(number)
-            one, scales = self._replicas(parts)
-            two, _ = self._alone(whole, scales)
+            statistics = self._observed(whole)
+            one, scales = self._replicas(parts, statistics)
+            two, _ = self._alone(whole, statistics, scales)
             if differ(one, two, ..., finite=True):  # or its numbers are not the same each time
-                return not differ(one, self._replicas(parts)[0], ..., finite=True)
+                return not differ(one, self._replicas(parts, statistics)[0], ..., finite=True)
         return False
 
     def _read(self, batches: Sequence[ReadBatch]) -> list[list[Any]]:
@@ -296,13 +289,20 @@ class _Comparison:
         batch = tf.nest.pack_sequence_as(structure, [tf.constant(x) for x in whole])
         return retrace(self._rows, batch, self._compute, count=len(whole[0]), parts=1)
 
-    def _compute_replicas(self, parts: Sequence[Sequence[tf.Tensor]]) -> "_Results":
+    def _observe(self, whole: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        source = self._one[whole[0].shape[0]]
+        copier = GraphCopier(source, source.known(whole))
+        return [copier.tensor(x) for x in _statistics(source.trace)]
+
+    def _compute_replicas(
+        self, parts: Sequence[Sequence[tf.Tensor]], statistics: Sequence[tf.Tensor]
+    ) -> "_Results":
         copiers, first = list[GraphCopier](), 0
         for number, (source, part) in enumerate(zip(self._sources, parts, strict=True)):
-            known = source.known(part, first)
+            known = source.known(part, first) | _fixed(source.trace, statistics)
             if number >= len(self._searches):
                 known |= _numbers(source.trace, number)
-            copiers.append(GraphCopier(source, known))
+            copiers.append(GraphCopier(source, known, fixed=True))
             first += part[0].shape[0]
         reached = {id(x) for x in ancestors(*_values(self._traces[0]))}
         for values in zip(*(each.global_values for each in self._traces), strict=True):
@@ -315,24 +315,50 @@ class _Comparison:
         return _results(copiers, self._traces, mask)
 
     def _compute_alone(
-        self, whole: Sequence[tf.Tensor], scales: Sequence[tf.Tensor]
-    ) -> "_Results":  # fmt: skip
+        self,
+        whole: Sequence[tf.Tensor],
+        statistics: Sequence[tf.Tensor],
+        scales: Sequence[tf.Tensor],
+    ) -> "_Results":
         source = self._one[whole[0].shape[0]]
-        copier = GraphCopier(source, source.known(whole))
+        known = source.known(whole) | _fixed(source.trace, statistics)
+        copier = GraphCopier(source, known, fixed=True)
         return _results([copier], [source.trace], None, scales)
 
 
 def _copied(trace: Trace, first: Mapping[int, Any]) -> CopiedTrace:
     aliases = {key: x for update in trace.updates for key, x in update.aliases.items()}
     positions = [x for x in trace.positions if not x.shape.rank]
-    return CopiedTrace(trace, first, aliases, positions=positions)
+    statistics = [x.op for x in _statistics(trace)]
+    return CopiedTrace(trace, first, aliases, statistics, positions)
+
+
+def _losses(trace: Trace) -> list[tf.Tensor]:
+    return [x for each in trace.updates for part in each.micro_batches for x in part.losses]
+
+
+def _statistics(trace: Trace) -> list[tf.Tensor]:
+    """Returns the statistics of a replica's own rows that the losses contain, in order.
+
+    Another check warns of them. They get the same values, and gradients are not compared.
+    """
+    of_all = {id(x.output) for x in trace.global_values}
+    found = {x.op for x in ancestors(*_losses(trace), stop=of_all) if is_statistics(x.op)}
+    found = {op for op in found if op.type != "Cast" and not _caller(op).endswith(_MOMENTS)}
+    operations = symbolic(trace.inputs)[0].graph.get_operations() if found else []
+    return [
+        x for op in operations if op in found
+        for x in (op.outputs[1:3] if op.type.startswith("FusedBatchNorm") else op.outputs)
+    ]  # fmt: skip
+
+
+def _fixed(trace: Trace, values: Sequence[tf.Tensor]) -> dict[int, tf.Tensor]:
+    return dict(zip(map(id, _statistics(trace)), values, strict=True))
 
 
 def _values(trace: Trace) -> list[tf.Tensor]:
     """Returns the losses and gradients of a trace."""
-    values = [part.losses for each in trace.updates for part in each.micro_batches]
-    values += [each.gradients for each in trace.updates]
-    return symbolic(values)
+    return symbolic([_losses(trace), [each.gradients for each in trace.updates]])
 
 
 def _numbers(trace: Trace, number: int) -> dict[int, tf.Tensor]:
@@ -369,12 +395,15 @@ def _results(
 ) -> _Results:
     """Returns what replicas compute, with the scales of other results if they are given."""
     values, scales = list[tf.Tensor](), list[tf.Tensor]()
+    has_statistics = bool(_statistics(traces[0]))
     for updates in zip(*(trace.updates for trace in traces), strict=True):
         pairs = [*zip(copiers, updates, strict=True)]
         parts = [(copier, x.losses) for copier, update in pairs for x in update.micro_batches]
         for i in range(len(parts[0][1])):
             losses = tf.concat([copier.tensor(x[i]) for copier, x in parts], 0)
             values.append(losses if mask is None else tf.boolean_mask(losses, mask > 0))
+        if has_statistics:
+            continue
         shares = [_flatten(copier, x) for copier, update in pairs for x in update.gradients]
         scales.append(tf.reduce_max(tf.abs(tf.stack(shares))))
         # A sum that is 0 has nothing but rounding, which is relative to its terms.

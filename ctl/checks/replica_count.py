@@ -63,7 +63,7 @@ class ReplicaCount(Observer):
 
         def trace(number: int) -> tuple[Sequence[Any], Sequence[Any]]:
             values, inputs, report = list[Any](), list[Any](), Trace()
-            with _counting(number):
+            with counting(number):
                 # The step reports the errors.
                 with contextlib.suppress(Exception), report.record_collectives():
                     found = trace_again(_ROWS)
@@ -103,7 +103,7 @@ def _names_count(code: Any) -> bool:
 
 
 @contextlib.contextmanager
-def _counting(number: int) -> Iterator[None]:
+def counting(number: int) -> Iterator[None]:
     """Lets the user's code see another number of replicas within a `with` block."""
     kinds = (tf.distribute.Strategy, tf.distribute.ReplicaContext)
     owners = [next(each for each in kind.__mro__ if _NAME in vars(each)) for kind in kinds]

@@ -99,8 +99,8 @@ def search(
         _check_equal(difference, "replicas")
         found.suspects += [] if number is None else [one_replica.suspect_number(number)]
     if len(searches) == _count_traces():
-        found.suspects += suspects
-        one_replica.check(searches, rows, compute)
+        known = [suspect for each in reversed(searches) for suspect in each.suspects]
+        one_replica.check(searches, rows, compute, [*known, *suspects])
 
 
 def _count_traces() -> int:
