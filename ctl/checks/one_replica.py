@@ -35,12 +35,13 @@ from ctl.checks.row_probe import differ
 from ctl.checks.searched_trace import COUNT_FIX, FIX, PLACE_FIX, SearchedTrace, Suspect, reject
 from ctl.data.autograph import traced
 from ctl.data.source import Batch
-from ctl.graphs.assignments import READS
+from ctl.graphs.assignments import READS, find_assignments, outermost
 from ctl.graphs.dataflow import ancestors
 from ctl.graphs.places import place_of
 from ctl.rows import row_mask
 from ctl.rows.row_mask import Rows
 from ctl.rows.trace import GlobalValue, Trace, symbolic
+from ctl.update.snapshot import handles
 from ctl.version import FOLDER
 
 _LOG = logging.getLogger("ctl")
@@ -54,6 +55,7 @@ _MOST_REPLICAS = 8  # whose losses are computed together
 _GATHER, _MOMENTS, _ROW_RANGE = (
     os.path.join("ctl", "rows", x) for x in ("gather.py", "moments.py", "row_mask.py")
 )  # fmt: skip
+_SNAPSHOT = os.path.join("ctl", "update", "snapshot.py")
 _TENSORFLOW, _KERAS = (os.path.join("site-packages", x) for x in ("tensorflow", "tf_keras"))
 Compute = Callable[[Batch], Any]
 Parts = Sequence[Sequence[Any]]  # of each replica: [rows, ...] each
@@ -103,6 +105,12 @@ def find(
             # It is called where no op is made, but its result is used on the user's line, or near it.
             op = next(iter(value.output.consumers()), value.local.op)
             yield Suspect(place_of(op), _COLLECTS, FIX)
+
+
+def find_in_state(searched: SearchedTrace, flow: RowFlow) -> Iterator[Suspect]:
+    """Yields collectives of combined rows in what the step assigns, and later losses read."""
+    values = _assigned(searched.trace, searched.state).values()
+    return (each for each in find(searched, flow, [*values]) if each.use == _COMBINES)
 
 
 def suspect_number(op: Any) -> Suspect:
@@ -289,6 +297,14 @@ class _Comparison:
         batch = tf.nest.pack_sequence_as(structure, [tf.constant(x) for x in whole])
         return retrace(self._rows, batch, self._compute, count=len(whole[0]), parts=1)
 
+    def _state(self, trace: Trace) -> list[tf.Tensor]:
+        """Returns what both assign to the same variables; nothing if other processes assign it, too."""
+        if len(self._searches) < len(self._traces):
+            return []
+        one, state = next(iter(self._one.values())).trace, self._searches[0].state
+        own, *others = (_assigned(each, state) for each in (trace, one, self._traces[0]))
+        return [own[i] for i in sorted(own) if all(i in each for each in others)]
+
     def _observe(self, whole: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         source = self._one[whole[0].shape[0]]
         copier = GraphCopier(source, source.known(whole))
@@ -297,14 +313,19 @@ class _Comparison:
     def _compute_replicas(
         self, parts: Sequence[Sequence[tf.Tensor]], statistics: Sequence[tf.Tensor]
     ) -> "_Results":
-        copiers, first = list[GraphCopier](), 0
+        # The replicas of this process share a graph: what is assigned may be computed from all.
+        copiers, shared, first = list[GraphCopier](), dict[int, Any](), 0
         for number, (source, part) in enumerate(zip(self._sources, parts, strict=True)):
             known = source.known(part, first) | _fixed(source.trace, statistics)
-            if number >= len(self._searches):
+            if number < len(self._searches):
+                shared |= known
+                known = shared
+            else:
                 known |= _numbers(source.trace, number)
             copiers.append(GraphCopier(source, known, fixed=True))
             first += part[0].shape[0]
-        reached = {id(x) for x in ancestors(*_values(self._traces[0]))}
+        state = self._state(self._traces[0])
+        reached = {id(x) for x in ancestors(*_values(self._traces[0]), *state)}
         for values in zip(*(each.global_values for each in self._traces), strict=True):
             if id(values[0].output) in reached:
                 pairs = [*zip(copiers, values, strict=True)]
@@ -312,7 +333,9 @@ class _Comparison:
                 for copier, x in pairs:
                     copier.set(x.output, joined)
         mask = tf.concat([part[-1] for part in parts], 0) if has_mask(self._traces[0]) else None
-        return _results(copiers, self._traces, mask)
+        results = _results(copiers, self._traces, mask)
+        results.values.extend(map(copiers[0].tensor, state))
+        return results
 
     def _compute_alone(
         self,
@@ -323,7 +346,9 @@ class _Comparison:
         source = self._one[whole[0].shape[0]]
         known = source.known(whole) | _fixed(source.trace, statistics)
         copier = GraphCopier(source, known, fixed=True)
-        return _results([copier], [source.trace], None, scales)
+        results = _results([copier], [source.trace], None, scales)
+        results.values.extend(map(copier.tensor, self._state(source.trace)))
+        return results
 
 
 def _copied(trace: Trace, first: Mapping[int, Any]) -> CopiedTrace:
@@ -350,6 +375,21 @@ def _statistics(trace: Trace) -> list[tf.Tensor]:
         x for op in operations if op in found
         for x in (op.outputs[1:3] if op.type.startswith("FusedBatchNorm") else op.outputs)
     ]  # fmt: skip
+
+
+def _assigned(trace: Trace, state: Sequence[tf.Variable]) -> dict[int, tf.Tensor]:
+    """Returns the number of each variable that losses read and the code assigns once -> its value."""
+    read = {id(outermost(x)) for x in ancestors(*_losses(trace)) if x.dtype == tf.resource}
+    copies = {i: handles([v]) for i, v in enumerate(state)}
+    owners = {key: i for i, keys in copies.items() if keys & read for key in keys}
+    values: dict[int, dict[int, list[tf.Tensor]]] = {}
+    for each in find_assignments(symbolic(trace.inputs)[0].graph.get_operations()):
+        is_plain = each.op.type == "AssignVariableOp" and not each.calls
+        if is_plain and id(each.handle) in owners and not _caller(each.op).endswith(_SNAPSHOT):
+            found = values.setdefault(owners[id(each.handle)], {})
+            found.setdefault(id(each.handle), []).append(each.op.inputs[1])
+    firsts = {i: next(iter(found.values())) for i, found in values.items()}
+    return {i: found[0] for i, found in firsts.items() if len(found) == 1}
 
 
 def _fixed(trace: Trace, values: Sequence[tf.Tensor]) -> dict[int, tf.Tensor]:

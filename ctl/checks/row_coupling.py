@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctl.built.observers import Observer
+from ctl.built.state import assignable
 from ctl.checks import (
     hidden_reductions,
     loss_trace,
@@ -60,7 +61,7 @@ class RowCoupling(Observer):
             suspects = [Suspect(name_function(own), _UPDATES, COUNT_FIX)] if own else []
             found = SearchedTrace(
                 rows.trace, plan.layout.replicas, rows.micro_batches, batches, rows.allow_unkeyed,
-                again=step.repeated,
+                again=step.repeated, state=assignable(step.attributes).once,
             )  # fmt: skip
             search(found, rows, step.compute, suspects)
 
@@ -184,6 +185,7 @@ def _check_update(searched: SearchedTrace, update: UpdateTrace) -> None:
     check_rows(losses, part.losses, rows, micro_batches)
     searched.suspects += one_replica.find(searched, prepared, update.inputs)
     searched.suspects += one_replica.find(searched, losses, part.losses, part.rows)
+    searched.suspects += one_replica.find_in_state(searched, losses)
     row_sums.check_penalties(searched, update, losses, rows)
     row_sums.check_gradients(searched, update, losses)
 
