@@ -95,7 +95,7 @@ def collecting(collect):
 )
 def test_collective_of_what_a_replica_has_combined_is_rejected_with_its_line(collect, rows):
     with pytest.raises(
-        ctl.UsageError, match=r"collect.* replicas.*use ctl\.replica\.all_g"
+        ctl.UsageError, match=r"(collect|one replica).*ctl\.replica\.all_gather"
     ) as raised:
         train(collecting(collect), Split(2, rows))
     assert "\n" not in str(raised.value) and "_test.py:" in str(raised.value)
@@ -157,3 +157,68 @@ def test_number_of_rows_or_of_the_replica_that_changes_the_update_is_rejected(ca
         split = dataclasses.replace(split, micro_batches=2)
     with pytest.raises(ctl.UsageError, match=r"number of the replica|tf\.custom_gradient"):
         train(case, split)
+
+
+class Divided(Case):
+    """A step as it is written for tf.distribute, which divides the losses by a number of its own."""
+
+    number = staticmethod(lambda trainer, losses: 1)
+
+    def replica_step(self, batch):
+        def losses(batch):
+            losses = self.per_example_loss(batch, self.model(batch["x"], training=True))
+            return losses / self.number(self, losses)
+
+        return self.minimize(batch, losses)
+
+
+class ByReplicas(Divided):
+    number = staticmethod(lambda trainer, losses: trainer.strategy.num_replicas_in_sync)
+
+
+class ByRows(Divided):
+    number = staticmethod(lambda trainer, losses: losses.shape[0])
+
+
+@pytest.mark.parametrize(
+    ("case", "split"),
+    [(ByReplicas, Split(2, 8)), (ByRows, Split(2, 7)), (ByRows, Split(1, 8, micro_batches=2))],
+    ids=str,
+)
+def test_own_step_that_divides_by_a_number_of_the_split_is_rejected(case, split):
+    with pytest.raises(ctl.UsageError, match=r"replica_step \(.*one replica.*leave out numbers"):
+        train(case, split)
+
+
+def test_own_step_that_leaves_the_division_to_ctl_is_right(caplog):
+    split = Split(2, 7)
+    assert difference(train(Divided, split.reference), train(Divided, split)) <= 1e-10
+    assert not caplog.records
+
+
+class Center(Case):
+    """Keeps a mean of the outputs, which the losses of later steps read."""
+
+    collect = staticmethod(mean_of_means)
+
+    def build_model(self):
+        kind = tf.VariableAggregation.MEAN
+        self.center = tf.Variable(tf.zeros(3, tf.float64), trainable=False, aggregation=kind)
+        return super().build_model()
+
+    def per_example_loss(self, batch, outputs):
+        losses = super().per_example_loss(batch, outputs)
+        losses += tf.reduce_mean((outputs - self.center) ** 2, axis=1)
+        self.center.assign(0.9 * self.center + 0.1 * self.collect(tf.stop_gradient(outputs)))
+        return losses
+
+
+class CenterOfRows(Center):
+    collect = staticmethod(mean_by_sums)
+
+
+def test_what_the_step_assigns_is_compared_if_losses_read_it():
+    split = Split(2, 7)
+    assert difference(train(CenterOfRows, split.reference), train(CenterOfRows, split)) <= 1e-10
+    with pytest.raises(ctl.UsageError, match="before a collective"):
+        train(Center, split)
