@@ -17,7 +17,6 @@ from ctl.built import metrics as metric_results
 from ctl.built.built_step import BuiltStep
 from ctl.built.evaluation import Evaluation
 from ctl.built.explanations import explained
-from ctl.built.outputs import concatenate
 from ctl.compile import xla
 from ctl.compile.traced_function import TracedFunction
 from ctl.configs.error_location import name_function
@@ -449,6 +448,8 @@ class Step:
         result = self.built().run(batch, row_mask, equal=equal, details=True, when=when)
         outputs = None
         if self._returns_outputs:
+            from ctl.built.outputs import concatenate
+
             outputs = concatenate(
                 [each.outputs for each in result.micro_batches],
                 [row_count(each.batch) for each in result.micro_batches],
