@@ -42,6 +42,7 @@ from ctl.keras.precision import Optimizer
 from ctl.keras.variables import check_scope, variables_of
 from ctl.update import preprocessing
 from ctl.update.gradients import Transform
+from ctl.update.loss import Denominator
 from ctl.update.microbatches import first_rows, row_count, unpack
 from ctl.update.non_finite import counter
 from ctl.update.part import Part
@@ -140,7 +141,7 @@ class Step:
         loss: str = "rows",
         forward: Callable[[Batch, bool], Nest] | None = None,
         sample_weight: Callable[[Batch, bool], tf.Tensor | None] | None = None,
-        denominator: str | Callable[[Batch], Any] = "weights",
+        denominator: str | Callable[[Batch], Denominator] = "weights",
         transform_gradients: Transform | None = None,
         parts: Sequence[Part] = (),
         metrics: Mapping[str, tf_keras.metrics.Metric] | None = None,
@@ -196,7 +197,7 @@ class Step:
         )
         self._returns_outputs = outputs
         self._built: BuiltStep | None = None
-        self._function: Any = None
+        self._function: TracedFunction | None = None
         # By their metrics, which are kept too: another object could get the id of one that is freed.
         self._evaluations: dict[Hashable, tuple[Evaluation, Any, Any]] = {}
         # The descriptions of the data of ctl.data.distribute that the updates depend on.
@@ -251,7 +252,7 @@ class Step:
             step.check_ready()
             list(step.split(1))  # prepares the parts for this step
         with explained(read=lambda: self._read_again(batch)):
-            if step.must_trace():
+            if step.must_trace() or self._function is None:
                 self._function = TracedFunction(lambda arguments: self._run(*arguments))
             # As a tensor, because a number of Python would be a constant of the trace.
             result = self._function((batch, when if when is None else tf.convert_to_tensor(when)))
@@ -403,7 +404,7 @@ class Step:
             )
         return self._built
 
-    def _run(self, batch: Nest, when: Any = None) -> StepResult:
+    def _run(self, batch: Nest, when: tf.Tensor | None = None) -> StepResult:
         """Runs a step on every replica; call it while tracing, in a cross-replica context."""
         # Checked in each trace: the type and the structure of a batch decide which trace it gets.
         distribution.check_distributed(batch, self.strategy, most=self.global_batch_size)
@@ -554,10 +555,16 @@ class _Hooks:
     def sample_weight(self, batch: Batch, training: bool) -> tf.Tensor | None:
         return convert(self._step.sample_weight)(batch, training)
 
-    def denominator(self, batch: Batch) -> Any:
+    def denominator(self, batch: Batch) -> Denominator:
         return convert(self._step.denominator)(batch)
 
-    def update_metrics(self, metrics: Any, batch: Batch, outputs: Nest, weights: tf.Tensor) -> None:
+    def update_metrics(
+        self,
+        metrics: Mapping[str, tf_keras.metrics.Metric],
+        batch: Batch,
+        outputs: Nest,
+        weights: tf.Tensor | None,
+    ) -> None:
         sample_weight = functools.partial(self.sample_weight, batch)
         metric_updates.update_by_name(metrics, batch, outputs, weights, sample_weight)
 

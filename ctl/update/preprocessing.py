@@ -14,7 +14,7 @@ from ctl.data.source import Batch, Nest
 from ctl.errors import UsageError, type_name
 from ctl.keras import models
 from ctl.rows.assertions import require_equal
-from ctl.update.loss import SampleWeight
+from ctl.update.loss import Denominator, SampleWeight
 from ctl.update.microbatches import LossFn, row_count
 from ctl.update.part import Part
 
@@ -36,7 +36,7 @@ class Hooks(Protocol):
         """(batch, training) -> weights, or (batch) -> weights."""
 
     @property
-    def denominator(self) -> Callable[[Batch], Any]:
+    def denominator(self) -> Callable[[Batch], Denominator]:
         """(batch) -> what the losses are divided by."""
 
     def preprocess(self, batch: Batch) -> Batch:
@@ -46,7 +46,11 @@ class Hooks(Protocol):
         """Computes the outputs."""
 
     def update_metrics(
-        self, metrics: Any, batch: Batch, outputs: Nest, weights: tf.Tensor | None
+        self,
+        metrics: Mapping[str, tf_keras.metrics.Metric],
+        batch: Batch,
+        outputs: Nest,
+        weights: tf.Tensor | None,
     ) -> None:
         """Updates the metrics."""
 

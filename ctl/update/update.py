@@ -128,7 +128,7 @@ class Update:
         forward: Callable[[Batch], Nest] | None,
         sample_weight: loss.SampleWeight,
         targets: Sequence[Target],
-        denominator: Any = "weights",
+        denominator: loss.Denominator = "weights",
         chosen: bool = False,
     ) -> UpdateResult:
         """Computes the update and applies it; call it in a replica context, on every replica.
