@@ -46,6 +46,7 @@ from ctl.update.loss import Denominator
 from ctl.update.microbatches import first_rows, row_count, unpack
 from ctl.update.non_finite import counter
 from ctl.update.part import Part
+from ctl.update.preprocessing import Metrics
 
 _LOG = logging.getLogger("ctl")
 _FIND_ROWS = "ctl.built.bad_rows:non_finite_rows"  # imported for a step that is not finite
@@ -559,11 +560,7 @@ class _Hooks:
         return convert(self._step.denominator)(batch)
 
     def update_metrics(
-        self,
-        metrics: Mapping[str, tf_keras.metrics.Metric],
-        batch: Batch,
-        outputs: Nest,
-        weights: tf.Tensor | None,
+        self, metrics: Metrics, batch: Batch, outputs: Nest, weights: tf.Tensor | None
     ) -> None:
         sample_weight = functools.partial(self.sample_weight, batch)
         metric_updates.update_by_name(metrics, batch, outputs, weights, sample_weight)

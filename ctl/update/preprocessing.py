@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import inspect
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -22,6 +22,8 @@ _KERAS = ("keras.", "tf_keras.")
 _FACTOR = 16  # scales of images differ by 255, and by 127.5 around 0
 _ADVICE = "return one entry per row (stack several views of a row on axis 1)."
 _PROBLEM = f"preprocess returned another number of rows than the batch has: {_ADVICE}"
+
+Metrics: TypeAlias = Mapping[str, tf_keras.metrics.Metric]
 
 
 class Hooks(Protocol):
@@ -46,11 +48,7 @@ class Hooks(Protocol):
         """Computes the outputs."""
 
     def update_metrics(
-        self,
-        metrics: Mapping[str, tf_keras.metrics.Metric],
-        batch: Batch,
-        outputs: Nest,
-        weights: tf.Tensor | None,
+        self, metrics: Metrics, batch: Batch, outputs: Nest, weights: tf.Tensor | None
     ) -> None:
         """Updates the metrics."""
 
