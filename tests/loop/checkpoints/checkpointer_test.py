@@ -408,7 +408,7 @@ def test_failed_read_is_neither_damage_nor_a_mismatch(tmp_path, monkeypatch, err
     def fail(path):
         raise error
 
-    monkeypatch.setattr(checkpointer.matching, "CheckpointContent", fail)
+    monkeypatch.setattr(tf.train, "load_checkpoint", fail)
     with pytest.raises(ctl.errors.Failure, match=r"ckpt-0 cannot be read: (Inp|Sta|Too)[\w/ ]*\. "):
         checkpoints.all_restore_latest()
 
