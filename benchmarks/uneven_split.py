@@ -10,8 +10,7 @@ tf.distribute.MirroredStrategy. Tables go to stdout, everything else to stderr.
 
 The numbers are small enough to check by hand. With w = 1 the errors y - w * x of the three examples
 are 3, 6 and 6, and the loss is the mean of their squares over the batch, so the update of w is
-2 / 3 * (1 * 3 + 1 * 6 + 2 * 6) = 14. The second table adds an L2 penalty of w**2 / 2 to the model.
-Its gradient, w = 1, must enter the update once: 14 - 1 = 13.
+2 / 3 * (1 * 3 + 1 * 6 + 2 * 6) = 14.
 """
 
 import contextlib
@@ -33,33 +32,32 @@ import ctl
 X = np.array([[1.0], [1.0], [2.0]], np.float32)
 Y = np.array([4.0, 7.0, 8.0], np.float32)
 W = 1.0  # The weight before the update.
-L2 = 0.5  # The penalty is L2 * w**2.
 ROWS_PER_REPLICA = [2, 1]
 
 
-def true_update(l2: float) -> float:
+def true_update() -> float:
     """Returns minus the gradient of the loss over the three examples, computed in numpy."""
     x, y = X[:, 0].astype(np.float64), Y.astype(np.float64)
-    return float(np.mean(2 * x * (y - W * x)) - 2 * l2 * W)
+    return float(np.mean(2 * x * (y - W * x)))
 
 
-def tf_keras_fit_update(l2: float) -> float:
+def tf_keras_fit_update() -> float:
     """tf_keras `Model.fit`, as in https://www.tensorflow.org/tutorials/distribute/keras."""
     strategy = make_strategy()
     with strategy.scope():
-        model = make_model(tf_keras, l2)
+        model = make_model(tf_keras)
         model.compile(optimizer=tf_keras.optimizers.SGD(1.0), loss="mse")
     model.fit(make_dataset(3), epochs=1, shuffle=False, verbose=0)
     return weight_change(model)
 
 
-def keras_3_fit_update(l2: float) -> float:
+def keras_3_fit_update() -> float:
     """Keras 3 `Model.fit`, as in https://keras.io/guides/distributed_training_with_tensorflow.
 
     It raises an error if the first batch is uneven (see below). So here the three examples follow a
     full batch of 4 zeros, and w is reset to 1 in between: the change is that of the second update.
     """
-    model = keras_3_model(l2)
+    model = keras_3_model()
     reset = keras.callbacks.LambdaCallback(
         on_train_batch_begin=lambda batch, logs: model.set_weights([np.full((1, 1), W)])
     )
@@ -69,30 +67,29 @@ def keras_3_fit_update(l2: float) -> float:
     return weight_change(model)
 
 
-def keras_3_fit_first_batch_update(l2: float) -> float:
+def keras_3_fit_first_batch_update() -> float:
     """Keras 3 with the uneven batch first; it then computes the mean of the replicas' inputs."""
-    model = keras_3_model(l2)
+    model = keras_3_model()
     model.fit(make_dataset(3), epochs=1, shuffle=False, verbose=0)
     return weight_change(model)
 
 
-def keras_3_model(l2: float) -> keras.Model:
+def keras_3_model() -> keras.Model:
     """A compiled Keras 3 model on two replicas."""
     with make_strategy().scope():
-        model = make_model(keras, l2)
+        model = make_model(keras)
         model.compile(optimizer=keras.optimizers.SGD(1.0), loss="mse")
     return model
 
 
-def orbit_example_update(l2: float) -> float:
+def orbit_example_update() -> float:
     """Orbit's own example trainer, orbit/examples/single_task, run by `orbit.Controller`.
 
-    It divides each replica's mean loss by the number of replicas. It adds no `model.losses`, so a
-    penalty that the model carries has no effect at all.
+    It divides each replica's mean loss by the number of replicas.
     """
     strategy = make_strategy()
     with strategy.scope():
-        model = make_model(tf_keras, l2)
+        model = make_model(tf_keras)
         trainer = single_task_trainer.SingleTaskTrainer(
             train_dataset=strategy.experimental_distribute_dataset(
                 make_dataset(3).map(lambda x, y: {"x": x, "y": y})
@@ -112,7 +109,7 @@ def orbit_example_update(l2: float) -> float:
     return weight_change(model)
 
 
-def custom_loop_update(l2: float, dataset_batch_size: int, global_batch_size: int | None) -> float:
+def custom_loop_update(dataset_batch_size: int, global_batch_size: int | None) -> float:
     """One step of the loop of https://www.tensorflow.org/tutorials/distribute/custom_training.
 
     Its loss is `tf.nn.compute_average_loss` with this global batch size: 4 is a constant, although the
@@ -121,7 +118,7 @@ def custom_loop_update(l2: float, dataset_batch_size: int, global_batch_size: in
     """
     strategy = make_strategy()
     with strategy.scope():
-        model = make_model(tf_keras, l2)
+        model = make_model(tf_keras)
         optimizer = tf_keras.optimizers.SGD(1.0)
 
     def train_step(x, y):
@@ -129,8 +126,6 @@ def custom_loop_update(l2: float, dataset_batch_size: int, global_batch_size: in
             loss = tf.nn.compute_average_loss(
                 squared_error(y, model(x, training=True)), global_batch_size=global_batch_size
             )
-            if model.losses:
-                loss += tf.nn.scale_regularization_loss(tf.add_n(model.losses))
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
 
@@ -162,8 +157,8 @@ def make_dataset(batch_size: int) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices((X, Y)).batch(batch_size)
 
 
-def make_model(keras_module, l2: float):
-    """Builds the model y = w * x in tf_keras or Keras 3, with w = 1 and an L2 penalty unless 0."""
+def make_model(keras_module):
+    """Builds the model y = w * x in tf_keras or Keras 3, with w = 1."""
     return keras_module.Sequential(
         [
             keras_module.Input((1,), name="x"),
@@ -171,7 +166,6 @@ def make_model(keras_module, l2: float):
                 1,
                 use_bias=False,
                 kernel_initializer=keras_module.initializers.Constant(W),
-                kernel_regularizer=keras_module.regularizers.L2(l2) if l2 else None,
             ),
         ]
     )
@@ -187,7 +181,7 @@ def weight_change(model) -> float:
     return float(model.trainable_variables[0].numpy()[0, 0]) - W
 
 
-def print_table(l2: float) -> None:
+def print_table() -> None:
     """Prints every program's update as a markdown table."""
     programs = {
         "true update (numpy)": true_update,
@@ -209,36 +203,34 @@ def print_table(l2: float) -> None:
     print("| program | update of w | error |")
     print("|---|---:|---:|")
     for program, update in programs.items():
-        print(f"| {program} | {' | '.join(cells(update, l2))} |")
+        print(f"| {program} | {' | '.join(cells(update))} |")
 
 
-def cells(update, l2: float) -> tuple[str, str]:
+def cells(update) -> tuple[str, str]:
     """Formats the update and its relative error, or the name of the error that is raised."""
     try:
         with contextlib.redirect_stdout(sys.stderr):  # Orbit's controller prints to stdout.
-            value = update(l2)
+            value = update()
     except tf.errors.InvalidArgumentError as error:
         return f"raises {type(error).__name__}", ""
-    relative = value / true_update(l2) - 1
+    relative = value / true_update() - 1
     return f"{value:.4f}", "0" if abs(relative) < 1e-6 else f"{relative:+.1%}"
 
 
 def main() -> None:
-    """Prints the table without and with the L2 penalty."""
+    """Prints the table."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     print("Mean squared error, 3 examples, split 2 + 1:\n")
-    print_table(0.0)
-    print("\nThe same with an L2 penalty in the model:\n")
-    print_table(L2)
+    print_table()
 
 
-def ctl_update(l2: float = 0.0) -> float:
+def ctl_update() -> float:
     """A minimal `ctl.StandardTrainer`; it knows the global batch size, but not how it is split."""
 
     class Trainer(ctl.StandardTrainer):
         def build_model(self):
-            return make_model(tf_keras, l2)
+            return make_model(tf_keras)
 
         def build_dataset(self, split, input_context):
             return ctl.data.arrays({"x": X, "y": Y})

@@ -17,7 +17,6 @@ from ctl.built import metrics as metric_results
 from ctl.built.built_step import BuiltStep
 from ctl.built.evaluation import Evaluation
 from ctl.built.explanations import explained
-from ctl.built.outputs import concatenate
 from ctl.compile import xla
 from ctl.compile.traced_function import TracedFunction
 from ctl.configs.error_location import name_function
@@ -43,9 +42,11 @@ from ctl.keras.precision import Optimizer
 from ctl.keras.variables import check_scope, variables_of
 from ctl.update import preprocessing
 from ctl.update.gradients import Transform
+from ctl.update.loss import Denominator
 from ctl.update.microbatches import first_rows, row_count, unpack
 from ctl.update.non_finite import counter
 from ctl.update.part import Part
+from ctl.update.preprocessing import Metrics
 
 _LOG = logging.getLogger("ctl")
 _FIND_ROWS = "ctl.built.bad_rows:non_finite_rows"  # imported for a step that is not finite
@@ -141,7 +142,7 @@ class Step:
         loss: str = "rows",
         forward: Callable[[Batch, bool], Nest] | None = None,
         sample_weight: Callable[[Batch, bool], tf.Tensor | None] | None = None,
-        denominator: str | Callable[[Batch], Any] = "weights",
+        denominator: str | Callable[[Batch], Denominator] = "weights",
         transform_gradients: Transform | None = None,
         parts: Sequence[Part] = (),
         metrics: Mapping[str, tf_keras.metrics.Metric] | None = None,
@@ -197,7 +198,7 @@ class Step:
         )
         self._returns_outputs = outputs
         self._built: BuiltStep | None = None
-        self._function: Any = None
+        self._function: TracedFunction | None = None
         # By their metrics, which are kept too: another object could get the id of one that is freed.
         self._evaluations: dict[Hashable, tuple[Evaluation, Any, Any]] = {}
         # The descriptions of the data of ctl.data.distribute that the updates depend on.
@@ -252,7 +253,7 @@ class Step:
             step.check_ready()
             list(step.split(1))  # prepares the parts for this step
         with explained(read=lambda: self._read_again(batch)):
-            if step.must_trace():
+            if step.must_trace() or self._function is None:
                 self._function = TracedFunction(lambda arguments: self._run(*arguments))
             # As a tensor, because a number of Python would be a constant of the trace.
             result = self._function((batch, when if when is None else tf.convert_to_tensor(when)))
@@ -404,7 +405,7 @@ class Step:
             )
         return self._built
 
-    def _run(self, batch: Nest, when: Any = None) -> StepResult:
+    def _run(self, batch: Nest, when: tf.Tensor | None = None) -> StepResult:
         """Runs a step on every replica; call it while tracing, in a cross-replica context."""
         # Checked in each trace: the type and the structure of a batch decide which trace it gets.
         distribution.check_distributed(batch, self.strategy, most=self.global_batch_size)
@@ -449,6 +450,8 @@ class Step:
         result = self.built().run(batch, row_mask, equal=equal, details=True, when=when)
         outputs = None
         if self._returns_outputs:
+            from ctl.built.outputs import concatenate
+
             outputs = concatenate(
                 [each.outputs for each in result.micro_batches],
                 [row_count(each.batch) for each in result.micro_batches],
@@ -553,10 +556,12 @@ class _Hooks:
     def sample_weight(self, batch: Batch, training: bool) -> tf.Tensor | None:
         return convert(self._step.sample_weight)(batch, training)
 
-    def denominator(self, batch: Batch) -> Any:
+    def denominator(self, batch: Batch) -> Denominator:
         return convert(self._step.denominator)(batch)
 
-    def update_metrics(self, metrics: Any, batch: Batch, outputs: Nest, weights: tf.Tensor) -> None:
+    def update_metrics(
+        self, metrics: Metrics, batch: Batch, outputs: Nest, weights: tf.Tensor | None
+    ) -> None:
         sample_weight = functools.partial(self.sample_weight, batch)
         metric_updates.update_by_name(metrics, batch, outputs, weights, sample_weight)
 

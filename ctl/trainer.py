@@ -20,7 +20,7 @@ from ctl.configs.options import TrainerOptions
 from ctl.data.autograph import convert
 from ctl.data.source import Batch, Data, Nest
 from ctl.errors import UsageError
-from ctl.hardware import coordinator, garbage, strategies
+from ctl.hardware import garbage, strategies
 from ctl.keras import precision
 from ctl.keras.precision import Optimizer
 from ctl.update.gradients import Gradient
@@ -525,9 +525,9 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
     def create_train_loop_fn(self) -> Any:
         """Returns the inner loop: Orbit's, one XLA program, or the one of a coordinator."""
         if strategies.spec_of(self.strategy).coordinated:
-            return coordinator.CoordinatedLoop(
-                super().create_train_loop_fn(), strategy=self.strategy
-            )
+            from ctl.hardware.coordinator import CoordinatedLoop
+
+            return CoordinatedLoop(super().create_train_loop_fn(), strategy=self.strategy)
         return self._ctl_loop.compiled_loop or super().create_train_loop_fn()
 
     @property

@@ -6,7 +6,6 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
-from ctl.hardware import strategies
 from ctl.rows import row_mask
 from ctl.update import conditions
 from tests.support import one_batch
@@ -244,9 +243,8 @@ def test_a_condition_is_a_value_of_the_global_batch(condition, message):
         trainer.train(tf.constant(1))
 
 
-def test_a_device_that_cannot_leave_an_update_out_is_an_error(monkeypatch):
-    tpu = strategies.STRATEGIES["tpu"]
-    monkeypatch.setattr(conditions.strategies, "spec_of", lambda strategy: tpu)
+def test_a_device_that_cannot_leave_an_update_out_is_an_error(pretend_strategy):
+    pretend_strategy("tpu")
     rows = row_mask.Rows()
     with pytest.raises(ctl.UsageError, match="which TPUs and the workers of parameter servers can"):
         conditions.check(tf.constant(True), rows)

@@ -21,7 +21,6 @@ from ctl.data.source import Batch, Nest
 from ctl.errors import UsageError
 from ctl.hardware import strategies
 from ctl.keras import precision
-from ctl.rows.gather import all_gather
 from ctl.update import loss
 from ctl.update.empty_batches import pad_rows, zero_outputs, zero_without_rows
 from ctl.update.microbatches import hide_rows, row_count
@@ -122,6 +121,8 @@ class Evaluation:
             metrics.call(hooks.update_metrics, self.metrics, batch, outputs, row_mask)
             collected = None
             if self._collect:
+                from ctl.rows.gather import all_gather
+
                 values = check_values(convert(self._collect)(batch, outputs), row_count(batch))
                 collected = all_gather(precision.cast_to_float32(values))
             rows.trace.results = [collected]

@@ -1,28 +1,33 @@
 """The updates that a user's `replica_step` computes by `minimize` and `minimize_each`."""
 
 from collections.abc import Callable, Mapping, Sequence
+import functools
 from typing import Any
 
 import tensorflow as tf
 
+from ctl.built.attributes import Attributes
 from ctl.built.build import check_optimizer
+from ctl.built.inner_loop import TrainerOwner, step_of
 from ctl.configs.error_location import name_function
 from ctl.data.autograph import convert
 from ctl.data.source import Batch
 from ctl.errors import UsageError
 from ctl.graphs.places import place_of
 from ctl.keras.models import adapt, raw
+from ctl.keras.precision import Optimizer
 from ctl.keras.variables import check_known, penalties
 from ctl.rows import row_mask
+from ctl.update.loss import Denominator
 from ctl.update.microbatches import Target, row_count
 
 
 def minimize(
-    trainer: Any,
+    trainer: TrainerOwner,
     batch: Batch,
     loss_fn: Callable[[Batch], Any],
-    updates: Mapping[str, tuple[Sequence[tf.Variable] | None, Any]],
-    denominator: Any,
+    updates: Mapping[str, tuple[Sequence[tf.Variable] | None, Optimizer | None]],
+    denominator: Denominator | None,
     when: Mapping[str, tf.Tensor | None],
     regularization: Callable[[], Sequence[tf.Tensor]] | None = None,
 ) -> dict[str, tf.Tensor]:
@@ -40,7 +45,7 @@ def minimize(
     Returns:
         name -> the loss of the global batch.
     """
-    step = trainer._ctl_loop.step
+    step = step_of(trainer)
     attributes = step.attributes
     if not updates or ("" in updates and len(updates) > 1) or not when.keys() <= updates.keys():
         raise UsageError(
@@ -56,7 +61,7 @@ def minimize(
         penalty = regularization or trainer.regularization_losses
         # An override counts for all updates.
         if chosen and not regularization and penalty.__module__ == "ctl.trainer":
-            penalty = lambda of=trained: penalties(attributes.layers(), of)  # noqa: E731
+            penalty = functools.partial(_penalties, attributes, trained)
         check_known(optimizer, trained, trainer.strategy)
         # This also covers an optimizer that the trainer does not hold as an attribute.
         step.configure(optimizer)
@@ -84,6 +89,10 @@ def minimize(
         chosen=chosen,
     )
     return dict(zip(updates, result.losses, strict=True))
+
+
+def _penalties(attributes: Attributes, variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
+    return penalties(attributes.layers(), variables)
 
 
 def _check_rows(batch: Batch) -> None:

@@ -119,7 +119,7 @@ class CompiledLoop:
             self._fixed_program = traced(self._run_steps_of_unit, jit_compile=True)
         return self._fixed_program
 
-    def on_replicas(self, program: Any) -> Any:
+    def on_replicas(self, program: Callable[..., object]) -> Callable[..., object]:
         """Returns a function of a program's arguments that runs it on every replica."""
         if self.strategy.num_replicas_in_sync == 1:
             return lambda *arguments: self.strategy.run(program, args=arguments)

@@ -1,6 +1,6 @@
 """Follows the tensors of a graph back to their sources, while the step is traced."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 import fractions
 import math
 import re
@@ -123,7 +123,7 @@ def holds_rows(tensor: tf.Tensor) -> bool:
     return False
 
 
-def find_fold(tensor: tf.Tensor, count: int | tf.Tensor) -> Fold | None:
+def find_fold(tensor: tf.Tensor | None, count: int | tf.Tensor) -> Fold | None:
     """Returns which entries of axis 0 belong to one row.
 
     Layers fold axes into axis 0: [rows, time, ...] becomes [rows x time, ...], in which the entries of
@@ -132,14 +132,14 @@ def find_fold(tensor: tf.Tensor, count: int | tf.Tensor) -> Fold | None:
     tensor are searched.
 
     Args:
-        tensor: a tensor of a graph, of shape [entries, ...].
+        tensor: a tensor of a graph, of shape [entries, ...]; None if it is not known.
         count: the number of rows; a tensor if it is known only when the step runs. In this case, a
             tensor that no op folded counts as rows, which the caller checks when the step runs.
 
     Returns:
         The fold, or None if the ops do not show it.
     """
-    if not hasattr(tensor, "op"):  # eager
+    if tensor is None or not hasattr(tensor, "op"):  # eager
         return None
     unfolded = False
     # Depth first, because one input that shows the rows is enough.
@@ -148,27 +148,41 @@ def find_fold(tensor: tf.Tensor, count: int | tf.Tensor) -> Fold | None:
         tensor, factor = stack.pop()
         if id(tensor) in seen:
             continue
+        seen.add(id(tensor))
         if isinstance(count, int) and tensor.shape.rank and tensor.shape[0] == count:
             if holds_rows(tensor):
                 return Fold(1, int(factor)) if factor.denominator == 1 else None
-            seen.add(id(tensor))
             continue
-        seen.add(id(tensor))
         if tensor.op.type == "ConcatV2" and tf.get_static_value(tensor.op.inputs[-1]) == 0:
-            parts = [find_fold(x, count) for x in tensor.op.inputs[:-1]]
-            sizes = {part.per_row * factor if part else None for part in parts}
-            if len(sizes) == 1 and (size := sizes.pop()) and size.denominator == 1:
-                return Fold(sum(part.views for part in parts if part), int(size))
+            fold = _join_views([find_fold(x, count) for x in tensor.op.inputs[:-1]], factor)
+            if fold:
+                return fold
             continue
         sources = _sources(tensor)
-        unfolded |= not sources and factor == 1 and bool(tensor.shape.rank)
-        for source in reversed(sources):
-            ratio = _fold(source, tensor) if tensor.op.type == "Reshape" else fractions.Fraction(1)
-            if ratio is not None:
-                stack.append((source, factor * ratio))
-        if not sources and not isinstance(count, int) and factor.denominator == 1 and factor > 1:
-            return Fold(1, int(factor))
-    return Fold() if unfolded and not isinstance(count, int) else None
+        stack += _scaled(reversed(sources), tensor, factor)
+        if not sources and not isinstance(count, int):
+            unfolded |= factor == 1 and bool(tensor.shape.rank)
+            if factor.denominator == 1 and factor > 1:
+                return Fold(1, int(factor))
+    return Fold() if unfolded else None
+
+
+def _join_views(parts: Sequence[Fold | None], factor: fractions.Fraction) -> Fold | None:
+    """Returns the fold of concatenated views of the rows; None if they have different sizes."""
+    sizes = {part.per_row * factor if part else None for part in parts}
+    if len(sizes) == 1 and (size := sizes.pop()) and size.denominator == 1:
+        return Fold(sum(part.views for part in parts if part), int(size))
+    return None
+
+
+def _scaled(
+    sources: Iterable[tf.Tensor], result: tf.Tensor, factor: fractions.Fraction
+) -> Iterator[tuple[tf.Tensor, fractions.Fraction]]:
+    """Yields the sources whose axis 0 a tensor folds by a known ratio, each with its own factor."""
+    for source in sources:
+        ratio = _fold(source, result) if result.op.type == "Reshape" else fractions.Fraction(1)
+        if ratio is not None:
+            yield source, factor * ratio
 
 
 def _sources(tensor: tf.Tensor) -> list[tf.Tensor]:

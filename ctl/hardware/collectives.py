@@ -7,7 +7,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from ctl.hardware.cluster import task_name
 from ctl.hardware.strategies import Hardware
 
 
@@ -105,7 +104,7 @@ class ProcessGroup:
                 # An attempt to read a missing file would also print TensorFlow's warnings.
                 exists = tf.io.matching_files(pattern).numpy().size
                 content = tf.io.read_file(path).numpy() if exists else b""
-            contents[f"{task_name('ps', i)} on {address.rpartition(':')[0]}"] = content
+            contents[f"ps {i} on {address.rpartition(':')[0]}"] = content
         return contents
 
     def barrier(self) -> None:

@@ -10,11 +10,12 @@ import operator
 from typing import TYPE_CHECKING, Any
 
 from ctl.hardware import load
-from ctl.hardware.cluster import Cluster
 from ctl.hardware.devices import replica_devices
 
 if TYPE_CHECKING:
     import tensorflow as tf
+
+    from ctl.hardware.cluster import Cluster
 
 _KEYS = (
     "logical_devices", "devices", "all_reduce.algorithm", "all_reduce.bucket_mib",
@@ -55,7 +56,7 @@ class StrategyOptions:
     heartbeat_timeout: float = 30.0
     shard_mib: float = 0.0
     tpu: str = ""
-    cluster: Cluster | None = None
+    cluster: "Cluster | None" = None
 
     @classmethod
     def from_config(cls, runtime: Any, environment: Mapping[str, str]) -> "StrategyOptions":
@@ -129,7 +130,7 @@ class Hardware:
     strategy: "tf.distribute.Strategy"
     name: str
     reason: str
-    cluster: Cluster | None = None
+    cluster: "Cluster | None" = None
 
     @property
     def is_chief(self) -> bool:
@@ -145,6 +146,8 @@ def of_strategy(strategy: "tf.distribute.Strategy") -> Hardware:
         addresses = resolver.cluster_spec().as_dict()
         addresses.pop("evaluator", None)
         if resolver.task_type in addresses:
+            from ctl.hardware.cluster import Cluster
+
             cluster = Cluster(addresses, resolver.task_type, resolver.task_id or 0)
     return Hardware(strategy, name, "the user's own", cluster)
 

@@ -307,7 +307,9 @@ def _matters(read: tf.Operation) -> bool:
     )
 
 
-def _check_second_pass(name: str, first: Sequence[Any], second: Sequence[Any]) -> None:
+def _check_second_pass(
+    name: str, first: Sequence[tf.Operation], second: Sequence[tf.Operation]
+) -> None:
     """Raises a UsageError if the second pass cannot be the same as the first.
 
     Args:

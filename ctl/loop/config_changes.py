@@ -101,15 +101,8 @@ def _show(values: Mapping[str, Any], key: str) -> str:
 
 
 def _is_harmless(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    if key == "train.steps":  # a decay without a length of its own ends at train.steps
-        own = {name: new.get(f"optimizer.{name}") for name in ("schedule", "decay_steps")}
-        others = [group["optimizer"] for group in new.get(_GROUPS, ()) if group.get("optimizer")]
-        return not any(
-            schedules.ends_at_last_step(
-                each.get("schedule") or "constant", each.get("decay_steps") or 0
-            )
-            for each in (own, *others)
-        )
+    if key == "train.steps":
+        return not _has_schedule_of_all_steps(new)
     policy, factor = old.get(_POLICY), old.get(_SPIKE)
     if key == _POLICY:  # a run that stops has applied the updates that any other policy applies
         return policy == "stop"
@@ -124,6 +117,18 @@ def _is_harmless(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bo
         rows = [STRATEGIES.get(values.get(key, "auto")) for values in (old, new)]
         return not any(row and row.coordinated for row in rows)
     return keys.is_harmless(key)
+
+
+def _has_schedule_of_all_steps(values: Mapping[str, Any]) -> bool:
+    """Returns whether a decay ends at train.steps, because it has no length of its own."""
+    own = {name: values.get(f"optimizer.{name}") for name in ("schedule", "decay_steps")}
+    others = [group["optimizer"] for group in values.get(_GROUPS, ()) if group.get("optimizer")]
+    return any(
+        schedules.ends_at_last_step(
+            each.get("schedule") or "constant", each.get("decay_steps") or 0
+        )
+        for each in (own, *others)
+    )
 
 
 def _starts_with(key: str, names: Iterable[str]) -> bool:

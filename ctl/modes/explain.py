@@ -102,7 +102,7 @@ def _describe_reduction(experiment: Experiment) -> str:
     return f"{text}, in packs of {_mib(packs.BYTES)}" if size > packs.BYTES else f"one {text}"
 
 
-def _describe_optimizer(optimizer: Any, groups: Sequence[Mapping[str, Any]]) -> str:
+def _describe_optimizer(optimizer: precision.Optimizer, groups: Sequence[Mapping[str, Any]]) -> str:
     """Describes the optimizers that are used: their classes and their arguments."""
     scale = " with a loss scale" if precision.has_loss_scale(optimizer) else ""
     texts = []

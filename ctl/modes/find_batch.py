@@ -14,7 +14,7 @@ import multiprocessing
 import os
 import resource
 import tempfile
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ml_collections import config_dict
 
@@ -25,6 +25,9 @@ from ctl.hardware.child_process import TRACEBACK_FOLDER
 from ctl.hardware.strategies import StrategyOptions
 from ctl.loop.workdir import Workdir
 from ctl.modes import DONE, Arguments
+
+if TYPE_CHECKING:  # it imports TensorFlow
+    from ctl.trainer import StandardTrainer
 
 _GROWTH, _MAX_GROWTH = 1.25, 16.0  # factors between two batches, while only one limit is known
 _PRECISION = 16  # the result is exact to one part in this number
@@ -126,7 +129,7 @@ def with_batch(config: config_dict.ConfigDict, batch: int) -> config_dict.Config
     return overrides.with_values(config, values)
 
 
-def check_examples(trainer: Any) -> None:
+def check_examples(trainer: "StandardTrainer") -> None:
     """Raises UsageError if `build_dataset` returns batches, whose size ctl cannot change."""
     from ctl.built.inner_loop import pipeline_of
 

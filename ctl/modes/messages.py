@@ -10,6 +10,7 @@ from ctl.data.layout import Layout
 from ctl.errors import list_some
 from ctl.hardware import strategies
 from ctl.hardware.selection import Hardware
+from ctl.loop.checkpoints.matching import Comparison
 from ctl.loop.progress import format_numbers
 from ctl.optimizers import schedules
 from ctl.trainer import StandardTrainer
@@ -118,11 +119,11 @@ def _names_in_code(cls: type) -> set[str]:
     return names
 
 
-def restored_in_part(comparison: Any) -> str:
+def restored_in_part(comparison: Comparison) -> str:
     """Lists the variables of the trainer and the checkpoint that a partial restore ignored.
 
     Args:
-        comparison: a `checkpoints.matching.Comparison`.
+        comparison: has the variables of both.
     """
     parts = [
         ("left at their initial values: ", comparison.left()),

@@ -110,7 +110,7 @@ class ExperimentRun:
         )
         init = self.config.init
         has_weights = bool(init.checkpoint or init.models)
-        self._warm_start: Any = importlib.import_module(_WARM_START) if has_weights else None
+        self._warm_start = importlib.import_module(_WARM_START) if has_weights else None
         self.stop = StopOnSignal()
         self.has_ended = False
         self._start = 0.0
@@ -224,7 +224,7 @@ class ExperimentRun:
         if self._restored and not continues:
             notes = self.checkpoints.files.notes(self.controller.step)
             self.controller.resume_stop(notes.get("stopped"))
-        loaded: Sequence[Any] = ()
+        loaded = []
         if self._warm_start and not self._restored:
             loaded = self._warm_start.all_load(self.trainer, self.config.init, self.processes)
             self._loaded = self._warm_start.record(loaded)

@@ -61,7 +61,7 @@ class SweepRun:
     name: str
     values: Mapping[str, str]
     status: str = "waiting"
-    process: Any = None
+    process: ChildProcess = dataclasses.field(init=False, repr=False, compare=False)  # by `start`
 
     def start(self, command: list[str], folder: pathlib.Path, device: Mapping[str, str]) -> None:
         """Starts the process, whose workdir is in the folder of the sweep."""
@@ -76,7 +76,8 @@ class SweepRun:
         code = self.process.exit_code
         # A signal may reach a process before it can handle it.
         other = "stopped" if was_stopped else "failed"
-        self.status = {DONE: "done", STOPPED: "stopped"}.get(code, other)
+        ended: dict[int | None, str] = {DONE: "done", STOPPED: "stopped"}
+        self.status = ended.get(code, other)
         print_line(f"[{self.name}] {self.status}" + (f" ({code})" if code else ""))
 
 

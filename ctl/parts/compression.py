@@ -9,6 +9,7 @@ import tf_keras
 
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError
+from ctl.keras.precision import Optimizer
 from ctl.keras.variables import variables_of
 from ctl.parts.replica_values import ReplicaValues
 from ctl.rows import waits
@@ -102,7 +103,7 @@ class Compression(Part):
 
     def reduce(
         self, gradients: Sequence[Gradient], loss: tf.Tensor, variables: Sequence[tf.Variable],
-        *, loss_scale: tf.Tensor | None, optimizer: Any = None,
+        *, loss_scale: tf.Tensor | None, optimizer: Optimizer | None = None,
     ) -> GlobalUpdate:  # fmt: skip
         """Sums gradients and loss over the replicas; call it in a replica context, on every replica.
 

@@ -11,10 +11,11 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.errors import UsageError
+from ctl.keras.precision import Optimizer
 from ctl.private import classes
 
 
-def attach(optimizer: Any, groups: Sequence[tuple[Any, Sequence[tf.Variable]]]) -> None:
+def attach(optimizer: Optimizer, groups: Sequence[tuple[Optimizer, Sequence[tf.Variable]]]) -> None:
     """Makes an optimizer pass on the gradients of some variables; call it before its `build`.
 
     Args:

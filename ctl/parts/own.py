@@ -1,7 +1,6 @@
 """The parts of users: `ctl.Part`, and `transform_gradients` as the form of one method."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
 
 import tensorflow as tf
 import tf_keras
@@ -112,7 +111,7 @@ class Checked(Part):
             for gradient, variable in zip(update.gradients, update.variables, strict=True)
         ]
 
-    def end_step(self, optimizer: Optimizer, applied: Any) -> None:
+    def end_step(self, optimizer: Optimizer, applied: tf.Tensor | bool) -> None:
         """Notes that ctl runs the step."""
         self._has_ended = True
 

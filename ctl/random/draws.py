@@ -4,7 +4,7 @@ A draw has an entry for each row of this replica's batch on axis 0, or several c
 row. It is the slice of the draw for the global batch, on any split.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 import dataclasses
 import math
 import re
@@ -212,24 +212,30 @@ def _fold(
     message = _PROBLEM.format(
         name=stream.name, entries="?" if entries is None else entries, count=known
     )
-    if in_loop and per_row is None and isinstance(count, int) and entries is not None:
-        raise UsageError(message)  # an iteration may well be for a row, as in tf.map_fn
-    source = _source(shape, inputs)
-    is_unknown = per_row or in_loop or source is None
-    fold = None if is_unknown else find_fold(source, count)
+    fold = None if per_row or in_loop else find_fold(_source(shape, inputs), count)
     if isinstance(count, int) and entries is not None:
-        # A replica without rows has no entries either.
-        if entries % max(count, 1) or (per_row and entries != per_row * count):
+        guess = _divide(entries, count, per_row, rows.trace.views)
+        # An iteration may well be for a row, as in tf.map_fn.
+        if guess is None or (in_loop and per_row is None):
             raise UsageError(message)
-        width = entries // count if count else 1
-        views = width if width in rows.trace.views and not per_row else 1
-        fold = fold or Fold(views, width // views)
-        return entries, fold, "" if per_row or not count else message
+        return entries, fold or guess, "" if per_row or not count else message
     fold = fold or Fold(1, per_row or 1)
     # Known only when the step runs. XLA ignores assertions; there the reshape to `shape` fails.
     size = count * fold.views * fold.per_row
     with require_equal(shape[0], size, message):
         return tf.identity(size), fold, ""
+
+
+def _divide(
+    entries: int, count: int, per_row: int | None, known_views: Container[int]
+) -> Fold | None:
+    """Divides static numbers of entries and rows; returns None if the entries do not fit the rows."""
+    # A replica without rows has no entries either.
+    if entries % max(count, 1) or (per_row and entries != per_row * count):
+        return None
+    width = entries // count if count else 1
+    views = width if width in known_views and not per_row else 1
+    return Fold(views, width // views)
 
 
 def _source(shape: Any, inputs: tf.Tensor | None) -> tf.Tensor | None:

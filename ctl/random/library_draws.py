@@ -1,6 +1,6 @@
 """Numbers that libraries draw by TensorFlow's functions, keyed by row inside of `ctl.random.keyed`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import inspect
 from typing import Any
 
@@ -46,12 +46,7 @@ def draw(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if logits is not None:
         numbers = gumbel(shape, philox.working_dtype(logits.dtype), **keying)
     elif "int" in name:
-        low, high = given.get("minval"), given.get("maxval")
-        dtype = given["dtype"] if low is None else tf.convert_to_tensor(low).dtype
-        if low is None:  # a seed, of which 32 bits suffice
-            low = max(dtype.min, -(2**31))
-            high = low + 2**32
-        numbers = integers(shape, low, high, dtype, **keying)
+        numbers = integers(shape, *_range(given), **keying)
     else:
         function = uniform if "uniform" in name else truncated_normal if "trunc" in name else normal
         numbers = function(shape, dtype=given["dtype"], **keying)
@@ -65,6 +60,15 @@ def draw(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if logits is None:
         return numbers
     return tf.argmax(tf.cast(logits, numbers.dtype) + numbers, -1, given["output_dtype"])
+
+
+def _range(given: Mapping[str, Any]) -> tuple[Any, Any, tf.DType]:
+    """Returns the bounds and the dtype of a draw of integers."""
+    low = given.get("minval")
+    if low is not None:
+        return low, given.get("maxval"), tf.convert_to_tensor(low).dtype
+    low = max(given["dtype"].min, -(2**31))  # a seed, of which 32 bits suffice
+    return low, low + 2**32, given["dtype"]
 
 
 def _axis_of_rows(sizes: list[int | None], rows: row_mask.Rows) -> int | None:

@@ -1,7 +1,6 @@
 """What a loss is divided by, if that is not the sum of the sample weights."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import tensorflow as tf
 
@@ -10,14 +9,14 @@ from ctl.update import loss
 
 
 def numbers_by_name(
-    denominator: Any,
+    denominator: loss.Denominator,
     weights: Mapping[str, tf.Tensor | None],
     row_mask: tf.Tensor | None,
     rows: int | tf.Tensor,
     dtype: tf.DType,
     *,
     training: bool,
-) -> dict[str, Any]:
+) -> dict[str, tf.Tensor | float | None]:
     """Returns the numbers whose sum over the global batch divides each loss.
 
     Args:
@@ -47,8 +46,9 @@ def numbers_by_name(
 
 
 def _numbers(
-    given: Any, row_mask: tf.Tensor | None, rows: Any, dtype: tf.DType, *, training: bool
-) -> Any:
+    given: str | tf.Tensor, row_mask: tf.Tensor | None, rows: int | tf.Tensor, dtype: tf.DType,
+    *, training: bool,
+) -> tf.Tensor | float | None:  # fmt: skip
     if isinstance(given, str):
         if given == "none" and training:
             return 1.0

@@ -1,6 +1,6 @@
 """Trainable variables outside of the models: which of them the losses depend on."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import gc
 import logging
 from typing import Any
@@ -138,15 +138,10 @@ class Untrained:
         for model in map(models.adapt, self.elsewhere):  # one that only holds models is never built
             built = [layer for layer in model._flatten_layers() if layer.built]
             others -= {key for layer in built for key in _keys(variables_of(layer))}
-        # The variable of a frozen layer is still a trainable variable of TensorFlow, and a model in a
-        # closure is known to nobody: its layers are found among all objects.
-        is_layer: dict[type, bool] = dict.fromkeys(weakref.ProxyTypes, False)
-        for each in gc.get_objects():
-            if type(each) not in is_layer:
-                is_layer[type(each)] = models.is_layer(each)
-            if is_layer[type(each)] and getattr(each, "built", False):
-                held = _keys(models.raw(each.weights))
-                others -= held - _keys(models.raw(each.trainable_weights))
+        for layer in _built_layers():
+            # The variable of a frozen layer is still a trainable variable of TensorFlow.
+            held = _keys(models.raw(layer.weights))
+            others -= held - _keys(models.raw(layer.trainable_weights))
         graph = tf.compat.v1.get_default_graph()
         assigned = {id(each.handle) for each in find_assignments(graph.get_operations())}
         return [v for key, v in watched.items() if key in others and id(v.handle) not in assigned]
@@ -203,6 +198,16 @@ class Untrained:
                 "train %s by it: %s, or set trainable=False.",
                 name, list_some(names), list_some(names), _FIXES[name],
             )  # fmt: skip
+
+
+def _built_layers() -> Iterator[Any]:
+    """Yields the built layers among all objects, because nobody knows a model in a closure."""
+    is_layer: dict[type, bool] = dict.fromkeys(weakref.ProxyTypes, False)
+    for each in gc.get_objects():
+        if type(each) not in is_layer:
+            is_layer[type(each)] = models.is_layer(each)
+        if is_layer[type(each)] and getattr(each, "built", False):
+            yield each
 
 
 def _keys(variables: Iterable[Any]) -> set[Any]:

@@ -30,6 +30,8 @@ from ctl.rows.assertions import require
 from ctl.rows.row_mask import current
 
 SampleWeight: TypeAlias = tf.Tensor | Mapping[str, tf.Tensor | None] | None
+# As `StandardTrainer.denominator` returns it: one of all losses, or of each by its name.
+Denominator: TypeAlias = str | tf.Tensor | Mapping[str, str | tf.Tensor]
 OTHER_COUNT = (
     "per_example_loss returned {} losses for {} examples: return one loss per example, reduced over all "
     "other axes, or the losses of all tokens, with weight 0 in sample_weight for those to leave out."
@@ -175,7 +177,9 @@ def masked(
     return numbers * tf.reshape(mask, [-1] + [1] * (numbers.shape.rank - 1))
 
 
-def denominator_numbers(denominator: Any, weights: Mapping[str, Any], *args: Any, **kw: Any) -> Any:
+def denominator_numbers(
+    denominator: Denominator, weights: Mapping[str, tf.Tensor | None], *args: Any, **kw: Any
+) -> Mapping[str, tf.Tensor | float | None]:
     """Returns what is summed to the denominator of each loss: the weights, unless the user has chosen.
 
     Args:

@@ -15,6 +15,7 @@ from ctl.data.source import Batch, MaskedBatch, Nest
 from ctl.errors import UsageError
 from ctl.graphs import order
 from ctl.keras import models, precision
+from ctl.keras.precision import Optimizer
 from ctl.rows import row_mask
 from ctl.rows.trace import Trace
 from ctl.update import gradients, loss
@@ -40,7 +41,7 @@ class Target(NamedTuple):
     """
 
     variables: Sequence[tf.Variable]
-    optimizer: Any
+    optimizer: Optimizer
     regularization: Callable[[], Sequence[tf.Tensor]]
     when: tf.Tensor | None = None
     name: str = ""

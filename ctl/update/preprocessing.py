@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import inspect
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -14,7 +14,7 @@ from ctl.data.source import Batch, Nest
 from ctl.errors import UsageError, type_name
 from ctl.keras import models
 from ctl.rows.assertions import require_equal
-from ctl.update.loss import SampleWeight
+from ctl.update.loss import Denominator, SampleWeight
 from ctl.update.microbatches import LossFn, row_count
 from ctl.update.part import Part
 
@@ -22,6 +22,8 @@ _KERAS = ("keras.", "tf_keras.")
 _FACTOR = 16  # scales of images differ by 255, and by 127.5 around 0
 _ADVICE = "return one entry per row (stack several views of a row on axis 1)."
 _PROBLEM = f"preprocess returned another number of rows than the batch has: {_ADVICE}"
+
+Metrics: TypeAlias = Mapping[str, tf_keras.metrics.Metric]
 
 
 class Hooks(Protocol):
@@ -36,7 +38,7 @@ class Hooks(Protocol):
         """(batch, training) -> weights, or (batch) -> weights."""
 
     @property
-    def denominator(self) -> Callable[[Batch], Any]:
+    def denominator(self) -> Callable[[Batch], Denominator]:
         """(batch) -> what the losses are divided by."""
 
     def preprocess(self, batch: Batch) -> Batch:
@@ -46,7 +48,7 @@ class Hooks(Protocol):
         """Computes the outputs."""
 
     def update_metrics(
-        self, metrics: Any, batch: Batch, outputs: Nest, weights: tf.Tensor | None
+        self, metrics: Metrics, batch: Batch, outputs: Nest, weights: tf.Tensor | None
     ) -> None:
         """Updates the metrics."""
 

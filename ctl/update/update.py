@@ -128,7 +128,7 @@ class Update:
         forward: Callable[[Batch], Nest] | None,
         sample_weight: loss.SampleWeight,
         targets: Sequence[Target],
-        denominator: Any = "weights",
+        denominator: loss.Denominator = "weights",
         chosen: bool = False,
     ) -> UpdateResult:
         """Computes the update and applies it; call it in a replica context, on every replica.
@@ -190,12 +190,7 @@ class Update:
         # Where the ops of the forward pass begin, to find what they assign.
         held = self._assignable()
         snapshot = Snapshot([] if when is None else [*held.once, *held.summed])
-        if plan.xla == "gradients" and not rows.trace.losses_only:
-            # A micro-batch cannot read the other rows, with or without XLA.
-            may_retry = plan.options.xla == "auto" and plan.micro_batches == 1
-            contributions = compute_by_xla(compute, inputs, rows, may_retry=may_retry)
-        else:
-            contributions = compute(inputs)
+        contributions = self._contributions(compute, inputs, rows)
         if rows.trace.losses_only:
             total = tf.add_n(contributions.losses)
             losses = tf.unstack(total) if len(targets) > 1 else [total]
@@ -221,6 +216,16 @@ class Update:
             self.losses.update([each.losses for each in contributions.micro_batches], applied[0])
         losses = [update.loss for update in updates]
         return UpdateResult(losses[0], contributions.micro_batches, applied[0], losses)
+
+    def _contributions(
+        self, compute: MicroBatches, inputs: Inputs, rows: row_mask.Rows
+    ) -> Contributions:
+        plan = self._plan
+        if plan.xla != "gradients" or rows.trace.losses_only:
+            return compute(inputs)
+        # A micro-batch cannot read the other rows, with or without XLA.
+        may_retry = plan.options.xla == "auto" and plan.micro_batches == 1
+        return compute_by_xla(compute, inputs, rows, may_retry=may_retry)
 
     def _finish(
         self, update: GlobalUpdate, target: Target, *, decides: bool, number: int

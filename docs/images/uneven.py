@@ -26,10 +26,10 @@ def measure() -> dict[str, float]:
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     lightning = re.search(r"^Lightning +([\d.]+)", (_ROOT / "docs/compared.md").read_text(), re.M)
     return {
-        "mean of the three gradients": programs.true_update(0.0),
+        "mean of the three gradients": programs.true_update(),
         "ctl": programs.ctl_update(),
-        "Keras fit": programs.tf_keras_fit_update(0.0),
-        "Orbit": programs.orbit_example_update(0.0),
+        "Keras fit": programs.tf_keras_fit_update(),
+        "Orbit": programs.orbit_example_update(),
         "Lightning": float(lightning[1]),
     }
 

@@ -10,7 +10,6 @@ import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.update import non_finite
 from tests.support import reference_model
 from tests.support.faulty_trainers import BAD, BATCH, Jumping, Overflowing, Poisoned
 
@@ -46,9 +45,8 @@ def reporting(cls, replicas, *, attributes=(), **options):
     ],
 )
 def test_report_is_the_mean_over_the_applied_steps_as_loops_of_one_step_report_them(
-    cls, replicas, attributes, options, tmp_path, monkeypatch
+    cls, replicas, attributes, options, tmp_path, small_window
 ):
-    monkeypatch.setattr(non_finite, "WINDOW", 11)  # losses, before a spike is noticed
     trainer = reporting(cls, replicas, attributes=attributes, **options)
     skipped, steps = attributes.get("jumps_at", BAD), 4
     trainer.train(tf.constant(skipped - 1))

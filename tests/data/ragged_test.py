@@ -149,8 +149,13 @@ def test_read_slices_copies_from_memory_what_it_reads_from_examples():
 # Lengths, which are read once.
 
 
-def test_lengths_are_read_from_the_examples(monkeypatch):
-    monkeypatch.setattr(ragged, "_ROWS_PER_READ", 7)
+@pytest.fixture
+def short_reads(monkeypatch):
+    """Reads four rows at a time, so that the lengths need several reads."""
+    monkeypatch.setattr(ragged, "_ROWS_PER_READ", 4)
+
+
+def test_lengths_are_read_from_the_examples(short_reads):
     assert ragged.read_lengths(token_model.Documents(), None).tolist() == LENGTHS
 
 
@@ -206,13 +211,12 @@ def test_wrong_lengths_are_rejected_in_one_line(tmp_path, content, message):
     assert "must have one per example" in one_line(ragged.read_lengths, source, None)
 
 
-def test_sequences_of_an_example_must_have_one_length(monkeypatch):
+def test_sequences_of_an_example_must_have_one_length(short_reads):
     class Longer(token_model.Documents):
         def parse(self, row):
             example = super().parse(row)
             return {**example, "label": example["label"][row // 9 :]}
 
-    monkeypatch.setattr(ragged, "_ROWS_PER_READ", 4)
     first = next(i for i, n in enumerate(LENGTHS) if i // 9 and n)
     message = f"Example {first} has {LENGTHS[first]} values of 'x', but {LENGTHS[first] - 1} of"
     with pytest.raises(ctl.UsageError, match=message):

@@ -7,7 +7,6 @@ import pytest
 
 import ctl
 from ctl.configs import keys, loading
-from ctl.hardware import engines, rendezvous
 from ctl.modes import export
 from tests.docs.pages import blocks
 from tests.support import child
@@ -38,11 +37,6 @@ def test_a_run_in_a_bucket_is_loaded_with_your_trainer_only(tmp_path, monkeypatc
     assert classes == [loading.import_file(trainer).MnistTrainer]
 
 
-def test_the_token_of_the_page_is_the_one_that_is_used(monkeypatch):
+def test_the_page_sets_the_token_that_all_processes_read():
     (commands,) = blocks("trust", "sh")
     assert "export CTL_TOKEN=" in commands and "-x CTL_TOKEN" in commands
-    tokens = []
-    monkeypatch.setattr(rendezvous, "meet", lambda *_, token, **__: tokens.append(token) or {})
-    ranks = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "CTL_TOKEN": "secret"}
-    engines.exchange_addresses(ranks, timeout=1)
-    assert tokens == ["secret"]

@@ -30,17 +30,17 @@ def test_the_curve_is_that_of_one_device():
 
 
 def test_views_without_a_move_are_the_image(monkeypatch):
-    monkeypatch.setattr(ctl.random, "uniform", lambda shape, low, high, name: tf.constant([0.0]))
-    # Scale 0 shows the pixel in the center everywhere, at 13.5: the mean of four.
-    image = np.random.default_rng(1).random((1, 28, 28, 1)).astype(np.float32)
-    view = simclr.transform(image, "a")
-    np.testing.assert_allclose(view, np.full_like(image, image[0, 13:15, 13:15].mean()), rtol=1e-5)
-    values = {"angle": 0.0, "scale": 1.0, "dx": 3.0, "dy": 0.0}
+    values = dict.fromkeys(("angle", "scale", "dx", "dy"), 0.0)
 
     def draw(shape, low, high, name):
         return tf.constant([values[name.partition("/")[2]]])
 
     monkeypatch.setattr(ctl.random, "uniform", draw)
+    # Scale 0 shows the pixel in the center everywhere, at 13.5: the mean of four.
+    image = np.random.default_rng(1).random((1, 28, 28, 1)).astype(np.float32)
+    view = simclr.transform(image, "a")
+    np.testing.assert_allclose(view, np.full_like(image, image[0, 13:15, 13:15].mean()), rtol=1e-5)
+    values |= {"scale": 1.0, "dx": 3.0}
     view = simclr.transform(image, "a").numpy()
     np.testing.assert_allclose(view[0, :, :25], image[0, :, 3:], atol=1e-5)
     assert not view[0, :, 25:].any()

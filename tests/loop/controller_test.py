@@ -20,7 +20,6 @@ from ctl.loop.stop import StopRequest
 from ctl.loop.timing import Every
 from ctl.loop.workdir import Workdir
 from ctl.loop.writers.json_lines import JsonLinesWriter
-from ctl.update import non_finite
 from tests.loop.shared import OtherProcesses, Recording, make_reference, share
 from tests.support import reference_model
 from tests.support.faulty_trainers import jumping, same, state
@@ -408,8 +407,7 @@ def test_rollback_with_the_users_own_dataset_is_rejected():
         twice_bad().train_dataset = tf.data.Dataset.range(3)
 
 
-def test_loss_spike_is_rolled_back_and_its_window_is_restored(tmp_path, monkeypatch):
-    monkeypatch.setattr(non_finite, "WINDOW", 11)  # losses; the spike comes when it is full
+def test_loss_spike_is_rolled_back_and_its_window_is_restored(tmp_path, small_window):
     trainer = jumping(1, 16, on_non_finite="rollback", loss_spike=5.0)
     events, lines = run(tmp_path, trainer, steps=20, checkpoint_interval=14)
     assert [(name, step) for name, step, _ in events] == [

@@ -6,7 +6,6 @@ import tensorflow as tf
 
 import ctl
 from ctl.errors import Failure, NonFiniteStep, UsageError
-from ctl.hardware import strategies
 from ctl.loop.controller import Controller
 from ctl.loop.loop_monitor import LoopMonitor, StepSummaries
 from ctl.loop.metric_log import MetricLog
@@ -71,7 +70,9 @@ def test_step_that_is_not_finite_is_left_to_the_caller(monkeypatch):
     assert made.reporter.steps() == [] and made.reporter.throughput.last_seconds == 0
 
 
-def test_loop_must_count_its_steps_and_may_repeat_some_only_with_a_coordinator(monkeypatch):
+def test_loop_must_count_its_steps_and_may_repeat_some_only_with_a_coordinator(
+    monkeypatch, pretend_strategy
+):
     made = Monitored()
     monkeypatch.setattr(
         made.trainer, "train", lambda steps: made.trainer.global_step.assign_add(5) and None
@@ -80,7 +81,7 @@ def test_loop_must_count_its_steps_and_may_repeat_some_only_with_a_coordinator(m
     for steps in (3, 6):
         with pytest.raises(UsageError, match=r"A loop to step \d+ ended at step \d+: train_step"):
             made.run(steps)
-    monkeypatch.setattr(strategies, "strategy_name", lambda strategy: "parameter_server")
+    pretend_strategy("parameter_server")
     made.run(3)
     assert made.reporter.steps() == [("repeated", 20)]
     with pytest.raises(UsageError, match="A loop to step 26 ended at step 25"):

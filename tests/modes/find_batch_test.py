@@ -64,15 +64,15 @@ def run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(find_batch, "_run", lambda folder, function, *args: function(*args))
     monkeypatch.setattr(find_batch, "_limit", lambda ram: None)
-    monkeypatch.setattr(host, "memory_limit", lambda: GIB)
     monkeypatch.setattr(host, "peak_memory", lambda: 0)
 
-    def program(*arguments, measure=lambda batch: None):
+    def program(*arguments, measure=lambda batch: None, memory=GIB):
         def try_(arguments, batch, ram):
             program.config = arguments.config
             return measure(batch)
 
         monkeypatch.setattr(find_batch, "_train", try_)
+        monkeypatch.setattr(host, "memory_limit", lambda: memory)
         code = main.run(["ctl", "find_batch", "exp.py", *arguments])
         assert sorted(p.name for p in tmp_path.iterdir() if p.suffix) == ["exp.py", "tiny.py"]
         return code, capsys.readouterr()
@@ -109,8 +109,7 @@ def test_size_of_the_data_is_not_recommended(run):
 def test_first_try_needs_nine_tenths_of_the_memory_by_the_estimate(run, monkeypatch, device):
     monkeypatch.setattr(devices, "replica_devices", lambda strategy: [device])
     monkeypatch.setattr(device_memory, "gpu_memory_limit", lambda name: 10**6)
-    monkeypatch.setattr(host, "memory_limit", lambda: 10**6)
-    _, printed = run()
+    _, printed = run(memory=10**6)
     guess = int(re.search("a batch of ([0-9,]+) fits", printed.out)[1].replace(",", ""))
     config = find_batch.with_batch(flags.load_config("exp.py", []), guess)
     memory = memory_estimate.estimate(experiment.build(config, "exp.py", evaluates=False).trainer)
@@ -172,9 +171,7 @@ def test_a_mistake_is_one_line(run, arguments, message):
 
 
 def test_what_the_search_does_not_support_is_one_line(run, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(host, "memory_limit", lambda: None)
-        without_limit = run()
+    without_limit = run(memory=None)
     monkeypatch.setenv("TF_CONFIG", CLUSTER)
     results = {"memory of CPU:0 is not known": without_limit, "one process: unset TF_CONFIG": run()}
     for message, (code, printed) in results.items():

@@ -18,8 +18,10 @@ import tf_keras
 
 from ctl import testing
 from ctl.data import distribution
+from ctl.hardware import strategies
 from ctl.private import replaced
 from ctl.testing import multiprocess
+from ctl.update import non_finite
 from tests.support import fork_server
 
 devices = testing.split_cpu(4)
@@ -52,6 +54,18 @@ multiprocess.subprocess = types.SimpleNamespace(**{**vars(subprocess), "Popen": 
 def seed():
     """Makes the initial weights of a test independent of the tests before it."""
     tf_keras.utils.set_random_seed(0)
+
+
+@pytest.fixture
+def small_window(monkeypatch):
+    """A window of 11 losses instead of 101, so that a spike is recognized after 11 steps."""
+    monkeypatch.setattr(non_finite, "WINDOW", 11)
+
+
+@pytest.fixture
+def pretend_strategy(monkeypatch):
+    """Makes ctl treat every strategy as the one of a name in `STRATEGIES`."""
+    return lambda name: monkeypatch.setattr(strategies, "strategy_name", lambda strategy: name)
 
 
 def pytest_collection_finish(session):

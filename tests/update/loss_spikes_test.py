@@ -5,7 +5,6 @@ import pytest
 import tensorflow as tf
 
 from ctl.errors import NonFiniteStep
-from ctl.update import non_finite
 from ctl.update.non_finite import WINDOW, LossSpikes
 from tests.support.faulty_trainers import jumping, same, state
 
@@ -41,12 +40,6 @@ def test_no_loss_is_a_spike_before_the_window_is_full_of_finite_ones():
 def test_spike_above_a_negative_median():
     usual = [-10.0] * WINDOW
     assert find_spikes(3.0, [*usual, 9.9, 10.1])[-2:] == [False, True]
-
-
-@pytest.fixture
-def small_window(monkeypatch):
-    """A window of 11 losses instead of 101, so that it is full after 11 steps."""
-    monkeypatch.setattr(non_finite, "WINDOW", 11)
 
 
 AT = 11 + 5

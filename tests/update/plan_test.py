@@ -21,8 +21,10 @@ class OwnTrainStep(reference_model.ReferenceTrainer):
         super().train_step(iterator)
 
 
-def make_plan(replicas=1, batch=8, *, cls=reference_model.ReferenceTrainer, **options):
-    strategy = testing.make_strategy(replicas)
+def make_plan(
+    replicas=1, batch=8, *, cls=reference_model.ReferenceTrainer, strategy=None, **options
+):
+    strategy = strategy or testing.make_strategy(replicas)
     return loop_of(reference_model.make_trainer(strategy, batch, cls=cls, **options)).plan
 
 
@@ -138,7 +140,6 @@ def test_logical_shards_are_rejected_for_partial_global_batches():
 
 def test_many_batches_are_sent_to_a_gpu_at_a_time_unless_the_train_step_is_the_users(monkeypatch):
     strategy = testing.make_strategy(1)
-    monkeypatch.setattr(testing, "make_strategy", lambda replicas: strategy)
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [kind])
     for cls, mode in ((reference_model.ReferenceTrainer, "loop"), (OwnTrainStep, "step")):
-        assert make_plan(cls=cls, xla="auto").xla == mode
+        assert make_plan(cls=cls, strategy=strategy, xla="auto").xla == mode

@@ -101,12 +101,11 @@ def test_packs_are_the_default_and_a_tensor_of_unknown_shape_makes_none(monkeypa
     assert sizes == [0, packs.BYTES]
 
 
-def test_buffers_are_those_of_the_largest_pack(monkeypatch):
-    monkeypatch.setattr(packs, "BYTES", 45)
+def test_buffers_are_those_of_the_largest_pack():
     sizes = [10, 20, 30, 40]  # 40 + 30 exceed a pack, and 20 + 10 are the next one
     mirrored = functools.partial(tf.distribute.MirroredStrategy, ["/CPU:0", "/CPU:1"])
     strategies = {
-        "in packs": make_strategy(2),
+        "in packs": make_strategy(2, 45),
         "in packs of 5 bytes": make_strategy(2, 5),
         "all at once": mirrored(tf.distribute.HierarchicalCopyAllReduce()),
         "each by itself": mirrored(tf.distribute.ReductionToOneDevice()),

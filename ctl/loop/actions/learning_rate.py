@@ -79,7 +79,7 @@ class LearningRate(LoopAction):
             )
 
     @property
-    def _optimizer(self) -> Any:
+    def _optimizer(self) -> precision.Optimizer:
         optimizer = self.controller.trainer.optimizer
         return precision.inner(optimizer)
 

@@ -1,13 +1,17 @@
 """Lowers the learning rate when a metric of the evaluation has stopped improving."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ctl.built.inner_loop import loop_of
 from ctl.errors import UsageError
 from ctl.loop.actions.stopping import EarlyStopping
 from ctl.optimizers.warm_up import Plateau
 from ctl.update.gradients import optimizers_of
+
+if TYPE_CHECKING:  # for type hints, because they import the actions
+    from ctl.loop.controller import Controller
+    from ctl.loop.workdir import Workdir
 
 
 class ReduceOnPlateau(EarlyStopping):
@@ -35,14 +39,14 @@ class ReduceOnPlateau(EarlyStopping):
         self._schedules: list[Plateau] = []
 
     @classmethod
-    def from_config(cls, config: Any, workdir: Any) -> "ReduceOnPlateau":
+    def from_config(cls, config: Any, workdir: "Workdir") -> "ReduceOnPlateau":
         """Makes the action of a config; see registry.py."""
         from ctl.optimizers.schedules import KINDS
 
         given = config.optimizer.schedule_arguments.to_dict()
         return cls(**{**KINDS["plateau"].arguments, **given})
 
-    def begin(self, controller: Any) -> None:
+    def begin(self, controller: "Controller") -> None:
         """Finds the schedules of the trainer's optimizers."""
         super().begin(controller)
         optimizers = loop_of(controller.trainer).step.attributes.optimizers()

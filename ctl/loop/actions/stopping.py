@@ -101,7 +101,7 @@ class StopAtTarget(MetricAction):
         self._target = target
 
     @classmethod
-    def from_config(cls, config: Any, workdir: Any) -> "StopAtTarget":
+    def from_config(cls, config: Any, workdir: "Workdir") -> "StopAtTarget":
         """Makes the action of a config; see registry.py."""
         best = config.train.best
         return cls(best.metric, best.mode, target=best.target)

@@ -15,12 +15,12 @@ _STEPS: "weakref.WeakKeyDictionary[Step, tuple[int, dict[int, int]] | None]" = (
 )
 
 
-def add(steps: Sequence[Any]) -> None:
+def add(steps: Sequence[object]) -> None:
     """Adds the steps of a `Checkpointer`; trainers among them are left out."""
     _STEPS.update({step: _STEPS.get(step) for step in steps if isinstance(step, Step)})
 
 
-def of_others(steps: Sequence[Any]) -> dict[str, int]:
+def of_others(steps: Sequence[object]) -> dict[str, int]:
     """Returns the positions of the steps that other checkpointers save, and that train models of these.
 
     Args:
@@ -37,7 +37,7 @@ def of_others(steps: Sequence[Any]) -> dict[str, int]:
     }
 
 
-def check(steps: Sequence[Any], others: Mapping[str, int], path: str) -> None:
+def check(steps: Sequence[object], others: Mapping[str, int], path: str) -> None:
     """Compares restored steps with those that other checkpointers have restored.
 
     Args:
@@ -69,7 +69,7 @@ def check(steps: Sequence[Any], others: Mapping[str, int], path: str) -> None:
                 )
 
 
-def _models(steps: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+def _models(steps: Sequence[object]) -> Iterator[tuple[str, Any]]:
     for i, step in enumerate(steps):
         for j, model in enumerate(step.models if isinstance(step, Step) else ()):
             yield f"{i}/{j}", adapt(model)

@@ -1,6 +1,7 @@
 """--mode=check: checks an experiment before a long run, and writes nothing."""
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 import dataclasses
 import functools
 from typing import Any
@@ -75,8 +76,8 @@ def choose_checks(text: str, *, quick: bool) -> list[str]:
 
 
 def run_checks(
-    factory: TrainerFactory, names: Sequence[str], processes: Any, *, quick: bool = False
-) -> int:
+    factory: TrainerFactory, names: Sequence[str], processes: Executor | None, *, quick: bool = False
+) -> int:  # fmt: skip
     """Runs checks of an experiment, and prints each outcome as soon as it is known.
 
     Args:

@@ -331,7 +331,7 @@ def test_step_has_the_precision_of_the_policy_of_keras():
     assert step.options.precision == "bfloat16"
 
 
-def test_what_cannot_be_trained_is_one_line(monkeypatch):
+def test_what_cannot_be_trained_is_one_line(monkeypatch, pretend_strategy):
     class Holding(keras.layers.Layer):
         def __init__(self):
             super().__init__()
@@ -343,11 +343,9 @@ def test_what_cannot_be_trained_is_one_line(monkeypatch):
     layer.scale = tf.Variable(1.0)
     with pytest.raises(ctl.UsageError, match=r"dense.* holds a tf.Variable \(scale\), which"):
         models.adapt(layer)
-    coordinated = types.SimpleNamespace(coordinated=True)
-    with monkeypatch.context() as patch:
-        patch.setattr(build.strategies, "spec_of", lambda strategy: coordinated)
-        with pytest.raises(ctl.UsageError, match=r"Parameter servers .*Keras 3"):
-            build.check_model(dense(keras))
+    pretend_strategy("parameter_server")
+    with pytest.raises(ctl.UsageError, match=r"Parameter servers .*Keras 3"):
+        build.check_model(dense(keras))
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
     with pytest.raises(ctl.UsageError, match="The backend of Keras 3 is jax"):
         models.adapt(keras.layers.Dense(1))

@@ -13,7 +13,6 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
-from ctl.hardware import strategies
 from ctl.loop.checkpoints import checkpointer
 from ctl.loop.checkpoints.checkpointer import Checkpointer, DamagedCheckpoint
 from tests.loop.shared import arrays, make_reference, same, same_copies, share
@@ -339,8 +338,10 @@ def test_error_of_the_writing_thread_prints_nothing_at_exit(tmp_path, monkeypatc
     assert len(handlers) == 2 and capfd.readouterr().err == ""
 
 
-def test_checkpoints_are_read_and_written_by_this_process_for_a_remote_tpu(tmp_path, monkeypatch):
-    devices = []
+def test_checkpoints_are_read_and_written_by_this_process_for_a_remote_tpu(
+    tmp_path, monkeypatch, pretend_strategy
+):
+    devices, trainer = [], make_trainer()
     make = tf.train.CheckpointOptions
 
     def record(experimental_io_device=None, **options):
@@ -349,9 +350,9 @@ def test_checkpoints_are_read_and_written_by_this_process_for_a_remote_tpu(tmp_p
 
     monkeypatch.setattr(tf.train, "CheckpointOptions", record)
     for name, device in (("tpu", "/job:localhost"), ("one_device", None)):
-        monkeypatch.setattr(strategies, "strategy_name", lambda strategy, name=name: name)
+        pretend_strategy(name)
         for is_chief in (True, False):
-            checkpoints = Checkpointer(tmp_path, make_trainer(), is_chief=is_chief)
+            checkpoints = Checkpointer(tmp_path, trainer, is_chief=is_chief)
             checkpoints.restore(checkpoints.save())
         assert devices == [device] * 4
         devices.clear()
@@ -407,7 +408,7 @@ def test_failed_read_is_neither_damage_nor_a_mismatch(tmp_path, monkeypatch, err
     def fail(path):
         raise error
 
-    monkeypatch.setattr(checkpointer.matching, "CheckpointContent", fail)
+    monkeypatch.setattr(tf.train, "load_checkpoint", fail)
     with pytest.raises(ctl.errors.Failure, match=r"ckpt-0 cannot be read: (Inp|Sta|Too)[\w/ ]*\. "):
         checkpoints.all_restore_latest()
 

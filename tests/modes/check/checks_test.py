@@ -3,6 +3,7 @@
 import concurrent.futures
 import os
 import re
+import types
 
 import pytest
 
@@ -61,14 +62,11 @@ def test_an_exception_is_a_failed_row_with_the_users_line_and_the_others_go_on(f
     assert "Traceback" not in captured.err
 
 
-def crash(*_):
-    os.abort()
-
-
 @pytest.mark.slow
-def test_a_killed_comparison_is_one_row(make_factory, monkeypatch):
-    monkeypatch.setattr(replica_check, "compare_splits", crash)
-    outcome = replica_check.start(make_factory(), replica_check.start_processes())()
+def test_a_killed_comparison_is_one_row(make_factory):
+    with replica_check.start_processes() as processes:
+        crashing = types.SimpleNamespace(submit=lambda *_: processes.submit(os.abort))
+        outcome = replica_check.start(make_factory(), crashing)()
     assert outcome.verdict == FAIL
     assert outcome.observation.startswith("not compared: a process crashed, or was killed")
 
@@ -102,7 +100,6 @@ def test_quick_compares_an_even_and_an_uneven_batch(make_factory, monkeypatch):
         given.append((batch_sizes, replicas, optimizer is not None))
         return Report("Planted", "float64", (Split(*batch_sizes, 2),), {})
 
-    monkeypatch.setattr(replica_check, "split_cpu", lambda _: None)
     monkeypatch.setattr(replica_check, "check_replica_equivalence", compare)
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         outcome = replica_check.start(make_factory(), thread, quick=True)()

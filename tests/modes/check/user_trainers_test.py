@@ -5,7 +5,6 @@ tests/checks has the trainers that a step rejects, and tests/testing the mistake
 
 import concurrent.futures
 import types
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -22,8 +21,9 @@ def compare(factory, batch_sizes):
     """Compares splits on one and two replicas in this process, as --mode=check does in its own."""
     rows = replica_check.read_examples(factory, 8)
     config = factory.experiment.config
-    with mock.patch.object(replica_check, "REPLICAS", (1, 2)):
-        return replica_check.compare_trainer(config, factory.config_path, rows, batch_sizes)
+    return replica_check.compare_trainer(
+        config, factory.config_path, rows, batch_sizes, replicas=(1, 2)
+    )
 
 
 def line_of(text):
@@ -74,12 +74,12 @@ def test_contrastive_loss_over_the_global_batch_passes(make_user_factory):
     assert {split.micro_batches for split in report.compared} == {1}
 
 
-def test_compression_is_reported_as_not_compared(make_user_factory, monkeypatch):
+def test_compression_is_reported_as_not_compared(make_user_factory):
     factory = make_user_factory("Regression", **{"runtime.all_reduce.compression": "float16"})
-    report = Report("Regression", "float64", (Split(4, 2), Split(5, 2)), {})
-    monkeypatch.setattr(replica_check, "compare_splits", lambda *_: report)
-    with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        outcome = replica_check.start(factory, thread)()
+    compared = concurrent.futures.Future()
+    compared.set_result(Report("Regression", "float64", (Split(4, 2), Split(5, 2)), {}))
+    processes = types.SimpleNamespace(submit=lambda *_: compared)
+    outcome = replica_check.start(factory, processes)()
     assert outcome.observation.endswith(
         "in float64, give one update; runtime.all_reduce.compression is not part of this comparison"
     )
