@@ -3,6 +3,7 @@
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 import contextlib
+import dataclasses
 import functools
 import inspect
 import logging
@@ -47,11 +48,13 @@ from ctl.update.microbatches import first_rows, row_count, unpack
 from ctl.update.non_finite import counter
 from ctl.update.part import Part
 from ctl.update.preprocessing import Metrics
+from ctl.update.update import UpdateResult
 
 _LOG = logging.getLogger("ctl")
 _FIND_ROWS = "ctl.built.bad_rows:non_finite_rows"  # imported for a step that is not finite
 _ROW_LOSSES = "ctl.keras.losses:row_losses"  # these for a loss object, and a mean of rows
 _MEAN_OF_ROWS = "ctl.rows.means:mean_of_rows"
+_MINIMIZE = "ctl.built.minimizing:%s"  # imported for several optimizers
 _AGREED = "ctl.update.conditions:agreed"  # for a condition inside of the user's strategy.run
 # Options that only a trainer's data, model and inner loop read.
 _OF_TRAINERS = ("cache", "data", "model", "placement", "prefetch", "histogram_interval")
@@ -61,15 +64,17 @@ class StepResult(NamedTuple):
     """The result of one step.
 
     Attributes:
-        loss: scalar, the loss of the global batch.
-        applied: scalar bool, whether the update was applied.
+        loss: scalar, the loss of the global batch; the sum of several.
+        applied: scalar bool, whether the update was applied, or all of them.
         outputs: the outputs of the replica's rows, 16-bit floats cast to float32, if `outputs=True`;
             one value per replica. A scalar has one entry per micro-batch, if there are several.
+        losses: name -> scalar, the losses with an optimizer of their own.
     """
 
     loss: tf.Tensor
     applied: tf.Tensor
     outputs: Nest = None
+    losses: Mapping[str, tf.Tensor] | None = None
 
 
 class Step:
@@ -89,7 +94,9 @@ class Step:
     Args:
         model: a tf_keras model of the strategy's scope, or a function that makes one. The function is
             called in the scope, with the seed and the precision.
-        optimizer: a tf_keras optimizer, or a function that makes one.
+        optimizer: a tf_keras optimizer, or a function that makes one. For several losses of one forward
+            pass, each with its own optimizer, a dict of name of a loss -> (what it trains, optimizer).
+            What it trains is a model, or a list of models or variables; the first one trains `model`.
         loss_fn: (batch, outputs) -> [rows] losses, not reduced: ctl divides once, by the weight of the
             global batch. Losses of tokens, [rows, ...], require a `sample_weight` of their shape.
             Several losses are a dict of name -> losses, whose factors are the option `loss_weights`.
@@ -120,7 +127,8 @@ class Step:
 
     Attributes:
         model: the model.
-        optimizer: the optimizer; a LossScaleOptimizer under float16.
+        optimizer: the optimizer, or the first one; a LossScaleOptimizer under float16.
+        updates: name of a loss -> (what it trains, its optimizer), if there are several optimizers.
         metrics: name -> metric.
         global_step: int64 variable, the number of steps, by which random numbers are keyed.
         skipped_steps: int64 variable, the number of updates that were not applied; after `build`.
@@ -134,7 +142,7 @@ class Step:
     def __init__(
         self,
         model: tf_keras.Model | Callable[[], tf_keras.Model],
-        optimizer: Optimizer | Callable[[], Optimizer],
+        optimizer: Optimizer | Callable[[], Optimizer] | Mapping[str, tuple[Any, Any]],
         loss_fn: Callable[[Batch, Nest], tf.Tensor],
         *,
         global_batch_size: int = 0,
@@ -191,6 +199,15 @@ class Step:
             functions["transform_gradients"] = ("gradients", "variables")
         for name, given in functions.items():
             hooks.check(name, getattr(self, name), given)
+        if isinstance(optimizer, Mapping):
+            pairs = [isinstance(each, tuple) and len(each) == 2 for each in optimizer.values()]
+            if not pairs or not all(pairs) or "loss_weights" in options:
+                raise UsageError(
+                    "Several optimizers are a dict with a pair for each loss, such as "
+                    '{"actor": (actor, Adam()), "critic": (critic, Adam())}, and no loss_weights: scale '
+                    "the losses in loss_fn."
+                )
+            options["loss_weights"] = dict.fromkeys(optimizer, 1.0)
         build.prepare_process()
         self.models = list(models)
         self.options = _make_options(
@@ -217,19 +234,31 @@ class Step:
         build.check_before_model(self.options, self.strategy, layout, loss_fn)
         with build.build_scope(self.options, self.strategy), _report_errors():
             self.model = build.check_model(model if is_layer(model) else model())
-            make = optimizer if callable(optimizer) else lambda: optimizer
-            self.optimizer = build.make_optimizer(make, self.options)
+            make = lambda own: build.make_optimizer(  # noqa: E731
+                own if callable(own) else lambda: own, self.options
+            )
+            self.updates: Mapping[str, tuple[Any, Optimizer]] = {}
+            if isinstance(optimizer, Mapping):
+                members = pkgutil.resolve_name(_MINIMIZE % "members")
+                updates = {k: (members(each), make(own)) for k, (each, own) in optimizer.items()}
+                # Wrapped as an entry of a checkpoint.
+                self.updates = tf.__internal__.tracking.wrap(updates)
+            first = next(iter(self.updates.values()), None)
+            self.optimizer = first[1] if first else make(optimizer)
             self.metrics = metric_results.prepare(metrics or {}, weighted_metrics)
             self.global_step = counter("global_step")
 
-    def __call__(self, batch: Nest, when: tf.Tensor | bool | None = None) -> StepResult:
+    def __call__(
+        self, batch: Nest, when: tf.Tensor | bool | Mapping[str, tf.Tensor | bool] | None = None
+    ) -> StepResult:
         """Runs one step; counts it in `global_step`.
 
         Args:
             batch: an element of a distributed dataset, or one replica's rows inside of `strategy.run`.
             when: scalar bool, the same on every replica, in place of a conditional around the call in
                 your own `tf.function`. Where it is False, the step is computed and leaves nothing behind
-                but its count in `global_step`. Always applied by default.
+                but its count in `global_step`. Always applied by default. With several optimizers it may
+                be a dict with the conditions of some of them, by the names of their losses.
 
         Returns:
             The result. Inside of `strategy.run` it is that of this replica.
@@ -238,7 +267,8 @@ class Step:
         if tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context():
             self._describe(batch)
             self._check_inside(is_eager)
-            when = None if when is None else pkgutil.resolve_name(_AGREED)(when)
+            if when is not None:
+                when = tf.nest.map_structure(pkgutil.resolve_name(_AGREED), when)
             result = self._run_replica(batch, when, equal=isinstance(batch, MaskedBatch))
             self._report_unread()
             return result
@@ -256,7 +286,8 @@ class Step:
             if step.must_trace() or self._function is None:
                 self._function = TracedFunction(lambda arguments: self._run(*arguments))
             # As a tensor, because a number of Python would be a constant of the trace.
-            result = self._function((batch, when if when is None else tf.convert_to_tensor(when)))
+            convert_all = functools.partial(tf.nest.map_structure, tf.convert_to_tensor)
+            result = self._function((batch, when if when is None else convert_all(when)))
         if step.is_unfinished:
             self._example = None
             step.note_trace()
@@ -389,12 +420,16 @@ class Step:
                 loss_code=self.loss_fn,
                 first_batch=self._first_batch,
                 is_default=self._is_default,
+                function=self._minimize_each if self.updates else None,
+                own_replica_step=bool(self.updates),
                 transform=(lambda: self.transform_gradients) if self.transform_gradients else None,
             )
         build.compare_workers("data", self.strategy, self.descriptions)
         step.update.untrained.elsewhere = self.models
         check_losses()
         step.prepare()
+        for each, optimizer in self.updates.values():  # a checkpoint holds their slot variables
+            optimizer.build(pkgutil.resolve_name(_MINIMIZE % "variables_in")(each))
         self._built = step
 
     def built(self) -> BuiltStep:
@@ -414,7 +449,7 @@ class Step:
                 "The step was built with a batch of ctl.data.distribute, whose batches are full, and "
                 "got a batch of another dataset: make a second step for it."
             )
-        if isinstance(when, tf.distribute.DistributedValues):
+        if any(isinstance(v, tf.distribute.DistributedValues) for v in tf.nest.flatten(when)):
             raise UsageError(
                 "when has a value for each replica, but must be one for all: compute it from "
                 "step.global_step or the loss of a step."
@@ -428,8 +463,10 @@ class Step:
         )
         with precisions.scope(self.options.precision):
             result = run(batch, when) if is_default else self.strategy.run(run, args=(batch, when))
-        loss, applied = map(self._of_first_replica, (result.loss, result.applied))
-        return StepResult(loss, applied, result.outputs)
+        scalars = result._replace(outputs=None)
+        return tf.nest.map_structure(self._of_first_replica, scalars)._replace(
+            outputs=result.outputs
+        )
 
     def _run_replica(
         self, element: Nest, when: tf.Tensor | None = None, *, equal: bool
@@ -457,7 +494,23 @@ class Step:
                 [row_count(each.batch) for each in result.micro_batches],
                 "The model" if self._is_default else name_function(self.forward),
             )
-        return StepResult(result.loss, tf.convert_to_tensor(result.applied), outputs)
+        losses = dict(zip(self.updates, result.losses, strict=False))
+        return StepResult(result.loss, tf.convert_to_tensor(result.applied), outputs, losses)
+
+    def _minimize_each(self, batch: Batch, when: Any = None) -> UpdateResult:
+        """Computes and applies the update of each optimizer, by one forward pass."""
+        step = self.built()
+        result = pkgutil.resolve_name(_MINIMIZE % "minimize")(
+            step,
+            batch,
+            self.loss_fn,
+            self.updates,
+            None,
+            when if isinstance(when, Mapping) else dict.fromkeys(self.updates, when),
+            forward=functools.partial(step.hooks.forward, training=True),
+        )
+        step.results.update_metrics(result.micro_batches, step.hooks.update_metrics)
+        return dataclasses.replace(result, loss=tf.add_n(result.losses))
 
     def _of_first_replica(self, value: tf.Tensor) -> tf.Tensor:
         return self.strategy.experimental_local_results(value)[0]

@@ -434,7 +434,8 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         """
         minimize = pkgutil.resolve_name(_MINIMIZE)
         updates, conditions = {"": (variables, optimizer)}, {"": when}
-        return minimize(self, batch, loss_fn, updates, denominator, conditions, regularization)[""]
+        step = self._ctl_loop.step
+        return minimize(step, batch, loss_fn, updates, denominator, conditions, regularization).loss
 
     def minimize_each(
         self,
@@ -467,7 +468,9 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         """
         minimize = pkgutil.resolve_name(_MINIMIZE)
         conditions = when if isinstance(when, Mapping) else dict.fromkeys(updates, when)
-        return minimize(self, batch, loss_fn, updates, denominator, conditions)
+        step = self._ctl_loop.step
+        result = minimize(step, batch, loss_fn, updates, denominator, conditions)
+        return dict(zip(updates, result.losses, strict=True))
 
     def train_step(self, iterator: Any) -> None:
         """Runs one step on every replica; `iterator` yields batches, or `(batch, row_mask)`."""

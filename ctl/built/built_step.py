@@ -217,10 +217,11 @@ class BuiltStep:
             self.update.untrained.warn_of_hook("preprocess", tape, prepared)
             result = convert(self._function)(prepared, *([] if when is None else [when]))
             self.update.untrained.warn(self.update.variables.values())
-            loss = result.loss if isinstance(result, UpdateResult) else result
+            is_result = isinstance(result, UpdateResult)
+            loss, wanted_by = (result.loss, result.when) if is_result else (result, None)
             # Decided while tracing: a step that can never be skipped has no ops for it.
             applied: tf.Tensor | bool = True
-            rows.trace.applied += [] if when is None else [when]
+            rows.trace.applied += [] if wanted_by is None else [wanted_by]
             if rows.trace.applied:
                 # The user's code may compute several updates, with one entry each.
                 applied = tf.reduce_all(rows.trace.applied)

@@ -21,22 +21,25 @@ class LossMeans:
         self._is_updated = False
         self._means = {name: tf_keras.metrics.Mean(f"{name}_loss", dtype=dtype) for name in names}
 
-    def update(self, shares: Sequence[Mapping[str, tf.Tensor]], applied: tf.Tensor | bool) -> None:
+    def update(
+        self,
+        shares: Sequence[Mapping[str, tf.Tensor]],
+        applied: Mapping[str, tf.Tensor | bool],
+    ) -> None:
         """Adds a step; call it in a replica context.
 
         Args:
             shares: for each micro-batch of this replica, name -> its share of the global loss.
-            applied: scalar, whether the update was applied.
+            applied: name -> scalar, whether the update by this loss was applied.
         """
         self._is_updated = True
         replicas = tf.distribute.get_replica_context().num_replicas_in_sync
-        weight = tf.cast(applied, self._dtype)
         for name, mean in self._means.items():
             # The sum over the replicas is the loss, but the metric also counts each replica.
             value = tf.add_n([each[name] for each in shares]) * replicas
             # A skipped loss can be NaN, and 0 x NaN is NaN.
-            value = tf.where(tf.cast(applied, tf.bool), value, tf.zeros_like(value))
-            mean.update_state(value, sample_weight=weight)
+            value = tf.where(tf.cast(applied[name], tf.bool), value, tf.zeros_like(value))
+            mean.update_state(value, sample_weight=tf.cast(applied[name], self._dtype))
 
     def reset(self) -> None:
         """Resets the means."""

@@ -60,15 +60,17 @@ class UpdateResult:
     Attributes:
         loss: scalar, the loss of the global batch, the same on every replica; of the first target.
         micro_batches: this replica's own micro-batches, for metrics.
-        applied: scalar bool, whether the update was applied, the same on every replica; True if this
-            step can never be skipped; of the first target.
+        applied: scalar bool, whether the updates were applied, the same on every replica; True if this
+            step can never be skipped.
         losses: the loss of each target.
+        when: scalar bool, whether any of the updates is wanted; None if one has no condition.
     """
 
     loss: tf.Tensor
     micro_batches: list[MicroBatch]
     applied: tf.Tensor | bool
     losses: Sequence[tf.Tensor] = ()
+    when: tf.Tensor | None = None
 
 
 class Update:
@@ -212,10 +214,15 @@ class Update:
                 zip(updates, targets, loss_scales, strict=True)
             )
         ]
-        if not is_named:
-            self.losses.update([each.losses for each in contributions.micro_batches], applied[0])
+        micro_batches = contributions.micro_batches
+        if factors == self._factors:
+            of_loss = dict(
+                zip(factors, applied if is_named else applied * len(factors), strict=True)
+            )
+            self.losses.update([each.losses for each in micro_batches], of_loss)
         losses = [update.loss for update in updates]
-        return UpdateResult(losses[0], contributions.micro_batches, applied[0], losses)
+        all_applied = tf.reduce_all(applied) if is_named else applied[0]
+        return UpdateResult(losses[0], micro_batches, all_applied, losses, when)
 
     def _contributions(
         self, compute: MicroBatches, inputs: Inputs, rows: row_mask.Rows

@@ -1,4 +1,6 @@
-"""`minimize_each`: several losses and optimizers with one forward pass."""
+"""`minimize_each` and `ctl.Step`: several losses and optimizers with one forward pass."""
+
+import itertools
 
 import numpy as np
 import pytest
@@ -62,10 +64,14 @@ def weights(trainer):
     return [w for model in (trainer.model, trainer.critic) for w in model.get_weights()]
 
 
-def expected(trainer, batch, steps, applies=lambda name, step: True):
+def expected(trainer, *arguments):
     """The weights and the last loss of a plain loop with a persistent tape."""
-    values = [tf.Variable(w) for w in weights(trainer)]
-    rows = {name: tf.constant(each[:batch]) for name, each in trainer.EXAMPLES.items()}
+    return expected_from(weights(trainer), *arguments)
+
+
+def expected_from(start, batch, steps, applies=lambda name, step: True, averages=()):
+    values = [tf.Variable(w) for w in start]
+    rows = {name: tf.constant(each[:batch]) for name, each in ActorCritic.EXAMPLES.items()}
     groups = {"actor": values[:2], "critic": values[2:]}
     slots = {id(v): np.zeros(v.shape) for v in values}
     for step in range(steps):
@@ -84,6 +90,8 @@ def expected(trainer, batch, steps, applies=lambda name, step: True):
             for variable, gradient in zip(group, clipped, strict=True):
                 slots[id(variable)] = 0.5 * slots[id(variable)] - RATES[name] * gradient
                 variable.assign_add(slots[id(variable)])
+        for average, variable in zip(averages, values, strict=False):
+            average += max(0.1, 9 / (11 + step)) * (variable.numpy() - average)
     return [v.numpy() for v in values], float(losses["actor"] + 10 * losses["critic"])
 
 
@@ -151,11 +159,11 @@ def test_each_update_may_have_a_condition():
     [
         (
             {"losses": lambda self, batch: {"actor": batch["x"]}},
-            "returned actor, but minimize_each",
+            "returned actor, but there are updates for actor, critic: return",
         ),
         (
             {"losses": lambda self, batch: batch["label"]},
-            "returned one loss, but minimize_each got",
+            "returned one loss, but there are updates",
         ),
         ({"when": lambda self, step: {"player": step > 0}}, "and conditions for player: name each"),
     ],
@@ -163,3 +171,123 @@ def test_each_update_may_have_a_condition():
 def test_names_that_do_not_fit_are_one_line(members, message):
     with pytest.raises(ctl.UsageError, match=message):
         make(8, 1, type("", (ActorCritic,), members)).train(tf.constant(1))
+
+
+class Own:
+    """A loop of one's own, whose step has the models and losses of `ActorCritic`."""
+
+    def __init__(self, batch, replicas, folder, when=None, poison=lambda step: 1.0, **options):
+        self.strategy, self.when = one_batch.strategy(replicas), when
+        with self.strategy.scope():
+            tf_keras.utils.set_random_seed(0)
+            tf_keras.backend.set_floatx("float64")
+            self.model = dense(2, 3, activation="tanh", kernel_regularizer="l2")
+            self.critic = dense(1, 5, kernel_regularizer="l2")
+            tf_keras.backend.set_floatx("float32")
+
+        def forward(rows, training):
+            action = self.model(rows["x"], training=training)
+            return self.critic(tf.concat([rows["x"], action], axis=1), training=training)[:, 0]
+
+        def losses(rows, value):
+            actor = -value * poison(self.step.global_step)
+            return {"actor": actor, "critic": (value - rows["label"]) ** 2}
+
+        models = {"actor": self.model, "critic": self.critic}
+        self.step = ctl.Step(
+            self.model,
+            {k: (models[k], tf_keras.optimizers.SGD(RATES[k], momentum=0.5)) for k in RATES},
+            losses, forward=forward, clip=ctl.Clip(global_norm=BOUND), precision="float64",
+            global_batch_size=batch, strategy=self.strategy, **options,
+        )  # fmt: skip
+        rows = {name: each[:batch] for name, each in ActorCritic.EXAMPLES.items()}
+        self.data = itertools.repeat(
+            next(iter(ctl.data.distribute(ctl.data.arrays(rows), batch, self.strategy)))
+        )
+        self.step.build(next(self.data))
+        self.checkpoints = ctl.Checkpointer(folder, self.step)
+
+    def train(self, count):
+        for batch in itertools.islice(self.data, count):
+            when = self.when and self.when(self.step.global_step)
+            result = self.step(batch, when=when)
+        return result
+
+
+@pytest.mark.parametrize(
+    ("batch", "replicas", "options"),
+    [
+        (8, 1, {}),
+        (8, 2, {"micro_batches": 2}),
+        pytest.param(5, 2, {"outputs": True}, marks=pytest.mark.slow),
+        (5, 4, {"on_non_finite": "ignore"}),
+    ],
+)
+def test_a_step_with_several_optimizers_resumes_and_trains_as_a_plain_loop(
+    batch, replicas, options, tmp_path
+):
+    first = Own(batch, replicas, tmp_path, ema_decay=0.9, **options)
+    averages = weights(first)
+    values, loss = expected_from(weights(first), batch, 50, averages=averages)
+    first.train(20)
+    first.checkpoints.save()
+    first.train(7)  # lost by the kill
+    second = Own(batch, replicas, tmp_path, ema_decay=0.9, **options)
+    second.checkpoints.all_restore_latest()
+    second.checkpoints.save()  # the slot variables exist before the first step
+    result = second.train(30)
+    for actual, value in zip(weights(second), values, strict=True):
+        np.testing.assert_allclose(actual, value, rtol=0, atol=1e-10)
+    losses = result.losses["actor"] + 10 * result.losses["critic"]
+    assert float(losses) == pytest.approx(loss, abs=1e-10)
+    with second.step.averaged_weights():
+        for actual, value in zip(weights(second), averages, strict=True):
+            np.testing.assert_allclose(actual, value, rtol=0, atol=1e-10)
+
+
+def test_each_update_of_a_step_is_skipped_and_wanted_by_itself(tmp_path):
+    """The loss of the actor is not finite in step 3, and the critic is trained in odd steps."""
+    own = Own(
+        5, 4, tmp_path, when=lambda step: {"critic": step % 2 == 1},
+        poison=lambda step: tf.where(step == 3, np.float64(np.nan), np.float64(1)),
+    )  # fmt: skip
+    applies = lambda name, step: step != 3 if name == "actor" else step % 2 == 1  # noqa: E731
+    start = weights(own)
+    for count in (4, 2):
+        result = own.train(count)
+        assert bool(result.applied) == (count == 2)
+    values, _ = expected_from(start, 5, 6, applies)
+    for actual, value in zip(weights(own), values, strict=True):
+        np.testing.assert_allclose(actual, value, rtol=0, atol=1e-12)
+    assert own.step.skipped_steps == 1
+    results = own.step.results()
+    assert np.isfinite([results["loss"], results["actor_loss"], results["critic_loss"]]).all()
+
+
+def test_conditions_inside_of_a_function_and_of_strategy_run(tmp_path):
+    own = Own(5, 2, tmp_path)
+    start = weights(own)
+
+    @tf.function
+    def train(batch):
+        own.step(batch, when={"actor": own.step.global_step > 0})
+        inner = lambda rows: own.step(rows, when={"actor": own.step.global_step > 5}).loss  # noqa: E731
+        own.strategy.run(inner, args=(batch,))
+
+    tf_keras.backend.set_floatx("float64")
+    try:
+        train(next(own.data))
+    finally:
+        tf_keras.backend.set_floatx("float32")
+    values, _ = expected_from(start, 5, 2, lambda name, step: name == "critic")
+    for actual, value in zip(weights(own), values, strict=True):
+        np.testing.assert_allclose(actual, value, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("optimizers", "options"),
+    [({}, {}), ({"actor": None}, {}), ({"actor": (None, None)}, {"loss_weights": {"actor": 2.0}})],
+)
+def test_optimizers_of_a_step_without_a_pair_for_each_loss_are_one_line(optimizers, options):
+    with pytest.raises(ctl.UsageError, match="Several optimizers are a dict with a pair for each"):
+        ctl.Step(dense(1, 3), optimizers, lambda *_: None, global_batch_size=4, **options)

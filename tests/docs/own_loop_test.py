@@ -73,3 +73,8 @@ def test_steps_of_the_gan_have_one_checkpoint(page):
         step.global_step.assign(0)
     page["checkpoints"].all_restore_latest()
     assert [step.global_step.numpy() for step in steps] == [20, 20]
+
+
+def test_actor_and_critic_of_the_page_train_by_one_step(page):
+    (_, actor), (_, critic) = page["both"].updates.values()
+    assert (actor.iterations, critic.iterations) == (2, 4)
