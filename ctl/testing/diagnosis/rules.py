@@ -41,7 +41,9 @@ def explain(evidence: Evidence) -> tuple[list[Difference], str]:
 def _explain_shared(evidence: Evidence, differences: Differences) -> Finding | None:
     """Recognizes that one replica reads what another one has left in a Python object."""
     first = next((d for d in differences if d.split.replicas > 1), None)
-    place = first and attempt(lambda: evidence.subject.start(first.split).find_shared())
+    if first is None:
+        return None
+    place = attempt(lambda: evidence.subject.start(first.split).find_shared())
     return (first, causes.SHARED.format(place=place)) if place else None
 
 

@@ -96,8 +96,9 @@ def _depends_on_replica(evidence: Evidence, split: Split) -> bool:
         return False
     rows = split.rows_per_replica
     even = Split(rows * split.replicas, split.replicas)
-    order = np.arange(even.batch) % evidence.subject.count
-    subjects = [evidence.subject.select(each) for each in (order, np.roll(order, rows))]
+    order = [i % evidence.subject.count for i in range(even.batch)]
+    orders = order, order[rows:] + order[:rows]
+    subjects = [evidence.subject.select(each) for each in orders]
     names = evidence.references[split.batch].names
 
     def is_changed(each: Split) -> bool:

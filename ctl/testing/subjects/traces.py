@@ -35,7 +35,7 @@ class Traces:
             self._note(strategy, args, kwargs)
             return run(fn, args, kwargs, options)
 
-        strategy.run = watched  # type: ignore[method-assign]
+        strategy.run = watched
 
     def _note(self, strategy: tf.distribute.Strategy, *arguments: Any) -> None:
         if tf.executing_eagerly():
