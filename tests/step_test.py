@@ -60,6 +60,10 @@ def weights(step):
     return np.concatenate([w.numpy().ravel() for w in step.model.weights])
 
 
+def call_with_batch_of_ctl(step, batch):
+    step(next(iter(ctl.data.distribute(source(), batch, step.strategy))))
+
+
 def distribute(step, batch):
     """The user's own dataset, whose last batch is partial."""
     dataset = tf.data.Dataset.from_tensor_slices((FEATURES, LABELS)).repeat(3).batch(batch)
@@ -439,6 +443,10 @@ def test_outputs_may_hold_the_terms_of_the_loss():
         (
             lambda: make_small_step(1, 4)({"x": FEATURES[:6]}),
             "The batch has 6 rows, but global_batch_size is 4",
+        ),
+        (
+            lambda: call_with_batch_of_ctl(make_small_step(2, 3), 6),
+            "The batch has 6 rows, but global_batch_size is 3",
         ),
         (
             lambda: ctl.data.distribute({"x": FEATURES}, 4),

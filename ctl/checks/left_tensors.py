@@ -72,12 +72,12 @@ class LeftTensors(Observer):
         parts = [part for update in rows.trace.updates for part in update.micro_batches]
         of_losses = {x.op for part in parts for x in ancestors(*part.losses)}
         trained = handles(self.step.update.variables.values())
-        is_in_replica = functools.cache(_is_in_replica)
+        in_replica = functools.cache(is_in_replica)
         for op in operations if self._others else ():
             inputs = self._inputs_of_others(op)
             # The code of a merge_call, such as a reduction, runs in no replica.
-            if inputs and is_in_replica(op):
-                inputs = [x for x in inputs if id(x) in self._others or is_in_replica(x.op)]
+            if inputs and in_replica(op):
+                inputs = [x for x in inputs if id(x) in self._others or in_replica(x.op)]
                 stop, weights = (own, trained) if op in of_losses else (own | equal, set())
                 if self._reads_others(inputs, stop, weights):
                     _reject(op, "replica")
@@ -137,7 +137,7 @@ class LeftTensors(Observer):
                     _reject(loss.op, "micro-batch")
 
 
-def _is_in_replica(op: Any) -> bool:
+def is_in_replica(op: Any) -> bool:
     """Returns whether an op was created by the code of a replica."""
     return any(frame.name == "run" and frame.filename.endswith(_THREAD) for frame in op.traceback)
 

@@ -11,6 +11,7 @@ autotuned, and they copy data from the host to the host.
 from collections.abc import Callable
 import contextlib
 import itertools
+import math
 import re
 from typing import Any
 
@@ -150,7 +151,9 @@ def check_distributed(
         tuple(getattr(x, "shape", ())) for x in strategy.experimental_local_results(values[0])
     ]
     rows = sum(shape[0] or 0 for shape in shapes if shape)
-    if most and rows > most and not isinstance(batch, MaskedBatch):  # which may hold padding
+    # The replicas of a batch of ctl have the same number of rows, with padding.
+    padded = math.ceil((most or 0) / replicas) * replicas if isinstance(batch, MaskedBatch) else 0
+    if most and rows > max(most, padded):
         raise UsageError(
             f"The batch has {rows} rows, but global_batch_size is {most}: pass the number of rows of "
             "all replicas as global_batch_size, or make smaller batches."

@@ -9,6 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.errors import UsageError
+from ctl.step import Step
 from ctl.testing.logical_devices import copies
 from ctl.trainer import StandardTrainer
 
@@ -21,20 +22,23 @@ class Contents:
     """The variables, models, optimizers and metrics of a loop, without repetitions.
 
     Args:
-        variables: models, layers, optimizers, metrics and variables, also in nested lists and dicts.
+        variables: models, layers, optimizers, metrics, variables and `ctl.Step`s, also in nested lists
+            and dicts.
 
     Raises:
         UsageError: an object has no variables.
     """
 
     def __init__(self, variables: Any):
-        items = [item for _, item in named_leaves(variables)]
+        items = []
+        for _, item in named_leaves(variables):
+            items += holders(vars(item)) if isinstance(item, Step) else [item]
         self.items = list({id(item): item for item in items}.values())
         for item in self.items:
             if not has_variables(item) and not hasattr(value_of(item), "assign"):
                 raise UsageError(
                     f"variables of the loop contains {type(item).__name__}, which has no "
-                    "variables: give models, optimizers, metrics and variables."
+                    "variables: give models, optimizers, metrics, variables and ctl.Steps."
                 )
 
     @property

@@ -17,7 +17,7 @@ from ctl.layers import recompute
 from ctl.testing import multiprocess, splits
 from ctl.testing.comparison import tolerance_of
 from ctl.testing.contents import Names
-from ctl.testing.diagnosis import rules
+from ctl.testing.diagnosis import causes, rules
 from ctl.testing.diagnosis.differences import (
     EVALUATION,
     NOTHING,
@@ -233,6 +233,9 @@ def _concatenate(parts: Sequence[Any], chosen: Sequence[splits.Split]) -> Any:
     return examples
 
 
+_ONE_TENSOR = "non-DistributedValues"  # of TensorFlow's error for what is the same on all replicas
+_DIFFER = "the updates differ; searching for the cause"
+_EQUAL = "the updates are equal; checking loss scale and optimizers"
 _TIMEOUT = 600.0  # seconds for a comparison in another process
 
 
@@ -373,24 +376,23 @@ class _Trial:
             recomputes=recomputes,
             notes=list(self._describe_precision()),
         )
-        if measured.undecided:
+        differs = bool(compare_splits(evidence))
+        is_wide = self._subject.precision == "float64" and not measured.why
+        if is_wide and differs and (why := self._subject.find_narrow(self._run)):
+            tolerance = max(measured.tolerance, tolerance_of("float32"))
+            measured = dataclasses.replace(measured, tolerance=tolerance, why=why)
+            evidence = dataclasses.replace(evidence, calibration=measured)
+            differs = bool(compare_splits(evidence))
+        if measured.undecided and differs:
             finding = rules.explain_random(evidence)
             differences, cause = ([finding[0]], finding[1]) if finding else NOTHING
             undecided = "" if finding else measured.undecided
-        else:
-            is_wide = self._subject.precision == "float64" and not measured.why
-            if differs := bool(compare_splits(evidence)):
-                multiprocess.show_progress("the updates differ; searching for the cause")
-            else:
-                multiprocess.show_progress(
-                    "the updates are equal; checking loss scale and optimizers"
-                )
-            if is_wide and differs:
-                why = self._subject.find_narrow(self._run)
-                tolerance = tolerance_of("float32") if why else measured.tolerance
-                measured = dataclasses.replace(measured, tolerance=tolerance, why=why)
-                evidence = dataclasses.replace(evidence, calibration=measured)
+        else:  # splits that are equal also draw the same numbers
+            if self._records:
+                multiprocess.show_progress(_DIFFER if differs else _EQUAL)
             differences, cause = run_checks(evidence)
+        if not differences and any(_ONE_TENSOR in error for error in self._errors.values()):
+            cause = causes.ONE_TENSOR
         return Report(
             trainer=self._subject.name,
             precision=self._subject.precision,

@@ -74,7 +74,7 @@ class Report:
         undecided: why the differences cannot be interpreted; "" if they could be compared.
         notes: what else could not be checked, and why.
         differences: the differences; empty if the loop is right.
-        cause: the likely cause of the first difference; "" if there are none.
+        cause: the likely cause of the first difference or error; "" if none is known.
     """
 
     trainer: str
@@ -108,9 +108,9 @@ class Report:
         if not self.errors:
             return "cannot tell", f"The splits cannot be compared: {self.undecided}."
         split, error = next(iter(self.errors.items()))
-        return f"fails on {split}: {error}", (
-            "The same batch works on one replica: the step must work for any number of rows of a "
-            "replica, also for one."
+        return f"fails on {split}: {error}", self.cause or (
+            "The same batch works on one replica. The step must work on any number of replicas, and for "
+            "any number of rows of a replica, also for one."
         )
 
     def failure(self) -> str:

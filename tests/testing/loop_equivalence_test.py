@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+import ctl
 from ctl.errors import UsageError
 from ctl.testing import Loop, assert_loop_equivalent, check_loop_equivalence
 from ctl.testing.equivalence_report import NotComparable
@@ -55,6 +56,37 @@ def test_a_loop_with_dropout_cannot_be_compared():
         assert_loop_equivalent(
             Dropping, gallery.examples(24), replicas=(2,), batch_sizes=(4,), in_process=True
         )
+
+
+def build_steps(strategy, global_batch_size):
+    """Two `ctl.Step`s, whose random numbers are those of the rows on every split."""
+
+    def make(seed):
+        def forward(batch, training):
+            draws = ctl.random.normal(tf.shape(batch["x"]), dtype=tf.float32)
+            return step.model(batch["x"] + tf.cast(draws, tf.float64), training=training)
+
+        loop = gallery.Classifies()
+        step = ctl.Step(
+            loop.build_model,
+            lambda: tf_keras.optimizers.Adam(0.01),
+            loop.per_example_loss,
+            forward=forward,
+            global_batch_size=global_batch_size,
+            strategy=strategy,
+            seed=seed,
+        )
+        return step
+
+    steps = [make(0), make(1)]
+    return Loop(lambda batch: {str(i): each(batch).loss for i, each in enumerate(steps)}, steps)
+
+
+@pytest.mark.slow
+def test_random_numbers_that_are_equal_on_all_splits_are_compared():
+    report = check(build_steps, 4, 5, steps=2)
+    assert report.verdict == "equivalent", report.failure()
+    assert "casts what is computed in float32" in report.why
 
 
 def build_float32(strategy, global_batch_size):

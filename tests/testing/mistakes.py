@@ -385,7 +385,7 @@ TWICE_PADDING = causes.PADDING.format(times=2)
 OF_LOSS, OF_WEIGHT = (
     causes.PER_EXAMPLE.format(hook=hook) for hook in ("per_example_loss", "sample_weight")
 )
-LOCAL = "the denominator of the loss depends on the split"
+LOCAL = "If the loss is divided by a value of the replica's own rows"
 SCALED = "update under a loss scale that is 8 times larger on 1 replica"
 FIVE = (5,)
 NORMALIZED_MASKED = type("NormalizedMasked", (gallery.Normalizes, loop_gallery.Masked), {})

@@ -17,7 +17,7 @@ REDUCED_TWICE = (
 )
 # Even splits show no difference between these two.
 MEANS_OR_TWICE = (
-    "The replicas' gradients are summed, but each is that of the mean over the replica's own rows; or "
+    "The replicas' gradients are summed, but the loss of each is divided by the rows of one replica; or "
     "they are summed twice. Divide the sum of the losses by the rows of the global batch. If the loss "
     "is divided so already, call apply_gradients with experimental_aggregate_gradients=False."
 )
@@ -38,14 +38,21 @@ MICRO_BATCH = (
     "rows of the global batch, and sum over the micro-batches."
 )
 DENOMINATOR = (
-    "The rows count {times} times as much as on one replica, so the denominator of the loss depends on "
-    "the split: divide by the rows of the global batch, or first reduce the value that you divide by."
+    "The rows count {times} times as much as on one replica. If the loss is divided by a value of the "
+    "replica's own rows, divide by the rows of the global batch, or first reduce that value."
 )
 PYTHON = (
-    "The rows of each replica have a factor of their own, also if all rows are equal: {times}. Code in "
-    "Python, such as a counter, runs once for each replica, while the step is traced: use a tf.Variable "
-    "such as self.global_step in place of it, and not the number of the replica."
+    "The update changes if the replicas exchange their rows. Code in Python runs once for each replica, "
+    "while the step is traced, and the replicas are threads that share its objects: use a tf.Variable, "
+    "such as the iterations of the optimizer, in place of a counter, and local variables in place of "
+    "attributes that hold tensors. Do not use the number of the replica."
 )
+_THREADS = (
+    "The replicas are threads with one set of Python objects, so an attribute, a list or a dict may "
+    "hold the tensor of another replica: keep tensors in local variables, and return them."
+)
+SHARED = f"{{place}} reads on one replica what another one has computed. {_THREADS}"
+ONE_TENSOR = f"One tensor is given where each replica must give its own. {_THREADS}"
 CLIPPED = (
     "Gradients are clipped before they are summed over the replicas: if all gradients are tiny, so that "
     "no clip changes them, the update is that of one replica. Clip the summed gradients."

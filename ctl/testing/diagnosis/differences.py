@@ -23,6 +23,7 @@ _ROWS = 16
 _MEAN, _DEVIATION = 3000.0, 0.3
 _ROUNDING = 1e-9  # relative to the largest update, in float64
 _NOT_COMPARED = "The optimizer was not compared: it may amplify the rounding errors of float32."
+_RANDOM = "The optimizer was not compared: random numbers hide what its rounding errors are."
 
 
 def run_checks(evidence: Evidence) -> Found:
@@ -115,8 +116,8 @@ def check_optimizers(evidence: Evidence) -> Found:
     """Repeats the comparison of a split on two replicas, if any, with the loop's own optimizers."""
     if not evidence.records or not evidence.subject.has_own_optimizers(evidence.run):
         return NOTHING
-    if evidence.calibration.why:
-        evidence.notes.append(_NOT_COMPARED)
+    if evidence.calibration.why or evidence.calibration.undecided:
+        evidence.notes.append(_NOT_COMPARED if evidence.calibration.why else _RANDOM)
         return NOTHING
     subject = evidence.subject.with_own_optimizers()
     # An optimizer gets the same reduced gradients on every replica: two show what four would.

@@ -38,6 +38,15 @@ def explain(evidence: Evidence) -> tuple[list[Difference], str]:
     return [first, *(d for d in others if d is not first)], cause
 
 
+def _explain_shared(evidence: Evidence, differences: Differences) -> Finding | None:
+    """Recognizes that one replica reads what another one has left in a Python object."""
+    first = next((d for d in differences if d.split.replicas > 1), None)
+    if first is None:
+        return None
+    place = attempt(lambda: evidence.subject.start(first.split).find_shared())
+    return (first, causes.SHARED.format(place=place)) if place else None
+
+
 def _explain_statistics(evidence: Evidence, differences: Differences) -> Finding | None:
     first = differences[0]
     if _draws_differ(evidence, first.split):
@@ -189,6 +198,7 @@ def _explain_state(evidence: Evidence, differences: Differences) -> Finding | No
 # The kinds of differences that a rule explains, those in whose presence it does not, and the rule.
 _TRAINING = ("update", "statistic")
 _RULES: Sequence[tuple[Sequence[str], Sequence[str], Rule]] = (
+    (("update", "loss", "metric", "statistic", "state", "copy"), (), _explain_shared),
     (("statistic",), (), _explain_statistics),
     (("copy",), (), _explain_copies),
     (("update", "loss"), (), _explain_rows),

@@ -20,7 +20,9 @@ from ctl.testing.subjects.base import Terms, attempt
 
 _PART_OF_WEIGHTS = causes.WEIGHTS.format(times="more than once")
 _CLOSE = 1e-4  # relative; coefficients solve a least-squares problem and lose digits
-_TINY = 2.0**-20  # multiplies gradients; a power of two, so that scaling is exact
+# Precision -> what multiplies gradients, a power of two, and the relative error of such an update.
+_TINY = {"float64": (2.0**-20, _CLOSE), "float32": (2.0**-8, 1e-2)}
+_COUNTED = causes.DENOMINATOR.partition("{")[0]
 _ROUNDING = 1e-9  # a smaller multiple of the weights is a rounding error
 
 
@@ -52,6 +54,10 @@ def explain_update(evidence: Evidence, differences: Sequence[Difference]) -> Fin
     cause = attempt(lambda: explain_clipping(evidence, split)) or _explain_parts(
         evidence, differences
     )
+    if (cause is None or cause.startswith(_COUNTED)) and attempt(
+        lambda: _depends_on_replica(evidence, split)
+    ):
+        return first, causes.PYTHON
     if cause and cause != _PART_OF_WEIGHTS:
         return first, cause
     # Before `explain_partial`: one factor of all updates of a model also grows with the replicas.
@@ -71,31 +77,35 @@ def _explain_parts(evidence: Evidence, differences: Sequence[Difference]) -> str
         terms = attempt(functools.partial(evidence.subject.terms, each.batch, reference.names))
         if terms and (solution := solve(terms, record, reference)):
             coefficients[each] = solution
-    cause = (
-        explain_coefficients(coefficients, split, pads=evidence.subject.pads_rows)
-        if split in coefficients
-        else None
-    )
-    unexplained = causes.DENOMINATOR.partition("{")[0]
-    if cause and cause.startswith(unexplained) and _differs_for_equal_rows(evidence, split):
-        factors = cause.removeprefix(unexplained).partition(" times")[0]
-        return causes.PYTHON.format(times=factors)
+    if split not in coefficients:
+        return None
+    cause = explain_coefficients(coefficients, split, pads=evidence.subject.pads_rows)
+    losses = [d for d in evidence.of_kind("loss") if d.split == split]
+    # A loss of the same factor is divided by too little; a sum of the gradients does not change it.
+    if cause == causes.REDUCED_TWICE and any(d.has_factor(split.replicas) for d in losses):
+        return causes.MEANS_OR_TWICE
     return cause
 
 
-def _differs_for_equal_rows(evidence: Evidence, split: Split) -> bool:
-    """Returns whether replicas count differently that have the same rows, and as many.
+def _depends_on_replica(evidence: Evidence, split: Split) -> bool:
+    """Returns whether the update changes if the replicas exchange their rows, of which all have as many.
 
-    A loss that is divided by something of the replica's rows is then the same on all replicas.
+    On one replica it must not change, as it does by random numbers that are keyed by the row.
     """
-    if split.replicas < 2 or not split.even:
+    if split.replicas < 2:
         return False
-    subject = evidence.subject.select([0] * evidence.subject.count)
-    one = subject.start(split.reference).record(steps=1)
-    several = subject.start(split).record(one.names, steps=1)
-    factor = common_factor(several.flat_update(), one.flat_update(), _CLOSE)
-    usual = (1, split.replicas, 1 / split.replicas)
-    return factor is not None and all(abs(factor / each - 1) > _CLOSE for each in usual)
+    rows = split.rows_per_replica
+    even = Split(rows * split.replicas, split.replicas)
+    order = [i % evidence.subject.count for i in range(even.batch)]
+    orders = order, order[rows:] + order[:rows]
+    subjects = [evidence.subject.select(each) for each in orders]
+    names = evidence.references[split.batch].names
+
+    def is_changed(each: Split) -> bool:
+        one, other = (s.start(each).record(names, steps=1).flat_update() for s in subjects)
+        return not _is_close(other, one, _CLOSE)
+
+    return is_changed(even) and not is_changed(even.reference)
 
 
 def solve(terms: Terms, record: LoopRecord, reference: LoopRecord) -> Coefficients | None:
@@ -168,9 +178,12 @@ def explain_coefficients(
         return cause
     if _all_close(first.rows, first.rows[0]):
         known = {split.micro_batches: causes.MICRO_BATCH, 1 / split.replicas: causes.AVERAGED}
-        known[split.replicas] = causes.REDUCED_TWICE if uneven else causes.MEANS_OR_TWICE
+        known[split.replicas] = causes.MEANS_OR_TWICE
+        if uneven and _all_close(coefficients[uneven].rows, uneven.replicas):
+            known[split.replicas] = causes.REDUCED_TWICE
         matches = (k for k in known if k != 1 and abs(first.rows[0] / k - 1) < _CLOSE)
-        return known.get(next(matches, 0))
+        times = as_fraction(float(first.rows[0]))
+        return known.get(next(matches, 0)) or causes.DENOMINATOR.format(times=times)
     sizes = _micro_batch_sizes(split)
     if split.replicas == 1 and _all_close(first.rows * sizes, first.rows[0] * sizes[0]):
         return causes.MICRO_BATCH
@@ -181,25 +194,28 @@ def explain_coefficients(
 def explain_clipping(evidence: Evidence, split: Split) -> str | None:
     """Recognizes that each replica clips its own gradients.
 
-    Tiny gradients are below every clip: then the split gives the update of one replica. That this
-    update is in proportion to the gradients shows that nothing else, such as a weight decay, hides them.
+    Tiny gradients are below every clip: then the split gives the update of one replica. So does the
+    difference of two such updates, which contains no weight decay that would hide the gradients.
     """
     wrong, right = evidence.records[split].flat_update(), evidence.references[split.batch]
-    if split.replicas == 1 or _is_close(wrong, right.flat_update()):
+    tiny, error = _TINY[evidence.subject.precision]
+    if split.replicas == 1 or _is_close(wrong, right.flat_update(), _CLOSE):
         return None
 
     def measure(each: Split, factor: float) -> np.ndarray:
         with _scale_gradients(factor):
             return evidence.subject.start(each).record(right.names, steps=1).flat_update()
 
-    one = measure(split.reference, _TINY)
-    if not one.any() or not _is_close(measure(split, _TINY), one):
-        return None
-    return causes.CLIPPED if _is_close(measure(split.reference, 2 * _TINY), 2 * one) else None
+    one, several = (
+        [measure(each, factor) for factor in (tiny, 2 * tiny)] for each in (split.reference, split)
+    )
+    growth = one[1] - one[0]
+    is_same = _is_close(several[0], one[0], error) and growth.any()
+    return causes.CLIPPED if is_same and _is_close(several[1] - several[0], growth, error) else None
 
 
-def _is_close(values: np.ndarray, expected: np.ndarray) -> bool:
-    return bool(np.linalg.norm(values - expected) <= _CLOSE * np.linalg.norm(expected))
+def _is_close(values: np.ndarray, expected: np.ndarray, error: float) -> bool:
+    return bool(np.linalg.norm(values - expected) <= error * np.linalg.norm(expected))
 
 
 @contextlib.contextmanager
@@ -249,7 +265,9 @@ def _explain_other_model(differences: Sequence[Difference]) -> Finding | None:
     same_split = [d for d in differences if (d.split, d.step) == (first.split, first.step)]
     same_split = [d for d in same_split if d.factor is not None]
     replicas = first.split.replicas
-    of_uneven = [d for d in differences if not d.split.even and d.name == first.name]
+    of_uneven = [
+        d for d in differences if not d.split.even and d.name in [s.name for s in same_split[:1]]
+    ]
     is_twice = any(d.has_factor(d.split.replicas) for d in of_uneven)
     twice = causes.REDUCED_TWICE if is_twice else causes.MEANS_OR_TWICE
     for factor, cause in ((replicas, twice), (1 / replicas, causes.AVERAGED)):

@@ -109,6 +109,10 @@ class SplitRun(abc.ABC):
         """Evaluates the initial weights, if the loop has an evaluation of its own."""
         return {}
 
+    def find_shared(self) -> str:
+        """Returns the line that reads on a replica what another one has computed, or ""."""
+        return ""
+
     def record(
         self, names: Sequence[Names] = (), *, steps: int | None = None, evaluate: bool = False
     ) -> LoopRecord:
@@ -229,9 +233,9 @@ class Subject(abc.ABC):
         """
         return Calibration(tolerance_of(self.precision))
 
+    @abc.abstractmethod
     def find_narrow(self, run: SplitRun) -> str:
         """Names code of a run in float64 that computes in fewer digits; "" if none is known."""
-        return ""
 
     def measure_tolerance(self, run: SplitRun, record: LoopRecord) -> float:
         """Returns the relative tolerance for the loop's own optimizers."""

@@ -24,6 +24,7 @@ from ctl.testing.loop_record import LoopRecord
 from ctl.testing.splits import RATE, Split
 from ctl.testing.subjects import noise
 from ctl.testing.subjects.base import Calibration, NarrowWeights, SplitRun, Subject, Terms
+from ctl.testing.subjects.traces import Traces
 from ctl.update.gradients import optimizers_of
 
 State = list[np.ndarray]  # the value of each variable, in the order of the loop
@@ -42,6 +43,7 @@ class LoopRun(SplitRun):
     Attributes:
         state: the state before the first step of a record.
         order: the order of the rows of each global batch.
+        traces: the graphs of the step.
 
     Raises:
         UsageError: `build` returned no loop.
@@ -50,6 +52,7 @@ class LoopRun(SplitRun):
     def __init__(self, subject: "LoopSubject", split: Split, *, seed: int = 0):
         super().__init__(subject, split, make_strategy(split.replicas))
         self.order = slice(None)
+        self.traces = Traces(self.strategy)
         with _configure_keras(subject.precision):
             _set_seeds(seed)
             built = subject.factory(self.strategy, split.batch)
@@ -83,6 +86,10 @@ class LoopRun(SplitRun):
         """Trains one step on the examples with these indexes."""
         with _configure_keras(self.subject.precision):
             return self.loop.step(self._distribute(indexes))
+
+    def find_shared(self) -> str:
+        """Returns the line that reads on a replica what another one has computed, or ""."""
+        return self.traces.find_shared()
 
     def read_state(self) -> State:
         """Returns the value of each variable."""
@@ -200,6 +207,11 @@ class LoopSubject(Subject):
         assert isinstance(run, LoopRun)
         return noise.calibrate(run, record)
 
+    def find_narrow(self, run: SplitRun) -> str:
+        """Names the line of a cast to float64 of what the step computes in fewer digits."""
+        assert isinstance(run, LoopRun)
+        return noise.find_cast(run.traces.graphs)
+
     def measure_tolerance(self, run: SplitRun, record: LoopRecord) -> float:
         """Returns a multiple of what another order of the rows changes."""
         assert isinstance(run, LoopRun)
@@ -307,8 +319,8 @@ class Loop:
         step: takes a global batch, distributed over the replicas as the strategy's datasets
             distribute it, trains one step, and returns the loss, a dict of numbers, or None. An
             evaluation step may be compared in the same way.
-        variables: models, layers, optimizers, metrics, and variables. The comparison needs the
-            optimizers to recognize a factor of the gradients, which Adam hides.
+        variables: models, layers, optimizers, metrics, variables, and `ctl.Step`s. The comparison needs
+            the optimizers to recognize a factor of the gradients, which Adam hides.
         distributed: False if `step` takes the rows of the global batch as arrays, and distributes
             them itself.
     """

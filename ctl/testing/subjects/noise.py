@@ -1,9 +1,14 @@
 """Measures the rounding errors and the randomness of a loop on one replica."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import tensorflow as tf
 
+from ctl.graphs import ops
+from ctl.graphs.dataflow import ancestors
+from ctl.graphs.places import place_of
 from ctl.testing.comparison import tolerance_of
 from ctl.testing.loop_record import LoopRecord
 from ctl.testing.subjects.base import Calibration
@@ -14,12 +19,20 @@ if TYPE_CHECKING:
 MARGIN = 8.0  # on several replicas, more sums have another order than on one
 _SMALL = 1e-3  # relative to the largest value: smaller ones consist of rounding errors
 _NARROW = ("bfloat16", "float16")
+_DATA = ("Placeholder", "IteratorGetNext", "IteratorGetNextSync", "OptionalGetValue")
+_EXACT = ("Cast", "ConcatV2", "Const", "GatherV2", "Identity", "Reshape", "StridedSlice")
 _LARGE = 1e-2  # relative; no rounding error of a few steps in float32
 # Why a loop cannot be compared; as parts of a sentence.
 _RANDOM = (
-    "on one replica already, another random seed changes the result by a factor of up to "
+    "on one replica already, a second run with another random seed changes the result by up to "
     "{noise:.2g} of its size: the loop draws random numbers, such as dropout, and several replicas "
-    "draw them in another order. Build the loop without them for this test (Dropout(0.0))"
+    "draw other ones. Build the loop without them for this test (Dropout(0.0))"
+)
+_REPEATED = (
+    "on one replica already, a second run from the same `variables` changes the result by up to "
+    "{noise:.2g} of its size: the loop draws random numbers, such as dropout, or changes variables that "
+    "are not in `variables`, such as those of an optimizer. Build the loop without random numbers for "
+    "this test (Dropout(0.0)), and list all variables"
 )
 _ORDER = (
     "on one replica already, another order of the rows in the global batch changes the result by "
@@ -49,12 +62,14 @@ def calibrate(run: "LoopRun", record: LoopRecord) -> Calibration:
     again = relative_distance(run.record(record.names), record)
     if again <= base and noise < _LARGE:
         return Calibration(max(base, MARGIN * noise), noise=noise)
-    if again <= base:
+    if again > base:
+        reason = _REPEATED.format(noise=again)
+    else:
         other = type(run)(run.subject, run.split, seed=1)
         other.set_state(run.state, floating_only=True)  # integers may be the states of generators
         other.state = other.read_state()
         again = relative_distance(other.record(record.names), record)
-    reason = _RANDOM.format(noise=again) if again > base else _ORDER.format(noise=noise)
+        reason = _RANDOM.format(noise=again) if again > base else _ORDER.format(noise=noise)
     return Calibration(base, noise=noise, undecided=reason, random=again > base)
 
 
@@ -97,3 +112,23 @@ def relative_distance(record: LoopRecord, expected: LoopRecord) -> float:
             if largest > 0:
                 distances.append(distance / max(size, _SMALL * largest))
     return max(distances)
+
+
+def find_cast(graphs: Iterable[tf.Graph]) -> str:
+    """Names the line of a cast to float64 of what is computed in fewer digits; "" if there is none."""
+    for graph in graphs:
+        for op in ops.with_called(graph.get_operations()):
+            if op.type == "Cast" and op.outputs[0].dtype == tf.float64 and _is_computed(op):
+                dtype = op.inputs[0].dtype.name
+                return f"computed in float64, but {place_of(op)} casts what is computed in {dtype}"
+    return ""
+
+
+def _is_computed(cast: Any) -> bool:
+    """Returns whether a cast gets floats of fewer digits, with rounding errors, of rows or of draws."""
+    is_narrow = cast.inputs[0].dtype.is_floating and cast.inputs[0].dtype.size < 8
+    sources = [*ancestors(cast.inputs[0])] if is_narrow else []
+    return any("Random" in x.op.type for x in sources) or (
+        any(x.op.type in _DATA and x.dtype != tf.resource for x in sources)
+        and any(x.dtype.is_floating and x.op.type not in (*_DATA, *_EXACT) for x in sources)
+    )

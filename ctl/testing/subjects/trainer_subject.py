@@ -19,15 +19,13 @@ from ctl.data.autograph import convert, traced
 from ctl.data.input_pipeline import InputPipeline
 from ctl.data.source import Nest
 from ctl.evaluator import StandardEvaluator
-from ctl.graphs import ops
-from ctl.graphs.dataflow import ancestors
-from ctl.graphs.places import place_of
 from ctl.keras import models
 from ctl.testing.comparison import tolerance_of
 from ctl.testing.contents import Contents, Names, contents_of, named_leaves
 from ctl.testing.logical_devices import make_strategy
 from ctl.testing.loop_record import LoopRecord
 from ctl.testing.splits import RATE, Split
+from ctl.testing.subjects import noise
 from ctl.testing.subjects.base import (
     Attempts,
     Calibration,
@@ -48,8 +46,6 @@ _FIXED: dict[str, Any] = dict(
     histogram_interval=0, prefetch=1,
     **{key.option: key.default for key in KEYS if key.depends_on_split},
 )  # fmt: skip
-_DATA = ("Placeholder", "IteratorGetNext", "IteratorGetNextSync", "OptionalGetValue")
-_EXACT = ("Cast", "ConcatV2", "Const", "GatherV2", "Identity", "Reshape", "StridedSlice")
 _REPORTED_ONLY = ("loss_scale", "skipped_steps")  # outputs that need not be equal
 
 
@@ -115,14 +111,7 @@ class TrainerSubject(Subject):
     def find_narrow(self, run: SplitRun) -> str:
         """Names the line of a cast to float64 of rows, or random numbers, that are computed before."""
         assert isinstance(run, TrainerRun)
-        for graph in list_graphs(run.trainer):
-            for op in ops.with_called(graph.get_operations()):
-                if op.type == "Cast" and op.outputs[0].dtype == tf.float64 and _is_computed(op):
-                    dtype = op.inputs[0].dtype.name
-                    return (
-                        f"computed in float64, but {place_of(op)} casts what is computed in {dtype}"
-                    )
-        return ""
+        return noise.find_cast(list_graphs(run.trainer))
 
     def has_own_optimizers(self, run: SplitRun) -> bool:
         """Returns whether the trainer has more optimizers than the plain SGD of the comparison."""
@@ -248,16 +237,6 @@ def find_narrow(trainer: StandardTrainer) -> str:
         return ""
 
     return attempt(probe) or ""
-
-
-def _is_computed(cast: Any) -> bool:
-    """Returns whether a cast gets floats of fewer digits, with rounding errors, of rows or of draws."""
-    is_narrow = cast.inputs[0].dtype.is_floating and cast.inputs[0].dtype.size < 8
-    sources = [*ancestors(cast.inputs[0])] if is_narrow else []
-    return any("Random" in x.op.type for x in sources) or (
-        any(x.op.type in _DATA and x.dtype != tf.resource for x in sources)
-        and any(x.dtype.is_floating and x.op.type not in (*_DATA, *_EXACT) for x in sources)
-    )
 
 
 def compute_rows(trainer: StandardTrainer, batch_size: int, *, training: bool) -> RowValues:

@@ -7,8 +7,10 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.configs.options import TrainerOptions
+from ctl.keras import precision
 from ctl.testing import check_replica_equivalence
 from ctl.testing.diagnosis import causes
+from ctl.testing.subjects import noise
 from tests.testing import gallery, loop_gallery, mistakes
 
 
@@ -110,6 +112,31 @@ class DecayedTwiceSummed(mistakes.ReducedTwice, loop_gallery.ByHand):
         super().apply_summed(decayed, variables)
 
 
+class ClippedBesideDecay(mistakes.ClippedBeforeReduction, loop_gallery.ByHand):
+    """Adds a decay once, which is larger than tiny gradients."""
+
+    def apply_summed(self, gradients, variables):
+        decayed = [g + 0.5 * v for g, v in zip(gradients, variables, strict=True)]
+        super().apply_summed(decayed, variables)
+
+
+class ClippedInFloat32(mistakes.ClippedBeforeReduction, loop_gallery.ByHand):
+    """Computes in float32, whatever the default dtype is."""
+
+    def __init__(self, strategy, global_batch_size):
+        with precision.floatx_scope("float32"):
+            super().__init__(strategy, global_batch_size)
+
+    def forward(self, batch, training):
+        return super().forward({"x": tf.cast(batch["x"], tf.float32)}, training)
+
+
+@pytest.mark.parametrize("sizes", [(8,), (5,)])
+@pytest.mark.parametrize("loop", [ClippedBesideDecay, ClippedInFloat32])
+def test_clip_is_named_beside_a_decay_and_in_float32(loop, sizes):
+    assert loop_gallery.check(loop, *sizes, steps=1).cause == causes.CLIPPED
+
+
 def test_clip_before_the_sum_is_named_and_no_other_mistake_beside_a_decay_is():
     assert loop_gallery.check(ClippedByValue, 8, 5, steps=1).cause == causes.CLIPPED
     other = loop_gallery.check(DecayedTwiceSummed, 8, 5, steps=1)
@@ -155,3 +182,157 @@ def test_cause_is_that_of_the_first_update_of_a_step_that_differs():
     assert means.cause == causes.OWN_ROWS.format(how="summed")
     both = loop_gallery.check(MeansOfSecondModel, 8, steps=1)
     assert both.cause == causes.MEANS_OR_TWICE
+
+
+class OneOptimizer(SecondModelIsFirst):
+    """Trains both models by one optimizer, so that no order of its updates is known."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        with self.strategy.scope():
+            self.optimizer = self.second_optimizer = tf_keras.optimizers.SGD(0.01)
+        self.optimizer.build(self.second.trainable_variables + self.model.trainable_variables)
+
+
+class SizeOfReplica(loop_gallery.Plain):
+    """Divides by the rows of one replica, as if they were those of the global batch."""
+
+    def share_of_loss(self, batch, outputs):
+        losses = self.per_example_loss(batch, outputs)
+        return tf.reduce_sum(losses) / (self.global_batch_size / self.strategy.num_replicas_in_sync)
+
+
+def test_causes_of_one_factor_on_all_splits_are_told_apart():
+    assert loop_gallery.check(OneOptimizer, 8, 5, steps=1).cause == causes.REDUCED_TWICE
+    assert loop_gallery.check(OneOptimizer, 8, steps=1).cause == causes.MEANS_OR_TWICE
+    assert loop_gallery.check(SizeOfReplica, 8, 5, steps=1).cause == causes.MEANS_OR_TWICE
+
+
+class CountsInPython(loop_gallery.Plain):
+    """Multiplies the loss by a counter in Python, which each replica increments."""
+
+    calls = 0
+
+    def share_of_loss(self, batch, outputs):
+        self.calls += 1
+        return super().share_of_loss(batch, outputs) * self.factor()
+
+    def factor(self):
+        return self.calls
+
+
+class CountsInVariable(CountsInPython):
+    def factor(self):
+        return 1.0 + tf.cast(self.optimizer.iterations, tf.float64)
+
+
+class RootOfOwnRows(loop_gallery.Plain):
+    """Divides by the root of the replica's rows, whose factor is none of the usual ones."""
+
+    def share_of_loss(self, batch, outputs):
+        losses = self.per_example_loss(batch, outputs)
+        return tf.reduce_sum(losses) / tf.sqrt(tf.cast(tf.size(losses), losses.dtype))
+
+
+@pytest.mark.parametrize("sizes", [(8,), (5,)])
+def test_counter_in_python_is_named_on_even_and_uneven_batches(sizes):
+    assert loop_gallery.check(CountsInPython, *sizes, steps=1).cause == causes.PYTHON
+    counted = loop_gallery.check(RootOfOwnRows, *sizes, steps=1).cause
+    assert counted.startswith(causes.DENOMINATOR.partition("{")[0])
+
+
+def test_counter_in_a_variable_is_right_as_the_advice_says():
+    assert loop_gallery.check(CountsInVariable, 8, 5).verdict == "equivalent"
+
+
+class KeepsLocal(loop_gallery.Plain):
+    """Adds a term of the outputs, after the replicas have waited for each other."""
+
+    def share_of_loss(self, batch, outputs):
+        self.kept = kept = self.keep(batch, outputs)
+        rows = gallery.all_reduce(gallery.SUM, tf.size(batch["label"]))
+        term = 0.1 * tf.reduce_sum(tf.square(self.read(kept)))
+        total = tf.reduce_sum(self.per_example_loss(batch, outputs)) + term
+        return total / tf.cast(rows, total.dtype)
+
+    def keep(self, batch, outputs):
+        return outputs
+
+    def read(self, kept):
+        return kept
+
+
+class LeavesOutputs(KeepsLocal):
+    """Reads the term from an attribute, which another replica has overwritten meanwhile."""
+
+    def read(self, kept):
+        return self.kept
+
+
+class LeavesRows(LeavesOutputs):
+    """Leaves what the replica got in an attribute."""
+
+    def keep(self, batch, outputs):
+        return batch["x"]
+
+
+class AppendsLosses(loop_gallery.Plain):
+    """Each replica appends its loss to one list, and adds up the list."""
+
+    def distributed_step(self, batch):
+        self.losses = []
+        return super().distributed_step(batch)
+
+    def share_of_loss(self, batch, outputs):
+        self.losses.append(super().share_of_loss(batch, outputs))
+        return tf.add_n(self.losses)
+
+
+@pytest.mark.parametrize("sizes", [(8,), (5,)])
+@pytest.mark.parametrize("loop", [LeavesOutputs, LeavesRows, AppendsLosses])
+def test_tensor_of_another_replica_is_named_with_the_line(loop, sizes):
+    cause = loop_gallery.check(loop, *sizes, steps=1).cause
+    place, _, rest = cause.partition(" reads on one replica")
+    assert re.search(r"rules_test\.py:\d+$", place)
+    assert causes.SHARED.endswith(rest)
+
+
+def test_tensor_in_a_local_variable_is_right_as_the_advice_says():
+    assert loop_gallery.check(KeepsLocal, 8, 5, steps=1).verdict == "equivalent"
+
+
+class ReturnsAttribute(loop_gallery.Plain):
+    """Returns a loss that the last replica has left in an attribute."""
+
+    def replica_step(self, batch):
+        self.loss = super().replica_step(batch)
+        gallery.all_reduce(gallery.SUM, tf.ones([]))
+        return self.loss
+
+
+def test_one_tensor_of_all_replicas_is_named():
+    report = loop_gallery.check(ReturnsAttribute, 8, steps=1)
+    assert report.headline[1] == causes.ONE_TENSOR
+
+
+class ComputesInFloat32(loop_gallery.TwoModels):
+    """Adds up the losses in float32; right but for the rounding."""
+
+    def share_of_loss(self, batch, outputs):
+        losses = tf.cast(self.per_example_loss(batch, outputs), tf.float32)
+        return tf.cast(tf.reduce_sum(losses) / self.global_batch_size, outputs.dtype)
+
+
+class ComputesInFloat32Twice(mistakes.ReducedTwice, ComputesInFloat32):
+    apply = gallery.Steps.apply
+
+
+@pytest.mark.parametrize("sizes", [(8,), (8, 5)])
+def test_part_in_float32_is_named_and_compared_with_the_tolerance_of_float32(sizes, monkeypatch):
+    monkeypatch.setattr(noise, "MARGIN", 0.0)  # as if another order of the rows changed nothing
+    report = loop_gallery.check(ComputesInFloat32, *sizes, steps=1, replicas=(2, 4))
+    assert report.verdict == "equivalent", report.failure()
+    assert re.search(r"rules_test\.py:\d+ casts what is computed in float32", report.why)
+    twice = loop_gallery.check(ComputesInFloat32Twice, *sizes, steps=1)
+    cause = causes.REDUCED_TWICE if 5 in sizes else causes.MEANS_OR_TWICE
+    assert twice.cause == cause

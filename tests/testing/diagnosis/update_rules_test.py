@@ -32,7 +32,7 @@ def coefficients(rows, **terms):
         (UNEVEN, [0.5, 0.5, 0.5, 0.5, 1], causes.PADDING.format(times=2)),
         (EVEN, [2, 2, 3, 3], causes.DENOMINATOR.format(times="2, 2, 3, 3")),
         (EVEN, [1, 2, 3, 4], causes.DENOMINATOR.format(times="1, 2, 3, 4")),
-        (EVEN, [3, 3, 3, 3], None),
+        (EVEN, [3, 3, 3, 3], causes.DENOMINATOR.format(times=3)),
         (EVEN, [1, 1, 1, 1], None),
     ],
 )
@@ -45,6 +45,9 @@ def test_uneven_split_decides_between_causes_that_are_equal_on_even_ones():
     assert update_rules.explain_coefficients(found, EVEN) == causes.OWN_ROWS.format(how="averaged")
     twice = {EVEN: coefficients([2] * 4), UNEVEN: coefficients([2] * 5)}
     assert update_rules.explain_coefficients(twice, EVEN) == causes.REDUCED_TWICE
+    # A loss that is divided by 5 // 2 rows.
+    size = {EVEN: coefficients([2] * 4), UNEVEN: coefficients([2.5] * 5)}
+    assert update_rules.explain_coefficients(size, EVEN) == causes.MEANS_OR_TWICE
 
 
 def test_penalty():
