@@ -109,3 +109,10 @@ def test_pages_load_nothing_from_other_hosts():
     config = yaml.safe_load(CONFIG)
     assert config["theme"]["font"] is False
     assert "://" not in re.sub(r"#.*", "", CONFIG)
+
+
+def test_names_of_ctl_random_are_those_of_the_reference():
+    text = (child.ROOT / "docs/reference/api/random-replica-ray.md").read_text()
+    assert ctl.random.__all__ == sorted(
+        re.findall(r"^## `ctl\.random\.(\w+)`$", text, re.MULTILINE)
+    )
