@@ -1,22 +1,24 @@
 """Runs the commands and programs of the pages, and writes or compares the outputs shown below them.
 
-    python -m docs.outputs                      # compares the pages of the learning path, in its order
+    python -m docs.outputs                      # compares all pages, the learning path first
     python -m docs.outputs --write docs/start.md  # writes the outputs of one page
     python -m docs.outputs --list               # lists all blocks, and where each output is from
 
-All pages run in one folder, as a reader has it: without this clone, and with the `ctl` of `--bin`,
-such as that of a fresh environment with the wheel. A comment in the source of a page, before a block,
-says what is special about it:
+The pages of the learning path run in one folder, as a reader has it: without this clone, and with the
+`ctl` of `--bin`, such as that of a fresh environment with the wheel. Each other page runs in a folder of
+its own, which has the files that the path saves. A comment in the source of a page, before a block, says
+what is special about it:
 
 - `<!-- file: NAME -->` saves the Python block under this name, which later blocks use.
 - `<!-- run: COMMANDS -->` before a `text` block gives the commands that print it. Otherwise it is the
   output of the last `sh` or `python` block of its section.
 - `<!-- setup: COMMANDS -->` runs commands before a block, whose output is not shown.
 - `<!-- not run: REASON -->` before a block says why it does not run here.
+- `<!-- tested: TEST -->` before a `text` block names the test that compares it.
 
-A line `...` in an output stands for any lines. Speeds, times and names of machines are not compared, and
-decimal numbers within 2 %, because they differ between CPUs. Python blocks without an output are run by
-tests/docs/.
+`...` in an output stands for any text or, as a line, for any lines. Speeds, times and names of machines
+are not compared, and decimal numbers within 2 %, because they differ between CPUs. Python blocks without
+an output are run by tests/docs/.
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,7 +44,8 @@ PATH = tuple(
     )
 )
 _FENCE = re.compile(r"^( *)```(sh|python|text)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
-_COMMENT = re.compile(r"<!-- (file|run|setup|not run): (.*?) -->", re.DOTALL)
+_COMMENT = re.compile(r"<!-- (file|run|setup|not run|tested): (.*?) -->", re.DOTALL)
+_NOT_HERE = {"not run", "tested"}
 # What differs from run to run -> what is compared in its place.
 _MASKS = (
     (r"[\d,]+ examples/s( \([\d,]+ in the last loop\))?", "N examples/s"),
@@ -54,6 +57,7 @@ _MASKS = (
     (r"pid[ =]\d+( on \S+)?", "PID"),
     (r"\d+ logical cores?, .*", "N logical cores"),
     (r"[\d.]+ GiB, [\d.]+ GiB available", "MEMORY"),
+    (r"(\bdone\b.*) [\d.]+$", r"\1 T"),  # of a sweep
     (r"(Stopped at step |ckpt-)\d+", r"\1N"),
 )
 _SEPARATOR = "\x1e"  # between the outputs of the Python blocks of a page
@@ -102,12 +106,12 @@ def pair(blocks: Sequence[Block]) -> Iterator[tuple[Block, Block | None]]:
     """Yields each block that runs, or an output with `run`, and the block with its output."""
     for i, block in enumerate(blocks):
         if block.language == "text":
-            if "run" in block.comments or "not run" in block.comments:
+            if block.comments.keys() & {"run", *_NOT_HERE}:
                 yield block, block
             continue
         later = blocks[i + 1] if i + 1 < len(blocks) else None
         shown = later and later.language == "text" and later.section == block.section
-        shown = shown and not {"run", "not run"} & later.comments.keys()
+        shown = shown and not later.comments.keys() & {"run", *_NOT_HERE}
         yield block, later if shown else None
 
 
@@ -115,6 +119,8 @@ def describe(block: Block, output: Block | None) -> str:
     """Returns how the output of a block was obtained."""
     if "not run" in block.comments:
         return f"not run: {' '.join(block.comments['not run'].split())}"
+    if "tested" in block.comments:
+        return f"compared by {block.comments['tested']}"
     if "file" in block.comments:
         return f"saved as {block.comments['file']}"
     if block.language == "python" and output is None:
@@ -133,7 +139,7 @@ class Folder:
         (modules / "sitecustomize.py").write_text(_STANDS_FOR_A_DOWNLOAD)
         checkout = [] if environment else [str(ROOT)]
         programs = environment or str(pathlib.Path(sys.executable).parent)
-        self._environment = {
+        self.environment = {
             **os.environ,
             "PATH": os.pathsep.join([programs, os.environ["PATH"]]),
             "PYTHONPATH": os.pathsep.join([str(modules), *checkout]),
@@ -142,10 +148,18 @@ class Folder:
             "TF_CPP_MIN_LOG_LEVEL": "3",
         }
 
+    def save(self, block: Block) -> None:
+        """Saves a block if a comment names its file."""
+        if "file" not in block.comments:
+            return
+        target = self.path / block.comments["file"]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(block.code)
+
     def run(self, command: Sequence[str]) -> tuple[str, int]:
         """Returns what a command prints, and its exit code."""
         done = subprocess.run(
-            command, cwd=self.path, env=self._environment, text=True, stdin=subprocess.DEVNULL,
+            command, cwd=self.path, env=self.environment, text=True, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=1800,
         )  # fmt: skip
         return done.stdout.replace(str(self.path), "/home/you"), done.returncode
@@ -204,7 +218,10 @@ def is_same(shown: str, printed: str) -> bool:
     """Whether two lines are equal, apart from what is masked and the last digits of decimal numbers."""
     number = r"(?<![\w.-])\d+\.\d+(?:e-?\d+)?(?![\w.])"
     texts = [mask(shown), mask(printed)]
-    if re.sub(number, "#", texts[0]) != re.sub(number, "#", texts[1]):
+    without = [re.sub(number, "#", text) for text in texts]
+    if "..." in shown:
+        return bool(re.fullmatch(".*".join(map(re.escape, without[0].split("..."))), without[1]))
+    if without[0] != without[1]:
         return False
     numbers = zip(*(map(float, re.findall(number, text)) for text in texts), strict=True)
     return all(math.isclose(a, b, rel_tol=0.02, abs_tol=0.002) for a, b in numbers)
@@ -238,12 +255,7 @@ def check_page(page: str, folder: Folder, write: bool) -> list[str]:
     problems, changes, programs = [], [], []
     for block, output in pair(read_blocks(page)):
         place = f"{page}:{block.line}"
-        if "not run" in block.comments:
-            continue
-        if "file" in block.comments:
-            target = folder.path / block.comments["file"]
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(block.code)
+        if block.comments.keys() & {"file", *_NOT_HERE}:
             continue
         if block.language == "python" and output is None:
             programs.append(block)
@@ -256,7 +268,8 @@ def check_page(page: str, folder: Folder, write: bool) -> list[str]:
             continue
         lines = [line.rstrip() for line in printed.strip("\n").splitlines()]
         shown = output.code.splitlines()
-        if not matches(shown, lines):
+        # A long line is wrapped on the page.
+        if not matches(shown, lines) and not is_same(" ".join(shown), " ".join(lines)):
             problems.append(f"{place} prints (exit code {code}):\n" + "\n".join(lines))
             changes.append((output, shorten(shown, lines)))
     if write and changes:
@@ -269,13 +282,13 @@ def check_page(page: str, folder: Folder, write: bool) -> list[str]:
 
 
 def all_pages() -> list[str]:
-    """Returns the pages: README.md, the learning path in its order, and the others."""
+    """Returns the learning path in its order, and the other pages that no program writes."""
     others = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md"))
-    return ["README.md", *PATH, *(page for page in others if page not in PATH)]
+    return [*PATH, *(p for p in others if p not in PATH and not p.startswith("docs/reference/"))]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the pages that are named, or the learning path."""
+    """Runs the pages that are named, or all of them."""
     pages = arguments[1:]
     if _LIST.value:
         for page in pages or all_pages():
@@ -283,9 +296,12 @@ def main(arguments: Sequence[str]) -> int:
                 print(f"{page}:{block.line}  {block.language}  {describe(block, output)}")
         return 0
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Folder(pathlib.Path(_FOLDER.value or temporary).resolve(), _BIN.value)
-        count = 0
-        for page in pages or PATH:
+        parent, count = pathlib.Path(_FOLDER.value or temporary).resolve(), 0
+        for page in pages or all_pages():
+            name = "path" if page in PATH else page.replace("/", "-")
+            folder = Folder(parent / name, _BIN.value)
+            for block in (b for each in (*PATH, page) for b in read_blocks(each)):
+                folder.save(block)
             problems = check_page(page, folder, _WRITE.value)
             print(f"{page}: {len(problems)} outputs differ", flush=True)
             for problem in problems:

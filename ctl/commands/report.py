@@ -43,8 +43,7 @@ def main(arguments: Sequence[str]) -> int:
         help="the page; by default RUN/report.html, or report.html for several runs",
     )
     values = parser.parse_args(list(arguments))
-    if importlib.util.find_spec("plotly") is None:
-        raise UsageError(f"A report requires the package plotly: run {INSTALL}.")
+    _require_plotly("A report")
     runs = run_files.read_runs([fetch(run, texts_only=True) for run in values.runs])
     in_run = len(values.runs) == 1 and not is_url(values.runs[0])
     default = pathlib.Path(values.runs[0] if in_run else ".", "report.html")
@@ -274,27 +273,66 @@ def _section_of(name: str) -> str:
     return "Optimization" if name.startswith(_OPTIMIZER) else "Metrics"
 
 
-def _chart(
+def plot(run: RunFiles) -> Any:
+    """Returns a figure of plotly with a chart per metric, in which the splits are drawn on each other.
+
+    Raises:
+        UsageError: plotly is not installed, or nothing was recorded.
+    """
+    _require_plotly("A figure")
+    from plotly import subplots
+
+    curves = run.curves()
+    names = [name for name in curves if _is_metric(name)]
+    if not names:
+        raise UsageError(f"{run.name} has no metric in a metrics.jsonl yet: train first.")
+    splits = list(dict.fromkeys(split for name in names for split in curves[name]))
+    figure = subplots.make_subplots(rows=1, cols=len(names), subplot_titles=[*map(_escape, names)])
+    for column, name in enumerate(names, start=1):
+        for trace in _traces(name, [run], [curves], splits):
+            figure.add_trace(trace.update(showlegend=column == 1), row=1, col=column)
+    figure.update_xaxes(title="step")
+    return figure.update_layout(template="plotly_white", height=340)
+
+
+def _require_plotly(what: str) -> None:
+    if importlib.util.find_spec("plotly") is None:
+        raise UsageError(f"{what} requires the package plotly: run {INSTALL}.")
+
+
+def _traces(
     name: str, runs: Sequence[RunFiles], curves: Sequence[Any], splits: Sequence[str]
-) -> str:
+) -> list[Any]:
     from plotly import graph_objects
 
-    figure, drawn = graph_objects.Figure(), set[float]()
+    traces = []
     for index, (run, metrics) in enumerate(zip(runs, curves, strict=True)):
         for split, (steps, values) in metrics.get(name, {}).items():
             several = len(runs) > 1
             # One color per run and one style per split; for a single run, one color per split.
             entry = index if several else splits.index(split)
-            dash = _dash(splits, split) if several else "solid"
-            figure.add_scatter(
+            trace = graph_objects.Scatter(
                 x=steps,
                 y=values,
                 name=f"{run.name} {split}" if several else split,
                 mode="lines+markers" if split != "train" or len(steps) < 3 else "lines",
-                line={"color": _COLORS[entry % len(_COLORS)], "dash": dash},
+                line={
+                    "color": _COLORS[entry % len(_COLORS)],
+                    "dash": _dash(splits, split) if several else "solid",
+                },
                 meta=entry,
             )
-            drawn.update(filter(math.isfinite, values))
+            traces.append(trace)
+    return traces
+
+
+def _chart(
+    name: str, runs: Sequence[RunFiles], curves: Sequence[Any], splits: Sequence[str]
+) -> str:
+    from plotly import graph_objects
+
+    figure = graph_objects.Figure(_traces(name, runs, curves, splits))
+    drawn = {value for trace in figure.data for value in trace.y if math.isfinite(value)}
     if len(drawn) == 1:  # Plotly's range is the constant plus and minus 1, where 0.001 looks like 0
         (constant,) = drawn
         figure.update_yaxes(range=sorted((0, 2 * constant)) if constant else None)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import functools
+import importlib.util
 import json
 import math
 import numbers
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 from ml_collections import config_dict
 
 from ctl import optimizers
+from ctl.commands import report, run_files
 from ctl.configs import durations, overrides, validation
 from ctl.configs import flags as command_line
 from ctl.errors import Failure, UsageError, print_line
@@ -56,7 +58,8 @@ class Run:
             run.learning_rate = 1e-4
             run.train("2 epochs")
             run.evaluate()                              # {"loss": ..., "accuracy": ...}
-            pandas.DataFrame(run.history)
+            run.to_pandas()                             # a row per inner loop and evaluation
+            run.plot()                                  # the curves of the loss and the metrics
 
     The constructor neither trains nor writes. As with `python -m ctl.main`, the config sets the
     intervals of evaluations and checkpoints, the actions, the data order and the handling of steps that
@@ -139,7 +142,7 @@ class Run:
 
     @property
     def history(self) -> dict[str, list[float]]:
-        """The numbers of this object's calls, as lists of equal length, for `pandas.DataFrame`.
+        """The numbers of this object's calls, as lists of equal length.
 
         The columns are `step`, the mean loss and metrics of inner loops by name, and the results of
         evaluations as "eval/NAME"; NaN where a step has no value.
@@ -147,6 +150,30 @@ class Run:
         rows = [{"step": step, **self._rows[step]} for step in sorted(self._rows)]
         names = dict.fromkeys(name for row in rows for name in row)
         return {name: [row.get(name, math.nan) for row in rows] for name in names}
+
+    @_in_one_line
+    def to_pandas(self) -> Any:
+        """Returns `history` as a `pandas.DataFrame` whose index is the step."""
+        if importlib.util.find_spec("pandas") is None:
+            raise UsageError(
+                "A data frame requires the package pandas: run pip install pandas, or use run.history."
+            )
+        import pandas
+
+        return pandas.DataFrame(self.history).set_index("step")
+
+    @_in_one_line
+    def plot(self) -> Any:
+        """Returns a figure of plotly with the loss and the metrics, from the first step of the run.
+
+        It is drawn from metrics.jsonl, and so contains what other processes have trained in the workdir.
+        It requires `pip install 'ctl-tensorflow[report]'`.
+        """
+        if not (self._workdir.path / "config.json").exists():
+            raise UsageError(
+                "There is nothing to plot: train first; without a workdir, plot before it is closed."
+            )
+        return report.plot(*run_files.read_runs([str(self._workdir.path)]))
 
     @property
     def learning_rate(self) -> float:

@@ -53,8 +53,8 @@ from ctl.rows import gather, row_mask
 from ctl.rows.trace import Stream
 
 __all__ = [
-    "bernoulli", "beta", "categorical", "cutmix", "dropout", "gumbel", "integers", "mixup", "normal",
-    "permutation_of_batch", "truncated_normal", "uniform", "unkeyed",
+    "bernoulli", "beta", "categorical", "cutmix", "dropout", "gumbel", "integers", "keyed", "mixup",
+    "normal", "permutation_of_batch", "truncated_normal", "uniform", "unkeyed",
 ]  # fmt: skip
 
 

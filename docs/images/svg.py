@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 import pathlib
+from typing import Any
 from xml.sax.saxutils import escape
 
 _STYLE = """\
@@ -48,15 +49,14 @@ def curve(points: Sequence[tuple[float, float]], kind: str, extra: str = "") -> 
     return f'<path d="M{path}" class="line {kind}" {extra}/>'
 
 
-def write(
-    path: pathlib.Path,
+def make(
     title: str,
     width: float,
     height: float,
     elements: Sequence[str],
     size: int = 14,
-) -> None:
-    """Writes a picture."""
+) -> str:
+    """Returns a picture."""
     lines = [
         f'<svg viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
         f'xmlns="http://www.w3.org/2000/svg" role="img">',
@@ -65,4 +65,9 @@ def write(
         *elements,
         "</svg>\n",
     ]
-    path.write_text("\n".join(lines), encoding="utf-8")
+    return "\n".join(lines)
+
+
+def write(path: pathlib.Path, title: str, *arguments: Any, **options: Any) -> None:
+    """Writes a picture."""
+    path.write_text(make(title, *arguments, **options), encoding="utf-8")

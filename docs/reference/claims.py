@@ -39,7 +39,7 @@ def render() -> str:
                 "python -m benchmarks.chaos --kills=50",
             ),
             _row(
-                "A fault of a disk, a store or a signal loses nothing",
+                "A run survives faults of disks and stores, and signals, without a loss",
                 "tests/end_to_end/faults_test.py",
                 f"{tried} faults, {survived} survived, {failed} failed ({_when('faults')})",
                 "python -m benchmarks.faults",
@@ -75,9 +75,9 @@ def render() -> str:
                 "python -m tests.support.versions VERSION",
             ),
             _row(
-                "One GPU is as fast as hand-written loops",
+                "The speed on one GPU, divided by that of other frameworks",
                 "benchmarks/gpu",
-                f"one {_gpu()} ({_when('gpu')}, [table](speed.md))",
+                f"{_speeds()}, on one {_gpu()} ({_when('gpu')}, [table](speed.md#on-one-gpu))",
                 "python -m benchmarks.gpu --out gpu.jsonl",
             ),
             _row(
@@ -87,9 +87,9 @@ def render() -> str:
                 "ctl aot_compile experiments/mnist_tpu.py --execute",
             ),
             _row(
-                "Outputs on the pages of the learning path were printed by runs",
+                "Outputs on the pages and in the notebooks were printed by runs",
                 "tests/docs/outputs_test.py",
-                "compared with the wheel, before a release",
+                "compared before a release; those of other machines say so in their source",
                 "python -m docs.outputs",
             ),
         ]
@@ -111,6 +111,17 @@ def _sums(name: str, table: str, column: int) -> int:
 
 def _when(name: str) -> str:
     return f"{_measurement(name)['date']}, commit {_measurement(name)['commit']}"
+
+
+def _speeds() -> str:
+    """Returns the range of the ratios by framework."""
+    ratios: dict[str, list[float]] = {}
+    for _, _, other, _, ratio in _measurement("gpu")["tables"]["speed"]["rows"]:
+        ratios.setdefault(other.replace(",", ""), []).append(ratio)
+    each = (
+        f"{name} {' to '.join(map(str, sorted({min(r), max(r)})))}" for name, r in ratios.items()
+    )
+    return ", ".join(each)
 
 
 def _gpu() -> str:

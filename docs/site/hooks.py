@@ -1,15 +1,20 @@
-"""The hooks of mkdocs: pages that are files outside of docs/, and links to them."""
+"""The hooks of mkdocs: pages that are notebooks or files outside of docs/, and links to them."""
 
 import logging
 import pathlib
 import posixpath
 import re
+import sys
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.append(str(_ROOT))
+
+from docs import notebooks  # noqa: E402
+
 # Page of the site -> file of the repository, which is read there, too, and so is not in docs/.
 COPIES = {
     "gallery.md": "experiments/README.md",
@@ -34,6 +39,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pages that are files outside of docs/."""
     for page, source in COPIES.items():
         files.append(File.generated(config, page, content=(_ROOT / source).read_text()))
+    for path in notebooks.FOLDER.glob("*.ipynb"):
+        page = f"notebooks/{path.stem}.md"
+        files.append(File.generated(config, page, content=notebooks.to_markdown(path)))
     return files
 
 
@@ -77,6 +85,8 @@ def _site_link(link: re.Match[str], source: str, page: str) -> str:
         _log.warning(f"{source}: {target} is not a page of the site: name the file without a link.")
         return link[0]
     name = pages.get(path, path.removeprefix("docs/"))
+    if not page.startswith("notebooks/"):  # whose pages link to their files
+        name = name.replace(".ipynb", ".md")
     if text.endswith(".md"):  # the name of a file is the title of a page here
         text = re.search("^# (.*)$", (_ROOT / path).read_text(), re.MULTILINE)[1]
     return f"[{text}]({posixpath.relpath(name, posixpath.dirname(page) or '.')}{anchor})"

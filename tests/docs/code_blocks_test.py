@@ -4,7 +4,6 @@ import re
 
 import optuna
 import orbit
-import pandas
 import pytest
 import tensorflow as tf
 import tf_keras
@@ -112,6 +111,6 @@ def test_blocks_of_notebook_and_observing(tmp_path, monkeypatch):
     (tmp_path / "digits.py").write_text(MODEL)
     names = {"ctl": ctl}
     exec(blocks("running#Notebooks")[1], names)
-    assert names["run"].step == 502 and len(pandas.DataFrame(names["history"]))
+    assert names["run"].step == 502 and len(names["frame"])
     (tmp_path / "runs/notebook").rename(tmp_path / "runs/mnist")
     assert run("observing")["frame"]["step"].iloc[-1] == 502

@@ -296,7 +296,8 @@ def test_configs_of_the_first_run(page, replicas, tmp_path, monkeypatch):
 def test_notebook(folder):
     names = {}
     exec(blocks("running#Notebooks")[0], names)
-    assert names["results"]["examples"] == 64 and names["history"]["step"] == [10]
+    assert names["results"]["examples"] == 64 and names["frame"].index.tolist() == [10]
+    assert names["figure"].data[0].x == (10,)
 
 
 def test_nan(folder, capsys):

@@ -46,7 +46,8 @@ def pages(entry):
 def test_pages_in_the_navigation_exist():
     copies = set(re.findall(r'^    "(.*\.md)": "', (SITE / "hooks.py").read_text(), re.MULTILINE))
     assert len(copies) == 3
-    files = {str(p.relative_to(child.ROOT / "docs")) for p in child.ROOT.glob("docs/**/*.md")}
+    paths = [*child.ROOT.glob("docs/**/*.md"), *child.ROOT.glob("docs/notebooks/*.ipynb")]
+    files = {str(p.relative_to(child.ROOT / "docs").with_suffix(".md")) for p in paths}
     listed = pages(yaml.safe_load(CONFIG)["nav"])
     assert listed <= files | copies  # the hook lists other files under More
     assert copies <= listed
@@ -108,3 +109,10 @@ def test_pages_load_nothing_from_other_hosts():
     config = yaml.safe_load(CONFIG)
     assert config["theme"]["font"] is False
     assert "://" not in re.sub(r"#.*", "", CONFIG)
+
+
+def test_names_of_ctl_random_are_those_of_the_reference():
+    text = (child.ROOT / "docs/reference/api/random-replica-ray.md").read_text()
+    assert ctl.random.__all__ == sorted(
+        re.findall(r"^## `ctl\.random\.(\w+)`$", text, re.MULTILINE)
+    )

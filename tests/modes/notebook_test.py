@@ -87,10 +87,37 @@ def test_history_has_lists_of_equal_length(make):
     assert [math.isnan(value) for value in history["loss"]] == [True] + [False] * 4
     assert next(iter(history)) == "step" and {"accuracy", "eval/accuracy"} <= set(history)
     assert all(isinstance(value, int | float) for values in history.values() for value in values)
+    frame = run.to_pandas()
+    assert frame.index.tolist() == history["step"] and frame["loss"].isna().sum() == 1
+    assert frame["eval/loss"].tolist()[-1] == history["eval/loss"][-1]
     # Without a workdir nothing is left.
     assert (folder / "result.json").exists()
     run.close()
     assert not folder.exists() and sorted(pathlib.Path(".").rglob("*")) == before
+
+
+def test_plot_shows_what_all_processes_of_a_run_have_recorded(make, monkeypatch):
+    run = make()
+    with pytest.raises(ctl.UsageError, match="There is nothing to plot: train first"):
+        run.plot()
+    run.train(steps=10)
+    run.close()
+    run = make()
+    run.train(steps=10)
+    figure = run.plot()
+    titles = [note.text for note in figure.layout.annotations]
+    assert titles[0] == "loss" and "accuracy" in titles and "learning_rate" not in titles
+    train, evaluation = (trace for trace in figure.data if trace.xaxis == "x")
+    assert (train.name, train.x) == ("train", (5, 10, 15, 20))
+    assert (evaluation.name, evaluation.x) == ("eval", (10, 20))
+    assert evaluation.y[-1] == pytest.approx(run.history["eval/loss"][-1])
+    assert [trace.showlegend for trace in figure.data] == [True] * 2 + [False] * 2
+    with monkeypatch.context() as patch:
+        patch.setattr("importlib.util.find_spec", lambda _: None)
+        with pytest.raises(ctl.UsageError, match=r"A figure requires the package plotly: run pip"):
+            run.plot()
+        with pytest.raises(ctl.UsageError, match="A data frame requires the package pandas: run"):
+            run.to_pandas()
 
 
 @pytest.mark.slow

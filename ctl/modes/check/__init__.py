@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+import contextlib
 import dataclasses
 import functools
 from typing import Any
@@ -23,7 +24,13 @@ def check(arguments: Arguments) -> int:
     """
     quick = arguments.flags["quick"]
     names = choose_checks(arguments.flags["checks"] or "", quick=quick)
-    processes = replica_check.start_processes() if REPLICAS in names else None
+    started = replica_check.start_processes() if REPLICAS in names else contextlib.nullcontext()
+    # They end here: at the exit of Python, its thread of a pool may have closed what wakes it.
+    with started as processes:
+        return _check(arguments, names, processes, quick=quick)
+
+
+def _check(arguments: Arguments, names: Sequence[str], processes: Any, *, quick: bool) -> int:
     built = experiment.build(arguments.config, arguments.config_path)
     if built.hardware.cluster:
         raise UsageError("--mode=check runs in one process: unset TF_CONFIG.")

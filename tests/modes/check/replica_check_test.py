@@ -4,11 +4,13 @@ import concurrent.futures
 import dataclasses
 import multiprocessing
 import os
+from unittest import mock
 
 import pytest
 import tensorflow as tf
 
 from ctl.errors import UsageError
+from ctl.modes import check
 from ctl.modes.check import replica_check
 from ctl.modes.check.outcome import FAIL, PASS, Outcome
 from ctl.testing.equivalence_report import Difference, Report
@@ -80,6 +82,15 @@ def test_the_processes_are_forks_until_tensorflow_has_listed_its_devices(monkeyp
         pid, gpus = processes.submit(describe_process).result()
     assert methods == ["forkserver", "fork"]
     assert pid != os.getpid() and gpus == "-1"
+
+
+def test_the_processes_have_ended_when_the_mode_has(monkeypatch, make_arguments):
+    pool = mock.MagicMock()
+    monkeypatch.setattr(replica_check, "start_processes", lambda: pool)
+    monkeypatch.setattr(check.experiment, "build", mock.Mock(side_effect=UsageError("wrong")))
+    with pytest.raises(UsageError, match="wrong"):
+        check.check(make_arguments(flags={"quick": True, "checks": ""}))
+    pool.__exit__.assert_called_once()
 
 
 def outcome_of(*results):
