@@ -116,6 +116,7 @@ class BuiltStep:
         # What the trace depends on. Tuples, because the models in lists are searched for further models.
         self._layers: tuple[tf_keras.layers.Layer, ...] = ()
         self._optimizers: tuple[Optimizer, ...] = ()
+        self._regularizers: list[tuple[Any, str, Any]] = []
         self._state: object = None
         self.outer: Any = None  # the numbers around the user's functions, which a check notes
         model = self._model = attributes.model
@@ -181,6 +182,7 @@ class BuiltStep:
         mask: tf.Tensor | None,
         *,
         equal: bool = True,
+        other: Batch = None,
         details: bool = False,
         when: tf.Tensor | None = None,
     ) -> tf.Tensor | UpdateResult:
@@ -193,6 +195,7 @@ class BuiltStep:
             mask: [rows] mask of the rows that exist; None if all exist.
             equal: whether all replicas are known to have the same number of rows. Otherwise their
                 static numbers are not used: each replica would compute its own positions from them.
+            other: as for `pad_rows`.
             details: whether to return the `UpdateResult` of `update_model`.
             when: the argument of `update_model`, if that is the function of the step.
 
@@ -203,7 +206,9 @@ class BuiltStep:
             batch, mask = hide_rows((batch, mask))
         existing = row_count(batch)
         if self.plan.layout.replicas * self.plan.micro_batches > 1:
-            batch, mask = pad_rows(batch, mask, existing, least=self.plan.micro_batches)
+            batch, mask = pad_rows(
+                batch, mask, existing, least=self.plan.micro_batches, other=other
+            )
         with self.rows(batch, mask, existing=existing) as rows:
             # The forward pass runs before anything is known of the gradients, so its assignments can
             # only be undone.
@@ -396,6 +401,12 @@ class BuiltStep:
         # By name, because a loop of the user reads the values for each step.
         own = [inner(layer) for layer in self._layers]
         self._numbers = [(vars(layer), tuple(_numbers(layer))) for layer in own]
+        self._regularizers = [
+            (layer, name, values[name])
+            for layer, (values, names) in zip(own, self._numbers, strict=True)
+            for name in names
+            if name.endswith("_regularizer") and name != "activity_regularizer"
+        ]
         self._optimizers = tuple(self.attributes.optimizers())
 
     def note_trace(self) -> None:
@@ -413,7 +424,9 @@ class BuiltStep:
             (
                 freezing(layer),
                 [_size(each) for each in layer._self_tracked_trackables],
-                len(layer._callable_losses),  # add_loss
+                # add_loss, and in Keras 3 the regularizers of the variables
+                [(each.func, _held(each.func)) for each in layer._callable_losses],
+                (regularizer := getattr(layer, "activity_regularizer", None), _held(regularizer)),
             )
             for layer in self._layers
         ]
@@ -427,6 +440,7 @@ class BuiltStep:
             for values, names in self._numbers
         ]
         numbers += [_numbers(each) for each in optimizers]
+        numbers += [_held(value) for _, _, value in self._regularizers]
         owner = self.attributes.owner
         own = [getattr(owner, name, None) for name in _FUNCTIONS]
         # Without properties, which may compute anything.
@@ -454,6 +468,12 @@ class BuiltStep:
             if value is not kept and value != kept:
                 raise UsageError(
                     f"{name} was replaced after the step was built: make a new trainer or ctl.Step."
+                )
+        for layer, name, value in self._regularizers:
+            if getattr(layer, name) is not value:
+                raise UsageError(
+                    f"{name} of layer {layer.name} was replaced after a step, but Keras reads it when "
+                    f"it makes the weights: set its numbers, such as layer.{name}.l2, or make a new model."
                 )
         if self._state is not None and inner(self.attributes.model) is not inner(self._model):
             raise UsageError(
@@ -573,6 +593,11 @@ def _numbers(value: object) -> dict[str, Any]:
 def _constant(value: object) -> object:
     """Returns a number, a text or a function, which a trace contains; None for anything else."""
     return value if isinstance(value, bool | int | float | str) or callable(value) else None
+
+
+def _held(value: object) -> list[Any]:
+    """Returns the numbers of an object, such as a regularizer; [] for one without attributes."""
+    return _constants(vars(value)) if hasattr(value, "__dict__") else []
 
 
 def _constants(value: object) -> list[bool | float | str | None]:
