@@ -434,7 +434,7 @@ class Step:
         return StepResult(loss, applied, result.outputs)
 
     def _run_replica(
-        self, element: Nest, when: tf.Tensor | None = None, *, equal: bool, other: Batch = None
+        self, element: Nest, when: tf.Tensor | None = None, *, equal: bool, other: Any = None
     ) -> StepResult:
         batch, row_mask = unpack(element)
         compute = functools.partial(self._compute, equal=equal, other=other)

@@ -116,7 +116,7 @@ class BuiltStep:
         # What the trace depends on. Tuples, because the models in lists are searched for further models.
         self._layers: tuple[tf_keras.layers.Layer, ...] = ()
         self._optimizers: tuple[Optimizer, ...] = ()
-        self._regularizers: list[tuple[Any, str, Any]] = []
+        self._regularizers: list[tuple[dict[str, Any], str, Any]] = []
         self._state: object = None
         self.outer: Any = None  # the numbers around the user's functions, which a check notes
         model = self._model = attributes.model
@@ -182,7 +182,7 @@ class BuiltStep:
         mask: tf.Tensor | None,
         *,
         equal: bool = True,
-        other: Batch = None,
+        other: Any = None,
         details: bool = False,
         when: tf.Tensor | None = None,
     ) -> tf.Tensor | UpdateResult:
@@ -402,11 +402,14 @@ class BuiltStep:
         own = [inner(layer) for layer in self._layers]
         self._numbers = [(vars(layer), tuple(_numbers(layer))) for layer in own]
         self._regularizers = [
-            (layer, name, values[name])
-            for layer, (values, names) in zip(own, self._numbers, strict=True)
+            (values, name, values[name])
+            for values, names in self._numbers
             for name in names
             if name.endswith("_regularizer") and name != "activity_regularizer"
         ]
+        held = [value for _, _, value in self._regularizers]
+        held += [v for layer in self._layers for v in _penalties(layer)]
+        self._numbers += [(vars(v), tuple(vars(v))) for v in held if getattr(v, "__dict__", None)]
         self._optimizers = tuple(self.attributes.optimizers())
 
     def note_trace(self) -> None:
@@ -424,9 +427,7 @@ class BuiltStep:
             (
                 freezing(layer),
                 [_size(each) for each in layer._self_tracked_trackables],
-                # add_loss, and in Keras 3 the regularizers of the variables
-                [(each.func, _held(each.func)) for each in layer._callable_losses],
-                (regularizer := getattr(layer, "activity_regularizer", None), _held(regularizer)),
+                _penalties(layer),
             )
             for layer in self._layers
         ]
@@ -440,7 +441,6 @@ class BuiltStep:
             for values, names in self._numbers
         ]
         numbers += [_numbers(each) for each in optimizers]
-        numbers += [_held(value) for _, _, value in self._regularizers]
         owner = self.attributes.owner
         own = [getattr(owner, name, None) for name in _FUNCTIONS]
         # Without properties, which may compute anything.
@@ -469,11 +469,11 @@ class BuiltStep:
                 raise UsageError(
                     f"{name} was replaced after the step was built: make a new trainer or ctl.Step."
                 )
-        for layer, name, value in self._regularizers:
-            if getattr(layer, name) is not value:
+        for values, name, value in self._regularizers:
+            if values[name] is not value:
                 raise UsageError(
-                    f"{name} of layer {layer.name} was replaced after a step, but Keras reads it when "
-                    f"it makes the weights: set its numbers, such as layer.{name}.l2, or make a new model."
+                    f"{name} of a layer was replaced after a step, but Keras reads it when it makes the "
+                    f"weights: set its numbers, such as layer.{name}.l2, or make a new model."
                 )
         if self._state is not None and inner(self.attributes.model) is not inner(self._model):
             raise UsageError(
@@ -595,9 +595,10 @@ def _constant(value: object) -> object:
     return value if isinstance(value, bool | int | float | str) or callable(value) else None
 
 
-def _held(value: object) -> list[Any]:
-    """Returns the numbers of an object, such as a regularizer; [] for one without attributes."""
-    return _constants(vars(value)) if hasattr(value, "__dict__") else []
+def _penalties(layer: Any) -> list[Any]:
+    """Returns what computes the penalties of a layer, with the regularizers of weights of Keras 3."""
+    functions = [each.func for each in layer._callable_losses]  # add_loss
+    return [getattr(layer, "activity_regularizer", None), *functions]
 
 
 def _constants(value: object) -> list[bool | float | str | None]:

@@ -92,7 +92,7 @@ def _counts_padding(update: MetricUpdate) -> bool:
 
 def _find_replaced(operations: Sequence[Any], updates: Sequence[MetricUpdate]) -> list[str]:
     """Names the user's metrics that assign something else than a sum to what the replicas add."""
-    own = {id(u.metric): u.metric for u in updates}.values()
+    own = [*{id(u.metric): u.metric for u in updates}.values()]
     own = [m for m in own if type(m).__module__.partition(".")[0] not in ("keras", "tf_keras")]
     sums = [(m, v) for m in own for v in m.variables if v.aggregation == _SUM]
     owners = {key: metric._ctl_name for metric, v in sums for key in handles([v])}

@@ -23,7 +23,7 @@ def pad_rows(
     rows: int | tf.Tensor,
     *,
     least: int,
-    other: Batch = None,
+    other: Any = None,
 ) -> tuple[Batch, tf.Tensor | None]:
     """Pads a replica's batch to a least number of rows, one for each micro-batch.
 

@@ -328,7 +328,5 @@ def test_regularizer_that_is_replaced_after_a_step_has_no_effect_in_keras(librar
     batch = {name: tf.constant(values) for name, values in EXAMPLES.items()}
     step(batch)
     model.layers[-1].kernel_regularizer = library.regularizers.L2(0.5)
-    with pytest.raises(
-        UsageError, match=r"^kernel_regularizer of layer dense\w* was replaced .*l2"
-    ):
+    with pytest.raises(UsageError, match=r"^kernel_regularizer of a layer was replaced .*l2"):
         step(batch)
