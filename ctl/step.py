@@ -293,8 +293,11 @@ class Step:
             step.note_trace()
             step.finish_loop()
         self._calls += 1
+        is_power = not self._calls & (self._calls - 1)
+        if is_power and step.plan.compiles_micro_batches:  # XLA does not report a negative weight
+            self._report_non_finite(step, batch)
         # The first batch is searched before its step. What follows are 2, 4, 8, ...
-        if step.repeated and self._calls > 1 and not self._calls & (self._calls - 1):
+        if step.repeated and self._calls > 1 and is_power:
             step.repeat_checks([lambda: first_rows(unpack(batch), self.strategy)])
         return result
 
@@ -454,9 +457,9 @@ class Step:
                 "when has a value for each replica, but must be one for all: compute it from "
                 "step.global_step or the loss of a step."
             )
-        run = functools.partial(
-            self._run_replica, equal=distribution.has_equal_shares(batch, self.strategy)
-        )
+        equal = distribution.has_equal_shares(batch, self.strategy)
+        other = None if equal else first_rows(unpack(batch)[0], self.strategy)
+        run = functools.partial(self._run_replica, equal=equal, other=other)
         # Without a strategy TensorFlow is always in a replica context, also in the user's own `run`.
         is_default = (
             self.strategy is tf.distribute.get_strategy() and not tf.distribute.has_strategy()
@@ -469,10 +472,10 @@ class Step:
         )
 
     def _run_replica(
-        self, element: Nest, when: tf.Tensor | None = None, *, equal: bool
+        self, element: Nest, when: tf.Tensor | None = None, *, equal: bool, other: Any = None
     ) -> StepResult:
         batch, row_mask = unpack(element)
-        compute = functools.partial(self._compute, equal=equal)
+        compute = functools.partial(self._compute, equal=equal, other=other)
         with _report_errors():
             compute = xla.jit(compute) if self.built().plan.xla == "step" else compute
             result = compute(batch, row_mask, when)
@@ -482,9 +485,9 @@ class Step:
         return result
 
     def _compute(
-        self, batch: Batch, row_mask: tf.Tensor | None, when: tf.Tensor | None, *, equal: bool
+        self, batch: Batch, row_mask: tf.Tensor | None, when: tf.Tensor | None, **shares: Any
     ) -> StepResult:
-        result = self.built().run(batch, row_mask, equal=equal, details=True, when=when)
+        result = self.built().run(batch, row_mask, **shares, details=True, when=when)
         outputs = None
         if self._returns_outputs:
             from ctl.built.outputs import concatenate
@@ -529,8 +532,13 @@ class Step:
         values = self.strategy.experimental_local_results
         return tf.nest.map_structure(lambda v: tf.concat(values(v), 0), unpack(batch)[0]), None
 
-    def _report_non_finite(self, step: BuiltStep) -> None:
-        """Prints a line if steps were not finite, with the examples that make the first one so."""
+    def _report_non_finite(self, step: BuiltStep, last: Nest = None) -> None:
+        """Prints a line if steps were not finite, with the examples that make the first one so.
+
+        Args:
+            step: the built step.
+            last: the batch of the last step, if it is known.
+        """
         recorder = step.update.recorder
         report = recorder.take() if recorder and tf.executing_eagerly() else None
         if report is None:
@@ -538,7 +546,10 @@ class Step:
         rows: list[int] = []
         indexes = None
         try:
-            batch, indexes = self._read(report.step)
+            if not self._read and last is not None and report.step == int(self.global_step) - 1:
+                batch, indexes = self._read_again(last)
+            else:
+                batch, indexes = self._read(report.step)
             rows = pkgutil.resolve_name(_FIND_ROWS)(step, batch)
         except NegativeWeight:
             raise

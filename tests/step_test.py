@@ -682,3 +682,33 @@ def test_two_processes_compute_the_update_of_one_and_resume(tmp_path):
     for values, evaluation in results:
         np.testing.assert_allclose(values, weights(step), atol=1e-10)
         assert evaluation == pytest.approx(ctl.evaluate(step, source()))
+
+
+def without_zeros(batch, outputs):
+    """Fails for a row of zeros, as the CTC loss does for a row without labels."""
+    check = tf.debugging.assert_greater(tf.reduce_max(tf.abs(batch["label"]), axis=-1), 0.0)
+    with tf.control_dependencies([check]):
+        return squared_error(batch, outputs)
+
+
+def test_replica_without_rows_computes_a_row_that_the_loss_accepts():
+    losses = []
+    for replicas in (1, 4):
+        tf_keras.utils.set_random_seed(0)
+        step = make_small_step(replicas, 3, loss_fn=without_zeros)
+        rows = {"x": FEATURES[:6], "label": LABELS[:6].astype(np.float32)}
+        dataset = tf.data.Dataset.from_tensor_slices(rows).batch(3)
+        batches = step.strategy.experimental_distribute_dataset(dataset)
+        losses.append([step(batch).loss.numpy() for batch in batches])
+    np.testing.assert_allclose(*losses, rtol=1e-12)
+
+
+@pytest.mark.parametrize("distributed", [False, True])
+def test_compiled_step_stops_at_a_negative_weight(distributed):
+    step = make_small_step(1, 4, xla="step")
+    rows = {"x": FEATURES[:4], "label": LABELS[:4], "weight": np.array([1.0, 1.0, -2.0, 1.0])}
+    data = ctl.data.arrays(rows)
+    batch = next(iter(ctl.data.distribute(data, 4, step.strategy))) if distributed else rows
+    batch = batch if distributed else {k: tf.constant(v) for k, v in rows.items()}
+    with pytest.raises(ctl.UsageError, match=r"^sample_weight is -2 for example \d of the global"):
+        step(batch)

@@ -116,6 +116,7 @@ class BuiltStep:
         # What the trace depends on. Tuples, because the models in lists are searched for further models.
         self._layers: tuple[tf_keras.layers.Layer, ...] = ()
         self._optimizers: tuple[Optimizer, ...] = ()
+        self._regularizers: list[tuple[dict[str, Any], str, Any]] = []
         self._state: object = None
         self.outer: Any = None  # the numbers around the user's functions, which a check notes
         model = self._model = attributes.model
@@ -181,6 +182,7 @@ class BuiltStep:
         mask: tf.Tensor | None,
         *,
         equal: bool = True,
+        other: Any = None,
         details: bool = False,
         when: tf.Tensor | None = None,
     ) -> tf.Tensor | UpdateResult:
@@ -193,6 +195,7 @@ class BuiltStep:
             mask: [rows] mask of the rows that exist; None if all exist.
             equal: whether all replicas are known to have the same number of rows. Otherwise their
                 static numbers are not used: each replica would compute its own positions from them.
+            other: as for `pad_rows`.
             details: whether to return the `UpdateResult` of `update_model`.
             when: the argument of `update_model`, if that is the function of the step.
 
@@ -203,7 +206,9 @@ class BuiltStep:
             batch, mask = hide_rows((batch, mask))
         existing = row_count(batch)
         if self.plan.layout.replicas * self.plan.micro_batches > 1:
-            batch, mask = pad_rows(batch, mask, existing, least=self.plan.micro_batches)
+            batch, mask = pad_rows(
+                batch, mask, existing, least=self.plan.micro_batches, other=other
+            )
         with self.rows(batch, mask, existing=existing) as rows:
             # The forward pass runs before anything is known of the gradients, so its assignments can
             # only be undone.
@@ -397,6 +402,15 @@ class BuiltStep:
         # By name, because a loop of the user reads the values for each step.
         own = [inner(layer) for layer in self._layers]
         self._numbers = [(vars(layer), tuple(_numbers(layer))) for layer in own]
+        self._regularizers = [
+            (values, name, values[name])
+            for values, names in self._numbers
+            for name in names
+            if name.endswith("_regularizer") and name != "activity_regularizer"
+        ]
+        held = [value for _, _, value in self._regularizers]
+        held += [v for layer in self._layers for v in _penalties(layer)]
+        self._numbers += [(vars(v), tuple(vars(v))) for v in held if getattr(v, "__dict__", None)]
         self._optimizers = tuple(self.attributes.optimizers())
 
     def note_trace(self) -> None:
@@ -414,7 +428,7 @@ class BuiltStep:
             (
                 freezing(layer),
                 [_size(each) for each in layer._self_tracked_trackables],
-                len(layer._callable_losses),  # add_loss
+                _penalties(layer),
             )
             for layer in self._layers
         ]
@@ -455,6 +469,12 @@ class BuiltStep:
             if value is not kept and value != kept:
                 raise UsageError(
                     f"{name} was replaced after the step was built: make a new trainer or ctl.Step."
+                )
+        for values, name, value in self._regularizers:
+            if values[name] is not value:
+                raise UsageError(
+                    f"{name} of a layer was replaced after a step, but Keras reads it when it makes the "
+                    f"weights: set its numbers, such as layer.{name}.l2, or make a new model."
                 )
         if self._state is not None and inner(self.attributes.model) is not inner(self._model):
             raise UsageError(
@@ -574,6 +594,12 @@ def _numbers(value: object) -> dict[str, Any]:
 def _constant(value: object) -> object:
     """Returns a number, a text or a function, which a trace contains; None for anything else."""
     return value if isinstance(value, bool | int | float | str) or callable(value) else None
+
+
+def _penalties(layer: Any) -> list[Any]:
+    """Returns what computes the penalties of a layer, with the regularizers of weights of Keras 3."""
+    functions = [each.func for each in layer._callable_losses]  # add_loss
+    return [getattr(layer, "activity_regularizer", None), *functions]
 
 
 def _constants(value: object) -> list[bool | float | str | None]:

@@ -9,11 +9,13 @@ import tf_keras
 
 from ctl.built import metrics
 from ctl.built.attributes import Attributes
+from ctl.built.state import is_sum, state_of
 from ctl.keras import models, precision
 from ctl.rows import row_mask
 from ctl.rows.waits import InputWait, ReductionWait
 from ctl.update.microbatches import MicroBatch, row_count
 from ctl.update.plan import Plan
+from ctl.update.snapshot import Snapshot
 from ctl.update.update import Update
 
 
@@ -77,7 +79,11 @@ class LoopResults:
         """
         rows = row_mask.current() or row_mask.Rows()
         first_row = tf.cast(rows.first_row, tf.int64)
-        for each in micro_batches:
+        several = len(micro_batches) > 1
+        state = state_of(self._attributes) if several else []
+        # As a forward pass, every micro-batch assigns them from the values before the first one.
+        snapshot = Snapshot([v for v in state if not is_sum(v)])
+        for i, each in enumerate(micro_batches):
             models.attach_masks(each.outputs, each.keras_masks)
             count = row_count(each.batch)
             # The rows of the micro-batch, because its mask distinguishes padding from sample weights.
@@ -88,13 +94,20 @@ class LoopResults:
                 # A copy, so that every micro-batch draws the numbers of the undivided batch.
                 calls=dict(rows.calls),
                 count=count,
-                isolated=self._plan.isolation if len(micro_batches) > 1 else "",
+                isolated=self._plan.isolation if several else "",
             ):
+                if i:
+                    snapshot.restore()
                 before = len(rows.graph.get_operations()) if rows.graph else 0
                 metrics.call(
                     update, self._attributes.metrics, each.batch, each.outputs, each.row_mask
                 )
-                if rows.graph and len(micro_batches) > 1:
+                if several and not i:
+                    sums = [v for v in state if is_sum(v)]
+                    sources = [*tf.nest.flatten(each[:3]), first_row]
+                    read = each.losses.values()
+                    snapshot.check_assignments(sources, self._plan.isolation, sums, read)
+                if rows.graph and several:
                     rows.trace.add_metrics(rows.graph.get_operations()[before:])
             first_row += tf.cast(count, tf.int64)
 

@@ -36,7 +36,7 @@ def assignable(attributes: Attributes) -> Assignable:
     variables |= {id(v): v for m in attributes.layer_metrics().values() for v in m.variables}
     once, summed = [], []
     for key, variable in variables.items():
-        if key in statistics or _is_sum(variable):
+        if key in statistics or is_sum(variable):
             summed.append(variable)
         elif key not in counters:
             once.append(variable)
@@ -95,7 +95,7 @@ def _is_built(module: tf.Module) -> bool:
     return module.built if isinstance(module, tf_keras.Model) else True
 
 
-def _is_sum(variable: tf.Variable) -> bool:
+def is_sum(variable: tf.Variable) -> bool:
     """Returns whether each replica holds a part of a sum, as the variables of metrics do."""
     return (
         variable.synchronization == tf.VariableSynchronization.ON_READ

@@ -17,6 +17,7 @@ from ctl.configs.error_location import user_frame
 from ctl.errors import UsageError
 from ctl.graphs.assignments import READS, outermost
 from ctl.graphs.dataflow import ancestors
+from ctl.graphs.ops import SHAPES
 from ctl.graphs.places import place_of
 from ctl.rows import row_mask
 from ctl.rows.row_mask import Rows
@@ -59,6 +60,7 @@ class LeftTensors(Observer):
         rows.graph._ctl_scopes = self._scopes
         self._replica = self._replica_of(f"{rows.graph.get_name_scope()}/")
         # All replicas of the process that have begun: what one of them reads exists by then.
+        self._graph = rows.graph
         self._traces = getattr(rows.graph, "_ctl_started", [])
         self._traces.append(rows.trace)
         rows.graph._ctl_started = self._traces
@@ -120,7 +122,10 @@ class LeftTensors(Observer):
         for i, operations in [*enumerate(used), *enumerate(update.metrics)]:
             for op in operations:
                 users[op] = users.get(op, 0) | 1 << i
-        for op in parts[0].losses[0].graph.get_operations():
+        graph, complete = parts[0].losses[0].graph, (1 << len(parts)) - 1
+        end = update.operations if graph is self._graph else len(graph.get_operations())
+        late: list[Any] = []
+        for number, op in enumerate(graph.get_operations()):
             masks = [reached.get(id(x), 0) for x in op.inputs]
             every, user = functools.reduce(operator.or_, masks, 0), users.get(op, 0)
             is_barrier = op.type == "XlaOptimizationBarrier"  # its output i is its input i
@@ -128,6 +133,10 @@ class LeftTensors(Observer):
             # What two of them use is what one has left.
             if reads_others and self._replica_of(op.name) == self._replica:
                 _reject(op, "micro-batch")
+            if number >= end and not user:
+                every = 0 if op.type in SHAPES else every  # ctl counts the rows of each
+                some = functools.reduce(operator.or_, {*masks} - {complete}, 0)
+                late += [op] if every and some not in (0, complete) else []
             for i, output in enumerate(op.outputs):
                 mask = masks[i] if is_barrier else every
                 reached[id(output)] = reached.get(id(output), 0) | mask
@@ -135,6 +144,9 @@ class LeftTensors(Observer):
             for loss in part.losses:
                 if reached[id(loss)] & ~(1 << i):
                     _reject(loss.op, "micro-batch")
+        for op in late:  # of the update, which reads all micro-batches
+            if self._replica_of(op.name) == self._replica:
+                _reject(op, "micro-batch")
 
 
 def is_in_replica(op: Any) -> bool:

@@ -14,12 +14,13 @@ import tensorflow as tf
 from ctl.built.observers import Observer
 from ctl.built.state import assignable, state_of
 from ctl.checks.graph_copier import FAILURES, ProbeError, has_mask
+from ctl.checks.left_tensors import is_in_replica
 from ctl.checks.read_batches import read_values
 from ctl.checks.row_probe import Probe
 from ctl.configs.error_location import user_frame
 from ctl.errors import UsageError
 from ctl.graphs import ops
-from ctl.graphs.assignments import Assignment, find_assignments, outermost
+from ctl.graphs.assignments import Assignment, find_assignments, read_handles
 from ctl.graphs.dataflow import ancestors, captured
 from ctl.graphs.places import place_of
 from ctl.rows.row_mask import Rows
@@ -45,7 +46,7 @@ class LocalState(Observer):
             return
         updates = rows.trace.updates
         losses = [x for each in updates for part in each.micro_batches for x in part.losses]
-        read = _read(*losses, *(x for each in updates for x in each.inputs))
+        read = read_handles(*losses, *(x for each in updates for x in each.inputs))
         for assignment, v in self._find_local(operations, rows, read):
             # The replicas merge to assign them, so the user's line is that of a value.
             values = ancestors(*_values(assignment))
@@ -56,8 +57,12 @@ class LocalState(Observer):
                 "the batch is split: compute it from those of all, by ctl.replica.all_gather(rows), or "
                 "accept it with allow_row_coupling=True (runtime.allow_row_coupling)."
             )
-            # The mean of means over equal numbers of rows is that of all rows.
-            if handles([v]) & read and not (plan.even and v.aggregation == _MEAN):
+            # The mean of means over equal numbers of rows is that of all rows. A tensor that one replica
+            # has left on an object is assigned as it is.
+            is_mean = v.aggregation == _MEAN and not any(
+                is_in_replica(x.op) for x in _values(assignment)
+            )
+            if handles([v]) & read and not (plan.even and is_mean):
                 raise UsageError(line)
             self.warn_once(line)
 
@@ -120,18 +125,13 @@ def _is_right(variable: tf.Variable, values: Sequence[Any], read: set[int]) -> b
     if variable.aggregation == _SUM:
         # A sum of local sums is right, unless a replica reads its own part of it, or the variable is in
         # the value, which counts it once for each replica.
-        return not handles([variable]) & (read if is_own else _read(*values))
+        return not handles([variable]) & (read if is_own else read_handles(*values))
     # Other copies that are not combined may differ, so that they are compared.
     return variable.aggregation not in (_FIRST, *(() if is_own else (_MEAN,)))
 
 
 def _values(assignment: Assignment) -> list[tf.Tensor]:
     return [x for x in assignment.op.inputs if x.dtype != tf.resource]
-
-
-def _read(*values: Any) -> set[int]:
-    """Returns the ids of the handles of the variables that tensors are computed from."""
-    return {id(outermost(x)) for x in ancestors(*values) if x.dtype == tf.resource}
 
 
 def _is_local(values: Sequence[Any], rows: Rows) -> bool:

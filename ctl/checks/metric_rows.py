@@ -10,11 +10,14 @@ from ctl.built.observers import Observer
 from ctl.checks.loss_trace import is_replica_number
 from ctl.data.autograph import convert, traced
 from ctl.errors import UsageError, list_some
+from ctl.graphs.assignments import READS, Assignment, find_assignments, outermost
 from ctl.graphs.dataflow import ancestors, depends_on_batch
 from ctl.keras.private import losses_utils
 from ctl.rows.row_mask import Rows
 from ctl.rows.trace import MetricUpdate, symbolic
+from ctl.update.snapshot import handles
 
+_SUM = tf.VariableAggregation.SUM
 _ROWS = 7919  # a number of rows that no other axis has, to recognize the axes of rows
 
 
@@ -47,6 +50,13 @@ class MetricRows(Observer):
                 "the replica, so that the metric depends on how the batch is split: leave the number "
                 "out, or use ctl.replica.positions(x), the places of the rows in the global batch."
             )
+        replaced = _find_replaced(operations, updates)
+        if replaced and self.step.plan.layout.replicas > 1:
+            self.warn_once(
+                f"{list_some(replaced)} assigns a variable another value than a sum with it, such as a "
+                "maximum, but ctl adds the variables of the replicas: write the metric with sums "
+                "(assign_add), or compute it from collected outputs (collect_outputs)."
+            )
         unweighted = _find_unweighted(updates, rows.trace.weights)
         if unweighted:
             self.warn_once(
@@ -78,6 +88,29 @@ def _counts_padding(update: MetricUpdate) -> bool:
     # An output without an axis of rows is what forward made of its rows, with or without the mask.
     values = [x for x in values if x.shape.rank != 0 or id(x) not in outputs]
     return not uses_mask and any(map(depends_on_batch, values))
+
+
+def _find_replaced(operations: Sequence[Any], updates: Sequence[MetricUpdate]) -> list[str]:
+    """Names the user's metrics that assign something else than a sum to what the replicas add."""
+    own = [*{id(u.metric): u.metric for u in updates}.values()]
+    own = [m for m in own if type(m).__module__.partition(".")[0] not in ("keras", "tf_keras")]
+    sums = [(m, v) for m in own for v in m.variables if v.aggregation == _SUM]
+    owners = {key: metric._ctl_name for metric, v in sums for key in handles([v])}
+    return sorted(
+        {
+            owners[id(each.handle)]
+            for each in find_assignments(operations)
+            if id(each.handle) in owners and each.op.type == "AssignVariableOp" and not _adds(each)
+        }
+    )
+
+
+def _adds(assignment: Assignment) -> bool:
+    """Returns whether an assigned value is a sum with the variable; ctl itself selects an old value."""
+    op = assignment.op.inputs[1].op
+    reads = [x for x in op.inputs if x.op.type in READS]
+    is_sum = any(outermost(x.op.inputs[0]) is assignment.handle for x in reads)
+    return op.type.startswith("Select") or (op.type.startswith(("Add", "Sub")) and is_sum)
 
 
 def _find_unweighted(updates: Sequence[MetricUpdate], weights: Sequence[tf.Tensor]) -> list[str]:

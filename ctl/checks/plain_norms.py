@@ -25,7 +25,7 @@ class PlainNorms(Observer):
         assigned = {id(each.handle) for each in find_assignments(operations)}
         plain = [
             v.name
-            for v in self.step.attributes.model._flatten_layers()
+            for v in self.step.attributes.layers()
             # A synchronized one of Keras 3 is that of ctl, and one of tf_keras counts padding.
             if hasattr(v, "moving_mean")
             and (

@@ -1,7 +1,7 @@
 """Lists the variables that the code of a step assigns, from the graph, while the step is traced."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -63,6 +63,11 @@ def find_assignments(
             for tensor in op.inputs:
                 if tensor.dtype == tf.resource:
                     yield Assignment(op, outermost(tensor), calls)
+
+
+def read_handles(*values: Any) -> set[int]:
+    """Returns the ids of the handles of the variables that tensors are computed from."""
+    return {id(outermost(x)) for x in dataflow.ancestors(*values) if x.dtype == tf.resource}
 
 
 def outermost(tensor: tf.Tensor) -> tf.Tensor:

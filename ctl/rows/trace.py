@@ -77,6 +77,7 @@ class UpdateTrace:
         penalties: the regularization losses of each micro-batch that depend on its rows.
         gradients: the gradients of each micro-batch.
         metrics: the ops of each micro-batch's metrics.
+        operations: how many ops the graph had after the reduction of the micro-batches.
         chosen: whether the user has chosen the variables to train.
         undivided: whether a loss is a sum that nothing divides.
     """
@@ -87,6 +88,7 @@ class UpdateTrace:
     penalties: list[Sequence[tf.Tensor]] = dataclasses.field(default_factory=list)
     gradients: list[Sequence[tf.Tensor]] = dataclasses.field(default_factory=list)
     metrics: list[Sequence[tf.Operation]] = dataclasses.field(default_factory=list)
+    operations: int = 0
     chosen: bool = False
     undivided: bool = False
 
@@ -207,6 +209,10 @@ class Trace:
     def add_gradients(self, gradients: Sequence[tf.Tensor]) -> None:
         """Records the gradients of a micro-batch after its backward pass."""
         self._update.gradients.append(gradients)
+
+    def end_micro_batches(self, graph: Any) -> None:
+        """Records that the micro-batches are reduced, in the graph of the step; None if it is eager."""
+        self._update.operations = len(graph.get_operations()) if graph else 0
 
     def add_metrics(self, operations: Sequence[tf.Operation]) -> None:
         """Records the ops by which the metrics of a micro-batch are updated."""

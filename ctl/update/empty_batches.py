@@ -18,7 +18,12 @@ from ctl.update.snapshot import Snapshot
 
 
 def pad_rows(
-    batch: Batch, row_mask: tf.Tensor | None, rows: int | tf.Tensor, *, least: int
+    batch: Batch,
+    row_mask: tf.Tensor | None,
+    rows: int | tf.Tensor,
+    *,
+    least: int,
+    other: Any = None,
 ) -> tuple[Batch, tf.Tensor | None]:
     """Pads a replica's batch to a least number of rows, one for each micro-batch.
 
@@ -27,6 +32,7 @@ def pad_rows(
         row_mask: [rows] mask of the rows that exist; None if all exist.
         rows: the number of rows.
         least: the least number of rows.
+        other: the batch of another replica, whose first row is the padding of a batch without rows.
 
     Returns:
         The batch and its row mask. They are unchanged if the number of rows is static, since every
@@ -37,19 +43,19 @@ def pad_rows(
         return batch, row_mask
     positions = tf.range(tf.maximum(rows, least))
 
-    def pad(value: tf.Tensor) -> tf.Tensor:
-        # A row of the batch, as in all padding, or zeros if there is none.
+    def pad(value: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+        # A row of the batch, as in all padding, which the user's code accepts; zeros if there is none.
         zeros = tf.zeros([1, *value.shape[1:]] if value.shape[1:].is_fully_defined() else
                          tf.concat([[1], tf.shape(value)[1:]], 0), value.dtype)  # fmt: skip
         return tf.gather(
-            tf.concat([value, zeros], 0), tf.minimum(positions, tf.maximum(rows - 1, 0))
+            tf.concat([value, other[:1], zeros], 0), tf.minimum(positions, tf.maximum(rows - 1, 0))
         )
 
     exists = positions < rows
+    padded = tf.nest.map_structure(pad, batch, batch if other is None else other)
     if row_mask is None:
-        return tf.nest.map_structure(pad, batch), tf.cast(exists, tf.float32)
-    padded_mask = tf.where(exists, pad(row_mask), tf.zeros([], row_mask.dtype))
-    return tf.nest.map_structure(pad, batch), padded_mask
+        return padded, tf.cast(exists, tf.float32)
+    return padded, tf.where(exists, pad(row_mask, row_mask), tf.zeros([], row_mask.dtype))
 
 
 def zero_without_rows(

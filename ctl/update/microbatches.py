@@ -182,7 +182,16 @@ class MicroBatches:
             if self.count > 1 and not micro_batches:
                 # Every micro-batch must assign the same value, which is then the value of the batch.
                 sources = [*_row_tensors(part), part.first_row]
-                snapshot.check_assignments(sources, self.isolated, self.assignable.summed)
+                once, summed, _ = self.assignable
+                added = [v for v in summed if v.aggregation == tf.VariableAggregation.SUM]
+                read = micro_batch.losses.values()
+                snapshot.check_assignments(sources, self.isolated, added, read)
+                for place in snapshot.places_of_others([*once, *summed]):
+                    raise UsageError(
+                        f"{place} assigns a variable once per micro-batch: make it an attribute of the "
+                        "trainer, of a layer or of a tf.Module that the trainer holds, so that it is "
+                        "assigned once per step, and saved."
+                    )
             if sums and not self.keep_shards:
                 sums = [gradients.accumulate([sums[0], new])]
             else:

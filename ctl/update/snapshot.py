@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from ctl.errors import UsageError
-from ctl.graphs.assignments import Assignment, find_assignments
+from ctl.graphs.assignments import Assignment, find_assignments, read_handles
 
 
 class Assignable(NamedTuple):
@@ -65,33 +65,37 @@ class Snapshot:
             copy.assign(copy.value)
 
     def check_assignments(
-        self, rows: Iterable[Any], reason: str, others: Sequence[tf.Variable]
+        self,
+        rows: Iterable[Any],
+        reason: str,
+        sums: Sequence[tf.Variable],
+        losses: Iterable[tf.Tensor],
     ) -> None:
         """Checks that every micro-batch assigns the same values.
 
         Args:
             rows: the tensors that differ between micro-batches.
             reason: why a micro-batch cannot read the others, as the end of a message.
-            others: variables that may be assigned values of the rows.
+            sums: variables to which every micro-batch adds.
+            losses: the losses of a micro-batch.
 
         Raises:
-            UsageError: a value depends on the rows, or the trainer does not hold the variable.
+            UsageError: a value depends on the rows, the losses read a sum over the micro-batches so
+                far.
         """
         rows = list(rows)
-        every = [*(copy.variable for copy in self._copies.values()), *others]
-        known = handles(every)
+        read = handles(sums) & read_handles(*losses)
         for assignment in self._assignments():
             copy = self._copies.get(id(assignment.handle))
+            if id(assignment.handle) in read:
+                raise UsageError(
+                    f"{assignment.place} adds to a sum that the loss of the next micro-batch reads, "
+                    f"{reason}"
+                )
             if copy is not None and assignment.depends_on(rows):
                 raise UsageError(
                     f"{assignment.place} assigns {copy.variable.name} a value that depends on the rows "
                     f"of the batch, {reason}"
-                )
-            if copy is None and id(assignment.handle) not in known:
-                raise UsageError(
-                    f"{assignment.place} assigns a variable once per micro-batch: make it an attribute "
-                    "of the trainer, of a layer or of a tf.Module that the trainer holds, so that it is "
-                    "assigned once per step, and saved."
                 )
 
     def assigned(self) -> dict[int, str]:

@@ -208,6 +208,7 @@ class Update:
         updates = reduce_contributions(
             contributions, targets, loss_scales, plan=plan, parts=self.parts
         )
+        rows.trace.end_micro_batches(rows.graph)
         applied = [
             self._finish(update, target, decides=plan.skips or scale is not None, number=i)
             for i, (update, target, scale) in enumerate(

@@ -275,3 +275,58 @@ def test_second_optimizer_of_keras_3_is_converted_as_the_first(tmp_path):
         saved = [name for name, _ in tf.train.list_variables(path)]
         assert sum(name.startswith("second_optimizer/") for name in saved) >= 5
     np.testing.assert_allclose(*weights, rtol=0, atol=1e-8)  # a rate of float32
+
+
+def regularized(library):
+    dense = library.layers.Dense(
+        1,
+        kernel_regularizer=library.regularizers.L2(0.01),
+        dtype="float64",
+    )
+    model = library.Sequential([dense])
+    model.build((None, 3))
+    model.set_weights([np.ones([3, 1]), np.zeros(1)])
+    return model
+
+
+def set_number(layer):
+    layer.kernel_regularizer.l2 = 0.5
+
+
+def set_activity(layer):
+    layer.activity_regularizer = tf_keras.regularizers.L2(0.5)
+
+
+def set_of_variable(layer):
+    layer.kernel.regularizer = keras.regularizers.L2(0.5)
+
+
+@pytest.mark.parametrize(
+    ("library", "change"),
+    [
+        (tf_keras, set_number),
+        (tf_keras, set_activity),
+        (keras, set_number),
+        (keras, set_of_variable),
+    ],
+)
+def test_regularizer_that_is_changed_after_a_step_is_used(library, change):
+    model = regularized(library)
+    optimizer = tf_keras.optimizers.SGD(0.0)
+    step = ctl.Step(model, optimizer, squares, global_batch_size=16, precision="float64")
+    batch = {name: tf.constant(values) for name, values in EXAMPLES.items()}
+    before = float(step(batch).loss)
+    change(model.layers[-1])
+    assert float(step(batch).loss) > before + 0.1
+
+
+@pytest.mark.parametrize("library", [tf_keras, keras])
+def test_regularizer_that_is_replaced_after_a_step_has_no_effect_in_keras(library):
+    model = regularized(library)
+    optimizer = tf_keras.optimizers.SGD(0.0)
+    step = ctl.Step(model, optimizer, squares, global_batch_size=16, precision="float64")
+    batch = {name: tf.constant(values) for name, values in EXAMPLES.items()}
+    step(batch)
+    model.layers[-1].kernel_regularizer = library.regularizers.L2(0.5)
+    with pytest.raises(UsageError, match=r"^kernel_regularizer of a layer was replaced .*l2"):
+        step(batch)

@@ -135,9 +135,33 @@ class OfVariables(Case):
         return super().per_example_loss(batch, outputs) + self.penalty
 
 
+class LeftForUpdate(LeftByForward):
+    per_example_loss = Case.per_example_loss
+
+    def transform_gradients(self, gradients, variables):
+        return [gradient * tf.reduce_mean(self.outputs**2) for gradient in gradients]
+
+
+class LeftForEndOfStep(LeftForUpdate):
+    transform_gradients = Case.transform_gradients
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        with self.build_scope():
+            self.total = tf.Variable(0.0, dtype=tf.float64, trainable=False)
+
+    def replica_step(self, batch):
+        loss = super().replica_step(batch)
+        self.total.assign(tf.reduce_sum(self.outputs))
+        return loss
+
+
 @pytest.mark.parametrize(
     ("case", "split"),
     [
+        (LeftForUpdate, Split(2)),
+        (LeftForUpdate, Split(1, 9, micro_batches=3)),
+        (LeftForEndOfStep, Split(1, 8, micro_batches=2)),
         (LeftByLayer, Split(2)),
         (LeftByForward, Split(2)),
         (RowsInAList, Split(2)),

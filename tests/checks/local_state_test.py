@@ -70,6 +70,49 @@ class LargestRows(RunningMean):
         self.mean.assign_add(tf.reduce_max(outputs, axis=0))
 
 
+class PartsOfASum(RunningMean):
+    """The replicas, but not the micro-batches, may count a step once each."""
+
+    aggregation, synchronization = KINDS.SUM, ON_READ
+
+    def move(self, outputs):
+        self.mean.assign_add(tf.ones_like(self.mean))
+
+
+class ByMetrics(RunningMean):
+    """`update_metrics`, which micro-batches call after the losses, assigns what the next loss reads."""
+
+    def per_example_loss(self, batch, outputs):
+        return Case.per_example_loss(self, batch, outputs - self.mean)
+
+    def update_metrics(self, metrics, batch, outputs, weights):
+        self.move(outputs)
+
+
+class SumsByMetrics(ByMetrics):
+    aggregation, synchronization, move = KINDS.SUM, ON_READ, PartsOfASum.move
+
+
+class StepsByMetrics(ByMetrics):
+    aggregation = KINDS.ONLY_FIRST_REPLICA
+
+    def move(self, outputs):
+        self.mean.assign_add(tf.ones_like(self.mean))
+
+
+class OfOneReplica(RunningMean):
+    """All replicas assign the tensor that the last one has left."""
+
+    def per_example_loss(self, batch, outputs):
+        self.left = tf.reduce_mean(outputs, axis=0)
+        return Case.per_example_loss(self, batch, outputs - self.mean)
+
+    def replica_step(self, batch):
+        loss = super().replica_step(batch)
+        self.mean.assign(self.left)
+        return loss
+
+
 class MetricInLoss(Case):
     def build_metrics(self):
         return {"mean": tf_keras.metrics.Mean(dtype="float64")}
@@ -107,6 +150,32 @@ def test_state_that_the_loss_reads_is_rejected_with_its_line(case, name, caplog)
     with pytest.raises(ctl.UsageError, match=message) as raised:
         train(case, Split(2), caplog)
     assert "\n" not in str(raised.value)
+
+
+def test_tensor_of_one_replica_is_no_mean_of_equal_numbers_of_rows(caplog):
+    with pytest.raises(ctl.UsageError, match="a value of the rows of each replica"):
+        train(OfOneReplica, Split(2, 8), caplog)
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        (PartsOfASum, "adds to a sum that the loss"),
+        (SumsByMetrics, "adds to a sum that the loss"),
+        (ByMetrics, "assigns Variable:0 a value that depends on the rows"),
+    ],
+)
+def test_state_that_the_loss_reads_is_that_of_a_step_and_not_of_a_micro_batch(case, words, caplog):
+    with pytest.raises(
+        ctl.UsageError, match=rf"^tests/.*:\d+ {words}.*set optimizer.micro_batches=1"
+    ):
+        train(case, Split(1, 8, micro_batches=2), caplog)
+
+
+@pytest.mark.parametrize("case", [MetricInLoss, StepsByMetrics])
+def test_state_that_update_metrics_assigns_is_right_with_micro_batches(case):
+    reference, split = running.train(case, Split(1)), Split(1, micro_batches=2)
+    assert difference(reference, running.train(case, split)) <= 1e-10
 
 
 def test_state_that_the_loss_does_not_read_is_named(caplog):

@@ -10,6 +10,8 @@ from ctl.built.metric_updates import update_by_name
 from ctl.built.metrics import prepare
 from ctl.checks.metric_rows import check_rows
 from tests.support import one_batch
+from tests.users_code.examples import Case
+from tests.users_code.running import Split, build
 
 WRAPPER = tf_keras.metrics.MeanMetricWrapper
 
@@ -281,3 +283,33 @@ def test_step_weights_the_metrics_of_training_and_evaluation_by_name():
     assert found[0]["mae"] != pytest.approx(found[0]["plain"], abs=1e-3)
     with pytest.raises(ctl.UsageError, match="weighted_metrics names 'mea'"):
         ctl.evaluate(step, source, of_evaluation, weighted_metrics=["mea"])
+
+
+class Maximum(tf_keras.metrics.Metric):
+    def __init__(self):
+        super().__init__()
+        self.largest = self.add_weight("largest", initializer="zeros")
+
+    def update_state(self, labels, outputs, sample_weight=None):
+        self.assign(tf.cast(tf.reduce_max(outputs), self.dtype))
+
+    def assign(self, value):
+        self.largest.assign(tf.maximum(self.largest, value))
+
+    def result(self):
+        return self.largest
+
+
+class Total(Maximum):
+    def assign(self, value):
+        self.largest.assign(self.largest + value)
+
+
+@pytest.mark.parametrize(
+    ("metric", "replicas", "is_named"), [(Maximum, 2, True), (Maximum, 1, False), (Total, 2, False)]
+)
+def test_metric_that_is_no_sum_is_named(metric, replicas, is_named, caplog):
+    case = type("Case", (Case,), {"build_metrics": lambda self: {"own": metric()}})
+    build(case, Split(replicas)).train(tf.constant(1))
+    lines = [x for x in caplog.messages if x.startswith("own assigns a variable another value")]
+    assert len(lines) == is_named

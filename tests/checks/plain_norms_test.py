@@ -77,3 +77,20 @@ def test_frozen_layer_is_named_once_it_is_trained(caplog):
 
 def test_normalization_in_inference_mode_does_not_depend_on_the_split():
     assert difference(train(InInferenceMode, Split(1)), train(InInferenceMode, Split(2))) <= 1e-10
+
+
+class SecondModel(Case):
+    """A model beside the trained one, such as a discriminator."""
+
+    def build_model(self):
+        self.second = tf_keras.Sequential([tf_keras.layers.BatchNormalization(name="of_second")])
+        return super().build_model()
+
+    def per_example_loss(self, batch, outputs):
+        normalized = self.second(batch["x"], training=True)
+        return super().per_example_loss(batch, outputs + normalized[:, :CLASSES])
+
+
+def test_layers_of_another_model_are_named(caplog):
+    build(SecondModel, Split(2, 8)).train(tf.constant(1))
+    assert any("(of_second). Use ctl.SyncBatch" in line for line in caplog.messages)
