@@ -295,7 +295,8 @@ class _Comparison:
         inputs = self._traces[0].inputs
         structure = inputs[0] if isinstance(inputs, tuple) else inputs
         batch = tf.nest.pack_sequence_as(structure, [tf.constant(x) for x in whole])
-        return retrace(self._rows, batch, self._compute, count=len(whole[0]), parts=1)
+        parts = self._searches[0].parts
+        return retrace(self._rows, batch, self._compute, count=len(whole[0]), parts=parts)
 
     def _state(self, trace: Trace) -> list[tf.Tensor]:
         """Returns what both assign to the same variables; nothing if other processes assign it, too."""
@@ -397,8 +398,9 @@ def _fixed(trace: Trace, values: Sequence[tf.Tensor]) -> dict[int, tf.Tensor]:
 
 
 def _values(trace: Trace) -> list[tf.Tensor]:
-    """Returns the losses and gradients of a trace."""
-    return symbolic([_losses(trace), [each.gradients for each in trace.updates]])
+    """Returns the losses and gradients of a trace, and the arguments of functions that compute them."""
+    updates = [(each.gradients, [*each.aliases.values()]) for each in trace.updates]
+    return symbolic([_losses(trace), updates])
 
 
 def _numbers(trace: Trace, number: int) -> dict[int, tf.Tensor]:

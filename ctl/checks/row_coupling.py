@@ -62,6 +62,7 @@ class RowCoupling(Observer):
             found = SearchedTrace(
                 rows.trace, plan.layout.replicas, rows.micro_batches, batches, rows.allow_unkeyed,
                 again=step.repeated, state=assignable(step.attributes).once,
+                parts=plan.options.logical_shards or 1,
             )  # fmt: skip
             search(found, rows, step.compute, suspects)
 

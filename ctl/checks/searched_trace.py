@@ -62,6 +62,7 @@ class SearchedTrace:
         again: the checks that are repeated for batches of later steps.
         suspects: what a comparison with one replica tests.
         state: the variables that the step may assign, and the losses of later steps may read.
+        parts: the number of micro-batches in which one replica computes the global batch.
     """
 
     trace: Trace
@@ -74,6 +75,7 @@ class SearchedTrace:
     again: list[Check] = dataclasses.field(default_factory=list)
     suspects: list[Suspect] = dataclasses.field(default_factory=list)
     state: Sequence[tf.Variable] = ()
+    parts: int = 1
 
     @property
     def is_split(self) -> bool:

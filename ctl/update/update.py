@@ -315,7 +315,7 @@ class Update:
             return tf.constant(weights, self._plan.dtype)
         if shards and weights is not None:
             # Summed like the gradients, so that its bits do not depend on the replicas either.
-            shares = tf.split(weights, self._plan.micro_batches)
+            shares = tf.split(weights, (row_mask.current() or row_mask.Rows()).micro_batches)
             return reduction.sum_in_order([[tf.reduce_sum(share)] for share in shares], shards)[0]
         batch_size = self._plan.layout.global_batch_size
         return loss.global_weight(weights, count, batch_size, self._plan.dtype)

@@ -35,7 +35,7 @@ class FakeStep:
         self.attributes = types.SimpleNamespace(owner=owner, values=list, layer_metrics=dict)
         self.least = read  # the number of rows that can be read for a replica with fewer
         self.loss, self.rows, self.padded = loss, rows, padded
-        options = types.SimpleNamespace(allow_row_coupling=allow)
+        options = types.SimpleNamespace(allow_row_coupling=allow, logical_shards=None)
         layout = types.SimpleNamespace(replicas=replicas)
         self.plan = types.SimpleNamespace(options=options, layout=layout, own_replica_step=False)
 
