@@ -188,7 +188,9 @@ def check(
             suspect.place, suspect.use, _MOST_REPLICAS,
         )  # fmt: skip
         return
-    first.examine(_Comparison(searches, rows, compute).finds, *suspect)
+    place, use, fix, is_seen = suspect
+    finds = _Comparison(searches, rows, compute).finds
+    first.examine(finds, place, use, fix, warns=is_seen)
 
 
 def retrace(rows: Rows, batch: Batch, compute: Compute, *, count: int, parts: int) -> Trace:

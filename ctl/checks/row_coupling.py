@@ -58,7 +58,9 @@ class RowCoupling(Observer):
             # Numbers of rows and of replicas in other losses are found before the first step.
             owner: Any = step.attributes.owner
             own = owner.replica_step if plan.own_replica_step else None
-            suspects = [Suspect(name_function(own), _UPDATES, COUNT_FIX)] if own else []
+            suspects = (
+                [Suspect(name_function(own), _UPDATES, COUNT_FIX, is_seen=False)] if own else []
+            )
             found = SearchedTrace(
                 rows.trace, plan.layout.replicas, rows.micro_batches, batches, rows.allow_unkeyed,
                 again=step.repeated, state=assignable(step.attributes).once,

@@ -1,7 +1,6 @@
 """Rejects penalties and gradients that are not sums of terms of single rows."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -10,7 +9,7 @@ from ctl.checks.one_replica import is_users_gradient
 from ctl.checks.read_batches import ReadBatch
 from ctl.checks.row_flow import Mixed, RowFlow
 from ctl.checks.row_probe import Probe
-from ctl.checks.searched_trace import COMBINES, FIX, SearchedTrace
+from ctl.checks.searched_trace import COMBINES, FIX, SearchedTrace, Suspect
 from ctl.graphs import ops
 from ctl.graphs.dataflow import ancestors
 from ctl.graphs.places import place_of
@@ -27,7 +26,8 @@ def check_penalties(
         if rows == 1:
             raise ProbeError("a micro-batch has one row")
         op = getattr(flow.state(penalty), "op", penalty.op)
-        _check(searched, update, flow, [penalty], op, "", _PENALTY_FIX)
+        use = f"{COMBINES} ({op.type})"
+        _check(searched, update, flow, [penalty], place_of(op), use, _PENALTY_FIX)
 
 
 def check_gradients(searched: SearchedTrace, update: UpdateTrace, flow: RowFlow) -> None:
@@ -52,22 +52,25 @@ def check_gradients(searched: SearchedTrace, update: UpdateTrace, flow: RowFlow)
         if seen:
             dense = [getattr(x, "values", x) for x in update.gradients[0] if x is not None]
             op = state.op if isinstance(state, Mixed) else tensor.op
-            _check(
-                searched, update, flow, dense, op, seen, FIX, masks=_masks(searched, flow, dense)
-            )
+            use, masks = f"{COMBINES} ({op.type}){seen}", _masks(searched, flow, dense)
+            if any(x.dtype.is_floating and x.dtype.size == 2 for x in ancestors(*dense)):
+                # The sums of rows that are made up may differ by rounding, but hardly those of data.
+                searched.suspects.append(Suspect(place_of(op), use, FIX))
+            else:
+                _check(searched, update, flow, dense, place_of(op), use, FIX, masks)
             return
 
 
 def _check(
-    searched: SearchedTrace, update: UpdateTrace, flow: RowFlow, values: Sequence[tf.Tensor], op: Any,
-    seen: str, fix: str, masks: Sequence[int] | None = None,
+    searched: SearchedTrace, update: UpdateTrace, flow: RowFlow, values: Sequence[tf.Tensor],
+    place: str, use: str, fix: str, masks: Sequence[int] | None = None,
 ) -> None:  # fmt: skip
     probe = Probe(values, searched.trace, searched.first, update.aliases, flow.statistics)
 
     def finds(batches: Sequence[ReadBatch]) -> bool:
         return not probe.is_sum_of_rows(*searched.read(batches[0]), masks=masks)
 
-    searched.examine(finds, place_of(op), f"{COMBINES} ({op.type}){seen}", fix)
+    searched.examine(finds, place, use, fix)
 
 
 def _masks(

@@ -1,7 +1,6 @@
 """A trace whose losses are searched, and how a check of it reports what it finds."""
 
 from collections.abc import Callable, Mapping, Sequence
-import contextlib
 import dataclasses
 import functools
 import logging
@@ -24,6 +23,7 @@ PLACE_FIX = (
     "use ctl.replica.positions(x), the places of these rows among the rows of the global batch, which "
     "ctl.replica.all_gather(x) returns"
 )
+_SHOWN = 100  # characters of an error
 COUNT_FIX = (
     "leave out numbers of replicas and of rows, since ctl divides by the weight of the global batch, "
     "and read the rows of all replicas by ctl.replica.all_gather(x)"
@@ -39,11 +39,13 @@ class Suspect(NamedTuple):
         place: the user's line, or function.
         use: what it does, as the end of a sentence about it.
         fix: what to do.
+        is_seen: whether the trace shows it, so that a line is printed where nothing can be compared.
     """
 
     place: str
     use: str
     fix: str
+    is_seen: bool = True
 
 
 @dataclasses.dataclass
@@ -88,14 +90,33 @@ class SearchedTrace:
         return read_values(self.trace, batch, size, least=2)
 
     def examine(
-        self, finds: Callable[[Sequence[ReadBatch]], bool], place: str, use: str, fix: str
-    ) -> None:
-        """Rejects code if a check finds something in the batches; it is repeated for later ones."""
+        self, finds: Callable[[Sequence[ReadBatch]], bool], place: str, use: str, fix: str,
+        *, warns: bool = False,
+    ) -> None:  # fmt: skip
+        """Rejects code if a check finds something in the batches; it is repeated for later ones.
+
+        Args:
+            finds: the check.
+            place: the user's line, or function.
+            use: what it does, as the end of a sentence about it.
+            fix: what to do.
+            warns: whether to print a line if the check cannot tell.
+        """
 
         def check(batches: Sequence[ReadBatch]) -> None:
+            nonlocal warns
             found = False
-            with contextlib.suppress(ProbeError, *FAILURES), tf.init_scope():
-                found = finds(batches)
+            try:
+                with tf.init_scope():
+                    found = finds(batches)
+            except (ProbeError, *FAILURES) as error:
+                if warns:
+                    _LOG.warning(
+                        "%s perhaps %s, which is not known (%s: %s): `ctl check` measures whether the "
+                        "update depends on how the batch is split.",
+                        place, use, type(error).__name__, " ".join(str(error).split())[:_SHOWN],
+                    )  # fmt: skip
+            warns = False
             if found:
                 reject(place, use, fix, split=self.is_split)
 
