@@ -259,10 +259,11 @@ class _Comparison:
     def finds(self, batches: Sequence[ReadBatch]) -> bool:
         """Returns whether the results differ for some batches."""
         parts = self._read(batches)
-        if symbolic(self._traces[0].inputs)[0].shape[0] is None:  # replicas may have fewer rows
-            parts[-1] = [x[:-1] for x in parts[-1]]
+        is_padded = has_mask(self._traces[0])
+        if not is_padded and symbolic(self._traces[0].inputs)[0].shape[0] is None:
+            parts[-1] = [x[:-1] for x in parts[-1]]  # replicas may have fewer rows
         whole = [np.concatenate(column) for column in zip(*parts, strict=True)]
-        if has_mask(self._traces[0]):  # the last row of all is padding, which may have any numbers
+        if is_padded:  # the last row of all is padding, which may have any numbers
             parts[-1][-1][-1] = 0
             whole = [x[:-1] for x in whole[:-1]]
         count = len(whole[0])
