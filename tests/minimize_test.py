@@ -268,3 +268,18 @@ def test_a_number_of_python_that_changes_is_traced_again_and_named_once(caplog, 
     assert np.abs(trainer.model.get_weights()[0] - before).max() > 1e-3
     assert caplog.text.count("START in ") == 1
     assert "has changed since the step was traced" in caplog.text
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_train_step_that_leaves_padding_out_is_rejected(own):
+    """As it is written for Orbit: the batch without its mask would count rows that do not exist."""
+
+    class OwnTrainStep(TwoModels):
+        def train_step(self, iterator):
+            batch, _ = next(iterator)
+            self.strategy.run(self.replica_step, args=(batch,))
+
+    if not own:
+        OwnTrainStep.replica_step = one_batch.Trainer.replica_step
+    with pytest.raises(ctl.UsageError, match=r"padding .*super\(\)\.train_step\(iterator\)"):
+        one_batch.make(OwnTrainStep, 7, 2).train(tf.constant(1))

@@ -152,7 +152,13 @@ class Update:
             The loss, the micro-batches, and whether the update was applied.
         """
         plan = self._plan
-        rows = row_mask.current() or row_mask.Rows()
+        rows = row_mask.current()
+        if rows is None:
+            raise UsageError(
+                "replica_step or minimize got a batch whose padding and places in the global batch are "
+                "not known: a train_step of your own calls super().train_step(iterator), and minimize "
+                "is called in replica_step."
+            )
         conditions = [t.when for t in targets if t.when is not None]
         for each in conditions:
             pkgutil.resolve_name(_CHECK_CONDITION)(each, rows)
