@@ -256,8 +256,8 @@ class _Comparison:
         self._alone = Computation(self._compute_alone)
         self._observed = Computation(self._observe)
 
-    def finds(self, batches: Sequence[ReadBatch]) -> bool:
-        """Returns whether the results differ for some batches."""
+    def finds(self, batches: Sequence[ReadBatch]) -> bool | str:
+        """Returns whether the results differ for some batches, or the number in which they do."""
         parts = self._read(batches)
         is_padded = has_mask(self._traces[0])
         if not is_padded and symbolic(self._traces[0].inputs)[0].shape[0] is None:
@@ -276,8 +276,19 @@ class _Comparison:
             one, scales = self._replicas(parts, statistics)
             two, _ = self._alone(whole, statistics, scales)
             if differ(one, two, ..., finite=True):  # or its numbers are not the same each time
-                return not differ(one, self._replicas(parts, statistics)[0], ..., finite=True)
+                again, _ = self._replicas(parts, statistics)
+                return not differ(one, again, ..., finite=True) and (self._describe(count) or True)
         return False
+
+    def _describe(self, count: int) -> str:
+        """Names a number that replicas use in place of another one."""
+        traces = self._one[count].trace, self._traces[0]
+        (one, two), inputs = map(_losses, traces), [each.inputs for each in traces]
+        found = loss_trace.compare(one[: len(two)], inputs[0], two[: len(one)], inputs[1])
+        if found is None or found.op.type != "Const" or found.op.outputs[0].shape.rank != 0:
+            return ""
+        alone, number = found.values
+        return f" ({place_of(found.op)} is {number} on each replica, and {alone} on one)"
 
     def _read(self, batches: Sequence[ReadBatch]) -> list[list[Any]]:
         """Returns a batch for each replica; they repeat, moved by a row, if fewer can be read."""

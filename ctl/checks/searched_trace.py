@@ -90,13 +90,13 @@ class SearchedTrace:
         return read_values(self.trace, batch, size, least=2)
 
     def examine(
-        self, finds: Callable[[Sequence[ReadBatch]], bool], place: str, use: str, fix: str,
+        self, finds: Callable[[Sequence[ReadBatch]], bool | str], place: str, use: str, fix: str,
         *, warns: bool = False,
     ) -> None:  # fmt: skip
         """Rejects code if a check finds something in the batches; it is repeated for later ones.
 
         Args:
-            finds: the check.
+            finds: the check; it may describe what it has found.
             place: the user's line, or function.
             use: what it does, as the end of a sentence about it.
             fix: what to do.
@@ -105,7 +105,7 @@ class SearchedTrace:
 
         def check(batches: Sequence[ReadBatch]) -> None:
             nonlocal warns
-            found = False
+            found: bool | str = False
             try:
                 with tf.init_scope():
                     found = finds(batches)
@@ -118,7 +118,8 @@ class SearchedTrace:
                     )  # fmt: skip
             warns = False
             if found:
-                reject(place, use, fix, split=self.is_split)
+                what = f"{use}{found}" if isinstance(found, str) else use
+                reject(place, what, fix, split=self.is_split)
 
         check(self.batches)
         self.again.append(check)
