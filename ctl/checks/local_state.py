@@ -48,10 +48,7 @@ class LocalState(Observer):
         losses = [x for each in updates for part in each.micro_batches for x in part.losses]
         read = read_handles(*losses, *(x for each in updates for x in each.inputs))
         for assignment, v in self._find_local(operations, rows, read):
-            # The replicas merge to assign them, so the user's line is that of a value.
-            values = ancestors(*_values(assignment))
-            stacks = ([(f.filename, f.lineno) for f in x.op.traceback] for x in values)
-            place = next(filter(None, map(user_frame, stacks)), assignment.place)
+            place = place_of_value(assignment)
             line = (
                 f"{place} assigns {v.name} a value of the rows of each replica, which depends on how "
                 "the batch is split: compute it from those of all, by ctl.replica.all_gather(rows), or "
@@ -128,6 +125,13 @@ def _is_right(variable: tf.Variable, values: Sequence[Any], read: set[int]) -> b
         return not handles([variable]) & (read if is_own else read_handles(*values))
     # Other copies that are not combined may differ, so that they are compared.
     return variable.aggregation not in (_FIRST, *(() if is_own else (_MEAN,)))
+
+
+def place_of_value(assignment: Assignment) -> str:
+    """Names the user's line of an assignment, or of a value: the replicas merge to assign it."""
+    values = ancestors(*_values(assignment))
+    stacks = ([(f.filename, f.lineno) for f in x.op.traceback] for x in values)
+    return next(filter(None, map(user_frame, stacks)), assignment.place)
 
 
 def _values(assignment: Assignment) -> list[tf.Tensor]:

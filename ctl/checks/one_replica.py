@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from ctl.checks import loss_trace, replica_count
+from ctl.checks import local_state, loss_trace, replica_count
 from ctl.checks.graph_copier import (
     FAILURES,
     LATE,
@@ -35,7 +35,7 @@ from ctl.checks.row_probe import differ
 from ctl.checks.searched_trace import COUNT_FIX, FIX, PLACE_FIX, SearchedTrace, Suspect, reject
 from ctl.data.autograph import traced
 from ctl.data.source import Batch
-from ctl.graphs.assignments import READS, find_assignments, outermost
+from ctl.graphs.assignments import READS, Assignment, find_assignments, outermost
 from ctl.graphs.dataflow import ancestors
 from ctl.graphs.places import place_of
 from ctl.rows import row_mask
@@ -51,6 +51,10 @@ _COLLECTS = (
     "collects values of all replicas, from which one replica with all rows gets other losses"
 )
 _GRADIENT = "has a gradient of tf.custom_gradient that one replica with all rows computes otherwise"
+_ASSIGNS = (
+    "assigns {}, which losses read, a value that one replica with all rows computes otherwise"
+)
+_ASSIGN = ("AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp")
 _MOST_REPLICAS = 8  # whose losses are computed together
 _GATHER, _MOMENTS, _ROW_RANGE = (
     os.path.join("ctl", "rows", x) for x in ("gather.py", "moments.py", "row_mask.py")
@@ -108,9 +112,13 @@ def find(
 
 
 def find_in_state(searched: SearchedTrace, flow: RowFlow) -> Iterator[Suspect]:
-    """Yields collectives of combined rows in what the step assigns, and later losses read."""
-    values = _assigned(searched.trace, searched.state).values()
-    return (each for each in find(searched, flow, [*values]) if each.use == _COMBINES)
+    """Yields what may depend on the split in what the step assigns, and later losses read."""
+    found = _assigned(searched.trace, searched.state)
+    combined = find(searched, flow, [each.op.inputs[1] for each in found.values()])
+    yield from (each for each in combined if each.use == _COMBINES)
+    for i, each in found.items():
+        use = _ASSIGNS.format(searched.state[i].name)
+        yield Suspect(local_state.place_of_value(each), use, COUNT_FIX)
 
 
 def suspect_number(op: Any) -> Suspect:
@@ -318,7 +326,7 @@ class _Comparison:
             return []
         one, state = next(iter(self._one.values())).trace, self._searches[0].state
         own, *others = (_assigned(each, state) for each in (trace, one, self._traces[0]))
-        return [own[i] for i in sorted(own) if all(i in each for each in others)]
+        return [own[i].op.inputs[1] for i in sorted(own) if all(i in each for each in others)]
 
     def _observe(self, whole: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         source = self._one[whole[0].shape[0]]
@@ -392,19 +400,17 @@ def _statistics(trace: Trace) -> list[tf.Tensor]:
     ]  # fmt: skip
 
 
-def _assigned(trace: Trace, state: Sequence[tf.Variable]) -> dict[int, tf.Tensor]:
-    """Returns the number of each variable that losses read and the code assigns once -> its value."""
+def _assigned(trace: Trace, state: Sequence[tf.Variable]) -> dict[int, Assignment]:
+    """Returns the number of each variable that losses read and the code assigns -> the assignment."""
     read = {id(outermost(x)) for x in ancestors(*_losses(trace)) if x.dtype == tf.resource}
-    copies = {i: handles([v]) for i, v in enumerate(state)}
-    owners = {key: i for i, keys in copies.items() if keys & read for key in keys}
-    values: dict[int, dict[int, list[tf.Tensor]]] = {}
+    copies = [(i, handles([v])) for i, v in enumerate(state)]
+    owners = {key: i for i, keys in copies if keys & read for key in keys}
+    found: dict[int, dict[int, Assignment]] = {}  # the last one of each copy
     for each in find_assignments(symbolic(trace.inputs)[0].graph.get_operations()):
-        is_plain = each.op.type == "AssignVariableOp" and not each.calls
-        if is_plain and id(each.handle) in owners and not _caller(each.op).endswith(_SNAPSHOT):
-            found = values.setdefault(owners[id(each.handle)], {})
-            found.setdefault(id(each.handle), []).append(each.op.inputs[1])
-    firsts = {i: next(iter(found.values())) for i, found in values.items()}
-    return {i: found[0] for i, found in firsts.items() if len(found) == 1}
+        is_own = _caller(each.op).endswith(_SNAPSHOT)  # after a step that is skipped
+        if id(each.handle) in owners and each.op.type in _ASSIGN and not each.calls and not is_own:
+            found.setdefault(owners[id(each.handle)], {})[id(each.handle)] = each
+    return {i: next(iter(copies.values())) for i, copies in found.items()}
 
 
 def _fixed(trace: Trace, values: Sequence[tf.Tensor]) -> dict[int, tf.Tensor]:

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctl.built.observers import Observer
-from ctl.built.state import assignable
+from ctl.built.state import state_of
 from ctl.checks import (
     hidden_reductions,
     loss_trace,
@@ -63,7 +63,7 @@ class RowCoupling(Observer):
             )
             found = SearchedTrace(
                 rows.trace, plan.layout.replicas, rows.micro_batches, batches, rows.allow_unkeyed,
-                again=step.repeated, state=assignable(step.attributes).once,
+                again=step.repeated, state=state_of(step.attributes),
                 parts=plan.options.logical_shards or 1,
             )  # fmt: skip
             search(found, rows, step.compute, suspects)

@@ -222,3 +222,21 @@ def test_what_the_step_assigns_is_compared_if_losses_read_it():
     assert difference(train(CenterOfRows, split.reference), train(CenterOfRows, split)) <= 1e-10
     with pytest.raises(ctl.UsageError, match="before a collective"):
         train(Center, split)
+
+
+class CountedRows(Center):
+    """Adds the rows of a replica, and not those of the global batch."""
+
+    def per_example_loss(self, batch, outputs):
+        losses = Case.per_example_loss(self, batch, outputs) / (1 + self.center[0])
+        self.center.assign_add(tf.fill([3], tf.cast(tf.shape(outputs)[0], tf.float64)))
+        return losses
+
+
+@pytest.mark.parametrize("split", [Split(2, 8), Split(1, 8, micro_batches=2)], ids=str)
+def test_number_of_rows_that_the_step_adds_to_a_variable_is_rejected_with_its_line(split):
+    with pytest.raises(
+        ctl.UsageError, match=r"_test\.py:\d+ assigns .*, which losses read"
+    ) as raised:
+        train(CountedRows, split)
+    assert "\n" not in str(raised.value)
