@@ -54,6 +54,10 @@ _GRADIENT = "has a gradient of tf.custom_gradient that one replica with all rows
 _ASSIGNS = (
     "assigns {}, which losses read, a value that one replica with all rows computes otherwise"
 )
+_ASSIGNS_FIX = (
+    "compute it from the rows of all, by ctl.replica.all_gather(rows), and leave out numbers of replicas "
+    "and of rows"
+)
 _ASSIGN = ("AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp")
 _MOST_REPLICAS = 8  # whose losses are computed together
 _GATHER, _MOMENTS, _ROW_RANGE = (
@@ -105,7 +109,7 @@ def find(
         if _is_count(x):
             yield Suspect(place_of(x.op), _COUNTS, COUNT_FIX)
     for value in collectives:
-        if not _is_known(value.local.op) and not _is_own_gather(value.local.op):
+        if not _is_known(value) and not _is_own_gather(value.local.op):
             # It is called where no op is made, but its result is used on the user's line, or near it.
             op = next(iter(value.output.consumers()), value.local.op)
             yield Suspect(place_of(op), _COLLECTS, FIX)
@@ -118,7 +122,7 @@ def find_in_state(searched: SearchedTrace, flow: RowFlow) -> Iterator[Suspect]:
     yield from (each for each in combined if each.use == _COMBINES)
     for i, each in found.items():
         use = _ASSIGNS.format(searched.state[i].name)
-        yield Suspect(local_state.place_of_value(each), use, COUNT_FIX)
+        yield Suspect(local_state.place_of_value(each), use, _ASSIGNS_FIX)
 
 
 def suspect_number(op: Any) -> Suspect:
@@ -140,9 +144,10 @@ def find_number(searched: SearchedTrace, values: Sequence[tf.Tensor]) -> Any | N
     return next((x.op for x in sources if loss_trace.is_replica_number(x.op)), None)
 
 
-def _is_known(op: Any) -> bool:
-    """Returns whether an op computes statistics or a number of rows, whose parts ctl adds up."""
-    return is_normalization(op) or _caller(op).endswith(_ROW_RANGE)
+def _is_known(value: GlobalValue) -> bool:
+    """Returns whether a value is statistics, or numbers of rows, whose parts ctl adds up."""
+    ends = value.local.op, value.output.op
+    return is_normalization(ends[0]) or any(_caller(op).endswith(_ROW_RANGE) for op in ends)
 
 
 def _is_count(tensor: tf.Tensor) -> bool:
