@@ -55,8 +55,8 @@ _ASSIGNS = (
     "assigns {}, which losses read, a value that one replica with all rows computes otherwise"
 )
 _ASSIGNS_FIX = (
-    "compute it from the rows of all, by ctl.replica.all_gather(rows), and leave out numbers of replicas "
-    "and of rows"
+    "compute it from the rows of all, by ctl.replica.all_gather(rows), and leave numbers of replicas "
+    "and of rows out"
 )
 _ASSIGN = ("AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp")
 _MOST_REPLICAS = 8  # whose losses are computed together
