@@ -32,15 +32,16 @@ from ctl.checks.graph_copier import (
 from ctl.checks.read_batches import ReadBatch
 from ctl.checks.row_flow import Mixed, RowFlow, is_normalization, is_statistics
 from ctl.checks.row_probe import differ
+from ctl.checks.row_rules import Place
 from ctl.checks.searched_trace import COUNT_FIX, FIX, PLACE_FIX, SearchedTrace, Suspect, reject
 from ctl.data.autograph import traced
 from ctl.data.source import Batch
-from ctl.graphs.assignments import READS, Assignment, find_assignments, outermost
+from ctl.graphs.assignments import OPTIMIZER_UPDATE, READS, Assignment, find_assignments, outermost
 from ctl.graphs.dataflow import ancestors
 from ctl.graphs.places import place_of
 from ctl.rows import row_mask
 from ctl.rows.row_mask import Rows
-from ctl.rows.trace import GlobalValue, Trace, symbolic
+from ctl.rows.trace import GlobalValue, Trace, UpdateTrace, symbolic
 from ctl.update.snapshot import handles
 from ctl.version import FOLDER
 
@@ -58,7 +59,6 @@ _ASSIGNS_FIX = (
     "compute it from the rows of all, by ctl.replica.all_gather(rows), and leave numbers of replicas "
     "and of rows out"
 )
-_ASSIGN = ("AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp")
 _MOST_REPLICAS = 8  # whose losses are computed together
 _GATHER, _MOMENTS, _ROW_RANGE = (
     os.path.join("ctl", "rows", x) for x in ("gather.py", "moments.py", "row_mask.py")
@@ -87,8 +87,7 @@ def find(
         UsageError: a collective has rows of one micro-batch only.
     """
     trace, reached = searched.trace, [*ancestors(*values)]
-    inside = {id(x) for x in ancestors(*values, stop={id(x) for x in micro_batch})}
-    is_part = bool(micro_batch) and searched.micro_batches > 1
+    parts = {id(x) for x in micro_batch if searched.micro_batches > 1}
     ids = {id(x) for x in reached}
     collectives = [x for x in trace.global_values if id(x.output) in ids]
     for value in collectives:
@@ -96,7 +95,8 @@ def find(
         combines = False
         if isinstance(state, Mixed) and not _is_own_gather(state.op):
             combines, op = True, state.op
-        if is_part and id(value.output) in inside and (combines or value.gathered):
+        is_part = any(id(x) in parts for x in ancestors(value.local)) if parts else False
+        if is_part and (combines or value.gathered):
             reject(place_of(op), _COMBINES, FIX, split=True)
         if combines:
             yield Suspect(place_of(op), _COMBINES, FIX)
@@ -115,14 +115,25 @@ def find(
             yield Suspect(place_of(op), _COLLECTS, FIX)
 
 
-def find_in_state(searched: SearchedTrace, flow: RowFlow) -> Iterator[Suspect]:
-    """Yields what may depend on the split in what the step assigns, and later losses read."""
-    found = _assigned(searched.trace, searched.state)
-    combined = find(searched, flow, [each.op.inputs[1] for each in found.values()])
-    yield from (each for each in combined if each.use == _COMBINES)
-    for i, each in found.items():
-        use = _ASSIGNS.format(searched.state[i].name)
-        yield Suspect(local_state.place_of_value(each), use, _ASSIGNS_FIX)
+def find_in_state(searched: SearchedTrace) -> Iterator[Suspect]:
+    """Yields what may depend on the split in variables that the step assigns and an update reads."""
+    trace = searched.trace
+    found = _assigned(trace, searched.state)
+    searched.state = searched.state if found else ()
+    read = _read(trace, searched.state, found) if found else set()
+    tensors = symbolic(trace.inputs)
+    flow = RowFlow(
+        {id(x): Place(0) for x in tensors},
+        count=tensors[0].shape[0],
+        clean=[id(x.output) for x in trace.global_values],
+        row_wise=trace.row_wise,
+    )
+    for i in sorted(read):
+        values = [x for each in found[i] for x in _values_of(each)]
+        yield from (x for x in find(searched, flow, values) if x.use == _COMBINES)
+        use = _ASSIGNS.format(getattr(searched.state[i], "name", ""))
+        yield Suspect(local_state.place_of_value(found[i][0]), use, _ASSIGNS_FIX)
+    searched.state = [v if i in read else None for i, v in enumerate(searched.state)]
 
 
 def suspect_number(op: Any) -> Suspect:
@@ -331,7 +342,13 @@ class _Comparison:
             return []
         one, state = next(iter(self._one.values())).trace, self._searches[0].state
         own, *others = (_assigned(each, state) for each in (trace, one, self._traces[0]))
-        return [own[i].op.inputs[1] for i in sorted(own) if all(i in each for each in others)]
+        values = []
+        for i in sorted(own):
+            counts = {len(each.get(i, ())) for each in (own, *others)}
+            # Micro-batches assign the same value each.
+            chosen = own[i] if len(counts) == 1 else own[i][-1:] if 0 not in counts else []
+            values += [x for each in chosen for x in _values_of(each)]
+        return values
 
     def _observe(self, whole: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         source = self._one[whole[0].shape[0]]
@@ -405,17 +422,37 @@ def _statistics(trace: Trace) -> list[tf.Tensor]:
     ]  # fmt: skip
 
 
-def _assigned(trace: Trace, state: Sequence[tf.Variable]) -> dict[int, Assignment]:
-    """Returns the number of each variable that losses read and the code assigns -> the assignment."""
-    read = {id(outermost(x)) for x in ancestors(*_losses(trace)) if x.dtype == tf.resource}
-    copies = [(i, handles([v])) for i, v in enumerate(state)]
-    owners = {key: i for i, keys in copies if keys & read for key in keys}
-    found: dict[int, dict[int, Assignment]] = {}  # the last one of each copy
+def _assigned(trace: Trace, state: Sequence[tf.Variable | None]) -> dict[int, list[Assignment]]:
+    """Returns the number of each variable that the code assigns -> the assignments, in order."""
+    owners = {key: i for i, v in enumerate(state) if v is not None for key in handles([v])}
+    found: dict[int, dict[int, list[Assignment]]] = {}  # of each copy
     for each in find_assignments(symbolic(trace.inputs)[0].graph.get_operations()):
         is_own = _caller(each.op).endswith(_SNAPSHOT)  # after a step that is skipped
-        if id(each.handle) in owners and each.op.type in _ASSIGN and not each.calls and not is_own:
-            found.setdefault(owners[id(each.handle)], {})[id(each.handle)] = each
+        if id(each.handle) in owners and not each.calls and not is_own:
+            copies = found.setdefault(owners[id(each.handle)], {})
+            copies.setdefault(id(each.handle), []).append(each)
     return {i: next(iter(copies.values())) for i, copies in found.items()}
+
+
+def _values_of(assignment: Assignment) -> list[tf.Tensor]:
+    return [x for x in assignment.op.inputs if x.dtype != tf.resource]
+
+
+def _read(
+    trace: Trace, state: Sequence[tf.Variable], found: Mapping[int, Sequence[Assignment]]
+) -> set[int]:
+    """Returns the numbers of the variables of a state that updates read, or another one of these."""
+    operations = symbolic(trace.inputs)[0].graph.get_operations()
+    updates = [x for op in operations if OPTIMIZER_UPDATE in op.name for x in op.inputs]
+    pending = [*_values(trace), *symbolic([each.inputs for each in trace.updates]), *updates]
+    copies = {i: handles([state[i]]) for i in found}
+    read: set[int] = set()
+    while pending:
+        used = {id(outermost(x)) for x in ancestors(*pending) if x.dtype == tf.resource}
+        new = {i for i, keys in copies.items() if keys & used} - read
+        read |= new
+        pending = [x for i in new for each in found[i] for x in _values_of(each)]
+    return read
 
 
 def _fixed(trace: Trace, values: Sequence[tf.Tensor]) -> dict[int, tf.Tensor]:
@@ -425,7 +462,16 @@ def _fixed(trace: Trace, values: Sequence[tf.Tensor]) -> dict[int, tf.Tensor]:
 def _values(trace: Trace) -> list[tf.Tensor]:
     """Returns the losses and gradients of a trace, and the arguments of functions that compute them."""
     updates = [(each.gradients, [*each.aliases.values()]) for each in trace.updates]
-    return symbolic([_losses(trace), updates])
+    return symbolic([_losses(trace), updates, [*map(_conditions, trace.updates)]])
+
+
+def _conditions(update: UpdateTrace) -> list[tf.Tensor]:
+    """Returns the conditions of an update, or the numbers that they compare: they may decide alike."""
+    compared = [
+        [x for x in condition.op.inputs if x.dtype.is_floating] or [condition]
+        for condition in symbolic(update.conditions)
+    ]
+    return [x for each in compared for x in each]
 
 
 def _numbers(trace: Trace, number: int) -> dict[int, tf.Tensor]:
@@ -469,6 +515,7 @@ def _results(
         for i in range(len(parts[0][1])):
             losses = tf.concat([copier.tensor(x[i]) for copier, x in parts], 0)
             values.append(losses if mask is None else tf.boolean_mask(losses, mask > 0))
+        values += map(copiers[0].tensor, _conditions(updates[0]))
         if has_statistics:
             continue
         shares = [_flatten(copier, x) for copier, update in pairs for x in update.gradients]

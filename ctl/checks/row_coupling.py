@@ -30,7 +30,7 @@ from ctl.checks.read_batches import ReadBatch, read_existing
 from ctl.checks.row_dependence import RowDependence
 from ctl.checks.row_flow import RowFlow
 from ctl.checks.row_rules import Place
-from ctl.checks.searched_trace import ACCEPT, COUNT_FIX, SearchedTrace, Suspect
+from ctl.checks.searched_trace import ACCEPT, COMBINES, COUNT_FIX, FIX, SearchedTrace, Suspect
 from ctl.configs.error_location import name_function
 from ctl.errors import UsageError
 from ctl.graphs.dataflow import outer_tensor
@@ -104,6 +104,10 @@ def search(
         found.suspects += [] if number is None else [one_replica.suspect_number(number)]
     if len(searches) == _count_traces():
         known = [suspect for each in reversed(searches) for suspect in each.suspects]
+        # Those that the trace does not show are the last.
+        known = sorted(
+            [*known, *one_replica.find_in_state(searches[0])], key=lambda x: not x.is_seen
+        )
         one_replica.check(searches, rows, compute, [*known, *suspects])
 
 
@@ -168,6 +172,10 @@ def _check_update(searched: SearchedTrace, update: UpdateTrace) -> None:
             searched, update, flow, values, count, micro_batches=micro_batches
         )  # fmt: skip
         if search.run():
+            # Other rows of the replica change nothing, but fewer rows may, such as half of them.
+            op = search.suspects[0][1]
+            use = f"{COMBINES} ({op.type})"
+            searched.suspects.append(Suspect(place_of(op), use, FIX, is_seen=False))
             hidden_reductions.warn(search)
 
     # The undivided batch, up to what `preprocess` and `sample_weight` returned.
@@ -186,9 +194,9 @@ def _check_update(searched: SearchedTrace, update: UpdateTrace) -> None:
         {**batch, **leading}, count=rows, clean=clean, resolve=resolve, row_wise=trace.row_wise
     )
     check_rows(losses, part.losses, rows, micro_batches)
-    searched.suspects += one_replica.find(searched, prepared, update.inputs)
+    prepared_values = [*update.inputs, *symbolic(update.conditions)]
+    searched.suspects += one_replica.find(searched, prepared, prepared_values)
     searched.suspects += one_replica.find(searched, losses, part.losses, part.rows)
-    searched.suspects += one_replica.find_in_state(searched, losses)
     row_sums.check_penalties(searched, update, losses, rows)
     row_sums.check_gradients(searched, update, losses)
 

@@ -63,7 +63,7 @@ class SearchedTrace:
         is_alone: whether the trace is that of one replica, whatever the number of replicas of the step.
         again: the checks that are repeated for batches of later steps.
         suspects: what a comparison with one replica tests.
-        state: the variables that the step may assign, and the losses of later steps may read.
+        state: the variables that the step may assign; None for those that no update reads.
         parts: the number of micro-batches in which one replica computes the global batch.
     """
 
@@ -76,7 +76,7 @@ class SearchedTrace:
     is_alone: bool = False
     again: list[Check] = dataclasses.field(default_factory=list)
     suspects: list[Suspect] = dataclasses.field(default_factory=list)
-    state: Sequence[tf.Variable] = ()
+    state: Sequence[tf.Variable | None] = ()
     parts: int = 1
 
     @property

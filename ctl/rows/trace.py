@@ -78,6 +78,7 @@ class UpdateTrace:
         gradients: the gradients of each micro-batch.
         metrics: the ops of each micro-batch's metrics.
         operations: how many ops the graph had after the reduction of the micro-batches.
+        conditions: scalar bools, whether to apply it.
         chosen: whether the user has chosen the variables to train.
         undivided: whether a loss is a sum that nothing divides.
     """
@@ -89,6 +90,7 @@ class UpdateTrace:
     gradients: list[Sequence[tf.Tensor]] = dataclasses.field(default_factory=list)
     metrics: list[Sequence[tf.Operation]] = dataclasses.field(default_factory=list)
     operations: int = 0
+    conditions: list[tf.Tensor] = dataclasses.field(default_factory=list)
     chosen: bool = False
     undivided: bool = False
 

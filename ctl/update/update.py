@@ -195,6 +195,7 @@ class Update:
             batch, rows.row_mask, weights, denominators, rows.first_row, rows.step, loss_scales
         )
         rows.trace.begin_update(inputs, numbers, chosen=chosen)
+        rows.trace.updates[-1].conditions += conditions
         # Where the ops of the forward pass begin, to find what they assign.
         held = self._assignable()
         snapshot = Snapshot([] if when is None else [*held.once, *held.summed])

@@ -236,7 +236,7 @@ class CountedRows(Center):
 @pytest.mark.parametrize("split", [Split(2, 8), Split(1, 8, micro_batches=2)], ids=str)
 def test_number_of_rows_that_the_step_adds_to_a_variable_is_rejected_with_its_line(split):
     with pytest.raises(
-        ctl.UsageError, match=r"_test\.py:\d+ assigns .*, which losses read"
+        ctl.UsageError, match=r"_test\.py:\d+ assigns .*, which updates read"
     ) as raised:
         train(CountedRows, split)
     assert "\n" not in str(raised.value)
