@@ -268,13 +268,11 @@ class _Comparison:
 
     def __init__(self, searches: Sequence[SearchedTrace], rows: Rows, compute: Compute):
         self._searches, self._rows, self._compute = searches, rows, compute
-        first = searches[0]
         # Replicas of other processes compute the same function, with other numbers.
-        self._traces = [each.trace for each in searches]
-        self._traces += [first.trace] * (first.replicas - len(searches))
-        numbers = [each.first for each in searches]
-        numbers += [first.first] * (first.replicas - len(searches))
-        self._sources = [*map(_copied, self._traces, numbers)]
+        self._local = {each.number: each for each in searches}
+        every = [self._local.get(i, searches[0]) for i in range(searches[0].replicas)]
+        self._traces = [each.trace for each in every]
+        self._sources = [_copied(each.trace, each.first) for each in every]
         self._one: dict[int, CopiedTrace] = {}  # number of rows -> the trace of one replica
         self._replicas = Computation(self._compute_replicas)
         self._alone = Computation(self._compute_alone)
@@ -362,7 +360,7 @@ class _Comparison:
         copiers, shared, first = list[GraphCopier](), dict[int, Any](), 0
         for number, (source, part) in enumerate(zip(self._sources, parts, strict=True)):
             known = source.known(part, first) | _fixed(source.trace, statistics)
-            if number < len(self._searches):
+            if number in self._local:
                 shared |= known
                 known = shared
             else:

@@ -92,6 +92,8 @@ def search(
     numbers = symbolic([rows.first_row, rows.step])
     found.first = {id(x): np.zeros([], x.dtype.as_numpy_dtype) for x in numbers}
     trace.positions.extend(symbolic([rows.first_row]))
+    context: Any = tf.distribute.get_replica_context()
+    found.number = int(tf.get_static_value(context.replica_id_in_sync_group) or 0)
     # The graph keeps the traces, because it also keeps their tensors.
     searches = trace.call.setdefault("searches", [])
     searches.append(found)

@@ -60,6 +60,7 @@ class SearchedTrace:
             have more rows, and all but the first may fail.
         allow_unkeyed: whether numbers may be drawn for the place of a row in its replica.
         first: the id of a tensor of the trace -> its value in the first step.
+        number: the number of the replica.
         is_alone: whether the trace is that of one replica, whatever the number of replicas of the step.
         again: the checks that are repeated for batches of later steps.
         suspects: what a comparison with one replica tests.
@@ -73,6 +74,7 @@ class SearchedTrace:
     batches: Sequence[ReadBatch]
     allow_unkeyed: bool
     first: Mapping[int, Any] = dataclasses.field(default_factory=dict)
+    number: int = 0
     is_alone: bool = False
     again: list[Check] = dataclasses.field(default_factory=list)
     suspects: list[Suspect] = dataclasses.field(default_factory=list)

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.checks.left_tensors import is_in_replica
+from ctl.configs.error_location import user_frame
 from ctl.graphs.dataflow import ancestors
 from ctl.graphs.places import place_of
 
@@ -51,7 +52,7 @@ class Traces:
         for op in (op for graph in self.graphs for op in graph.get_operations()):
             others = [x for x in op.inputs if self._is_of_other(x, _number(op.name))]
             # The code of a merge_call, such as a reduction, runs in no replica.
-            if others and is_in_replica(op):
+            if others and is_in_replica(op) and user_frame(_stack(op)):  # not ctl's own code
                 others = [x for x in others if id(x) in self._owners or is_in_replica(x.op)]
                 if any(x.op.type in _DATA for x in ancestors(*others)):
                     return place_of(op)
@@ -59,6 +60,10 @@ class Traces:
 
     def _is_of_other(self, tensor: tf.Tensor, replica: int) -> bool:
         return self._owners.get(id(tensor), _number(tensor.op.name)) != replica
+
+
+def _stack(op: tf.Operation) -> list[tuple[str, int]]:
+    return [(frame.filename, frame.lineno) for frame in op.traceback]
 
 
 def _number(name: str) -> int:
