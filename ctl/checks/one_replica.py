@@ -53,7 +53,7 @@ _COLLECTS = (
 )
 _GRADIENT = "has a gradient of tf.custom_gradient that one replica with all rows computes otherwise"
 _ASSIGNS = (
-    "assigns {}, which losses read, a value that one replica with all rows computes otherwise"
+    "assigns {}, which updates read, a value that one replica with all rows computes otherwise"
 )
 _ASSIGNS_FIX = (
     "compute it from the rows of all, by ctl.replica.all_gather(rows), and leave numbers of replicas "

@@ -240,3 +240,53 @@ def test_number_of_rows_that_the_step_adds_to_a_variable_is_rejected_with_its_li
     ) as raised:
         train(CountedRows, split)
     assert "\n" not in str(raised.value)
+
+
+class ThroughAnother(Center):
+    """Copies a mean of means into the variable that the losses read."""
+
+    def build_model(self):
+        self.mean = tf.Variable(tf.zeros(3, tf.float64), trainable=False)
+        return super().build_model()
+
+    def per_example_loss(self, batch, outputs):
+        losses = Case.per_example_loss(self, batch, outputs - self.center)
+        self.mean.assign(mean_of_means(tf.stop_gradient(outputs)))
+        self.center.assign(self.mean)
+        return losses
+
+
+class OfWeights(Center):
+    """The weights of the losses read it."""
+
+    def sample_weight(self, batch):
+        return tf.ones_like(batch["x"][:, 0]) + self.center[0] ** 2
+
+    def per_example_loss(self, batch, outputs):
+        self.center.assign(mean_of_means(tf.stop_gradient(outputs)))
+        return Case.per_example_loss(self, batch, outputs)
+
+
+class Slice(Center):
+    def per_example_loss(self, batch, outputs):
+        losses = Case.per_example_loss(self, batch, outputs - self.center)
+        self.center[0].assign(mean_of_means(tf.stop_gradient(outputs))[0])
+        return losses
+
+
+class Condition(Case):
+    """Applies an update if the largest outputs of the replicas are large on average."""
+
+    def replica_step(self, batch):
+        largest = mean_of_maxima(self.model(batch["x"]))
+
+        def losses(batch):
+            return self.per_example_loss(batch, self.model(batch["x"], training=True))
+
+        return self.minimize(batch, losses, when=tf.reduce_sum(largest) > 0.3)
+
+
+@pytest.mark.parametrize("case", [ThroughAnother, OfWeights, Slice, Condition])
+def test_what_an_update_reads_other_than_in_its_losses_is_compared(case):
+    with pytest.raises(ctl.UsageError, match="before a collective|which updates read"):
+        train(case, Split(2, 7))
