@@ -288,5 +288,5 @@ class Condition(Case):
 
 @pytest.mark.parametrize("case", [ThroughAnother, OfWeights, Slice, Condition])
 def test_what_an_update_reads_other_than_in_its_losses_is_compared(case):
-    with pytest.raises(ctl.UsageError, match="before a collective|which updates read"):
+    with pytest.raises(ctl.UsageError, match=r"before a collective|which updates read"):
         train(case, Split(2, 7))
