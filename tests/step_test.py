@@ -712,3 +712,24 @@ def test_compiled_step_stops_at_a_negative_weight(distributed):
     batch = batch if distributed else {k: tf.constant(v) for k, v in rows.items()}
     with pytest.raises(ctl.UsageError, match=r"^sample_weight is -2 for example \d of the global"):
         step(batch)
+
+
+def centred(batch, outputs):
+    """Reads the context of a replica, which does not exist while the model is built."""
+    context = tf.distribute.get_replica_context()
+    total, count = context.all_reduce(
+        "SUM", [tf.reduce_sum(outputs), tf.cast(tf.size(outputs), outputs.dtype)]
+    )
+    return squared_error(batch, outputs - total / count)
+
+
+def test_loss_may_call_a_collective_of_tensorflow():
+    weights_of = {}
+    for replicas in (1, 2):
+        step = make_small_step(replicas, 4, loss_fn=centred)
+        data = tf.data.Dataset.from_tensor_slices((FEATURES[:4], LABELS[:4])).batch(4)
+        for batch in step.strategy.experimental_distribute_dataset(data):
+            step(batch)
+        weights_of[replicas] = weights(step)
+    for one, two in zip(*weights_of.values(), strict=True):
+        np.testing.assert_allclose(one, two, rtol=0, atol=1e-6)

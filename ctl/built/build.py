@@ -188,9 +188,9 @@ def build_step(
                 metrics.call(hooks.update_metrics, owner.metrics, prepared, outputs, None)
                 return
             # The loss of a trainer may read attributes that do not exist yet, or need a static number of
-            # rows.
-            suppressed = (Exception,) if isinstance(loss_code, type) else ()
-            with contextlib.suppress(*suppressed):
+            # rows; that of a ctl.Step may use the context of a replica, as the step has it.
+            is_trainer = isinstance(loss_code, type)
+            with contextlib.suppress(Exception if is_trainer else AttributeError):
                 factors = options.loss_weights or loss.SINGLE
                 losses = loss.compute(hooks.per_example_loss, prepared, outputs, factors)
                 weights: list[tf.Tensor] = []
