@@ -313,17 +313,20 @@ class _Comparison:
         return f" ({place_of(found.op)} is {number} on each replica, and {alone} on one)"
 
     def _read(self, batches: Sequence[ReadBatch]) -> list[list[Any]]:
-        """Returns a batch for each replica; they repeat, moved by a row, if fewer can be read."""
+        """Returns a batch for each replica, made from the ones that can be read if there are fewer."""
         parts: list[list[Any]] = []
         for read in batches[: len(self._traces)]:
             with contextlib.suppress(ProbeError, *FAILURES):
-                rows = [x.numpy() for x in self._searches[0].read(read)[0]]
+                values, _ = self._searches[0].read(read, is_first=not parts)
+                rows = [x.numpy() for x in values]
                 is_like = not parts or [x.shape for x in rows] == [x.shape for x in parts[0]]
                 parts += [rows] if is_like else []
         if not parts:
             raise ProbeError("there is no batch to compute it for")
-        while len(parts) < len(self._traces):
-            parts.append([np.roll(x, 1, axis=0) for x in parts[-1]])
+        while len(parts) < len(self._traces):  # equal rows would hide what depends on their replica
+            parts.append([_vary(x) for x in parts[-1]])
+        if has_mask(self._traces[0]):
+            parts = [[*part[:-1], np.ones_like(part[-1])] for part in parts]
         return parts
 
     def _trace(self, whole: Sequence[Any]) -> Trace:
@@ -392,6 +395,12 @@ class _Comparison:
         results = _results([copier], [source.trace], None, scales)
         results.values.extend(map(copier.tensor, self._state(source.trace)))
         return results
+
+
+def _vary(x: np.ndarray) -> np.ndarray:
+    """Moves rows by one, and makes numbers smaller, which are more likely to be valid than others."""
+    moved = np.roll(x, 1, axis=0)
+    return moved / 2 if x.dtype.kind == "f" else moved
 
 
 def _copied(trace: Trace, first: Mapping[int, Any]) -> CopiedTrace:

@@ -86,10 +86,17 @@ class SearchedTrace:
         """Whether several replicas or micro-batches compute the global batch."""
         return self.replicas * self.micro_batches > 1
 
-    def read(self, batch: ReadBatch) -> tuple[list[tf.Tensor], list[bool]]:
-        """Returns the values of a batch for the trace, and which of them are labels."""
+    def read(
+        self, batch: ReadBatch, *, is_first: bool = True
+    ) -> tuple[list[tf.Tensor], list[bool]]:
+        """Returns the values of a batch for the trace, and which of them are labels.
+
+        Args:
+            batch: returns it.
+            is_first: whether to make rows up if there is no batch.
+        """
         size = symbolic(self.trace.inputs)[0].shape[0]
-        return read_values(self.trace, batch, size, least=2)
+        return read_values(self.trace, batch, size, least=2, is_first=is_first)
 
     def examine(
         self, finds: Callable[[Sequence[ReadBatch]], bool | str], place: str, use: str, fix: str,

@@ -7,7 +7,6 @@ import tf_keras
 
 from ctl.data.autograph import convert
 from ctl.errors import UsageError, type_name
-from ctl.keras.precision import Optimizer
 from ctl.update.gradients import Gradient, nonzero_rows
 from ctl.update.part import GlobalUpdate, Part
 from ctl.update.plan import Plan
@@ -90,7 +89,7 @@ class Checked(Part):
             "transform_gradients" if n == "Transformation" else n for n in names
         )
         self._parts = parts
-        self._is_traced = self._has_ended = False
+        self._is_traced = False
 
     def create(self, plan: Plan, model: tf_keras.Model) -> None:
         """Reads which option makes sparse gradients dense."""
@@ -111,20 +110,11 @@ class Checked(Part):
             for gradient, variable in zip(update.gradients, update.variables, strict=True)
         ]
 
-    def end_step(self, optimizer: Optimizer, applied: tf.Tensor | bool) -> None:
-        """Notes that ctl runs the step."""
-        self._has_ended = True
-
     def check(self, models: Mapping[str, tf_keras.Model], trained: Collection[tf.Variable]) -> None:
         """Raises UsageError if the step has no update."""
         if not self._is_traced:
             raise UsageError(
                 f"{self._names} has no effect, because the step never calls self.minimize: remove it."
-            )
-        if not self._has_ended:
-            raise UsageError(
-                f"{self._names} requires ctl's own step, which this train_step does not call: call "
-                "super().train_step, or override replica_step instead."
             )
 
     def describe(self, models: Collection[tf_keras.Model], replicas: int) -> dict[str, str]:

@@ -206,17 +206,6 @@ def test_parts_see_one_kind_of_gradient_whatever_an_option_makes_of_it():
     assert difference(one.model.get_weights(), other.model.get_weights()) < 1e-12
 
 
-class Drawing(ctl.Part):
-    def before(self, update):
-        update.gradients = [add_noise(gradient) for gradient in update.gradients]
-
-
-def own_train_step(self, iterator):
-    batch, _ = next(iterator)
-    self.strategy.run(self.replica_step, args=(batch,))
-    self.global_step.assign_add(1)
-
-
 def returns(value):
     return {"transform_gradients": lambda self, gradients, variables: value(gradients)}
 
@@ -241,14 +230,6 @@ def returns(value):
         (
             {**returns(lambda g: g), "replica_step": lambda s, b: tf.constant(0.0, tf.float64)}, {},
             "transform_gradients has no effect, because the step never calls self.minimize",
-        ),
-        (
-            {**returns(lambda g: g), "train_step": own_train_step}, {},
-            "transform_gradients requires ctl's own step, which this train_step does not call",
-        ),
-        (
-            {"build_parts": lambda self: [Drawing()], "train_step": own_train_step}, {},
-            "normal.* outside of a step",
         ),
     ],
 )  # fmt: skip
