@@ -66,7 +66,6 @@ _GATHER, _MOMENTS, _ROW_RANGE = (
 _SNAPSHOT = os.path.join("ctl", "update", "snapshot.py")
 _TENSORFLOW, _KERAS = (os.path.join("site-packages", x) for x in ("tensorflow", "tf_keras"))
 Compute = Callable[[Batch], Any]
-Parts = Sequence[Sequence[Any]]  # of each replica: [rows, ...] each
 
 
 def find(
