@@ -24,6 +24,7 @@ from ctl.checks import (
     loss_trace,
     one_replica,
     row_sums,
+    suspects,
 )
 from ctl.checks.graph_copier import ProbeError
 from ctl.checks.read_batches import ReadBatch, read_existing
@@ -58,19 +59,21 @@ class RowCoupling(Observer):
             # Numbers of rows and of replicas in other losses are found before the first step.
             owner: Any = step.attributes.owner
             own = owner.replica_step if plan.own_replica_step else None
-            suspects = (
+            others = (
                 [Suspect(name_function(own), _UPDATES, COUNT_FIX, is_seen=False)] if own else []
             )
+            # The code may call an optimizer by itself.
+            optimizers = [v for each in step.attributes.optimizers() for v in each.variables]
             found = SearchedTrace(
                 rows.trace, plan.layout.replicas, rows.micro_batches, batches, rows.allow_unkeyed,
-                again=step.repeated, state=state_of(step.attributes),
+                again=step.repeated, state=[*state_of(step.attributes), *optimizers],
                 parts=plan.options.logical_shards or 1,
             )  # fmt: skip
-            search(found, rows, step.compute, suspects)
+            search(found, rows, step.compute, others)
 
 
 def search(
-    found: SearchedTrace, rows: Rows, compute: Compute, suspects: Sequence[Suspect] = ()
+    found: SearchedTrace, rows: Rows, compute: Compute, others: Sequence[Suspect] = ()
 ) -> None:
     """Searches the losses that a replica has traced.
 
@@ -79,7 +82,7 @@ def search(
             rows are independent.
         rows: the rows of the replica.
         compute: what was traced, as a function of a batch.
-        suspects: what is compared with one replica in any case.
+        others: what is compared with one replica in any case.
 
     Raises:
         UsageError: the loss of a row depends on other rows of the replica, or the replicas compute
@@ -103,14 +106,12 @@ def search(
         distance = len(searches) - 1
         difference, number = loss_trace.compare_replicas(searches[0].trace, trace, distance)
         _check_equal(difference, "replicas")
-        found.suspects += [] if number is None else [one_replica.suspect_number(number)]
+        found.suspects += [] if number is None else [suspects.suspect_number(number)]
     if len(searches) == _count_traces():
         known = [suspect for each in reversed(searches) for suspect in each.suspects]
         # Those that the trace does not show are the last.
-        known = sorted(
-            [*known, *one_replica.find_in_state(searches[0])], key=lambda x: not x.is_seen
-        )
-        one_replica.check(searches, rows, compute, [*known, *suspects])
+        known = sorted([*known, *suspects.find_in_state(searches[0])], key=lambda x: not x.is_seen)
+        one_replica.check(searches, rows, compute, [*known, *others])
 
 
 def _count_traces() -> int:
@@ -197,8 +198,8 @@ def _check_update(searched: SearchedTrace, update: UpdateTrace) -> None:
     )
     check_rows(losses, part.losses, rows, micro_batches)
     prepared_values = [*update.inputs, *symbolic(update.conditions)]
-    searched.suspects += one_replica.find(searched, prepared, prepared_values)
-    searched.suspects += one_replica.find(searched, losses, part.losses, part.rows)
+    searched.suspects += suspects.find(searched, prepared, prepared_values)
+    searched.suspects += suspects.find(searched, losses, part.losses, part.rows)
     row_sums.check_penalties(searched, update, losses, rows)
     row_sums.check_gradients(searched, update, losses)
 

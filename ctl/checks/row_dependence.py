@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ctl.checks import one_replica
+from ctl.checks import suspects
 from ctl.checks.graph_copier import ProbeError
 from ctl.checks.read_batches import ReadBatch
 from ctl.checks.row_flow import Mixed, RowFlow
@@ -67,7 +67,7 @@ class RowDependence:
             if self.count == 1 and self.searched.trace.global_values:
                 raise ProbeError("a micro-batch has one row")
             return False
-        self._is_numbered = one_replica.find_number(self.searched, self._values) is not None
+        self._is_numbered = suspects.find_number(self.searched, self._values) is not None
         self.probe = self._probe([value for value, _ in self.suspects])
         if self._examine(self.searched.batches):
             return False
