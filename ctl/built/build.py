@@ -187,10 +187,7 @@ def build_step(
             if updates_metrics:
                 metrics.call(hooks.update_metrics, owner.metrics, prepared, outputs, None)
                 return
-            # The loss of a trainer may read attributes that do not exist yet, or need a static number of
-            # rows; that of a ctl.Step may use the context of a replica, as the step has it.
-            is_trainer = isinstance(loss_code, type)
-            with contextlib.suppress(Exception if is_trainer else AttributeError):
+            try:
                 factors = options.loss_weights or loss.SINGLE
                 losses = loss.compute(hooks.per_example_loss, prepared, outputs, factors)
                 weights: list[tf.Tensor] = []
@@ -198,6 +195,12 @@ def build_step(
                     weights = symbolic(call_sample_weight(hooks, prepared, training=True))
                 # Those of the last trace.
                 traces[:] = [observers.Losses([*losses.values()], rows.trace, weights)]
+            except Exception as error:
+                # The loss of a trainer may read attributes that do not exist yet, or need a static
+                # number of rows; that of a ctl.Step may use the context of a replica.
+                is_context = isinstance(error, AttributeError) or "replica context" in str(error)
+                if not (isinstance(loss_code, type) or is_context):
+                    raise
 
     def trace_again(count: int) -> observers.Losses:
         traces.clear()

@@ -1,54 +1,47 @@
-"""Rejects losses, their weights and penalties that contain the number of replicas.
+"""Finds the number of replicas in the user's code, and lets it see another one.
 
 A loop of one's own divides by it, because it sums the gradients of the replicas. ctl divides once, by
-the weight of the global batch, so the update would depend on the split. The number is a constant of the
-trace: code that reads it is traced again with another number, and the constants are compared.
+the weight of the global batch, so the update would depend on the split. Code that names the number is
+traced again as that of one replica, whose update is compared.
 """
 
-from collections.abc import Iterator, Sequence
-from concurrent import futures
+import ast
+from collections.abc import Iterator, MutableMapping
 import contextlib
 import inspect
 import logging
 import os
 import sys
+import textwrap
 from typing import Any
 
 import tensorflow as tf
 
 from ctl.built.observers import Losses, Observer, TraceAgain
-from ctl.checks import loss_trace, users_code
+from ctl.checks import users_code
 from ctl.configs.error_location import name_function
-from ctl.data.autograph import convert, traced
-from ctl.errors import UsageError
-from ctl.graphs.places import place_of
-from ctl.rows.trace import Trace
-from ctl.update.preprocessing import call_sample_weight, preprocess
+from ctl.keras import models
 
 _LOG = logging.getLogger("ctl")
 _NAME = "num_replicas_in_sync"
-_READS = f"{_NAME}|scale_regularization_loss|compute_average_loss"
+READS = f"{_NAME}|scale_regularization_loss|compute_average_loss"
 _PACKAGES = ("ctl", "keras", "tensorflow", "tf_keras")
 # Its functions scale_regularization_loss and compute_average_loss read the number for the user.
 _SCALES = os.path.join("ops", "nn_impl_distribute.py")
-_ROWS = 2
 
 
 class ReplicaCount(Observer):
-    """Compares the losses, their weights and the penalties for two numbers of replicas."""
+    """Names a function that may have put the number of replicas into a regularizer."""
 
     @classmethod
     def check_losses(
         cls, step: Any, losses: Losses | None, trace_again: TraceAgain | None, name: str
     ) -> None:
-        """Raises a UsageError if the losses or the penalties contain the number of replicas."""
-        replicas, options = step.plan.layout.replicas, step.plan.options
-        is_split = replicas > 1 and not options.allow_row_coupling
-        if not is_split or not trace_again or not users_code.names(step, _READS):
-            return
-        build = getattr(type(step.attributes.owner), "build_model", None)
+        """Prints a line if the function that builds the model reads the number of replicas."""
+        build: Any = getattr(type(step.attributes.owner), "build_model", None)
         if (
-            build
+            step.plan.layout.replicas > 1
+            and not step.plan.options.allow_row_coupling
             and _names_count(getattr(build, "__code__", None))
             and any(layer._callable_losses for layer in step.attributes.layers())
         ):
@@ -56,42 +49,6 @@ class ReplicaCount(Observer):
                 "%s reads num_replicas_in_sync, and the model has regularizers. If the number is in "
                 "their factors, the update depends on it: ctl adds a penalty once, so leave it out.",
                 name_function(build),
-            )
-
-        def weigh(batch: Any) -> Any:
-            return call_sample_weight(step.hooks, preprocess(step.hooks, batch), training=True)
-
-        def trace(number: int) -> tuple[Sequence[Any], Sequence[Any]]:
-            values, inputs, report = list[Any](), list[Any](), Trace()
-            with counting(number):
-                # The step reports the errors.
-                with contextlib.suppress(Exception), report.record_collectives():
-                    found = trace_again(_ROWS)
-                    values, inputs = [*found.values], [found.trace.inputs]
-                    specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, inputs[0])
-                    weights = traced(weigh).get_concrete_function(specs)
-                    values, inputs = [*values, *weights.outputs], [inputs, weights.inputs]
-                # A sum over the replicas may be divided by their number, but no gathered rows.
-                if report.global_values:
-                    values, inputs = [], []
-                with contextlib.suppress(Exception):
-                    penalties = traced(convert(step.hooks.regularization_losses))
-                    values += penalties.get_concrete_function().outputs
-            return values, inputs
-
-        with tf.init_scope(), futures.ThreadPoolExecutor(1) as thread:  # in no strategy
-            one, two = (thread.submit(trace, replicas + i).result() for i in range(2))
-        if len(one[0]) != len(two[0]):  # one of them cannot be traced, or reads other replicas
-            return
-        difference = loss_trace.compare(*one, *two)
-        if difference is not None:
-            first, second = difference.values
-            raise UsageError(
-                f"{place_of(difference.op)} is {first} on {replicas} replicas and {second} "
-                f"on {replicas + 1}: ctl divides a loss by the weight of the global batch, and adds a "
-                "penalty once, so leave out the number of replicas (the rows of all are those of "
-                "ctl.replica.all_gather(x)), or accept it with allow_row_coupling=True "
-                "(runtime.allow_row_coupling)."
             )
 
 
@@ -127,3 +84,73 @@ def counting(number: int) -> Iterator[None]:
     finally:
         for owner, original in zip(owners, originals, strict=True):
             setattr(owner, _NAME, original)
+
+
+@contextlib.contextmanager
+def changing(step: Any, number: int) -> Iterator[None]:
+    """Lets functions read what was computed from another number of replicas, within a `with` block.
+
+    They are the attributes and outer variables that statements in the files of the functions assign,
+    from an expression with the number of replicas that is no product.
+
+    Args:
+        step: the `BuiltStep`.
+        number: the other number.
+    """
+    replicas = step.plan.layout.replicas
+    stored = {target for text in users_code.texts(step) for target in _assigned(text)}
+    changed = []
+    try:
+        for values in _namespaces(step) if stored else ():
+            for key in stored & values.keys():
+                old = values[key]
+                if type(old) in (int, float):
+                    changed.append((values, key, old))
+                    values[key] = number if old == replicas else old * replicas / number
+        yield
+    finally:
+        for values, key, old in changed:
+            values[key] = old
+
+
+def _assigned(text: str) -> Iterator[str]:
+    """Yields the names to which code assigns an expression with the number of replicas."""
+    with contextlib.suppress(SyntaxError):
+        for node in ast.walk(ast.parse(textwrap.dedent(text))):
+            if isinstance(node, ast.Assign | ast.AnnAssign) and _counts(node.value):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                names = (getattr(x, "attr", getattr(x, "id", "")) for x in targets)
+                yield from filter(None, names)
+
+
+def _counts(node: ast.AST | None) -> bool:
+    """Returns whether an expression contains the number of replicas, other than in a product."""
+    if node is None or isinstance(node, ast.Lambda):
+        return False
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        return False
+    is_name = _NAME in (getattr(node, "attr", ""), getattr(node, "id", ""))
+    return is_name or any(_counts(each) for each in ast.iter_child_nodes(node))
+
+
+def _namespaces(step: Any) -> Iterator[MutableMapping[str, Any]]:
+    """Yields what holds the attributes and outer variables of the functions of a step."""
+    yield vars(step.attributes.owner)
+    yield from (vars(models.inner(layer)) for layer in step.attributes.layers())
+    for each in step.functions():
+        function = inspect.unwrap(getattr(each, "__func__", each))
+        if inspect.isfunction(function):
+            yield function.__globals__
+            yield _Cells(
+                zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+            )
+
+
+class _Cells(dict[str, Any]):
+    """The outer variables of a function, by their names."""
+
+    def __getitem__(self, key: str) -> Any:
+        return super().__getitem__(key).cell_contents
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__getitem__(key).cell_contents = value

@@ -23,8 +23,10 @@ from ctl.checks import (
     hidden_reductions,
     loss_trace,
     one_replica,
+    replica_count,
     row_sums,
     suspects,
+    users_code,
 )
 from ctl.checks.graph_copier import ProbeError
 from ctl.checks.read_batches import ReadBatch, read_existing
@@ -56,12 +58,15 @@ class RowCoupling(Observer):
         if rows.earlier is None and not plan.options.allow_row_coupling:
             read = step.first_batch
             batches: list[ReadBatch] = [read, *(functools.partial(read, part) for part in _PARTS)]
-            # Numbers of rows and of replicas in other losses are found before the first step.
             owner: Any = step.attributes.owner
-            own = owner.replica_step if plan.own_replica_step else None
-            others = (
-                [Suspect(name_function(own), _UPDATES, COUNT_FIX, is_seen=False)] if own else []
-            )
+            # Numbers of rows in other losses are found before the first step.
+            others = []
+            if plan.own_replica_step:
+                place = name_function(owner.replica_step)
+                others = [Suspect(place, _UPDATES, COUNT_FIX, is_seen=False)]
+            elif users_code.names(step, replica_count.READS):
+                place = f"{name_function(step.hooks.per_example_loss)}, a weight or a penalty"
+                others = [Suspect(place, _UPDATES, COUNT_FIX, is_seen=False)]
             # The code may call an optimizer by itself.
             optimizers = [v for each in step.attributes.optimizers() for v in each.variables]
             found = SearchedTrace(
@@ -69,7 +74,12 @@ class RowCoupling(Observer):
                 again=step.repeated, state=[*state_of(step.attributes), *optimizers],
                 parts=plan.options.logical_shards or 1,
             )  # fmt: skip
-            search(found, rows, step.compute, others)
+
+            def compute(batch: Any) -> None:
+                with replica_count.changing(step, 1):  # on one replica
+                    step.compute(batch)
+
+            search(found, rows, compute, others)
 
 
 def search(

@@ -110,7 +110,7 @@ def find_in_state(searched: SearchedTrace) -> Iterator[Suspect]:
     operations = tensors[0].graph.get_operations()
     updates = [x for op in operations if OPTIMIZER_UPDATE in op.name for x in op.inputs]
     updates += [*updated_values(trace), *symbolic([each.inputs for each in trace.updates])]
-    trained = {i for i in found if state[i].trainable}
+    trained = {i for i in found if getattr(state[i], "trainable", False)}
     read = _read(state, found, trained, updates)
     flow = RowFlow(
         {id(x): Place(0) for x in tensors},

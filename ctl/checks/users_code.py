@@ -1,5 +1,6 @@
 """Searches the text of the code that a user's step may run."""
 
+from collections.abc import Iterator
 import contextlib
 import inspect
 import re
@@ -18,6 +19,15 @@ def names(step: Any, pattern: str) -> bool:
         step: the `BuiltStep`.
         pattern: a regular expression.
     """
+    return any(re.search(pattern, text) for text in texts(step))
+
+
+def texts(step: Any) -> Iterator[str]:
+    """Yields the text of the files of a step's functions, models and layers.
+
+    Args:
+        step: the `BuiltStep`.
+    """
     owner = step.attributes.owner
     parts = [type(owner), getattr(owner, "loss_fn", None), getattr(owner, "forward", None)]
     parts += [type(models.inner(layer)) for layer in step.attributes.layers()]
@@ -28,11 +38,6 @@ def names(step: Any, pattern: str) -> bool:
             # A notebook has no file, but a text for each function.
             has_file = hasattr(sys.modules[module], "__file__")
             text: Any = sys.modules[module] if has_file else part
-            if id(text) in searched:
-                continue
-            searched.add(id(text))
-            if module.partition(".")[0] not in _PACKAGES and re.search(
-                pattern, inspect.getsource(text)
-            ):
-                return True
-    return False
+            if id(text) not in searched and module.partition(".")[0] not in _PACKAGES:
+                searched.add(id(text))
+                yield inspect.getsource(text)

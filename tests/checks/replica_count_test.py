@@ -23,6 +23,17 @@ class DividedByRows(Case):
         return super().per_example_loss(batch, outputs) / rows
 
 
+class Stored(Case):
+    """Reads the number in its constructor."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.rows = self.global_batch_size / self.strategy.num_replicas_in_sync
+
+    def per_example_loss(self, batch, outputs):
+        return super().per_example_loss(batch, outputs) / self.rows
+
+
 class ScaledPenalty(Case):
     def regularization_losses(self):
         kernel = self.model.layers[0].kernel
@@ -73,11 +84,17 @@ class Branch(Case):
         return losses * 1.0 if self.strategy.num_replicas_in_sync > 1 else losses
 
 
-@pytest.mark.parametrize("case", [Divided, DividedByRows, DividedGathered, Weighted, ScaledPenalty])
+@pytest.mark.parametrize("case", [Divided, DividedByRows, DividedGathered, Stored])
 def test_the_number_of_replicas_in_a_loss_is_rejected_with_its_line(case):
-    with pytest.raises(ctl.UsageError, match=r" on 2 replicas and .* on 3: ctl divides") as raised:
+    with pytest.raises(ctl.UsageError, match=r" is .* on each replica, and .* on one") as raised:
         train(case, Split(2, 8))
     assert "\n" not in str(raised.value) and "_test.py:" in str(raised.value)
+
+
+@pytest.mark.parametrize("case", [Weighted, ScaledPenalty])
+def test_the_number_of_replicas_in_a_weight_or_a_penalty_is_rejected(case):
+    with pytest.raises(ctl.UsageError, match="a weight or a penalty computes another update on one"):
+        train(case, Split(2, 8))
 
 
 @pytest.mark.parametrize("case", [Mean, WeightedByMean, Branch])
