@@ -205,7 +205,7 @@ class BuiltStep:
         if not equal:
             batch, mask = hide_rows((batch, mask))
         existing = row_count(batch)
-        if self.plan.layout.replicas * self.plan.micro_batches > 1:
+        if self.plan.is_split:
             batch, mask = pad_rows(
                 batch, mask, existing, least=self.plan.micro_batches, other=other
             )
@@ -366,7 +366,7 @@ class BuiltStep:
                 part.check(models, trained)
         if self.checks_copies:
             items = self.checkpoint_items()
-            for observer in observers.load():
+            for observer in observers.load(split=self.plan.is_split):
                 observer.check_variables(items)
         for place in self.update.unsaved:
             _LOG.warning(_UNSAVED, place)

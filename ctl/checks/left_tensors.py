@@ -18,7 +18,7 @@ from ctl.errors import UsageError
 from ctl.graphs.assignments import READS, outermost
 from ctl.graphs.dataflow import ancestors
 from ctl.graphs.ops import SHAPES
-from ctl.graphs.places import place_of
+from ctl.graphs.places import is_in_replica, place_of
 from ctl.rows import row_mask
 from ctl.rows.row_mask import Rows
 from ctl.rows.trace import UpdateTrace, symbolic
@@ -31,7 +31,6 @@ _FIX = (
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.MULTILINE)
 _REPLICA = re.compile(r"(.*/)?replica_\d+(?=/|$)")  # the name scope of all but the first replica
 _OUT_OF_SCOPE = "out of scope"  # of TensorFlow's error for a tensor of another graph
-_THREAD = "mirrored_run.py"  # the file of tf.distribute whose `run` calls the code of a replica
 
 
 def explain(error: BaseException, trainer: Any) -> str:
@@ -147,11 +146,6 @@ class LeftTensors(Observer):
         for op in late:  # of the update, which reads all micro-batches
             if self._replica_of(op.name) == self._replica:
                 _reject(op, "micro-batch")
-
-
-def is_in_replica(op: Any) -> bool:
-    """Returns whether an op was created by the code of a replica."""
-    return any(frame.name == "run" and frame.filename.endswith(_THREAD) for frame in op.traceback)
 
 
 def _reject(op: Any, part: str) -> None:

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from ctl.checks.graph_copier import ProbeError, has_mask
+from ctl.checks.graph_copier import has_mask
 from ctl.checks.one_replica import is_users_gradient
+from ctl.checks.probe_error import ProbeError
 from ctl.checks.read_batches import ReadBatch
 from ctl.checks.row_flow import Mixed, RowFlow
 from ctl.checks.row_probe import Probe
