@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ctl.built.built_step import BuiltStep
 from ctl.built.observers import Observer
 from ctl.configs.error_location import user_frame
 from ctl.errors import UsageError
@@ -34,7 +35,7 @@ _BARRIER = "XlaOptimizationBarrier"  # its output i is its input i
 _OUT_OF_SCOPE = "out of scope"  # of TensorFlow's error for a tensor of another graph
 
 
-def explain(error: BaseException, trainer: Any) -> str:
+def explain(error: BaseException, loop: object) -> str:
     """Explains an error about a tensor of another graph in one line; "" for other errors."""
     text = str(error)
     if not isinstance(error, TypeError | ValueError) or _OUT_OF_SCOPE not in text:
@@ -49,7 +50,7 @@ def explain(error: BaseException, trainer: Any) -> str:
 class LeftTensors(Observer):
     """Searches what a replica reads in training steps and evaluations."""
 
-    def __init__(self, step: Any):
+    def __init__(self, step: BuiltStep):
         super().__init__(step)
         rows = row_mask.current()
         assert rows is not None and rows.graph is not None

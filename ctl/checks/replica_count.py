@@ -16,6 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ctl.built.built_step import BuiltStep
 from ctl.built.observers import Losses, Observer, TraceAgain
 from ctl.checks import loss_trace, users_code
 from ctl.configs.error_location import name_function
@@ -39,7 +40,7 @@ class ReplicaCount(Observer):
 
     @classmethod
     def check_losses(
-        cls, step: Any, losses: Losses | None, trace_again: TraceAgain | None, name: str
+        cls, step: BuiltStep, losses: Losses | None, trace_again: TraceAgain | None, name: str
     ) -> None:
         """Raises a UsageError if the losses or the penalties contain the number of replicas."""
         replicas, options = step.plan.layout.replicas, step.plan.options

@@ -5,11 +5,11 @@ number is a constant, so the losses of a trace with any number of rows are searc
 """
 
 import contextlib
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from ctl.built.built_step import BuiltStep
 from ctl.built.observers import Losses, Observer, TraceAgain
 from ctl.checks import loss_trace, users_code
 from ctl.checks.probe_error import ProbeError
@@ -36,7 +36,7 @@ class RowCount(Observer):
 
     @classmethod
     def check_losses(
-        cls, step: Any, losses: Losses | None, trace_again: TraceAgain | None, name: str
+        cls, step: BuiltStep, losses: Losses | None, trace_again: TraceAgain | None, name: str
     ) -> None:
         """Raises a UsageError if losses depend on the number of rows of a replica or micro-batch."""
         plan, fewer, count = step.plan, None, 0
