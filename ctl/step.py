@@ -448,9 +448,8 @@ class Step:
         with precisions.scope(self.options.precision):
             result = run(batch, when) if is_default else self.strategy.run(run, args=(batch, when))
         scalars = result._replace(outputs=None)
-        return tf.nest.map_structure(self._of_first_replica, scalars)._replace(
-            outputs=result.outputs
-        )
+        first = lambda value: self.strategy.experimental_local_results(value)[0]  # noqa: E731
+        return tf.nest.map_structure(first, scalars)._replace(outputs=result.outputs)
 
     def _run_replica(
         self, element: Nest, when: tf.Tensor | None = None, *, equal: bool, other: Any = None
@@ -495,9 +494,6 @@ class Step:
         )
         step.results.update_metrics(result.micro_batches, step.hooks.update_metrics)
         return dataclasses.replace(result, loss=tf.add_n(result.losses))
-
-    def _of_first_replica(self, value: tf.Tensor) -> tf.Tensor:
-        return self.strategy.experimental_local_results(value)[0]
 
     def _describe(self, batch: Nest) -> None:
         """Records the description of a batch's data, which checkpoints hold."""
