@@ -52,7 +52,8 @@ class RowCoupling(Observer):
             read = step.first_batch
             batches: list[ReadBatch] = [read, *(functools.partial(read, part) for part in _PARTS)]
             # Numbers of rows and of replicas in other losses are found before the first step.
-            own = step.attributes.owner.replica_step if plan.own_replica_step else None
+            owner: Any = step.attributes.owner
+            own = owner.replica_step if plan.own_replica_step else None
             suspects = (
                 [Suspect(name_function(own), _UPDATES, COUNT_FIX, is_seen=False)] if own else []
             )
