@@ -162,20 +162,7 @@ class Step:
         **options: Any,
     ):
         self.strategy = strategy or tf.distribute.get_strategy()
-        if not isinstance(self.strategy, tf.distribute.Strategy):
-            raise UsageError(
-                f"strategy is {type_name(strategy)}, but must be a tf.distribute.Strategy."
-            )
-        if not callable(loss_fn) or loss not in ("rows", "mean"):
-            raise UsageError(
-                f"loss_fn is {type_name(loss_fn)}, but must be a function, such as lambda batch, "
-                f'outputs: cross_entropy(batch["label"], outputs); loss is {loss!r}, "rows" or "mean".'
-            )
-        if not callable(model) or is_layer(optimizer):
-            raise UsageError(
-                f"model is {type_name(model)} and optimizer is {type_name(optimizer)}: pass a tf_keras "
-                "model, then a tf_keras optimizer, or functions that make them."
-            )
+        _check_arguments(self.strategy, model, optimizer, loss_fn, loss)
         if hasattr(loss_fn, "reduction"):  # a loss object of Keras
             loss_fn = pkgutil.resolve_name(_ROW_LOSSES)(loss_fn)
         elif loss == "mean":
@@ -200,13 +187,7 @@ class Step:
         for name, given in functions.items():
             hooks.check(name, getattr(self, name), given)
         if isinstance(optimizer, Mapping):
-            pairs = [isinstance(each, tuple) and len(each) == 2 for each in optimizer.values()]
-            if not pairs or not all(pairs) or "loss_weights" in options:
-                raise UsageError(
-                    "Several optimizers are a dict with a pair for each loss, such as "
-                    '{"actor": (actor, Adam()), "critic": (critic, Adam())}, and no loss_weights: scale '
-                    "the losses in loss_fn."
-                )
+            _check_optimizers(optimizer, options)
             options["loss_weights"] = dict.fromkeys(optimizer, 1.0)
         build.prepare_process()
         self.models = list(models)
@@ -467,9 +448,8 @@ class Step:
         with precisions.scope(self.options.precision):
             result = run(batch, when) if is_default else self.strategy.run(run, args=(batch, when))
         scalars = result._replace(outputs=None)
-        return tf.nest.map_structure(self._of_first_replica, scalars)._replace(
-            outputs=result.outputs
-        )
+        first = lambda value: self.strategy.experimental_local_results(value)[0]  # noqa: E731
+        return tf.nest.map_structure(first, scalars)._replace(outputs=result.outputs)
 
     def _run_replica(
         self, element: Nest, when: tf.Tensor | None = None, *, equal: bool, other: Any = None
@@ -514,9 +494,6 @@ class Step:
         )
         step.results.update_metrics(result.micro_batches, step.hooks.update_metrics)
         return dataclasses.replace(result, loss=tf.add_n(result.losses))
-
-    def _of_first_replica(self, value: tf.Tensor) -> tf.Tensor:
-        return self.strategy.experimental_local_results(value)[0]
 
     def _describe(self, batch: Nest) -> None:
         """Records the description of a batch's data, which checkpoints hold."""
@@ -641,6 +618,35 @@ def _report_errors() -> Iterator[None]:
     """Names what a user passed to a step in the errors of the code that runs inside."""
     with name_arguments(), explained():
         yield
+
+
+def _check_arguments(strategy: Any, model: Any, optimizer: Any, loss_fn: Any, loss: Any) -> None:
+    """Raises a UsageError if an argument of a step has another type, such as of another place."""
+    if not isinstance(strategy, tf.distribute.Strategy):
+        raise UsageError(
+            f"strategy is {type_name(strategy)}, but must be a tf.distribute.Strategy."
+        )
+    if not callable(loss_fn) or loss not in ("rows", "mean"):
+        raise UsageError(
+            f"loss_fn is {type_name(loss_fn)}, but must be a function, such as lambda batch, "
+            f'outputs: cross_entropy(batch["label"], outputs); loss is {loss!r}, "rows" or "mean".'
+        )
+    if not callable(model) or is_layer(optimizer):
+        raise UsageError(
+            f"model is {type_name(model)} and optimizer is {type_name(optimizer)}: pass a tf_keras "
+            "model, then a tf_keras optimizer, or functions that make them."
+        )
+
+
+def _check_optimizers(optimizers: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Raises a UsageError unless there is a pair for each loss."""
+    pairs = [isinstance(each, tuple) and len(each) == 2 for each in optimizers.values()]
+    if not pairs or not all(pairs) or "loss_weights" in options:
+        raise UsageError(
+            "Several optimizers are a dict with a pair for each loss, such as "
+            '{"actor": (actor, Adam()), "critic": (critic, Adam())}, and no loss_weights: scale '
+            "the losses in loss_fn."
+        )
 
 
 def _make_options(

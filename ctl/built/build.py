@@ -210,7 +210,7 @@ def build_step(
 
     def check_losses(step: BuiltStep) -> None:
         losses, name = (traces[0] if traces else None), name_function(hooks.per_example_loss)
-        for observer in observers.load():
+        for observer in observers.load(split=step.plan.is_split):
             observers.checked(observer.check_losses, step, losses, trace_again, name)
 
     def read_losses(batch: Batch) -> list[tf.Tensor]:

@@ -6,7 +6,7 @@ import functools
 import inspect
 import logging
 import types
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 import tf_keras
@@ -48,6 +48,16 @@ _UNSAVED = (
 )
 
 _MOST_CONSTANTS = 1_000  # of a list, which are compared before each step
+
+
+class OuterNumbers(Protocol):
+    """Numbers of Python that a trace contains, and that may change."""
+
+    def values(self) -> list[Any]:
+        """Returns the numbers as they are now."""
+
+    def name_changed(self) -> None:
+        """Prints a line for each number that has changed."""
 
 
 class BuiltStep:
@@ -111,14 +121,13 @@ class BuiltStep:
         self.checks_copies = plan.layout.replicas > 1
         self.is_unfinished = self._is_evaluating = False
         self.transforms = False  # whether the user has a transform_gradients
-        self.named_inactive: list[str] = []  # the layers that a check has named
         self.repeated: list[Callable[[Sequence[Callable[[], Any]]], object]] = []
         # What the trace depends on. Tuples, because the models in lists are searched for further models.
         self._layers: tuple[tf_keras.layers.Layer, ...] = ()
         self._optimizers: tuple[Optimizer, ...] = ()
         self._regularizers: list[tuple[dict[str, Any], str, Any]] = []
         self._state: object = None
-        self.outer: Any = None  # the numbers around the user's functions, which a check notes
+        self.outer: OuterNumbers | None = None  # which a check notes
         model = self._model = attributes.model
         for part in parts:
             part.create(plan, model)
@@ -205,7 +214,7 @@ class BuiltStep:
         if not equal:
             batch, mask = hide_rows((batch, mask))
         existing = row_count(batch)
-        if self.plan.layout.replicas * self.plan.micro_batches > 1:
+        if self.plan.is_split:
             batch, mask = pad_rows(
                 batch, mask, existing, least=self.plan.micro_batches, other=other
             )
@@ -366,7 +375,7 @@ class BuiltStep:
                 part.check(models, trained)
         if self.checks_copies:
             items = self.checkpoint_items()
-            for observer in observers.load():
+            for observer in observers.load(split=self.plan.is_split):
                 observer.check_variables(items)
         for place in self.update.unsaved:
             _LOG.warning(_UNSAVED, place)

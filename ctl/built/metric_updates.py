@@ -149,7 +149,7 @@ def update(
         checked = {"labels": labels, "outputs": outputs}
         if takes_weights and sample_weight is not None:
             checked["sample_weight"] = sample_weight
-        for observer in observers.load():
+        for observer in observers.load(split=False):
             observer.check_metric(metric, checked, name)
     arguments = {"sample_weight": sample_weight} if takes_weights else {}
     if sample_weight is not None and not takes_weights:

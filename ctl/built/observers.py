@@ -27,6 +27,7 @@ OBSERVERS = (
     "left_tensors:LeftTensors",
     "random_search:RandomOps",
     "python_random:HostRandom",
+    "shared_resources:SharedResources",
     "local_state:LocalState",
     "row_coupling:RowCoupling",
     "row_count:RowCount",
@@ -39,6 +40,8 @@ OBSERVERS = (
     "inactive_layers:InactiveLayers",
     "outer_numbers:OuterNumbers",
 )
+# Those that check what several replicas or micro-batches may do, none of them a metric.
+_OF_PARTS = ("left_tensors", "local_state", "replica_count", "copies")
 
 
 class Losses(NamedTuple):
@@ -120,11 +123,17 @@ class Observer:
 
 
 @functools.cache
-def load() -> tuple[type[Observer], ...]:
-    """Imports the observers of the table."""
+def load(*, split: bool) -> tuple[type[Observer], ...]:
+    """Imports the observers of the table.
+
+    Args:
+        split: whether several replicas or micro-batches compute the global batch.
+    """
     rows = (row.split(":") for row in OBSERVERS)
     return tuple(
-        getattr(importlib.import_module(f"ctl.checks.{module}"), name) for module, name in rows
+        getattr(importlib.import_module(f"ctl.checks.{module}"), name)
+        for module, name in rows
+        if split or module not in _OF_PARTS
     )
 
 
@@ -145,7 +154,7 @@ def observe(step: "BuiltStep", rows: Rows) -> Iterator[None]:
     own = step, replicas.local_number()
     number = calls[own] = calls.get(own, 0) + 1
     rows.trace.call = calls.setdefault((step, "call", number), {})
-    observers = [observer(step) for observer in load()]
+    observers = [observer(step) for observer in load(split=step.plan.is_split)]
     before = len(graph.get_operations())
     is_evaluation = rows.earlier is not None
     collectives = contextlib.nullcontext() if is_evaluation else rows.trace.record_collectives()

@@ -53,7 +53,7 @@ def make_plan(
     Raises:
         UsageError: a combination cannot compute the right update.
     """
-    sync = _has_sync_batch_norm(model)
+    sync = any(getattr(layer, "synchronized", False) for layer in model._flatten_layers())
     if options.model.get("sync_batch_norm") and not sync:
         raise UsageError(
             "model.sync_batch_norm has no effect: the model has no BatchNormalization."
@@ -133,11 +133,6 @@ def _check_overrides(plan: Plan, data: TrainingData) -> None:
             "runtime.xla=loop requires a Source or a Dataset of single examples: return one from "
             "build_dataset, or choose runtime.xla=step."
         )
-
-
-def _has_sync_batch_norm(model: tf_keras.Model) -> bool:
-    """Returns whether a layer of the model reduces over the replicas."""
-    return any(getattr(layer, "synchronized", False) for layer in model._flatten_layers())
 
 
 def _check_layers(model: tf_keras.Model, plan: Plan) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ctl.checks.probe_error import FAILURES, ProbeError
 from ctl.checks.row_samples import IntegerUses
 from ctl.graphs import ops
 from ctl.graphs.unoptimized import without_graph_optimization
@@ -20,19 +21,6 @@ _NOT_COPIED = (
     "CrossReplicaSum", "XlaAllReduce", "XlaReplicaId",
 )  # fmt: skip
 LATE = 10**6  # of counters, such as global_step
-FAILURES = (tf.errors.OpError, AttributeError, LookupError, TypeError, ValueError, RuntimeError)
-
-
-class ProbeError(Exception):
-    """The values cannot be computed.
-
-    Attributes:
-        op: the op that may combine rows, if it is known.
-        counts: the number of entries on axis 0 of a value, and the number of rows, if they differ.
-    """
-
-    op: Any = None
-    counts: tuple[int, int] | None = None
 
 
 def has_mask(trace: Trace) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ctl.checks.graph_copier import FAILURES, ProbeError
+from ctl.checks.probe_error import FAILURES, ProbeError
 from ctl.checks.row_dependence import RowDependence
 from ctl.checks.row_flow import Mixed, RowFlow
 from ctl.checks.row_probe import Probe

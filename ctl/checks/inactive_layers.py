@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 from concurrent import futures
 import contextlib
-import logging
 from typing import Any
 
 import tensorflow as tf
 
+from ctl.built.built_step import BuiltStep
 from ctl.built.observers import Observer
 from ctl.data.autograph import convert, traced
 from ctl.errors import list_some
@@ -19,8 +19,6 @@ from ctl.rows.row_mask import Rows
 from ctl.rows.trace import Trace
 from ctl.update.microbatches import row_count
 from ctl.update.preprocessing import call_model
-
-_LOG = logging.getLogger("ctl")
 
 
 class InactiveLayers(Observer):
@@ -40,17 +38,15 @@ class InactiveLayers(Observer):
             with tf.init_scope():  # in no strategy, as the thread
                 active = thread.submit(_find_active, self.step, rows).result()
             names = sorted(inactive & active)
-            if names and names != getattr(self.step, "named_inactive", None):
-                self.step.named_inactive = names
-                _LOG.warning(
-                    "%s would draw random numbers or update statistics in training, and does not in "
-                    "this step: pass training=training to the model in forward, or training=True in a "
-                    "step of your own.",
-                    list_some(names),
+            if names:
+                self.warn_once(
+                    f"{list_some(names)} would draw random numbers or update statistics in training, "
+                    "and does not in this step: pass training=training to the model in forward, or "
+                    "training=True in a step of your own."
                 )
 
 
-def _find_active(step: Any, rows: Rows) -> set[str]:
+def _find_active(step: BuiltStep, rows: Rows) -> set[str]:
     """Returns the names of the layers that a call of the model with training=True makes active."""
     names: set[str] = set()
     model, (batch, _) = step.attributes.model, rows.trace.inputs

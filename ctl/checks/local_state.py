@@ -14,7 +14,6 @@ import tensorflow as tf
 from ctl.built.observers import Observer
 from ctl.built.state import assignable, state_of
 from ctl.checks.graph_copier import FAILURES, ProbeError, has_mask
-from ctl.checks.left_tensors import is_in_replica
 from ctl.checks.read_batches import read_values
 from ctl.checks.row_probe import Probe
 from ctl.configs.error_location import user_frame
@@ -22,13 +21,11 @@ from ctl.errors import UsageError
 from ctl.graphs import ops
 from ctl.graphs.assignments import Assignment, find_assignments, read_handles
 from ctl.graphs.dataflow import ancestors, captured
-from ctl.graphs.places import place_of
+from ctl.graphs.places import is_in_replica
 from ctl.rows.row_mask import Rows
 from ctl.rows.trace import Trace, symbolic
 from ctl.update.snapshot import handles
 
-# Ops that change a resource other than a variable, or read what others have left in it.
-_RESOURCES = ("LookupTableImport", "LookupTableInsert", "LookupTableRemove", "Queue")
 _SUM, _MEAN = tf.VariableAggregation.SUM, tf.VariableAggregation.MEAN
 _FIRST = tf.VariableAggregation.ONLY_FIRST_REPLICA
 
@@ -39,10 +36,8 @@ class LocalState(Observer):
     def search(self, operations: Sequence[Any], rows: Rows) -> None:
         """Raises a UsageError if a loss reads a value of a replica's rows; prints a line for others."""
         plan = self.step.plan
-        if plan.options.allow_row_coupling or rows.earlier is not None:
-            return
-        self._check_resources(operations, split=plan.layout.replicas * plan.micro_batches > 1)
-        if plan.layout.replicas == 1:
+        is_accepted = plan.options.allow_row_coupling or rows.earlier is not None
+        if is_accepted or plan.layout.replicas == 1:
             return
         updates = rows.trace.updates
         losses = [x for each in updates for part in each.micro_batches for x in part.losses]
@@ -62,21 +57,6 @@ class LocalState(Observer):
             if handles([v]) & read and not (plan.even and is_mean):
                 raise UsageError(line)
             self.warn_once(line)
-
-    def _check_resources(self, operations: Sequence[Any], *, split: bool) -> None:
-        """Rejects state that is no variable: all replicas share it, and no checkpoint has it."""
-        op = next((x for x in ops.with_called(operations) if x.type.startswith(_RESOURCES)), None)
-        if op is None:
-            return
-        line = (
-            f"{place_of(op)} changes a queue or a table ({op.type}), which all replicas and "
-            "micro-batches share and no checkpoint has: keep its numbers in a tf.Variable, computed "
-            "from ctl.replica.all_gather(rows), or accept it with allow_row_coupling=True "
-            "(runtime.allow_row_coupling)."
-        )
-        if split:
-            raise UsageError(line)
-        self.warn_once(line)
 
     def _find_local(
         self, operations: Sequence[Any], rows: Rows, read: set[int]

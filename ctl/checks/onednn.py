@@ -14,7 +14,6 @@ from ctl.built.observers import Observer
 from ctl.errors import print_line
 from ctl.graphs import ops
 from ctl.graphs.places import place_of
-from ctl.hardware import host
 from ctl.rows.row_mask import Rows
 
 FIX = "set the environment variable TF_ENABLE_ONEDNN_OPTS=0"
@@ -37,10 +36,10 @@ class WrongGradients(Observer):
 
 def find(operations: Iterable[Any]) -> list[str]:
     """Describes the wrong gradients among ops, and in the functions that they call."""
-    found = _wrong_gradients(operations) if _uses_avx2() else ()
+    found = [*_wrong_gradients(operations)]
     return [
         f"oneDNN computes the gradient of a 1x1 convolution wrong on this CPU, {_place(op)}"
-        for op in found
+        for op in (found if found and _uses_avx2() else ())
     ]
 
 
@@ -71,6 +70,8 @@ def _uses_avx2() -> bool:
     """Returns whether oneDNN chooses its kernels for AVX2."""
     if os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0":
         return False
+    from ctl.hardware import host  # for a step with such a gradient
+
     names = host.identify_cpu()[1].split()
     limit = next((os.environ[name].upper() for name in _LIMITS if name in os.environ), "")
     if limit.startswith("AVX2") or not any(name.startswith("avx512") for name in names):

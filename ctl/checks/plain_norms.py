@@ -18,7 +18,7 @@ class PlainNorms(Observer):
     def search(self, operations: Sequence[Any], rows: Rows) -> None:
         """Prints a line for the layers, each once; it is no error, since it is the usual practice."""
         plan = self.step.plan
-        is_split = plan.layout.replicas * plan.micro_batches > 1 or not plan.even
+        is_split = plan.is_split or not plan.even
         if rows.earlier is not None or not is_split:
             return
         # A layer that is frozen, or called with training=False, uses its moving statistics.

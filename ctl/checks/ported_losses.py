@@ -25,12 +25,14 @@ class PortedLosses(Observer):
         if "ported" in rows.trace.call or rows.earlier is not None:
             return
         rows.trace.call["ported"] = True
+        self._find_penalties(operations, rows)
+        self._find_divisions(rows)
+
+    def _find_penalties(self, operations: Sequence[Any], rows: Rows) -> None:
         traces = getattr(rows.graph, "_ctl_started", [rows.trace])  # of all replicas
         parts = [p for trace in traces for update in trace.updates for p in update.micro_batches]
         inside = {x.op for part in parts for x in ancestors(*part.losses)}
         added = [op for op in inside if _is_penalty(op)]
-        divided = [update for update in rows.trace.updates if not update.undivided]
-        losses = [x for update in divided for x in update.micro_batches[0].losses]
         # Only if ctl adds them, too: a trainer may have a regularization_losses of its own.
         if added and any(_is_penalty(op) for op in operations if op not in inside):
             _LOG.warning(
@@ -38,6 +40,10 @@ class PortedLosses(Observer):
                 "count twice: leave them out.",
                 place_of(added[0]),
             )
+
+    def _find_divisions(self, rows: Rows) -> None:
+        divided = [update for update in rows.trace.updates if not update.undivided]
+        losses = [x for update in divided for x in update.micro_batches[0].losses]
         size = self.step.plan.layout.global_batch_size
         for op in (op for loss in losses for op in _factors(loss, size)):
             _LOG.warning(

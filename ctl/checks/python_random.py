@@ -8,6 +8,8 @@ from typing import Any
 
 import tf_keras
 
+from ctl.built.attributes import Owner
+from ctl.built.built_step import BuiltStep
 from ctl.built.observers import Observer
 from ctl.data import host_random
 from ctl.errors import UsageError
@@ -18,7 +20,7 @@ from ctl.rows.row_mask import Rows
 class HostRandom(Observer):
     """Watches the generators of Python and numpy while a step is traced."""
 
-    def __init__(self, step: Any):
+    def __init__(self, step: BuiltStep):
         super().__init__(step)
         self._watch = contextlib.ExitStack()
         if not step.plan.options.allow_unkeyed_random:
@@ -30,14 +32,14 @@ class HostRandom(Observer):
 
 
 @contextlib.contextmanager
-def check_host_random(trainer: Any) -> Iterator[None]:
+def check_host_random(trainer: Owner) -> Iterator[None]:
     """Checks that the code inside the `with` block draws nothing from Python's and numpy's generators.
 
     It compares the states before and after: of the global generators, and of the generators that the
     methods of the trainer and of its layers can name.
 
     Args:
-        trainer: the `StandardTrainer` whose step is traced inside.
+        trainer: the trainer or step whose step is traced inside.
 
     Raises:
         UsageError: the state of a generator changed. The message names it.
@@ -57,7 +59,7 @@ def check_host_random(trainer: Any) -> Iterator[None]:
         )
 
 
-def _find_generators(trainer: Any) -> list[tuple[str, Any]]:
+def _find_generators(trainer: Owner) -> list[tuple[str, Any]]:
     """Returns the generators in attributes, and those that methods refer to, by their names."""
     generators: list[tuple[str, Any]] = []
     seen: set[Any] = set()

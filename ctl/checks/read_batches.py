@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ctl.checks import row_samples
-from ctl.checks.graph_copier import ProbeError
+from ctl.checks.probe_error import ProbeError
 from ctl.rows.trace import Trace, symbolic
 
 ReadBatch = Callable[[], Any]  # a batch of a replica and its mask
+_UNKNOWN = 4  # the size of an axis that is not known
 
 
 def read_values(
@@ -53,10 +53,20 @@ def read_existing(read_batch: ReadBatch, least: int, trace: Trace | None = None)
         if trace is None:
             raise ProbeError("there is no batch to compute it for") from error
         inputs = trace.inputs[0] if isinstance(trace.inputs, tuple) else trace.inputs
-        return tf.nest.map_structure(lambda x: tf.constant(row_samples.make(x, least)), inputs)
+        return tf.nest.map_structure(lambda x: tf.constant(_make_rows(x, least)), inputs)
     if mask is not None:
         batch = tf.nest.map_structure(lambda x: tf.boolean_mask(x, mask > 0), batch)
     rows = tf.nest.flatten(batch)[0].shape[0]
     if rows < 2:
         raise ProbeError("the batch has one row")
     return tf.nest.map_structure(lambda x: tf.gather(x, np.arange(max(rows, least)) % rows), batch)
+
+
+def _make_rows(tensor: tf.Tensor, rows: int) -> np.ndarray:
+    """Makes rows like those of a tensor where no batch can be read; other axes may be unknown, too."""
+    shape = [rows, *(_UNKNOWN if size is None else size for size in tensor.shape[1:])]
+    draw = np.random.default_rng(0)
+    if tensor.dtype == tf.string:
+        return np.full(shape, b"")
+    values = draw.normal(size=shape) if tensor.dtype.is_floating else draw.integers(0, 2, shape)
+    return values.astype(tensor.dtype.as_numpy_dtype)

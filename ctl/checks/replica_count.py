@@ -17,6 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ctl.built.built_step import BuiltStep
 from ctl.built.observers import Losses, Observer, TraceAgain
 from ctl.checks import users_code
 from ctl.configs.error_location import name_function
@@ -35,7 +36,7 @@ class ReplicaCount(Observer):
 
     @classmethod
     def check_losses(
-        cls, step: Any, losses: Losses | None, trace_again: TraceAgain | None, name: str
+        cls, step: BuiltStep, losses: Losses | None, trace_again: TraceAgain | None, name: str
     ) -> None:
         """Prints a line if the function that builds the model reads the number of replicas."""
         build: Any = getattr(type(step.attributes.owner), "build_model", None)

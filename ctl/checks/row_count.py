@@ -5,17 +5,16 @@ number is a constant, so the losses of a trace with any number of rows are searc
 """
 
 import contextlib
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from ctl.built.built_step import BuiltStep
 from ctl.built.observers import Losses, Observer, TraceAgain
 from ctl.checks import loss_trace, users_code
-from ctl.checks.graph_copier import ProbeError
+from ctl.checks.probe_error import ProbeError
 from ctl.checks.read_batches import ReadBatch
 from ctl.checks.row_flow import Mixed, RowFlow, is_statistics
-from ctl.checks.row_probe import Probe, find_dependent
 from ctl.checks.row_rules import Place
 from ctl.checks.searched_trace import ACCEPT, reject_if_split
 from ctl.errors import UsageError
@@ -37,7 +36,7 @@ class RowCount(Observer):
 
     @classmethod
     def check_losses(
-        cls, step: Any, losses: Losses | None, trace_again: TraceAgain | None, name: str
+        cls, step: BuiltStep, losses: Losses | None, trace_again: TraceAgain | None, name: str
     ) -> None:
         """Raises a UsageError if losses depend on the number of rows of a replica or micro-batch."""
         plan, fewer, count = step.plan, None, 0
@@ -52,9 +51,8 @@ class RowCount(Observer):
                 losses, fewer = trace_again(count), trace_again(count - 1)  # or none of them
         if losses is None:
             return
-        split = plan.layout.replicas * plan.micro_batches > 1
         try:
-            check_count(losses, step.first_batch, name=name, split=split, fewer=fewer)
+            check_count(losses, step.first_batch, name=name, split=plan.is_split, fewer=fewer)
         except UsageError:
             # A counter in Python computes other losses in each trace, which the step reports.
             one, two = (trace_again(count) if fewer and trace_again else losses for _ in range(2))
@@ -85,6 +83,8 @@ def check_count(
     values = [*losses.values, *losses.weights]
     if fewer is None and not any(_counts_rows(each, losses.trace) for each in values):
         return
+
+    from ctl.checks.row_probe import Probe, find_dependent  # for losses with a number of rows
 
     # Statistics may depend on the number of rows, also those of rows that are drawn at random.
     statistics = [x.op for x in ancestors(*losses.values) if is_statistics(x.op)]

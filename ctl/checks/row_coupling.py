@@ -19,24 +19,16 @@ import tensorflow as tf
 
 from ctl.built.observers import Observer
 from ctl.built.state import state_of
-from ctl.checks import (
-    hidden_reductions,
-    loss_trace,
-    one_replica,
-    replica_count,
-    row_sums,
-    suspects,
-    users_code,
-)
-from ctl.checks.graph_copier import ProbeError
+from ctl.checks import loss_trace, replica_count, users_code
+from ctl.checks.probe_error import ProbeError
 from ctl.checks.read_batches import ReadBatch, read_existing
-from ctl.checks.row_dependence import RowDependence
 from ctl.checks.row_flow import RowFlow
 from ctl.checks.row_rules import Place
 from ctl.checks.searched_trace import ACCEPT, COMBINES, COUNT_FIX, FIX, SearchedTrace, Suspect
 from ctl.configs.error_location import name_function
 from ctl.errors import UsageError
-from ctl.graphs.dataflow import outer_tensor
+from ctl.graphs import ops
+from ctl.graphs.dataflow import ancestors, outer_tensor
 from ctl.graphs.places import place_of
 from ctl.hardware import devices, strategies
 from ctl.rows.row_mask import Rows
@@ -45,6 +37,7 @@ from ctl.rows.trace import UpdateTrace, symbolic
 _LOG = logging.getLogger("ctl")
 _PARTS = (0.25, 0.5, 0.75, 0.99)  # of the epoch, whose batches are read besides the next one
 _ROWS = 4  # of a micro-batch, if the step is traced again
+_HIDING = ("StopGradient", "IdentityN")  # tf.custom_gradient is the second
 _UPDATES = "computes another update on one replica with all rows"
 Compute = Callable[[Any], Any]
 
@@ -61,8 +54,8 @@ class RowCoupling(Observer):
             owner: Any = step.attributes.owner
             # Numbers of rows in other losses are found before the first step.
             others = []
-            if plan.own_replica_step:
-                place = name_function(owner.replica_step)
+            if plan.own_replica_step:  # of a trainer, or the losses of several optimizers
+                place = name_function(getattr(owner, "replica_step", None) or owner.loss_fn)
                 others = [Suspect(place, _UPDATES, COUNT_FIX, is_seen=False)]
             elif users_code.names(step, replica_count.READS):
                 place = f"{name_function(step.hooks.per_example_loss)}, a weight or a penalty"
@@ -110,13 +103,18 @@ def search(
     # The graph keeps the traces, because it also keeps their tensors.
     searches = trace.call.setdefault("searches", [])
     searches.append(found)
+    number = None
     if found is searches[0]:
         _search_first(found, rows, compute)
     else:  # another replica of this process, in the same graph
         distance = len(searches) - 1
         difference, number = loss_trace.compare_replicas(searches[0].trace, trace, distance)
         _check_equal(difference, "replicas")
-        found.suspects += [] if number is None else [suspects.suspect_number(number)]
+    if not found.is_split:
+        return
+    from ctl.checks import one_replica, suspects  # with which the replicas are compared
+
+    found.suspects += [] if number is None else [suspects.suspect_number(number)]
     if len(searches) == _count_traces():
         known = [suspect for each in reversed(searches) for suspect in each.suspects]
         # Those that the trace does not show are the last.
@@ -156,6 +154,8 @@ def _check_again(found: SearchedTrace, rows: Rows, compute: Compute) -> None:
     with tf.init_scope():
         batch = read_existing(found.batches[0], count, rows.trace)
         batch = tf.nest.map_structure(lambda x: x[:count], batch)
+    from ctl.checks import one_replica
+
     trace = one_replica.retrace(rows, batch, compute, count=count, parts=parts)
     again = dataclasses.replace(
         found, trace=trace, batches=[lambda: (batch, None)], first={}, is_alone=True
@@ -181,12 +181,20 @@ def _check_update(searched: SearchedTrace, update: UpdateTrace) -> None:
     count = tensors[0].shape[0] if tensors[0].shape.rank else None
 
     def check_rows(flow: RowFlow, values: Any, count: int | None, micro_batches: int) -> None:
-        search = RowDependence(
-            searched, update, flow, values, count, micro_batches=micro_batches
+        mixed = flow.suspects(values)
+        if not mixed:
+            if count == 1 and trace.global_values:
+                raise ProbeError("a micro-batch has one row")
+            return
+        # They compute the losses of other rows, which the ops of most losses make unnecessary.
+        from ctl.checks import hidden_reductions, row_dependence
+
+        search = row_dependence.RowDependence(
+            searched, update, flow, values, mixed, count, micro_batches=micro_batches
         )  # fmt: skip
         if search.run():
             # Other rows of the replica change nothing, but fewer rows may, such as half of them.
-            op = search.suspects[0][1]
+            op = mixed[0][1]
             use = f"{COMBINES} ({op.type})"
             searched.suspects.append(Suspect(place_of(op), use, FIX, is_seen=False))
             hidden_reductions.warn(search)
@@ -207,11 +215,19 @@ def _check_update(searched: SearchedTrace, update: UpdateTrace) -> None:
         {**batch, **leading}, count=rows, clean=clean, resolve=resolve, row_wise=trace.row_wise
     )
     check_rows(losses, part.losses, rows, micro_batches)
-    prepared_values = [*update.inputs, *symbolic(update.conditions)]
-    searched.suspects += suspects.find(searched, prepared, prepared_values)
-    searched.suspects += suspects.find(searched, losses, part.losses, part.rows)
-    row_sums.check_penalties(searched, update, losses, rows)
-    row_sums.check_gradients(searched, update, losses)
+    if searched.is_split:
+        from ctl.checks import suspects
+
+        prepared_values = [*update.inputs, *symbolic(update.conditions)]
+        searched.suspects += suspects.find(searched, prepared, prepared_values)
+        searched.suspects += suspects.find(searched, losses, part.losses, part.rows)
+    reached = ops.with_called(x.op for x in ancestors(*part.losses))
+    hides = any(op.type in _HIDING for op in reached)
+    if hides or any(update.penalties):
+        from ctl.checks import row_sums
+
+        row_sums.check_penalties(searched, update, losses, rows)
+        row_sums.check_gradients(searched, update, losses)
 
 
 def _check_equal(difference: loss_trace.TraceDifference | None, parts: str) -> None:

@@ -6,13 +6,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from ctl.checks import suspects
-from ctl.checks.graph_copier import ProbeError
+from ctl.checks.probe_error import ProbeError
 from ctl.checks.read_batches import ReadBatch
-from ctl.checks.row_flow import Mixed, RowFlow
+from ctl.checks.row_flow import RowFlow
 from ctl.checks.row_probe import Probe, find_dependent
 from ctl.checks.row_rules import Place
 from ctl.checks.searched_trace import COMBINES, FIX, PLACE_FIX, SearchedTrace, reject
+from ctl.checks.suspects import find_number
 from ctl.errors import UsageError
 from ctl.graphs import ops
 from ctl.graphs.dataflow import ancestors
@@ -31,12 +31,13 @@ class RowDependence:
         update: the update that the values belong to.
         flow: finds where rows are combined.
         values: the values, one per row.
+        suspects: those that perhaps depend on other rows, each with the op that combines them.
         count: the number of rows of the values; None if the trace accepts any number.
         micro_batches: the number of micro-batches that compute the values.
 
     Attributes:
-        suspects: the values that perhaps depend on other rows, each with the op that combines them.
-        probe: computes the suspects, once `run` was called.
+        suspects: see above.
+        probe: computes the suspects.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class RowDependence:
         update: UpdateTrace,
         flow: RowFlow,
         values: Sequence[tf.Tensor],
+        suspects: Sequence[tuple[tf.Tensor, Any]],
         count: int | None,
         *,
         micro_batches: int,
@@ -52,23 +54,16 @@ class RowDependence:
         self.searched, self.update, self.flow, self.count = searched, update, flow, count
         self._micro_batches = micro_batches
         self._is_split = searched.replicas * micro_batches > 1
-        self._values = values
-        states = [(value, flow.state(value)) for value in values]
-        self.suspects = [(value, state.op) for value, state in states if isinstance(state, Mixed)]
-        self.suspects += [(x, x.op) for x, s in states if s is None and flow.uses_places(x)]
+        self.suspects = suspects
+        self._is_numbered = find_number(searched, values) is not None
+        self.probe = self._probe([value for value, _ in suspects])
 
     def run(self) -> bool:
         """Raises a UsageError, or warns if the batch is not split, if the rows affect each other.
 
         Returns:
-            Whether there are suspects and none of them has shown that it depends on other rows.
+            Whether no suspect has shown that it depends on other rows.
         """
-        if not self.suspects:
-            if self.count == 1 and self.searched.trace.global_values:
-                raise ProbeError("a micro-batch has one row")
-            return False
-        self._is_numbered = suspects.find_number(self.searched, self._values) is not None
-        self.probe = self._probe([value for value, _ in self.suspects])
         if self._examine(self.searched.batches):
             return False
 

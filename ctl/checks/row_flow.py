@@ -115,6 +115,12 @@ class RowFlow:
             stack.pop()
         return states[id(tensor)]
 
+    def suspects(self, values: Iterable[tf.Tensor]) -> list[tuple[tf.Tensor, Any]]:
+        """Returns the values that perhaps depend on other rows, each with the op that combines them."""
+        states = [(value, self.state(value)) for value in values]
+        mixed = [(value, state.op) for value, state in states if isinstance(state, Mixed)]
+        return mixed + [(x, x.op) for x, s in states if s is None and self.uses_places(x)]
+
     def without_suspects(
         self, dependent: Callable[[list[tf.Tensor]], list[tf.Tensor]]
     ) -> "RowFlow":

@@ -25,7 +25,6 @@ _ANY_INTEGER = (
 )  # fmt: skip
 _SHIFTS = 5
 _MAX_CONSTANTS = 8
-_UNKNOWN = 4  # the size of an axis that is not known
 
 
 class IntegerUses:
@@ -125,16 +124,6 @@ def _vary_compared(
 def is_flag(x: np.ndarray) -> bool:
     """Returns whether an entry has one integer per row, which is 0, 1 or -1."""
     return x.dtype.kind in "iub" and x.ndim == 1 and bool((np.abs(x.astype(int)) <= 1).all())
-
-
-def make(tensor: tf.Tensor, rows: int) -> np.ndarray:
-    """Makes rows like those of a tensor where no batch can be read; other axes may be unknown, too."""
-    shape = [rows, *(_UNKNOWN if size is None else size for size in tensor.shape[1:])]
-    draw = np.random.default_rng(0)
-    if tensor.dtype == tf.string:
-        return np.full(shape, b"")
-    values = draw.normal(size=shape) if tensor.dtype.is_floating else draw.integers(0, 2, shape)
-    return values.astype(tensor.dtype.as_numpy_dtype)
 
 
 def _is_number(value: Any) -> bool:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from ctl.checks.graph_copier import ProbeError, has_mask
+from ctl.checks.graph_copier import has_mask
+from ctl.checks.probe_error import ProbeError
 from ctl.checks.read_batches import ReadBatch
 from ctl.checks.row_flow import Mixed, RowFlow
 from ctl.checks.row_probe import Probe

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from ctl.checks.graph_copier import FAILURES, ProbeError
+from ctl.checks.probe_error import FAILURES, ProbeError
 from ctl.checks.read_batches import ReadBatch, read_values
 from ctl.errors import UsageError
 from ctl.rows.trace import Trace, symbolic

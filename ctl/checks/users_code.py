@@ -7,16 +7,17 @@ import re
 import sys
 from typing import Any
 
+from ctl.built.built_step import BuiltStep
 from ctl.keras import models
 
 _PACKAGES = ("ctl", "keras", "tensorflow", "tf_keras")
 
 
-def names(step: Any, pattern: str) -> bool:
+def names(step: BuiltStep, pattern: str) -> bool:
     """Returns whether a pattern is found in the files of a step's functions, models and layers.
 
     Args:
-        step: the `BuiltStep`.
+        step: the step.
         pattern: a regular expression.
     """
     return any(re.search(pattern, text) for text in texts(step))

@@ -1,6 +1,5 @@
 """The elements of users' data: the names of their features, their spec, and what is rejected."""
 
-from collections.abc import Sequence
 import re
 from typing import Any
 
@@ -141,8 +140,9 @@ def check_single_examples(dataset: tf.data.Dataset) -> None:
     while True:
         kind = type(dataset).__name__
         if "Batch" in kind and "Unbatch" not in kind:
+            shapes = " and ".join(str(tuple(spec.shape)) for spec in specs)
             raise UsageError(
-                f"The elements of the data are batches, {element_shapes(specs)}, but must be single "
+                f"The elements of the data are batches, {shapes}, but must be single "
                 "examples, which ctl batches: remove batch(...) from the dataset, or return "
                 "ctl.data.GlobalBatches(dataset). If they are single examples, give them a static "
                 "shape by tf.ensure_shape."
@@ -154,11 +154,6 @@ def check_single_examples(dataset: tf.data.Dataset) -> None:
         if len(inputs) != 1:
             return
         dataset = inputs[0]
-
-
-def element_shapes(specs: Sequence[tf.TensorSpec]) -> str:
-    """Returns the shapes of specs for a message, such as "(None, 3) and (None,)"."""
-    return " and ".join(str(tuple(spec.shape)) for spec in specs)
 
 
 def _feature_spec(spec: Nest, is_batched: bool, element: Nest) -> tf.TensorSpec:

@@ -1,4 +1,4 @@
-"""Names the layer and the user's line of code that created an op."""
+"""Names the layer and the user's line of code that created an op, and whether a replica did."""
 
 import re
 
@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from ctl.configs.error_location import user_frame
 
+_THREAD = "mirrored_run.py"  # the file of tf.distribute whose `run` calls the code of a replica
 _REPLICA = re.compile(r"^replica_\d+(/|$)")
 
 
@@ -22,3 +23,8 @@ def place_of(op: tf.Operation, *, own_parts: int = 2) -> str:
     if line is None:
         return f"Layer {scope or op.name}"
     return f"{line} (in {scope})" if scope else line
+
+
+def is_in_replica(op: tf.Operation) -> bool:
+    """Returns whether an op was created by the code of a replica."""
+    return any(frame.name == "run" and frame.filename.endswith(_THREAD) for frame in op.traceback)

@@ -24,6 +24,7 @@ from ctl.errors import Failure, UsageError, print_line
 from ctl.evaluator import StandardEvaluator
 from ctl.hardware import engines, selection, strategies
 from ctl.loop.actions.action import as_action
+from ctl.loop.actions.learning_rate import LearningRate
 from ctl.loop.lock import RunLock
 from ctl.loop.workdir import Workdir
 from ctl.loop.writers.writer import Record
@@ -127,7 +128,9 @@ class Run:
         self._is_recorded = False
         self._begin(changes)
         self._controller = self._run.controller
-        self._rate: Any = self._controller.actions["LearningRate"]
+        rate = self._controller.actions["LearningRate"]
+        assert isinstance(rate, LearningRate)
+        self._rate = rate
 
     def __repr__(self) -> str:
         loss = self._controller.outputs.get("loss")

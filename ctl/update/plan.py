@@ -65,6 +65,11 @@ class Plan:
         return self.options.micro_batches
 
     @property
+    def is_split(self) -> bool:
+        """Whether several replicas or micro-batches compute the global batch."""
+        return self.layout.replicas * self.micro_batches > 1
+
+    @property
     def even(self) -> bool:
         """Whether all micro-batches have the same number of rows, without padding.
 

@@ -284,6 +284,14 @@ def test_conditions_inside_of_a_function_and_of_strategy_run(tmp_path):
         np.testing.assert_allclose(actual, value, rtol=0, atol=1e-12)
 
 
+def test_losses_of_a_step_with_several_optimizers_are_compared(tmp_path, caplog):
+    Own(5, 2, tmp_path).train(1)
+    assert "cannot check" not in caplog.text
+    calls = itertools.count(1)
+    with pytest.raises(ctl.UsageError, match="in one of the replicas and"):
+        Own(5, 2, tmp_path, poison=lambda step: float(next(calls))).train(1)
+
+
 @pytest.mark.parametrize(
     ("optimizers", "options"),
     [({}, {}), ({"actor": None}, {}), ({"actor": (None, None)}, {"loss_weights": {"actor": 2.0}})],

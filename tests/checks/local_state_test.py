@@ -191,20 +191,3 @@ def test_mean_over_equal_numbers_of_rows_may_be_right(caplog):
 def test_state_of_the_global_batch_is_accepted(case, caplog):
     assert not train(case, Split(2), caplog)
     assert difference(running.train(case, Split(1)), running.train(case, Split(2))) <= 1e-10
-
-
-class Queue(Case):
-    def build_model(self):
-        self.queue = tf.queue.FIFOQueue(100, [tf.float64], shapes=[[CLASSES]])
-        return super().build_model()
-
-    def per_example_loss(self, batch, outputs):
-        self.queue.enqueue_many([tf.stop_gradient(outputs)])
-        losses = super().per_example_loss(batch, outputs)
-        return losses + tf.reduce_sum((outputs - self.queue.dequeue()) ** 2, axis=-1)
-
-
-@pytest.mark.parametrize("split", [Split(2), Split(1, 8, micro_batches=2)])
-def test_state_that_is_no_variable_is_rejected(split):
-    with pytest.raises(ctl.UsageError, match=r"_test\.py:\d+ .*changes a queue or a table \(Queue"):
-        running.train(Queue, split)

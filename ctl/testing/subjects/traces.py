@@ -6,10 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from ctl.checks.left_tensors import is_in_replica
 from ctl.configs.error_location import user_frame
 from ctl.graphs.dataflow import ancestors
-from ctl.graphs.places import place_of
+from ctl.graphs.places import is_in_replica, place_of
 
 _REPLICA = re.compile(r"(?:^|/)replica_(\d+)/")  # the name scope of all but the first replica
 _DATA = ("Placeholder", "IteratorGetNext")
