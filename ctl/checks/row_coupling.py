@@ -57,10 +57,10 @@ class RowCoupling(Observer):
             batches: list[ReadBatch] = [read, *(functools.partial(read, part) for part in _PARTS)]
             # Numbers of rows and of replicas in other losses are found before the first step.
             owner: Any = step.attributes.owner
-            own = owner.replica_step if plan.own_replica_step else None
-            suspects = (
-                [Suspect(name_function(own), _UPDATES, COUNT_FIX, is_seen=False)] if own else []
-            )
+            suspects = []
+            if plan.own_replica_step:  # of a trainer, or the losses of several optimizers
+                own = getattr(owner, "replica_step", None) or owner.loss_fn
+                suspects = [Suspect(name_function(own), _UPDATES, COUNT_FIX, is_seen=False)]
             found = SearchedTrace(
                 rows.trace, plan.layout.replicas, rows.micro_batches, batches, rows.allow_unkeyed,
                 again=step.repeated, state=state_of(step.attributes),
