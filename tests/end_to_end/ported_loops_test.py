@@ -129,19 +129,23 @@ def train_plainly(kind):
     return values(loop)
 
 
-def train_by_steps(kind, strategy):
-    tf_keras.utils.set_random_seed(0)
-    with strategy.scope():
-        loop = kind(ctl.SyncBatchNormalization)
-    steps = [
+def make_steps(loop, strategy, size):
+    return [
         ctl.Step(
             model, optimizer, lambda batch, outputs: outputs,
             forward=lambda batch, training, loss=loss: loss(batch),
             models=[each for each in loop.models if each is not model],
-            global_batch_size=BATCH, strategy=strategy,
+            global_batch_size=size, strategy=strategy,
         )
         for model, optimizer, loss in zip(loop.models, loop.optimizers, loop.losses, strict=True)
     ]  # fmt: skip
+
+
+def train_by_steps(kind, strategy):
+    tf_keras.utils.set_random_seed(0)
+    with strategy.scope():
+        loop = kind(ctl.SyncBatchNormalization)
+    steps = make_steps(loop, strategy, BATCH)
 
     @tf.function
     def train(batch):
