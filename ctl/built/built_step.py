@@ -47,6 +47,10 @@ _UNSAVED = (
     "tf.Module that it holds."
 )
 
+_OWN_UPDATE = (
+    "train_step updates the model itself, and only `ctl check` tests whether that update depends on how "
+    "the batch is split: call super().train_step(iterator), whose replica_step calls self.minimize."
+)
 _MOST_CONSTANTS = 1_000  # of a list, which are compared before each step
 
 
@@ -379,6 +383,8 @@ class BuiltStep:
                 observer.check_variables(items)
         for place in self.update.unsaved:
             _LOG.warning(_UNSAVED, place)
+        if self.plan.own_train_step and not self.update.variables:
+            _LOG.warning(_OWN_UPDATE)
         self.update.unsaved.clear()  # a later trace lists its own
         self.checks_copies = self.is_unfinished = False
 

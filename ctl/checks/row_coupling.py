@@ -57,11 +57,12 @@ class RowCoupling(Observer):
             if plan.own_replica_step:  # of a trainer, or the losses of several optimizers
                 place = name_function(getattr(owner, "replica_step", None) or owner.loss_fn)
                 others = [Suspect(place, _UPDATES, COUNT_FIX, is_seen=False)]
-            elif users_code.names(step, replica_count.READS):
+            elif plan.layout.replicas > 1 and users_code.names(step, replica_count.READS):
                 place = f"{name_function(step.hooks.per_example_loss)}, a weight or a penalty"
                 others = [Suspect(place, _UPDATES, COUNT_FIX, is_seen=False)]
             # The code may call an optimizer by itself.
-            optimizers = [v for each in step.attributes.optimizers() for v in each.variables]
+            held = [v for each in step.attributes.optimizers() for v in each.variables]
+            optimizers = [v for v in held if isinstance(v, tf.Variable)]
             found = SearchedTrace(
                 rows.trace, plan.layout.replicas, rows.micro_batches, batches, rows.allow_unkeyed,
                 again=step.repeated, state=[*state_of(step.attributes), *optimizers],

@@ -32,6 +32,8 @@ _GRADIENT = "has a gradient of tf.custom_gradient that one replica with all rows
 _ASSIGNS = (
     "assigns {}, which updates read, a value that one replica with all rows computes otherwise"
 )
+_SHARES = "draws the same numbers for the rows of each replica, and others for those of one"
+_SHARES_FIX = "leave out shared=True where axis 0 holds the rows"
 _UPDATES = "updates {} otherwise than one replica with all rows"
 _UPDATES_FIX = "call self.minimize instead, which divides by the weight of the global batch"
 _ASSIGNS_FIX = (
@@ -72,6 +74,9 @@ def find(
             yield Suspect(place_of(x.op), _GRADIENT, COUNT_FIX)
         if _is_count(x):
             yield Suspect(place_of(x.op), _COUNTS, COUNT_FIX)
+    for x in searched.trace.shared:
+        if id(x) in ids:
+            yield Suspect(place_of(x.op), _SHARES, _SHARES_FIX, is_seen=False)
     for value in collectives:
         if not _is_known(value) and not _is_own_gather(value.local.op):
             # It is called where no op is made, but its result is used on the user's line, or near it.

@@ -387,7 +387,11 @@ def _draw(
 ) -> tf.Tensor:
     stream = _stream(function, name, seed, part)
     shape = row_mask.fill_rows(shape, per_row)
-    return draw(shape, stream, *arguments, per_row=per_row, **options)
+    numbers = draw(shape, stream, *arguments, per_row=per_row, **options)
+    rows = row_mask.current()
+    if rows and options.get("shared") and numbers.shape[:1] in ([None], [rows.count]):
+        rows.trace.shared.append(numbers)  # perhaps one for each row
+    return numbers
 
 
 def _stream(function: str, name: str, seed: int, part: str = "") -> Stream:

@@ -140,6 +140,7 @@ class Trace:
         refused: the functions that could not read other rows because of `Rows.isolated`.
         views: the numbers of views that the code has concatenated.
         folded: the draws for tensors with several entries per row on axis 0.
+        shared: the draws of one tensor for all rows that has as many entries as a replica has rows.
         results: what the step returns; None if that is not known.
         weights: the weights of the losses.
         metric_updates: the updates of metrics.
@@ -157,6 +158,7 @@ class Trace:
     applied: list[tf.Tensor] = dataclasses.field(default_factory=list)
     wanted: list[tf.Tensor | None] = dataclasses.field(default_factory=list)
     refused: list[str] = dataclasses.field(default_factory=list)
+    shared: list[tf.Tensor] = dataclasses.field(default_factory=list)
     views: set[int] = dataclasses.field(default_factory=set)
     folded: list[Folded] = dataclasses.field(default_factory=list)
     results: Nest = None

@@ -232,6 +232,30 @@ def test_update_beside_minimize_is_compared():
         train(ByHand, split)
 
 
+class Noise(Case):
+    """Draws the same numbers for the rows of each replica."""
+
+    shape = staticmethod(tf.shape)
+
+    def forward(self, batch, training):
+        outputs = self.model(batch["x"], training=training)
+        noise = ctl.random.normal(self.shape(outputs), shared=True, dtype=tf.float64)
+        return outputs + noise
+
+
+class NoiseOfColumns(Noise):
+    def shape(self, outputs):
+        return [outputs.shape[1]]
+
+
+@pytest.mark.parametrize("split", [Split(2, 7), Split(1, 6, micro_batches=2)], ids=str)
+def test_shared_numbers_for_rows_are_rejected(split):
+    found = train(NoiseOfColumns, split.reference), train(NoiseOfColumns, split)
+    assert difference(*found) <= 1e-10, "also for as many columns as rows"
+    with pytest.raises(ctl.UsageError, match=r"_test\.py:\d+ draws .* leave out shared=True"):
+        train(Noise, split)
+
+
 class Center(Case):
     """Keeps a mean of the outputs, which the losses of later steps read."""
 

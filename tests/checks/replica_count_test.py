@@ -93,7 +93,9 @@ def test_the_number_of_replicas_in_a_loss_is_rejected_with_its_line(case):
 
 @pytest.mark.parametrize("case", [Weighted, ScaledPenalty])
 def test_the_number_of_replicas_in_a_weight_or_a_penalty_is_rejected(case):
-    with pytest.raises(ctl.UsageError, match="a weight or a penalty computes another update on one"):
+    with pytest.raises(
+        ctl.UsageError, match="a weight or a penalty computes another update on one"
+    ):
         train(case, Split(2, 8))
 
 

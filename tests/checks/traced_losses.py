@@ -32,7 +32,9 @@ class FakeStep:
     def __init__(self, loss, *, replicas=2, rows=ROWS, read=4, allow=False, padded=False):
         self.reads, self.repeated = 0, []
         owner = types.SimpleNamespace(global_step=None, skipped_steps=None)
-        self.attributes = types.SimpleNamespace(owner=owner, values=list, layer_metrics=dict)
+        self.attributes = types.SimpleNamespace(
+            owner=owner, values=list, layer_metrics=dict, layers=list, optimizers=list
+        )
         self.least = read  # the number of rows that can be read for a replica with fewer
         self.loss, self.rows, self.padded = loss, rows, padded
         options = types.SimpleNamespace(allow_row_coupling=allow, logical_shards=None)
