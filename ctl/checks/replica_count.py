@@ -91,9 +91,9 @@ def counting(number: int) -> Iterator[None]:
 def changing(step: Any, number: int) -> Iterator[None]:
     """Lets functions read what was computed from another number of replicas, within a `with` block.
 
-    They are the attributes and outer variables that statements in the files of the functions assign, from
-    an expression with the number of replicas that is no product: the number, its inverse, or the rows of
-    a replica.
+    They are the attributes and outer variables that statements in the files of the functions assign,
+    from an expression with the number of replicas that is no product: the number, its inverse, or the
+    rows of a replica.
 
     Args:
         step: the `BuiltStep`.
