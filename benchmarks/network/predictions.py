@@ -6,7 +6,7 @@ from benchmarks.network.cost_model import CostModel, rounds, sent_bytes
 
 # Fitted to the measurements in docs/scaling.md; latency in seconds per round.
 FITTED = CostModel(overhead=1.117, latency=7e-05)
-WORKERS = (8, 64, 512)
+WORKERS = (8, 64)
 GBITS = (1, 10, 100)
 
 
