@@ -18,7 +18,7 @@ Trackable: TypeAlias = tf.__internal__.tracking.Trackable  # a model, an optimiz
 def assignable(attributes: Attributes) -> Assignable:
     """Returns every variable that the code of a step may assign.
 
-    Only optimizers assign their own variables, and ctl counts the steps.
+    Only optimizers assign their own variables, but for the learning rate, and ctl counts the steps.
     """
     owner = attributes.owner
     counters = {id(owner.global_step), id(owner.skipped_steps)}
@@ -33,6 +33,8 @@ def assignable(attributes: Attributes) -> Assignable:
             if isinstance(value, tf_keras.layers.Layer):
                 statistics |= moving_statistics(value)
                 plain |= moving_statistics(value, plain=True)
+    rates = [each.learning_rate for each in attributes.optimizers()]
+    variables |= {id(v): v for v in rates if isinstance(v, tf.Variable)}
     variables |= {id(v): v for m in attributes.layer_metrics().values() for v in m.variables}
     once, summed = [], []
     for key, variable in variables.items():

@@ -1,14 +1,12 @@
 """Compares the losses and gradients of a step with those of one replica that computes all rows.
 
-A collective may get what a replica has already combined, such as the mean of its own maximum: its
-result is equal on all replicas, and yet depends on how the batch is split. The number of a replica may
-do the same, and a gradient that the user has written. Where the search of the losses finds one of these,
-the code of the step is traced again, in no strategy and without micro-batches. The ops of all replicas
-are copied into another graph, in which collectives are sums and concatenations. For the same rows, both
-must compute the same losses, and gradients with the same sum.
+Where something is found that may make the update depend on the split, the code of the step is traced
+again, in no strategy and without micro-batches. The ops of all replicas are copied into another graph,
+in which collectives are sums and concatenations. For the same rows, both must compute the same losses,
+and gradients with the same sum.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 import contextlib
 import dataclasses
@@ -19,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from ctl.checks import local_state, loss_trace, replica_count
+from ctl.checks import loss_trace, replica_count
 from ctl.checks.graph_copier import (
     FAILURES,
     LATE,
@@ -30,162 +28,29 @@ from ctl.checks.graph_copier import (
     has_mask,
 )
 from ctl.checks.read_batches import ReadBatch
-from ctl.checks.row_flow import Mixed, RowFlow, is_normalization, is_statistics
+from ctl.checks.row_flow import is_statistics
 from ctl.checks.row_probe import differ
-from ctl.checks.row_rules import Place
-from ctl.checks.searched_trace import COUNT_FIX, FIX, PLACE_FIX, SearchedTrace, Suspect, reject
+from ctl.checks.searched_trace import SearchedTrace, Suspect
+from ctl.checks.suspects import (
+    assigned,
+    caller_of,
+    conditions_of,
+    losses_of,
+    updated_values,
+    values_of,
+)
 from ctl.data.autograph import traced
 from ctl.data.source import Batch
-from ctl.graphs.assignments import OPTIMIZER_UPDATE, READS, Assignment, find_assignments, outermost
 from ctl.graphs.dataflow import ancestors
 from ctl.graphs.places import place_of
 from ctl.rows import row_mask
 from ctl.rows.row_mask import Rows
-from ctl.rows.trace import GlobalValue, Trace, UpdateTrace, symbolic
-from ctl.update.snapshot import handles
-from ctl.version import FOLDER
+from ctl.rows.trace import GlobalValue, Trace, symbolic
 
 _LOG = logging.getLogger("ctl")
-_COMBINES = "combines rows of the same replica before a collective combines the replicas"
-_COUNTS = "is a number from which one replica with all rows gets other losses"
-_COLLECTS = (
-    "collects values of all replicas, from which one replica with all rows gets other losses"
-)
-_GRADIENT = "has a gradient of tf.custom_gradient that one replica with all rows computes otherwise"
-_ASSIGNS = (
-    "assigns {}, which updates read, a value that one replica with all rows computes otherwise"
-)
-_ASSIGNS_FIX = (
-    "compute it from the rows of all, by ctl.replica.all_gather(rows), and leave numbers of replicas "
-    "and of rows out"
-)
 _MOST_REPLICAS = 8  # whose losses are computed together
-_GATHER, _MOMENTS, _ROW_RANGE = (
-    os.path.join("ctl", "rows", x) for x in ("gather.py", "moments.py", "row_mask.py")
-)  # fmt: skip
-_SNAPSHOT = os.path.join("ctl", "update", "snapshot.py")
-_TENSORFLOW, _KERAS = (os.path.join("site-packages", x) for x in ("tensorflow", "tf_keras"))
+_MOMENTS = os.path.join("ctl", "rows", "moments.py")
 Compute = Callable[[Batch], Any]
-
-
-def find(
-    searched: SearchedTrace,
-    flow: RowFlow,
-    values: Sequence[tf.Tensor],
-    micro_batch: Sequence[tf.Tensor] = (),
-) -> Iterator[Suspect]:
-    """Yields what may depend on the split although no row of a replica depends on the others.
-
-    Args:
-        searched: the trace.
-        flow: finds where rows are combined.
-        values: the losses, or what `preprocess` and `sample_weight` returned.
-        micro_batch: the rows of a micro-batch, whose losses these are.
-
-    Raises:
-        UsageError: a collective has rows of one micro-batch only.
-    """
-    trace, reached = searched.trace, [*ancestors(*values)]
-    parts = {id(x) for x in micro_batch if searched.micro_batches > 1}
-    ids = {id(x) for x in reached}
-    collectives = [x for x in trace.global_values if id(x.output) in ids]
-    for value in collectives:
-        state, op = flow.state(value.local), value.local.op
-        combines = False
-        if isinstance(state, Mixed) and not _is_own_gather(state.op):
-            combines, op = True, state.op
-        is_part = any(id(x) in parts for x in ancestors(value.local)) if parts else False
-        if is_part and (combines or value.gathered):
-            reject(place_of(op), _COMBINES, FIX, split=True)
-        if combines:
-            yield Suspect(place_of(op), _COMBINES, FIX)
-    number = find_number(searched, values)
-    if number is not None:
-        yield suspect_number(number)
-    for x in reached:
-        if is_users_gradient(x.op):
-            yield Suspect(place_of(x.op), _GRADIENT, COUNT_FIX)
-        if _is_count(x):
-            yield Suspect(place_of(x.op), _COUNTS, COUNT_FIX)
-    for value in collectives:
-        if not _is_known(value) and not _is_own_gather(value.local.op):
-            # It is called where no op is made, but its result is used on the user's line, or near it.
-            op = next(iter(value.output.consumers()), value.local.op)
-            yield Suspect(place_of(op), _COLLECTS, FIX)
-
-
-def find_in_state(searched: SearchedTrace) -> Iterator[Suspect]:
-    """Yields what may depend on the split in variables that the step assigns and an update reads."""
-    trace = searched.trace
-    found = _assigned(trace, searched.state)
-    searched.state = searched.state if found else ()
-    read = _read(trace, searched.state, found) if found else set()
-    tensors = symbolic(trace.inputs)
-    flow = RowFlow(
-        {id(x): Place(0) for x in tensors},
-        count=tensors[0].shape[0],
-        clean=[id(x.output) for x in trace.global_values],
-        row_wise=trace.row_wise,
-    )
-    for i in sorted(read):
-        values = [x for each in found[i] for x in _values_of(each)]
-        yield from (x for x in find(searched, flow, values) if x.use == _COMBINES)
-        use = _ASSIGNS.format(getattr(searched.state[i], "name", ""))
-        yield Suspect(local_state.place_of_value(found[i][0]), use, _ASSIGNS_FIX)
-    searched.state = [v if i in read else None for i, v in enumerate(searched.state)]
-
-
-def suspect_number(op: Any) -> Suspect:
-    """Returns the suspect that is the number of a replica."""
-    return Suspect(place_of(op), "uses the number of the replica", PLACE_FIX)
-
-
-def _is_own_gather(op: Any) -> bool:
-    """Returns whether ctl puts rows into the slot of their replica, to gather them."""
-    return any(frame.filename.endswith(_GATHER) for frame in op.traceback)
-
-
-def find_number(searched: SearchedTrace, values: Sequence[tf.Tensor]) -> Any | None:
-    """Returns the number of the replica that values contain, other than in ctl's positions."""
-    trace = searched.trace
-    known = [*trace.positions, *(each.output for each in trace.global_values)]
-    known += symbolic([part.first_row for update in trace.updates for part in update.micro_batches])
-    sources = ancestors(*values, stop={id(x) for x in known})
-    return next((x.op for x in sources if loss_trace.is_replica_number(x.op)), None)
-
-
-def _is_known(value: GlobalValue) -> bool:
-    """Returns whether a value is statistics, or numbers of rows, whose parts ctl adds up."""
-    ends = value.local.op, value.output.op
-    return is_normalization(ends[0]) or any(_caller(op).endswith(_ROW_RANGE) for op in ends)
-
-
-def _is_count(tensor: tf.Tensor) -> bool:
-    """Returns whether a tensor is perhaps a number of rows, as a factor of a loss."""
-    is_number = tensor.op.type == "Cast" and tensor.shape.rank == 0 and tensor.dtype.is_floating
-    if not is_number or not tensor.op.inputs[0].dtype.is_integer or not _is_users(tensor.op):
-        return False
-    sources = ancestors(tensor, through_shapes=False)
-    return not any(x.op.type in (*READS, "Placeholder") for x in sources)
-
-
-def is_users_gradient(op: Any) -> bool:
-    """Returns whether an op has a gradient that the user has written by tf.custom_gradient."""
-    if op.type != "IdentityN" or b"CustomGradient" not in op.node_def.attr["_gradient_op_type"].s:
-        return False
-    return _is_users(op)
-
-
-def _is_users(op: Any) -> bool:
-    """Returns whether the user's code has called TensorFlow to create an op."""
-    caller = _caller(op)
-    return not caller.startswith(str(FOLDER)) and _KERAS not in caller
-
-
-def _caller(op: Any) -> str:
-    """Returns the file of the code that has called TensorFlow to create an op."""
-    callers = (frame.filename for frame in reversed(op.traceback))
-    return next((name for name in callers if _TENSORFLOW not in name), "")
 
 
 def check(
@@ -304,7 +169,7 @@ class _Comparison:
     def _describe(self, count: int) -> str:
         """Names a number that replicas use in place of another one."""
         traces = self._one[count].trace, self._traces[0]
-        (one, two), inputs = map(_losses, traces), [each.inputs for each in traces]
+        (one, two), inputs = map(losses_of, traces), [each.inputs for each in traces]
         found = loss_trace.compare(one[: len(two)], inputs[0], two[: len(one)], inputs[1])
         if found is None or found.op.type != "Const" or found.op.outputs[0].shape.rank != 0:
             return ""
@@ -341,13 +206,13 @@ class _Comparison:
         if len(self._searches) < len(self._traces):
             return []
         one, state = next(iter(self._one.values())).trace, self._searches[0].state
-        own, *others = (_assigned(each, state) for each in (trace, one, self._traces[0]))
+        own, *others = (assigned(each, state) for each in (trace, one, self._traces[0]))
         values = []
         for i in sorted(own):
             counts = {len(each.get(i, ())) for each in (own, *others)}
             # Micro-batches assign the same value each.
             chosen = own[i] if len(counts) == 1 else own[i][-1:] if 0 not in counts else []
-            values += [x for each in chosen for x in _values_of(each)]
+            values += [x for each in chosen for x in values_of(each)]
         return values
 
     def _observe(self, whole: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -370,7 +235,7 @@ class _Comparison:
             copiers.append(GraphCopier(source, known, fixed=True))
             first += part[0].shape[0]
         state = self._state(self._traces[0])
-        reached = {id(x) for x in ancestors(*_values(self._traces[0]), *state)}
+        reached = {id(x) for x in ancestors(*updated_values(self._traces[0]), *state)}
         for values in zip(*(each.global_values for each in self._traces), strict=True):
             if id(values[0].output) in reached:
                 pairs = [*zip(copiers, values, strict=True)]
@@ -409,18 +274,14 @@ def _copied(trace: Trace, first: Mapping[int, Any]) -> CopiedTrace:
     return CopiedTrace(trace, first, aliases, statistics, positions)
 
 
-def _losses(trace: Trace) -> list[tf.Tensor]:
-    return [x for each in trace.updates for part in each.micro_batches for x in part.losses]
-
-
 def _statistics(trace: Trace) -> list[tf.Tensor]:
     """Returns the statistics of a replica's own rows that the losses contain, in order.
 
     Another check warns of them. They get the same values, and gradients are not compared.
     """
     of_all = {id(x.output) for x in trace.global_values}
-    found = {x.op for x in ancestors(*_losses(trace), stop=of_all) if is_statistics(x.op)}
-    found = {op for op in found if op.type != "Cast" and not _caller(op).endswith(_MOMENTS)}
+    found = {x.op for x in ancestors(*losses_of(trace), stop=of_all) if is_statistics(x.op)}
+    found = {op for op in found if op.type != "Cast" and not caller_of(op).endswith(_MOMENTS)}
     operations = symbolic(trace.inputs)[0].graph.get_operations() if found else []
     return [
         x for op in operations if op in found
@@ -428,61 +289,13 @@ def _statistics(trace: Trace) -> list[tf.Tensor]:
     ]  # fmt: skip
 
 
-def _assigned(trace: Trace, state: Sequence[tf.Variable | None]) -> dict[int, list[Assignment]]:
-    """Returns the number of each variable that the code assigns -> the assignments, in order."""
-    owners = {key: i for i, v in enumerate(state) if v is not None for key in handles([v])}
-    found: dict[int, dict[int, list[Assignment]]] = {}  # of each copy
-    for each in find_assignments(symbolic(trace.inputs)[0].graph.get_operations()):
-        is_own = _caller(each.op).endswith(_SNAPSHOT)  # after a step that is skipped
-        if id(each.handle) in owners and not each.calls and not is_own:
-            copies = found.setdefault(owners[id(each.handle)], {})
-            copies.setdefault(id(each.handle), []).append(each)
-    return {i: next(iter(copies.values())) for i, copies in found.items()}
-
-
-def _values_of(assignment: Assignment) -> list[tf.Tensor]:
-    return [x for x in assignment.op.inputs if x.dtype != tf.resource]
-
-
-def _read(
-    trace: Trace, state: Sequence[tf.Variable], found: Mapping[int, Sequence[Assignment]]
-) -> set[int]:
-    """Returns the numbers of the variables of a state that updates read, or another one of these."""
-    operations = symbolic(trace.inputs)[0].graph.get_operations()
-    updates = [x for op in operations if OPTIMIZER_UPDATE in op.name for x in op.inputs]
-    pending = [*_values(trace), *symbolic([each.inputs for each in trace.updates]), *updates]
-    copies = {i: handles([state[i]]) for i in found}
-    read: set[int] = set()
-    while pending:
-        used = {id(outermost(x)) for x in ancestors(*pending) if x.dtype == tf.resource}
-        new = {i for i, keys in copies.items() if keys & used} - read
-        read |= new
-        pending = [x for i in new for each in found[i] for x in _values_of(each)]
-    return read
-
-
 def _fixed(trace: Trace, values: Sequence[tf.Tensor]) -> dict[int, tf.Tensor]:
     return dict(zip(map(id, _statistics(trace)), values, strict=True))
 
 
-def _values(trace: Trace) -> list[tf.Tensor]:
-    """Returns the losses and gradients of a trace, and the arguments of functions that compute them."""
-    updates = [(each.gradients, [*each.aliases.values()]) for each in trace.updates]
-    return symbolic([_losses(trace), updates, [*map(_conditions, trace.updates)]])
-
-
-def _conditions(update: UpdateTrace) -> list[tf.Tensor]:
-    """Returns the conditions of an update, or the numbers that they compare: they may decide alike."""
-    compared = [
-        [x for x in condition.op.inputs if x.dtype.is_floating] or [condition]
-        for condition in symbolic(update.conditions)
-    ]
-    return [x for each in compared for x in each]
-
-
 def _numbers(trace: Trace, number: int) -> dict[int, tf.Tensor]:
     """Returns what stands for the number of the replica -> another one."""
-    found = (x for x in ancestors(*_values(trace)) if loss_trace.is_replica_number(x.op))
+    found = (x for x in ancestors(*updated_values(trace)) if loss_trace.is_replica_number(x.op))
     return {id(x): tf.constant(number, x.dtype) for x in found}
 
 
@@ -521,7 +334,7 @@ def _results(
         for i in range(len(parts[0][1])):
             losses = tf.concat([copier.tensor(x[i]) for copier, x in parts], 0)
             values.append(losses if mask is None else tf.boolean_mask(losses, mask > 0))
-        values += map(copiers[0].tensor, _conditions(updates[0]))
+        values += map(copiers[0].tensor, conditions_of(updates[0]))
         if has_statistics:
             continue
         shares = [_flatten(copier, x) for copier, update in pairs for x in update.gradients]

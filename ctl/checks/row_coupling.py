@@ -53,20 +53,22 @@ class RowCoupling(Observer):
             batches: list[ReadBatch] = [read, *(functools.partial(read, part) for part in _PARTS)]
             # Numbers of rows and of replicas in other losses are found before the first step.
             owner: Any = step.attributes.owner
-            suspects = []
+            others = []
             if plan.own_replica_step:  # of a trainer, or the losses of several optimizers
                 own = getattr(owner, "replica_step", None) or owner.loss_fn
-                suspects = [Suspect(name_function(own), _UPDATES, COUNT_FIX, is_seen=False)]
+                others = [Suspect(name_function(own), _UPDATES, COUNT_FIX, is_seen=False)]
+            # The code may call an optimizer by itself.
+            optimizers = [v for each in step.attributes.optimizers() for v in each.variables]
             found = SearchedTrace(
                 rows.trace, plan.layout.replicas, rows.micro_batches, batches, rows.allow_unkeyed,
-                again=step.repeated, state=state_of(step.attributes),
+                again=step.repeated, state=[*state_of(step.attributes), *optimizers],
                 parts=plan.options.logical_shards or 1,
             )  # fmt: skip
-            search(found, rows, step.compute, suspects)
+            search(found, rows, step.compute, others)
 
 
 def search(
-    found: SearchedTrace, rows: Rows, compute: Compute, suspects: Sequence[Suspect] = ()
+    found: SearchedTrace, rows: Rows, compute: Compute, others: Sequence[Suspect] = ()
 ) -> None:
     """Searches the losses that a replica has traced.
 
@@ -75,7 +77,7 @@ def search(
             rows are independent.
         rows: the rows of the replica.
         compute: what was traced, as a function of a batch.
-        suspects: what is compared with one replica in any case.
+        others: what is compared with one replica in any case.
 
     Raises:
         UsageError: the loss of a row depends on other rows of the replica, or the replicas compute
@@ -102,16 +104,14 @@ def search(
         _check_equal(difference, "replicas")
     if not found.is_split:
         return
-    from ctl.checks import one_replica  # with which the replicas are compared
+    from ctl.checks import one_replica, suspects  # with which the replicas are compared
 
-    found.suspects += [] if number is None else [one_replica.suspect_number(number)]
+    found.suspects += [] if number is None else [suspects.suspect_number(number)]
     if len(searches) == _count_traces():
         known = [suspect for each in reversed(searches) for suspect in each.suspects]
         # Those that the trace does not show are the last.
-        known = sorted(
-            [*known, *one_replica.find_in_state(searches[0])], key=lambda x: not x.is_seen
-        )
-        one_replica.check(searches, rows, compute, [*known, *suspects])
+        known = sorted([*known, *suspects.find_in_state(searches[0])], key=lambda x: not x.is_seen)
+        one_replica.check(searches, rows, compute, [*known, *others])
 
 
 def _count_traces() -> int:
@@ -173,8 +173,8 @@ def _check_update(searched: SearchedTrace, update: UpdateTrace) -> None:
     count = tensors[0].shape[0] if tensors[0].shape.rank else None
 
     def check_rows(flow: RowFlow, values: Any, count: int | None, micro_batches: int) -> None:
-        suspects = flow.suspects(values)
-        if not suspects:
+        mixed = flow.suspects(values)
+        if not mixed:
             if count == 1 and trace.global_values:
                 raise ProbeError("a micro-batch has one row")
             return
@@ -182,11 +182,11 @@ def _check_update(searched: SearchedTrace, update: UpdateTrace) -> None:
         from ctl.checks import hidden_reductions, row_dependence
 
         search = row_dependence.RowDependence(
-            searched, update, flow, values, suspects, count, micro_batches=micro_batches
+            searched, update, flow, values, mixed, count, micro_batches=micro_batches
         )  # fmt: skip
         if search.run():
             # Other rows of the replica change nothing, but fewer rows may, such as half of them.
-            op = suspects[0][1]
+            op = mixed[0][1]
             use = f"{COMBINES} ({op.type})"
             searched.suspects.append(Suspect(place_of(op), use, FIX, is_seen=False))
             hidden_reductions.warn(search)
@@ -208,11 +208,11 @@ def _check_update(searched: SearchedTrace, update: UpdateTrace) -> None:
     )
     check_rows(losses, part.losses, rows, micro_batches)
     if searched.is_split:
-        from ctl.checks import one_replica
+        from ctl.checks import suspects
 
         prepared_values = [*update.inputs, *symbolic(update.conditions)]
-        searched.suspects += one_replica.find(searched, prepared, prepared_values)
-        searched.suspects += one_replica.find(searched, losses, part.losses, part.rows)
+        searched.suspects += suspects.find(searched, prepared, prepared_values)
+        searched.suspects += suspects.find(searched, losses, part.losses, part.rows)
     reached = ops.with_called(x.op for x in ancestors(*part.losses))
     hides = any(op.type in _HIDING for op in reached)
     if hides or any(update.penalties):

@@ -6,13 +6,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from ctl.checks import one_replica
 from ctl.checks.probe_error import ProbeError
 from ctl.checks.read_batches import ReadBatch
 from ctl.checks.row_flow import RowFlow
 from ctl.checks.row_probe import Probe, find_dependent
 from ctl.checks.row_rules import Place
 from ctl.checks.searched_trace import COMBINES, FIX, PLACE_FIX, SearchedTrace, reject
+from ctl.checks.suspects import find_number
 from ctl.errors import UsageError
 from ctl.graphs import ops
 from ctl.graphs.dataflow import ancestors
@@ -55,7 +55,7 @@ class RowDependence:
         self._micro_batches = micro_batches
         self._is_split = searched.replicas * micro_batches > 1
         self.suspects = suspects
-        self._is_numbered = one_replica.find_number(searched, values) is not None
+        self._is_numbered = find_number(searched, values) is not None
         self.probe = self._probe([value for value, _ in suspects])
 
     def run(self) -> bool:

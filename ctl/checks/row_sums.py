@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from ctl.checks.graph_copier import has_mask
-from ctl.checks.one_replica import is_users_gradient
 from ctl.checks.probe_error import ProbeError
 from ctl.checks.read_batches import ReadBatch
 from ctl.checks.row_flow import Mixed, RowFlow
 from ctl.checks.row_probe import Probe
 from ctl.checks.searched_trace import COMBINES, FIX, SearchedTrace, Suspect
+from ctl.checks.suspects import is_users_gradient
 from ctl.graphs import ops
 from ctl.graphs.dataflow import ancestors
 from ctl.graphs.places import place_of

@@ -136,9 +136,7 @@ class SearchedTrace:
 
 def reject(place: str, use: str, fix: str, *, split: bool) -> None:
     """Raises a UsageError, or warns if the batch is not split."""
-    line = (
-        f"{place} {use}, so the loss of a row depends on how the batch is split: {fix}, {ACCEPT}."
-    )
+    line = f"{place} {use}, so the update depends on how the batch is split: {fix}, {ACCEPT}."
     reject_if_split(line, split=split)
 
 

@@ -30,11 +30,12 @@ class SplitUpdates(Observer):
     def search(self, operations: Sequence[Any], rows: Rows) -> None:
         """Raises a UsageError if the user's code in an update depends on the split.
 
-        Prints a line if the code computes the update itself, which only a comparison of splits can test.
+        Prints a line if the code computes the update itself, and one replica has no split to compare.
         """
         plan, own = self.step.plan, handles(self.step.attributes.trained_variables())
         if (
             rows.earlier is None
+            and plan.layout.replicas == 1  # those of several are compared with one
             and not self.step.update.variables
             and any(id(x.handle) in own for x in find_assignments(operations))
         ):

@@ -296,6 +296,7 @@ class _Trial:
         self._references: dict[int, LoopRecord] = {}
         self._records: dict[Split, LoopRecord] = {}
         self._refused: dict[Split, str] = {}
+        self._rejected: dict[Split, str] = {}  # by a check of the user's code, while it runs
         self._errors: dict[Split, str] = {}
         self._run: SplitRun  # the first one on one replica
         self._calibration: Calibration
@@ -309,7 +310,8 @@ class _Trial:
                 self._record(split, evaluated)
             recomputed = recomputes()
         if not self._records and not self._errors:
-            raise UsageError(f"ctl rejects every split: {next(iter(self._refused.values()))}")
+            reasons = iter((self._refused | self._rejected).values())
+            raise UsageError(f"ctl rejects every split: {next(reasons)}")
         return self._diagnose(recomputed)
 
     def _record(self, split: Split, evaluated: set[Split]) -> None:
@@ -328,13 +330,15 @@ class _Trial:
             self._refused[split] = f"a batch of one row fails on one replica too: {place}"
             return
         multiprocess.show_progress(f"{self._subject.name} on {split}")
+        rejected = self._refused
         try:
             run = self._subject.start(split)
+            rejected = self._rejected
             self._records[split] = run.record(self._names, evaluate=split in evaluated)
         except NotComparable:
             raise
-        except UsageError as error:  # ctl rejects the split, so it computes nothing wrong there
-            self._refused[split] = str(error)
+        except UsageError as error:
+            rejected[split] = str(error).rstrip(".")
         except Exception as error:  # from the user's code, although it computes the reference
             self._errors[split] = error_location(error)
 
@@ -391,7 +395,9 @@ class _Trial:
             if self._records:
                 multiprocess.show_progress(_DIFFER if differs else _EQUAL)
             differences, cause = run_checks(evidence)
-        if not differences and any(_ONE_TENSOR in error for error in self._errors.values()):
+        if not differences and self._rejected:
+            cause = causes.REJECTED
+        elif not differences and any(_ONE_TENSOR in error for error in self._errors.values()):
             cause = causes.ONE_TENSOR
         return Report(
             trainer=self._subject.name,
@@ -399,7 +405,7 @@ class _Trial:
             why=measured.why,
             compared=tuple(self._records),
             refused=self._refused,
-            errors=self._errors,
+            errors=self._rejected | self._errors,
             notes=tuple(evidence.notes),
             differences=tuple(differences),
             cause=cause,

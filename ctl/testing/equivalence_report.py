@@ -69,7 +69,8 @@ class Report:
         precision: dtype of the computation.
         compared: the splits that were compared.
         refused: the splits that are not compared, with the reason.
-        errors: the splits on which the user's code raises an exception, with its line and message.
+        errors: the splits on which the user's code raises an exception, with its line and message, or on
+            which a check of ctl rejects it, with the message of the check.
         why: why the tolerance is not the one for float64; "" if it is.
         undecided: why the differences cannot be interpreted; "" if they could be compared.
         notes: what else could not be checked, and why.

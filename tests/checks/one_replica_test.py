@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import tensorflow as tf
+import tf_keras
 
 import ctl
 from tests.users_code.examples import Case
@@ -196,6 +197,41 @@ def test_own_step_that_leaves_the_division_to_ctl_is_right(caplog):
     assert not caplog.records
 
 
+class ByHand(Case):
+    """Trains the model by `minimize`, and a weight of the losses with an optimizer of its own."""
+
+    total = staticmethod(tf.reduce_mean)
+
+    def build_model(self):
+        self.weight = tf.Variable(1.0, dtype=tf.float64)
+        self.second = tf_keras.optimizers.SGD(0.1, momentum=0.5)
+        return super().build_model()
+
+    def replica_step(self, batch):
+        def losses(batch):
+            outputs = self.model(batch["x"], training=True)
+            return self.per_example_loss(batch, outputs) * tf.stop_gradient(self.weight)
+
+        loss = self.minimize(batch, losses, variables=self.model.trainable_variables)
+        with tf.GradientTape() as tape:
+            total = self.weight * self.total(self.model(batch["x"]) ** 2)
+        self.second.apply_gradients([(tape.gradient(total, self.weight), self.weight)])
+        return loss
+
+
+class SumByHand(ByHand):
+    def total(self, values):
+        return tf.reduce_sum(values) / self.global_batch_size
+
+
+def test_update_beside_minimize_is_compared():
+    split = Split(2, 8)
+    assert difference(train(SumByHand, split.reference), train(SumByHand, split)) <= 1e-10
+    line = r"_test\.py:\d+ updates Variable:0 otherwise than one replica.*call self\.minimize"
+    with pytest.raises(ctl.UsageError, match=line):
+        train(ByHand, split)
+
+
 class Center(Case):
     """Keeps a mean of the outputs, which the losses of later steps read."""
 
@@ -286,7 +322,16 @@ class Condition(Case):
         return self.minimize(batch, losses, when=tf.reduce_sum(largest) > 0.3)
 
 
-@pytest.mark.parametrize("case", [ThroughAnother, OfWeights, Slice, Condition])
+class Rate(Center):
+    """The optimizer reads it."""
+
+    def per_example_loss(self, batch, outputs):
+        mean = mean_of_means(tf.stop_gradient(outputs))
+        self.optimizer.learning_rate.assign(0.1 + tf.abs(mean[0]))
+        return Case.per_example_loss(self, batch, outputs)
+
+
+@pytest.mark.parametrize("case", [ThroughAnother, OfWeights, Rate, Slice, Condition])
 def test_what_an_update_reads_other_than_in_its_losses_is_compared(case):
     with pytest.raises(ctl.UsageError, match=r"before a collective|which updates read"):
         train(case, Split(2, 7))

@@ -53,6 +53,9 @@ _THREADS = (
 )
 SHARED = f"{{place}} reads on one replica what another one has computed. {_THREADS}"
 ONE_TENSOR = f"One tensor is given where each replica must give its own. {_THREADS}"
+REJECTED = (
+    "A check of ctl rejects this split, because its update may not be the one of one replica."
+)
 CLIPPED = (
     "Gradients are clipped before they are summed over the replicas: if all gradients are tiny, so that "
     "no clip changes them, the update is that of one replica. Clip the summed gradients."
