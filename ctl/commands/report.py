@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
         help="the page; by default RUN/report.html, or report.html for several runs",
     )
     values = parser.parse_args(list(arguments))
-    _require_plotly("A report")
+    require_plotly("A report")
     runs = run_files.read_runs([fetch(run, texts_only=True) for run in values.runs])
     in_run = len(values.runs) == 1 and not is_url(values.runs[0])
     default = pathlib.Path(values.runs[0] if in_run else ".", "report.html")
@@ -279,7 +279,7 @@ def plot(run: RunFiles) -> Any:
     Raises:
         UsageError: plotly is not installed, or nothing was recorded.
     """
-    _require_plotly("A figure")
+    require_plotly("A figure")
     from plotly import subplots
 
     curves = run.curves()
@@ -295,7 +295,8 @@ def plot(run: RunFiles) -> Any:
     return figure.update_layout(template="plotly_white", height=340)
 
 
-def _require_plotly(what: str) -> None:
+def require_plotly(what: str) -> None:
+    """Raises UsageError if plotly, which `what` requires, is not installed."""
     if importlib.util.find_spec("plotly") is None:
         raise UsageError(f"{what} requires the package plotly: run {INSTALL}.")
 

@@ -30,6 +30,7 @@ from ctl.loop.workdir import Workdir
 from ctl.loop.writers.writer import Record
 from ctl.modes import Arguments, run, user_errors
 from ctl.modes.experiment import Experiment
+from ctl.modes.live import LiveView
 from ctl.trainer import StandardTrainer
 
 T = TypeVar("T")
@@ -75,6 +76,7 @@ class Run:
         workdir: the folder to save and resume in; by default a temporary one.
         actions: `ctl.Action`s, or callables of the outputs, besides those of the config and the trainer.
         print_lines: whether to print the lines that the program prints.
+        live: whether to show the curves and the last numbers in the cell of a notebook while it trains.
 
     Attributes:
         trainer: the `StandardTrainer` of the run.
@@ -93,6 +95,7 @@ class Run:
         *,
         actions: Sequence[Callable[[Any], Any]] = (),
         print_lines: bool = True,
+        live: bool = False,
     ):
         # Checked before a strategy is built, which would wait for the other processes.
         processes = engines.from_environment(os.environ)
@@ -125,6 +128,7 @@ class Run:
         self.evaluator = self._run.experiment.evaluator
         changes = self._workdir.check_config(self._run.record)
         self._rows: dict[int, dict[str, float]] = {}  # of the history, by step
+        self._view = LiveView(lambda: self.history) if live else None
         self._is_recorded = False
         self._begin(changes)
         self._controller = self._run.controller
@@ -304,10 +308,14 @@ class Run:
                 self._run.record_start()
                 self._is_recorded = True
             self._controller.withdraw_stop()
+            if self._view:
+                self._view.begin()
             with self._run.stop, self._run.watching():
                 try:
                     yield
                 finally:
+                    if self._view:
+                        self._view.end()
                     self._run.checkpoints.wait()
                     self._saved_step = self._run.checkpoints.latest_step()
                 self._run.record_end()
@@ -315,6 +323,8 @@ class Run:
     def _record(self, outputs: Mapping[str, Any]) -> None:
         """Adds numbers to the row of the current step; a repeated step replaces them."""
         self._rows.setdefault(self.step, {}).update(Record("", self.step, outputs).numbers())
+        if self._view:
+            self._view.update()
 
     def _count_steps(self, steps: int | str) -> int:
         if isinstance(steps, str):

@@ -11,6 +11,7 @@ import types
 from unittest import mock
 
 import numpy as np
+import plotly.io
 import pytest
 import tensorflow as tf
 import tf_keras
@@ -21,7 +22,7 @@ from ctl.configs import loading, overrides
 from ctl.errors import UsageError
 from ctl.loop.config_changes import ConfigChanges, changes_updates
 from ctl.loop.lock import RunLock
-from ctl.modes import DONE, notebook, train
+from ctl.modes import DONE, live, notebook, train
 from tests.support import experiments, option_keys, reference_model
 
 KEYS = {"train.steps": 30, "train.steps_per_loop": 5, "eval.interval": 10}
@@ -118,6 +119,39 @@ def test_plot_shows_what_all_processes_of_a_run_have_recorded(make, monkeypatch)
             run.plot()
         with pytest.raises(ctl.UsageError, match="A data frame requires the package pandas: run"):
             run.to_pandas()
+
+
+def test_live_view_is_replaced_while_a_call_trains(make, monkeypatch):
+    monkeypatch.setattr(plotly.io.renderers, "default", "plotly_mimetype")
+    shown = []
+
+    def display(bundle, *, raw, display_id=True):
+        assert raw and display_id
+        shown.append([bundle])
+        return types.SimpleNamespace(update=lambda new, raw: shown_of(bundle).append(new))
+
+    def shown_of(first):
+        return next(bundles for bundles in shown if bundles[0] is first)
+
+    module = types.SimpleNamespace(display=types.SimpleNamespace(display=display))
+    monkeypatch.setitem(sys.modules, "IPython", module)
+    with pytest.raises(ctl.UsageError, match="live=True requires IPython: use it in a notebook"):
+        monkeypatch.setattr(live.importlib.util, "find_spec", lambda name: name == "plotly" or None)
+        make(live=True)
+    monkeypatch.setattr(live.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(live, "_SECONDS", -1e9)
+    monkeypatch.setattr(live.time, "monotonic", lambda: 1.0)
+    with make(live=True) as run:
+        run.train(steps=20)
+        figures, tables = shown
+        steps = [bundle["application/vnd.plotly.v1+json"]["data"][0]["x"] for bundle in figures]
+        assert [len(each) for each in steps[:3]] == [1, 2, 2]  # the third is that of the evaluation
+        assert (
+            f"<tr><th>loss</th><td>{run.history['loss'][-1]:.4g}</td></tr>"
+            in tables[-1]["text/html"]
+        )
+        run.train(steps=5)
+        assert len(shown) == 4  # another cell
 
 
 @pytest.mark.slow
