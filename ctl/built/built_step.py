@@ -98,6 +98,7 @@ class BuiltStep:
         parts: the same as the argument.
         checks_copies: whether the first steps end with a comparison of the replicas' variables.
         is_unfinished: whether `finish_loop` was not called since the last trace.
+        late: checks of the last trace that read the function around the step, when it is complete.
         repeated: checks of the last trace that are repeated for the batches of steps 1, 2, 4, ...
     """
 
@@ -125,6 +126,7 @@ class BuiltStep:
         self.checks_copies = plan.layout.replicas > 1
         self.is_unfinished = self._is_evaluating = False
         self.transforms = False  # whether the user has a transform_gradients
+        self.late: list[Callable[[], object]] = []
         self.repeated: list[Callable[[Sequence[Callable[[], Any]]], object]] = []
         # What the trace depends on. Tuples, because the models in lists are searched for further models.
         self._layers: tuple[tf_keras.layers.Layer, ...] = ()
@@ -364,6 +366,7 @@ class BuiltStep:
             self.attributes.check_slot_variables()
         self.note_trace()
         self.repeated.clear()  # they belong to the last trace
+        self.late.clear()
         self.is_unfinished = True
         return True
 
@@ -383,7 +386,10 @@ class BuiltStep:
                 observer.check_variables(items)
         for place in self.update.unsaved:
             _LOG.warning(_UNSAVED, place)
-        if self.plan.own_train_step and not self.update.variables:
+        for check in self.late:
+            observers.checked(check)
+        self.late.clear()
+        if self.is_unfinished and self.plan.own_train_step and not self.update.variables:
             _LOG.warning(_OWN_UPDATE)
         self.update.unsaved.clear()  # a later trace lists its own
         self.checks_copies = self.is_unfinished = False

@@ -29,6 +29,7 @@ OBSERVERS = (
     "python_random:HostRandom",
     "shared_resources:SharedResources",
     "local_state:LocalState",
+    "outer_state:OuterState",
     "row_coupling:RowCoupling",
     "row_count:RowCount",
     "ported_losses:PortedLosses",
@@ -41,7 +42,7 @@ OBSERVERS = (
     "outer_numbers:OuterNumbers",
 )
 # Those that check what several replicas or micro-batches may do, none of them a metric.
-_OF_PARTS = ("left_tensors", "local_state", "replica_count", "copies")
+_OF_PARTS = ("left_tensors", "local_state", "outer_state", "replica_count", "copies")
 
 
 class Losses(NamedTuple):

@@ -92,22 +92,25 @@ def changing(step: Any, number: int) -> Iterator[None]:
     """Lets functions read what was computed from another number of replicas, within a `with` block.
 
     They are the attributes and outer variables that statements in the files of the functions assign,
-    from an expression with the number of replicas that is no product.
+    from an expression with the number of replicas that is no product: the number, its inverse, or the
+    rows of a replica.
 
     Args:
         step: the `BuiltStep`.
         number: the other number.
     """
-    replicas = step.plan.layout.replicas
+    replicas, batch = step.plan.layout.replicas, step.plan.layout.global_batch_size
+    others = {1 / replicas: 1 / number, batch / replicas: batch / number}
+    others |= {batch // replicas: batch // number, replicas: number}
     stored = {target for text in users_code.texts(step) for target in _assigned(text)}
     changed = []
     try:
         for values in _namespaces(step) if stored else ():
             for key in stored & values.keys():
                 old = values[key]
-                if type(old) in (int, float):
+                if type(old) in (int, float) and old in others:
                     changed.append((values, key, old))
-                    values[key] = number if old == replicas else old * replicas / number
+                    values[key] = others[old]
         yield
     finally:
         for values, key, old in changed:

@@ -8,7 +8,7 @@ assigns. The ops of a trace show these, but not whether the update is wrong.
 
 from collections.abc import Iterator, Mapping, Sequence
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -106,16 +106,16 @@ def _find_combined(
 
 def find_in_state(searched: SearchedTrace) -> Iterator[Suspect]:
     """Yields the assigned variables that may depend on the split: trained, or read by updates."""
-    trace, state = searched.trace, searched.state
+    trace, tensors = searched.trace, symbolic(searched.trace.inputs)
+    operations = tensors[0].graph.get_operations()
+    state: list[Any] = [*searched.state, *_others(operations, searched.state)]
     found = assigned(trace, state)
     searched.state = [None] * len(state)
     if not found:
         return
-    tensors = symbolic(trace.inputs)
-    operations = tensors[0].graph.get_operations()
     updates = [x for op in operations if OPTIMIZER_UPDATE in op.name for x in op.inputs]
     updates += [*updated_values(trace), *symbolic([each.inputs for each in trace.updates])]
-    trained = {i for i in found if getattr(state[i], "trainable", False)}
+    trained = {i for i in found if state[i].trainable}
     read = _read(state, found, trained, updates)
     flow = RowFlow(
         {id(x): Place(0) for x in tensors},
@@ -132,7 +132,22 @@ def find_in_state(searched: SearchedTrace) -> Iterator[Suspect]:
         places = (local_state.place_of_value(found[j][0]) for j in sources)
         place = next((x for x in places if not x.startswith("Layer")), "The step")
         use, fix = (_UPDATES, _UPDATES_FIX) if i in trained else (_ASSIGNS, _ASSIGNS_FIX)
-        yield Suspect(place, use.format(getattr(state[i], "name", "")), fix)
+        yield Suspect(place, use.format(state[i].name), fix)
+
+
+class _Copy(NamedTuple):
+    """A replica's copy of a variable that the owner of the step does not hold."""
+
+    handle: tf.Tensor
+    name: str = "a variable"
+    trainable: bool = False
+
+
+def _others(operations: Sequence[tf.Operation], state: Sequence[tf.Variable]) -> list[_Copy]:
+    """Returns the copies that ops assign of variables that are not in a state."""
+    known = handles(state)
+    found = {id(x.handle): x.handle for x in find_assignments(operations)}
+    return [_Copy(handle) for key, handle in found.items() if key not in known]
 
 
 def suspect_number(op: Any) -> Suspect:

@@ -355,7 +355,21 @@ class Rate(Center):
         return Case.per_example_loss(self, batch, outputs)
 
 
-@pytest.mark.parametrize("case", [ThroughAnother, OfWeights, Rate, Slice, Condition])
+class Outer(Case):
+    """The trainer does not hold it."""
+
+    def build_model(self):
+        variable = tf.Variable(tf.zeros(3, tf.float64), trainable=False)
+        self.center = lambda: variable
+        return super().build_model()
+
+    def per_example_loss(self, batch, outputs):
+        losses = Case.per_example_loss(self, batch, outputs - self.center())
+        self.center().assign(tf.reduce_mean(tf.stop_gradient(outputs), axis=0))
+        return losses
+
+
+@pytest.mark.parametrize("case", [ThroughAnother, OfWeights, Rate, Slice, Condition, Outer])
 def test_what_an_update_reads_other_than_in_its_losses_is_compared(case):
     with pytest.raises(ctl.UsageError, match=r"before a collective|which updates read"):
         train(case, Split(2, 7))

@@ -38,7 +38,7 @@ class FakeStep:
         self.least = read  # the number of rows that can be read for a replica with fewer
         self.loss, self.rows, self.padded = loss, rows, padded
         options = types.SimpleNamespace(allow_row_coupling=allow, logical_shards=None)
-        layout = types.SimpleNamespace(replicas=replicas)
+        layout = types.SimpleNamespace(replicas=replicas, global_batch_size=1)
         self.plan = types.SimpleNamespace(options=options, layout=layout, own_replica_step=False)
 
     def first_batch(self, part=0.0):
