@@ -11,6 +11,7 @@ import pytest
 
 from ctl.modes.check import checkpoint_check, data_checks, learning_checks, replica_check
 from ctl.modes.check.outcome import FAIL, PASS, WARNING
+from ctl.testing.diagnosis import causes
 from ctl.testing.equivalence_report import Report
 from ctl.testing.splits import Split
 from tests.modes.check import user_trainers
