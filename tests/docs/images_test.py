@@ -28,6 +28,15 @@ def mask_losses(svg):
     return masked
 
 
+def test_pictures_of_experiments_are_shown_and_small():
+    page = (child.ROOT / "experiments/README.md").read_text()
+    experiments = set(re.findall(r"^\| `(\w+)\.py` ", page, re.MULTILINE))
+    shown = re.findall(r"\(\.\./docs/images/gallery-(\w+)\.svg\)", page)
+    paths = {path.stem.removeprefix("gallery-"): path for path in IMAGES.glob("gallery-*.svg")}
+    assert len(shown) >= 4 and {*shown} == {*paths} and {*shown} <= experiments
+    assert [name for name, path in paths.items() if path.stat().st_size >= 40 * 1024] == []
+
+
 def test_pictures_load_nothing():
     for path in IMAGES.glob("*.svg"):
         addresses = path.read_text().replace("http://www.w3.org/2000/svg", "")
