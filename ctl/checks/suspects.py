@@ -228,11 +228,16 @@ def _read(
 ) -> set[int]:
     """Returns the numbers of assigned variables that tensors, `first` or one of these read."""
     copies = {i: handles([state[i]]) for i in found}
-    read, new, pending = set[int](), first, [*tensors]
+    read, new, pending, unused = set[int](), first, [*tensors], set[int]()
     while new or pending:
         read |= new
         pending += [x for i in new for each in found[i] for x in values_of(each)]
-        used = {id(outermost(x)) for x in ancestors(*pending) if x.dtype == tf.resource}
+        for op in {x.op for x in ancestors(*pending)}:
+            # In training it gets the moving statistics, and does not use them.
+            if op.type.startswith("FusedBatchNormV") and op.get_attr("is_training"):
+                unused |= {id(x) for x in op.inputs[3:5]}
+        reached = ancestors(*pending, stop=unused)
+        used = {id(outermost(x)) for x in reached if x.dtype == tf.resource}
         new, pending = {i for i, keys in copies.items() if keys & used} - read, []
     return read
 

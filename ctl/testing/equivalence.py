@@ -1,6 +1,7 @@
 """Tests that the update of a training loop is a function of the global batch alone."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import contextlib
 import dataclasses
 from typing import Any
 
@@ -339,6 +340,11 @@ class _Trial:
             raise
         except UsageError as error:
             rejected[split] = str(error).rstrip(".")
+            if rejected is self._rejected:  # the difference may show the cause
+                self._subject = self._subject.accepting()
+                with contextlib.suppress(UsageError):
+                    run = self._subject.start(split)
+                    self._records[split] = run.record(self._names, evaluate=split in evaluated)
         except Exception as error:  # from the user's code, although it computes the reference
             self._errors[split] = error_location(error)
 

@@ -100,6 +100,11 @@ class TrainerSubject(Subject):
         """Builds the trainer of a split, with some options changed."""
         return TrainerRun(self, split, **changes)
 
+    def accepting(self) -> "TrainerSubject":
+        """Returns the subject with `allow_row_coupling`."""
+        options = dataclasses.replace(self.options, allow_row_coupling=True)
+        return dataclasses.replace(self, options=options)
+
     def calibrate(self, run: SplitRun, record: LoopRecord) -> Calibration:
         """Takes the tolerance of float32 if a method of the trainer casts to it."""
         assert isinstance(run, TrainerRun)

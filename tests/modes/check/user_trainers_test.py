@@ -11,6 +11,7 @@ import pytest
 
 from ctl.modes.check import checkpoint_check, data_checks, learning_checks, replica_check
 from ctl.modes.check.outcome import FAIL, PASS, WARNING
+from ctl.testing.diagnosis import causes
 from ctl.testing.equivalence_report import Report
 from ctl.testing.splits import Split
 from tests.modes.check import user_trainers
@@ -111,9 +112,8 @@ def test_step_that_fails_on_few_rows_is_compared_on_more_rows(make_user_factory)
     errors = {str(split): error for split, error in report.errors.items()}
     error = errors["2 replicas (1 + 1 rows)"]
     assert line_of("tf.math.top_k") + "ValueError: input must have" in error
-    assert "combines rows" in report.headline[0], (
-        "the check of ctl, whose line names the cause, is first"
-    )
+    assert "combines rows" in errors["2 replicas (2 + 2 rows)"]
+    assert report.headline[1] == causes.PER_EXAMPLE.format(hook="per_example_loss")
     assert f"  Fails on 2 replicas (1 + 1 rows): {error}" in report.failure()
     # It is reported by itself if nothing differs.
     report = compare(factory, (2,))
