@@ -266,7 +266,8 @@ def build_step(
             except Exception:
                 raise error  # noqa: B904
             traces.clear()  # the checks of the losses need two numbers of rows
-    late = any(map(metrics.creates_variables_late, owner.metrics.values()))
+    # The first update of a metric may create its variables, as in F1Score.
+    late = any(not (m.built and getattr(m, "_built", True)) for m in owner.metrics.values())
     if late and not strategies.spec_of(owner.strategy).coordinated:  # it never skips a step
         # A skipped step restores the variables of metrics that exist before it. tf_keras updates metrics
         # in a replica context only.

@@ -6,7 +6,7 @@ import functools
 import inspect
 import logging
 import types
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 import tf_keras
@@ -52,16 +52,6 @@ _OWN_UPDATE = (
     "the batch is split: call super().train_step(iterator), whose replica_step calls self.minimize."
 )
 _MOST_CONSTANTS = 1_000  # of a list, which are compared before each step
-
-
-class OuterNumbers(Protocol):
-    """Numbers of Python that a trace contains, and that may change."""
-
-    def values(self) -> list[Any]:
-        """Returns the numbers as they are now."""
-
-    def name_changed(self) -> None:
-        """Prints a line for each number that has changed."""
 
 
 class BuiltStep:
@@ -133,7 +123,7 @@ class BuiltStep:
         self._optimizers: tuple[Optimizer, ...] = ()
         self._regularizers: list[tuple[dict[str, Any], str, Any]] = []
         self._state: object = None
-        self.outer: OuterNumbers | None = None  # which a check notes
+        self.outer: Any = None  # the numbers around the user's functions, which a check notes
         model = self._model = attributes.model
         for part in parts:
             part.create(plan, model)

@@ -106,9 +106,8 @@ class Evaluation:
         existing, hooks = row_count(batch), self._step.hooks
         if self._step.plan.layout.replicas > 1:
             batch, row_mask = pad_rows(batch, row_mask, existing, least=1)
-        with self._step.rows(
-            batch, row_mask, existing=existing, earlier=self._earlier_rows
-        ) as rows:
+        counted = lambda: self._batches.read_value() * self._global_batch_size  # noqa: E731
+        with self._step.rows(batch, row_mask, existing=existing, earlier=counted) as rows:
             state = Snapshot(self._state())
             row_mask = rows.row_mask  # of floats, whereas a user's own mask may be of bools
             batch = preprocess(hooks, batch)
@@ -201,9 +200,6 @@ class Evaluation:
                 f"{places[0]} assigns a variable in an evaluation, which cannot restore it: make it an "
                 "attribute of the trainer, of a layer or of a tf.Module that the trainer holds."
             )
-
-    def _earlier_rows(self) -> tf.Tensor:
-        return self._batches.read_value() * self._global_batch_size
 
 
 def _accumulator(name: str, dtype: tf.DType) -> tf.Variable:

@@ -106,11 +106,6 @@ def results(metrics: Mapping[str, tf_keras.metrics.Metric]) -> dict[str, tf.Tens
     return {name: metric.result() for name, metric in metrics.items() if _is_updated(metric)}
 
 
-def creates_variables_late(metric: tf_keras.metrics.Metric) -> bool:
-    """Returns whether the first update of a metric will create its variables, as in F1Score."""
-    return not (metric.built and getattr(metric, "_built", True))
-
-
 def call(
     update: Callable[..., None], metrics: Any, batch: Batch, outputs: Any, weights: Any
 ) -> None:

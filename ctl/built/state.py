@@ -28,7 +28,10 @@ def assignable(attributes: Attributes) -> Assignable:
     for _, value in attributes.values():
         if isinstance(value, tf.Variable):
             variables[id(value)] = value
-        elif isinstance(value, tf.Module) and _is_built(value):
+        # tf_keras raises an error for the variables of a model that is not built.
+        elif isinstance(value, tf.Module) and (
+            not isinstance(value, tf_keras.Model) or value.built
+        ):
             variables |= {id(variable): variable for variable in variables_of(value)}
             if isinstance(value, tf_keras.layers.Layer):
                 statistics |= moving_statistics(value)
@@ -90,11 +93,6 @@ def _adapt_all(value: Any) -> Any:
             return tf.__internal__.tracking.wrap(packed)
         return value
     return models.adapt(value)
-
-
-def _is_built(module: tf.Module) -> bool:
-    # tf_keras raises an error for the variables of a model that is not built.
-    return module.built if isinstance(module, tf_keras.Model) else True
 
 
 def is_sum(variable: tf.Variable) -> bool:

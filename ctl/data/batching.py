@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ctl.data.autograph import convert
 from ctl.data.layout import Layout, WorkerShard
-from ctl.data.source import Augment, MaskedBatch, Nest, RowSource, Source
+from ctl.data.source import Augment, MaskedBatch, RowSource, Source
 
 # Limits of one call of the sampler and of a source in memory. A call costs 0.1 ms however many
 # examples it reads, and its result should stay in the processor's cache until it is used.
@@ -198,8 +198,6 @@ def _map_rows(
     if source.row_bytes is None or source.row_bytes >= _LARGE_ROW:
         return chunks.unbatch().map(function, **PARALLEL)
 
-    def map_chunk(*chunk: Nest) -> tf.data.Dataset:
-        return tf.data.Dataset.from_tensor_slices(chunk).map(function)
-
+    map_chunk = lambda *chunk: tf.data.Dataset.from_tensor_slices(chunk).map(function)  # noqa: E731
     # Several chunks are mapped at the same time; the order of their rows is kept.
     return chunks.interleave(map_chunk, block_length=rows, **PARALLEL)
