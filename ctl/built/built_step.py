@@ -234,8 +234,7 @@ class BuiltStep:
             rows.trace.applied += [] if wanted_by is None else [wanted_by]
             if rows.trace.applied:
                 # The user's code may compute several updates, with one entry each.
-                applied, *others = rows.trace.applied
-                applied = tf.reduce_all([applied, *others]) if others else applied
+                applied = tf.reduce_all(rows.trace.applied)
                 snapshot.restore_unless(applied)
             wanted = [each for each in rows.trace.wanted if each is not None]
             if wanted and len(wanted) == len(rows.trace.wanted):  # a step without any update

@@ -7,7 +7,6 @@ from the update. Reduced gradients may be slices (`slices.Slice`).
 
 from collections.abc import Callable, Sequence
 import functools
-import math
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -74,11 +73,10 @@ def find_non_finite(gradients: Sequence[Gradient], loss: tf.Tensor) -> tf.Tensor
     values = [tf.constant(0.0) if value is None else _real(value) for value in (loss, *values)]
     dtype = _widest(values)
     if not is_compiled():
-        sums = [tf.cast(tf.reduce_sum(v), dtype) for v in values]
-        # NaN stands for none of them.
-        flags = tf.math.is_finite(tf.stack([*sums, tf.constant(math.nan, dtype)]))
+        flags = tf.math.is_finite(tf.stack([tf.cast(tf.reduce_sum(v), dtype) for v in values]))
         # The first False, since the kernels of argmin return the first of equal minima.
-        return tf.argmin(tf.cast(flags, tf.int32), output_type=tf.int64)
+        first = tf.argmin(tf.cast(flags, tf.int32), output_type=tf.int64)
+        return tf.where(tf.reduce_all(flags), np.int64(len(values)), first)
     parts = [tf.cast(_shorten(value), dtype) for value in values]
     ends = np.cumsum([part.shape[0] for part in parts], dtype=np.int32)
     firsts = []

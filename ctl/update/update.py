@@ -381,16 +381,13 @@ class Update:
         position = recorder.add_names(decision.names) if recorder else 0
         # An overflow is recorded only if a smaller loss scale cannot prevent it: the first steps of a
         # float16 run overflow by design, until the scale fits. A spike is recorded in any case.
-        is_recorded: tf.Tensor | None = None  # in any case, without operations of a small step
-        if has_scale:
-            can_shrink = optimizer.loss_scale > 1 if optimizer.dynamic else True
-            is_recorded = tf.logical_or(decision.finite, tf.logical_not(can_shrink))
+        scale_can_shrink = has_scale and (optimizer.loss_scale > 1 if optimizer.dynamic else True)
+        is_recorded = tf.logical_or(decision.finite, tf.logical_not(scale_can_shrink))
 
         def on_skip(first: Any, is_recorded: Any, *wanted: tf.Tensor, counts: tf.Tensor) -> None:
             counts = tf.reduce_all([counts, *wanted]) if wanted else counts
             self.skipped_steps.assign_add(tf.cast(counts, tf.int64))
-            counts = counts if is_recorded is None else tf.logical_and(counts, is_recorded)
-            self._record(position, first, counts=counts)
+            self._record(position, first, counts=tf.logical_and(counts, is_recorded))
 
         def afterwards(finite: tf.Tensor) -> None:
             if has_scale:
