@@ -42,7 +42,7 @@ def explain(error: BaseException, loop: object) -> str:
         return ""
     place = user_frame([(name, int(line)) for name, line in _FRAME.findall(text)])
     return (
-        f"A tensor {f'that {place} has computed' if place else 'of the batch'} is read while another "
+        f"A tensor {f'that {place} has computed' if place else 'of another function'} is read while a "
         f"function is traced, such as an evaluation: {_FIX}"
     )
 
