@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctl.built.observers import Observer
-from ctl.built.state import state_of
+from ctl.built.state import assignable, state_of
 from ctl.checks import loss_trace, replica_count, users_code
 from ctl.checks.probe_error import ProbeError
 from ctl.checks.read_batches import ReadBatch, read_existing
@@ -61,11 +61,12 @@ class RowCoupling(Observer):
                 place = f"{name_function(step.hooks.per_example_loss)}, a weight or a penalty"
                 others = [Suspect(place, _UPDATES, COUNT_FIX, is_seen=False)]
             # The code may call an optimizer by itself.
-            held = [v for each in step.attributes.optimizers() for v in each.variables]
-            optimizers = [v for v in held if isinstance(v, tf.Variable)]
+            own = [v for each in step.attributes.optimizers() for v in each.variables]
+            state = [*state_of(step.attributes), *(v for v in own if isinstance(v, tf.Variable))]
+            held = assignable(step.attributes)
             found = SearchedTrace(
                 rows.trace, plan.layout.replicas, rows.micro_batches, batches, rows.allow_unkeyed,
-                again=step.repeated, state=[*state_of(step.attributes), *optimizers],
+                again=step.repeated, state=state, held=[*state, *held.once, *held.summed],
                 parts=plan.options.logical_shards or 1,
             )  # fmt: skip
 

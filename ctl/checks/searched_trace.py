@@ -65,6 +65,7 @@ class SearchedTrace:
         again: the checks that are repeated for batches of later steps.
         suspects: what a comparison with one replica tests.
         state: the variables that the step may assign; None for those that no update reads.
+        held: the variables of `state`, and those of metrics, which are not compared.
         parts: the number of micro-batches in which one replica computes the global batch.
     """
 
@@ -79,6 +80,7 @@ class SearchedTrace:
     again: list[Check] = dataclasses.field(default_factory=list)
     suspects: list[Suspect] = dataclasses.field(default_factory=list)
     state: Sequence[tf.Variable | None] = ()
+    held: Sequence[tf.Variable] = ()
     parts: int = 1
 
     @property

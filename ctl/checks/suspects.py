@@ -108,7 +108,7 @@ def find_in_state(searched: SearchedTrace) -> Iterator[Suspect]:
     """Yields the assigned variables that may depend on the split: trained, or read by updates."""
     trace, tensors = searched.trace, symbolic(searched.trace.inputs)
     operations = tensors[0].graph.get_operations()
-    state: list[Any] = [*searched.state, *_others(operations, searched.state)]
+    state: list[Any] = [*searched.state, *_others(operations, searched.held)]
     found = assigned(trace, state)
     searched.state = [None] * len(state)
     if not found:
@@ -143,9 +143,9 @@ class _Copy(NamedTuple):
     trainable: bool = False
 
 
-def _others(operations: Sequence[tf.Operation], state: Sequence[tf.Variable]) -> list[_Copy]:
-    """Returns the copies that ops assign of variables that are not in a state."""
-    known = handles(state)
+def _others(operations: Sequence[tf.Operation], held: Sequence[Any]) -> list[_Copy]:
+    """Returns the copies that ops assign of variables that the owner of the step does not hold."""
+    known = handles(held)
     found = {id(x.handle): x.handle for x in find_assignments(operations)}
     return [_Copy(handle) for key, handle in found.items() if key not in known]
 

@@ -43,12 +43,12 @@ class LiveView:
         from IPython import display
 
         history = self._history()
-        outputs = [_figure(history), display.HTML(_table(history))]
+        bundles = [_figure(history)._repr_mimebundle_(), {"text/html": _table(history)}]
         if not self._shown:
-            self._shown = [display.display(each, display_id=True) for each in outputs]
+            self._shown = [display.display(b, raw=True, display_id=True) for b in bundles]
         else:
-            for shown, output in zip(self._shown, outputs, strict=True):
-                shown.update(output)
+            for shown, bundle in zip(self._shown, bundles, strict=True):
+                shown.update(bundle, raw=True)
         end = time.monotonic()
         self._next = end + max(_SECONDS, 10 * (end - start))
 
