@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 import contextlib
 import logging
+import os
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ _MOVING = (
 _BOUNDS = (
     "Greater", "GreaterEqual", "Less", "LessEqual", "Maximum", "Minimum", "Relu", "Relu6",
 )  # fmt: skip
+_CTC = os.path.join("ops", "ctc_ops.py")  # its loops compute each row by itself
 _MOST = 20  # reductions and bounds that are tried, each of which takes a trace
 
 
@@ -112,6 +114,8 @@ def _reduces(flow: RowFlow, tensor: tf.Tensor, count: int | None) -> bool:
     op, inputs = tensor.op, [flow.state(x) for x in tensor.op.inputs]
     mixed = [x for x in inputs if isinstance(x, Mixed)]
     if tensor.dtype == tf.variant or op.type in _MOVING:
+        return False
+    if op.type in ops.FUNCTIONS and any(x.filename.endswith(_CTC) for x in op.traceback):
         return False
     if op.type in ops.ELEMENTWISE:  # pairs of rows
         return not mixed and bool(tensor.shape.rank) and [*tensor.shape].count(count) > 1

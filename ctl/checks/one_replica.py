@@ -335,7 +335,8 @@ def _results(
             losses = tf.concat([copier.tensor(x[i]) for copier, x in parts], 0)
             values.append(losses if mask is None else tf.boolean_mask(losses, mask > 0))
         values += map(copiers[0].tensor, conditions_of(updates[0]))
-        if has_statistics:
+        has_gradients = any(x is not None for part in updates[0].gradients for x in part)
+        if has_statistics or not has_gradients:
             continue
         shares = [_flatten(copier, x) for copier, update in pairs for x in update.gradients]
         scales.append(tf.reduce_max(tf.abs(tf.stack(shares))))
