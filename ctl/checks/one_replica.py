@@ -335,8 +335,7 @@ def _results(
             losses = tf.concat([copier.tensor(x[i]) for copier, x in parts], 0)
             values.append(losses if mask is None else tf.boolean_mask(losses, mask > 0))
         values += map(copiers[0].tensor, conditions_of(updates[0]))
-        has_gradients = any(x is not None for part in updates[0].gradients for x in part)
-        if has_statistics or not has_gradients:
+        if has_statistics:
             continue
         shares = [_flatten(copier, x) for copier, update in pairs for x in update.gradients]
         scales.append(tf.reduce_max(tf.abs(tf.stack(shares))))
