@@ -401,7 +401,9 @@ class _Trial:
             if self._records:
                 multiprocess.show_progress(_DIFFER if differs else _EQUAL)
             differences, cause = run_checks(evidence)
-        if not differences and self._rejected:
+        # A difference says more than the line of a check.
+        rejected = {} if differences else self._rejected
+        if rejected:
             cause = causes.REJECTED
         elif not differences and any(_ONE_TENSOR in error for error in self._errors.values()):
             cause = causes.ONE_TENSOR
@@ -411,7 +413,7 @@ class _Trial:
             why=measured.why,
             compared=tuple(self._records),
             refused=self._refused,
-            errors=self._rejected | self._errors,
+            errors=rejected | self._errors,
             notes=tuple(evidence.notes),
             differences=tuple(differences),
             cause=cause,
