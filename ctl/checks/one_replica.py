@@ -137,13 +137,14 @@ class _Comparison:
         every = [self._local.get(i, searches[0]) for i in range(searches[0].replicas)]
         self._traces = [each.trace for each in every]
         self._sources = [_copied(each.trace, each.first) for each in every]
+        self._assigned: list[int] = []  # the number of the variable of each of the last results
         self._one: dict[int, CopiedTrace] = {}  # number of rows -> the trace of one replica
         self._replicas = Computation(self._compute_replicas)
         self._alone = Computation(self._compute_alone)
         self._observed = Computation(self._observe)
 
-    def finds(self, batches: Sequence[ReadBatch]) -> bool | str:
-        """Returns whether the results differ for some batches, or the number in which they do."""
+    def finds(self, batches: Sequence[ReadBatch]) -> bool | str | Suspect:
+        """Returns whether the results differ for some batches, and in what if that is known."""
         parts = self._read(batches)
         is_padded = has_mask(self._traces[0])
         if not is_padded and symbolic(self._traces[0].inputs)[0].shape[0] is None:
@@ -161,10 +162,18 @@ class _Comparison:
             statistics = self._observed(whole)
             one, scales = self._replicas(parts, statistics)
             two, _ = self._alone(whole, statistics, scales)
-            if differ(one, two, ..., finite=True):  # or its numbers are not the same each time
+            differing = differ(one, two, ..., finite=True)
+            if differing:  # or its numbers are not the same each time
                 again, _ = self._replicas(parts, statistics)
-                return not differ(one, again, ..., finite=True) and (self._describe(count) or True)
+                if differ(one, again, ..., finite=True):
+                    return False
+                return self._cause(differing, len(one)) or self._describe(count) or True
         return False
+
+    def _cause(self, differing: set[int], count: int) -> Suspect | None:
+        """Returns the cause that is a variable, if nothing but what is assigned differs."""
+        first = min(differing) - (count - len(self._assigned))
+        return self._searches[0].causes.get(self._assigned[first]) if first >= 0 else None
 
     def _describe(self, count: int) -> str:
         """Names a number that replicas use in place of another one."""
@@ -207,12 +216,13 @@ class _Comparison:
             return []
         one, state = next(iter(self._one.values())).trace, self._searches[0].state
         own, *others = (assigned(each, state) for each in (trace, one, self._traces[0]))
-        values = []
+        values, self._assigned = list[tf.Tensor](), list[int]()
         for i in sorted(own):
             counts = {len(each.get(i, ())) for each in (own, *others)}
             # Micro-batches assign the same value each.
             chosen = own[i] if len(counts) == 1 else own[i][-1:] if 0 not in counts else []
             values += [x for each in chosen for x in values_of(each)]
+            self._assigned += [i] * (len(values) - len(self._assigned))
         return values
 
     def _observe(self, whole: Sequence[tf.Tensor]) -> list[tf.Tensor]:

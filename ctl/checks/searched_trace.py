@@ -65,6 +65,7 @@ class SearchedTrace:
         again: the checks that are repeated for batches of later steps.
         suspects: what a comparison with one replica tests.
         state: the variables that the step may assign; None for those that no update reads.
+        causes: the number of a variable in `state` -> what is wrong if its values differ.
         held: the variables of `state`, and those of metrics, which are not compared.
         parts: the number of micro-batches in which one replica computes the global batch.
     """
@@ -80,6 +81,7 @@ class SearchedTrace:
     again: list[Check] = dataclasses.field(default_factory=list)
     suspects: list[Suspect] = dataclasses.field(default_factory=list)
     state: Sequence[tf.Variable | None] = ()
+    causes: dict[int, Suspect] = dataclasses.field(default_factory=dict)
     held: Sequence[tf.Variable] = ()
     parts: int = 1
 
@@ -101,13 +103,13 @@ class SearchedTrace:
         return read_values(self.trace, batch, size, least=2, is_first=is_first)
 
     def examine(
-        self, finds: Callable[[Sequence[ReadBatch]], bool | str], place: str, use: str, fix: str,
-        *, warns: bool = False,
+        self, finds: Callable[[Sequence[ReadBatch]], bool | str | Suspect], place: str, use: str,
+        fix: str, *, warns: bool = False,
     ) -> None:  # fmt: skip
         """Rejects code if a check finds something in the batches; it is repeated for later ones.
 
         Args:
-            finds: the check; it may describe what it has found.
+            finds: the check; it may describe what it has found, or return it.
             place: the user's line, or function.
             use: what it does, as the end of a sentence about it.
             fix: what to do.
@@ -116,7 +118,7 @@ class SearchedTrace:
 
         def check(batches: Sequence[ReadBatch]) -> None:
             nonlocal warns
-            found: bool | str = False
+            found: bool | str | Suspect = False
             try:
                 with tf.init_scope():
                     found = finds(batches)
@@ -128,7 +130,9 @@ class SearchedTrace:
                         place, use, type(error).__name__, " ".join(str(error).split())[:_SHOWN],
                     )  # fmt: skip
             warns = False
-            if found:
+            if isinstance(found, Suspect):
+                reject(found.place, found.use, found.fix, split=self.is_split)
+            elif found:
                 what = f"{use}{found}" if isinstance(found, str) else use
                 reject(place, what, fix, split=self.is_split)
 

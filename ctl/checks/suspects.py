@@ -35,7 +35,10 @@ _ASSIGNS = (
 _SHARES = "draws the same numbers for the rows of each replica, and others for those of one"
 _SHARES_FIX = "leave out shared=True where axis 0 holds the rows"
 _UPDATES = "updates {} otherwise than one replica with all rows"
-_UPDATES_FIX = "call self.minimize instead, which divides by the weight of the global batch"
+_UPDATES_FIX = (
+    "call self.minimize instead, which divides by the weight of the global batch, or compute it from "
+    "the rows of all, by ctl.replica.all_gather(rows)"
+)
 _ASSIGNS_FIX = (
     "compute it from the rows of all, by ctl.replica.all_gather(rows), and leave numbers of replicas "
     "and of rows out"
@@ -132,7 +135,8 @@ def find_in_state(searched: SearchedTrace) -> Iterator[Suspect]:
         places = (local_state.place_of_value(found[j][0]) for j in sources)
         place = next((x for x in places if not x.startswith("Layer")), "The step")
         use, fix = (_UPDATES, _UPDATES_FIX) if i in trained else (_ASSIGNS, _ASSIGNS_FIX)
-        yield Suspect(place, use.format(state[i].name), fix)
+        searched.causes[i] = Suspect(place, use.format(state[i].name), fix)
+        yield searched.causes[i]
 
 
 class _Copy(NamedTuple):
