@@ -129,14 +129,15 @@ def find_in_state(searched: SearchedTrace) -> Iterator[Suspect]:
     for i in sorted(read, key=lambda i: i not in trained):
         searched.state[i] = state[i]
         values = [x for each in found[i] for x in values_of(each)]
-        yield from (x for x in find(searched, flow, values) if x.use == _COMBINES)
+        causes = [x for x in find(searched, flow, values) if x.use == _COMBINES]
         # An optimizer assigns what it reads of its own variables.
         sources = [i, *sorted(_read(state, found, {i}) - {i})]
         places = (local_state.place_of_value(found[j][0]) for j in sources)
         place = next((x for x in places if not x.startswith("Layer")), "The step")
         use, fix = (_UPDATES, _UPDATES_FIX) if i in trained else (_ASSIGNS, _ASSIGNS_FIX)
-        searched.causes[i] = Suspect(place, use.format(state[i].name), fix)
-        yield searched.causes[i]
+        causes.append(Suspect(place, use.format(state[i].name), fix))
+        searched.causes = dict.fromkeys(sources, causes[0]) | searched.causes
+        yield from causes
 
 
 class _Copy(NamedTuple):
