@@ -331,6 +331,7 @@ class Step:
         """
         step = self.built()
         self._report_non_finite(step)
+        step.check_late()  # of a step in a function of the user's own
         values = tf.nest.map_structure(tf.convert_to_tensor, step.results.read())
         step.results.reset()
         return values

@@ -376,13 +376,16 @@ class BuiltStep:
                 observer.check_variables(items)
         for place in self.update.unsaved:
             _LOG.warning(_UNSAVED, place)
-        for check in self.late:
-            observers.checked(check)
-        self.late.clear()
+        self.check_late()
         if self.is_unfinished and self.plan.own_train_step and not self.update.variables:
             _LOG.warning(_OWN_UPDATE)
         self.update.unsaved.clear()  # a later trace lists its own
         self.checks_copies = self.is_unfinished = False
+
+    def check_late(self) -> None:
+        """Runs the checks of the last trace that read the function around the step."""
+        while self.late:
+            observers.checked(self.late.pop(0))
 
     def repeat_checks(self, batches: Sequence[Callable[[], Any]]) -> None:
         """Repeats the checks of the code for other batches.

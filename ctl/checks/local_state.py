@@ -78,7 +78,7 @@ class LocalState(Observer):
         is_state = any(variable is each for each in state_of(self.step.attributes))
         if variable.aggregation != _SUM or not is_state:
             return True
-        traces = _traces(rows)
+        traces = traces_of(rows)
         numbers = symbolic([rows.first_row, rows.step])
         first = {id(x): np.zeros([], x.dtype.as_numpy_dtype) for x in numbers}
         # The sum of the parts is computed from the batches of all replicas of the process.
@@ -122,7 +122,7 @@ def _is_local(values: Sequence[Any], rows: Rows) -> bool:
     """Returns whether tensors depend on the rows of a replica, other than by a collective."""
     inputs = {id(x) for x in symbolic(rows.trace.inputs)}
     # Of all replicas of the process, whose values tf.distribute combines.
-    clean = {id(x.output) for trace in _traces(rows) for x in trace.global_values}
+    clean = {id(x.output) for trace in traces_of(rows) for x in trace.global_values}
     return any(
         id(x) in inputs
         # An argument of a function, such as that of a program of XLA.
@@ -131,6 +131,6 @@ def _is_local(values: Sequence[Any], rows: Rows) -> bool:
     )
 
 
-def _traces(rows: Rows) -> list[Trace]:
+def traces_of(rows: Rows) -> list[Trace]:
     """Returns the traces of all replicas of the process."""
     return getattr(rows.graph, "_ctl_started", [rows.trace])

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from ctl.checks import loss_trace, replica_count
+from ctl.checks import loss_trace
 from ctl.checks.graph_copier import (
     FAILURES,
     LATE,
@@ -35,6 +36,7 @@ from ctl.checks.suspects import (
     assigned,
     caller_of,
     conditions_of,
+    is_known,
     losses_of,
     updated_values,
     values_of,
@@ -50,46 +52,65 @@ from ctl.rows.trace import GlobalValue, Trace, symbolic
 _LOG = logging.getLogger("ctl")
 _MOST_REPLICAS = 8  # whose losses are computed together
 _MOMENTS = os.path.join("ctl", "rows", "moments.py")
-Compute = Callable[[Batch], Any]
+Compute = Callable[[Batch, int], Any]
 
 
 def check(
-    searches: Sequence[SearchedTrace], rows: Rows, compute: Compute, suspects: Sequence[Suspect]
-) -> None:
+    searches: Sequence[SearchedTrace], rows: Rows, compute: Compute, suspects: Sequence[Suspect],
+    counted: Suspect | None = None,
+) -> None:  # fmt: skip
     """Raises a UsageError if one replica with all rows would compute another update.
 
     Args:
         searches: the traces of the replicas of this process.
         rows: the rows of one of them.
-        compute: what was traced, as a function of a batch.
+        compute: what was traced, as a function of a batch and of the number of replicas that it sees.
         suspects: what may be the cause; the message names the first.
+        counted: what may use the number of replicas.
     """
     first = searches[0]
-    is_accepted = rows.allow_unkeyed or rows.normalizes_micro_batches
-    if not suspects or not first.is_split or is_accepted:
+    if not first.is_split or rows.allow_unkeyed or rows.normalizes_micro_batches:
         return
-    suspect = suspects[0]
+    counts = _CountComparison(searches[0], rows, compute).finds
     if first.replicas > _MOST_REPLICAS:  # each is a copy of the forward and the backward pass
-        _LOG.warning(
-            "%s %s. If the result depends on how the batch is split, the update does, too, which is "
-            "not known for more than %s replicas: compare fewer by `ctl check`.",
-            suspect.place, suspect.use, _MOST_REPLICAS,
-        )  # fmt: skip
+        for suspect in suspects[:1]:
+            _LOG.warning(
+                "%s perhaps %s, which is compared for at most %s replicas, and not for %s: `ctl check` "
+                "measures whether the update depends on how the batch is split.",
+                suspect.place, suspect.use, _MOST_REPLICAS, first.replicas,
+            )  # fmt: skip
+        if counted:
+            first.examine(counts, *counted[:-1], warns=True)
         return
-    place, use, fix, is_seen = suspect
-    finds = _Comparison(searches, rows, compute).finds
+    suspects = [*suspects, *([counted] if counted else [])]
+    if not suspects:
+        return
+    comparison = _Comparison(searches, rows, compute)
+
+    def finds(batches: Sequence[ReadBatch]) -> bool | str | Suspect:
+        try:
+            return comparison.finds(batches)
+        except ProbeError:  # such as for code that requires the number of rows of a replica
+            if counted and counts(batches):
+                return counted
+            raise
+
+    place, use, fix, is_seen = suspects[0]
     first.examine(finds, place, use, fix, warns=is_seen)
 
 
-def retrace(rows: Rows, batch: Batch, compute: Compute, *, count: int, parts: int) -> Trace:
+def retrace(
+    rows: Rows, batch: Batch, compute: Compute, *, count: int, parts: int, replicas: int = 1
+) -> Trace:
     """Traces a step again, in no strategy.
 
     Args:
         rows: the rows of a replica that has traced it.
         batch: the rows of the only replica.
-        compute: what was traced, as a function of a batch.
+        compute: what was traced, as a function of a batch and of the number of replicas that it sees.
         count: the number of rows.
         parts: the number of micro-batches.
+        replicas: the number of replicas that the code sees.
 
     Raises:
         ProbeError: the step cannot be traced with this number of rows.
@@ -97,14 +118,14 @@ def retrace(rows: Rows, batch: Batch, compute: Compute, *, count: int, parts: in
     traces: list[Trace] = []
 
     def step(batch: Batch) -> None:
-        traces.append(trace := Trace(batch, losses_only=True))
+        traces.append(trace := Trace(batch, losses_only=True, replicas=replicas))
         again = dataclasses.replace(
             rows, row_mask=None, first_row=tf.zeros([], tf.int64), step=0, count=count,
             micro_batches=parts, graph=tf.compat.v1.get_default_graph(), single=False, trace=trace,
         )  # fmt: skip
         trace.positions.append(again.first_row)
-        with row_mask.replay(again, {}), trace.record_collectives(), replica_count.counting(1):
-            compute(batch)
+        with row_mask.replay(again, {}), trace.record_collectives():
+            compute(batch, replicas)
 
     def run() -> None:
         traced(step).get_concrete_function(batch)
@@ -121,13 +142,61 @@ def retrace(rows: Rows, batch: Batch, compute: Compute, *, count: int, parts: in
     return traces[0]
 
 
+def _retrace(
+    searched: SearchedTrace, rows: Rows, compute: Compute, values: Sequence[Any], replicas: int
+) -> Trace:
+    """Traces the step of one replica for all rows, without padding, as the code of some replicas."""
+    inputs = searched.trace.inputs
+    structure = inputs[0] if isinstance(inputs, tuple) else inputs
+    batch = tf.nest.pack_sequence_as(structure, [tf.constant(x) for x in values])
+    count = len(values[0])
+    return retrace(rows, batch, compute, count=count, parts=searched.parts, replicas=replicas)
+
+
+class _CountComparison:
+    """Computes the losses and gradients of a replica's rows with two numbers of replicas.
+
+    Args:
+        searched: the trace of a replica.
+        rows: its rows.
+        compute: what was traced, as a function of a batch and of the number of replicas that it sees.
+    """
+
+    def __init__(self, searched: SearchedTrace, rows: Rows, compute: Compute):
+        self._searched, self._rows, self._compute = searched, rows, compute
+
+    def finds(self, batches: Sequence[ReadBatch]) -> bool:
+        """Returns whether they differ for the first batch."""
+        searched, numbers = self._searched, (self._searched.replicas, 1)
+        values = [x.numpy() for x in searched.read(batches[0])[0]]
+        values = values[: len(values) - has_mask(searched.trace)]
+        results: list[_Results] = []
+        for number in numbers:
+            trace = _retrace(searched, self._rows, self._compute, values, number)
+            ids = {id(x) for x in ancestors(*updated_values(trace))}
+            values_of_all = [x for x in trace.global_values if id(x.output) in ids]
+            if not all(is_known(x) for x in values_of_all):
+                raise ProbeError("it may divide what all replicas have summed")
+            computation = Computation(functools.partial(_compute, _copied(trace, {})))
+            results.append(computation(values, results[0].scales if results else []))
+        return bool(differ(results[0].values, results[1].values, ..., finite=True))
+
+
+def _compute(
+    source: CopiedTrace, batch: Sequence[tf.Tensor], scales: Sequence[tf.Tensor]
+) -> "_Results":
+    """Computes the results of one replica, with scales of other results if there are any."""
+    copier = GraphCopier(source, source.known(batch))
+    return _results([copier], [source.trace], None, scales or None)
+
+
 class _Comparison:
     """Computes the losses and gradients of all replicas, and those of one with the same rows.
 
     Args:
         searches: the traces of the replicas of this process.
         rows: the rows of one of them.
-        compute: what was traced, as a function of a batch.
+        compute: what was traced, as a function of a batch and of the number of replicas that it sees.
     """
 
     def __init__(self, searches: Sequence[SearchedTrace], rows: Rows, compute: Compute):
@@ -155,7 +224,8 @@ class _Comparison:
             whole = [x[:-1] for x in whole[:-1]]
         count = len(whole[0])
         if count not in self._one:
-            self._one[count] = _copied(self._trace(whole), {})
+            arguments = self._searches[0], self._rows, self._compute, whole
+            self._one[count] = _copied(_retrace(*arguments, replicas=1), {})
         for number in (None, LATE):
             for source in (*self._sources, self._one[count]):
                 source.set_counters(number)
@@ -201,14 +271,6 @@ class _Comparison:
         if has_mask(self._traces[0]):
             parts = [[*part[:-1], np.ones_like(part[-1])] for part in parts]
         return parts
-
-    def _trace(self, whole: Sequence[Any]) -> Trace:
-        """Traces the step of one replica for all rows, without padding."""
-        inputs = self._traces[0].inputs
-        structure = inputs[0] if isinstance(inputs, tuple) else inputs
-        batch = tf.nest.pack_sequence_as(structure, [tf.constant(x) for x in whole])
-        parts = self._searches[0].parts
-        return retrace(self._rows, batch, self._compute, count=len(whole[0]), parts=parts)
 
     def _state(self, trace: Trace) -> list[tf.Tensor]:
         """Returns what both assign to the same variables; nothing if other processes assign it, too."""

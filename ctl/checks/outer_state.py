@@ -1,16 +1,23 @@
-"""Names what the user's code assigns outside of a step from rows of the replicas, if losses read it.
+"""Names what the user's code computes from the rows of a replica outside of a step that reads it.
 
 A loop of the user's own may compute a number from the rows, such as by `strategy.run` in a `train_step`,
-and assign it to a variable. It is not part of the step, which is compared with one replica.
+and assign it to a variable, or change the rows by it. It is not part of the step, which is compared with
+one replica.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from ctl.built.observers import Observer
-from ctl.checks.local_state import place_of_value
+from ctl.checks.local_state import place_of_value, traces_of
+from ctl.checks.row_flow import RowFlow
+from ctl.checks.row_rules import Place
+from ctl.checks.suspects import is_users
 from ctl.graphs.assignments import find_assignments, read_handles
-from ctl.graphs.dataflow import ancestors
+from ctl.graphs.dataflow import ancestors, captured
+from ctl.graphs.places import place_of
 from ctl.rows.row_mask import Rows
 from ctl.rows.trace import symbolic
 
@@ -25,20 +32,46 @@ class OuterState(Observer):
         if rows.earlier is None and not self.step.plan.options.allow_row_coupling:
             graph: Any = rows.graph
             graph._ctl_inside = getattr(graph, "_ctl_inside", set()) | {id(x) for x in operations}
+            self._name_changed(rows)
             self._name_assigned(rows)
             self.step.late.append(lambda: self._name_assigned(rows))
+
+    def _name_changed(self, rows: Rows) -> None:
+        """Prints a line if the batch of the step has what the code has combined from rows."""
+        inputs = symbolic(rows.trace.inputs)
+        sources = {id(x): Place(0) for x in ancestors(*inputs) if _is_batch(x)}
+        if all(id(x) in sources for x in inputs):
+            return
+        found = RowFlow(sources, count=inputs[0].shape[0]).suspects(inputs)
+        places = [(place_of(op), op.type) for _, op in found if is_users(op)]
+        for place, kind in places[:1]:
+            self.warn_once(
+                f"{place} may combine rows of a replica ({kind}) before the step gets them, and only "
+                "`ctl check` tests whether the update depends on how the batch is split: do it in "
+                "preprocess, which ctl tests."
+            )
 
     def _name_assigned(self, rows: Rows) -> None:
         graph: Any = rows.graph
         inputs = {id(x) for x in symbolic(rows.trace.inputs)}
+        of_all = {id(x.output) for each in traces_of(rows) for x in each.global_values}
         losses = [x for each in rows.trace.updates for y in each.micro_batches for x in y.losses]
         read = read_handles(*losses, *(x for each in rows.trace.updates for x in each.inputs))
         for each in find_assignments(graph.get_operations()):
             if id(each.handle) not in read or id(each.op) in graph._ctl_inside:
                 continue
-            if any(id(x) in inputs or x.op.type in _DATA for x in ancestors(*each.op.inputs)):
+            if any(
+                id(x) in inputs or _is_batch(x) for x in ancestors(*each.op.inputs, stop=of_all)
+            ):
                 self.warn_once(
                     f"{place_of_value(each)} assigns outside of the step what its losses read, from "
                     "rows of the replicas, and only `ctl check` tests whether the update depends on how "
                     "the batch is split: assign it in the step, from ctl.replica.all_gather(rows)."
                 )
+
+
+def _is_batch(tensor: Any) -> bool:
+    """Returns whether a tensor is one of a batch, or an argument of the function of a loop."""
+    op = tensor.op
+    is_argument = op.type == "Placeholder" and captured(tensor) is None and tensor.shape.rank
+    return op.type in _DATA or bool(is_argument and tensor.dtype != tf.resource)

@@ -1,7 +1,7 @@
-"""Finds the number of replicas in the user's code, and lets it see another one.
+"""Finds numbers that the user's code computes from the number of replicas, and sets others.
 
 A loop of one's own divides by it, because it sums the gradients of the replicas. ctl divides once, by
-the weight of the global batch, so the update would depend on the split. Code that names the number is
+the weight of the global batch, so the update would depend on the split. Code that uses the number is
 traced again as that of one replica, whose update is compared.
 """
 
@@ -10,12 +10,8 @@ from collections.abc import Iterator, MutableMapping
 import contextlib
 import inspect
 import logging
-import os
-import sys
 import textwrap
-from typing import Any
-
-import tensorflow as tf
+from typing import Any, NamedTuple
 
 from ctl.built.built_step import BuiltStep
 from ctl.built.observers import Losses, Observer, TraceAgain
@@ -25,10 +21,6 @@ from ctl.keras import models
 
 _LOG = logging.getLogger("ctl")
 _NAME = "num_replicas_in_sync"
-READS = f"{_NAME}|scale_regularization_loss|compute_average_loss"
-_PACKAGES = ("ctl", "keras", "tensorflow", "tf_keras")
-# Its functions scale_regularization_loss and compute_average_loss read the number for the user.
-_SCALES = os.path.join("ops", "nn_impl_distribute.py")
 
 
 class ReplicaCount(Observer):
@@ -61,35 +53,34 @@ def _names_count(code: Any) -> bool:
 
 
 @contextlib.contextmanager
-def counting(number: int) -> Iterator[None]:
-    """Lets the user's code see another number of replicas within a `with` block."""
-    kinds = (tf.distribute.Strategy, tf.distribute.ReplicaContext)
-    owners = [next(each for each in kind.__mro__ if _NAME in vars(each)) for kind in kinds]
-    originals = [vars(owner)[_NAME] for owner in owners]
-    folders = tuple(
-        os.path.dirname(sys.modules[name].__file__ or "") + os.sep for name in _PACKAGES[::2]
-    )
-
-    def replace(original: property) -> property:
-        def read(self: Any) -> int:
-            file = sys._getframe(1).f_code.co_filename
-            is_user = file.endswith(_SCALES) or not file.startswith(folders)
-            return number if is_user else original.fget(self)  # type: ignore[misc]
-
-        return property(read)
-
-    try:
-        for owner, original in zip(owners, originals, strict=True):
-            setattr(owner, _NAME, replace(original))
-        yield
-    finally:
-        for owner, original in zip(owners, originals, strict=True):
-            setattr(owner, _NAME, original)
-
-
-@contextlib.contextmanager
 def changing(step: Any, number: int) -> Iterator[None]:
     """Lets functions read what was computed from another number of replicas, within a `with` block.
+
+    Args:
+        step: the `BuiltStep`.
+        number: the other number.
+    """
+    stored = [*find_stored(step, number)]
+    try:
+        for each in stored:
+            each.values[each.key] = each.new
+        yield
+    finally:
+        for each in stored:
+            each.values[each.key] = each.old
+
+
+class _Stored(NamedTuple):
+    """A number that was computed from the number of replicas, and what another one gives."""
+
+    values: MutableMapping[str, Any]
+    key: str
+    old: float
+    new: float
+
+
+def find_stored(step: Any, number: int) -> Iterator[_Stored]:
+    """Yields the numbers that depend on the number of replicas.
 
     They are the attributes and outer variables that statements in the files of the functions assign,
     from an expression with the number of replicas that is no product: the number, its inverse, or the
@@ -97,24 +88,17 @@ def changing(step: Any, number: int) -> Iterator[None]:
 
     Args:
         step: the `BuiltStep`.
-        number: the other number.
+        number: another number of replicas.
     """
     replicas, batch = step.plan.layout.replicas, step.plan.layout.global_batch_size
     others = {1 / replicas: 1 / number, batch / replicas: batch / number}
     others |= {batch // replicas: batch // number, replicas: number}
-    stored = {target for text in users_code.texts(step) for target in _assigned(text)}
-    changed = []
-    try:
-        for values in _namespaces(step) if stored else ():
-            for key in stored & values.keys():
-                old = values[key]
-                if type(old) in (int, float) and old in others:
-                    changed.append((values, key, old))
-                    values[key] = others[old]
-        yield
-    finally:
-        for values, key, old in changed:
-            values[key] = old
+    names = {target for text in users_code.texts(step) for target in _assigned(text)}
+    for values in _namespaces(step) if names else ():
+        for key in names & values.keys():
+            old = values[key]
+            if type(old) in (int, float) and old in others:
+                yield _Stored(values, key, old, others[old])
 
 
 def _assigned(text: str) -> Iterator[str]:

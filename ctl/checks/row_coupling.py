@@ -8,18 +8,18 @@ it does on another split. The batches of steps 1, 2, 4, ... are computed in the 
 steps. A trace with one row cannot show that, so the step is then traced again with several.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import dataclasses
 import functools
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
 from ctl.built.observers import Observer
 from ctl.built.state import assignable, state_of
-from ctl.checks import loss_trace, replica_count, users_code
+from ctl.checks import loss_trace, replica_count
 from ctl.checks.probe_error import ProbeError
 from ctl.checks.read_batches import ReadBatch, read_existing
 from ctl.checks.row_flow import RowFlow
@@ -34,12 +34,15 @@ from ctl.hardware import devices, strategies
 from ctl.rows.row_mask import Rows
 from ctl.rows.trace import UpdateTrace, symbolic
 
+if TYPE_CHECKING:
+    from ctl.checks.one_replica import Compute
+
 _LOG = logging.getLogger("ctl")
 _PARTS = (0.25, 0.5, 0.75, 0.99)  # of the epoch, whose batches are read besides the next one
 _ROWS = 4  # of a micro-batch, if the step is traced again
 _HIDING = ("StopGradient", "IdentityN")  # tf.custom_gradient is the second
+_COUNTS = "uses the number of replicas in the update"
 _UPDATES = "computes another update on one replica with all rows"
-Compute = Callable[[Any], Any]
 
 
 class RowCoupling(Observer):
@@ -57,9 +60,10 @@ class RowCoupling(Observer):
             if plan.own_replica_step:  # of a trainer, or the losses of several optimizers
                 place = name_function(getattr(owner, "replica_step", None) or owner.loss_fn)
                 others = [Suspect(place, _UPDATES, COUNT_FIX, is_seen=False)]
-            elif plan.layout.replicas > 1 and users_code.names(step, replica_count.READS):
+            place = rows.trace.call.get("replica_count", "")
+            if not place and plan.layout.replicas > 1 and any(replica_count.find_stored(step, 1)):
                 place = f"{name_function(step.hooks.per_example_loss)}, a weight or a penalty"
-                others = [Suspect(place, _UPDATES, COUNT_FIX, is_seen=False)]
+            counted = Suspect(place, _COUNTS, COUNT_FIX) if place else None
             # The code may call an optimizer by itself.
             own = [v for each in step.attributes.optimizers() for v in each.variables]
             state = [*state_of(step.attributes), *(v for v in own if isinstance(v, tf.Variable))]
@@ -70,15 +74,19 @@ class RowCoupling(Observer):
                 parts=plan.options.logical_shards or 1,
             )  # fmt: skip
 
-            def compute(batch: Any) -> None:
-                with replica_count.changing(step, 1):  # on one replica
+            def compute(batch: Any, replicas: int) -> None:
+                with replica_count.changing(step, replicas):
                     step.compute(batch)
 
-            search(found, rows, compute, others)
+            search(found, rows, compute, others, counted)
 
 
 def search(
-    found: SearchedTrace, rows: Rows, compute: Compute, others: Sequence[Suspect] = ()
+    found: SearchedTrace,
+    rows: Rows,
+    compute: "Compute",
+    others: Sequence[Suspect] = (),
+    counted: Suspect | None = None,
 ) -> None:
     """Searches the losses that a replica has traced.
 
@@ -86,8 +94,9 @@ def search(
         found: the trace; gets the checks to repeat for other batches, where the ops do not show that
             rows are independent.
         rows: the rows of the replica.
-        compute: what was traced, as a function of a batch.
+        compute: what was traced, as a function of a batch and of the number of replicas that it sees.
         others: what is compared with one replica in any case.
+        counted: what may use the number of replicas.
 
     Raises:
         UsageError: the loss of a row depends on other rows of the replica, or the replicas compute
@@ -121,7 +130,7 @@ def search(
         known = [suspect for each in reversed(searches) for suspect in each.suspects]
         # Those that the trace does not show are the last.
         known = sorted([*known, *suspects.find_in_state(searches[0])], key=lambda x: not x.is_seen)
-        one_replica.check(searches, rows, compute, [*known, *others])
+        one_replica.check(searches, rows, compute, [*known, *others], counted)
 
 
 def _count_traces() -> int:
@@ -131,7 +140,7 @@ def _count_traces() -> int:
     return 1 if is_one else len(devices.replica_devices(strategy))
 
 
-def _search_first(found: SearchedTrace, rows: Rows, compute: Compute) -> None:
+def _search_first(found: SearchedTrace, rows: Rows, compute: "Compute") -> None:
     """Searches the losses that the first replica has traced."""
     try:
         _check_updates(found)
@@ -149,7 +158,7 @@ def _search_first(found: SearchedTrace, rows: Rows, compute: Compute) -> None:
                 )  # fmt: skip
 
 
-def _check_again(found: SearchedTrace, rows: Rows, compute: Compute) -> None:
+def _check_again(found: SearchedTrace, rows: Rows, compute: "Compute") -> None:
     """Checks the losses of a step that is traced again, with several rows in each micro-batch."""
     parts = rows.micro_batches
     count = _ROWS * parts

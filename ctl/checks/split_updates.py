@@ -6,10 +6,12 @@ table of what ctl replaces in TensorFlow notes where the code of an update uses 
 
 from collections.abc import Callable, Sequence
 import os
+import sys
 import traceback
 from typing import Any
 
 import tensorflow as tf
+import tf_keras
 
 from ctl.built.observers import Observer
 from ctl.configs.error_location import user_frame
@@ -18,8 +20,15 @@ from ctl.graphs.assignments import find_assignments
 from ctl.rows import row_mask
 from ctl.rows.row_mask import Rows
 from ctl.update.snapshot import handles
+from ctl.version import FOLDER
 
-_NAMES = ("num_replicas_in_sync", "replica_id_in_sync_group", "all_reduce", "all_gather")
+_COUNT = "num_replicas_in_sync"
+_NAMES = (_COUNT, "replica_id_in_sync_group", "all_reduce", "all_gather")
+# Its functions scale_regularization_loss and compute_average_loss read the number for the user.
+_SCALES = os.path.join("ops", "nn_impl_distribute.py")
+_OWN = tuple(
+    f"{os.path.dirname(x)}{os.sep}" for x in (f"{FOLDER}/", tf.__file__, tf_keras.__file__)
+)
 # What is called between the user's code and this file.
 _BETWEEN = __file__, os.path.join("private", "replaced.py"), f"{os.sep}autograph{os.sep}"
 
@@ -53,10 +62,21 @@ class SplitUpdates(Observer):
 
 
 def number(original: property) -> property:
-    """Returns a property of a strategy or a replica context that notes its use in updates."""
+    """Returns a property of a strategy or a replica context that notes its use in a step.
+
+    The number of replicas is that of `Trace.replicas` for code other than TensorFlow's and ctl's.
+    """
     read: Callable[[Any], Any] = original.fget  # type: ignore[assignment]
 
     def noted(self: Any) -> Any:
+        rows = row_mask.current() if row_mask.in_step() else None
+        file = sys._getframe(1).f_code.co_filename
+        is_users = file.endswith(_SCALES) or not file.startswith(_OWN)
+        if rows is not None and read.__name__ == _COUNT and is_users:
+            if rows.trace.replicas is not None:
+                return rows.trace.replicas
+            if not rows.update and "replica_count" not in rows.trace.call:
+                rows.trace.call["replica_count"] = _find_line() or file
         _note(read.__name__)
         return read(self)
 
@@ -78,7 +98,11 @@ def _note(name: str) -> None:
     file = next(file for file in files if not any(part in file for part in _BETWEEN))
     # Code of TensorFlow, or of ctl, may use it. Rows have a graph here, as eager code has no observers.
     if rows.graph and ("__autograph_generated_file" in file or user_frame([(file, 1)])):
-        # The stack of an op has the lines before their translation by AutoGraph.
-        place = user_frame([(each.filename, each.lineno) for each in tf.no_op().traceback])
+        place = _find_line()
         if place is not None:
             rows.trace.split_uses.setdefault(place, name)
+
+
+def _find_line() -> str | None:
+    """Returns the line of the user's code that is running, before its translation by AutoGraph."""
+    return user_frame([(each.filename, each.lineno) for each in tf.no_op().traceback])

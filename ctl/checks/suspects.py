@@ -81,7 +81,7 @@ def find(
         if id(x) in ids:
             yield Suspect(place_of(x.op), _SHARES, _SHARES_FIX, is_seen=False)
     for value in collectives:
-        if not _is_known(value) and not _is_own_gather(value.local.op):
+        if not is_known(value) and not _is_own_gather(value.local.op):
             # It is called where no op is made, but its result is used on the user's line, or near it.
             op = next(iter(value.output.consumers()), value.local.op)
             yield Suspect(place_of(op), _COLLECTS, FIX)
@@ -174,7 +174,7 @@ def find_number(searched: SearchedTrace, values: Sequence[tf.Tensor]) -> Any | N
     return next((x.op for x in sources if loss_trace.is_replica_number(x.op)), None)
 
 
-def _is_known(value: GlobalValue) -> bool:
+def is_known(value: GlobalValue) -> bool:
     """Returns whether a value is statistics, or numbers of rows, whose parts ctl adds up."""
     ends = value.local.op, value.output.op
     return is_normalization(ends[0]) or any(caller_of(op).endswith(_ROW_RANGE) for op in ends)
@@ -183,7 +183,7 @@ def _is_known(value: GlobalValue) -> bool:
 def _is_count(tensor: tf.Tensor) -> bool:
     """Returns whether a tensor is perhaps a number of rows, as a factor of a loss."""
     is_number = tensor.op.type == "Cast" and tensor.shape.rank == 0 and tensor.dtype.is_floating
-    if not is_number or not tensor.op.inputs[0].dtype.is_integer or not _is_users(tensor.op):
+    if not is_number or not tensor.op.inputs[0].dtype.is_integer or not is_users(tensor.op):
         return False
     sources = ancestors(tensor, through_shapes=False)
     return not any(x.op.type in (*READS, "Placeholder") for x in sources)
@@ -193,10 +193,10 @@ def is_users_gradient(op: Any) -> bool:
     """Returns whether an op has a gradient that the user has written by tf.custom_gradient."""
     if op.type != "IdentityN" or b"CustomGradient" not in op.node_def.attr["_gradient_op_type"].s:
         return False
-    return _is_users(op)
+    return is_users(op)
 
 
-def _is_users(op: Any) -> bool:
+def is_users(op: Any) -> bool:
     """Returns whether the user's code has called TensorFlow to create an op."""
     caller = caller_of(op)
     return not caller.startswith(str(FOLDER)) and _KERAS not in caller

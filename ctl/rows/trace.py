@@ -146,6 +146,7 @@ class Trace:
         metric_updates: the updates of metrics.
         metric_rows: the outputs and the weights of the `update_metrics` that is being traced.
         split_uses: a line of the user's code in an update -> what it uses of the split.
+        replicas: the number of replicas that the user's code sees; None for that of the strategy.
         losses_only: whether the step ends its updates once the losses are recorded.
         call: what the checks note of this call of the step, shared by the replicas of the process.
     """
@@ -166,6 +167,7 @@ class Trace:
     metric_updates: list[MetricUpdate] = dataclasses.field(default_factory=list)
     metric_rows: tuple[Nest, tf.Tensor | None] | None = None
     split_uses: dict[str, str] = dataclasses.field(default_factory=dict)
+    replicas: int | None = None
     losses_only: bool = False
     call: dict[str, Any] = dataclasses.field(default_factory=dict)
 

@@ -1,8 +1,12 @@
 """What code around a step assigns from rows, and what it updates by itself, is named."""
 
+import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
+import ctl
+from ctl import testing
 from tests.users_code.examples import Case
 from tests.users_code.running import Split, train
 
@@ -71,4 +75,66 @@ def test_code_around_the_step_that_is_not_compared_is_named_once(case, line, cap
 
 def test_number_that_is_no_function_of_the_rows_is_assigned_without_a_line(caplog):
     train(Clock, Split(2, 7))
+    assert not caplog.messages
+
+
+def centre(features):
+    return features - tf.reduce_mean(features, axis=0)
+
+
+def scale(features):
+    return features / tf.reduce_sum(features**2, axis=1, keepdims=True)
+
+
+@pytest.fixture
+def own_loop():
+    """Returns a loop that runs a step in its own strategy.run, and calls a function before and after."""
+
+    def run(before=lambda features: features, after=lambda result, batch: result.loss):
+        strategy = testing.make_strategy(2)
+        with strategy.scope():
+            baseline = tf.Variable(0.0, trainable=False, aggregation=tf.VariableAggregation.MEAN)
+        step = ctl.Step(
+            lambda: tf_keras.Sequential([tf_keras.layers.Dense(1, use_bias=False)]),
+            tf_keras.optimizers.SGD,
+            lambda batch, outputs: (outputs[:, 0] - batch["label"] - baseline) ** 2,
+            global_batch_size=4, strategy=strategy,
+        )  # fmt: skip
+        data = {
+            "x": np.arange(8.0, dtype="f4").reshape(4, 2) + 1,
+            "label": np.arange(4, dtype="f4"),
+        }
+
+        def replica(batch):
+            result = step({"x": before(batch["x"]), "label": batch["label"]})
+            baseline.assign(after(result, batch))
+
+        @tf.function
+        def train(batch):
+            strategy.run(replica, args=(batch,))
+
+        dataset = tf.data.Dataset.from_tensor_slices(data).batch(4)
+        batch = next(iter(strategy.experimental_distribute_dataset(dataset)))
+        step.build(batch)
+        train(batch)
+        return step.results()
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("calls", "line"),
+    [
+        ({"before": centre}, "may combine rows of a replica (Mean) before the step gets them"),
+        ({"after": lambda _, batch: tf.reduce_mean(batch["label"])}, "assigns outside of the step"),
+    ],
+)
+def test_what_a_replica_computes_around_a_step_is_named(calls, line, own_loop, caplog):
+    own_loop(**calls)
+    (message,) = (each for each in caplog.messages if line in each)
+    assert message.startswith("tests/checks/outer_state_test.py:")
+
+
+def test_rows_that_are_changed_alone_and_losses_of_all_cause_no_line(own_loop, caplog):
+    own_loop(before=scale)
     assert not caplog.messages

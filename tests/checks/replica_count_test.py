@@ -5,8 +5,11 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
+from ctl.checks import one_replica
 from tests.users_code.examples import CLASSES, Case
 from tests.users_code.running import Split, difference, train
+
+FILE = r"tests/checks/replica_count_test\.py"
 
 
 class Divided(Case):
@@ -94,9 +97,60 @@ def test_the_number_of_replicas_in_a_loss_is_rejected_with_its_line(case):
 @pytest.mark.parametrize("case", [Weighted, ScaledPenalty])
 def test_the_number_of_replicas_in_a_weight_or_a_penalty_is_rejected(case):
     with pytest.raises(
-        ctl.UsageError, match="a weight or a penalty computes another update on one"
+        ctl.UsageError, match=rf"{FILE}:\d+ uses the number of replicas in the update"
     ):
         train(case, Split(2, 8))
+
+
+class FixedRows(Divided):
+    """Cannot be traced for the rows of all replicas."""
+
+    def per_example_loss(self, batch, outputs):
+        return super().per_example_loss(batch, tf.ensure_shape(outputs, [4, None]))
+
+
+def test_the_number_of_replicas_is_rejected_where_all_rows_cannot_be_computed_at_once():
+    with pytest.raises(
+        ctl.UsageError, match=rf"{FILE}:\d+ uses the number of replicas in the update"
+    ):
+        train(FixedRows, Split(2, 8))
+
+
+@pytest.fixture
+def many(monkeypatch):
+    """As if there were more replicas than are computed at once."""
+    monkeypatch.setattr(one_replica, "_MOST_REPLICAS", 1)
+    train.cache_clear()
+    yield
+    train.cache_clear()
+
+
+@pytest.mark.parametrize("case", [Divided, DividedByRows, Stored, Weighted, ScaledPenalty])
+def test_the_number_of_many_replicas_is_rejected(case, many):
+    with pytest.raises(ctl.UsageError, match="uses the number of replicas in the update"):
+        train(case, Split(2, 8))
+
+
+@pytest.mark.parametrize(
+    "case, line", [(Branch, ""), (Case, ""), (Mean, "all replicas have summed")]
+)
+def test_many_replicas_cause_a_line_only_where_the_number_may_divide_a_sum(
+    case, line, many, caplog
+):
+    train(case, Split(2, 8))
+    assert line in caplog.messages[-1] if line else not caplog.messages
+
+
+class Named(Case):
+    def scale(self):
+        return self.strategy.num_replicas_in_sync
+
+
+def test_code_that_no_step_runs_causes_no_comparison(monkeypatch):
+    monkeypatch.setattr(one_replica, "check", lambda *arguments: compared.append(arguments))
+    compared = []
+    train(Named, Split(2, 8))
+    assert not any(suspects or counted for *_, suspects, counted in compared)
 
 
 @pytest.mark.parametrize("case", [Mean, WeightedByMean, Branch])
