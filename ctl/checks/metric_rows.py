@@ -50,6 +50,13 @@ class MetricRows(Observer):
                 "the replica, so that the metric depends on how the batch is split: leave the number "
                 "out, or use ctl.replica.positions(x), the places of the rows in the global batch."
             )
+        averaged = {u.metric._ctl_name for u in updates if self._averages_rows(u, rows)}
+        if averaged:
+            self.warn_once(
+                f"update_metrics gives {list_some(sorted(averaged))} one number for all rows of a "
+                "replica, so that the metric depends on how the batch is split: pass the values of the "
+                "rows with weights, or sums to a tf_keras.metrics.Sum."
+            )
         replaced = _find_replaced(operations, updates)
         if replaced and self.step.plan.layout.replicas > 1:
             self.warn_once(
@@ -75,6 +82,36 @@ class MetricRows(Observer):
         sources = ancestors(*values, stop={id(x) for x in known})
         replicas = self.step.plan.layout.replicas
         return replicas > 1 and any(is_replica_number(x.op) for x in sources)
+
+    def _averages_rows(self, update: MetricUpdate, rows: Rows) -> bool:
+        """Returns whether a metric gets a number that combines rows, but is no sum, without a weight."""
+        plan, metrics = self.step.plan, tf_keras.metrics
+        # The mean of the means of equally many rows is that of all rows.
+        is_even = plan.even and rows.earlier is None and isinstance(update.metric, metrics.Mean)
+        right = (
+            {"Mean"} if is_even else {"Sum"} if isinstance(update.metric, metrics.Sum) else set()
+        )
+        of_all = {id(x.output) for x in rows.trace.global_values}
+        inputs = {id(x) for x in symbolic(rows.trace.inputs)}
+        return (
+            plan.is_split
+            and update.sample_weight is None
+            and any(
+                value.shape.rank == 0
+                and _reduction(value) not in right
+                and any(
+                    id(x) in inputs for x in ancestors(value, through_shapes=False, stop=of_all)
+                )
+                for value in symbolic(update.values)
+            )
+        )
+
+
+def _reduction(value: tf.Tensor) -> str:
+    """Returns the type of the op that makes a number, before it is cast or reshaped."""
+    while value.op.type in ("Cast", "Identity", "Reshape", "Squeeze"):
+        value = value.op.inputs[0]
+    return str(value.op.type)
 
 
 def _counts_padding(update: MetricUpdate) -> bool:

@@ -231,6 +231,43 @@ def test_number_of_the_replica_in_a_metric_is_named(cls, replicas, caplog):
     assert caplog.text.count("passes mae values that contain the number of the replica") == is_wrong
 
 
+class Means(Unweighted):
+    """Updates a mean with the mean of a replica."""
+
+    def build_metrics(self):
+        return {"mae": tf_keras.metrics.Mean()}
+
+    def update_metrics(self, metrics, batch, outputs, weights):
+        metrics["mae"].update_state(tf.reduce_mean(tf.abs(batch["label"] - outputs)))
+
+
+class WeightedMeans(Means):
+    def update_metrics(self, metrics, batch, outputs, weights):
+        errors = tf.reduce_mean(tf.abs(batch["label"] - outputs), axis=[1, 2])
+        present = tf.ones_like(errors) if weights is None else weights
+        count = tf.reduce_sum(present)
+        metrics["mae"].update_state(tf.reduce_sum(errors * present) / tf.maximum(count, 1), count)
+
+
+class Sums(Means):
+    def build_metrics(self):
+        return {"mae": tf_keras.metrics.Sum()}
+
+    def update_metrics(self, metrics, batch, outputs, weights):
+        errors = tf.reduce_mean(tf.abs(batch["label"] - outputs), axis=[1, 2])
+        metrics["mae"].update_state(tf.reduce_sum(errors if weights is None else errors * weights))
+
+
+@pytest.mark.parametrize(
+    ("cls", "replicas", "is_named"), [(Means, 4, True), (WeightedMeans, 4, False), (Sums, 2, False)]
+)
+def test_mean_of_the_means_of_replicas_is_named(cls, replicas, is_named, caplog):
+    found = run(cls, replicas)
+    expected = PLAIN * ROWS if cls is Sums else PLAIN
+    assert (found[1] != pytest.approx(expected, abs=1e-12)) == is_named
+    assert ("mae one number for all rows of a replica" in caplog.text) == is_named
+
+
 def test_unpadded_batches_may_be_counted_without_weights(caplog):
     assert run(Ignores, 1, size=ROWS) == pytest.approx((PLAIN, PLAIN), abs=1e-12)
     assert "update_metrics" not in caplog.text
