@@ -1,5 +1,6 @@
 """The measurements on a GPU run on a CPU too, and a part that fails hides no other."""
 
+import importlib.util
 import io
 import itertools
 import json
@@ -10,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from benchmarks.gpu import __main__ as program
-from benchmarks.gpu import equality, kernels, programs, tables
+from benchmarks.gpu import equality, kernels, programs, speed, tables
 from benchmarks.gpu.parts import PARTS, Report
 import ctl
 
@@ -22,6 +23,16 @@ def run(path, *flags):
 
 def test_every_part_has_a_function():
     assert all(callable(part.load()) for part in PARTS.values())
+
+
+@pytest.mark.parametrize("measure", [speed.measure_jax, speed.measure_torch])
+def test_program_of_another_framework_exists(measure, monkeypatch):
+    scripts = []
+    monkeypatch.setattr(speed, "_run_script", lambda *arguments: scripts.append(arguments[2]))
+    measure(types.SimpleNamespace(flags=types.SimpleNamespace(jax_python="", torch_python="")))
+    assert [importlib.util.find_spec(f"benchmarks.comparisons.{each}") for each in scripts] != [
+        None
+    ]
 
 
 @pytest.mark.slow
