@@ -24,25 +24,28 @@ _NAME = "num_replicas_in_sync"
 
 
 class ReplicaCount(Observer):
-    """Names a function that may have put the number of replicas into a regularizer."""
+    """Names functions that may have put the number of replicas into a regularizer or an optimizer."""
 
     @classmethod
     def check_losses(
         cls, step: BuiltStep, losses: Losses | None, trace_again: TraceAgain | None, name: str
     ) -> None:
-        """Prints a line if the function that builds the model reads the number of replicas."""
-        build: Any = getattr(type(step.attributes.owner), "build_model", None)
-        if (
-            step.plan.layout.replicas > 1
-            and not step.plan.options.allow_row_coupling
-            and _names_count(getattr(build, "__code__", None))
-            and any(layer._callable_losses for layer in step.attributes.layers())
+        """Prints a line if a function that builds the model or the optimizer reads the number."""
+        if step.plan.layout.replicas == 1 or step.plan.options.allow_row_coupling:
+            return
+        owner = type(step.attributes.owner)
+        penalties = any(layer._callable_losses for layer in step.attributes.layers())
+        for name, what, is_used in (
+            ("build_model", "factors of regularizers", penalties),
+            ("build_optimizer", "the learning rate or the steps of a schedule", True),
         ):
-            _LOG.warning(
-                "%s reads num_replicas_in_sync, and the model has regularizers. If the number is in "
-                "their factors, the update depends on it: ctl adds a penalty once, so leave it out.",
-                name_function(build),
-            )
+            build: Any = getattr(owner, name, None)
+            if is_used and _names_count(getattr(build, "__code__", None)):
+                _LOG.warning(
+                    "%s reads num_replicas_in_sync. If the number changes %s, the update depends on it: "
+                    "leave it out, since ctl adds up the gradients and penalties of the global batch.",
+                    name_function(build), what,
+                )  # fmt: skip
 
 
 def _names_count(code: Any) -> bool:

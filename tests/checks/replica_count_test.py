@@ -171,8 +171,13 @@ class NoRegularizer(DividedRegularizer):
     factor = 0.0
 
 
-@pytest.mark.parametrize("case", [DividedRegularizer, NoRegularizer])
-def test_the_number_of_replicas_in_a_regularizer_is_named(case, caplog):
+class ScaledRate(Case):
+    def build_optimizer(self, optimizer):
+        return tf_keras.optimizers.SGD(0.1 * self.strategy.num_replicas_in_sync)
+
+
+@pytest.mark.parametrize("case", [DividedRegularizer, NoRegularizer, ScaledRate])
+def test_the_number_of_replicas_in_a_regularizer_or_an_optimizer_is_named(case, caplog):
     train(case, Split(2, 8))
     lines = [line for line in caplog.messages if "reads num_replicas_in_sync" in line]
-    assert len(lines) == (case is DividedRegularizer)
+    assert len(lines) == (case is not NoRegularizer)
