@@ -56,7 +56,7 @@ def _names_count(code: Any) -> bool:
 
 
 @contextlib.contextmanager
-def changing(step: Any, number: int) -> Iterator[None]:
+def changing(step: BuiltStep, number: int) -> Iterator[None]:
     """Lets functions read what was computed from another number of replicas, within a `with` block.
 
     Args:
@@ -82,7 +82,7 @@ class _Stored(NamedTuple):
     new: float
 
 
-def find_stored(step: Any, number: int) -> Iterator[_Stored]:
+def find_stored(step: BuiltStep, number: int) -> Iterator[_Stored]:
     """Yields the numbers that depend on the number of replicas.
 
     They are the attributes and outer variables that statements in the files of the functions assign,
@@ -124,7 +124,7 @@ def _counts(node: ast.AST | None) -> bool:
     return is_name or any(_counts(each) for each in ast.iter_child_nodes(node))
 
 
-def _namespaces(step: Any) -> Iterator[MutableMapping[str, Any]]:
+def _namespaces(step: BuiltStep) -> Iterator[MutableMapping[str, Any]]:
     """Yields what holds the attributes and outer variables of the functions of a step."""
     yield vars(step.attributes.owner)
     yield from (vars(models.inner(layer)) for layer in step.attributes.layers())

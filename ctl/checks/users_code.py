@@ -23,7 +23,7 @@ def names(step: BuiltStep, pattern: str) -> bool:
     return any(re.search(pattern, text) for text in texts(step))
 
 
-def texts(step: Any) -> Iterator[str]:
+def texts(step: BuiltStep) -> Iterator[str]:
     """Yields the text of the files of a step's functions, models and layers.
 
     Args:
