@@ -5,21 +5,24 @@ and assign it to a variable, or change the rows by it. It is not part of the ste
 one replica.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from ctl.built.observers import Observer
+from ctl.checks import loss_trace, suspects
 from ctl.checks.local_state import place_of_value, traces_of
+from ctl.checks.probe_error import ProbeError
 from ctl.checks.row_flow import RowFlow
+from ctl.checks.row_probe import Probe, find_dependent
 from ctl.checks.row_rules import Place
-from ctl.checks.suspects import is_users
+from ctl.graphs import ops
 from ctl.graphs.assignments import find_assignments, read_handles
 from ctl.graphs.dataflow import ancestors, captured
 from ctl.graphs.places import place_of
 from ctl.rows.row_mask import Rows
-from ctl.rows.trace import symbolic
+from ctl.rows.trace import Trace, symbolic
 
 _DATA = ("IteratorGetNext", "MultiDeviceIteratorGetNextFromShard")
 
@@ -39,17 +42,33 @@ class OuterState(Observer):
     def _name_changed(self, rows: Rows) -> None:
         """Prints a line if the batch of the step has what the code has combined from rows."""
         inputs = symbolic(rows.trace.inputs)
-        sources = {id(x): Place(0) for x in ancestors(*inputs) if _is_batch(x)}
-        if all(id(x) in sources for x in inputs):
-            return
-        found = RowFlow(sources, count=inputs[0].shape[0]).suspects(inputs)
-        places = [(place_of(op), op.type) for _, op in found if is_users(op)]
-        for place, kind in places[:1]:
+        batch = [x for x in ancestors(*inputs) if _is_batch(x)]
+        changed = [x for x in inputs if not any(x is each for each in batch)]
+        for place, what in self._find_reasons(changed, batch) if changed else ():
             self.warn_once(
-                f"{place} may combine rows of a replica ({kind}) before the step gets them, and only "
-                "`ctl check` tests whether the update depends on how the batch is split: do it in "
-                "preprocess, which ctl tests."
+                f"{place} {what} before the step gets the rows, and only `ctl check` tests whether the "
+                "update depends on how the batch is split: do it in preprocess, which ctl tests."
             )
+            return
+
+    def _find_reasons(
+        self, inputs: Sequence[tf.Tensor], batch: Sequence[tf.Tensor]
+    ) -> Iterator[tuple[str, str]]:
+        """Yields places that may change the rows by something that depends on the split, and what."""
+        reached = [*ancestors(*inputs, stop={id(x) for x in batch})]
+        users = [x.op for x in reached if suspects.is_users(x.op)]
+        for x in reached:
+            if x.op.type in ops.RANDOM and ops.KEYED_BITS not in x.op.name:
+                yield place_of(x.op), f"draws random numbers ({x.op.type})"
+        if any(loss_trace.is_replica_number(x.op) for x in reached):
+            yield place_of(users[0]), "uses the number of the replica"
+        for x in filter(suspects.is_count, reached):
+            yield place_of(x.op), "may use the number of rows of a replica"
+        flow = RowFlow({id(x): Place(0) for x in batch}, count=inputs[0].shape[0])
+        found = [op for _, op in flow.suspects(inputs) if suspects.is_users(op)]
+        if flow.statistics or _depends_on_others(inputs, batch):
+            for op in (*flow.statistics, *found, *users):
+                yield place_of(op), f"may combine rows of a replica ({op.type})"
 
     def _name_assigned(self, rows: Rows) -> None:
         graph: Any = rows.graph
@@ -75,3 +94,16 @@ def _is_batch(tensor: Any) -> bool:
     op = tensor.op
     is_argument = op.type == "Placeholder" and captured(tensor) is None and tensor.shape.rank
     return op.type in _DATA or bool(is_argument and tensor.dtype != tf.resource)
+
+
+def _depends_on_others(inputs: Sequence[tf.Tensor], batch: Sequence[tf.Tensor]) -> bool:
+    """Returns whether rows depend on other ones, or on their places, or whether that is not known."""
+
+    def no_batch() -> Any:
+        raise ValueError("the batches of a function of the user cannot be read")
+
+    probe = Probe(inputs, Trace(batch), positions=[])
+    try:
+        return bool(find_dependent(probe, [no_batch], batch[0].shape[0]) or probe.by_place)
+    except ProbeError:
+        return True

@@ -5,54 +5,45 @@ the weight of the global batch, so the update would depend on the split. Code th
 traced again as that of one replica, whose update is compared.
 """
 
-import ast
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, MutableMapping, Sequence
 import contextlib
 import inspect
-import logging
-import textwrap
 from typing import Any, NamedTuple
 
 from ctl.built.built_step import BuiltStep
-from ctl.built.observers import Losses, Observer, TraceAgain
-from ctl.checks import users_code
-from ctl.configs.error_location import name_function
+from ctl.built.observers import Observer
+from ctl.checks import number_flow, users_code
+from ctl.configs.error_location import user_frame
 from ctl.keras import models
-
-_LOG = logging.getLogger("ctl")
-_NAME = "num_replicas_in_sync"
+from ctl.rows.row_mask import Rows
 
 
 class ReplicaCount(Observer):
-    """Names functions that may have put the number of replicas into a regularizer or an optimizer."""
+    """Names what a step may read of the number of replicas that nothing could compare."""
 
-    @classmethod
-    def check_losses(
-        cls, step: BuiltStep, losses: Losses | None, trace_again: TraceAgain | None, name: str
-    ) -> None:
-        """Prints a line if a function that builds the model or the optimizer reads the number."""
-        if step.plan.layout.replicas == 1 or step.plan.options.allow_row_coupling:
+    def search(self, operations: Sequence[Any], rows: Rows) -> None:
+        """Prints a line for each place that has kept the number before the step."""
+        step = self.step
+        if rows.earlier is not None or step.plan.options.allow_row_coupling:
             return
-        owner = type(step.attributes.owner)
-        penalties = any(layer._callable_losses for layer in step.attributes.layers())
-        for name, what, is_used in (
-            ("build_model", "factors of regularizers", penalties),
-            ("build_optimizer", "the learning rate or the steps of a schedule", True),
-        ):
-            build: Any = getattr(owner, name, None)
-            if is_used and _names_count(getattr(build, "__code__", None)):
-                _LOG.warning(
-                    "%s reads num_replicas_in_sync. If the number changes %s, the update depends on it: "
-                    "leave it out, since ctl adds up the gradients and penalties of the global batch.",
-                    name_function(build), what,
-                )  # fmt: skip
-
-
-def _names_count(code: Any) -> bool:
-    """Returns whether the code of a function, or of one inside of it, names the number of replicas."""
-    return inspect.iscode(code) and (
-        _NAME in code.co_names or any(map(_names_count, code.co_consts))
-    )
+        # Other models and trainers may be in the same file.
+        parts = [step.attributes.owner, *map(models.inner, step.attributes.layers())]
+        classes = {"", *(cls.__name__ for part in parts for cls in type(part).__mro__)}
+        compared = {each.key for each in find_stored(step, 1)}
+        compared_places = rows.trace.call.get("replica_count", ())
+        for file, text, first in users_code.texts(step):
+            for name, (begin, end), line, subclass in number_flow.find_uses(text):
+                of_function = {user_frame([(file, first - 1 + i)]) for i in range(begin, end + 1)}
+                is_compared = name in compared or of_function.intersection(compared_places)
+                if is_compared or subclass not in classes:
+                    continue
+                place = user_frame([(file, first - 1 + line)])
+                self.warn_once(
+                    f"{place} uses num_replicas_in_sync before the step. If a loss, a weight, a penalty "
+                    "or a learning rate contains it, the update depends on how the batch is split: "
+                    "leave it out, since ctl divides by the weight of the global batch, or read it in "
+                    "the step, where ctl tests it."
+                )
 
 
 @contextlib.contextmanager
@@ -85,9 +76,8 @@ class _Stored(NamedTuple):
 def find_stored(step: BuiltStep, number: int) -> Iterator[_Stored]:
     """Yields the numbers that depend on the number of replicas.
 
-    They are the attributes and outer variables that statements in the files of the functions assign,
-    from an expression with the number of replicas that is no product: the number, its inverse, or the
-    rows of a replica.
+    They are attributes and outer variables in the files of the functions that contain it: the number,
+    its inverse, or the rows of a replica.
 
     Args:
         step: the `BuiltStep`.
@@ -96,32 +86,13 @@ def find_stored(step: BuiltStep, number: int) -> Iterator[_Stored]:
     replicas, batch = step.plan.layout.replicas, step.plan.layout.global_batch_size
     others = {1 / replicas: 1 / number, batch / replicas: batch / number}
     others |= {batch // replicas: batch // number, replicas: number}
-    names = {target for text in users_code.texts(step) for target in _assigned(text)}
+    texts = (each.text for each in users_code.texts(step))
+    names = {use.name for text in texts for use in number_flow.find_uses(text)}
     for values in _namespaces(step) if names else ():
         for key in names & values.keys():
             old = values[key]
-            if type(old) in (int, float) and old in others:
+            if isinstance(old, int | float) and old in others:
                 yield _Stored(values, key, old, others[old])
-
-
-def _assigned(text: str) -> Iterator[str]:
-    """Yields the names to which code assigns an expression with the number of replicas."""
-    with contextlib.suppress(SyntaxError):
-        for node in ast.walk(ast.parse(textwrap.dedent(text))):
-            if isinstance(node, ast.Assign | ast.AnnAssign) and _counts(node.value):
-                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                names = (getattr(x, "attr", getattr(x, "id", "")) for x in targets)
-                yield from filter(None, names)
-
-
-def _counts(node: ast.AST | None) -> bool:
-    """Returns whether an expression contains the number of replicas, other than in a product."""
-    if node is None or isinstance(node, ast.Lambda):
-        return False
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-        return False
-    is_name = _NAME in (getattr(node, "attr", ""), getattr(node, "id", ""))
-    return is_name or any(_counts(each) for each in ast.iter_child_nodes(node))
 
 
 def _namespaces(step: BuiltStep) -> Iterator[MutableMapping[str, Any]]:
@@ -129,6 +100,9 @@ def _namespaces(step: BuiltStep) -> Iterator[MutableMapping[str, Any]]:
     yield vars(step.attributes.owner)
     yield from (vars(models.inner(layer)) for layer in step.attributes.layers())
     for each in step.functions():
+        yield getattr(
+            getattr(each, "__self__", each), "__dict__", {}
+        )  # an object that computes a loss
         function = inspect.unwrap(getattr(each, "__func__", each))
         if inspect.isfunction(function):
             yield function.__globals__

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from ctl.built.observers import Observer
 from ctl.built.state import assignable, state_of
-from ctl.checks import loss_trace, replica_count
+from ctl.checks import loss_trace
 from ctl.checks.probe_error import ProbeError
 from ctl.checks.read_batches import ReadBatch, read_existing
 from ctl.checks.row_flow import RowFlow
@@ -60,9 +60,12 @@ class RowCoupling(Observer):
             if plan.own_replica_step:  # of a trainer, or the losses of several optimizers
                 place = name_function(getattr(owner, "replica_step", None) or owner.loss_fn)
                 others = [Suspect(place, _UPDATES, COUNT_FIX, is_seen=False)]
-            place = rows.trace.call.get("replica_count", "")
-            if not place and plan.layout.replicas > 1 and any(replica_count.find_stored(step, 1)):
-                place = f"{name_function(step.hooks.per_example_loss)}, a weight or a penalty"
+            place = next(iter(rows.trace.call.get("replica_count", ())), "")
+            if not place and plan.layout.replicas > 1:
+                from ctl.checks import replica_count
+
+                if any(replica_count.find_stored(step, 1)):
+                    place = f"{name_function(step.hooks.per_example_loss)}, a weight or a penalty"
             counted = Suspect(place, _COUNTS, COUNT_FIX) if place else None
             # The code may call an optimizer by itself.
             own = [v for each in step.attributes.optimizers() for v in each.variables]
@@ -75,6 +78,8 @@ class RowCoupling(Observer):
             )  # fmt: skip
 
             def compute(batch: Any, replicas: int) -> None:
+                from ctl.checks import replica_count  # for code that is traced again
+
                 with replica_count.changing(step, replicas):
                     step.compute(batch)
 

@@ -75,8 +75,8 @@ def number(original: property) -> property:
         if rows is not None and read.__name__ == _COUNT and is_users:
             if rows.trace.replicas is not None:
                 return rows.trace.replicas
-            if not rows.update and "replica_count" not in rows.trace.call:
-                rows.trace.call["replica_count"] = _find_line() or file
+            if not rows.update:
+                rows.trace.call.setdefault("replica_count", {})[_find_line() or file] = None
         _note(read.__name__)
         return read(self)
 

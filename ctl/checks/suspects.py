@@ -75,7 +75,7 @@ def find(
     for x in reached:
         if is_users_gradient(x.op):
             yield Suspect(place_of(x.op), _GRADIENT, COUNT_FIX)
-        if _is_count(x):
+        if is_count(x):
             yield Suspect(place_of(x.op), _COUNTS, COUNT_FIX)
     for x in searched.trace.shared:
         if id(x) in ids:
@@ -180,7 +180,7 @@ def is_known(value: GlobalValue) -> bool:
     return is_normalization(ends[0]) or any(caller_of(op).endswith(_ROW_RANGE) for op in ends)
 
 
-def _is_count(tensor: tf.Tensor) -> bool:
+def is_count(tensor: tf.Tensor) -> bool:
     """Returns whether a tensor is perhaps a number of rows, as a factor of a loss."""
     is_number = tensor.op.type == "Cast" and tensor.shape.rank == 0 and tensor.dtype.is_floating
     if not is_number or not tensor.op.inputs[0].dtype.is_integer or not is_users(tensor.op):

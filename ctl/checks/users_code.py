@@ -5,7 +5,7 @@ import contextlib
 import inspect
 import re
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 from ctl.built.built_step import BuiltStep
 from ctl.keras import models
@@ -20,11 +20,19 @@ def names(step: BuiltStep, pattern: str) -> bool:
         step: the step.
         pattern: a regular expression.
     """
-    return any(re.search(pattern, text) for text in texts(step))
+    return any(re.search(pattern, each.text) for each in texts(step))
 
 
-def texts(step: BuiltStep) -> Iterator[str]:
-    """Yields the text of the files of a step's functions, models and layers.
+class Text(NamedTuple):
+    """The text of a file, or of a function of a notebook, and the line in which it begins."""
+
+    file: str
+    text: str
+    first: int
+
+
+def texts(step: BuiltStep) -> Iterator[Text]:
+    """Yields the texts of a step's functions, models and layers.
 
     Args:
         step: the `BuiltStep`.
@@ -41,4 +49,5 @@ def texts(step: BuiltStep) -> Iterator[str]:
             text: Any = sys.modules[module] if has_file else part
             if id(text) not in searched and module.partition(".")[0] not in _PACKAGES:
                 searched.add(id(text))
-                yield inspect.getsource(text)
+                lines, first = inspect.getsourcelines(text)
+                yield Text(inspect.getsourcefile(text) or "", "".join(lines), max(first, 1))

@@ -86,6 +86,10 @@ def scale(features):
     return features / tf.reduce_sum(features**2, axis=1, keepdims=True)
 
 
+def number():
+    return tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.float32)
+
+
 @pytest.fixture
 def own_loop():
     """Returns a loop that runs a step in its own strategy.run, and calls a function before and after."""
@@ -125,7 +129,11 @@ def own_loop():
 @pytest.mark.parametrize(
     ("calls", "line"),
     [
-        ({"before": centre}, "may combine rows of a replica (Mean) before the step gets them"),
+        ({"before": centre}, "may combine rows of a replica (Mean) before the step gets the rows"),
+        ({"before": lambda x: x[::-1]}, "may combine rows of a replica (StridedSlice)"),
+        ({"before": lambda x: x + tf.random.normal(tf.shape(x))}, "draws random numbers"),
+        ({"before": lambda x: x * (1.0 + number())}, "uses the number of the replica"),
+        ({"before": lambda x: x * tf.cast(tf.shape(x)[0], x.dtype)}, "may use the number of rows"),
         ({"after": lambda _, batch: tf.reduce_mean(batch["label"])}, "assigns outside of the step"),
     ],
 )
