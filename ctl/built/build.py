@@ -179,7 +179,7 @@ def build_step(
             count=row_count(batch),
             seed=options.seed,
             allow_unkeyed=options.allow_unkeyed_random,
-            trace=Trace(batch),
+            trace=Trace(batch, call=traces[0].trace.call if traces else {}),
         ) as rows:
             prepared = preprocess(hooks, batch)
             prepared = _without_gradient(prepared) if stop else prepared

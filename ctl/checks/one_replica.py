@@ -142,6 +142,8 @@ def retrace(
         if len(updates) < len(rows.trace.updates):
             reason = f"the step cannot be traced with {count} rows ({type(error).__name__})"
             raise ProbeError(reason) from error
+    if rows.trace.call.get("replica_count", {}).keys() - traces[0].call.get("replica_count", {}):
+        raise ProbeError("the code keeps what it has computed")
     return traces[0]
 
 

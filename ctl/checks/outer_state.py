@@ -23,6 +23,7 @@ from ctl.graphs.dataflow import ancestors, captured
 from ctl.graphs.places import place_of
 from ctl.rows.row_mask import Rows
 from ctl.rows.trace import Trace, symbolic
+from ctl.update.snapshot import handles
 
 _DATA = ("IteratorGetNext", "MultiDeviceIteratorGetNextFromShard")
 
@@ -74,8 +75,10 @@ class OuterState(Observer):
         graph: Any = rows.graph
         inputs = {id(x) for x in symbolic(rows.trace.inputs)}
         of_all = {id(x.output) for each in traces_of(rows) for x in each.global_values}
+        rates = [each.learning_rate for each in self.step.attributes.optimizers()]
         losses = [x for each in rows.trace.updates for y in each.micro_batches for x in y.losses]
         read = read_handles(*losses, *(x for each in rows.trace.updates for x in each.inputs))
+        read |= handles([each for each in rates if isinstance(each, tf.Variable)])
         for each in find_assignments(graph.get_operations()):
             if id(each.handle) not in read or id(each.op) in graph._ctl_inside:
                 continue
@@ -83,7 +86,7 @@ class OuterState(Observer):
                 id(x) in inputs or _is_batch(x) for x in ancestors(*each.op.inputs, stop=of_all)
             ):
                 self.warn_once(
-                    f"{place_of_value(each)} assigns outside of the step what its losses read, from "
+                    f"{place_of_value(each)} assigns outside of the step what its updates read, from "
                     "rows of the replicas, and only `ctl check` tests whether the update depends on how "
                     "the batch is split: assign it in the step, from ctl.replica.all_gather(rows)."
                 )
@@ -92,8 +95,12 @@ class OuterState(Observer):
 def _is_batch(tensor: Any) -> bool:
     """Returns whether a tensor is one of a batch, or an argument of the function of a loop."""
     op = tensor.op
+    if tensor.dtype in (tf.resource, tf.variant):
+        return False
     is_argument = op.type == "Placeholder" and captured(tensor) is None and tensor.shape.rank
-    return op.type in _DATA or bool(is_argument and tensor.dtype != tf.resource)
+    # Of an iterator whose last batch may be smaller.
+    is_optional = any(x.type == "OptionalGetValue" for x in ops.with_called([op]))
+    return op.type in _DATA or is_optional or bool(is_argument)
 
 
 def _depends_on_others(inputs: Sequence[tf.Tensor], batch: Sequence[tf.Tensor]) -> bool:

@@ -11,7 +11,7 @@ import inspect
 from typing import Any, NamedTuple
 
 from ctl.built.built_step import BuiltStep
-from ctl.built.observers import Observer
+from ctl.built.observers import Losses, Observer, TraceAgain
 from ctl.checks import number_flow, users_code
 from ctl.configs.error_location import user_frame
 from ctl.keras import models
@@ -20,6 +20,13 @@ from ctl.rows.row_mask import Rows
 
 class ReplicaCount(Observer):
     """Names what a step may read of the number of replicas that nothing could compare."""
+
+    @classmethod
+    def check_losses(
+        cls, step: BuiltStep, losses: Losses | None, trace_again: TraceAgain | None, name: str
+    ) -> None:
+        """Notes which lines read it for the losses of the first trace; later ones may be cached."""
+        vars(step)["read_before"] = losses.trace.call.get("replica_count", {}) if losses else {}
 
     def search(self, operations: Sequence[Any], rows: Rows) -> None:
         """Prints a line for each place that has kept the number before the step."""
@@ -30,20 +37,21 @@ class ReplicaCount(Observer):
         parts = [step.attributes.owner, *map(models.inner, step.attributes.layers())]
         classes = {"", *(cls.__name__ for part in parts for cls in type(part).__mro__)}
         compared = {each.key for each in find_stored(step, 1)}
-        compared_places = rows.trace.call.get("replica_count", ())
+        read = rows.trace.call.get("replica_count", {})
+        places = dict.fromkeys(vars(step).get("read_before", {}).keys() - read)
         for file, text, first in users_code.texts(step):
             for name, (begin, end), line, subclass in number_flow.find_uses(text):
                 of_function = {user_frame([(file, first - 1 + i)]) for i in range(begin, end + 1)}
-                is_compared = name in compared or of_function.intersection(compared_places)
-                if is_compared or subclass not in classes:
-                    continue
-                place = user_frame([(file, first - 1 + line)])
-                self.warn_once(
-                    f"{place} uses num_replicas_in_sync before the step. If a loss, a weight, a penalty "
-                    "or a learning rate contains it, the update depends on how the batch is split: "
-                    "leave it out, since ctl divides by the weight of the global batch, or read it in "
-                    "the step, where ctl tests it."
-                )
+                is_compared = name in compared or of_function.intersection(read)
+                if not is_compared and subclass in classes:
+                    places[user_frame([(file, first - 1 + line)])] = None
+        for place in places:
+            self.warn_once(
+                f"{place} uses num_replicas_in_sync before the step. If a loss, a weight, a penalty or "
+                "a learning rate contains it, the update depends on how the batch is split: leave it "
+                "out, since ctl divides by the weight of the global batch, or read it in the step, "
+                "where ctl tests it."
+            )
 
 
 @contextlib.contextmanager

@@ -73,10 +73,10 @@ def number(original: property) -> property:
         file = sys._getframe(1).f_code.co_filename
         is_users = file.endswith(_SCALES) or not file.startswith(_OWN)
         if rows is not None and read.__name__ == _COUNT and is_users:
-            if rows.trace.replicas is not None:
-                return rows.trace.replicas
             if not rows.update:
                 rows.trace.call.setdefault("replica_count", {})[_find_line() or file] = None
+            if rows.trace.replicas is not None:
+                return rows.trace.replicas
         _note(read.__name__)
         return read(self)
 

@@ -62,8 +62,8 @@ class OwnLoop(Case):
 @pytest.mark.parametrize(
     ("case", "line"),
     [
-        (Baseline, "assigns outside of the step what its losses read"),
-        (BaselineBefore, "assigns outside of the step what its losses read"),
+        (Baseline, "assigns outside of the step what its updates read"),
+        (BaselineBefore, "assigns outside of the step what its updates read"),
         (OwnLoop, "train_step updates the model itself"),
     ],
 )

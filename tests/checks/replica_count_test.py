@@ -1,5 +1,6 @@
 """Losses and penalties that contain the number of replicas are rejected, and no others."""
 
+import functools
 import inspect
 
 import pytest
@@ -182,7 +183,16 @@ class ScaledRate(Case):
         return tf_keras.optimizers.SGD(0.1 * self.strategy.num_replicas_in_sync)
 
 
-@pytest.mark.parametrize("case", [Shares, DividedRegularizer, ScaledRate])
+class Cached(Case):
+    @functools.cached_property
+    def share(self):
+        return 1.0 / self.strategy.num_replicas_in_sync
+
+    def per_example_loss(self, batch, outputs):
+        return super().per_example_loss(batch, outputs) * self.share
+
+
+@pytest.mark.parametrize("case", [Shares, DividedRegularizer, ScaledRate, Cached])
 def test_the_number_of_replicas_that_was_kept_before_the_step_is_named(case, caplog):
     train(case, Split(2, 8))
     source, first = inspect.getsourcelines(case)
