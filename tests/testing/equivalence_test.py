@@ -212,6 +212,7 @@ class WrongBesideFloat32(mistakes.ReducedTwice, MeanInFloat32):
     pass
 
 
+@pytest.mark.slow
 def test_parts_in_float32_are_named_and_compared_with_its_tolerance():
     report = equivalence.run(make_subject(MeanInFloat32), [Split(7, replicas=4)])
     assert report.equivalent, report.failure()

@@ -13,6 +13,9 @@ from ctl.testing.diagnosis import causes
 from ctl.testing.subjects import noise
 from tests.testing import gallery, loop_gallery, mistakes
 
+# An even batch has fewer causes to tell apart.
+SIZES = [pytest.param((8,), marks=[pytest.mark.slow, pytest.mark.long]), (5,)]
+
 
 def check(mistake, **arguments):
     # A step rejects some mistakes before their numbers can be compared.
@@ -131,12 +134,13 @@ class ClippedInFloat32(mistakes.ClippedBeforeReduction, loop_gallery.ByHand):
         return super().forward({"x": tf.cast(batch["x"], tf.float32)}, training)
 
 
-@pytest.mark.parametrize("sizes", [(8,), (5,)])
+@pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("loop", [ClippedBesideDecay, ClippedInFloat32])
 def test_clip_is_named_beside_a_decay_and_in_float32(loop, sizes):
     assert loop_gallery.check(loop, *sizes, steps=1).cause == causes.CLIPPED
 
 
+@pytest.mark.slow
 def test_clip_before_the_sum_is_named_and_no_other_mistake_beside_a_decay_is():
     assert loop_gallery.check(ClippedByValue, 8, 5, steps=1).cause == causes.CLIPPED
     other = loop_gallery.check(DecayedTwiceSummed, 8, 5, steps=1)
@@ -175,6 +179,7 @@ class MeansOfSecondModel(SecondModelIsFirst):
     summed = False
 
 
+@pytest.mark.slow
 def test_cause_is_that_of_the_first_update_of_a_step_that_differs():
     twice = loop_gallery.check(SecondModelIsFirst, 8, 5, steps=1)
     assert twice.cause == causes.REDUCED_TWICE and twice.differences[0].factor == pytest.approx(2)
@@ -202,6 +207,7 @@ class SizeOfReplica(loop_gallery.Plain):
         return tf.reduce_sum(losses) / (self.global_batch_size / self.strategy.num_replicas_in_sync)
 
 
+@pytest.mark.slow
 def test_causes_of_one_factor_on_all_splits_are_told_apart():
     assert loop_gallery.check(OneOptimizer, 8, 5, steps=1).cause == causes.REDUCED_TWICE
     assert loop_gallery.check(OneOptimizer, 8, steps=1).cause == causes.MEANS_OR_TWICE
@@ -234,7 +240,7 @@ class RootOfOwnRows(loop_gallery.Plain):
         return tf.reduce_sum(losses) / tf.sqrt(tf.cast(tf.size(losses), losses.dtype))
 
 
-@pytest.mark.parametrize("sizes", [(8,), (5,)])
+@pytest.mark.parametrize("sizes", SIZES)
 def test_counter_in_python_is_named_on_even_and_uneven_batches(sizes):
     assert loop_gallery.check(CountsInPython, *sizes, steps=1).cause == causes.PYTHON
     counted = loop_gallery.check(RootOfOwnRows, *sizes, steps=1).cause
@@ -288,7 +294,7 @@ class AppendsLosses(loop_gallery.Plain):
         return tf.add_n(self.losses)
 
 
-@pytest.mark.parametrize("sizes", [(8,), (5,)])
+@pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("loop", [LeavesOutputs, LeavesRows, AppendsLosses])
 def test_tensor_of_another_replica_is_named_with_the_line(loop, sizes):
     cause = loop_gallery.check(loop, *sizes, steps=1).cause
