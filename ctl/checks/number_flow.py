@@ -10,7 +10,7 @@ import contextlib
 import functools
 import re
 import textwrap
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 NAME = "num_replicas_in_sync"
 # Calls that print a number, or divide a dataset by it.
@@ -27,15 +27,19 @@ class Use(NamedTuple):
 
     Attributes:
         name: the attribute or outer variable; "" for an argument of a function.
-        lines: the first and the last line of the function whose code it is.
         line: the line.
-        subclass: the class whose code it is, if that has a base class; "" for other code.
+        lines: the first and the last line of the function whose code it is.
+        owner: the class whose code it is; "" for other code.
+        is_attribute: whether `name` is an attribute.
+        is_derived: whether the class has a base class.
     """
 
     name: str
-    lines: tuple[int, int]
     line: int
-    subclass: str = ""
+    lines: tuple[int, int]
+    owner: str
+    is_attribute: bool
+    is_derived: bool
 
 
 @functools.cache
@@ -79,20 +83,15 @@ class _Flow:
                 if isinstance(target, ast.Name):
                     pending += self._loads(target, is_raw)
                 else:
-                    yield self._use(getattr(target, "attr", ""), node)
+                    yield self._use(getattr(target, "attr", ""), node, is_attribute=True)
 
-    def _use(self, name: str, node: ast.AST) -> Use:
-        scope = self._scope(node)
-        is_module = isinstance(scope, ast.Module)
-        lines = (0, 0) if is_module else (scope.lineno, scope.end_lineno)  # type: ignore[attr-defined]
-        return Use(name, lines, node.lineno, self._subclass(scope))  # type: ignore[attr-defined]
-
-    def _subclass(self, node: ast.AST) -> str:
-        while not isinstance(node, ast.ClassDef):
-            if isinstance(node, ast.Module):
-                return ""
-            node = self._parents[node]
-        return node.name if node.bases else ""
+    def _use(self, name: str, node: ast.AST, *, is_attribute: bool = False) -> Use:
+        scope: Any = self._scope(node)
+        lines = (0, 0) if isinstance(scope, ast.Module) else (scope.lineno, scope.end_lineno)
+        while not isinstance(scope, ast.ClassDef | ast.Module):
+            scope = self._parents[scope]
+        owner, bases = getattr(scope, "name", ""), getattr(scope, "bases", [])
+        return Use(name, node.lineno, lines, owner, is_attribute, bool(bases))  # type: ignore[attr-defined]
 
     def _follow(self, node: ast.AST, is_raw: bool) -> tuple[ast.AST | None, bool]:
         """Returns where a value goes, and whether it is the number itself; None if that is harmless."""

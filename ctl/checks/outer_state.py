@@ -63,8 +63,12 @@ class OuterState(Observer):
                 yield place_of(x.op), f"draws random numbers ({x.op.type})"
         if any(loss_trace.is_replica_number(x.op) for x in reached):
             yield place_of(users[0]), "uses the number of the replica"
+        rows = batch[0].shape[0]
         for x in filter(suspects.is_count, reached):
-            yield place_of(x.op), "may use the number of rows of a replica"
+            if _static_value(x.op.inputs[0]) == rows and (
+                rows or _depends_on_others(inputs, batch, drops=True)
+            ):
+                yield place_of(x.op), "may use the number of rows of a replica"
         flow = RowFlow({id(x): Place(0) for x in batch}, count=inputs[0].shape[0])
         found = [op for _, op in flow.suspects(inputs) if suspects.is_users(op)]
         if flow.statistics or _depends_on_others(inputs, batch):
@@ -103,14 +107,32 @@ def _is_batch(tensor: Any) -> bool:
     return op.type in _DATA or is_optional or bool(is_argument)
 
 
-def _depends_on_others(inputs: Sequence[tf.Tensor], batch: Sequence[tf.Tensor]) -> bool:
-    """Returns whether rows depend on other ones, or on their places, or whether that is not known."""
+def _static_value(number: tf.Tensor) -> int | None:
+    """Returns an integer that the graph shows, which may be an axis of a static shape."""
+    value = tf.get_static_value(number)
+    if value is None and number.op.type == "StridedSlice":
+        shape, begin = (tf.get_static_value(x) for x in number.op.inputs[:2])
+        value = None if shape is None or begin is None else shape[begin[0]]
+    return None if value is None else int(value)
+
+
+def _depends_on_others(
+    inputs: Sequence[tf.Tensor], batch: Sequence[tf.Tensor], *, drops: bool = False
+) -> bool:
+    """Returns whether rows depend on other ones, or on their places, or whether that is not known.
+
+    Args:
+        inputs: the rows.
+        batch: what they are computed from.
+        drops: whether to leave a row out, in place of changing it.
+    """
 
     def no_batch() -> Any:
         raise ValueError("the batches of a function of the user cannot be read")
 
     probe = Probe(inputs, Trace(batch), positions=[])
+    count, dropped = (None, probe) if drops else (batch[0].shape[0], None)
     try:
-        return bool(find_dependent(probe, [no_batch], batch[0].shape[0]) or probe.by_place)
+        return bool(find_dependent(probe, [no_batch], count, dropped=dropped) or probe.by_place)
     except ProbeError:
-        return True
+        return not drops

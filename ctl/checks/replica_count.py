@@ -35,16 +35,17 @@ class ReplicaCount(Observer):
             return
         # Other models and trainers may be in the same file.
         parts = [step.attributes.owner, *map(models.inner, step.attributes.layers())]
-        classes = {"", *(cls.__name__ for part in parts for cls in type(part).__mro__)}
+        classes = set[str]().union(*map(_class_names, parts))
         compared = {each.key for each in find_stored(step, 1)}
         read = rows.trace.call.get("replica_count", {})
         places = dict.fromkeys(vars(step).get("read_before", {}).keys() - read)
         for file, text, first in users_code.texts(step):
-            for name, (begin, end), line, subclass in number_flow.find_uses(text):
+            for use in number_flow.find_uses(text):
+                begin, end = use.lines
                 of_function = {user_frame([(file, first - 1 + i)]) for i in range(begin, end + 1)}
-                is_compared = name in compared or of_function.intersection(read)
-                if not is_compared and subclass in classes:
-                    places[user_frame([(file, first - 1 + line)])] = None
+                is_compared = use.name in compared or of_function.intersection(read)
+                if not is_compared and (not use.is_derived or use.owner in classes):
+                    places[user_frame([(file, first - 1 + use.line)])] = None
         for place in places:
             self.warn_once(
                 f"{place} uses num_replicas_in_sync before the step. If a loss, a weight, a penalty or "
@@ -95,28 +96,33 @@ def find_stored(step: BuiltStep, number: int) -> Iterator[_Stored]:
     others = {1 / replicas: 1 / number, batch / replicas: batch / number}
     others |= {batch // replicas: batch // number, replicas: number}
     texts = (each.text for each in users_code.texts(step))
-    names = {use.name for text in texts for use in number_flow.find_uses(text)}
-    for values in _namespaces(step) if names else ():
+    uses = [use for text in texts for use in number_flow.find_uses(text) if use.name]
+    for values, classes in _namespaces(step) if uses else ():
+        names = {use.name for use in uses if not use.is_attribute or use.owner in classes}
         for key in names & values.keys():
             old = values[key]
             if isinstance(old, int | float) and old in others:
                 yield _Stored(values, key, old, others[old])
 
 
-def _namespaces(step: BuiltStep) -> Iterator[MutableMapping[str, Any]]:
-    """Yields what holds the attributes and outer variables of the functions of a step."""
-    yield vars(step.attributes.owner)
-    yield from (vars(models.inner(layer)) for layer in step.attributes.layers())
-    for each in step.functions():
-        yield getattr(
-            getattr(each, "__self__", each), "__dict__", {}
-        )  # an object that computes a loss
-        function = inspect.unwrap(getattr(each, "__func__", each))
-        if inspect.isfunction(function):
-            yield function.__globals__
-            yield _Cells(
-                zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-            )
+def _class_names(value: Any) -> set[str]:
+    return {cls.__name__ for cls in type(value).__mro__}
+
+
+def _namespaces(step: BuiltStep) -> Iterator[tuple[MutableMapping[str, Any], set[str]]]:
+    """Yields what holds the attributes and outer variables of a step's functions.
+
+    With attributes come the names of the classes of their object.
+    """
+    functions = [getattr(each, "__func__", each) for each in step.functions()]
+    objects = [getattr(each, "__self__", each) for each in step.functions()]
+    objects += [step.attributes.owner, *map(models.inner, step.attributes.layers())]
+    for each in {id(x): x for x in objects}.values():  # an object may compute the loss
+        yield getattr(each, "__dict__", {}), _class_names(each)
+    for function in filter(inspect.isfunction, map(inspect.unwrap, functions)):
+        outer = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        yield function.__globals__, set()
+        yield _Cells(outer), set()
 
 
 class _Cells(dict[str, Any]):

@@ -38,7 +38,7 @@ def texts(step: BuiltStep) -> Iterator[Text]:
         step: the `BuiltStep`.
     """
     owner = step.attributes.owner
-    parts = [type(owner), getattr(owner, "loss_fn", None), getattr(owner, "forward", None)]
+    parts = [*type(owner).__mro__, getattr(owner, "loss_fn", None), getattr(owner, "forward", None)]
     parts += [type(models.inner(layer)) for layer in step.attributes.layers()]
     searched: set[int] = set()
     for part in parts:
