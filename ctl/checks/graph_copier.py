@@ -215,7 +215,7 @@ class GraphCopier:
             op.type,
             inputs,
             [x.dtype for x in op.outputs],
-            name=op.name.split("/")[-1],
+            name=op.name.split("/")[-1].lstrip("_"),  # of tf.clip_by_global_norm
             attrs=attributes,
         )
         for old, new in zip(op.outputs, copied.outputs, strict=True):

@@ -36,7 +36,8 @@ class MetricRows(Observer):
             for update in rows.trace.metric_updates
             if all(x.graph is rows.graph for x in symbolic([*update.values, update.sample_weight]))
         ]
-        padded = {update.metric._ctl_name for update in updates if _counts_padding(update)}
+        averaged = {u.metric._ctl_name for u in updates if self._averages_rows(u, rows)}
+        padded = {u.metric._ctl_name for u in updates if _counts_padding(u)} - averaged
         if padded:
             self.warn_once(
                 f"update_metrics updates {list_some(sorted(padded))} without its argument weights, so "
@@ -50,7 +51,6 @@ class MetricRows(Observer):
                 "the replica, so that the metric depends on how the batch is split: leave the number "
                 "out, or use ctl.replica.positions(x), the places of the rows in the global batch."
             )
-        averaged = {u.metric._ctl_name for u in updates if self._averages_rows(u, rows)}
         if averaged:
             self.warn_once(
                 f"update_metrics gives {list_some(sorted(averaged))} one number for all rows of a "

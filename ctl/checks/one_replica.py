@@ -73,7 +73,7 @@ def check(
         return
     counts = _CountComparison(searches[0], rows, compute).finds
     if first.replicas > _MOST_REPLICAS:  # each is a copy of the forward and the backward pass
-        for suspect in suspects[:1]:
+        for suspect in [each for each in suspects if each.is_seen][:1]:
             _LOG.warning(
                 "%s perhaps %s, which is compared for at most %s replicas, and not for %s: `ctl check` "
                 "measures whether the update depends on how the batch is split.",
@@ -148,14 +148,14 @@ def retrace(
 
 
 def _retrace(
-    searched: SearchedTrace, rows: Rows, compute: Compute, values: Sequence[Any], replicas: int
-) -> Trace:
-    """Traces the step of one replica for all rows, without padding, as the code of some replicas."""
+    searched: SearchedTrace, rows: Rows, compute: Compute, values: Sequence[Any], *, parts: int,
+    replicas: int,
+) -> Trace:  # fmt: skip
+    """Traces the step of one replica for rows without padding, as the code of some replicas."""
     inputs = searched.trace.inputs
     structure = inputs[0] if isinstance(inputs, tuple) else inputs
     batch = tf.nest.pack_sequence_as(structure, [tf.constant(x) for x in values])
-    count = len(values[0])
-    return retrace(rows, batch, compute, count=count, parts=searched.parts, replicas=replicas)
+    return retrace(rows, batch, compute, count=len(values[0]), parts=parts, replicas=replicas)
 
 
 class _CountComparison:
@@ -177,7 +177,10 @@ class _CountComparison:
         values = values[: len(values) - has_mask(searched.trace)]
         results: list[_Results] = []
         for number in numbers:
-            trace = _retrace(searched, self._rows, self._compute, values, number)
+            trace = _retrace(
+                searched, self._rows, self._compute, values, parts=searched.micro_batches,
+                replicas=number,
+            )  # fmt: skip
             ids = {id(x) for x in ancestors(*updated_values(trace))}
             values_of_all = [x for x in trace.global_values if id(x.output) in ids]
             if not all(is_known(x) for x in values_of_all):
@@ -230,7 +233,9 @@ class _Comparison:
         count = len(whole[0])
         if count not in self._one:
             arguments = self._searches[0], self._rows, self._compute, whole
-            self._one[count] = _copied(_retrace(*arguments, replicas=1), {})
+            self._one[count] = _copied(
+                _retrace(*arguments, parts=self._searches[0].parts, replicas=1), {}
+            )
         for number in (None, LATE):
             for source in (*self._sources, self._one[count]):
                 source.set_counters(number)

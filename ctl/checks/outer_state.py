@@ -33,7 +33,9 @@ class OuterState(Observer):
 
     def search(self, operations: Sequence[Any], rows: Rows) -> None:
         """Prints a line for each assignment before the step, and after the loop for those behind it."""
-        if rows.earlier is None and not self.step.plan.options.allow_row_coupling:
+        plan = self.step.plan  # one replica has all rows around its micro-batches
+        is_split = plan.layout.replicas > 1 and not plan.options.allow_row_coupling
+        if is_split and rows.earlier is None:
             graph: Any = rows.graph
             graph._ctl_inside = getattr(graph, "_ctl_inside", set()) | {id(x) for x in operations}
             self._name_changed(rows)
@@ -48,7 +50,8 @@ class OuterState(Observer):
         for place, what in self._find_reasons(changed, batch) if changed else ():
             self.warn_once(
                 f"{place} {what} before the step gets the rows, and only `ctl check` tests whether the "
-                "update depends on how the batch is split: do it in preprocess, which ctl tests."
+                "update depends on how the batch is split: do it in the step (preprocess of a trainer, "
+                "forward of a ctl.Step), which ctl tests."
             )
             return
 

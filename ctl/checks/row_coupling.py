@@ -60,11 +60,12 @@ class RowCoupling(Observer):
             if plan.own_replica_step:  # of a trainer, or the losses of several optimizers
                 place = name_function(getattr(owner, "replica_step", None) or owner.loss_fn)
                 others = [Suspect(place, _UPDATES, COUNT_FIX, is_seen=False)]
-            place = next(iter(rows.trace.call.get("replica_count", ())), "")
-            if not place and plan.layout.replicas > 1:
+            place = ""
+            if plan.layout.replicas > 1:
                 from ctl.checks import replica_count
 
-                if any(replica_count.find_stored(step, 1)):
+                place = next(iter(rows.trace.call.get("replica_count", ())), "")
+                if not place and any(replica_count.find_stored(step, 1)):
                     place = f"{name_function(step.hooks.per_example_loss)}, a weight or a penalty"
             counted = Suspect(place, _COUNTS, COUNT_FIX) if place else None
             # The code may call an optimizer by itself.

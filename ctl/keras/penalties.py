@@ -4,6 +4,7 @@ tf_keras keeps such functions for as long as the layer exists: each trace of the
 replica, would count the penalty once more.
 """
 
+import traceback
 from typing import Any
 
 import tensorflow as tf
@@ -20,7 +21,8 @@ def add_loss(original: Any, layer: Any, losses: Any, **kwargs: Any) -> None:
     losses = tf.nest.flatten(losses)
     functions = [loss for loss in losses if callable(loss)]
     # A function that `build` adds, such as the regularizer of a weight, is added once in any case.
-    if not (functions and layer.built and base_layer_utils.call_context().in_call):
+    is_in_call = layer.built and base_layer_utils.call_context().in_call
+    if not (functions and is_in_call) or _is_in_build(layer):
         original(layer, losses, **kwargs)
     elif row_mask.current() is None:  # such as the construction of a functional model
         original(layer, losses, **kwargs)
@@ -40,3 +42,13 @@ def add_loss(original: Any, layer: Any, losses: Any, **kwargs: Any) -> None:
         with autocast_variable.enable_auto_cast_variables(None):
             losses = [loss() if callable(loss) else loss for loss in losses]
         original(layer, losses, **kwargs)
+
+
+def _is_in_build(layer: Any) -> bool:
+    """Returns whether `build` of a layer runs, within a call; it may have set `built` before."""
+    for frame, _ in traceback.walk_stack(None):
+        code = frame.f_code
+        is_of_layer = code.co_argcount and frame.f_locals.get(code.co_varnames[0]) is layer
+        if is_of_layer and code.co_name in ("build", "call", "tf__call"):
+            return code.co_name == "build"
+    return False

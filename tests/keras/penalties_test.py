@@ -32,3 +32,25 @@ def test_penalty_of_a_model_that_is_older_than_the_step_counts_once(monkeypatch)
     )
     step({"x": tf.ones([2, 3])})
     tf.debugging.assert_near(model.get_weights()[0], [0.8, 0.8, 0.8])
+
+
+class PenalizedInBuild(tf_keras.layers.Dense):
+    """Adds the penalty after Dense.build, which marks the layer as built."""
+
+    def build(self, shape):
+        super().build(shape)
+        self.add_loss(lambda: tf.reduce_sum(self.kernel**2))
+
+
+def test_penalty_that_build_adds_last_counts():
+    """SGD of the penalty alone, as above, in a model that the first call builds."""
+    layer = PenalizedInBuild(1, use_bias=False, kernel_initializer="ones")
+    step = ctl.Step(
+        lambda: tf_keras.Sequential([layer]),
+        tf_keras.optimizers.SGD(0.1),
+        lambda batch, outputs: 0.0 * tf.reduce_sum(outputs, axis=1),
+        global_batch_size=2,
+    )
+    for _ in range(2):
+        step({"x": tf.ones([2, 3])})
+    tf.debugging.assert_near(layer.kernel, [[0.64]] * 3)
