@@ -38,7 +38,8 @@ class OuterState(Observer):
         if is_split and rows.earlier is None:
             graph: Any = rows.graph
             graph._ctl_inside = getattr(graph, "_ctl_inside", set()) | {id(x) for x in operations}
-            self._name_changed(rows)
+            if rows.trace.call.setdefault("outer", rows.trace) is rows.trace:  # the first replica
+                self._name_changed(rows)
             self._name_assigned(rows)
             self.step.late.append(lambda: self._name_assigned(rows))
 
@@ -61,6 +62,8 @@ class OuterState(Observer):
         """Yields places that may change the rows by something that depends on the split, and what."""
         reached = [*ancestors(*inputs, stop={id(x) for x in batch})]
         users = [x.op for x in reached if suspects.is_users(x.op)]
+        if not (users and batch):  # ctl reads the batch
+            return
         for x in reached:
             if x.op.type in ops.RANDOM and ops.KEYED_BITS not in x.op.name:
                 yield place_of(x.op), f"draws random numbers ({x.op.type})"
