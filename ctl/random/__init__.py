@@ -21,11 +21,11 @@ of its arguments alone, with row 0 first; on a replica it is an error.
 
 All functions take these arguments besides their own:
 
-    name: identifies the draw. Two draws with the same name in a step draw different numbers; a named
-        draw keeps its numbers if other draws are added before it.
-    seed: distinguishes draws further, such as the draws of several instances of a layer.
-    shared: draw the same numbers for all rows, on every replica.
-    per_row: the number of consecutive entries of each row on axis 0.
+* `name`: identifies the draw. Two draws with the same name in a step draw different numbers; a named
+  draw keeps its numbers if other draws are added before it.
+* `seed`: distinguishes draws further, such as the draws of several instances of a layer.
+* `shared`: draw the same numbers for all rows, on every replica.
+* `per_row`: the number of consecutive entries of each row on axis 0.
 
 The default `dtype` of the functions that draw floats is float32 under every policy and `floatx`, as in
 `tf.random`. TensorFlow does not add float32 and float64 numbers, so code that also runs in float64, as

@@ -98,7 +98,7 @@ def render() -> str:
 
 def _row(claim: str, test: str, result: str, command: str) -> str:
     assert (ROOT / test).exists(), test
-    return f"| {claim} | {test} | {result} | `{command}` |"
+    return f"| {claim} | `{test}` | {result} | `{command}` |"
 
 
 def _measurement(name: str) -> dict:

@@ -44,6 +44,7 @@ _MODULES = ("ctl", "ctl.data", "ctl.random", "ctl.ray", "ctl.replica", "ctl.test
 _GENERATED = re.compile(r"(<!-- generated: ([\w. -]+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
 _NOT_IN_ANCHORS = str.maketrans("", "", "`.")
 _MAX_LINE = 100  # characters of a signature in one line
+_CODE_LINE = r"^(?: {4}|def |class ).*"  # of an example, which may have lost its indentation
 
 
 def render_page(text: str) -> str:
@@ -333,7 +334,7 @@ def _describe(item: griffe.Object) -> list[str]:
     for section in item.docstring.parsed:
         kind = section.kind.value
         if kind == "text":
-            lines += [_escape_text(section.value), ""]
+            lines += [_escape_text(section.value).rstrip(), ""]
             continue
         lines += [f"**{'Arguments' if kind == 'parameters' else kind.capitalize()}**", ""]
         for entry in section.value:
@@ -351,10 +352,12 @@ def _escape_text(text: str) -> str:
     text = re.sub(r"^\* ", "- ", text, flags=re.MULTILINE)
     # Markdown takes a list that follows a line of text for more text.
     text = re.sub(r"^((?!- |  ).+)\n(?=- )", r"\1\n\n", text, flags=re.MULTILINE)
-    parts = re.split(r"(`[^`]*`|^ {4}.*$)", text, flags=re.MULTILINE)
+    parts = re.split(rf"(`[^`]*`|{_CODE_LINE}$)", text, flags=re.MULTILINE)
     for i in range(0, len(parts), 2):
         parts[i] = re.sub(r"([*<])", r"\\\1", parts[i])
-    return "".join(parts)
+    example = re.compile(rf"(?:{_CODE_LINE}(?:\n|\Z)|^\n(?={_CODE_LINE}))+", re.MULTILINE)
+    fence = "\n```python\n{}\n```\n".format
+    return example.sub(lambda match: fence(textwrap.dedent(match[0]).strip("\n")), "".join(parts))
 
 
 if __name__ == "__main__":
