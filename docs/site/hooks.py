@@ -22,6 +22,8 @@ COPIES = {
     "changelog.md": "CHANGELOG.md",
 }
 _LINK = re.compile(r"\[([^\[\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
+_INLINE_CODE = re.compile(r"(?<!<span></span>)<code>[^<]*</code>")  # not a block
+_PART = re.compile(r"(?<=\w)[._/=(:]+(?=[a-z])", re.IGNORECASE)  # of a name, which may be a line
 _log = logging.getLogger("mkdocs.hooks.ctl")
 
 
@@ -53,7 +55,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Shortens the names of methods in the right column of the API, and marks tables of keys."""
+    """Marks tables of keys and where names break; shortens methods in the right column of the API."""
+    html = _INLINE_CODE.sub(lambda match: _PART.sub(r"\g<0><wbr>", match[0]), html)
     if page.file.src_uri == "reference/config.md":
         return f'<div class="keys">{html}</div>'
     if page.file.src_uri.startswith("reference/api/"):
