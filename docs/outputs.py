@@ -56,9 +56,14 @@ _MASKS = (
     (r"\d{4}-\d\d-\d\d[ _T]\d\d[:-]\d\d[:-]\d\d(\.\d+)?(\+00:00)?", "DATE"),
     (r"pid[ =]\d+( on \S+)?", "PID"),
     (r"\d+ logical cores?, .*", "N logical cores"),
+    (r"^TensorFlow  [\d.]+", "TensorFlow N"),
     (r"[\d.]+ GiB, [\d.]+ GiB available", "MEMORY"),
     (r"(\bdone\b.*) [\d.]+$", r"\1 T"),  # of a sweep
     (r"(Stopped at step |ckpt-)\d+", r"\1N"),
+)
+# Those of TensorFlow 2.21 (docs/install.md).
+_IMPORT_LINES = re.compile(
+    r"^(\[worker \d+\] )?(WARNING: All log messages before absl|I0000 .* oneDNN custom).*\n", re.M
 )
 _SEPARATOR = "\x1e"  # between the outputs of the Python blocks of a page
 
@@ -162,7 +167,8 @@ class Folder:
             command, cwd=self.path, env=self.environment, text=True, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=1800,
         )  # fmt: skip
-        return done.stdout.replace(str(self.path), "/home/you"), done.returncode
+        printed = _IMPORT_LINES.sub("", done.stdout)
+        return printed.replace(str(self.path), "/home/you"), done.returncode
 
     def outputs(self, block: Block, earlier: Sequence[Block]) -> tuple[str, int]:
         """Runs a block, after the Python blocks of its page before it."""
