@@ -138,12 +138,13 @@ def _cell(value: Any, digits: int | None) -> str:
 
 def describe(measurement: Mapping[str, Any]) -> str:
     """Returns the sentence about the conditions of a measurement."""
-    host, date = measurement["host"], datetime.date.fromisoformat(measurement["date"])
+    samples, host = measurement["samples"], measurement["host"]
+    date = datetime.date.fromisoformat(measurement["date"])
     where = [host["gpu"]] if "gpu" in host else []
     where += [f"{host['cores']} CPU cores ({host['processor']})"]
     versions = [f"{name} {version}" for name, version in measurement["versions"].items()]
     return (
-        f"*{measurement['samples'].capitalize()}. {date:%B %Y}, commit {measurement['commit']}, "
+        f"*{samples[:1].upper()}{samples[1:]}. {date:%B %Y}, commit {measurement['commit']}, "
         f"{', '.join([*where, *versions])}: `{measurement['command']}`*"
     )
 
