@@ -175,31 +175,14 @@ def dcgan() -> None:
 
 
 def simclr() -> None:
-    """Shows the features of test images in two dimensions, before and after training."""
-    clouds = {}
+    """Shows the accuracy of a linear classifier of the features, which are trained without labels."""
     with start("simclr") as run:
-        for epochs in (0, 5):
-            if epochs:
-                run.train()
-            accuracy = run.evaluate()["probe_accuracy"]
-            batch = examples(run, 1000)
-            features = run.trainer.model.features(batch["image"][..., None]).numpy()
-            features -= features.mean(axis=0)
-            axes = np.linalg.svd(features, full_matrices=False)[2][:2]
-            clouds[f"{epochs} epochs: {100 * accuracy:.1f} %"] = features @ axes.T
-    elements = []
-    for place, (name, cloud) in enumerate(clouds.items()):
-        low, high = np.percentile(cloud, [0.5, 99.5], axis=0)
-        points = np.clip((cloud - low) / (high - low), 0, 1) * [280, 230] + [20 + 310 * place, 60]
-        for digit in range(10):
-            chosen = points[batch["label"].numpy() == digit]
-            path = "".join(f"M{x:.0f} {y:.0f}h0" for x, y in chosen)
-            color = f"stroke:hsl({36 * digit},75%,50%)"
-            style = f"{color};stroke-width:5;stroke-linecap:round;opacity:.7;fill:none"
-            elements.append(f'<path d="{path}" style="{style}"/>')
-        elements.append(svg.text(20 + 310 * place, 48, name, "muted"))
-    title = "Features of test images, without labels; a color is a digit"
-    write("simclr", title, 304, elements)
+        run.evaluate()
+        run.train()
+        steps, values = of_history(run, "eval/probe_accuracy")
+    values = [100 * value for value in values]
+    title = f"A linear classifier of the features: {values[0]:.1f} %, then {values[-1]:.1f} %"
+    write("simclr", title, 250, chart({"accuracy": (steps, values)}, "accuracy, %"))
 
 
 def two_tower() -> None:
