@@ -13,7 +13,7 @@ import tensorflow as tf
 from ctl.hardware import strategies
 
 # A pack ends as soon as it exceeds this number of bytes. Between processes on CPUs, larger packs are
-# slower, and smaller ones are not faster with four workers (benchmarks/packs.py).
+# slower, and smaller ones were not faster with four workers when they were measured.
 BYTES = 32 * 2**20
 # Copies of a pack that exist at a time, at most: concatenated, received, and split. Measured between
 # processes on CPUs (benchmarks/replica_memory.py).
