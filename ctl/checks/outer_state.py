@@ -24,6 +24,7 @@ from ctl.graphs.places import place_of
 from ctl.rows.row_mask import Rows
 from ctl.rows.trace import Trace, symbolic
 from ctl.update.snapshot import handles
+from ctl.version import FOLDER
 
 _DATA = ("IteratorGetNext", "MultiDeviceIteratorGetNextFromShard")
 
@@ -61,8 +62,9 @@ class OuterState(Observer):
     ) -> Iterator[tuple[str, str]]:
         """Yields places that may change the rows by something that depends on the split, and what."""
         reached = [*ancestors(*inputs, stop={id(x) for x in batch})]
-        users = [x.op for x in reached if suspects.is_users(x.op)]
-        if not (users and batch):  # ctl reads the batch
+        own = str(FOLDER)
+        users = [x.op for x in reached if not suspects.caller_of(x.op).startswith(own)]
+        if not (users and batch):  # ctl has read the batch
             return
         for x in reached:
             if x.op.type in ops.RANDOM and ops.KEYED_BITS not in x.op.name:

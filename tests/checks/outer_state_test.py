@@ -86,6 +86,11 @@ def scale(features):
     return features / tf.reduce_sum(features**2, axis=1, keepdims=True)
 
 
+class Unchanged(tf_keras.layers.Layer):
+    def call(self, inputs, training):
+        return inputs
+
+
 def number():
     return tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.float32)
 
@@ -94,10 +99,16 @@ def number():
 def own_loop():
     """Returns a loop that runs a step in its own strategy.run, and calls a function before and after."""
 
-    def run(before=lambda features: features, after=lambda result, batch: result.loss):
+    def run(
+        before=lambda features: features,
+        after=lambda result, batch: result.loss,
+        layer=Unchanged,
+    ):
         strategy = testing.make_strategy(2)
         with strategy.scope():
             baseline = tf.Variable(0.0, trainable=False, aggregation=tf.VariableAggregation.MEAN)
+            norm = layer()
+            norm.build([None, 2])
         step = ctl.Step(
             lambda: tf_keras.Sequential([tf_keras.layers.Dense(1, use_bias=False)]),
             tf_keras.optimizers.SGD,
@@ -110,7 +121,8 @@ def own_loop():
         }
 
         def replica(batch):
-            result = step({"x": before(batch["x"]), "label": batch["label"]})
+            features = norm(before(batch["x"]), training=True)
+            result = step({"x": features, "label": batch["label"]})
             baseline.assign(after(result, batch))
 
         @tf.function
@@ -130,6 +142,7 @@ def own_loop():
     ("calls", "line"),
     [
         ({"before": centre}, "may combine rows of a replica (Mean) before the step gets the rows"),
+        ({"layer": tf_keras.layers.BatchNormalization}, "may combine rows of a replica (Mean)"),
         ({"before": lambda x: x[::-1]}, "may combine rows of a replica (StridedSlice)"),
         ({"before": lambda x: x + tf.random.normal(tf.shape(x))}, "draws random numbers"),
         ({"before": lambda x: x * (1.0 + number())}, "uses the number of the replica"),
