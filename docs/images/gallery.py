@@ -18,6 +18,7 @@ from unittest import mock
 
 import numpy as np
 import tensorflow as tf
+import tf_keras
 
 _FILE = pathlib.Path(__file__).resolve()
 _ROOT = _FILE.parents[2]
@@ -33,6 +34,7 @@ _LEFT, _TOP, _WIDTH, _HEIGHT = 60, 40, 540, 180  # of a chart
 def start(name: str, workdir: str | None = None, **changes: Any) -> ctl.Run:
     """Returns a run of an experiment, with changed keys of its config (`__` for the point)."""
     config = importlib.import_module(f"experiments.{name}").get_config()
+    tf_keras.backend.clear_session()  # or the names of layers count those of the runs before
     config.update_from_flattened_dict({k.replace("__", "."): v for k, v in changes.items()})
     return ctl.Run(config, workdir, print_lines=False)
 
@@ -113,9 +115,9 @@ def mnist() -> None:
     wrong = np.flatnonzero(predicted != label)[:11]
     elements = [picture(20, 36, batch["image"].numpy()[wrong], 11, 54)]
     for place, row in enumerate(wrong):
-        text = f"{label[row]}, not {predicted[row]}"
+        text = f"{label[row]} → {predicted[row]}"
         elements.append(svg.text(47 + 54 * place, 108, text, "middle muted"))
-    title = f"{100 * accuracy:.2f} % of the test images are right; these are not"
+    title = f"{100 * accuracy:.2f} % of the test images are right; these are not (digit → answer)"
     write("mnist", title, 120, elements)
 
 
