@@ -1,6 +1,5 @@
 """assert_replica_equivalent passes right trainers; diagnosis/rules_test.py has those with mistakes."""
 
-import resource
 import types
 
 import numpy as np
@@ -85,16 +84,11 @@ def test_no_seed_gives_a_false_alarm(seed):
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_default_comparison_takes_at_most_twenty_seconds_of_two_cores():
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+def test_default_comparison_has_replicas_without_rows_and_micro_batches():
     report = assert_replica_equivalent(gallery.Right, gallery.examples(), in_process=False)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert {s.replicas for s in report.compared} == {1, 2, 4}
     assert any(0 in s.row_counts for s in report.compared)
     assert any(s.micro_batches == 2 for s in report.compared)
-    # Processor time, including the import of TensorFlow: the machine may be busy with other work.
-    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    assert 1 < seconds < 2 * 20
 
 
 @pytest.mark.slow
