@@ -54,8 +54,9 @@ class MetricRows(Observer):
         if averaged:
             self.warn_once(
                 f"update_metrics gives {list_some(sorted(averaged))} one number for all rows of a "
-                "replica, so that the metric depends on how the batch is split: pass the values of the "
-                "rows with weights, or sums to a tf_keras.metrics.Sum."
+                "replica. Unless it is the mean of equally many rows on all of them, the metric depends "
+                "on how the batch is split: pass the values of the rows with weights, or sums to a "
+                "tf_keras.metrics.Sum."
             )
         replaced = _find_replaced(operations, updates)
         if replaced and self.step.plan.layout.replicas > 1:
@@ -85,26 +86,19 @@ class MetricRows(Observer):
 
     def _averages_rows(self, update: MetricUpdate, rows: Rows) -> bool:
         """Returns whether a metric gets a number that combines rows, but is no sum, without a weight."""
-        plan, metrics = self.step.plan, tf_keras.metrics
+        plan, metric = self.step.plan, update.metric
+        if not plan.is_split or update.sample_weight is not None:
+            return False
         # The mean of the means of equally many rows is that of all rows.
-        is_even = plan.even and rows.earlier is None and isinstance(update.metric, metrics.Mean)
-        right = (
-            {"Mean"} if is_even else {"Sum"} if isinstance(update.metric, metrics.Sum) else set()
-        )
+        is_even = plan.even and rows.earlier is None and isinstance(metric, tf_keras.metrics.Mean)
+        right = "Mean" if is_even else "Sum" if isinstance(metric, tf_keras.metrics.Sum) else ""
         of_all = {id(x.output) for x in rows.trace.global_values}
         inputs = {id(x) for x in symbolic(rows.trace.inputs)}
-        return (
-            plan.is_split
-            and update.sample_weight is None
-            and any(
-                value.shape.rank == 0
-                and _reduction(value) not in right
-                and any(
-                    id(x) in inputs for x in ancestors(value, through_shapes=False, stop=of_all)
-                )
-                for value in symbolic(update.values)
-            )
-        )
+        numbers = [
+            x for x in symbolic(update.values) if x.shape.rank == 0 and _reduction(x) != right
+        ]
+        sources = ancestors(*numbers, through_shapes=False, stop=of_all)
+        return any(id(x) in inputs for x in sources)
 
 
 def _reduction(value: tf.Tensor) -> str:

@@ -90,10 +90,7 @@ def check(
     def finds(batches: Sequence[ReadBatch]) -> bool | str | Suspect:
         try:
             return comparison.finds(batches)
-        except (
-            ProbeError,
-            *FAILURES,
-        ):  # such as for code that requires the number of rows of a replica
+        except (ProbeError, *FAILURES):  # the code may require the number of rows of a replica
             if counted and counts(batches):
                 return counted
             raise
