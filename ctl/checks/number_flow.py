@@ -12,7 +12,7 @@ import re
 import textwrap
 from typing import Any, NamedTuple
 
-NAME = "num_replicas_in_sync"
+_NAME = "num_replicas_in_sync"
 # Calls that print a number, or divide a dataset by it.
 _HARMLESS = re.compile("print|debug|info|warning|error|format|(padded_)?batch|shard|range")
 # Calls whose result contains the number; others get it as an argument that they may keep.
@@ -50,7 +50,7 @@ def find_uses(text: str) -> list[Use]:
         text: the text of a file or a function.
     """
     found: dict[Use, None] = {}
-    if NAME in text:
+    if _NAME in text:
         with contextlib.suppress(SyntaxError):
             found = dict.fromkeys(_Flow(ast.parse(textwrap.dedent(text))).run())
     return [*found]
@@ -69,7 +69,9 @@ class _Flow:
         self._known: set[tuple[ast.AST, str]] = set()
 
     def run(self) -> Iterator[Use]:
-        found = [x for x in ast.walk(self._tree) if isinstance(x, ast.Attribute) and x.attr == NAME]
+        found = [
+            x for x in ast.walk(self._tree) if isinstance(x, ast.Attribute) and x.attr == _NAME
+        ]
         # Each with whether it is the number itself, and not computed from it; and its name outside.
         pending: list[tuple[ast.AST, bool, str]] = [(x, True, "") for x in found]
         while pending:
