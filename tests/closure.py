@@ -1,13 +1,15 @@
 """Counts the code that one must read to change a part of ctl: all files that it imports.
 
-    python -m tests.closure                     # the core and the program that trains
+    python -m tests.closure
 
 A line of code is one with a token other than a comment or a docstring. Imports inside of functions and
 the `__init__`s of packages count, imports for type hints (TYPE_CHECKING) do not. What a process loads is
-counted, too: rows of tables are imported by their names.
+counted, too: rows of tables are imported by their names. The last lines are about how ctl reads: types
+that are `Any`, names of classes that exist twice, and functions with more than 20 branches.
 """
 
 import ast
+import collections
 from collections.abc import Iterable, Iterator
 import functools
 import io
@@ -15,6 +17,7 @@ import pathlib
 import subprocess
 import sys
 import tokenize
+from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CORE = ("ctl.trainer", "ctl.evaluator", "ctl.step")
@@ -105,14 +108,44 @@ def loaded(*, trains: bool) -> set[pathlib.Path]:
     return {path for path in map(pathlib.Path, process.stdout.split("\n")) if path.is_file()}
 
 
+def files_of(package: str) -> set[pathlib.Path]:
+    """Returns the files of a package, without those that are copied from others."""
+    return {path for path in (ROOT / package).rglob("*.py") if "_vendored" not in path.parts}
+
+
+def nodes(paths: Iterable[pathlib.Path], kind: type[ast.AST]) -> Iterator[Any]:
+    """Yields the nodes of a kind in the syntax trees of files."""
+    for path in paths:
+        yield from (x for x in ast.walk(ast.parse(path.read_text())) if isinstance(x, kind))
+
+
+def branched(package: str) -> int:
+    """Returns how many functions have more than 20 branches, which radon calls D."""
+    command = ["-m", "ruff", "check", package, "--select", "C901", "--output-format", "concise"]
+    limit = ["--config", "lint.mccabe.max-complexity=20"]
+    process = subprocess.run(
+        [sys.executable, *command, *limit], cwd=ROOT, capture_output=True, text=True
+    )
+    return process.stdout.count("C901")
+
+
 if __name__ == "__main__":
-    everything = {path for path in (ROOT / "ctl").rglob("*.py") if "_vendored" not in path.parts}
+    everything = files_of("ctl")
     chosen = {
         "core": closure(CORE),
         "program": closure([*CORE, *PROGRAM]),
         "ctl": everything,
+        "tests": files_of("tests"),
+        "benchmarks": files_of("benchmarks"),
         "loaded by importing the core": loaded(trains=False),
         "loaded by two steps": loaded(trains=True),
     }
     for title, paths in chosen.items():
         print(f"{title}: {sum(map(count_lines, paths)):,} lines in {len(paths)} files")
+    templates = {path for path in everything if "project_template" in path.parts}
+    classes = collections.Counter(x.name for x in nodes(everything - templates, ast.ClassDef))
+    names = [x.id for x in nodes(everything, ast.Name)]
+    total = sum(map(count_lines, everything))
+    print(f"`Any` per 100 lines: {100 * names.count('Any') / total:.2f}")
+    print(f"names of classes that exist twice: {sum(n > 1 for n in classes.values())}")
+    print(f"functions with more than 20 branches: {branched('ctl')}")

@@ -47,14 +47,14 @@ def compare_replicas(
     number = None
     for one, two in zip(first.updates, second.updates, strict=False):
         # What `preprocess` and `sample_weight` returned, which are sources of the losses.
-        prepared = _Comparison(replica=distance)
+        prepared = _Walk(replica=distance)
         prepared.leaves(_shared(first), _shared(second))
         prepared.rows = _size(one.micro_batches[0]) or 1
         difference = prepared.run(one.inputs, two.inputs)
         if difference is not None:
             return difference, None
         number = number or prepared.number
-        comparison = _Comparison(replica=distance)
+        comparison = _Walk(replica=distance)
         comparison.leaves(_sources(first, one), _sources(second, two))
         for part, other in zip(one.micro_batches, two.micro_batches, strict=True):
             comparison.rows = _size(part) or 1
@@ -79,7 +79,7 @@ def compare_micro_batches(trace: Trace) -> TraceDifference | None:
         firsts: dict[Any, MicroBatchTrace] = {}
         for other in update.micro_batches:
             first = firsts.setdefault(_size(other), other)
-            comparison = _Comparison(replica=0)
+            comparison = _Walk(replica=0)
             values = [value.output for value in trace.global_values]
             shared = symbolic([trace.inputs, update.inputs, values])
             comparison.leaves([*shared, *_leaves(first)], [*shared, *_leaves(other)])
@@ -93,7 +93,7 @@ def compare(
     one: Sequence[Any], inputs: Any, two: Sequence[Any], other_inputs: Any
 ) -> TraceDifference | None:
     """Returns the first difference of two lists of tensors, as functions of their inputs."""
-    comparison = _Comparison(replica=0)
+    comparison = _Walk(replica=0)
     comparison.leaves(symbolic(inputs), symbolic(other_inputs))
     return comparison.run(one, two)
 
@@ -124,7 +124,7 @@ def _leaves(part: MicroBatchTrace) -> list[tf.Tensor]:
     return symbolic([part.rows, part.first_row, part.size])
 
 
-class _Comparison:
+class _Walk:
     """Walks through the ops of two traces side by side.
 
     Attributes:
