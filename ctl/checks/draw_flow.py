@@ -42,12 +42,13 @@ class DrawFlow:
     def differs_between_splits(self, op: Any) -> bool:
         """Returns whether a stateless random op may depend on how the batch is split.
 
-        It is True also if the ops do not show it.
+        It is True also if the ops do not show it. Numbers with a seed of the batch, such as the ids of
+        examples, are functions of its rows, like those of any other op: the losses are searched for rows
+        that affect each other.
         """
-        result = op.outputs[0]
         if self.shows_split(op):
             return True
-        return self.may_be_of_rows(result)
+        return not any(map(self.depends_on_batch, op.inputs)) and self.may_be_of_rows(op.outputs[0])
 
     def may_be_of_rows(self, result: tf.Tensor) -> bool:
         """Returns whether numbers that are equal on all replicas may have an entry for each row."""
@@ -58,17 +59,15 @@ class DrawFlow:
         return bool(may_hold) and self._combined_with_rows(result)
 
     def shows_split(self, op: Any) -> bool:
-        """Returns whether the seed or the shape of a random op depends on the batch."""
+        """Returns whether the shape of a random op depends on the batch, or its seed on the replica."""
         is_known = op.outputs[0].shape.is_fully_defined()
-        return not is_known or any(map(self.depends_on_batch, op.inputs))
+        return not is_known or any(_is_replica(x.op) for x in ancestors(*op.inputs))
 
     def depends_on_batch(self, tensor: tf.Tensor) -> bool:
         """Returns whether a value depends on the batch or on the replica, as far as the ops show."""
         for source in ancestors(tensor):
             op = source.op
-            if id(op) in self._batch or op.type in _DATA:
-                return True
-            if op.type == "Const" and "replica_id" in op.name:
+            if id(op) in self._batch or op.type in _DATA or _is_replica(op):
                 return True
             if (
                 op.type == "Placeholder"
@@ -102,6 +101,10 @@ class DrawFlow:
                         derived.add(id(output))
                         queue.append(output)
         return False
+
+
+def _is_replica(op: Any) -> bool:
+    return op.type == "Const" and "replica_id" in op.name
 
 
 def _is_left_factor(op: Any, tensor: tf.Tensor) -> bool:

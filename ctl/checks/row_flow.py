@@ -183,6 +183,8 @@ class RowFlow:
 
     def _differ(self, op: Any) -> bool:
         """Returns whether an op makes, or takes of a table, other entries for each place on an axis."""
+        if any(x.type in ops.STATELESS for x in ops.with_called([op])):
+            return True
         if op.type != "Const":
             parts = [x for x in op.outputs if x.dtype.is_floating and x.shape.rank]
             is_part = op.type in _PARTS and any(x.shape[0] == self._count for x in parts)

@@ -3,6 +3,7 @@
 import functools
 import re
 
+import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
@@ -15,7 +16,7 @@ import ctl.keras.dropout
 from ctl.rows import row_mask
 from ctl.rows.trace import Trace
 from tests.users_code import running
-from tests.users_code.examples import Case
+from tests.users_code.examples import EXAMPLES, Case
 
 layers = tf_keras.layers
 ROWS, FEATURES = 4, 8
@@ -77,10 +78,6 @@ UNKEYED = {
     "generator": (lambda x: x + GENERATOR.normal(SHAPE), "instead of tf.random.Generator"),
     "stateless": (
         lambda x: x + tf.random.stateless_uniform(tf.shape(x), [1, 2]), "ctl.random.uniform",
-    ),
-    "seed of the batch": (
-        lambda x: x + tf.random.stateless_normal([FEATURES], tf.cast(x[0, :2], tf.int32)),
-        "ctl.random.normal",
     ),
     "time": (lambda x: x * tf.cast(tf.timestamp() % 2.0, tf.float32), "instead of the time"),
     "in a branch": (nested, "ctl.random.uniform"),
@@ -349,3 +346,53 @@ def test_fixed_draw_in_the_update_is_not_rejected(case, split):
 def test_fixed_draw_in_the_backward_pass_is_rejected():
     with pytest.raises(ctl.UsageError, match="depend on how the batch is split"):
         running.train(Backward, running.Split(4, 7))
+
+
+def draw(x, number, rows=()):
+    return tf.random.stateless_normal([*rows, 6], tf.stack([number, 7]), dtype=x.dtype)
+
+
+class BySeed(Case):
+    """Noise by the ids of the examples."""
+
+    features = ("x", "id")
+
+    def build_dataset(self, split, input_context):
+        return ctl.data.arrays({"x": EXAMPLES["x"], "id": np.arange(len(EXAMPLES["x"]))})
+
+    def noise(self, x, ids):
+        return tf.map_fn(lambda i: draw(x, i), ids, fn_output_signature=x.dtype)
+
+    def forward(self, batch, training):
+        return self.model(batch["x"] + self.noise(batch["x"], batch["id"]), training=training)
+
+    def per_example_loss(self, batch, outputs):
+        return tf.reduce_sum(outputs**2, axis=1)
+
+
+class OfFirstRow(BySeed):
+    def noise(self, x, ids):
+        return draw(x, ids[0])
+
+
+class OfFunction(BySeed):
+    """The function gets its seed as an argument, and draws for each row of a replica."""
+
+    def noise(self, x, ids):
+        function = tf.function(lambda x, seed: draw(x, seed, x.shape[:1]))
+        return function(x, tf.constant(7))
+
+
+def test_draw_with_the_seed_of_each_row_is_a_function_of_the_rows():
+    split = running.Split(2, 7)
+    reference = running.train(BySeed, split.reference)
+    assert running.difference(reference, running.train(BySeed, split)) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [(OfFirstRow, r"_test\.py:\d+ combines rows"), (OfFunction, "uses the place of a row")],
+)
+def test_seed_of_another_row_or_of_none_is_rejected(case, message):
+    with pytest.raises(ctl.UsageError, match=message):
+        running.train(case, running.Split(2, 8))
