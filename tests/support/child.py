@@ -15,7 +15,7 @@ PYTHON = sys.executable
 # Programs that import TensorFlow in any case: they run in a fork of a process that has imported it.
 PROGRAMS = """
     ctl.main pytest tests.support.faults benchmarks.uneven_split tests.end_to_end.mistakes_test
-    tests.end_to_end.own_loop_test tests.end_to_end.killed_ports_test
+    tests.end_to_end.killed_ports_test
 """
 FORKED = set(PROGRAMS.split())
 ROOT = pathlib.Path(__file__).resolve().parents[2]
