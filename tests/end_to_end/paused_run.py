@@ -3,8 +3,6 @@
 import sys
 import time
 
-import numpy as np
-
 from ctl import main
 from tests.support import experiments
 
@@ -84,9 +82,7 @@ class Folder:
         events = experiments.read_events(self.path / "runs" / name)
         assert ("start", 0) in events and events[-1] == ("end", 30), events
         weights = experiments.read_weights(self.path / "runs" / name)
-        assert weights.keys() == self.expected.keys()
-        for key, value in self.expected.items():
-            np.testing.assert_array_equal(weights[key], value, err_msg=key)
+        experiments.check_same(weights, self.expected)
         return events
 
 
