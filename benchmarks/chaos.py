@@ -38,6 +38,7 @@ import numpy as np
 from benchmarks import counting
 from benchmarks import flags as command_line
 from benchmarks.chaos_report import Kill, table
+from benchmarks.windows import print_progress
 from benchmarks.workdir_state import (
     ProcessEvents,
     latest_checkpoint,
@@ -74,7 +75,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         weights = read_weights(disturbed)
         difference = largest_difference(read_weights(undisturbed), weights)
         lines = check_metrics(read_metrics(undisturbed), read_metrics(disturbed))
-        print(table(kills, difference, count_examples(weights, flags), lines, flags), flush=True)
+        examples = "not counted by this experiment"
+        if flags.config == COUNTING:
+            examples = count_examples(weights, flags.steps)
+        print(table(kills, difference, examples, lines, flags), flush=True)
         if difference != 0.0:
             raise SystemExit("The disturbed run has another result.")
 
@@ -111,27 +115,28 @@ def start_run(flags: argparse.Namespace, workdir: pathlib.Path) -> subprocess.Po
         command = ["-m", "ctl.launch", f"--workers={flags.workers}", "--", *options]
     else:
         command = ["-m", "ctl.main", *options, f"--config.runtime.strategy={flags.strategy}"]
-    with open(log_path(workdir), "w") as file:
+    log_path(workdir).unlink(missing_ok=True)
+    return start(command, log_path(workdir), start_new_session=True)
+
+
+def start(command: Sequence[str], log: pathlib.Path, **options) -> subprocess.Popen:
+    """Starts a command of Python; its output is appended to a file."""
+    with log.open("a") as file:
         return subprocess.Popen(
-            [sys.executable, *command],
-            cwd=ROOT,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+            [sys.executable, *command], cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, **options
         )
 
 
 def run_undisturbed(flags: argparse.Namespace, workdir: pathlib.Path) -> tuple[float, float]:
     """Runs without kills; returns the seconds to the first new step, and to the end."""
-    start = time.monotonic()
+    begin = time.monotonic()
     process = start_run(flags, workdir)
     events = process_events(workdir)
     while process.poll() is None and not events.made_progress():
         time.sleep(POLL_SECONDS)
-    start_seconds = time.monotonic() - start
-    process.wait()
-    check(process.returncode == 0, log_path(workdir).read_text())
-    return start_seconds, time.monotonic() - start
+    start_seconds = time.monotonic() - begin
+    check(process.wait() == 0, log_path(workdir).read_text())
+    return start_seconds, time.monotonic() - begin
 
 
 def run_with_kills(
@@ -152,7 +157,7 @@ def run_with_kills(
         early = rng.random() < EARLY
         delay = rng.uniform(0, start_seconds if early else flags.window)
         events = process_events(workdir)
-        start, checkpoint = time.monotonic(), latest_checkpoint(workdir)
+        begin, checkpoint = time.monotonic(), latest_checkpoint(workdir)
         process = start_run(flags, workdir)
         progress_time = wait_for_kill(process, events, delay, early=early and not is_last)
         if progress_time and kills:
@@ -165,7 +170,7 @@ def run_with_kills(
             if not is_last:
                 print_progress(f"The run finished after {len(kills)} kills: increase --steps.")
             return kills
-        kills.append(kill(flags, process, workdir, events, start))
+        kills.append(kill(flags, process, workdir, events, begin))
         first_step = events.first_step
         check(first_step in (None, checkpoint), f"resumed from step {first_step}, not {checkpoint}")
         print_progress(f"{len(kills)}: {kills[-1]}")
@@ -199,7 +204,7 @@ def kill(
     process: subprocess.Popen,
     workdir: pathlib.Path,
     events: ProcessEvents,
-    start: float,
+    begin: float,
 ) -> Kill:
     """Sends the signal, waits for the end of the process, and checks the workdir."""
     kill_time = time.monotonic()
@@ -216,11 +221,16 @@ def kill(
         process.wait()
         ending = time.monotonic() - kill_time
         phase = events.phase()
+    check_checkpoints(workdir)
+    return Kill(
+        phase, kill_time - begin, latest_checkpoint(workdir), kill_time, process.returncode, ending
+    )
+
+
+def check_checkpoints(workdir: pathlib.Path) -> None:
+    """Checks that every checkpoint can be read."""
     damaged = CheckpointFiles(workdir / "checkpoints").damaged()
     check(not damaged, f"damaged checkpoints {damaged}")
-    return Kill(
-        phase, kill_time - start, latest_checkpoint(workdir), kill_time, process.returncode, ending
-    )
 
 
 def check_stop(code: int, output: str, workdir: pathlib.Path, phase: str) -> None:
@@ -261,13 +271,11 @@ def check_metrics(one: list, other: list) -> int:
     return len(one)
 
 
-def count_examples(weights: dict[str, np.ndarray], flags: argparse.Namespace) -> str:
-    """Checks that the run used each example once per epoch; returns how many it used."""
-    if flags.config != COUNTING:
-        return "not counted by this experiment"
+def count_examples(weights: dict[str, np.ndarray], steps: int) -> str:
+    """Checks that a run used each example once per epoch; returns how many it used."""
     (counts,) = [value for name, value in weights.items() if name.startswith("consumed/")]
     try:
-        epochs, rest = counting.check_consumed(counts, flags.steps)
+        epochs, rest = counting.check_consumed(counts, steps)
     except ValueError as error:
         raise SystemExit(f"Error: {error}") from None
     return f"{epochs} x {counting.EXAMPLES} and {rest}"
@@ -277,11 +285,6 @@ def check(condition: bool, message: str) -> None:
     """Ends the program with a message if a condition is false."""
     if not condition:
         raise SystemExit(f"Error: {message}")
-
-
-def print_progress(line: str) -> None:
-    """Prints to stderr; stdout has only the table."""
-    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

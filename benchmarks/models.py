@@ -49,11 +49,9 @@ class Model(abc.ABC):
         return functools.partial(_cross_entropy, keras)
 
     def metrics(self, keras) -> dict:
-        return (
-            {"accuracy": keras.metrics.SparseCategoricalAccuracy("accuracy")}
-            if self.has_accuracy
-            else {}
-        )
+        if not self.has_accuracy:
+            return {}
+        return {"accuracy": keras.metrics.SparseCategoricalAccuracy("accuracy")}
 
 
 class Empty(Model):
@@ -137,21 +135,24 @@ class Dense(Model):
     Attributes:
         width: the units of a layer, and the features of an example.
         depth: the number of layers.
+        use_bias: whether they have biases.
+        rows: the number of examples.
     """
 
     width: int = 512
     depth: int = 4
+    use_bias: bool = True
+    rows: int = 8192
 
     def build(self, keras, dropout=0.0):
-        hidden = [keras.layers.Dense(self.width, activation="relu") for _ in range(self.depth)]
-        return keras.Sequential(
-            [keras.layers.Input((self.width,)), *hidden, keras.layers.Dense(10)]
-        )
+        dense, options = keras.layers.Dense, {"activation": "relu", "use_bias": self.use_bias}
+        hidden = [dense(self.width, **options) for _ in range(self.depth)]
+        return keras.Sequential([keras.layers.Input((self.width,)), *hidden, dense(10)])
 
     def arrays(self):
         draw = np.random.default_rng(0)
-        x = draw.normal(size=[8192, self.width]).astype(np.float32)
-        return x, draw.integers(0, 10, [8192]).astype(np.int32)
+        x = draw.normal(size=[self.rows, self.width]).astype(np.float32)
+        return x, draw.integers(0, 10, [self.rows]).astype(np.int32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,4 +202,5 @@ MODELS = {
 
 def _cross_entropy(keras, labels, outputs):
     outputs = tf.cast(outputs, tf.float32)  # under mixed precision they have 16 bits
-    return keras.losses.sparse_categorical_crossentropy(labels, outputs, from_logits=True)
+    losses = keras.losses.sparse_categorical_crossentropy(labels, outputs, from_logits=True)
+    return losses if losses.shape.rank == 1 else tf.reduce_mean(losses, axis=1)  # of the tokens

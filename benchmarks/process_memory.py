@@ -42,9 +42,7 @@ class Memory:
         """
         sizes = [size for _, size in self.samples]
         part = len(sizes) // 5
-        if part < 2:
-            return None
-        return statistics.median(sizes[-part:]) / statistics.median(sizes[:part]) - 1
+        return None if part < 2 else _growth(sizes, part)
 
 
 def growth_between_starts(memories: list[Memory]) -> dict[str, float]:
@@ -56,12 +54,14 @@ def growth_between_starts(memories: list[Memory]) -> dict[str, float]:
     growth = {}
     for name in dict.fromkeys(memory.name for memory in memories):
         medians = [m.median() for m in memories if m.name == name and m.samples]
-        part = max(1, len(medians) // 3)
         if len(medians) > 1:
-            growth[name] = (
-                statistics.median(medians[-part:]) / statistics.median(medians[:part]) - 1
-            )
+            growth[name] = _growth(medians, max(1, len(medians) // 3))
     return growth
+
+
+def _growth(sizes: list[float], part: int) -> float:
+    """The relative growth from the median of the first part of some sizes to that of the last one."""
+    return statistics.median(sizes[-part:]) / statistics.median(sizes[:part]) - 1
 
 
 def sample(pids: dict[str, int], memories: dict[int, Memory], checkpoint: int) -> None:

@@ -27,7 +27,6 @@ import random
 import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 import uuid
@@ -36,10 +35,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from benchmarks import chaos, counting
 from benchmarks import flags as command_line
-from benchmarks.chaos import check, print_progress
+from benchmarks.chaos import check
 from benchmarks.process_memory import Memory, growth_between_starts, sample
+from benchmarks.windows import print_progress
 from benchmarks.workdir_state import latest_checkpoint, read_events, read_weights
-from ctl.loop.checkpoints.files import CheckpointFiles
 from tests.support.faults import signals
 
 KEYS = {
@@ -67,15 +66,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         left = sorted(path.name for path in temporary.iterdir())
         check(not left, f"temporary files are left: {left}")
         resumed = check_events(read_events(workdir))
-        damaged = CheckpointFiles(workdir / "checkpoints").damaged()
-        check(not damaged, f"damaged checkpoints {damaged}")
+        chaos.check_checkpoints(workdir)
         weights = read_weights(workdir)
-        (counts,) = [value for key, value in weights.items() if key.startswith("consumed/")]
-        epochs, rest = counting.check_consumed(counts, steps)
+        examples = chaos.count_examples(weights, steps)
         print(table(flags, memories, kills, resumed, steps), flush=True)
-        print(
-            f"| epochs x examples, each consumed once | {epochs} x {counting.EXAMPLES} and {rest} |"
-        )
+        print(f"| epochs x examples, each consumed once | {examples} |")
         check_memory(flags, memories)
         difference = compare_undisturbed(flags, folder, steps, weights)
         print(f"| largest difference of all weights, slots and counters | {difference:g} |")
@@ -85,13 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parses the command line."""
     return command_line.parse(
-        __doc__,
-        arguments,
-        minutes=60.0,
-        kill_every=120.0,
-        workers=2,
-        seed=0,
-        limit=2.0,
+        __doc__, arguments, minutes=60.0, kill_every=120.0, workers=2, seed=0, limit=2.0
     )
 
 
@@ -109,20 +98,6 @@ def launch(flags: argparse.Namespace) -> list[str]:
     return ["-m", "ctl.launch", f"--workers={flags.workers}", "--max_restarts=1000000", "--"]
 
 
-def start(
-    command: list[str], log: pathlib.Path, environment: dict[str, str] | None = None
-) -> subprocess.Popen:
-    """Starts a command; its output is appended to `log`."""
-    with open(log, "a") as file:
-        return subprocess.Popen(
-            [sys.executable, *command],
-            cwd=chaos.ROOT,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env=environment,
-        )
-
-
 def soak(
     flags: argparse.Namespace, workdir: pathlib.Path, environment: dict[str, str]
 ) -> tuple[list[Memory], int]:
@@ -130,7 +105,7 @@ def soak(
     rng = random.Random(flags.seed)
     log = workdir.with_suffix(".log")
     options = command(flags, workdir, KEYS)
-    launcher = start([*launch(flags), *options], log, environment)
+    launcher = chaos.start([*launch(flags), *options], log, env=environment)
     evaluator: subprocess.Popen | None = None
     memories: dict[int, Memory] = {}
     kills, begin = 0, time.monotonic()
@@ -141,7 +116,7 @@ def soak(
             check(launcher.poll() is None, f"the launcher ended:\n{log.read_text()[-3000:]}")
             if evaluator is None and latest_checkpoint(workdir):
                 mode = ["-m", "ctl.main", "--mode=continuous_eval"]
-                evaluator = start([*mode, *options], log, environment)
+                evaluator = chaos.start([*mode, *options], log, env=environment)
             workers = signals.workers(launcher.pid)
             pids = {**workers, "launcher": launcher.pid}
             if evaluator:
@@ -152,7 +127,7 @@ def soak(
             is_time = next_kill <= time.monotonic() < end - 60
             if is_time and len(workers) == flags.workers:
                 name = rng.choice(sorted(workers))
-                signals.drop(launcher.pid, name)
+                os.kill(workers[name], signal.SIGKILL)
                 kills += 1
                 next_kill += flags.kill_every * rng.uniform(0.75, 1.25)
                 step = latest_checkpoint(workdir)
@@ -242,7 +217,7 @@ def compare_undisturbed(
     workdir = folder / "undisturbed"
     keys = {"train.steps": steps, "train.checkpoint_interval": steps, "model.pause": 0.0}
     log = workdir.with_suffix(".log")
-    process = start([*launch(flags), *command(flags, workdir, KEYS | keys)], log)
+    process = chaos.start([*launch(flags), *command(flags, workdir, KEYS | keys)], log)
     check(process.wait() == 0, f"the undisturbed run failed:\n{log.read_text()[-3000:]}")
     return chaos.largest_difference(read_weights(workdir), weights)
 

@@ -13,6 +13,7 @@ code is 1 if there was such a line.
 
 import argparse
 from collections.abc import Sequence
+import contextlib
 import json
 import os
 import pathlib
@@ -22,7 +23,6 @@ import sys
 import tempfile
 import threading
 import time
-from typing import Any
 
 from benchmarks import flags as command_line
 from benchmarks.gpu.parts import PARTS
@@ -89,26 +89,18 @@ def run_part(name: str, seconds: float, flags: argparse.Namespace):
             kill(process)
         if code:
             stderr.seek(0)
-            yield {"error": describe_end(code, seconds), "stderr": last_lines(stderr.read())}
+            error = f"ended with exit code {code}"
+            if code == -signal.SIGKILL:
+                error = f"killed, by the time limit of {seconds:.0f} s or for its memory"
+            lines = stderr.read().strip().splitlines()[-STDERR_LINES:]
+            yield {"error": error, "stderr": [line[:300] for line in lines]}
     yield {"name": "part", "seconds": round(time.monotonic() - start, 1)}
 
 
 def kill(process: subprocess.Popen) -> None:
     """Ends a part and the processes that it has started."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-
-
-def describe_end(code: int, seconds: float) -> str:
-    if code == -signal.SIGKILL:
-        return f"killed, by the time limit of {seconds:.0f} s or for its memory"
-    return f"ended with exit code {code}"
-
-
-def last_lines(text: str) -> list[Any]:
-    return [line[:300] for line in text.strip().splitlines()[-STDERR_LINES:]]
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ _NORMAL_TOLERANCE = 1e-4  # of numbers up to 6 in float32
 class Trainer(ctl.StandardTrainer):
     """A small network with convolutions, synchronized batch normalization and dropout."""
 
-    normalized, dropout = True, 0.4
+    normalized = True
     bad_replica: int | None = None  # its losses are infinite at step 2
 
     def __init__(self, **arguments):
@@ -28,8 +28,7 @@ class Trainer(ctl.StandardTrainer):
     def build_model(self):
         norm = [ctl.SyncBatchNormalization()] if self.normalized else []
         layers = [_L.Conv2D(8, 3), *norm, _L.Activation("tanh"), _L.Flatten()]
-        dropout = [_L.Dropout(self.dropout)] if self.dropout else []
-        return tf_keras.Sequential([_L.Input((8, 8, 3)), *layers, *dropout, _L.Dense(5)])
+        return tf_keras.Sequential([_L.Input((8, 8, 3)), *layers, _L.Dropout(0.4), _L.Dense(5)])
 
     def build_dataset(self, split, input_context):
         draw = np.random.default_rng(0)
@@ -46,6 +45,12 @@ class Trainer(ctl.StandardTrainer):
         )
 
 
+class Plain(Trainer):
+    """Without batch normalization."""
+
+    normalized = False
+
+
 def check_equivalence(report: Report) -> None:
     """float64: 1, 2 and 4 logical GPUs against one replica on the CPU, which has the same masks."""
     devices.split(4)
@@ -60,17 +65,9 @@ def check_equivalence(report: Report) -> None:
                 difference = _largest_difference(trainer, reference)
                 report(name, largest_difference=difference, **_verdict(difference < 1e-10))
     with report.attempt("2 micro-batches"):
-        trainer = _train(
-            *(devices.make_strategy(2), 8, steps),
-            cls=type("Plain", (Trainer,), {"normalized": False}),
-            precision="float64",
-            micro_batches=2,
-        )
-        reference = _train(
-            *(devices.make_strategy(1, kind="CPU"), 8, steps),
-            cls=type("Plain", (Trainer,), {"normalized": False}),
-            precision="float64",
-        )
+        options = {"cls": Plain, "precision": "float64"}
+        trainer = _train(devices.make_strategy(2), 8, steps, micro_batches=2, **options)
+        reference = _train(devices.make_strategy(1, kind="CPU"), 8, steps, **options)
         difference = _largest_difference(trainer, reference)
         report("2 micro-batches", largest_difference=difference, **_verdict(difference < 1e-10))
 
@@ -86,15 +83,13 @@ def check_overflow(report: Report) -> None:
                 strategy = devices.make_strategy(replicas)
                 # A scale that fits from the first step on, so that only the planted step overflows.
                 trainer = _train(strategy, 8, 5, cls=cls, precision="float16", scale=64.0)
-                skipped, scale = (
-                    int(trainer.skipped_steps.numpy()),
-                    float(trainer.optimizer.loss_scale),
-                )
+                skipped = int(trainer.skipped_steps.numpy())
+                scale = float(trainer.optimizer.loss_scale)
                 same = _copies_are_equal(trainer)
                 finite = all(np.isfinite(w).all() for w in trainer.model.get_weights())
                 right = skipped == 1 and scale == 32.0 and same and finite
                 report(
-                    *(name,),
+                    name,
                     skipped_steps=skipped,
                     loss_scale=scale,
                     copies_are_equal=same,
@@ -134,13 +129,12 @@ def check_logical_shards(report: Report) -> None:
     """float32 with `runtime.logical_shards`: the same bits on 1, 2 and 4 replicas."""
     devices.split(4)
     tf.config.experimental.enable_op_determinism()
-    cls = type("Plain", (Trainer,), {"normalized": False})
     steps = 3 if report.small else 50
     trainers = {}
     for replicas in _REPLICAS:
         with report.attempt(f"{replicas} {devices.KIND}"):
             strategy = devices.make_strategy(replicas)
-            trainers[replicas] = _train(strategy, 8, steps, cls=cls, logical_shards=4)
+            trainers[replicas] = _train(strategy, 8, steps, cls=Plain, logical_shards=4)
             difference = _largest_difference(trainers[replicas], trainers[1])
             report(
                 f"{replicas} {devices.KIND}, {steps} steps",

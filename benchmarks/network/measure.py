@@ -89,17 +89,14 @@ class _Cluster:
 
     def _train(self, mode: str, steps: int) -> tuple[float, float]:
         """Returns the seconds of some steps, and the bytes that each worker sent."""
-        before = self._hosts.traffic()
+        before = self._hosts.sent_bytes()
         for process in self._processes:
             process.stdin.write(f"{mode} {steps}\n")
             process.stdin.flush()
         seconds = max(answer["seconds"] for answer in _answers(self._processes))
         time.sleep(0.1)  # until the last acknowledgments have been counted
-        sent = [
-            after.sent - start.sent
-            for after, start in zip(self._hosts.traffic(), before, strict=True)
-        ]
-        return seconds, statistics.mean(sent)
+        sent = statistics.mean(self._hosts.sent_bytes()) - statistics.mean(before)
+        return seconds, sent
 
 
 def _answers(processes: list[subprocess.Popen]) -> list[dict]:

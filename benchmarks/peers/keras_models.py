@@ -6,12 +6,7 @@ import types
 def build(keras, task, make=None):
     """Builds the model of a task with a Keras module, and sets its initial weights."""
     model = (make or MODELS[task.name])(keras, task)
-    variables = {
-        variable_name(variable).removeprefix(
-            f"{model.name}/"
-        ): variable  # of a Sequential of Keras 3
-        for variable in model.trainable_variables
-    }
+    variables = by_name(model)
     if variables.keys() != task.weights.keys():
         raise ValueError(f"{sorted(variables.keys() ^ task.weights.keys())} differ.")
     for name, value in task.weights.items():
@@ -19,9 +14,13 @@ def build(keras, task, make=None):
     return model
 
 
-def variable_name(variable) -> str:
-    """Returns the name of a variable, such as "conv1/kernel", in tf_keras and in Keras 3."""
-    return getattr(variable, "path", variable.name).removesuffix(":0")
+def by_name(model) -> dict:
+    """Returns the variables by names such as "conv1/kernel", in tf_keras and in Keras 3."""
+    names = (getattr(v, "path", v.name).removesuffix(":0") for v in model.trainable_variables)
+    prefix = f"{model.name}/"  # of a Sequential of Keras 3
+    return {
+        n.removeprefix(prefix): v for n, v in zip(names, model.trainable_variables, strict=True)
+    }
 
 
 def operations(keras):

@@ -15,7 +15,7 @@ INTERRUPTED = """
 import signal, subprocess, sys, time
 from benchmarks.network.namespaces import Hosts
 signal.signal(signal.SIGINT, signal.default_int_handler)  # programs in the background ignore it
-with Hosts(2, rate=10) as hosts:
+with Hosts(2) as hosts:
     hosts.popen(0, ["sleep", "1000"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     print(hosts.names[0], flush=True)
     time.sleep(1000)

@@ -1,11 +1,8 @@
-"""Kills the processes that `ctl.launch` started. Linux only."""
+"""Finds the processes that `ctl.launch` started. Linux only."""
 
 import json
-import os
 import pathlib
-import signal
 
-from ctl.errors import UsageError
 from ctl.hardware import cluster
 
 
@@ -24,34 +21,6 @@ def workers(launcher: int) -> dict[str, int]:
         if name:
             pids[name] = int(folder.name)
     return dict(sorted(pids.items()))
-
-
-def drop(launcher: int, name: str) -> int:
-    """Kills a process of a launcher, as the loss of its machine does.
-
-    Args:
-        launcher: pid of the launcher.
-        name: task name of the process, such as "worker 1".
-
-    Returns:
-        The pid of the killed process.
-
-    Raises:
-        UsageError: there is no such process.
-    """
-    pid = _find(launcher, name)
-    os.kill(pid, signal.SIGKILL)
-    return pid
-
-
-def _find(launcher: int, name: str) -> int:
-    pids = workers(launcher)
-    if name not in pids:
-        raise UsageError(
-            f"Process {launcher} has no running child process {name!r}; it has: "
-            f"{', '.join(pids) or 'none'}."
-        )
-    return pids[name]
 
 
 def _task_name(folder: pathlib.Path, launcher: int) -> str | None:
