@@ -10,7 +10,6 @@ replicas that are logical CPUs. `ctl experiments/mnist.py` is the whole command,
 and summaries; it has no second trainer.
 """
 
-import dataclasses
 import itertools
 import json
 import os
@@ -50,7 +49,7 @@ def main(arguments: list[str] | None = None) -> None:
         programs = [name for name in flags.programs if whole or name != COMMAND]
         rounds = [measure_round(model, replicas, programs, seed=n) for n in range(flags.rounds)]
         tables[f"{model}_{replicas}"] = each = table(rounds)
-        print(f"\n### {model}_{replicas}\n\n{results.format_table(dataclasses.asdict(each))}")
+        print(f"\n### {model}_{replicas}\n\n{results.format_table(vars(each))}")
     if flags.result:
         results.save(
             flags.result,

@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
             for again in recompute
         ]
         rows += measure(settings, rounds=flags.rounds)
-    print(results.format_table(dataclasses.asdict(table(rows))))
+    print(results.format_table(vars(table(rows))))
     return rows
 
 

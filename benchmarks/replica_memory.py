@@ -60,12 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> list[list[Any]]:
             print(rows[-1], {k: round(v) for k, v in worst.items()}, flush=True)
     if flags.result:
         titles = ("in use between steps, MiB", "peak of a step, MiB", "estimated peak, MiB")
-        columns = [
-            ("rows per replica", 0),
-            ("`optimizer.shard_state`", None),
-            ("packs", None),
-            *((t, 0) for t in titles),
-        ]
+        columns = [("rows per replica", 0), ("`optimizer.shard_state`", None), ("packs", None)]
+        columns += [(title, 0) for title in titles]
         results.save(
             flags.result,
             {"peaks": results.Table(columns, rows)},

@@ -55,25 +55,14 @@ def make_rows(
             in the same round as window w of process p of every other variant.
         reference: the variant that the speeds are divided by.
     """
-    reference_rates = np.array(rates[reference])
-    result = []
-    for variant, values in rates.items():
-        median = float(np.median(values))
-        ratio, low, high = interval(np.array(values) / reference_rates)
-        result.append(
-            Row(
-                model=model,
-                variant=variant,
-                batch=batch,
-                examples_per_second=median * batch,
-                ratio=ratio,
-                ratio_low=low,
-                ratio_high=high,
-                windows=reference_rates.size,
-                processes=len(reference_rates),
-            )
+    paired = np.array(rates[reference])
+    return [
+        Row(
+            model, variant, batch, float(np.median(values)) * batch,
+            *interval(np.array(values) / paired), paired.size, len(paired),
         )
-    return result
+        for variant, values in rates.items()
+    ]  # fmt: skip
 
 
 def interval(ratios: np.ndarray) -> tuple[float, float, float]:
@@ -103,7 +92,7 @@ def show(
 ) -> None:
     """Prints the tables, and writes them to a file, with its conditions for `results.save`."""
     tables = result_tables(rows, reference, labels)
-    print("\n\n".join(results.format_table(dataclasses.asdict(each)) for each in tables.values()))
+    print("\n\n".join(results.format_table(vars(each)) for each in tables.values()))
     if path:
         samples = f"medians of {rows[0].windows} windows in {rows[0].processes} starts"
         results.save(path, tables, samples=f"{samples}, 95 % intervals", **conditions)

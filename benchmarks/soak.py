@@ -25,7 +25,6 @@ import os
 import pathlib
 import random
 import signal
-import statistics
 import subprocess
 import tempfile
 import time
@@ -200,12 +199,11 @@ def table(
     """Returns the results as a table."""
     lines = [f"| {flags.minutes:g} minutes, {flags.workers} workers | |", "|---|---|"]
     lines += [f"| kills; restarts; steps | {kills}; {resumed}; {steps} |"]
-    for name in dict.fromkeys(memory.name for memory in memories):
-        same = [memory for memory in memories if memory.name == name and memory.samples]
-        text = f"{statistics.median(m.median() for m in same) / _MIB:.1f} MiB" if same else "-"
-        growths = [growth for memory in same if (growth := memory.growth()) is not None]
-        text += f"; grew by at most {max(growths):.2%}" if growths else ""
-        lines.append(f"| {name}, {len(same)} processes | {text} |")
+    for memory in memories:
+        if memory.samples:
+            growth = memory.growth()  # None with too few samples
+            text = "" if growth is None else f"; grew by {growth:.2%}"
+            lines.append(f"| {memory.name} | {memory.median() / _MIB:.1f} MiB{text} |")
     return "\n".join(lines)
 
 

@@ -86,13 +86,11 @@ def orbit_example(strategy: tf.distribute.Strategy, global_batch_size: int) -> A
     with strategy.scope():
         inputs = tf_keras.Input([FEATURES], name="x")
         outputs = make_model(tf_keras)(inputs)
+        model = tf_keras.Model({"x": inputs}, outputs)
+        loss = tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+        accuracy = tf_keras.metrics.SparseCategoricalAccuracy("accuracy")
         return single_task_trainer.SingleTaskTrainer(
-            None,
-            "label",
-            tf_keras.Model({"x": inputs}, outputs),
-            tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none"),
-            tf_keras.optimizers.Adam(),
-            metrics=tf_keras.metrics.SparseCategoricalAccuracy("accuracy"),
+            None, "label", model, loss, tf_keras.optimizers.Adam(), metrics=accuracy
         )
 
 

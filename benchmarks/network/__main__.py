@@ -32,13 +32,11 @@ def main(arguments: Sequence[str] | None = None) -> list[Measurement]:
         print(predictions.table())
         return []
     if flags.read:
-        measurements = [
-            Measurement(**json.loads(line)) for line in flags.read.read_text().splitlines()
-        ]
+        lines = flags.read.read_text().splitlines()
+        measurements = [Measurement(**json.loads(line)) for line in lines]
     else:
         measurements = list(run(flags))
-    cost_model = fit(fitted_points(measurements))
-    print(table(measurements, cost_model))
+    print(table(measurements, fit(fitted_points(measurements))))
     return measurements
 
 

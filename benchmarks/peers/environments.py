@@ -20,13 +20,8 @@ _PACKAGES = {
 }
 _VERSIONS = """
 import importlib.metadata, json, sys
-versions = {}
-for name in sys.argv[1:]:
-    try:
-        versions[name] = importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        pass
-print(json.dumps(versions))
+found = {name: [*importlib.metadata.distributions(name=name)] for name in sys.argv[1:]}
+print(json.dumps({name: each[0].version for name, each in found.items() if each}))
 """
 
 

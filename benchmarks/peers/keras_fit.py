@@ -55,12 +55,11 @@ def train(task, tick, backend):
 
 def arrays(task):
     """Returns the arguments of a fit on arrays, without TensorFlow."""
-    examples = task.floats()
-    x, y = (
-        (examples, np.zeros(len(examples["item"])))
-        if "item" in examples
-        else (examples["x"], examples["label"])
-    )
+    examples = x = task.floats()
+    if "item" in examples:
+        y = np.zeros(len(examples["item"]))
+    else:
+        x, y = examples["x"], examples["label"]
     return dict(x=x, y=y, batch_size=task.batch, shuffle=not task.check)
 
 

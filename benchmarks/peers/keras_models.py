@@ -177,9 +177,4 @@ def two_tower(keras, task):
     return keras.Model(inputs, PairLosses()([*vectors(inputs), inputs["item"]]))
 
 
-MODELS = {
-    "mnist": mnist,
-    "char_lm": char_lm,
-    "resnet18": resnet18,
-    "two_tower": two_tower,
-}
+MODELS = {"mnist": mnist, "char_lm": char_lm, "resnet18": resnet18, "two_tower": two_tower}
