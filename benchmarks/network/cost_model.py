@@ -65,8 +65,6 @@ class CostModel:
 
     def step(self, measurement: Measurement) -> float:
         """Returns the predicted seconds of a step: measured computing plus predicted reducing."""
-        if measurement.mbits is None:
-            raise ValueError("The model requires the rate of the links.")
         return measurement.computing + self.reducing(
             measurement.workers, measurement.gradient_bytes, measurement.mbits
         )

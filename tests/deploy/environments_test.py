@@ -75,10 +75,9 @@ def vertex(host):
     roles = ("chief", "worker")
     config = {
         "cluster": {role: [f"{name}:2222"] for role, name in zip(roles, pools, strict=True)},
-        "environment": "cloud",
         "task": {"type": roles[host], "index": 0, "trial": "", "cloud": "ab0123"},
-        "job": '{"python_module": "", "args": []}',
-    }
+        "environment": "cloud", "job": '{"python_module": "", "args": []}',
+    }  # fmt: skip
     return pools, {"TF_CONFIG": json.dumps(config), "CLUSTER_SPEC": json.dumps(config)}
 
 

@@ -31,6 +31,8 @@ import tempfile
 import traceback
 from typing import Any
 
+from tests.support import experiments
+
 SOURCE = pathlib.Path(__file__).with_suffix(".c")
 ROOT = SOURCE.parents[3]
 LIBRARY = "CTL_IO_FAULTS"  # the variable that names the built library, which is also preloaded
@@ -45,40 +47,10 @@ ERRORS = {
     "fsync": WRITING,
     **dict.fromkeys(("rename", "exchange", "unlink", "mkdir"), WRITING[:-1]),
 }
-EXPERIMENT = """\
-import numpy as np
-import tf_keras
-import ctl
-
-X = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
-
-
-class Trainer(ctl.StandardTrainer):
-    export_formats = ("saved_model", "keras")
-
-    def build_model(self):
-        layers = tf_keras.layers
-        return tf_keras.Sequential(
-            [layers.Dense(4, input_shape=(4,)), layers.Dropout(0.3), layers.Dense(3)])
-
-    def build_dataset(self, split, input_context):
-        return ctl.data.arrays({"x": X, "label": (X[:, 0] > 0).astype(np.int32)})
-
-    def per_example_loss(self, batch, outputs):
-        return tf_keras.losses.sparse_categorical_crossentropy(
-            batch["label"], outputs, from_logits=True)
-
-
-def get_config():
-    return ctl.config(
-        trainer="experiment.py:Trainer",
-        data=dict(global_batch_size=7),
-        optimizer=dict(name="adam", learning_rate=0.05),
-        train=dict(steps=8, steps_per_loop=2, checkpoint_interval=2, checkpoints_to_keep=2,
-                   export="best", best=dict(metric="eval/loss", mode="min")),
-        eval=dict(interval=4),
-    )
-"""
+# It is exported in two formats.
+EXPERIMENT = experiments.DROPOUT.replace(
+    "    def build_model", '    export_formats = ("saved_model", "keras")\n\n    def build_model'
+)
 
 
 def build(folder: pathlib.Path) -> pathlib.Path | None:
@@ -301,7 +273,13 @@ def find_announced(calls: Sequence[Call]) -> Iterator[tuple[str, list[str]]]:
 
 
 FOLDER = "run"  # in all runs the same, since messages and results contain it
-COMMAND = ("--config=experiment.py", f"--workdir={FOLDER}")
+KEYS = {
+    "train.steps": 8, "train.steps_per_loop": 2, "train.checkpoint_interval": 2,
+    "train.checkpoints_to_keep": 2, "train.export": "best", "train.best.metric": "eval/loss",
+    "train.best.mode": "min", "eval.interval": 4, "optimizer.learning_rate": 0.05,
+}  # fmt: skip
+FLAGS = ("--config=experiment.py", *(f"--config.{key}={value}" for key, value in KEYS.items()))
+COMMAND = (*FLAGS, f"--workdir={FOLDER}")
 
 
 def _read_crashed() -> Any:
