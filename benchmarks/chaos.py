@@ -68,9 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="ctl-chaos-") as folder:
         undisturbed, disturbed = pathlib.Path(folder) / "calm", pathlib.Path(folder) / "rough"
         start_seconds, seconds = run_undisturbed(flags, undisturbed)
-        print_progress(
-            f"Undisturbed: {seconds:.0f} s, {start_seconds:.1f} of them to the first checkpoint."
-        )
+        first = f"{start_seconds:.1f} of them to the first checkpoint"
+        print_progress(f"Undisturbed: {seconds:.0f} s, {first}.")
         kills = run_with_kills(flags, disturbed, start_seconds, seconds)
         weights = read_weights(disturbed)
         difference = largest_difference(read_weights(undisturbed), weights)
@@ -131,7 +130,7 @@ def run_undisturbed(flags: argparse.Namespace, workdir: pathlib.Path) -> tuple[f
     """Runs without kills; returns the seconds to the first new step, and to the end."""
     begin = time.monotonic()
     process = start_run(flags, workdir)
-    events = process_events(workdir)
+    events = ProcessEvents(workdir, eval_interval=KEYS["eval.interval"])
     while process.poll() is None and not events.made_progress():
         time.sleep(POLL_SECONDS)
     start_seconds = time.monotonic() - begin
@@ -156,7 +155,7 @@ def run_with_kills(
         is_last = len(kills) == flags.kills
         early = rng.random() < EARLY
         delay = rng.uniform(0, start_seconds if early else flags.window)
-        events = process_events(workdir)
+        events = ProcessEvents(workdir, eval_interval=KEYS["eval.interval"])
         begin, checkpoint = time.monotonic(), latest_checkpoint(workdir)
         process = start_run(flags, workdir)
         progress_time = wait_for_kill(process, events, delay, early=early and not is_last)
@@ -243,11 +242,6 @@ def check_stop(code: int, output: str, workdir: pathlib.Path, phase: str) -> Non
         stopped = json.loads((workdir / "result.json").read_text())["step"]
         checkpoint = latest_checkpoint(workdir)
         check(checkpoint == stopped, f"stopped at {stopped}, saved {checkpoint}")
-
-
-def process_events(workdir: pathlib.Path) -> ProcessEvents:
-    """Returns the events that the next process of the run will record."""
-    return ProcessEvents(workdir, eval_interval=KEYS["eval.interval"])
 
 
 def log_path(workdir: pathlib.Path) -> pathlib.Path:

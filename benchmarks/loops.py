@@ -48,15 +48,11 @@ def main(arguments: list[str] | None = None) -> None:
     subprocess.run([sys.executable, "-m", same.__spec__.name], check=True)
     # XLA is slow on a CPU.
     names = flags.variants or ON_CPU + (WITH_XLA if models.GPU or flags.all else [])
+    counts = {"processes": flags.processes, "windows": flags.windows, "seconds": flags.seconds}
     rows, too_much = [], []
     for model in flags.models:
-        rates, peaks = windows.measure(
-            {name: functools.partial(worker, name, model) for name in names},
-            title=model,
-            processes=flags.processes,
-            windows=flags.windows,
-            seconds=flags.seconds,
-        )
+        start = {name: functools.partial(worker, name, model) for name in names}
+        rates, peaks = windows.measure(start, title=model, **counts)
         reference = best_loop(rates)
         rows += report.make_rows(model, models.MODELS[model].batch, rates, DEFAULT)
         too_much += [

@@ -1,9 +1,11 @@
 """The memory of processes while they train, and how much it grows."""
 
+import contextlib
 import dataclasses
-import pathlib
 import statistics
 import time
+
+from benchmarks.windows import memory_mib
 
 SETTLING = 10.0  # seconds after the first new checkpoint during which a process may still grow
 
@@ -15,16 +17,16 @@ class Memory:
     Attributes:
         name: the process, such as "worker 1".
         checkpoint: the step of the latest checkpoint when the process was first seen.
-        samples: (time, bytes) since `SETTLING` seconds after the next checkpoint.
+        samples: (time, MiB) since `SETTLING` seconds after the next checkpoint.
         settling: the monotonic time in seconds at which the samples begin; None before that checkpoint.
     """
 
     name: str
     checkpoint: int
-    samples: list[tuple[float, int]] = dataclasses.field(default_factory=list)
+    samples: list[tuple[float, float]] = dataclasses.field(default_factory=list)
     settling: float | None = None
 
-    def add(self, now: float, size: int, checkpoint: int) -> None:
+    def add(self, now: float, size: float, checkpoint: int) -> None:
         """Adds a sample, unless the process may still be tracing its first steps."""
         if self.settling is None and checkpoint > self.checkpoint:
             self.settling = now + SETTLING
@@ -32,7 +34,7 @@ class Memory:
             self.samples.append((now, size))
 
     def median(self) -> float:
-        """Returns the median of the samples in bytes."""
+        """Returns the median of the samples in MiB."""
         return statistics.median(size for _, size in self.samples)
 
     def growth(self) -> float | None:
@@ -73,17 +75,7 @@ def sample(pids: dict[str, int], memories: dict[int, Memory], checkpoint: int) -
         checkpoint: the step of the latest checkpoint.
     """
     for name, pid in pids.items():
-        size = allocated(pid)
-        if size:
-            memories.setdefault(pid, Memory(name, checkpoint)).add(
-                time.monotonic(), size, checkpoint
-            )
-
-
-def allocated(pid: int) -> int:
-    """Returns the bytes that a process has allocated itself; 0 if it has ended."""
-    try:
-        lines = pathlib.Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return 0
-    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
+        with contextlib.suppress(OSError, TypeError):  # it has ended, or is ending
+            size = memory_mib("RssAnon", pid)
+            memories.setdefault(pid, Memory(name, checkpoint))
+            memories[pid].add(time.monotonic(), size, checkpoint)

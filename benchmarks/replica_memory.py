@@ -89,7 +89,7 @@ def work(mode: str, pack: float, width: int, depth: int, rows: int) -> dict[str,
     start = memory_mib("VmRSS")
     size = {"width": width, "depth": depth, "rows": 4 * rows}
     trainer = variants.Trainer(
-        models.Dense(batch=2 * rows, has_accuracy=False, use_bias=False, **size),
+        models.Dense(batch=2 * rows, has_accuracy=False, **size),
         strategy=strategy,
         optimizer=lambda: tf_keras.optimizers.Adam(1e-4),
         options=ctl.TrainerOptions(

@@ -49,7 +49,6 @@ KEYS = {
 }
 SAMPLE_SECONDS = 2.0
 MARK = "CTL_SOAK"  # an environment variable by which the processes are recognized
-_MIB = 2**20
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -130,9 +129,8 @@ def soak(
                 kills += 1
                 next_kill += flags.kill_every * rng.uniform(0.75, 1.25)
                 step = latest_checkpoint(workdir)
-                print_progress(
-                    f"{time.monotonic() - begin:.0f} s: killed {name} after step {step}."
-                )
+                seconds = time.monotonic() - begin
+                print_progress(f"{seconds:.0f} s: killed {name} after step {step}.")
         for process in (launcher, evaluator):
             if process:
                 process.send_signal(signal.SIGTERM)
@@ -203,7 +201,7 @@ def table(
         if memory.samples:
             growth = memory.growth()  # None with too few samples
             text = "" if growth is None else f"; grew by {growth:.2%}"
-            lines.append(f"| {memory.name} | {memory.median() / _MIB:.1f} MiB{text} |")
+            lines.append(f"| {memory.name} | {memory.median():.1f} MiB{text} |")
     return "\n".join(lines)
 
 

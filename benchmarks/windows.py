@@ -60,9 +60,9 @@ class Windows:
         self._end = self._start + float(request)
 
 
-def memory_mib(name: str) -> float:
-    """Returns a size of this process by its name in /proc: VmRSS now, or VmHWM, its peak."""
-    status = pathlib.Path("/proc/self/status").read_text()
+def memory_mib(name: str, pid: int | str = "self") -> float:
+    """Returns a size of a process by its name in /proc: VmRSS now, or VmHWM, its peak."""
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
     return int(re.search(rf"{name}:\s+(\d+) kB", status)[1]) / 1024
 
 

@@ -62,14 +62,12 @@ def check_equivalence(report: Report) -> None:
             with report.attempt(name):
                 strategy = devices.make_strategy(replicas)
                 trainer = _train(strategy, batch, steps, precision="float64")
-                difference = _largest_difference(trainer, reference)
-                report(name, largest_difference=difference, **_verdict(difference < 1e-10))
+                _report_difference(report, name, trainer, reference, 1e-10)
     with report.attempt("2 micro-batches"):
         options = {"cls": Plain, "precision": "float64"}
         trainer = _train(devices.make_strategy(2), 8, steps, micro_batches=2, **options)
         reference = _train(devices.make_strategy(1, kind="CPU"), 8, steps, **options)
-        difference = _largest_difference(trainer, reference)
-        report("2 micro-batches", largest_difference=difference, **_verdict(difference < 1e-10))
+        _report_difference(report, "2 micro-batches", trainer, reference, 1e-10)
 
 
 def check_overflow(report: Report) -> None:
@@ -135,12 +133,8 @@ def check_logical_shards(report: Report) -> None:
         with report.attempt(f"{replicas} {devices.KIND}"):
             strategy = devices.make_strategy(replicas)
             trainers[replicas] = _train(strategy, 8, steps, cls=Plain, logical_shards=4)
-            difference = _largest_difference(trainers[replicas], trainers[1])
-            report(
-                f"{replicas} {devices.KIND}, {steps} steps",
-                largest_difference=difference,
-                **_verdict(difference == 0.0),
-            )
+            name = f"{replicas} {devices.KIND}, {steps} steps"
+            _report_difference(report, name, trainers[replicas], trainers[1], 0.0)
 
 
 def _train(strategy, batch, steps, *, cls=Trainer, scale=None, **options) -> Trainer:
@@ -162,6 +156,13 @@ def _train(strategy, batch, steps, *, cls=Trainer, scale=None, **options) -> Tra
 
 def _variables(trainer: Trainer) -> list[tf.Variable]:
     return [*trainer.model.variables, *trainer.optimizer.variables]
+
+
+def _report_difference(
+    report: Report, name: str, trainer: Trainer, reference: Trainer, tolerance: float
+) -> None:
+    difference = _largest_difference(trainer, reference)
+    report(name, largest_difference=difference, **_verdict(difference <= tolerance))
 
 
 def _largest_difference(trainer: Trainer, reference: Trainer) -> float:

@@ -70,7 +70,5 @@ def _wait_for(checkpoint: pathlib.Path, run: subprocess.Popen) -> None:
     """Waits until a checkpoint, of which this is the prefix, is written."""
     while not checkpoint.with_name(f"{checkpoint.name}.index").exists():
         if run.poll() is not None:
-            raise RuntimeError(
-                f"the run ended with exit code {run.returncode} before it was killed"
-            )
+            raise RuntimeError(f"a run ended with exit code {run.returncode} before it was killed")
         time.sleep(_POLL_SECONDS)

@@ -97,6 +97,5 @@ def _run_script(report: Report, python: str, script: str, modules: str) -> None:
     for line in process.stdout:
         report(**json.loads(line))
     if process.wait():
-        report(
-            module, error=f"exit code {process.returncode} after {time.monotonic() - start:.0f} s"
-        )
+        seconds = time.monotonic() - start
+        report(module, error=f"exit code {process.returncode} after {seconds:.0f} s")

@@ -16,6 +16,8 @@ reducing do not overlap.
 from collections.abc import Sequence
 import dataclasses
 
+import numpy as np
+
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
@@ -90,15 +92,13 @@ def fit(points: Sequence[Measurement]) -> CostModel:
     Raises:
         ValueError: the measurements do not determine both parameters.
     """
-    first, second = points
-    a, b = (_transfer_seconds(p.workers, p.gradient_bytes, p.mbits) for p in points)
-    # Cramer's rule for two equations, overhead x a + latency x rounds = reducing.
-    determinant = a * rounds(second.workers) - b * rounds(first.workers)
-    if determinant == 0:
+    # overhead x seconds of transfer + latency x rounds = reducing
+    terms = [
+        (_transfer_seconds(p.workers, p.gradient_bytes, p.mbits), rounds(p.workers)) for p in points
+    ]
+    if np.linalg.matrix_rank(terms) < 2:
         raise ValueError("The chunks of the two measurements take the same time.")
-    overhead = first.reducing * rounds(second.workers) - second.reducing * rounds(first.workers)
-    latency = a * second.reducing - b * first.reducing
-    return CostModel(overhead / determinant, latency / determinant)
+    return CostModel(*map(float, np.linalg.solve(terms, [p.reducing for p in points])))
 
 
 def _transfer_seconds(workers: int, gradient_bytes: float, mbits: float) -> float:

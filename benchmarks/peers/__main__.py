@@ -132,12 +132,8 @@ def check(workload: str, folder: str, pythons: dict[str, str]) -> tuple[list[str
     agreed, failures, expected = [], [], np.zeros(0)
     for name, python in sorted(pythons.items(), key=lambda item: item[0] != REFERENCE):
         windows.print_progress(f"{workload}: losses of {name}")
-        done = subprocess.run(
-            command(name, workload, folder, python, check=True),
-            stdout=subprocess.PIPE,
-            cwd=environments.ROOT,
-            env=environments.variables(),
-        )
+        program = command(name, workload, folder, python, check=True)
+        done = subprocess.run(program, stdout=subprocess.PIPE, **environments.place())
         if done.returncode:
             if name == REFERENCE:
                 raise SystemExit(f"ctl failed on {workload}; its output is above.")
@@ -169,8 +165,7 @@ def measure(
         name: functools.partial(
             windows.worker,
             command(name, workload, folder, python, check=False),
-            cwd=environments.ROOT,
-            env=environments.variables(),
+            **environments.place(),
         )
         for name, python in pythons.items()
     }

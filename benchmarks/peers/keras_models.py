@@ -70,20 +70,12 @@ def optimizer(keras, task):
 
 def mnist(keras, task):
     layers = keras.layers
-    return keras.Sequential(
-        [
-            layers.Input((28, 28)),
-            layers.Reshape((28, 28, 1)),
-            layers.Conv2D(32, 3, activation="relu", name="conv1"),
-            layers.MaxPooling2D(),
-            layers.Conv2D(64, 3, activation="relu", name="conv2"),
-            layers.MaxPooling2D(),
-            layers.Flatten(),
-            layers.Dense(128, activation="relu", name="dense1"),
-            layers.Dropout(task.dropout),
-            layers.Dense(10, name="dense2"),
-        ]
-    )
+    stack = [layers.Input((28, 28)), layers.Reshape((28, 28, 1))]
+    for name, filters in (("conv1", 32), ("conv2", 64)):
+        convolution = layers.Conv2D(filters, 3, activation="relu", name=name)
+        stack += [convolution, layers.MaxPooling2D()]
+    stack += [layers.Flatten(), layers.Dense(128, activation="relu", name="dense1")]
+    return keras.Sequential([*stack, layers.Dropout(task.dropout), layers.Dense(10, name="dense2")])
 
 
 def char_lm(keras, task):

@@ -5,7 +5,6 @@ source or its documentation does, which is named next to it.
 """
 
 import json
-import subprocess
 import sys
 
 import pytest
@@ -124,11 +123,10 @@ def test_platform_starts_a_run_with_the_bits_of_one_process(platform, folder):
     workdir = folder / platform
     flags = [f"--config={folder / 'experiment.py'}", f"--workdir={workdir}"]
     command = [sys.executable, "-m", "ctl.main", *flags]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     try:
         with Hosts(2, hostnames=places[0][0]) as hosts:
             workers = [
-                hosts.popen(i, command, env=inherited | place[1], cwd=folder, **pipes)
+                hosts.popen(i, command, env=inherited | place[1], cwd=folder, **child.PIPES)
                 for i, place in enumerate(places)
             ]
             outputs = [worker.communicate(timeout=300) for worker in workers]

@@ -10,8 +10,9 @@ from ctl import main, testing
 from tests.support import child, one_batch
 from tests.support.experiments import read_result
 
-IMAGES = np.random.default_rng(0).integers(256, size=(23, 28, 28)).astype(np.uint8)
-LABELS = np.arange(23, dtype=np.int32) % 10
+DRAW = np.random.default_rng(0)
+IMAGES = DRAW.integers(256, size=(23, 28, 28)).astype(np.uint8)
+LABELS = DRAW.integers(10, size=23).astype(np.int32)
 
 
 def small(cls, **features):
