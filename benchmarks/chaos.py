@@ -19,13 +19,16 @@ fails if
 """
 
 import argparse
+import collections
 from collections.abc import Sequence
+import dataclasses
 import itertools
 import json
 import os
 import pathlib
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -37,7 +40,6 @@ import numpy as np
 
 from benchmarks import counting
 from benchmarks import flags as command_line
-from benchmarks.chaos_report import Kill, table
 from benchmarks.windows import print_progress
 from benchmarks.workdir_state import (
     ProcessEvents,
@@ -62,28 +64,31 @@ EARLY = 0.3
 POLL_SECONDS = 0.01  # also the precision of the measured times
 
 
+@dataclasses.dataclass
+class Kill:
+    """One kill that counted.
+
+    Attributes:
+        phase: what the process was doing: start, step, save or eval.
+        after: seconds since the process was started.
+        checkpoint: the step of the latest complete checkpoint afterwards.
+        time: when the process was killed, by the monotonic clock.
+        code: the exit code.
+        ending: seconds from the signal to the end of the process.
+        recovery: seconds until the next process reported a new step; None if it was killed before.
+    """
+
+    phase: str
+    after: float
+    checkpoint: int
+    time: float
+    code: int
+    ending: float
+    recovery: float | None = None
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs undisturbed, then with kills; prints a table; fails if the results differ."""
-    flags = parse(arguments)
-    with tempfile.TemporaryDirectory(prefix="ctl-chaos-") as folder:
-        undisturbed, disturbed = pathlib.Path(folder) / "calm", pathlib.Path(folder) / "rough"
-        start_seconds, seconds = run_undisturbed(flags, undisturbed)
-        first = f"{start_seconds:.1f} of them to the first checkpoint"
-        print_progress(f"Undisturbed: {seconds:.0f} s, {first}.")
-        kills = run_with_kills(flags, disturbed, start_seconds, seconds)
-        weights = read_weights(disturbed)
-        difference = largest_difference(read_weights(undisturbed), weights)
-        lines = check_metrics(read_metrics(undisturbed), read_metrics(disturbed))
-        examples = "not counted by this experiment"
-        if flags.config == COUNTING:
-            examples = count_examples(weights, flags.steps)
-        print(table(kills, difference, examples, lines, flags), flush=True)
-        if difference != 0.0:
-            raise SystemExit("The disturbed run has another result.")
-
-
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parses the command line."""
     flags = command_line.parse(
         __doc__,
         arguments,
@@ -100,7 +105,21 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     flags.options = [f"--config.{option}" for option in flags.options if option]
     flags.steps = flags.steps or 3000 + 400 * flags.kills
-    return flags
+    with tempfile.TemporaryDirectory(prefix="ctl-chaos-") as folder:
+        undisturbed, disturbed = pathlib.Path(folder) / "calm", pathlib.Path(folder) / "rough"
+        start_seconds, seconds = run_undisturbed(flags, undisturbed)
+        first = f"{start_seconds:.1f} of them to the first checkpoint"
+        print_progress(f"Undisturbed: {seconds:.0f} s, {first}.")
+        kills = run_with_kills(flags, disturbed, start_seconds, seconds)
+        weights = read_weights(disturbed)
+        difference = largest_difference(read_weights(undisturbed), weights)
+        lines = check_metrics(read_metrics(undisturbed), read_metrics(disturbed))
+        examples = "not counted by this experiment"
+        if flags.config == COUNTING:
+            examples = count_examples(weights, flags.steps)
+        print(table(kills, difference, examples, lines, flags), flush=True)
+        if difference != 0.0:
+            raise SystemExit("The disturbed run has another result.")
 
 
 def start_run(flags: argparse.Namespace, workdir: pathlib.Path) -> subprocess.Popen:
@@ -247,6 +266,45 @@ def check_stop(code: int, output: str, workdir: pathlib.Path, phase: str) -> Non
 def log_path(workdir: pathlib.Path) -> pathlib.Path:
     """Returns the path of the output of the run's last process."""
     return workdir.with_suffix(".log")
+
+
+def table(
+    kills: list[Kill], difference: float, examples: str, lines_count: int, flags: argparse.Namespace
+) -> str:
+    """Formats the result as a markdown table.
+
+    Args:
+        kills: the kills that counted.
+        difference: the largest difference of any variable from the undisturbed run.
+        examples: how many examples the run used.
+        lines_count: the number of lines of metrics.jsonl, the same in both runs.
+        flags: the command line of benchmarks.chaos.
+    """
+    setup = f"{flags.workers} workers" if flags.workers > 1 else flags.strategy
+    phases = collections.Counter(kill.phase for kill in kills)
+    phase_counts = ", ".join(f"{phases[name]} {name}" for name in ("start", "step", "save", "eval"))
+    recoveries = [kill.recovery for kill in kills if kill.recovery is not None]
+    lines = [
+        f"| {flags.signal} on {setup}, seed {flags.seed}, {flags.steps} steps | |",
+        "|---|---:|",
+        f"| kills | {len(kills)} |",
+        f"| phases | {phase_counts} |",
+        f"| seconds to the first new step, of {len(recoveries)} | {median_and_max(recoveries)} |",
+        "| unreadable checkpoints | 0 |",
+        f"| epochs x examples, each consumed once | {examples} |",
+        f"| lines of metrics.jsonl, the same in both runs | {lines_count} |",
+        f"| largest difference of all weights, slots and counters | {difference:g} |",
+    ]
+    if flags.signal == "SIGTERM":
+        seconds = [kill.ending for kill in kills if kill.code == 75]
+        lines.append(f"| seconds to exit code 75, of {len(seconds)} | {median_and_max(seconds)} |")
+    return "\n".join(lines)
+
+
+def median_and_max(seconds: list[float]) -> str:
+    if not seconds:
+        return "none"
+    return f"{statistics.median(seconds):.1f}, at most {max(seconds):.1f}"
 
 
 def largest_difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:

@@ -10,7 +10,6 @@ step on twice as many replicas has twice as much to compute. `exponent` is the s
 line through the logarithms of sizes and times: 1 is linear growth.
 """
 
-from collections.abc import Sequence
 import json
 import os
 import pathlib
@@ -47,9 +46,8 @@ def main(arguments: list[str] | None = None) -> None:
             for program, size in random.Random(number).sample([*points], len(points)):
                 points[program, size].append(measure(part, program, size))
         tables[part] = table(part, sizes, points)
-        exponents = (
-            exponent(sizes, values) for values in list(zip(*tables[part].rows, strict=True))[1:]
-        )
+        values = np.log([row[1:] for row in tables[part].rows])
+        exponents = np.polyfit(np.log(sizes), values, 1)[0]  # p of the fit values = c sizes^p
         print(f"\n{results.format_table(vars(tables[part]))}")
         print(f"| exponent | {' | '.join(f'{each:.2f}' for each in exponents)} |", flush=True)
     if flags.result:
@@ -79,11 +77,6 @@ def table(part: str, sizes: list[int], points: dict) -> results.Table:
         for size in sizes
     ]
     return results.Table([(UNITS[part], 0), *names], rows)
-
-
-def exponent(sizes: Sequence[int], values: Sequence[float]) -> float:
-    """Returns p of the least-squares fit values = c sizes^p."""
-    return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
 
 
 if __name__ == "__main__":

@@ -100,14 +100,10 @@ def best_loop(rates: dict[str, list[list[float]]]) -> str:
     return max(variants.REFERENCES, key=lambda name: np.median(rates.get(name, 0.0)))
 
 
-def work(name: str, model: str) -> None:
-    """Trains a variant in the windows that another process requests."""
-    tf.get_logger().setLevel("ERROR")
-    windows.serve(lambda tick: variants.run(name, models.MODELS[model], tick))
-
-
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--worker"]:
-        work(*sys.argv[2:])
+        tf.get_logger().setLevel("ERROR")
+        variant, trained = sys.argv[2:]
+        windows.serve(lambda tick: variants.run(variant, models.MODELS[trained], tick))
     else:
         main()

@@ -66,7 +66,11 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
             for again in recompute
         ]
         rows += measure(settings, rounds=flags.rounds)
-    print(results.format_table(vars(table(rows))))
+    digits = {"peak_mib": 0, "estimate_mib": 0, "seconds": 2, "time_ratio": 2}
+    titles = [(name, None) for name in ("model", "batch", "micro_batches", "recompute")]
+    titles += digits.items()
+    cells = [[row[n] if n in digits else str(row[n]) for n, _ in titles] for row in rows]
+    print(results.format_table({"columns": titles, "rows": cells}))
     return rows
 
 
@@ -102,16 +106,6 @@ def measure(settings: list[Setting], *, rounds: int) -> list[dict[str, Any]]:
         ratios = [a / b for a, b in zip(each[timed], times[0][timed], strict=True)]
         row["time_ratio"] = statistics.median(ratios)
     return rows
-
-
-def table(rows: list[dict[str, Any]]) -> results.Table:
-    """Returns the table of the rows of `measure`."""
-    digits = {"peak_mib": 0, "estimate_mib": 0, "seconds": 2, "time_ratio": 2}
-    names = ("model", "batch", "micro_batches", "recompute", *digits)
-    cells = [
-        [str(row[name]) if name not in digits else row[name] for name in names] for row in rows
-    ]
-    return results.Table([(name, digits.get(name)) for name in names], cells)
 
 
 def _work(setting: Setting) -> None:

@@ -108,16 +108,16 @@ def result_tables(
         reference: the variant that the pages call ctl.
         labels: variant -> its name on the pages, in the order of the rows.
     """
-    models = list(dict.fromkeys(f"{row.model}, batch {row.batch}" for row in rows))
     cells = {(row.variant, f"{row.model}, batch {row.batch}"): row for row in rows}
+    models = list(dict.fromkeys(model for _, model in cells))
 
     def table(title: str, digits: int, value: Callable[[Row], Any], names: Iterable[str]) -> Table:
-        lines = [[cells.get((name, model)) for model in models] for name in names]
+        lines = {name: [cells.get((name, model)) for model in models] for name in names}
         return Table(
             [(title, None), *((model, digits) for model in models)],
             [
-                [labels[name], *(row and value(row) for row in line)]
-                for name, line in zip(names, lines, strict=True)
+                [labels[n], *(r and value(r) for r in line)]
+                for n, line in lines.items()
                 if any(line)
             ],
         )

@@ -25,18 +25,6 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     flags = command_line.parse(
         __doc__, arguments, replicas=4, width=1024, batch=64, optimizer="Adam", steps=10, rounds=7
     )
-    row = measure(flags)
-    print(
-        f"{flags.optimizer}, {flags.replicas} replicas: slots {row['slots_mib'][1]:.2f} of "
-        f"{row['slots_mib'][0]:.2f} MiB per replica (share {row['share']:.4f}), CPU time of a step "
-        f"{row['seconds'][1] * 1e3:.1f} of {row['seconds'][0] * 1e3:.1f} ms (ratio {row['ratio']:.2f}, "
-        f"rounds {min(row['ratios']):.2f} to {max(row['ratios']):.2f}), same bits: {row['same_bits']}"
-    )
-    return row
-
-
-def measure(flags: argparse.Namespace) -> dict[str, Any]:
-    """Trains both trainers alternately; returns slots_mib, share, seconds, ratios and same_bits."""
     import tensorflow as tf
 
     from ctl import testing
@@ -52,14 +40,15 @@ def measure(flags: argparse.Namespace) -> dict[str, Any]:
     ratios = [b / a for a, b in zip(*times, strict=True)][1:]  # the first round traces
     slots = [_slot_bytes(trainer) for trainer in trainers]
     weights = [[w.tobytes() for w in trainer.model.get_weights()] for trainer in trainers]
-    return {
-        "slots_mib": [size / _MIB for size in slots],
-        "share": slots[1] / slots[0],
-        "seconds": [statistics.median(each[1:]) for each in times],
-        "ratios": ratios,
-        "ratio": statistics.median(ratios),
-        "same_bits": weights[0] == weights[1],
-    }
+    seconds = [1e3 * statistics.median(each[1:]) for each in times]
+    share, ratio, same = slots[1] / slots[0], statistics.median(ratios), weights[0] == weights[1]
+    print(
+        f"{flags.optimizer}, {flags.replicas} replicas: slots {slots[1] / _MIB:.2f} of "
+        f"{slots[0] / _MIB:.2f} MiB per replica (share {share:.4f}), CPU time of a step "
+        f"{seconds[1]:.1f} of {seconds[0]:.1f} ms (ratio {ratio:.2f}, "
+        f"rounds {min(ratios):.2f} to {max(ratios):.2f}), same bits: {same}"
+    )
+    return {"share": share, "ratios": ratios, "ratio": ratio, "same_bits": same}
 
 
 def _slot_bytes(trainer: Any) -> int:

@@ -21,10 +21,12 @@ The memory of a process is its anonymous memory (RssAnon of Linux), without the 
 import argparse
 from collections.abc import Sequence
 import contextlib
+import dataclasses
 import os
 import pathlib
 import random
 import signal
+import statistics
 import subprocess
 import tempfile
 import time
@@ -35,8 +37,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 from benchmarks import chaos, counting
 from benchmarks import flags as command_line
 from benchmarks.chaos import check
-from benchmarks.process_memory import Memory, growth_between_starts, sample
-from benchmarks.windows import print_progress
+from benchmarks.windows import memory_mib, print_progress
 from benchmarks.workdir_state import latest_checkpoint, read_events, read_weights
 from tests.support.faults import signals
 
@@ -48,12 +49,52 @@ KEYS = {
     "model.pause": 0.25,
 }
 SAMPLE_SECONDS = 2.0
+SETTLING = 10.0  # seconds after the first new checkpoint during which a process may still grow
 MARK = "CTL_SOAK"  # an environment variable by which the processes are recognized
+
+
+@dataclasses.dataclass
+class Memory:
+    """The memory of one process.
+
+    Attributes:
+        name: the process, such as "worker 1".
+        checkpoint: the step of the latest checkpoint when the process was first seen.
+        samples: (time, MiB) since `SETTLING` seconds after the next checkpoint.
+        settling: the monotonic time in seconds at which the samples begin; None before that checkpoint.
+    """
+
+    name: str
+    checkpoint: int
+    samples: list[tuple[float, float]] = dataclasses.field(default_factory=list)
+    settling: float | None = None
+
+    def add(self, now: float, size: float, checkpoint: int) -> None:
+        """Adds a sample, unless the process may still be tracing its first steps."""
+        if self.settling is None and checkpoint > self.checkpoint:
+            self.settling = now + SETTLING
+        if self.settling is not None and now >= self.settling:
+            self.samples.append((now, size))
+
+    def median(self) -> float:
+        """Returns the median of the samples in MiB."""
+        return statistics.median(size for _, size in self.samples)
+
+    def growth(self) -> float | None:
+        """Returns the relative growth from the first to the last fifth of the samples.
+
+        The medians of both are compared; 0.01 is a growth of 1 %. None with fewer than ten samples.
+        """
+        sizes = [size for _, size in self.samples]
+        part = len(sizes) // 5
+        return None if part < 2 else _growth(sizes, part)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Trains and kills processes, checks the results and prints a table."""
-    flags = parse(arguments)
+    flags = command_line.parse(
+        __doc__, arguments, minutes=60.0, kill_every=120.0, workers=2, seed=0, limit=2.0
+    )
     with tempfile.TemporaryDirectory(prefix="ctl-soak-") as name:
         folder = pathlib.Path(name)
         workdir, temporary = folder / "soak", folder / "temporary"
@@ -69,17 +110,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         examples = chaos.count_examples(weights, steps)
         print(table(flags, memories, kills, resumed, steps), flush=True)
         print(f"| epochs x examples, each consumed once | {examples} |")
-        check_memory(flags, memories)
+        check_memory(flags.limit / 100, memories)
         difference = compare_undisturbed(flags, folder, steps, weights)
         print(f"| largest difference of all weights, slots and counters | {difference:g} |")
         check(difference == 0.0, "the disturbed run has another result")
-
-
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parses the command line."""
-    return command_line.parse(
-        __doc__, arguments, minutes=60.0, kill_every=120.0, workers=2, seed=0, limit=2.0
-    )
 
 
 def command(flags: argparse.Namespace, workdir: pathlib.Path, keys: dict) -> list[str]:
@@ -181,9 +215,42 @@ def check_events(events: list[dict]) -> int:
     return names.count("resume")
 
 
-def check_memory(flags: argparse.Namespace, memories: list[Memory]) -> None:
+def growth_between_starts(memories: list[Memory]) -> dict[str, float]:
+    """Returns the relative growth of each task from its first to its last starts.
+
+    The medians of the first and of the last third of the starts are compared. Tasks that were started
+    only once are not in the result.
+    """
+    growth = {}
+    for name in dict.fromkeys(memory.name for memory in memories):
+        medians = [m.median() for m in memories if m.name == name and m.samples]
+        if len(medians) > 1:
+            growth[name] = _growth(medians, max(1, len(medians) // 3))
+    return growth
+
+
+def _growth(sizes: list[float], part: int) -> float:
+    """The relative growth from the median of the first part of some sizes to that of the last one."""
+    return statistics.median(sizes[-part:]) / statistics.median(sizes[:part]) - 1
+
+
+def sample(pids: dict[str, int], memories: dict[int, Memory], checkpoint: int) -> None:
+    """Adds one sample of each process.
+
+    Args:
+        pids: name -> pid of each process.
+        memories: pid -> memory; new processes are added.
+        checkpoint: the step of the latest checkpoint.
+    """
+    for name, pid in pids.items():
+        with contextlib.suppress(OSError, TypeError):  # it has ended, or is ending
+            size = memory_mib("RssAnon", pid)
+            memories.setdefault(pid, Memory(name, checkpoint))
+            memories[pid].add(time.monotonic(), size, checkpoint)
+
+
+def check_memory(limit: float, memories: list[Memory]) -> None:
     """Checks the growth of each process, and of each worker from its first to its last start."""
-    limit = flags.limit / 100
     for memory in memories:
         growth = memory.growth() or 0.0  # None with too few samples
         check(growth <= limit, f"{memory.name} grew by {growth:.1%}")

@@ -50,8 +50,7 @@ def ctl_update() -> float:
         global_batch_size=3,
         strategy=make_strategy(),
     )
-    data = make_dataset(3).map(lambda x, y: {"x": x, "y": y})
-    step(next(iter(step.strategy.experimental_distribute_dataset(data))))
+    step(next(iter(step.strategy.experimental_distribute_dataset(named_dataset()))))
     return weight_change(step.model)
 
 
@@ -105,21 +104,14 @@ def orbit_example_update() -> float:
     with strategy.scope():
         model = make_model(tf_keras)
         trainer = single_task_trainer.SingleTaskTrainer(
-            train_dataset=strategy.experimental_distribute_dataset(
-                make_dataset(3).map(lambda x, y: {"x": x, "y": y})
-            ),
+            train_dataset=strategy.experimental_distribute_dataset(named_dataset()),
             label_key="y",
             model=tf_keras.Model({"x": model.input}, model.output),
             loss_fn=squared_error,
             optimizer=tf_keras.optimizers.SGD(1.0),
         )
-    controller = orbit.Controller(
-        strategy=strategy,
-        trainer=trainer,
-        global_step=trainer.optimizer.iterations,
-        steps_per_loop=1,
-    )
-    controller.train(steps=1)
+    options = {"global_step": trainer.optimizer.iterations, "steps_per_loop": 1}
+    orbit.Controller(strategy=strategy, trainer=trainer, **options).train(steps=1)
     return weight_change(model)
 
 
@@ -169,6 +161,11 @@ def make_strategy() -> tf.distribute.MirroredStrategy:
 def make_dataset(batch_size: int) -> tf.data.Dataset:
     """Returns the three examples, in order, as one batch; partial if `batch_size` is 4."""
     return tf.data.Dataset.from_tensor_slices((X, Y)).batch(batch_size)
+
+
+def named_dataset() -> tf.data.Dataset:
+    """Returns the same batch as a dict."""
+    return make_dataset(3).map(lambda x, y: {"x": x, "y": y})
 
 
 def make_model(keras_module):

@@ -43,14 +43,12 @@ def run(name: str, model: Model, tick: Tick) -> None:
         run_ctl(name.removeprefix(CTL), model, tick)
         return
     set_precision(tf_keras, model)
-    if name == OWN_LOOP:
-        run_own_loop(model, tick)
-    elif name in FITS:
+    if name in FITS:
         run_fit(model, tick, keras_3=name.startswith("Keras 3"), best=name.endswith("options"))
-    elif name == TUTORIAL:
-        run_tutorial(model, tick)
-    else:
+    elif name in REFERENCES:
         run_loop(model, tick, jit=name == LOOP_XLA)
+    else:
+        {OWN_LOOP: run_own_loop, TUTORIAL: run_tutorial}[name](model, tick)
 
 
 def import_keras(keras_3: bool):

@@ -33,7 +33,17 @@ STDERR_LINES = 5  # of a process that fails, in the line with its error
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the parts; returns the exit code."""
-    flags = parse(arguments)
+    flags = command_line.parse(
+        __doc__,
+        arguments,
+        choices={"parts": PARTS},
+        parts=list(PARTS),
+        out=pathlib.Path,
+        seconds=TOTAL_SECONDS,
+        small=False,
+        jax_python=sys.executable,
+        torch_python=sys.executable,
+    )
     start, failures = time.monotonic(), 0
     with open(flags.out, "a") if flags.out else open(os.dup(sys.stdout.fileno()), "w") as file:
         for name in flags.parts:
@@ -49,28 +59,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if failures else 0
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parses the command line."""
-    return command_line.parse(
-        __doc__,
-        arguments,
-        choices={"parts": PARTS},
-        parts=list(PARTS),
-        out=pathlib.Path,
-        seconds=TOTAL_SECONDS,
-        small=False,
-        jax_python=sys.executable,
-        torch_python=sys.executable,
-    )
-
-
 def run_part(name: str, seconds: float, flags: argparse.Namespace):
     """Runs a part in its own process; yields its results, and at the end what went wrong."""
     if seconds < 1:
         yield {"error": "skipped, because the time of the run is over"}
         return
     start = time.monotonic()
-    command = [sys.executable, "-m", "benchmarks.gpu.part", name]
+    command = [sys.executable, "-m", "benchmarks.gpu.parts", name]
     command += [f"--jax_python={flags.jax_python}", f"--torch_python={flags.torch_python}"]
     command += ["--small"] if flags.small else []
     with tempfile.TemporaryFile("w+") as stderr:

@@ -18,12 +18,6 @@ class Trainer(ctl.StandardTrainer):
     """A small network with convolutions, synchronized batch normalization and dropout."""
 
     normalized = True
-    bad_replica: int | None = None  # its losses are infinite at step 2
-
-    def __init__(self, **arguments):
-        super().__init__(**arguments)
-        if self.bad_replica is not None:
-            testing.plant(self, np.inf, replica=self.bad_replica, step=2)
 
     def build_model(self):
         norm = [ctl.SyncBatchNormalization()] if self.normalized else []
@@ -77,10 +71,9 @@ def check_overflow(report: Report) -> None:
         for bad in sorted({0, replicas - 1}):
             name = f"{replicas} {devices.KIND}, replica {bad} overflows"
             with report.attempt(name):
-                cls = type("Overflowing", (Trainer,), {"bad_replica": bad})
                 strategy = devices.make_strategy(replicas)
                 # A scale that fits from the first step on, so that only the planted step overflows.
-                trainer = _train(strategy, 8, 5, cls=cls, precision="float16", scale=64.0)
+                trainer = _train(strategy, 8, 5, bad=bad, precision="float16", scale=64.0)
                 skipped = int(trainer.skipped_steps.numpy())
                 scale = float(trainer.optimizer.loss_scale)
                 same = _copies_are_equal(trainer)
@@ -137,7 +130,9 @@ def check_logical_shards(report: Report) -> None:
             _report_difference(report, name, trainers[replicas], trainers[1], 0.0)
 
 
-def _train(strategy, batch, steps, *, cls=Trainer, scale=None, **options) -> Trainer:
+def _train(strategy, batch, steps, *, cls=Trainer, scale=None, bad=None, **options) -> Trainer:
+    """Trains; the losses of the replica `bad` are infinite at step 2."""
+
     def make_optimizer():
         adam = tf_keras.optimizers.Adam(1e-2)
         if scale is None:
@@ -150,6 +145,8 @@ def _train(strategy, batch, steps, *, cls=Trainer, scale=None, **options) -> Tra
         optimizer=make_optimizer,
         options=ctl.TrainerOptions(**options),
     )
+    if bad is not None:
+        testing.plant(trainer, np.inf, replica=bad, step=2)
     trainer.train(tf.constant(steps))
     return trainer
 

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 
+import numpy as np
+
 from benchmarks.network.cost_model import CostModel, Measurement
 from benchmarks.network.namespaces import Hosts
 
@@ -49,14 +51,12 @@ def measure(
         )
         gradient_bytes = 4 * _answers(processes)[0]["parameters"]  # float32
         cluster = _Cluster(hosts, processes, gradient_bytes)
-        rounds = [[cluster.window(rate) for rate in rates] for _ in range(windows)]
+        rounds = np.array([[cluster.window(rate) for rate in rates] for _ in range(windows)])
+    medians = np.median(rounds, axis=0).tolist()
     return [
-        Measurement(
-            model, gradient_bytes, workers, rate,
-            *(statistics.median(values) for values in zip(*at_rate, strict=True)),
-        )
-        for rate, at_rate in zip(rates, zip(*rounds, strict=True), strict=True)
-    ]  # fmt: skip
+        Measurement(model, gradient_bytes, workers, rate, *values)
+        for rate, values in zip(rates, medians, strict=True)
+    ]
 
 
 class _Cluster:

@@ -70,7 +70,20 @@ _DEFAULT = [name for name in FRAMEWORKS if name not in ("ctl_xla", "tensorflow_x
 
 def main(arguments: list[str] | None = None) -> None:
     """Checks and measures the programs; prints the table and writes the requested files."""
-    flags = parse(arguments)
+    flags = command_line.parse(
+        __doc__,
+        arguments,
+        choices={"workloads": workloads.WORKLOADS, "frameworks": FRAMEWORKS},
+        cache=pathlib.Path,
+        workloads=list(workloads.WORKLOADS),
+        frameworks=_DEFAULT,
+        rounds=3,
+        windows=5,
+        seconds=1.0,
+        result=pathlib.Path,
+    )
+    if not flags.cache or REFERENCE not in flags.frameworks:
+        raise SystemExit(f"--cache is required, and {REFERENCE!r} among the --frameworks")
     pythons = {
         name: environments.python(flags.cache, FRAMEWORKS[name].environment)
         for name in flags.frameworks
@@ -91,25 +104,6 @@ def main(arguments: list[str] | None = None) -> None:
         flags.result,
         versions=versions(pythons),
     )
-
-
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Parses the command line."""
-    flags = command_line.parse(
-        __doc__,
-        arguments,
-        choices={"workloads": workloads.WORKLOADS, "frameworks": FRAMEWORKS},
-        cache=pathlib.Path,
-        workloads=list(workloads.WORKLOADS),
-        frameworks=_DEFAULT,
-        rounds=3,
-        windows=5,
-        seconds=1.0,
-        result=pathlib.Path,
-    )
-    if not flags.cache or REFERENCE not in flags.frameworks:
-        raise SystemExit(f"--cache is required, and {REFERENCE!r} among the --frameworks")
-    return flags
 
 
 def command(framework: str, workload: str, folder: str, python: str, *, check: bool) -> list[str]:

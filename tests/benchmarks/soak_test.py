@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks import soak
-from benchmarks.process_memory import Memory, growth_between_starts
+from benchmarks.soak import Memory, growth_between_starts
 
 
 def process(name, sizes):
@@ -31,12 +31,12 @@ def test_growth_of_the_last_fifth_of_many_samples_has_a_limit():
     assert grown[0].growth() == pytest.approx(0.03)
     restarted = [process("worker 1", [100] * 20), process("worker 1", [103] * 20)]
     for memories in (grown, restarted):
-        soak.check_memory(soak.parse(["--limit=4"]), memories)
+        soak.check_memory(0.04, memories)
         with pytest.raises(SystemExit, match="grew by"):
-            soak.check_memory(soak.parse(["--limit=2"]), memories)
+            soak.check_memory(0.02, memories)
     few = process("launcher", [100] * 9)
     assert few.growth() is None
-    soak.check_memory(soak.parse(["--limit=2"]), [few])
+    soak.check_memory(0.02, [few])
 
 
 def events(text):

@@ -41,16 +41,12 @@ def test_paths_of_the_repository_exist(page):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_names_of_tests_exist(page):
+def test_names_of_tests_exist_in_the_files_that_are_named_with_them(page):
     # The examples define tests of their own, and names such as test_images.
     text = re.sub(r"^```python\n.*?^```", "", TEXTS[page], flags=re.MULTILINE | re.DOTALL)
     named = set(re.findall(r"(?<!def )\b(test_\w+)(?!\w*\.py)", text))
     defined = set(re.findall(r"def (test_\w+)", TEXTS[page]))
     assert named - defined - TESTS == set()
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_tests_are_in_the_files_that_are_named_with_them(page):
     for path, name in re.findall(r"(tests/[\w/]+_test\.py)::(test_\w+)", TEXTS[page]):
         assert re.search(rf"def {name}\b", (child.ROOT / path).read_text()), (path, name)
 
