@@ -115,17 +115,16 @@ def mounts(name):
 
 
 def environment(name):
-    variables = container(name)["env"]
-    assert len({v["name"] for v in variables}) == len(variables)
-    values = {}
+    variables, values = container(name)["env"], {}
     for variable in variables:
+        value = variable.get("value")
         if "valueFrom" in variable:
             reference = variable["valueFrom"]["configMapKeyRef"]
             config = document(name, "ConfigMap")
             assert reference["name"] == config["metadata"]["name"]
-            values[variable["name"]] = config["data"][reference["key"]]
-        else:
-            values[variable["name"]] = variable["value"]
+            value = config["data"][reference["key"]]
+        values[variable["name"]] = value
+    assert len(values) == len(variables)
     return values
 
 

@@ -222,15 +222,12 @@ def test_loop_of_pytorch_after_the_diff_trains_as_one_device(position):
 
     def train(replicas):
         strategy = eval(on_replicas("tf.distribute.MirroredStrategy()", replicas))
+        layers, entropy = tf_keras.layers, tf.nn.sparse_softmax_cross_entropy_with_logits
         names = {
             "ctl": ctl, "tf": tf, "strategy": strategy, "source": source, "steps": 10,
-            "make_model": lambda: tf_keras.Sequential(
-                [tf_keras.layers.Dropout(0.2), tf_keras.layers.Dense(3)]
-            ),
+            "make_model": lambda: tf_keras.Sequential([layers.Dropout(0.2), layers.Dense(3)]),
             "make_optimizer": lambda: tf_keras.optimizers.Adam(1e-2),
-            "loss_fn": lambda batch, outputs: tf.nn.sparse_softmax_cross_entropy_with_logits(
-                batch["label"], outputs
-            ),
+            "loss_fn": lambda batch, outputs: entropy(batch["label"], outputs),
         }  # fmt: skip
         exec(on_replicas(code, replicas), names)
         return names["step"].model

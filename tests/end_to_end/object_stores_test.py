@@ -110,9 +110,8 @@ def check_durable(store):
     steps = fetch.steps(names)
     for step in steps:
         files = json.loads(store.read(f"checkpoints/ckpt-{step}.whole"))["files"]
-        assert {f"checkpoints/{f}": size for f, size in files.items()}.items() <= names.items(), (
-            step
-        )
+        files = {f"checkpoints/{name}": size for name, size in files.items()}
+        assert files.items() <= names.items(), step
     return max(steps, default=0)
 
 
@@ -127,12 +126,8 @@ def test_kills_with_the_local_folder_deleted_leave_the_bits_of_an_undisturbed_ru
 ):
     whole, killed = f"{proxy.url}/whole-{kills}", f"{proxy.url}/killed-{kills}"
     steps = 500 * kills
-    run = (
-        "--config=experiment.py",
-        f"--config.train.steps={steps}",
-        f"--config.train.checkpoint_interval={EVERY}",
-        "--config.eval.interval=0",
-    )
+    run = ("--config=experiment.py", f"--config.train.steps={steps}", "--config.eval.interval=0")
+    run += (f"--config.train.checkpoint_interval={EVERY}",)
     code, _, error = finish(start(*run, f"--workdir={whole}"))
     assert code == 0, error
     store, draw, last = open_folder(killed), random.Random(0), 0
@@ -186,9 +181,8 @@ def test_failures_of_the_store_delay_the_upload_and_not_the_training(proxy, star
     proxy.fault = None
     assert code == 0, error
     assert check_durable(store) == 200
-    assert (
-        out.count("cannot be written") <= 1 + (time.monotonic() - begin) / 60
-    )  # one line a minute
+    minutes = (time.monotonic() - begin) / 60
+    assert out.count("cannot be written") <= 1 + minutes  # one line a minute
 
 
 class Events:

@@ -13,6 +13,8 @@ import types
 import pytest
 import tensorflow as tf
 
+from benchmarks import workdir_state
+from benchmarks.workdir_state import read_metrics
 import ctl
 from ctl import main
 from tests.support import child, experiments
@@ -59,10 +61,8 @@ def test_a_run_writes_its_workdir(complete_run, monkeypatch):
     assert "one_device" in first and "global batch 7" in first
     assert last.startswith("Done: runs/experiment/result.json")
     result = read_result(WORKDIR)
-    assert set(result) == {
-        "step", "train", "eval", "examples_per_second", "seconds", "strategy", "replicas", "versions",
-        "host", "goodput", "flops_per_step",
-    }  # fmt: skip
+    keys = "step train eval examples_per_second seconds strategy replicas versions host goodput"
+    assert set(result) == {*keys.split(), "flops_per_step"}
     assert result["step"] == 30
     assert result["eval"]["examples"] == 50
     assert set(result["eval"]) == {"loss", "accuracy", "examples"}
@@ -113,19 +113,6 @@ def check_same(workdir, other, *, tolerance=0.0):
     experiments.check_same(*weights, tolerance=tolerance)
 
 
-def read_lines(workdir, name):
-    return [json.loads(line) for line in pathlib.Path(workdir, name).read_text().splitlines()]
-
-
-def read_metrics(workdir):
-    """The lines of metrics.jsonl without what depends on the machine."""
-    measured = (
-        "time", "examples_per_second", "milliseconds_per_step", "peak_memory_gib", "input_wait"
-    )  # fmt: skip
-    lines = read_lines(workdir, "metrics.jsonl")
-    return [{k: v for k, v in line.items() if not k.startswith(measured)} for line in lines]
-
-
 @pytest.mark.slow
 def test_a_killed_and_interrupted_run_ends_with_the_bits_of_an_uninterrupted_one(
     folder, complete_run
@@ -148,7 +135,8 @@ def test_a_killed_and_interrupted_run_ends_with_the_bits_of_an_uninterrupted_one
     assert run("--workdir=run").code == 0
     check_same("run", uninterrupted)
     assert read_metrics("run") == metrics
-    first, second = (e for e in read_lines("run", "events.jsonl") if e["event"] == "resume")
+    events = workdir_state.read_events(pathlib.Path("run"))
+    first, second = (event for event in events if event["event"] == "resume")
     assert (first["step"], first["lost_steps"], second["step"]) == (10, 10, step)
     goodput = read_result("run")["goodput"]
     lost = sum(resume.get("lost_seconds", 0) for resume in (first, second))

@@ -138,12 +138,9 @@ def read_state(workdir: pathlib.Path) -> dict[str, Any]:
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").open()]
     results = ("split", "step", "loss", "accuracy", "examples", "learning_rate", "epoch")
     state["metrics"] = [{k: line[k] for k in results if k in line} for line in lines]
-    versions = sorted(path for path in (workdir / "export").iterdir())
-    state["export"] = [path.name for path in versions]
-    (version,) = versions
-    state["export files"] = sorted(
-        str(path.relative_to(version)) for path in version.rglob("*") if path.is_file()
-    )
+    (version,) = (workdir / "export").iterdir()
+    files = [path.relative_to(version) for path in version.rglob("*") if path.is_file()]
+    state["export"], state["export files"] = version.name, sorted(map(str, files))
     state["export values"] = tensors(str(version / "variables/variables"))
     result = json.loads((workdir / "result.json").read_text())
     state["result"] = {k: result.get(k) for k in ("step", "train", "eval", "best", "export")}
@@ -194,10 +191,11 @@ def loop_calls(stride: int, offset: int) -> Iterator[Any]:
     yield from _describe_crashed(crashed, expected)
     for number, error, stays in choose([call.kind for call in calls], stride, offset):
         name = "short write" if error == SHORT else errno.errorcode[error]
-        with _disturb() as result, faults.armed(FOLDER, number, error, stays=stays):
-            result.append(run(*COMMAND))
+        shutil.rmtree(FOLDER, ignore_errors=True)
+        with faults.armed(FOLDER, number, error, stays=stays):
+            result = run(*COMMAND)
         name += " from then on" if stays else ""
-        yield _describe(f"{number} {calls[number - 1].kind}", name, result[0], expected)
+        yield _describe(f"{number} {calls[number - 1].kind}", name, result, expected)
 
 
 def loop_signals(stride: int, offset: int) -> Iterator[Any]:
@@ -211,15 +209,16 @@ def loop_signals(stride: int, offset: int) -> Iterator[Any]:
     yield from _describe_crashed(crashed, expected)
     for turn, number in enumerate(range(1 + offset, len(calls) + 1, stride)):
         sent = numbers[turn % len(numbers)]
-        with _disturb() as result, faults.armed(FOLDER, number, -sent):
-            result.append(run(*COMMAND))
-        yield _describe(f"{number} {calls[number - 1].kind}", sent.name, result[0], expected)
+        shutil.rmtree(FOLDER, ignore_errors=True)
+        with faults.armed(FOLDER, number, -sent):
+            result = run(*COMMAND)
+        yield _describe(f"{number} {calls[number - 1].kind}", sent.name, result, expected)
 
 
 def loop_names(stride: int, offset: int) -> Iterator[Any]:
     """Yields the number of names that announce something, then each with what was not synced before."""
     calls = _undisturbed()[2]
-    found = [(name, faults) for name, faults in find_announced(calls)][offset::stride]
+    found = list(find_announced(calls))[offset::stride]
     yield len(found)
     for name, faults in found:
         yield {"where": name, "fault": ", ".join(faults)[:300]}
@@ -255,13 +254,10 @@ def find_announced(calls: Sequence[Call]) -> Iterator[tuple[str, list[str]]]:
             is_version = other.parent == folder / "export" and other.name.isdecimal()
             if other.suffix == ".whole" or is_version:
                 prefix = str(path.with_suffix("")) if other.suffix == ".whole" else str(path)
-                part = [p for p in content | names if str(p).startswith(prefix) and p != path]
-                parents = [p for p in names if p in other.parents]
-                lost = [*part, *([path] if path in content else []), *parents]
-                yield (
-                    str(other.relative_to(folder)),
-                    [str(p.relative_to(folder.parent)) for p in lost],
-                )
+                lost = [p for p in content | names if str(p).startswith(prefix) and p != path]
+                lost += [path] * (path in content) + [p for p in names if p in other.parents]
+                lost = [str(p.relative_to(folder.parent)) for p in lost]
+                yield str(other.relative_to(folder)), lost
             content, names, known = (
                 {other / p.relative_to(path) if p.is_relative_to(path) else p for p in paths}
                 for paths in (content, names, known)
@@ -314,13 +310,6 @@ def _undisturbed() -> tuple[Faults, dict[str, Any], list[Call]]:
     return faults, read_state(pathlib.Path(FOLDER)), read_calls("calls")
 
 
-@contextlib.contextmanager
-def _disturb() -> Iterator[list[Any]]:
-    """Removes what an earlier try has left."""
-    shutil.rmtree(FOLDER, ignore_errors=True)
-    yield []
-
-
 def _describe(where: str, error: str, first: Any, expected: dict[str, Any]) -> dict[str, Any]:
     """Reruns the command without a fault, and describes the try."""
     second, got = _finish()
@@ -349,9 +338,8 @@ def main_in_process(loop: Callable[[int, int], Iterator[Any]] | None = None) -> 
             found = _collect(_preload(flags.loop, flags.stride, flags.offset))
     count, *tries = found
     failed = sum(bool(each["fault"]) for each in tries)
-    counts = {
-        "points": count, "tries": len(tries), "survived": len(tries) - failed, "failed": failed
-    }  # fmt: skip
+    counts = {"points": count, "tries": len(tries)}
+    counts |= {"survived": len(tries) - failed, "failed": failed}
     if path:
         pathlib.Path(path).write_text(json.dumps({**counts, "each": tries}, indent=1))
     print(counts)

@@ -1,5 +1,6 @@
 """Finds the processes that `ctl.launch` started. Linux only."""
 
+import contextlib
 import json
 import pathlib
 
@@ -17,25 +18,12 @@ def workers(launcher: int) -> dict[str, int]:
     """
     pids = {}
     for folder in pathlib.Path("/proc").glob("[0-9]*"):
-        name = _task_name(folder, launcher)
-        if name:
-            pids[name] = int(folder.name)
+        with contextlib.suppress(OSError, IndexError):  # it may have ended meanwhile
+            # The command precedes the parent's pid in parentheses, and may contain spaces and ")".
+            if int((folder / "stat").read_text().rpartition(")")[2].split()[1]) != launcher:
+                continue
+            for variable in (folder / "environ").read_bytes().split(b"\0"):
+                if variable.startswith(b"TF_CONFIG="):
+                    task = json.loads(variable.partition(b"=")[2])["task"]
+                    pids[cluster.task_name(task["type"], task["index"])] = int(folder.name)
     return dict(sorted(pids.items()))
-
-
-def _task_name(folder: pathlib.Path, launcher: int) -> str | None:
-    """Returns the task name of a process in /proc, or None if the launcher did not start it."""
-    try:
-        # The command precedes the parent's pid in parentheses, and may contain spaces and ")".
-        parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-        if parent != launcher:
-            return None
-        variables = (folder / "environ").read_bytes().split(b"\0")
-    except (OSError, IndexError):  # the process has ended meanwhile
-        return None
-    for variable in variables:
-        key, _, value = variable.partition(b"=")
-        if key == b"TF_CONFIG":
-            task = json.loads(value)["task"]
-            return cluster.task_name(task["type"], task["index"])
-    return None
