@@ -128,9 +128,8 @@ def difference(reference: dict[str, Any], outputs: dict[str, Any]) -> float:
     """The largest difference from a reference, relative to the largest element of a value or 1."""
     largest = 0.0
     for name, expected in reference.items():
-        value = outputs[name]
         scale = max(1.0, float(np.max(np.abs(expected), initial=0)))
-        gap = float(np.max(np.abs(value - expected), initial=0)) / scale
+        gap = float(np.max(np.abs(outputs[name] - expected), initial=0)) / scale
         assert np.isfinite(gap), f"{name} is not finite"
         largest = max(largest, gap)
     return largest
