@@ -17,7 +17,6 @@ from ctl.rows import row_mask
 BATCH = 5
 DRAW = np.random.default_rng(0)
 IMAGES = DRAW.normal(size=(10, 4, 4, 1))
-LONG = (pytest.mark.slow, pytest.mark.long)
 layers, Adam = tf_keras.layers, tf_keras.optimizers.Adam
 
 
@@ -127,7 +126,8 @@ def train_by_steps(strategy):
     return values(loop)
 
 
-@pytest.mark.parametrize("replicas", [pytest.param(1, marks=LONG), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_steps_in_one_function_train_as_the_plain_loop(replicas, caplog):
     tf_keras.backend.set_floatx("float64")
     try:
