@@ -19,13 +19,16 @@ fails if
 """
 
 import argparse
+import collections
 from collections.abc import Sequence
+import dataclasses
 import itertools
 import json
 import os
 import pathlib
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -37,7 +40,7 @@ import numpy as np
 
 from benchmarks import counting
 from benchmarks import flags as command_line
-from benchmarks.chaos_report import Kill, table
+from benchmarks.windows import print_progress
 from benchmarks.workdir_state import (
     ProcessEvents,
     latest_checkpoint,
@@ -61,26 +64,31 @@ EARLY = 0.3
 POLL_SECONDS = 0.01  # also the precision of the measured times
 
 
+@dataclasses.dataclass
+class Kill:
+    """One kill that counted.
+
+    Attributes:
+        phase: what the process was doing: start, step, save or eval.
+        after: seconds since the process was started.
+        checkpoint: the step of the latest complete checkpoint afterwards.
+        time: when the process was killed, by the monotonic clock.
+        code: the exit code.
+        ending: seconds from the signal to the end of the process.
+        recovery: seconds until the next process reported a new step; None if it was killed before.
+    """
+
+    phase: str
+    after: float
+    checkpoint: int
+    time: float
+    code: int
+    ending: float
+    recovery: float | None = None
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs undisturbed, then with kills; prints a table; fails if the results differ."""
-    flags = parse(arguments)
-    with tempfile.TemporaryDirectory(prefix="ctl-chaos-") as folder:
-        undisturbed, disturbed = pathlib.Path(folder) / "calm", pathlib.Path(folder) / "rough"
-        start_seconds, seconds = run_undisturbed(flags, undisturbed)
-        print_progress(
-            f"Undisturbed: {seconds:.0f} s, {start_seconds:.1f} of them to the first checkpoint."
-        )
-        kills = run_with_kills(flags, disturbed, start_seconds, seconds)
-        weights = read_weights(disturbed)
-        difference = largest_difference(read_weights(undisturbed), weights)
-        lines = check_metrics(read_metrics(undisturbed), read_metrics(disturbed))
-        print(table(kills, difference, count_examples(weights, flags), lines, flags), flush=True)
-        if difference != 0.0:
-            raise SystemExit("The disturbed run has another result.")
-
-
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parses the command line."""
     flags = command_line.parse(
         __doc__,
         arguments,
@@ -97,7 +105,21 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     flags.options = [f"--config.{option}" for option in flags.options if option]
     flags.steps = flags.steps or 3000 + 400 * flags.kills
-    return flags
+    with tempfile.TemporaryDirectory(prefix="ctl-chaos-") as folder:
+        undisturbed, disturbed = pathlib.Path(folder) / "calm", pathlib.Path(folder) / "rough"
+        start_seconds, seconds = run_undisturbed(flags, undisturbed)
+        first = f"{start_seconds:.1f} of them to the first checkpoint"
+        print_progress(f"Undisturbed: {seconds:.0f} s, {first}.")
+        kills = run_with_kills(flags, disturbed, start_seconds, seconds)
+        weights = read_weights(disturbed)
+        difference = largest_difference(read_weights(undisturbed), weights)
+        lines = check_metrics(read_metrics(undisturbed), read_metrics(disturbed))
+        examples = "not counted by this experiment"
+        if flags.config == COUNTING:
+            examples = count_examples(weights, flags.steps)
+        print(table(kills, difference, examples, lines, flags), flush=True)
+        if difference != 0.0:
+            raise SystemExit("The disturbed run has another result.")
 
 
 def start_run(flags: argparse.Namespace, workdir: pathlib.Path) -> subprocess.Popen:
@@ -111,27 +133,28 @@ def start_run(flags: argparse.Namespace, workdir: pathlib.Path) -> subprocess.Po
         command = ["-m", "ctl.launch", f"--workers={flags.workers}", "--", *options]
     else:
         command = ["-m", "ctl.main", *options, f"--config.runtime.strategy={flags.strategy}"]
-    with open(log_path(workdir), "w") as file:
+    log_path(workdir).unlink(missing_ok=True)
+    return start(command, log_path(workdir), start_new_session=True)
+
+
+def start(command: Sequence[str], log: pathlib.Path, **options) -> subprocess.Popen:
+    """Starts a command of Python; its output is appended to a file."""
+    with log.open("a") as file:
         return subprocess.Popen(
-            [sys.executable, *command],
-            cwd=ROOT,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+            [sys.executable, *command], cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, **options
         )
 
 
 def run_undisturbed(flags: argparse.Namespace, workdir: pathlib.Path) -> tuple[float, float]:
     """Runs without kills; returns the seconds to the first new step, and to the end."""
-    start = time.monotonic()
+    begin = time.monotonic()
     process = start_run(flags, workdir)
-    events = process_events(workdir)
+    events = ProcessEvents(workdir, eval_interval=KEYS["eval.interval"])
     while process.poll() is None and not events.made_progress():
         time.sleep(POLL_SECONDS)
-    start_seconds = time.monotonic() - start
-    process.wait()
-    check(process.returncode == 0, log_path(workdir).read_text())
-    return start_seconds, time.monotonic() - start
+    start_seconds = time.monotonic() - begin
+    check(process.wait() == 0, log_path(workdir).read_text())
+    return start_seconds, time.monotonic() - begin
 
 
 def run_with_kills(
@@ -151,8 +174,8 @@ def run_with_kills(
         is_last = len(kills) == flags.kills
         early = rng.random() < EARLY
         delay = rng.uniform(0, start_seconds if early else flags.window)
-        events = process_events(workdir)
-        start, checkpoint = time.monotonic(), latest_checkpoint(workdir)
+        events = ProcessEvents(workdir, eval_interval=KEYS["eval.interval"])
+        begin, checkpoint = time.monotonic(), latest_checkpoint(workdir)
         process = start_run(flags, workdir)
         progress_time = wait_for_kill(process, events, delay, early=early and not is_last)
         if progress_time and kills:
@@ -165,7 +188,7 @@ def run_with_kills(
             if not is_last:
                 print_progress(f"The run finished after {len(kills)} kills: increase --steps.")
             return kills
-        kills.append(kill(flags, process, workdir, events, start))
+        kills.append(kill(flags, process, workdir, events, begin))
         first_step = events.first_step
         check(first_step in (None, checkpoint), f"resumed from step {first_step}, not {checkpoint}")
         print_progress(f"{len(kills)}: {kills[-1]}")
@@ -199,7 +222,7 @@ def kill(
     process: subprocess.Popen,
     workdir: pathlib.Path,
     events: ProcessEvents,
-    start: float,
+    begin: float,
 ) -> Kill:
     """Sends the signal, waits for the end of the process, and checks the workdir."""
     kill_time = time.monotonic()
@@ -216,11 +239,16 @@ def kill(
         process.wait()
         ending = time.monotonic() - kill_time
         phase = events.phase()
+    check_checkpoints(workdir)
+    return Kill(
+        phase, kill_time - begin, latest_checkpoint(workdir), kill_time, process.returncode, ending
+    )
+
+
+def check_checkpoints(workdir: pathlib.Path) -> None:
+    """Checks that every checkpoint can be read."""
     damaged = CheckpointFiles(workdir / "checkpoints").damaged()
     check(not damaged, f"damaged checkpoints {damaged}")
-    return Kill(
-        phase, kill_time - start, latest_checkpoint(workdir), kill_time, process.returncode, ending
-    )
 
 
 def check_stop(code: int, output: str, workdir: pathlib.Path, phase: str) -> None:
@@ -235,14 +263,48 @@ def check_stop(code: int, output: str, workdir: pathlib.Path, phase: str) -> Non
         check(checkpoint == stopped, f"stopped at {stopped}, saved {checkpoint}")
 
 
-def process_events(workdir: pathlib.Path) -> ProcessEvents:
-    """Returns the events that the next process of the run will record."""
-    return ProcessEvents(workdir, eval_interval=KEYS["eval.interval"])
-
-
 def log_path(workdir: pathlib.Path) -> pathlib.Path:
     """Returns the path of the output of the run's last process."""
     return workdir.with_suffix(".log")
+
+
+def table(
+    kills: list[Kill], difference: float, examples: str, lines_count: int, flags: argparse.Namespace
+) -> str:
+    """Formats the result as a markdown table.
+
+    Args:
+        kills: the kills that counted.
+        difference: the largest difference of any variable from the undisturbed run.
+        examples: how many examples the run used.
+        lines_count: the number of lines of metrics.jsonl, the same in both runs.
+        flags: the command line of benchmarks.chaos.
+    """
+    setup = f"{flags.workers} workers" if flags.workers > 1 else flags.strategy
+    phases = collections.Counter(kill.phase for kill in kills)
+    phase_counts = ", ".join(f"{phases[name]} {name}" for name in ("start", "step", "save", "eval"))
+    recoveries = [kill.recovery for kill in kills if kill.recovery is not None]
+    lines = [
+        f"| {flags.signal} on {setup}, seed {flags.seed}, {flags.steps} steps | |",
+        "|---|---:|",
+        f"| kills | {len(kills)} |",
+        f"| phases | {phase_counts} |",
+        f"| seconds to the first new step, of {len(recoveries)} | {median_and_max(recoveries)} |",
+        "| unreadable checkpoints | 0 |",
+        f"| epochs x examples, each consumed once | {examples} |",
+        f"| lines of metrics.jsonl, the same in both runs | {lines_count} |",
+        f"| largest difference of all weights, slots and counters | {difference:g} |",
+    ]
+    if flags.signal == "SIGTERM":
+        seconds = [kill.ending for kill in kills if kill.code == 75]
+        lines.append(f"| seconds to exit code 75, of {len(seconds)} | {median_and_max(seconds)} |")
+    return "\n".join(lines)
+
+
+def median_and_max(seconds: list[float]) -> str:
+    if not seconds:
+        return "none"
+    return f"{statistics.median(seconds):.1f}, at most {max(seconds):.1f}"
 
 
 def largest_difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
@@ -261,13 +323,11 @@ def check_metrics(one: list, other: list) -> int:
     return len(one)
 
 
-def count_examples(weights: dict[str, np.ndarray], flags: argparse.Namespace) -> str:
-    """Checks that the run used each example once per epoch; returns how many it used."""
-    if flags.config != COUNTING:
-        return "not counted by this experiment"
+def count_examples(weights: dict[str, np.ndarray], steps: int) -> str:
+    """Checks that a run used each example once per epoch; returns how many it used."""
     (counts,) = [value for name, value in weights.items() if name.startswith("consumed/")]
     try:
-        epochs, rest = counting.check_consumed(counts, flags.steps)
+        epochs, rest = counting.check_consumed(counts, steps)
     except ValueError as error:
         raise SystemExit(f"Error: {error}") from None
     return f"{epochs} x {counting.EXAMPLES} and {rest}"
@@ -277,11 +337,6 @@ def check(condition: bool, message: str) -> None:
     """Ends the program with a message if a condition is false."""
     if not condition:
         raise SystemExit(f"Error: {message}")
-
-
-def print_progress(line: str) -> None:
-    """Prints to stderr; stdout has only the table."""
-    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

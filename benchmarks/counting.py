@@ -31,13 +31,8 @@ class CountingTrainer(ctl.StandardTrainer):
 
     def build_model(self):
         layers = tf_keras.layers
-        return tf_keras.Sequential(
-            [
-                layers.Dense(16, activation="relu", input_shape=(8,)),
-                layers.Dropout(0.3),
-                layers.Dense(3),
-            ]
-        )
+        hidden = layers.Dense(16, activation="relu", input_shape=(8,))
+        return tf_keras.Sequential([hidden, layers.Dropout(0.3), layers.Dense(3)])
 
     def build_dataset(self, split, input_context):
         count = EXAMPLES if split == "train" else EVAL_EXAMPLES

@@ -22,7 +22,7 @@ from benchmarks import flags as command_line
 from benchmarks import results
 
 SAMPLES = "each try is a run with one fault, and the same command without it"
-COUNTS = ("survived", "failed")
+COUNTS = ("tries", "survived", "failed")
 # The fault -> the module that tries it and its options, and the strides of the table.
 LOOPS = {
     "a name is announced before it is durable": ("io_faults --loop=names", 1),
@@ -38,21 +38,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     flags = command_line.parse(__doc__, arguments, before=pathlib.Path, result=pathlib.Path)
     trees = {"before: ": flags.before, "": results.ROOT} if flags.before else {"": results.ROOT}
     columns: list[tuple[str, int | None]] = [("fault", None)]
-    columns += [(f"{which}{count}", 0) for which in trees for count in ("tries", *COUNTS)]
+    columns += [(f"{which}{count}", 0) for which in trees for count in COUNTS]
     table = results.Table(columns, rows := [])
     for title, (loop, stride) in LOOPS.items():
         found = [run(loop, stride, tree=tree) for tree in trees.values()]
-        print(
-            *(each for one in found for each in one.get("each", ()) if each["fault"]),
-            sep="\n",
-            flush=True,
-        )
-        rows.append([title, *(each[count] for each in found for count in ("tries", *COUNTS))])
-        print(rows[-1], flush=True)
+        rows.append([title, *(each[count] for each in found for count in COUNTS)])
+        failed = [each for one in found for each in one.get("each", ()) if each["fault"]]
+        print(*failed, rows[-1], sep="\n", flush=True)
         if flags.result:
-            results.save(
-                flags.result, {"tries": table}, samples=SAMPLES, packages=["tensorflow-cpu"]
-            )
+            conditions = {"samples": SAMPLES, "packages": ["tensorflow-cpu"]}
+            results.save(flags.result, {"tries": table}, **conditions)
     print(results.format_table(vars(table)))
 
 

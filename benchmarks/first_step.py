@@ -10,7 +10,6 @@ replicas that are logical CPUs. `ctl experiments/mnist.py` is the whole command,
 and summaries; it has no second trainer.
 """
 
-import dataclasses
 import itertools
 import json
 import os
@@ -48,9 +47,10 @@ def main(arguments: list[str] | None = None) -> None:
     for model, replicas in itertools.product(flags.models, flags.replicas):
         whole = (model, replicas) == ("mnist", 1)
         programs = [name for name in flags.programs if whole or name != COMMAND]
-        rounds = [measure_round(model, replicas, programs, seed=n) for n in range(flags.rounds)]
+        orders = (random.Random(n).sample(programs, len(programs)) for n in range(flags.rounds))
+        rounds = [{name: measure(name, model, replicas) for name in order} for order in orders]
         tables[f"{model}_{replicas}"] = each = table(rounds)
-        print(f"\n### {model}_{replicas}\n\n{results.format_table(dataclasses.asdict(each))}")
+        print(f"\n### {model}_{replicas}\n\n{results.format_table(vars(each))}")
     if flags.result:
         results.save(
             flags.result,
@@ -58,14 +58,6 @@ def main(arguments: list[str] | None = None) -> None:
             samples=f"medians of {flags.rounds} rounds",
             packages=["tensorflow-cpu", "tf-keras"],
         )
-
-
-def measure_round(
-    model: str, replicas: int, programs: list[str], *, seed: int
-) -> dict[str, tuple[float, float | None]]:
-    """Returns the seconds of the first and of the second trainer by program."""
-    order = random.Random(seed).sample(programs, len(programs))
-    return {name: measure(name, model, replicas) for name in order}
 
 
 def measure(program: str, model: str, replicas: int) -> tuple[float, float | None]:

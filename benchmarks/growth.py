@@ -10,7 +10,6 @@ step on twice as many replicas has twice as much to compute. `exponent` is the s
 line through the logarithms of sizes and times: 1 is linear growth.
 """
 
-import dataclasses
 import json
 import os
 import pathlib
@@ -27,27 +26,17 @@ from benchmarks import flags as command_line
 from benchmarks import results
 from benchmarks.first_step import PLAIN
 
-SIZES = {
-    "replicas": [1, 2, 4, 8, 16],
-    "variables": [10, 100, 1_000],
-}
-UNITS = {
-    "replicas": "replicas, 20 variables",
-    "variables": "variables, 1 replica",
-}
+SIZES = {"replicas": [1, 2, 4, 8, 16], "variables": [10, 100, 1_000]}
+UNITS = {"replicas": "replicas, 20 variables", "variables": "variables, 1 replica"}
 COLUMNS = {"first": "first step, s", "step": "step, ms"}
 PROGRAMS = ("ctl", PLAIN)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measures the parts; prints a table for each."""
+    choices = {"parts": SIZES}
     flags = command_line.parse(
-        __doc__,
-        arguments,
-        choices={"parts": SIZES},
-        parts=list(SIZES),
-        rounds=3,
-        result=pathlib.Path,
+        __doc__, arguments, choices, parts=list(SIZES), rounds=3, result=pathlib.Path
     )
     tables = {}
     for part in flags.parts:
@@ -56,8 +45,11 @@ def main(arguments: list[str] | None = None) -> None:
         for number in range(flags.rounds):
             for program, size in random.Random(number).sample([*points], len(points)):
                 points[program, size].append(measure(part, program, size))
-        print(f"\n{table(part, sizes, points)}", flush=True)
-        tables[part] = result_table(part, sizes, points)
+        tables[part] = table(part, sizes, points)
+        values = np.log([row[1:] for row in tables[part].rows])
+        exponents = np.polyfit(np.log(sizes), values, 1)[0]  # p of the fit values = c sizes^p
+        print(f"\n{results.format_table(vars(tables[part]))}")
+        print(f"| exponent | {' | '.join(f'{each:.2f}' for each in exponents)} |", flush=True)
     if flags.result:
         results.save(
             flags.result,
@@ -76,17 +68,7 @@ def measure(part: str, program: str, size: int) -> dict[str, float]:
     return json.loads(output.splitlines()[-1])
 
 
-def table(part: str, sizes: list[int], points: dict) -> str:
-    """Formats the medians of a part, and the exponents of their growth."""
-    medians = result_table(part, sizes, points)
-    lines = [results.format_table(dataclasses.asdict(medians))]
-    exponents = [
-        f"{exponent(sizes, [*values]):.2f}" for values in list(zip(*medians.rows, strict=True))[1:]
-    ]
-    return "\n".join([*lines, f"| {' | '.join(['exponent', *exponents])} |"])
-
-
-def result_table(part: str, sizes: list[int], points: dict) -> results.Table:
+def table(part: str, sizes: list[int], points: dict) -> results.Table:
     """Returns the medians of a part."""
     columns = [(program, key) for key in COLUMNS for program in PROGRAMS]
     names = [(f"{COLUMNS[key]}, {program}", 2) for program, key in columns]
@@ -95,11 +77,6 @@ def result_table(part: str, sizes: list[int], points: dict) -> results.Table:
         for size in sizes
     ]
     return results.Table([(UNITS[part], 0), *names], rows)
-
-
-def exponent(sizes: list[int], values: list[float]) -> float:
-    """Returns p of the least-squares fit values = c sizes^p."""
-    return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
 
 
 if __name__ == "__main__":

@@ -48,15 +48,11 @@ def main(arguments: list[str] | None = None) -> None:
     subprocess.run([sys.executable, "-m", same.__spec__.name], check=True)
     # XLA is slow on a CPU.
     names = flags.variants or ON_CPU + (WITH_XLA if models.GPU or flags.all else [])
+    counts = {"processes": flags.processes, "windows": flags.windows, "seconds": flags.seconds}
     rows, too_much = [], []
     for model in flags.models:
-        rates, peaks = windows.measure(
-            {name: functools.partial(worker, name, model) for name in names},
-            title=model,
-            processes=flags.processes,
-            windows=flags.windows,
-            seconds=flags.seconds,
-        )
+        start = {name: functools.partial(worker, name, model) for name in names}
+        rates, peaks = windows.measure(start, title=model, **counts)
         reference = best_loop(rates)
         rows += report.make_rows(model, models.MODELS[model].batch, rates, DEFAULT)
         too_much += [
@@ -104,14 +100,10 @@ def best_loop(rates: dict[str, list[list[float]]]) -> str:
     return max(variants.REFERENCES, key=lambda name: np.median(rates.get(name, 0.0)))
 
 
-def work(name: str, model: str) -> None:
-    """Trains a variant in the windows that another process requests."""
-    tf.get_logger().setLevel("ERROR")
-    windows.serve(lambda tick: variants.run(name, models.MODELS[model], tick))
-
-
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--worker"]:
-        work(*sys.argv[2:])
+        tf.get_logger().setLevel("ERROR")
+        variant, trained = sys.argv[2:]
+        windows.serve(lambda tick: variants.run(variant, models.MODELS[trained], tick))
     else:
         main()

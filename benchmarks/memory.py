@@ -13,11 +13,8 @@ import contextlib
 import dataclasses
 import json
 import os
-import pathlib
-import re
 import statistics
 import sys
-import threading
 import time
 from typing import Any
 
@@ -27,8 +24,6 @@ from benchmarks import flags as command_line
 from benchmarks import results, windows
 
 BATCH = {"convolutions": 256, "transformer": 16}  # the global batch size of each model
-_MIB = 2**20
-_INTERVAL = 0.002  # seconds between two samples of the resident set
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +66,11 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
             for again in recompute
         ]
         rows += measure(settings, rounds=flags.rounds)
-    print(results.format_table(dataclasses.asdict(table(rows))))
+    digits = {"peak_mib": 0, "estimate_mib": 0, "seconds": 2, "time_ratio": 2}
+    titles = [(name, None) for name in ("model", "batch", "micro_batches", "recompute")]
+    titles += digits.items()
+    cells = [[row[n] if n in digits else str(row[n]) for n, _ in titles] for row in rows]
+    print(results.format_table({"columns": titles, "rows": cells}))
     return rows
 
 
@@ -109,16 +108,6 @@ def measure(settings: list[Setting], *, rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
-def table(rows: list[dict[str, Any]]) -> results.Table:
-    """Returns the table of the rows of `measure`."""
-    digits = {"peak_mib": 0, "estimate_mib": 0, "seconds": 2, "time_ratio": 2}
-    names = ("model", "batch", "micro_batches", "recompute", *digits)
-    cells = [
-        [str(row[name]) if name not in digits else row[name] for name in names] for row in rows
-    ]
-    return results.Table([(name, digits.get(name)) for name in names], cells)
-
-
 def _work(setting: Setting) -> None:
     """Trains as often as a line of stdin requests, or estimates; answers with a line of JSON each."""
     with windows.answers_only() as answers:
@@ -127,54 +116,35 @@ def _work(setting: Setting) -> None:
         from ctl.built import memory_estimate
 
         trainer = _trainer(setting)
-        memory = _Memory()
+        baseline = windows.memory_mib("VmRSS")
+        windows.reset_peak()  # building the model may need more for a moment
         for line in sys.stdin:
             if not int(line):
                 needed = memory_estimate.estimate(trainer)
-                answer = {"estimate_mib": (needed.peak - needed.persistent) / _MIB}
+                answer = {"estimate_mib": (needed.peak - needed.persistent) / 2**20}
             else:
                 start = time.perf_counter()
                 trainer.train(tf.constant(int(line)))
                 seconds = time.perf_counter() - start
-                answer = {"peak_mib": (memory.peak() - memory.baseline) / _MIB, "seconds": seconds}
+                answer = {"peak_mib": windows.memory_mib("VmHWM") - baseline, "seconds": seconds}
             print(json.dumps(answer), file=answers, flush=True)
-
-
-class _Memory:
-    """The resident set of this process now, and its peak from now on, in bytes."""
-
-    def __init__(self) -> None:
-        self.baseline = self._peak = self._now()
-        threading.Thread(target=self._sample, daemon=True).start()
-
-    def peak(self) -> float:
-        """The peak so far; VmHWM would also contain what building the model needed for a moment."""
-        return max(self._peak, self._now())
-
-    def _now(self) -> float:
-        status = pathlib.Path("/proc/self/status").read_text()
-        return int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) * 1024  # type: ignore[index]
-
-    def _sample(self) -> None:
-        while True:
-            self._peak = max(self._peak, self._now())
-            time.sleep(_INTERVAL)
 
 
 def _trainer(setting: Setting) -> Any:
     import tensorflow as tf
     import tf_keras
 
-    from benchmarks import memory_models
+    from benchmarks import memory_models, variants
     import ctl
     from ctl.built.inner_loop import loop_of
 
     tf.get_logger().setLevel("ERROR")
     tf_keras.utils.set_random_seed(1)
-    trainer = memory_models.TRAINERS[setting.model](
-        shrink=setting.shrink,
-        recompute=setting.recompute,
-        global_batch_size=setting.batch,
+    model = memory_models.MODELS[setting.model](
+        batch=setting.batch, shrink=setting.shrink, recompute=setting.recompute
+    )
+    trainer = variants.Trainer(
+        model,
         optimizer=lambda: tf_keras.optimizers.SGD(1e-3, momentum=0.9),
         strategy=tf.distribute.OneDeviceStrategy("cpu:0"),
         options=ctl.TrainerOptions(micro_batches=setting.micro_batches, prefetch=1),

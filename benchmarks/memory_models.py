@@ -1,51 +1,45 @@
-"""The trainers that `benchmarks.memory` measures."""
+"""The models that `benchmarks.memory` measures."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 import tf_keras
 
+from benchmarks.models import Model
 import ctl
 
 _LAYERS = tf_keras.layers
 
 
-class Convolutions(ctl.StandardTrainer):
+@dataclasses.dataclass(frozen=True)
+class Sized(Model):
+    """A model on one global batch of random examples.
+
+    Attributes:
+        shrink: divides the widths of the model.
+        recompute: whether the blocks are recomputed.
+    """
+
+    has_accuracy: bool = False
+    shrink: int = 1
+    recompute: bool = False
+
+
+class Convolutions(Sized):
     """Eight convolutions of 64 channels on images of 64 x 64 x 3."""
 
-    def __init__(self, *, shrink: int, recompute: bool, **arguments: Any):
-        self._channels = 64 // shrink
-        super().__init__(**arguments)
+    def build(self, keras, dropout=0.0):
+        channels = 64 // self.shrink
+        layers = [_LAYERS.Conv2D(channels, 3, padding="same", activation="relu") for _ in range(8)]
+        ends = [_LAYERS.GlobalAveragePooling2D(), _LAYERS.Dense(10)]
+        return tf_keras.Sequential([_LAYERS.Input((64, 64, 3)), *layers, *ends])
 
-    def build_model(self) -> tf_keras.Model:
-        """Builds the convolutions and a classifier of their mean."""
-        layers = [
-            _LAYERS.Conv2D(self._channels, 3, padding="same", activation="relu") for _ in range(8)
-        ]
-        return tf_keras.Sequential(
-            [
-                _LAYERS.Input((64, 64, 3)),
-                *layers,
-                _LAYERS.GlobalAveragePooling2D(),
-                _LAYERS.Dense(10),
-            ]
-        )
-
-    def build_dataset(self, split: str, input_context: tf.distribute.InputContext) -> Any:
-        """Returns random images and labels, one global batch."""
+    def arrays(self):
         rng = np.random.default_rng(0)
-        shape = [self.global_batch_size, 64, 64, 3]
-        images = rng.normal(size=shape).astype(np.float32)
-        return tf.data.Dataset.from_tensor_slices(
-            {"x": images, "label": rng.integers(10, size=shape[0])}
-        )
-
-    def per_example_loss(self, batch: Any, outputs: Any) -> tf.Tensor:
-        """The cross-entropy of each image."""
-        return tf_keras.losses.sparse_categorical_crossentropy(
-            batch["label"], outputs, from_logits=True
-        )
+        images = rng.normal(size=[self.batch, 64, 64, 3]).astype(np.float32)
+        return images, rng.integers(10, size=self.batch)
 
 
 class Block(_LAYERS.Layer):
@@ -68,37 +62,21 @@ class Block(_LAYERS.Layer):
         return x + self._dropout(y, training=training)
 
 
-class Transformer(ctl.StandardTrainer):
-    """Twelve blocks of width 256 on sequences of 256 tokens."""
+class Transformer(Sized):
+    """Twelve blocks of width 256 on sequences of 256 tokens, between an embedding and a classifier."""
 
-    _CLASSES = 64
-    _TOKENS = 256
-
-    def __init__(self, *, shrink: int, recompute: bool, **arguments: Any):
-        self._width, self._recompute = 256 // shrink, recompute
-        super().__init__(**arguments)
-
-    def build_model(self) -> tf_keras.Model:
-        """Builds the blocks between an embedding and a classifier of each token."""
-        x = tokens = _LAYERS.Input((self._TOKENS,), dtype="int32")
-        x = _LAYERS.Embedding(self._CLASSES, self._width)(x)
+    def build(self, keras, dropout=0.0):
+        width = 256 // self.shrink
+        x = tokens = _LAYERS.Input((256,), dtype="int32")
+        x = _LAYERS.Embedding(64, width)(x)
         for _ in range(12):
-            block = Block(self._width)
-            x = (ctl.recompute(block) if self._recompute else block)(x)
-        return tf_keras.Model(tokens, _LAYERS.Dense(self._CLASSES)(x))
+            block = Block(width)
+            x = (ctl.recompute(block) if self.recompute else block)(x)
+        return tf_keras.Model(tokens, _LAYERS.Dense(64)(x))
 
-    def build_dataset(self, split: str, input_context: tf.distribute.InputContext) -> Any:
-        """Returns random tokens, one global batch."""
-        shape = [self.global_batch_size, self._TOKENS]
-        tokens = np.random.default_rng(0).integers(self._CLASSES, size=shape).astype(np.int32)
-        return tf.data.Dataset.from_tensor_slices({"x": tokens, "label": tokens})
-
-    def per_example_loss(self, batch: Any, outputs: Any) -> tf.Tensor:
-        """The mean cross-entropy of the tokens of each sequence."""
-        losses = tf_keras.losses.sparse_categorical_crossentropy(
-            batch["label"], outputs, from_logits=True
-        )
-        return tf.reduce_mean(losses, axis=1)
+    def arrays(self):
+        tokens = np.random.default_rng(0).integers(64, size=[self.batch, 256]).astype(np.int32)
+        return tokens, tokens
 
 
-TRAINERS = {"convolutions": Convolutions, "transformer": Transformer}
+MODELS = {"convolutions": Convolutions, "transformer": Transformer}

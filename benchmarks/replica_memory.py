@@ -18,6 +18,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from benchmarks import flags as command_line
 from benchmarks import results
+from benchmarks.windows import memory_mib, reset_peak
 
 _MIB, _EVERYTHING = 2**20, 2**20  # MiB
 # glibc returns freed memory at once, and oneDNN keeps no copies of weights between steps.
@@ -59,12 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> list[list[Any]]:
             print(rows[-1], {k: round(v) for k, v in worst.items()}, flush=True)
     if flags.result:
         titles = ("in use between steps, MiB", "peak of a step, MiB", "estimated peak, MiB")
-        columns = [
-            ("rows per replica", 0),
-            ("`optimizer.shard_state`", None),
-            ("packs", None),
-            *((t, 0) for t in titles),
-        ]
+        columns = [("rows per replica", 0), ("`optimizer.shard_state`", None), ("packs", None)]
+        columns += [(title, 0) for title in titles]
         results.save(
             flags.result,
             {"peaks": results.Table(columns, rows)},
@@ -77,36 +74,23 @@ def main(arguments: Sequence[str] | None = None) -> list[list[Any]]:
 
 def work(mode: str, pack: float, width: int, depth: int, rows: int) -> dict[str, float]:
     """Trains in one worker; returns MiB: held between steps, peak of a step, its estimate; and ms."""
-    import numpy as np
     import tensorflow as tf
     import tf_keras
 
+    from benchmarks import models, variants
     import ctl
     from ctl.built.memory_estimate import estimate
     from ctl.hardware import engines, selection
     from ctl.hardware.strategies import StrategyOptions
 
-    class Trainer(ctl.StandardTrainer):
-        def build_model(self) -> Any:
-            dense = tf_keras.layers.Dense
-            layers = [dense(width, activation="relu", use_bias=False) for _ in range(depth)]
-            return tf_keras.Sequential([tf_keras.Input([width]), *layers, dense(10)])
-
-        def build_dataset(self, split: str, input_context: Any) -> Any:
-            draw = np.random.default_rng(0)
-            x = draw.normal(size=(4 * rows, width)).astype(np.float32)
-            return ctl.data.arrays({"x": x, "label": draw.integers(0, 10, 4 * rows)})
-
-        def per_example_loss(self, batch: Any, outputs: Any) -> Any:
-            return tf.nn.sparse_softmax_cross_entropy_with_logits(batch["label"], outputs)
-
     options = StrategyOptions(cluster=engines.from_environment(os.environ))
     strategy = selection.build("multi_worker_mirrored", options).strategy
     strategy.extended._communication_options.bytes_per_pack = round(pack * _MIB)
-    start = _status("VmRSS")
-    trainer = Trainer(
+    start = memory_mib("VmRSS")
+    size = {"width": width, "depth": depth, "rows": 4 * rows}
+    trainer = variants.Trainer(
+        models.Dense(batch=2 * rows, has_accuracy=False, **size),
         strategy=strategy,
-        global_batch_size=2 * rows,
         optimizer=lambda: tf_keras.optimizers.Adam(1e-4),
         options=ctl.TrainerOptions(
             clip=ctl.Clip(global_norm=1.0),
@@ -115,19 +99,13 @@ def work(mode: str, pack: float, width: int, depth: int, rows: int) -> dict[str,
     )
     trainer.train(tf.constant(1))
     gc.collect()
-    held = _status("VmRSS") - start
-    pathlib.Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+    held = memory_mib("VmRSS") - start
+    reset_peak()
     begin = time.perf_counter()
     trainer.train(tf.constant(2))
     milliseconds = (time.perf_counter() - begin) * 500
-    peak = _status("VmHWM") - start
+    peak = memory_mib("VmHWM") - start
     return dict(held=held, peak=peak, estimate=estimate(trainer).peak / _MIB, ms=milliseconds)
-
-
-def _status(key: str) -> float:
-    """Returns a size of this process in MiB."""
-    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{key}:"))
 
 
 if __name__ == "__main__":

@@ -55,25 +55,14 @@ def make_rows(
             in the same round as window w of process p of every other variant.
         reference: the variant that the speeds are divided by.
     """
-    reference_rates = np.array(rates[reference])
-    result = []
-    for variant, values in rates.items():
-        median = float(np.median(values))
-        ratio, low, high = interval(np.array(values) / reference_rates)
-        result.append(
-            Row(
-                model=model,
-                variant=variant,
-                batch=batch,
-                examples_per_second=median * batch,
-                ratio=ratio,
-                ratio_low=low,
-                ratio_high=high,
-                windows=reference_rates.size,
-                processes=len(reference_rates),
-            )
+    paired = np.array(rates[reference])
+    return [
+        Row(
+            model, variant, batch, float(np.median(values)) * batch,
+            *interval(np.array(values) / paired), paired.size, len(paired),
         )
-    return result
+        for variant, values in rates.items()
+    ]  # fmt: skip
 
 
 def interval(ratios: np.ndarray) -> tuple[float, float, float]:
@@ -103,7 +92,7 @@ def show(
 ) -> None:
     """Prints the tables, and writes them to a file, with its conditions for `results.save`."""
     tables = result_tables(rows, reference, labels)
-    print("\n\n".join(results.format_table(dataclasses.asdict(each)) for each in tables.values()))
+    print("\n\n".join(results.format_table(vars(each)) for each in tables.values()))
     if path:
         samples = f"medians of {rows[0].windows} windows in {rows[0].processes} starts"
         results.save(path, tables, samples=f"{samples}, 95 % intervals", **conditions)
@@ -119,16 +108,16 @@ def result_tables(
         reference: the variant that the pages call ctl.
         labels: variant -> its name on the pages, in the order of the rows.
     """
-    models = list(dict.fromkeys(f"{row.model}, batch {row.batch}" for row in rows))
     cells = {(row.variant, f"{row.model}, batch {row.batch}"): row for row in rows}
+    models = list(dict.fromkeys(model for _, model in cells))
 
     def table(title: str, digits: int, value: Callable[[Row], Any], names: Iterable[str]) -> Table:
-        lines = [[cells.get((name, model)) for model in models] for name in names]
+        lines = {name: [cells.get((name, model)) for model in models] for name in names}
         return Table(
             [(title, None), *((model, digits) for model in models)],
             [
-                [labels[name], *(row and value(row) for row in line)]
-                for name, line in zip(names, lines, strict=True)
+                [labels[n], *(r and value(r) for r in line)]
+                for n, line in lines.items()
                 if any(line)
             ],
         )

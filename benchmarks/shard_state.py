@@ -25,18 +25,6 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     flags = command_line.parse(
         __doc__, arguments, replicas=4, width=1024, batch=64, optimizer="Adam", steps=10, rounds=7
     )
-    row = measure(flags)
-    print(
-        f"{flags.optimizer}, {flags.replicas} replicas: slots {row['slots_mib'][1]:.2f} of "
-        f"{row['slots_mib'][0]:.2f} MiB per replica (share {row['share']:.4f}), CPU time of a step "
-        f"{row['seconds'][1] * 1e3:.1f} of {row['seconds'][0] * 1e3:.1f} ms (ratio {row['ratio']:.2f}, "
-        f"rounds {min(row['ratios']):.2f} to {max(row['ratios']):.2f}), same bits: {row['same_bits']}"
-    )
-    return row
-
-
-def measure(flags: argparse.Namespace) -> dict[str, Any]:
-    """Trains both trainers alternately; returns slots_mib, share, seconds, ratios and same_bits."""
     import tensorflow as tf
 
     from ctl import testing
@@ -51,17 +39,16 @@ def measure(flags: argparse.Namespace) -> dict[str, Any]:
             each.append((time.process_time() - start) / flags.steps)
     ratios = [b / a for a, b in zip(*times, strict=True)][1:]  # the first round traces
     slots = [_slot_bytes(trainer) for trainer in trainers]
-    weights = [
-        [v.numpy().tobytes() for v in trainer.model.trainable_variables] for trainer in trainers
-    ]
-    return {
-        "slots_mib": [size / _MIB for size in slots],
-        "share": slots[1] / slots[0],
-        "seconds": [statistics.median(each[1:]) for each in times],
-        "ratios": ratios,
-        "ratio": statistics.median(ratios),
-        "same_bits": weights[0] == weights[1],
-    }
+    weights = [[w.tobytes() for w in trainer.model.get_weights()] for trainer in trainers]
+    seconds = [1e3 * statistics.median(each[1:]) for each in times]
+    share, ratio, same = slots[1] / slots[0], statistics.median(ratios), weights[0] == weights[1]
+    print(
+        f"{flags.optimizer}, {flags.replicas} replicas: slots {slots[1] / _MIB:.2f} of "
+        f"{slots[0] / _MIB:.2f} MiB per replica (share {share:.4f}), CPU time of a step "
+        f"{seconds[1]:.1f} of {seconds[0]:.1f} ms (ratio {ratio:.2f}, "
+        f"rounds {min(ratios):.2f} to {max(ratios):.2f}), same bits: {same}"
+    )
+    return {"share": share, "ratios": ratios, "ratio": ratio, "same_bits": same}
 
 
 def _slot_bytes(trainer: Any) -> int:
@@ -75,27 +62,28 @@ def _trainer(flags: argparse.Namespace, shard: bool) -> Any:
     import tensorflow as tf
     import tf_keras
 
+    from benchmarks import models, variants
     import ctl
     from ctl import testing
 
     tf.get_logger().setLevel("ERROR")
 
-    class Trainer(ctl.StandardTrainer):
-        def build_model(self) -> Any:
-            layers = [tf_keras.layers.Dense(flags.width, activation="tanh") for _ in range(4)]
-            return tf_keras.Sequential([tf_keras.layers.InputLayer((flags.width,)), *layers])
+    class Layers(models.Model):
+        def build(self, keras: Any, dropout: float = 0.0) -> Any:
+            layers = [keras.layers.Dense(flags.width, activation="tanh") for _ in range(4)]
+            return keras.Sequential([keras.layers.InputLayer((flags.width,)), *layers])
 
-        def build_dataset(self, split: str, input_context: Any) -> Any:
-            draw = np.random.default_rng(0)
-            rows = draw.normal(size=(flags.batch, flags.width)).astype(np.float32)
-            return ctl.data.arrays({"x": rows, "label": rows[:, ::-1].copy()})
+        def arrays(self) -> Any:
+            rows = np.random.default_rng(0).normal(size=(flags.batch, flags.width))
+            rows = rows.astype(np.float32)
+            return rows, rows[:, ::-1].copy()
 
-        def per_example_loss(self, batch: Any, outputs: Any) -> Any:
-            return tf.reduce_mean(tf.square(batch["label"] - outputs), axis=-1)
+        def loss_fn(self, keras: Any) -> Any:
+            return lambda labels, outputs: tf.reduce_mean(tf.square(labels - outputs), axis=-1)
 
-    return Trainer(
+    return variants.Trainer(
+        Layers(flags.batch, has_accuracy=False),
         strategy=testing.make_strategy(flags.replicas),
-        global_batch_size=flags.batch,
         optimizer=getattr(tf_keras.optimizers, flags.optimizer),
         options=ctl.TrainerOptions(shard_state=shard, prefetch=1),
     )

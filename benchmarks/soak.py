@@ -21,13 +21,13 @@ The memory of a process is its anonymous memory (RssAnon of Linux), without the 
 import argparse
 from collections.abc import Sequence
 import contextlib
+import dataclasses
 import os
 import pathlib
 import random
 import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 import uuid
@@ -36,10 +36,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from benchmarks import chaos, counting
 from benchmarks import flags as command_line
-from benchmarks.chaos import check, print_progress
-from benchmarks.process_memory import Memory, growth_between_starts, sample
+from benchmarks.chaos import check
+from benchmarks.windows import memory_mib, print_progress
 from benchmarks.workdir_state import latest_checkpoint, read_events, read_weights
-from ctl.loop.checkpoints.files import CheckpointFiles
 from tests.support.faults import signals
 
 KEYS = {
@@ -50,13 +49,52 @@ KEYS = {
     "model.pause": 0.25,
 }
 SAMPLE_SECONDS = 2.0
+SETTLING = 10.0  # seconds after the first new checkpoint during which a process may still grow
 MARK = "CTL_SOAK"  # an environment variable by which the processes are recognized
-_MIB = 2**20
+
+
+@dataclasses.dataclass
+class Memory:
+    """The memory of one process.
+
+    Attributes:
+        name: the process, such as "worker 1".
+        checkpoint: the step of the latest checkpoint when the process was first seen.
+        samples: (time, MiB) since `SETTLING` seconds after the next checkpoint.
+        settling: the monotonic time in seconds at which the samples begin; None before that checkpoint.
+    """
+
+    name: str
+    checkpoint: int
+    samples: list[tuple[float, float]] = dataclasses.field(default_factory=list)
+    settling: float | None = None
+
+    def add(self, now: float, size: float, checkpoint: int) -> None:
+        """Adds a sample, unless the process may still be tracing its first steps."""
+        if self.settling is None and checkpoint > self.checkpoint:
+            self.settling = now + SETTLING
+        if self.settling is not None and now >= self.settling:
+            self.samples.append((now, size))
+
+    def median(self) -> float:
+        """Returns the median of the samples in MiB."""
+        return statistics.median(size for _, size in self.samples)
+
+    def growth(self) -> float | None:
+        """Returns the relative growth from the first to the last fifth of the samples.
+
+        The medians of both are compared; 0.01 is a growth of 1 %. None with fewer than ten samples.
+        """
+        sizes = [size for _, size in self.samples]
+        part = len(sizes) // 5
+        return None if part < 2 else _growth(sizes, part)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Trains and kills processes, checks the results and prints a table."""
-    flags = parse(arguments)
+    flags = command_line.parse(
+        __doc__, arguments, minutes=60.0, kill_every=120.0, workers=2, seed=0, limit=2.0
+    )
     with tempfile.TemporaryDirectory(prefix="ctl-soak-") as name:
         folder = pathlib.Path(name)
         workdir, temporary = folder / "soak", folder / "temporary"
@@ -67,32 +105,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         left = sorted(path.name for path in temporary.iterdir())
         check(not left, f"temporary files are left: {left}")
         resumed = check_events(read_events(workdir))
-        damaged = CheckpointFiles(workdir / "checkpoints").damaged()
-        check(not damaged, f"damaged checkpoints {damaged}")
+        chaos.check_checkpoints(workdir)
         weights = read_weights(workdir)
-        (counts,) = [value for key, value in weights.items() if key.startswith("consumed/")]
-        epochs, rest = counting.check_consumed(counts, steps)
+        examples = chaos.count_examples(weights, steps)
         print(table(flags, memories, kills, resumed, steps), flush=True)
-        print(
-            f"| epochs x examples, each consumed once | {epochs} x {counting.EXAMPLES} and {rest} |"
-        )
-        check_memory(flags, memories)
+        print(f"| epochs x examples, each consumed once | {examples} |")
+        check_memory(flags.limit / 100, memories)
         difference = compare_undisturbed(flags, folder, steps, weights)
         print(f"| largest difference of all weights, slots and counters | {difference:g} |")
         check(difference == 0.0, "the disturbed run has another result")
-
-
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parses the command line."""
-    return command_line.parse(
-        __doc__,
-        arguments,
-        minutes=60.0,
-        kill_every=120.0,
-        workers=2,
-        seed=0,
-        limit=2.0,
-    )
 
 
 def command(flags: argparse.Namespace, workdir: pathlib.Path, keys: dict) -> list[str]:
@@ -109,20 +130,6 @@ def launch(flags: argparse.Namespace) -> list[str]:
     return ["-m", "ctl.launch", f"--workers={flags.workers}", "--max_restarts=1000000", "--"]
 
 
-def start(
-    command: list[str], log: pathlib.Path, environment: dict[str, str] | None = None
-) -> subprocess.Popen:
-    """Starts a command; its output is appended to `log`."""
-    with open(log, "a") as file:
-        return subprocess.Popen(
-            [sys.executable, *command],
-            cwd=chaos.ROOT,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env=environment,
-        )
-
-
 def soak(
     flags: argparse.Namespace, workdir: pathlib.Path, environment: dict[str, str]
 ) -> tuple[list[Memory], int]:
@@ -130,7 +137,7 @@ def soak(
     rng = random.Random(flags.seed)
     log = workdir.with_suffix(".log")
     options = command(flags, workdir, KEYS)
-    launcher = start([*launch(flags), *options], log, environment)
+    launcher = chaos.start([*launch(flags), *options], log, env=environment)
     evaluator: subprocess.Popen | None = None
     memories: dict[int, Memory] = {}
     kills, begin = 0, time.monotonic()
@@ -141,7 +148,7 @@ def soak(
             check(launcher.poll() is None, f"the launcher ended:\n{log.read_text()[-3000:]}")
             if evaluator is None and latest_checkpoint(workdir):
                 mode = ["-m", "ctl.main", "--mode=continuous_eval"]
-                evaluator = start([*mode, *options], log, environment)
+                evaluator = chaos.start([*mode, *options], log, env=environment)
             workers = signals.workers(launcher.pid)
             pids = {**workers, "launcher": launcher.pid}
             if evaluator:
@@ -152,13 +159,12 @@ def soak(
             is_time = next_kill <= time.monotonic() < end - 60
             if is_time and len(workers) == flags.workers:
                 name = rng.choice(sorted(workers))
-                signals.drop(launcher.pid, name)
+                os.kill(workers[name], signal.SIGKILL)
                 kills += 1
                 next_kill += flags.kill_every * rng.uniform(0.75, 1.25)
                 step = latest_checkpoint(workdir)
-                print_progress(
-                    f"{time.monotonic() - begin:.0f} s: killed {name} after step {step}."
-                )
+                seconds = time.monotonic() - begin
+                print_progress(f"{seconds:.0f} s: killed {name} after step {step}.")
         for process in (launcher, evaluator):
             if process:
                 process.send_signal(signal.SIGTERM)
@@ -209,9 +215,42 @@ def check_events(events: list[dict]) -> int:
     return names.count("resume")
 
 
-def check_memory(flags: argparse.Namespace, memories: list[Memory]) -> None:
+def growth_between_starts(memories: list[Memory]) -> dict[str, float]:
+    """Returns the relative growth of each task from its first to its last starts.
+
+    The medians of the first and of the last third of the starts are compared. Tasks that were started
+    only once are not in the result.
+    """
+    growth = {}
+    for name in dict.fromkeys(memory.name for memory in memories):
+        medians = [m.median() for m in memories if m.name == name and m.samples]
+        if len(medians) > 1:
+            growth[name] = _growth(medians, max(1, len(medians) // 3))
+    return growth
+
+
+def _growth(sizes: list[float], part: int) -> float:
+    """The relative growth from the median of the first part of some sizes to that of the last one."""
+    return statistics.median(sizes[-part:]) / statistics.median(sizes[:part]) - 1
+
+
+def sample(pids: dict[str, int], memories: dict[int, Memory], checkpoint: int) -> None:
+    """Adds one sample of each process.
+
+    Args:
+        pids: name -> pid of each process.
+        memories: pid -> memory; new processes are added.
+        checkpoint: the step of the latest checkpoint.
+    """
+    for name, pid in pids.items():
+        with contextlib.suppress(OSError, TypeError):  # it has ended, or is ending
+            size = memory_mib("RssAnon", pid)
+            memories.setdefault(pid, Memory(name, checkpoint))
+            memories[pid].add(time.monotonic(), size, checkpoint)
+
+
+def check_memory(limit: float, memories: list[Memory]) -> None:
     """Checks the growth of each process, and of each worker from its first to its last start."""
-    limit = flags.limit / 100
     for memory in memories:
         growth = memory.growth() or 0.0  # None with too few samples
         check(growth <= limit, f"{memory.name} grew by {growth:.1%}")
@@ -225,12 +264,11 @@ def table(
     """Returns the results as a table."""
     lines = [f"| {flags.minutes:g} minutes, {flags.workers} workers | |", "|---|---|"]
     lines += [f"| kills; restarts; steps | {kills}; {resumed}; {steps} |"]
-    for name in dict.fromkeys(memory.name for memory in memories):
-        same = [memory for memory in memories if memory.name == name and memory.samples]
-        text = f"{statistics.median(m.median() for m in same) / _MIB:.1f} MiB" if same else "-"
-        growths = [growth for memory in same if (growth := memory.growth()) is not None]
-        text += f"; grew by at most {max(growths):.2%}" if growths else ""
-        lines.append(f"| {name}, {len(same)} processes | {text} |")
+    for memory in memories:
+        if memory.samples:
+            growth = memory.growth()  # None with too few samples
+            text = "" if growth is None else f"; grew by {growth:.2%}"
+            lines.append(f"| {memory.name} | {memory.median():.1f} MiB{text} |")
     return "\n".join(lines)
 
 
@@ -242,7 +280,7 @@ def compare_undisturbed(
     workdir = folder / "undisturbed"
     keys = {"train.steps": steps, "train.checkpoint_interval": steps, "model.pause": 0.0}
     log = workdir.with_suffix(".log")
-    process = start([*launch(flags), *command(flags, workdir, KEYS | keys)], log)
+    process = chaos.start([*launch(flags), *command(flags, workdir, KEYS | keys)], log)
     check(process.wait() == 0, f"the undisturbed run failed:\n{log.read_text()[-3000:]}")
     return chaos.largest_difference(read_weights(workdir), weights)
 

@@ -41,6 +41,19 @@ def true_update() -> float:
     return float(np.mean(2 * x * (y - W * x)))
 
 
+def ctl_update() -> float:
+    """`ctl.Step`, which knows the global batch size, but not how it is split."""
+    step = ctl.Step(
+        lambda: make_model(tf_keras),
+        lambda: tf_keras.optimizers.SGD(1.0),
+        lambda batch, outputs: squared_error(batch["y"], outputs),
+        global_batch_size=3,
+        strategy=make_strategy(),
+    )
+    step(next(iter(step.strategy.experimental_distribute_dataset(named_dataset()))))
+    return weight_change(step.model)
+
+
 def tf_keras_fit_update() -> float:
     """tf_keras `Model.fit`, as in https://www.tensorflow.org/tutorials/distribute/keras."""
     strategy = make_strategy()
@@ -91,25 +104,18 @@ def orbit_example_update() -> float:
     with strategy.scope():
         model = make_model(tf_keras)
         trainer = single_task_trainer.SingleTaskTrainer(
-            train_dataset=strategy.experimental_distribute_dataset(
-                make_dataset(3).map(lambda x, y: {"x": x, "y": y})
-            ),
+            train_dataset=strategy.experimental_distribute_dataset(named_dataset()),
             label_key="y",
             model=tf_keras.Model({"x": model.input}, model.output),
             loss_fn=squared_error,
             optimizer=tf_keras.optimizers.SGD(1.0),
         )
-    controller = orbit.Controller(
-        strategy=strategy,
-        trainer=trainer,
-        global_step=trainer.optimizer.iterations,
-        steps_per_loop=1,
-    )
-    controller.train(steps=1)
+    options = {"global_step": trainer.optimizer.iterations, "steps_per_loop": 1}
+    orbit.Controller(strategy=strategy, trainer=trainer, **options).train(steps=1)
     return weight_change(model)
 
 
-def custom_loop_update(dataset_batch_size: int, global_batch_size: int | None) -> float:
+def custom_loop_update(global_batch_size: int | None) -> float:
     """One step of the loop of https://www.tensorflow.org/tutorials/distribute/custom_training.
 
     Its loss is `tf.nn.compute_average_loss` with this global batch size: 4 is a constant, although the
@@ -133,7 +139,7 @@ def custom_loop_update(dataset_batch_size: int, global_batch_size: int | None) -
     def distributed_train_step(batch):
         strategy.run(train_step, args=batch)
 
-    for batch in strategy.experimental_distribute_dataset(make_dataset(dataset_batch_size)):
+    for batch in strategy.experimental_distribute_dataset(make_dataset(4)):
         distributed_train_step(batch)
     return weight_change(model)
 
@@ -157,18 +163,16 @@ def make_dataset(batch_size: int) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices((X, Y)).batch(batch_size)
 
 
+def named_dataset() -> tf.data.Dataset:
+    """Returns the same batch as a dict."""
+    return make_dataset(3).map(lambda x, y: {"x": x, "y": y})
+
+
 def make_model(keras_module):
     """Builds the model y = w * x in tf_keras or Keras 3, with w = 1."""
-    return keras_module.Sequential(
-        [
-            keras_module.Input((1,), name="x"),
-            keras_module.layers.Dense(
-                1,
-                use_bias=False,
-                kernel_initializer=keras_module.initializers.Constant(W),
-            ),
-        ]
-    )
+    initial = keras_module.initializers.Constant(W)
+    dense = keras_module.layers.Dense(1, use_bias=False, kernel_initializer=initial)
+    return keras_module.Sequential([keras_module.Input((1,), name="x"), dense])
 
 
 def squared_error(y: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
@@ -181,8 +185,11 @@ def weight_change(model) -> float:
     return float(model.trainable_variables[0].numpy()[0, 0]) - W
 
 
-def print_table() -> None:
+def main() -> None:
     """Prints every program's update as a markdown table."""
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    print("Mean squared error, 3 examples, split 2 + 1:\n")
     programs = {
         "true update (numpy)": true_update,
         "ctl": ctl_update,
@@ -190,16 +197,13 @@ def print_table() -> None:
         "Keras 3 `model.fit`": keras_3_fit_update,
         "Keras 3 `model.fit`, the uneven batch first": keras_3_fit_first_batch_update,
         "Orbit's example trainer": orbit_example_update,
-        "`tf.nn.compute_average_loss`, nominal batch of 4": functools.partial(
-            custom_loop_update, dataset_batch_size=4, global_batch_size=4
-        ),
-        "`tf.nn.compute_average_loss`, actual batch of 3": functools.partial(
-            custom_loop_update, dataset_batch_size=4, global_batch_size=3
-        ),
-        "`tf.nn.compute_average_loss`, no batch size": functools.partial(
-            custom_loop_update, dataset_batch_size=4, global_batch_size=None
-        ),
-    }
+        **{
+            f"`tf.nn.compute_average_loss`, {words}": functools.partial(custom_loop_update, size)
+            for words, size in {
+                "nominal batch of 4": 4, "actual batch of 3": 3, "no batch size": None
+            }.items()
+        },
+    }  # fmt: skip
     print("| program | update of w | error |")
     print("|---|---:|---:|")
     for program, update in programs.items():
@@ -215,39 +219,6 @@ def cells(update) -> tuple[str, str]:
         return f"raises {type(error).__name__}", ""
     relative = value / true_update() - 1
     return f"{value:.4f}", "0" if abs(relative) < 1e-6 else f"{relative:+.1%}"
-
-
-def main() -> None:
-    """Prints the table."""
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-    print("Mean squared error, 3 examples, split 2 + 1:\n")
-    print_table()
-
-
-def ctl_update() -> float:
-    """A minimal `ctl.StandardTrainer`; it knows the global batch size, but not how it is split."""
-
-    class Trainer(ctl.StandardTrainer):
-        def build_model(self):
-            return make_model(tf_keras)
-
-        def build_dataset(self, split, input_context):
-            return ctl.data.arrays({"x": X, "y": Y})
-
-        def per_example_loss(self, batch, outputs):
-            return tf.square(batch["y"] - outputs[:, 0])
-
-        def forward(self, batch, training):
-            return self.model(batch["x"], training=training)
-
-    trainer = Trainer(
-        strategy=make_strategy(),
-        global_batch_size=3,
-        optimizer=lambda: tf_keras.optimizers.SGD(1.0),
-    )
-    trainer.train(tf.constant(1))
-    return weight_change(trainer.model)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ tf.data pipeline, that of the tutorials; ctl reads its own.
 """
 
 from collections.abc import Callable
+import functools
+import importlib
 import os
 
 os.environ["KERAS_BACKEND"] = "tensorflow"  # Keras 3 reads it when imported; tf_keras ignores it
@@ -41,14 +43,17 @@ def run(name: str, model: Model, tick: Tick) -> None:
         run_ctl(name.removeprefix(CTL), model, tick)
         return
     set_precision(tf_keras, model)
-    if name == OWN_LOOP:
-        run_own_loop(model, tick)
-    elif name in FITS:
+    if name in FITS:
         run_fit(model, tick, keras_3=name.startswith("Keras 3"), best=name.endswith("options"))
-    elif name == TUTORIAL:
-        run_tutorial(model, tick)
-    else:
+    elif name in REFERENCES:
         run_loop(model, tick, jit=name == LOOP_XLA)
+    else:
+        {OWN_LOOP: run_own_loop, TUTORIAL: run_tutorial}[name](model, tick)
+
+
+def import_keras(keras_3: bool):
+    """Returns Keras 3 or tf_keras."""
+    return importlib.import_module("keras") if keras_3 else tf_keras
 
 
 def set_precision(keras, model: Model) -> None:
@@ -65,11 +70,7 @@ class Trainer(ctl.StandardTrainer):
         super().__init__(global_batch_size=model.batch, **arguments)
 
     def build_model(self):
-        if self._keras_3:
-            import keras
-        else:
-            keras = tf_keras
-        return self._benchmark.build(keras, self._dropout)
+        return self._benchmark.build(import_keras(self._keras_3), self._dropout)
 
     def build_dataset(self, split, input_context):
         x, y = self._benchmark.arrays()
@@ -85,16 +86,19 @@ class Trainer(ctl.StandardTrainer):
 def run_ctl(mode: str, model: Model, tick: Tick) -> None:
     keras_3, mode = mode.endswith(KERAS_3), mode.removesuffix(KERAS_3)
     placement = {"placement": "device"} if mode.endswith(RESIDENT) else {}
-    options = ctl.TrainerOptions(
-        xla=mode.removesuffix(RESIDENT), precision=model.precision, **placement
-    )
+    xla = mode.removesuffix(RESIDENT)
+    options = ctl.TrainerOptions(xla=xla, precision=model.precision, **placement)
     trainer = Trainer(
         model, optimizer=lambda: model.optimizer(tf_keras), options=options, keras_3=keras_3
     )
     tick.sync = make_sync(trainer.model)
+    call_endlessly(trainer.train, model, tick)
+
+
+def call_endlessly(loop: Callable[[tf.Tensor], object], model: Model, tick: Tick) -> None:
     steps = tf.constant(model.steps_per_loop)
     while True:
-        trainer.train(steps)
+        loop(steps)
         tick(model.steps_per_loop)
 
 
@@ -118,9 +122,7 @@ def run_own_loop(model: Model, tick: Tick) -> None:
         for _ in tf.range(steps):
             step(next(iterator))
 
-    while True:
-        loop(iterator, tf.constant(model.steps_per_loop))
-        tick(model.steps_per_loop)
+    call_endlessly(functools.partial(loop, iterator), model, tick)
 
 
 def run_tutorial(model: Model, tick: Tick) -> None:
@@ -143,19 +145,13 @@ def run_loop(model: Model, tick: Tick, *, jit: bool) -> None:
         for _ in tf.range(steps):
             step(*next(iterator))
 
-    while True:
-        loop(iterator, tf.constant(model.steps_per_loop))
-        tick(model.steps_per_loop)
+    call_endlessly(functools.partial(loop, iterator), model, tick)
 
 
 def run_fit(model: Model, tick: Tick, *, keras_3: bool, best: bool) -> None:
     """Runs one long fit; `best` uses many steps per call and, on a GPU, XLA."""
-    if keras_3:
-        import keras
-
-        set_precision(keras, model)
-    else:
-        keras = tf_keras
+    keras = import_keras(keras_3)
+    set_precision(keras, model)
     network = model.build(keras)
     steps = model.steps_per_loop if best else 1
     network.compile(

@@ -47,7 +47,7 @@ class Windows:
         answer = {
             "steps": self._steps,
             "seconds": time.perf_counter() - self._start,
-            "peak_mib": peak_mib(),
+            "peak_mib": memory_mib("VmHWM"),
         }
         print(json.dumps(answer), file=self._answers, flush=True)
         self._wait_for_request()
@@ -60,10 +60,15 @@ class Windows:
         self._end = self._start + float(request)
 
 
-def peak_mib() -> float:
-    """Returns the peak memory of this process. `ru_maxrss` starts at the value of the parent."""
-    status = pathlib.Path("/proc/self/status").read_text()
-    return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) / 1024
+def memory_mib(name: str, pid: int | str = "self") -> float:
+    """Returns a size of a process by its name in /proc: VmRSS now, or VmHWM, its peak."""
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(rf"{name}:\s+(\d+) kB", status)[1]) / 1024
+
+
+def reset_peak() -> None:
+    """Lets VmHWM begin anew."""
+    pathlib.Path("/proc/self/clear_refs").write_text("5")
 
 
 @contextlib.contextmanager

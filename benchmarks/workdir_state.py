@@ -81,9 +81,9 @@ def read_weights(workdir: pathlib.Path) -> dict[str, np.ndarray]:
     return {name: reader.get_tensor(name) for name in names}
 
 
-def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
+def read_metrics(workdir: str | pathlib.Path) -> list[dict[str, Any]]:
     """Reads the lines of metrics.jsonl, without what depends on the machine."""
-    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    lines = map(json.loads, pathlib.Path(workdir, "metrics.jsonl").read_text().splitlines())
     return [
         {name: value for name, value in line.items() if not name.startswith(_MEASURED)}
         for line in lines

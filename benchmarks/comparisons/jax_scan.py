@@ -29,9 +29,8 @@ MODEL, OPTIMIZER = Mnist(dropout=0.5), optimizer("mnist")
 
 
 def read(name, offset, shape):
-    return np.frombuffer(
-        gzip.decompress((DATA / name).read_bytes()), np.uint8, offset=offset
-    ).reshape(shape)
+    raw = gzip.decompress((DATA / name).read_bytes())
+    return np.frombuffer(raw, np.uint8, offset=offset).reshape(shape)
 
 
 def make_loop(images, labels, dtype):

@@ -83,11 +83,9 @@ def keras_patience_after_restart() -> tuple[int, int]:
         stopping = tf_keras.callbacks.EarlyStopping("loss", patience=3)
         epochs = 0
         for first, end in segments:
-            history = model.fit(
-                np.ones([4, 1]), np.ones([4, 1]), epochs=end, initial_epoch=first, verbose=0,
-                callbacks=[stopping],
-            )  # fmt: skip
-            epochs += len(history.epoch)
+            options = {"epochs": end, "initial_epoch": first, "callbacks": [stopping]}
+            ones = np.ones([4, 1])
+            epochs += len(model.fit(ones, ones, verbose=0, **options).epoch)
         return epochs
 
     return train([(0, 20)]), train([(epoch, epoch + 2) for epoch in range(0, 20, 2)])
@@ -98,20 +96,15 @@ def main() -> None:
     tf.get_logger().setLevel("ERROR")
     with contextlib.redirect_stdout(io.StringIO()):  # Orbit's own lines
         saved, evaluated = orbit_intervals()
+    undisturbed, restarted = keras_patience_after_restart()
     print(f"tensorflow {tf.__version__}, tf_keras {tf_keras.__version__}")
-    print(
-        f"checkpoints every 4 steps, loops of 5: expected {expected_boundaries(4)}, orbit {saved}"
-    )
-    print(
-        f"evaluations every 6 steps, loops of 5: expected {expected_boundaries(6)}, orbit {evaluated}"
-    )
+    for what, interval, steps in (("checkpoints", 4, saved), ("evaluations", 6, evaluated)):
+        expected = expected_boundaries(interval)
+        print(f"{what} every {interval} steps, loops of 5: expected {expected}, orbit {steps}")
     best = orbit_best_after_nan()
     print(f"accuracies NaN, 0.5, 0.9 are a new best: expected [False, True, True], orbit {best}")
-    undisturbed, restarted = keras_patience_after_restart()
-    print(
-        f"epochs until early stopping with patience 3: keras fit {undisturbed}, "
-        f"resumed every 2 epochs {restarted}"
-    )
+    print(f"epochs until early stopping with patience 3: keras fit {undisturbed}, ", end="")
+    print(f"resumed every 2 epochs {restarted}")
 
 
 if __name__ == "__main__":

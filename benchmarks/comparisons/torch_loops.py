@@ -168,21 +168,17 @@ def main() -> None:
         torch.tensor([1.0, 2.0, 1.0, 2.0]), torch.tensor([4.0, 8.0, 7.0, 8.0]),
         torch.tensor([1.0, 1.0, 1.0, 0.0]),
     )  # fmt: skip
-    rows = [
-        ("3 examples on 2 replicas", EXACT, lambda: lightning_update(examples(), 2, **ddp),
-         lambda: accelerate_update(examples(), 2, processes=2)),
-        ("weights 1, 1 and 1, 0 on 2 replicas", EXACT, lambda: lightning_update(padded, 2, **ddp),
-         lambda: accelerate_update(padded, 2, processes=2)),
-        ("3 examples, accumulated 2 + 1", EXACT,
-         lambda: lightning_update(examples(), 2, accumulate_grad_batches=2),
-         lambda: accelerate_update(examples(), 2, accumulation=2)),
+    one, accumulated = examples(X[:1], Y[:1]), {"accumulate_grad_batches": 2}
+    cases = [
+        ("3 examples on 2 replicas", EXACT, examples(), 2, ddp, {"processes": 2}),
+        ("weights 1, 1 and 1, 0 on 2 replicas", EXACT, padded, 2, ddp, {"processes": 2}),
+        ("3 examples, accumulated 2 + 1", EXACT, examples(), 2, accumulated, {"accumulation": 2}),
         # 2 * (4 - 1): one batch is left for a window of 2.
-        ("1 batch in a window of 2", 6.0,
-         lambda: lightning_update(examples(X[:1], Y[:1]), 1, accumulate_grad_batches=2),
-         lambda: accelerate_update(examples(X[:1], Y[:1]), 1, accumulation=2)),
-    ]  # fmt: skip
-    for name, exact, by_lightning, by_accelerate in rows:
-        values = f"lightning {by_lightning():8.4f}   accelerate {by_accelerate():8.4f}"
+        ("1 batch in a window of 2", 6.0, one, 1, accumulated, {"accumulation": 2}),
+    ]
+    for name, exact, data, batch, of_lightning, of_accelerate in cases:
+        values = f"lightning {lightning_update(data, batch, **of_lightning):8.4f}   "
+        values += f"accelerate {accelerate_update(data, batch, **of_accelerate):8.4f}"
         print(f"update, {name:38}exact {exact:8.4f}   {values}")
     print(
         f"mean of 1, 2, 3, 4, 100 evaluated on 2 replicas: exact 22, lightning {evaluated_mean():g}"

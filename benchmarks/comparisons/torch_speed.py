@@ -66,12 +66,11 @@ def measure(name, network, shape, classes, *, batch, steps, dtype, compiled):
     network = network.to(DEVICE, memory_format=layout)
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-3, fused=DEVICE == "cuda")
     scaler = torch.amp.GradScaler(DEVICE, enabled=dtype == torch.float16 and DEVICE == "cuda")
-    if images:
-        x = torch.randn(4 * batch, *shape, device=DEVICE).to(memory_format=layout)
-        y = torch.randint(0, classes, (len(x),), device=DEVICE)
-    else:  # a byte for each byte
-        x = torch.randint(0, classes, (4 * batch, *shape), device=DEVICE)
-        y = torch.randint(0, classes, (4 * batch, *shape), device=DEVICE)
+    # The label of an image is a number, that of a text a byte for each byte.
+    size = (4 * batch, *shape)
+    y = torch.randint(0, classes, size[:1] if images else size, device=DEVICE)
+    x = torch.randn(*size, device=DEVICE) if images else torch.randint_like(y, classes)
+    x = x.to(memory_format=layout)
 
     def loss_fn(x, y):
         with torch.autocast(DEVICE, dtype, enabled=dtype != torch.float32):
@@ -116,25 +115,19 @@ def main():
     if SMALL:
         image, size, many = (3, 32, 32), {"batch": 2, "steps": 1}, {"batch": 8, "steps": 1}
     half = torch.bfloat16 if SMALL else torch.float16
-    text, few = (
-        ((32,), {"batch": 2, "steps": 1}) if SMALL else ((1024,), {"batch": 32, "steps": 10})
-    )
+    text, few = (1024,), {"batch": 32, "steps": 10, "dtype": torch.bfloat16}
+    if SMALL:
+        text, few = (32,), {**few, "batch": 2, "steps": 1}
+    double = {**few, "batch": 2 * few["batch"]}
     networks = [
         ("resnet50, float16", resnet50, image, 1000, {**size, "dtype": half}),
-        ("transformer, bfloat16", transformer, text, 256, {**few, "dtype": torch.bfloat16}),
-        (
-            "transformer, bfloat16, batch 64",
-            transformer,
-            text,
-            256,
-            {**few, "batch": 2 * few["batch"], "dtype": torch.bfloat16},
-        ),
+        ("transformer, bfloat16", transformer, text, 256, few),
+        ("transformer, bfloat16, batch 64", transformer, text, 256, double),
         ("mnist256, float32", mnist, digit, 10, {**many, "dtype": torch.float32}),
     ]
-    ways = [(False, "eager"), (True, "compiled")]
-    for compiled, way in ways[:1] if SMALL else ways:
+    for way in ("eager",) if SMALL else ("eager", "compiled"):
         for name, make, shape, classes, options in networks:
-            run(f"{name}, {way}", make, shape, classes, compiled=compiled, **options)
+            run(f"{name}, {way}", make, shape, classes, compiled=way == "compiled", **options)
 
 
 def run(name, make, *arguments, **options):

@@ -52,12 +52,11 @@ def tutorial(version: ModuleType, make_optimizer: Callable[[], Any], *, names_ba
     """
 
     def build(strategy: tf.distribute.Strategy, global_batch_size: int) -> testing.Loop:
+        losses, options = version.losses, {"from_logits": True, "reduction": "none"}
         with strategy.scope():
             model, optimizer = make_model(version), make_optimizer()
             accuracy = version.metrics.SparseCategoricalAccuracy(name="train_accuracy")
-            loss_object = version.losses.SparseCategoricalCrossentropy(
-                from_logits=True, reduction="none"
-            )
+            loss_object = losses.SparseCategoricalCrossentropy(**options)
 
         def replica_step(inputs: Any) -> tf.Tensor:
             features, labels = inputs
@@ -86,13 +85,11 @@ def orbit_example(strategy: tf.distribute.Strategy, global_batch_size: int) -> A
     with strategy.scope():
         inputs = tf_keras.Input([FEATURES], name="x")
         outputs = make_model(tf_keras)(inputs)
+        model = tf_keras.Model({"x": inputs}, outputs)
+        loss = tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+        accuracy = tf_keras.metrics.SparseCategoricalAccuracy("accuracy")
         return single_task_trainer.SingleTaskTrainer(
-            None,
-            "label",
-            tf_keras.Model({"x": inputs}, outputs),
-            tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none"),
-            tf_keras.optimizers.Adam(),
-            metrics=tf_keras.metrics.SparseCategoricalAccuracy("accuracy"),
+            None, "label", model, loss, tf_keras.optimizers.Adam(), metrics=accuracy
         )
 
 
@@ -150,9 +147,8 @@ def main() -> None:
     """Prints the table of docs/prove-your-loop.md."""
     tf.get_logger().setLevel("ERROR")
     testing.split_cpu(4)
-    print(
-        f"tensorflow {tf.__version__}, tf_keras {tf_keras.__version__}, keras {keras.__version__}\n"
-    )
+    versions = f"tensorflow {tf.__version__}, tf_keras {tf_keras.__version__}"
+    print(f"{versions}, keras {keras.__version__}\n")
     print("| program | verdict | 4 + 4 rows | 3 + 2 | 2 + 2 + 2 + 2 | 2 + 2 + 1 + 0 | cause |")
     print("|---|---|---|---|---|---|---|")
     for row in rows(sys.argv[1:]):

@@ -13,6 +13,7 @@ code is 1 if there was such a line.
 
 import argparse
 from collections.abc import Sequence
+import contextlib
 import json
 import os
 import pathlib
@@ -22,7 +23,6 @@ import sys
 import tempfile
 import threading
 import time
-from typing import Any
 
 from benchmarks import flags as command_line
 from benchmarks.gpu.parts import PARTS
@@ -33,7 +33,17 @@ STDERR_LINES = 5  # of a process that fails, in the line with its error
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the parts; returns the exit code."""
-    flags = parse(arguments)
+    flags = command_line.parse(
+        __doc__,
+        arguments,
+        choices={"parts": PARTS},
+        parts=list(PARTS),
+        out=pathlib.Path,
+        seconds=TOTAL_SECONDS,
+        small=False,
+        jax_python=sys.executable,
+        torch_python=sys.executable,
+    )
     start, failures = time.monotonic(), 0
     with open(flags.out, "a") if flags.out else open(os.dup(sys.stdout.fileno()), "w") as file:
         for name in flags.parts:
@@ -49,28 +59,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if failures else 0
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parses the command line."""
-    return command_line.parse(
-        __doc__,
-        arguments,
-        choices={"parts": PARTS},
-        parts=list(PARTS),
-        out=pathlib.Path,
-        seconds=TOTAL_SECONDS,
-        small=False,
-        jax_python=sys.executable,
-        torch_python=sys.executable,
-    )
-
-
 def run_part(name: str, seconds: float, flags: argparse.Namespace):
     """Runs a part in its own process; yields its results, and at the end what went wrong."""
     if seconds < 1:
         yield {"error": "skipped, because the time of the run is over"}
         return
     start = time.monotonic()
-    command = [sys.executable, "-m", "benchmarks.gpu.part", name]
+    command = [sys.executable, "-m", "benchmarks.gpu.parts", name]
     command += [f"--jax_python={flags.jax_python}", f"--torch_python={flags.torch_python}"]
     command += ["--small"] if flags.small else []
     with tempfile.TemporaryFile("w+") as stderr:
@@ -89,26 +84,18 @@ def run_part(name: str, seconds: float, flags: argparse.Namespace):
             kill(process)
         if code:
             stderr.seek(0)
-            yield {"error": describe_end(code, seconds), "stderr": last_lines(stderr.read())}
+            error = f"ended with exit code {code}"
+            if code == -signal.SIGKILL:
+                error = f"killed, by the time limit of {seconds:.0f} s or for its memory"
+            lines = stderr.read().strip().splitlines()[-STDERR_LINES:]
+            yield {"error": error, "stderr": [line[:300] for line in lines]}
     yield {"name": "part", "seconds": round(time.monotonic() - start, 1)}
 
 
 def kill(process: subprocess.Popen) -> None:
     """Ends a part and the processes that it has started."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-
-
-def describe_end(code: int, seconds: float) -> str:
-    if code == -signal.SIGKILL:
-        return f"killed, by the time limit of {seconds:.0f} s or for its memory"
-    return f"ended with exit code {code}"
-
-
-def last_lines(text: str) -> list[Any]:
-    return [line[:300] for line in text.strip().splitlines()[-STDERR_LINES:]]
 
 
 if __name__ == "__main__":

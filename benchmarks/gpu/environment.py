@@ -17,13 +17,9 @@ def describe(report: Report) -> None:
     """Reports the devices, the driver and the versions of packages."""
     report("python", version=platform.python_version())
     report("host", **results.describe_host())
-    versions = {"tensorflow": tf.__version__}
-    for name in _PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    report("packages", **versions)
+    found = {name: [*importlib.metadata.distributions(name=name)] for name in _PACKAGES}
+    versions = {name: each[0].version for name, each in found.items() if each}
+    report("packages", **{"tensorflow": tf.__version__, **versions})
     report("tensorflow build", **{k: str(v) for k, v in tf.sysconfig.get_build_info().items()})
     with report.attempt("driver"):
         report("driver", gpus=[str(each) for each in gpu.describe_gpus()])

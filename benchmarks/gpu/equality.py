@@ -17,19 +17,12 @@ _NORMAL_TOLERANCE = 1e-4  # of numbers up to 6 in float32
 class Trainer(ctl.StandardTrainer):
     """A small network with convolutions, synchronized batch normalization and dropout."""
 
-    normalized, dropout = True, 0.4
-    bad_replica: int | None = None  # its losses are infinite at step 2
-
-    def __init__(self, **arguments):
-        super().__init__(**arguments)
-        if self.bad_replica is not None:
-            testing.plant(self, np.inf, replica=self.bad_replica, step=2)
+    normalized = True
 
     def build_model(self):
         norm = [ctl.SyncBatchNormalization()] if self.normalized else []
         layers = [_L.Conv2D(8, 3), *norm, _L.Activation("tanh"), _L.Flatten()]
-        dropout = [_L.Dropout(self.dropout)] if self.dropout else []
-        return tf_keras.Sequential([_L.Input((8, 8, 3)), *layers, *dropout, _L.Dense(5)])
+        return tf_keras.Sequential([_L.Input((8, 8, 3)), *layers, _L.Dropout(0.4), _L.Dense(5)])
 
     def build_dataset(self, split, input_context):
         draw = np.random.default_rng(0)
@@ -46,6 +39,12 @@ class Trainer(ctl.StandardTrainer):
         )
 
 
+class Plain(Trainer):
+    """Without batch normalization."""
+
+    normalized = False
+
+
 def check_equivalence(report: Report) -> None:
     """float64: 1, 2 and 4 logical GPUs against one replica on the CPU, which has the same masks."""
     devices.split(4)
@@ -57,22 +56,12 @@ def check_equivalence(report: Report) -> None:
             with report.attempt(name):
                 strategy = devices.make_strategy(replicas)
                 trainer = _train(strategy, batch, steps, precision="float64")
-                difference = _largest_difference(trainer, reference)
-                report(name, largest_difference=difference, **_verdict(difference < 1e-10))
+                _report_difference(report, name, trainer, reference, 1e-10)
     with report.attempt("2 micro-batches"):
-        trainer = _train(
-            *(devices.make_strategy(2), 8, steps),
-            cls=type("Plain", (Trainer,), {"normalized": False}),
-            precision="float64",
-            micro_batches=2,
-        )
-        reference = _train(
-            *(devices.make_strategy(1, kind="CPU"), 8, steps),
-            cls=type("Plain", (Trainer,), {"normalized": False}),
-            precision="float64",
-        )
-        difference = _largest_difference(trainer, reference)
-        report("2 micro-batches", largest_difference=difference, **_verdict(difference < 1e-10))
+        options = {"cls": Plain, "precision": "float64"}
+        trainer = _train(devices.make_strategy(2), 8, steps, micro_batches=2, **options)
+        reference = _train(devices.make_strategy(1, kind="CPU"), 8, steps, **options)
+        _report_difference(report, "2 micro-batches", trainer, reference, 1e-10)
 
 
 def check_overflow(report: Report) -> None:
@@ -82,19 +71,16 @@ def check_overflow(report: Report) -> None:
         for bad in sorted({0, replicas - 1}):
             name = f"{replicas} {devices.KIND}, replica {bad} overflows"
             with report.attempt(name):
-                cls = type("Overflowing", (Trainer,), {"bad_replica": bad})
                 strategy = devices.make_strategy(replicas)
                 # A scale that fits from the first step on, so that only the planted step overflows.
-                trainer = _train(strategy, 8, 5, cls=cls, precision="float16", scale=64.0)
-                skipped, scale = (
-                    int(trainer.skipped_steps.numpy()),
-                    float(trainer.optimizer.loss_scale),
-                )
+                trainer = _train(strategy, 8, 5, bad=bad, precision="float16", scale=64.0)
+                skipped = int(trainer.skipped_steps.numpy())
+                scale = float(trainer.optimizer.loss_scale)
                 same = _copies_are_equal(trainer)
                 finite = all(np.isfinite(w).all() for w in trainer.model.get_weights())
                 right = skipped == 1 and scale == 32.0 and same and finite
                 report(
-                    *(name,),
+                    name,
                     skipped_steps=skipped,
                     loss_scale=scale,
                     copies_are_equal=same,
@@ -134,22 +120,19 @@ def check_logical_shards(report: Report) -> None:
     """float32 with `runtime.logical_shards`: the same bits on 1, 2 and 4 replicas."""
     devices.split(4)
     tf.config.experimental.enable_op_determinism()
-    cls = type("Plain", (Trainer,), {"normalized": False})
     steps = 3 if report.small else 50
     trainers = {}
     for replicas in _REPLICAS:
         with report.attempt(f"{replicas} {devices.KIND}"):
             strategy = devices.make_strategy(replicas)
-            trainers[replicas] = _train(strategy, 8, steps, cls=cls, logical_shards=4)
-            difference = _largest_difference(trainers[replicas], trainers[1])
-            report(
-                f"{replicas} {devices.KIND}, {steps} steps",
-                largest_difference=difference,
-                **_verdict(difference == 0.0),
-            )
+            trainers[replicas] = _train(strategy, 8, steps, cls=Plain, logical_shards=4)
+            name = f"{replicas} {devices.KIND}, {steps} steps"
+            _report_difference(report, name, trainers[replicas], trainers[1], 0.0)
 
 
-def _train(strategy, batch, steps, *, cls=Trainer, scale=None, **options) -> Trainer:
+def _train(strategy, batch, steps, *, cls=Trainer, scale=None, bad=None, **options) -> Trainer:
+    """Trains; the losses of the replica `bad` are infinite at step 2."""
+
     def make_optimizer():
         adam = tf_keras.optimizers.Adam(1e-2)
         if scale is None:
@@ -162,12 +145,21 @@ def _train(strategy, batch, steps, *, cls=Trainer, scale=None, **options) -> Tra
         optimizer=make_optimizer,
         options=ctl.TrainerOptions(**options),
     )
+    if bad is not None:
+        testing.plant(trainer, np.inf, replica=bad, step=2)
     trainer.train(tf.constant(steps))
     return trainer
 
 
 def _variables(trainer: Trainer) -> list[tf.Variable]:
     return [*trainer.model.variables, *trainer.optimizer.variables]
+
+
+def _report_difference(
+    report: Report, name: str, trainer: Trainer, reference: Trainer, tolerance: float
+) -> None:
+    difference = _largest_difference(trainer, reference)
+    report(name, largest_difference=difference, **_verdict(difference <= tolerance))
 
 
 def _largest_difference(trainer: Trainer, reference: Trainer) -> float:

@@ -38,10 +38,10 @@ def measure(run: Callable[[], Any], steps: int) -> dict[str, Any]:
         events = list(_read(path)) if path else []
     kinds: collections.Counter[str] = collections.Counter()
     times: collections.Counter[str] = collections.Counter()
+    counts = collections.Counter(name for name, _ in events)
     for name, picoseconds in events:
         kinds[find_kind(name)] += picoseconds
         times[name] += picoseconds
-    counts = collections.Counter(name for name, _ in events)
     unit = 1e9 * steps  # picoseconds of all steps in a millisecond per step
     return {
         "kernels": round(len(events) / steps),

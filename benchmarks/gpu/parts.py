@@ -2,6 +2,8 @@
 
 A part is a function of a `Report`. It reports each result at once, by name, and each of its steps is in
 `with report.attempt(name)`, so that one failure does not hide the other results.
+
+`benchmarks.gpu` starts a process for each: `python -m benchmarks.gpu.parts NAME`.
 """
 
 import argparse
@@ -10,8 +12,16 @@ import contextlib
 import dataclasses
 import importlib
 import json
+import os
+import sys
 import traceback
 from typing import Any, TextIO
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # several processes share the GPU
+
+from benchmarks import flags as command_line
+from benchmarks import windows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +90,20 @@ class Report:
             yield
         except (Exception, SystemExit) as error:
             traceback.print_exc()
-            lines = [line for line in str(error).splitlines() if line.strip()]
-            last = lines[-1].strip() if lines else ""
-            self(name, error=f"{type(error).__name__}: {last}"[:1000])
+            last = str(error).strip().rpartition("\n")[2]
+            self(name, error=f"{type(error).__name__}: {last.strip()}"[:1000])
+
+
+def main() -> None:
+    """Runs the part; its results go to stdout, everything else to stderr."""
+    flags = command_line.parse(
+        __doc__, sys.argv[2:], small=False, jax_python=sys.executable, torch_python=sys.executable
+    )
+    with windows.answers_only() as answers:
+        report = Report(answers, flags)
+        with report.attempt("part"):
+            PARTS[sys.argv[1]].load()(report)
+
+
+if __name__ == "__main__":
+    main()

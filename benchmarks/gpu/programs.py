@@ -54,14 +54,10 @@ def _resume_verdict(*, kills: int, variables: int, equal: int) -> dict[str, str]
     return {} if equal == variables else {"error": "the resumed run has other bits"}
 
 
-def _flags(keys: dict[str, object], workdir: pathlib.Path) -> list[str]:
-    values = {**keys, "data.dir": MNIST}
-    flags = [f"--config.{key}={value}" for key, value in values.items()]
-    return [f"--config={_CONFIG}", f"--workdir={workdir}", *flags]
-
-
 def _start(keys: dict[str, object], workdir: pathlib.Path) -> subprocess.Popen:
-    command = [sys.executable, "-m", "ctl.main", *_flags(keys, workdir)]
+    flags = [f"--config.{key}={value}" for key, value in {**keys, "data.dir": MNIST}.items()]
+    command = [sys.executable, "-m", "ctl.main", f"--config={_CONFIG}", f"--workdir={workdir}"]
+    command += flags
     return subprocess.Popen(command, cwd=_ROOT, stdout=sys.stderr)
 
 
@@ -74,7 +70,5 @@ def _wait_for(checkpoint: pathlib.Path, run: subprocess.Popen) -> None:
     """Waits until a checkpoint, of which this is the prefix, is written."""
     while not checkpoint.with_name(f"{checkpoint.name}.index").exists():
         if run.poll() is not None:
-            raise RuntimeError(
-                f"the run ended with exit code {run.returncode} before it was killed"
-            )
+            raise RuntimeError(f"a run ended with exit code {run.returncode} before it was killed")
         time.sleep(_POLL_SECONDS)

@@ -6,11 +6,13 @@ CPU with `--small` there are two logical devices, and the modes that require GPU
 
 from collections.abc import Callable
 import time
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 import tf_keras
 
+from benchmarks import models, variants
 from benchmarks.gpu import devices
 from benchmarks.gpu.parts import Report
 import ctl
@@ -19,30 +21,15 @@ from ctl.hardware.strategies import StrategyOptions
 
 STEPS = 20
 LAUNCHES = 10_000
-_L = tf_keras.layers
 _SECONDS = 3.0  # of a window
 
 
-class Trainer(ctl.StandardTrainer):
-    """The network of experiments/mnist.py on random images, without dropout."""
+class Digits(models.Mnist):
+    """The network of experiments/mnist.py on a part of its images."""
 
-    def build_model(self):
-        layers = [_L.Conv2D(32, 3, activation="relu"), _L.MaxPooling2D()]
-        layers += [_L.Conv2D(64, 3, activation="relu"), _L.MaxPooling2D(), _L.Flatten()]
-        layers += [_L.Dense(128, activation="relu"), _L.Dense(10)]
-        return tf_keras.Sequential([_L.Input((28, 28, 1)), *layers])
-
-    def build_dataset(self, split, input_context):
-        draw = np.random.default_rng(0)
-        x = draw.random([6000 if devices.GPU else 512, 28, 28, 1], np.float32)
-        return ctl.data.arrays({"x": x, "label": draw.integers(0, 10, len(x)).astype(np.int32)})
-
-    def per_example_loss(self, batch, outputs):
-        loss = tf_keras.losses.sparse_categorical_crossentropy
-        return loss(batch["label"], outputs, from_logits=True)
-
-    def build_metrics(self):
-        return {"accuracy": tf_keras.metrics.SparseCategoricalAccuracy()}
+    def arrays(self):
+        count = 6000 if devices.GPU else 512
+        return tuple(array[:count] for array in super().arrays())
 
 
 def measure(xla: str) -> Callable[[Report], None]:
@@ -100,26 +87,26 @@ def _measure(report: Report, name: str, xla: str) -> None:
     )
 
 
-def _make(strategy: tf.distribute.Strategy, xla: str, batch: int) -> Trainer:
-    return Trainer(
+def _make(strategy: tf.distribute.Strategy, xla: str, batch: int) -> variants.Trainer:
+    return variants.Trainer(
+        Digits(batch=batch),
+        dropout=0.0,
         strategy=strategy,
-        global_batch_size=batch,
         optimizer=lambda: tf_keras.optimizers.SGD(0.05),
         options=ctl.TrainerOptions(xla=xla),
     )
 
 
-def _difference(trainer: Trainer, reference: Trainer, before: list[np.ndarray]) -> float:
+def _difference(trainer: Any, reference: Any, before: list[np.ndarray]) -> float:
     """Returns the largest difference of a variable, relative to its change, by the Euclidean norm."""
+    weights = (each.model.get_weights() for each in (trainer, reference))
     return max(
         float(np.linalg.norm(own - other) / np.linalg.norm(other - old))
-        for own, other, old in zip(
-            trainer.model.get_weights(), reference.model.get_weights(), before, strict=True
-        )
+        for own, other, old in zip(*weights, before, strict=True)
     )
 
 
-def _measure_speed(trainer: Trainer, batch: int) -> float:
+def _measure_speed(trainer: Any, batch: int) -> float:
     """Returns the examples per second of a window."""
     steps, start = 0, time.perf_counter()
     while (seconds := time.perf_counter() - start) < _SECONDS:

@@ -29,7 +29,7 @@ _LOOPS = (
     "tf_keras fit",
     "Keras 3 fit",
 )
-_SMALL_LOOPS = (f"{_CTL}loop{variants.RESIDENT}", f"{_CTL}off", variants.TUTORIAL)
+_SMALL_LOOPS = (_LOOPS[0], f"{_CTL}off", variants.TUTORIAL)
 _ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
 
@@ -41,12 +41,11 @@ def measure_mnist_float32(report: Report) -> None:
 
 def measure_resnet50(report: Report) -> None:
     """ResNet-50 with its data on the device, and from the memory of the host."""
-    names = [f"{_CTL}loop{variants.RESIDENT}", f"{_CTL}loop"]
     if report.small:
         _measure(report, "resnet50_small", [f"{_CTL}off"])
         return
-    _measure(report, "resnet50_float16", names, windows=3, seconds=2.0)
-    _measure(report, "resnet50_bfloat16", names[:2], windows=3, seconds=2.0)
+    for model in ("resnet50_float16", "resnet50_bfloat16"):
+        _measure(report, model, _LOOPS[:2], windows=3, seconds=2.0)
 
 
 def measure_jax(report: Report) -> None:
@@ -98,6 +97,5 @@ def _run_script(report: Report, python: str, script: str, modules: str) -> None:
     for line in process.stdout:
         report(**json.loads(line))
     if process.wait():
-        report(
-            module, error=f"exit code {process.returncode} after {time.monotonic() - start:.0f} s"
-        )
+        seconds = time.monotonic() - start
+        report(module, error=f"exit code {process.returncode} after {seconds:.0f} s")

@@ -67,21 +67,17 @@ def make_tables(lines: Sequence[Mapping[str, Any]]) -> dict[str, Table]:
 
     def find(part: str, name: str) -> Mapping[str, Any]:
         """Returns the result of a part whose model and name end with `name`."""
-        texts = {
-            f"{line.get('model', '')} {line['name']}": line
-            for line in lines
-            if line["part"] == part
-        }
-        return next((line for text, line in texts.items() if text.endswith(f" {name}")), {})
+        texts = [(f"{line.get('model', '')} {line['name']}", line) for line in lines]
+        found = [e for text, e in texts if e["part"] == part and text.endswith(f" {name}")]
+        return found[-1] if found else {}
 
     speed, memory, step = [], [], []
     for label, (part, name, key, unit), (other, other_part, other_name, factor) in _ROWS:
         of_ctl, of_other = find(part, name), find(other_part, other_name)
         if of_ctl and of_other:
             rate, other_rate = of_ctl[key], of_other["examples_per_second"] * factor
-            speed.append(
-                [label, f"{rate:,} {unit}", other, other_rate, round(rate / other_rate, 2)]
-            )
+            ratio = round(rate / other_rate, 2)
+            speed.append([label, f"{rate:,} {unit}", other, other_rate, ratio])
     for batch, note in ((64, ", batch 64"), (32, "")):
         of_ctl = find("transformer", f"bfloat16, batch {batch}")
         of_torch = find("torch", f"transformer, bfloat16{note}, compiled")
@@ -93,15 +89,10 @@ def make_tables(lines: Sequence[Mapping[str, Any]]) -> dict[str, Table]:
         complete = find("transformer", "bfloat16, batch 64")["milliseconds_per_step"]
         step = [list(pair) for pair in sorted(kinds.items(), key=lambda pair: -pair[1])]
         step.append(["between kernels", round(complete - sum(kinds.values()), 1)])
-    titles = [
-        ("model", None),
-        ("ctl, per second", None),
-        ("other program", None),
-        ("per second", 0),
-    ]
+    titles = [(title, None) for title in ("model", "ctl, per second", "other program")]
     memory_titles = [("Transformer", None), ("ctl, ms per step", 1), ("ctl, GiB", 1)]
     tables = {
-        "speed": Table([*titles, ("ctl is N times as fast", 2)], speed),
+        "speed": Table([*titles, ("per second", 0), ("ctl is N times as fast", 2)], speed),
         "memory": Table([*memory_titles, ("PyTorch, compiled, GiB", 1)], memory),
         "step": Table([("part of a step of the Transformer, batch 64", None), ("ms", 1)], step),
     }

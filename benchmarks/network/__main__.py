@@ -19,26 +19,33 @@ import statistics
 import sys
 
 from benchmarks import flags as command_line
-from benchmarks.network import predictions
-from benchmarks.network.cost_model import CostModel, Measurement, fit, sent_bytes
+from benchmarks.network.cost_model import CostModel, Measurement, fit, predictions, sent_bytes
 from benchmarks.network.measure import measure
 from benchmarks.network.namespaces import Unavailable
 
 
 def main(arguments: Sequence[str] | None = None) -> list[Measurement]:
     """Measures and prints the tables; returns the measurements."""
-    flags = parse(arguments)
+    flags = command_line.parse(
+        __doc__,
+        arguments,
+        models=["mnist", "transformer"],
+        workers=[2, 3, 4],
+        rates=[50.0, 100.0, 1000.0, None],
+        windows=5,
+        out=pathlib.Path,
+        read=pathlib.Path,
+        predict=False,
+    )
     if flags.predict:
-        print(predictions.table())
+        print(predictions())
         return []
     if flags.read:
-        measurements = [
-            Measurement(**json.loads(line)) for line in flags.read.read_text().splitlines()
-        ]
+        lines = flags.read.read_text().splitlines()
+        measurements = [Measurement(**json.loads(line)) for line in lines]
     else:
         measurements = list(run(flags))
-    cost_model = fit(fitted_points(measurements))
-    print(table(measurements, cost_model))
+    print(table(measurements, fit(fitted_points(measurements))))
     return measurements
 
 
@@ -90,8 +97,8 @@ def table(measurements: Sequence[Measurement], cost_model: CostModel) -> str:
             f"| {1e3 * m.reducing:,.1f} ms | {1e3 * m.step:,.1f} ms | {predicted} | {error} "
             f"| {m.sent / 1e6:.2f} MB | {sent / 1e6:.2f} MB |"
         )
-    lines += ["", f"Fitted: {cost_model.overhead:.3f} x bytes / bandwidth"]
-    lines[-1] += f" + {1e3 * cost_model.latency:.2f} ms x rounds."
+    terms = f"{cost_model.overhead:.3f} x bytes / bandwidth + {1e3 * cost_model.latency:.2f} ms"
+    lines += ["", f"Fitted: {terms} x rounds."]
     if errors:
         largest = max(errors, key=abs)
         median = statistics.median(map(abs, errors))
@@ -100,21 +107,6 @@ def table(measurements: Sequence[Measurement], cost_model: CostModel) -> str:
             f"largest {100 * largest:+.0f} %; {sum(abs(e) <= 0.2 for e in errors)} are within 20 %."
         )
     return "\n".join(lines)
-
-
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parses the command line."""
-    return command_line.parse(
-        __doc__,
-        arguments,
-        models=["mnist", "transformer"],
-        workers=[2, 3, 4],
-        rates=[50.0, 100.0, 1000.0, None],
-        windows=5,
-        out=pathlib.Path,
-        read=pathlib.Path,
-        predict=False,
-    )
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ reducing do not overlap.
 from collections.abc import Sequence
 import dataclasses
 
+import numpy as np
+
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
@@ -65,8 +67,6 @@ class CostModel:
 
     def step(self, measurement: Measurement) -> float:
         """Returns the predicted seconds of a step: measured computing plus predicted reducing."""
-        if measurement.mbits is None:
-            raise ValueError("The model requires the rate of the links.")
         return measurement.computing + self.reducing(
             measurement.workers, measurement.gradient_bytes, measurement.mbits
         )
@@ -92,16 +92,59 @@ def fit(points: Sequence[Measurement]) -> CostModel:
     Raises:
         ValueError: the measurements do not determine both parameters.
     """
-    first, second = points
-    a, b = (_transfer_seconds(p.workers, p.gradient_bytes, p.mbits) for p in points)
-    # Cramer's rule for two equations, overhead x a + latency x rounds = reducing.
-    determinant = a * rounds(second.workers) - b * rounds(first.workers)
-    if determinant == 0:
+    # overhead x seconds of transfer + latency x rounds = reducing
+    terms = [
+        (_transfer_seconds(p.workers, p.gradient_bytes, p.mbits), rounds(p.workers)) for p in points
+    ]
+    if np.linalg.matrix_rank(terms) < 2:
         raise ValueError("The chunks of the two measurements take the same time.")
-    overhead = first.reducing * rounds(second.workers) - second.reducing * rounds(first.workers)
-    latency = a * second.reducing - b * first.reducing
-    return CostModel(overhead / determinant, latency / determinant)
+    return CostModel(*map(float, np.linalg.solve(terms, [p.reducing for p in points])))
 
 
 def _transfer_seconds(workers: int, gradient_bytes: float, mbits: float) -> float:
     return sent_bytes(workers, gradient_bytes) * 8 / (mbits * 1e6)
+
+
+# Fitted to the measurements in docs/scaling.md; latency in seconds per round.
+FITTED = CostModel(overhead=1.117, latency=7e-05)
+WORKERS = (8, 64)
+GBITS = (1, 10, 100)
+
+
+# A model -> its parameters, whose gradients are float32, and the assumed seconds of computing per step.
+JOBS = {
+    "MNIST CNN": (225_034, 0.001),
+    "ResNet-50": (25_600_000, 0.044),
+    "Transformer": (100_000_000, 0.050),
+}
+
+
+def predictions() -> str:
+    """Returns the predictions as a Markdown table."""
+    rates = " | ".join(f"{gbits} Gbit/s" for gbits in GBITS)
+    lines = [
+        f"| computed | computing | workers | sent per step | rounds take | {rates} |",
+        "|---|---:|---:|---:|---:|" + "---:|" * len(GBITS),
+    ]
+    for name in JOBS:
+        lines += [_row(name, workers) for workers in WORKERS]
+    return "\n".join(lines)
+
+
+def _row(name: str, workers: int) -> str:
+    parameters, computing = JOBS[name]
+    cells = [
+        f"{name}, {parameters / 1e6:.3g} M",
+        _seconds(computing),
+        str(workers),
+        f"{sent_bytes(workers, 4 * parameters) / 1e6:.1f} MB",
+        _seconds(FITTED.latency * rounds(workers)),
+    ]
+    for gbits in GBITS:
+        step = computing + FITTED.reducing(workers, 4 * parameters, 1000 * gbits)
+        cells.append(f"{_seconds(step)} ({100 * computing / step:.0f} %)")
+    return f"| {' | '.join(cells)} |"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"

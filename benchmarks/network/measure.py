@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 
+import numpy as np
+
 from benchmarks.network.cost_model import CostModel, Measurement
 from benchmarks.network.namespaces import Hosts
 
@@ -49,14 +51,12 @@ def measure(
         )
         gradient_bytes = 4 * _answers(processes)[0]["parameters"]  # float32
         cluster = _Cluster(hosts, processes, gradient_bytes)
-        rounds = [[cluster.window(rate) for rate in rates] for _ in range(windows)]
+        rounds = np.array([[cluster.window(rate) for rate in rates] for _ in range(windows)])
+    medians = np.median(rounds, axis=0).tolist()
     return [
-        Measurement(
-            model, gradient_bytes, workers, rate,
-            *(statistics.median(values) for values in zip(*at_rate, strict=True)),
-        )
-        for rate, at_rate in zip(rates, zip(*rounds, strict=True), strict=True)
-    ]  # fmt: skip
+        Measurement(model, gradient_bytes, workers, rate, *values)
+        for rate, values in zip(rates, medians, strict=True)
+    ]
 
 
 class _Cluster:
@@ -89,17 +89,14 @@ class _Cluster:
 
     def _train(self, mode: str, steps: int) -> tuple[float, float]:
         """Returns the seconds of some steps, and the bytes that each worker sent."""
-        before = self._hosts.traffic()
+        before = self._hosts.sent_bytes()
         for process in self._processes:
             process.stdin.write(f"{mode} {steps}\n")
             process.stdin.flush()
         seconds = max(answer["seconds"] for answer in _answers(self._processes))
         time.sleep(0.1)  # until the last acknowledgments have been counted
-        sent = [
-            after.sent - start.sent
-            for after, start in zip(self._hosts.traffic(), before, strict=True)
-        ]
-        return seconds, statistics.mean(sent)
+        sent = statistics.mean(self._hosts.sent_bytes()) - statistics.mean(before)
+        return seconds, sent
 
 
 def _answers(processes: list[subprocess.Popen]) -> list[dict]:

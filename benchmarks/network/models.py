@@ -3,7 +3,6 @@
 import dataclasses
 
 import numpy as np
-import tensorflow as tf
 
 from benchmarks.memory_models import Block
 from benchmarks.models import Mnist, Model
@@ -36,10 +35,6 @@ class Transformer(Model):
         draw = np.random.default_rng(0)
         vectors = draw.normal(size=[1024, _TOKENS, _FEATURES]).astype(np.float32)
         return vectors, draw.integers(_CLASSES, size=[1024, _TOKENS]).astype(np.int32)
-
-    def loss_fn(self, keras):
-        cross_entropy = super().loss_fn(keras)
-        return lambda labels, outputs: tf.reduce_mean(cross_entropy(labels, outputs), axis=1)
 
 
 # `batch` is that of one replica: the global batch grows with the number of workers.

@@ -1,11 +1,11 @@
 """Several hosts on one machine: Linux network namespaces on a bridge, with limited links.
 
-    with Hosts(2, rate=100) as hosts:  # Mbit/s
+    with Hosts(2) as hosts:
         processes = hosts.start([sys.executable, "-m", "ctl.main", "--config=...", "--workdir=..."])
-        hosts.limit(10)      # all links, while the processes run
+        hosts.limit(10)      # Mbit/s of all links, while the processes run
         hosts.cut(1)         # host 1 loses its network without noticing
         hosts.reconnect(1)
-        sent = [traffic.sent for traffic in hosts.traffic()]
+        sent = hosts.sent_bytes()
 
 Each host has the address 10.77.0.1, 10.77.0.2, ... and sees the disk of the machine. The limit is a
 token bucket (`tc ... tbf`) on both ends of each link: on the host's interface for what it sends, and on
@@ -15,7 +15,6 @@ many kernels do not have. The module requires Linux, root and iproute2.
 
 from collections.abc import Mapping, Sequence
 import contextlib
-import dataclasses
 import itertools
 import json
 import os
@@ -42,20 +41,11 @@ class Unavailable(Exception):
     """This machine cannot create network namespaces."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Traffic:
-    """The bytes that an interface has counted since the host exists, Ethernet headers included."""
-
-    sent: int
-    received: int
-
-
 class Hosts(contextlib.AbstractContextManager):
     """Creates hosts on entry; on exit, kills their processes and removes the hosts.
 
     Args:
         count: the number of hosts.
-        rate: Mbit/s of each link in each direction; None for no limit.
         hostnames: a host name of each host, maybe with a domain, which all hosts resolve.
 
     Attributes:
@@ -63,12 +53,12 @@ class Hosts(contextlib.AbstractContextManager):
         addresses: the IPv4 address of each host.
     """
 
-    def __init__(self, count: int, rate: float | None = None, *, hostnames: Sequence[str] = ()):
+    def __init__(self, count: int, *, hostnames: Sequence[str] = ()):
         # Unique, because the names are global to the machine.
         prefix = f"ctl{os.getpid()}-{next(_NUMBERS)}"
         self.names = [f"{prefix}-{i}" for i in range(count)]
         self.addresses = [f"10.77.0.{i + 1}" for i in range(count)]
-        self._hub, self._rate, self._hostnames = f"{prefix}-hub", rate, hostnames
+        self._hub, self._hostnames = f"{prefix}-hub", hostnames
         self._created: list[str] = []
         self._processes: list[subprocess.Popen] = []
 
@@ -121,13 +111,13 @@ class Hosts(contextlib.AbstractContextManager):
         addresses = {"worker": [f"{address}:{PORT}" for address in self.addresses]}
         return Cluster(addresses, "worker", host).tf_config()
 
-    def limit(self, rate: float | None, *, host: int | None = None) -> None:
-        """Sets the Mbit/s of the link of one host, or of all; None removes the limit.
+    def limit(self, rate: float | None) -> None:
+        """Sets the Mbit/s of all links in each direction; None removes the limit.
 
         Processes may be running.
         """
-        for i in range(len(self.names)) if host is None else [host]:
-            _limit(self.names[i], INTERFACE, rate)
+        for i, name in enumerate(self.names):
+            _limit(name, INTERFACE, rate)
             _limit(self._hub, f"port{i}", rate)
 
     def cut(self, host: int) -> None:
@@ -142,9 +132,10 @@ class Hosts(contextlib.AbstractContextManager):
         """Connects a host that was cut off."""
         ip(f"-n {self._hub} link set port{host} master bridge")
 
-    def traffic(self) -> list[Traffic]:
-        """Returns what the interface of each host has counted."""
-        return [_traffic(name) for name in self.names]
+    def sent_bytes(self) -> list[int]:
+        """Returns the bytes that each host has sent since it exists, Ethernet headers included."""
+        links = (ip(f"-n {name} -s -j link show {INTERFACE}") for name in self.names)
+        return [json.loads(link)[0]["stats64"]["tx"]["bytes"] for link in links]
 
     def _create(self) -> None:
         for name in (self._hub, *self.names):
@@ -159,8 +150,6 @@ class Hosts(contextlib.AbstractContextManager):
             ip(f"-n {name} addr add {self.addresses[i]}/24 dev {INTERFACE}")
             ip(f"-n {name} link set {INTERFACE} up")
             self._write_hosts_file(name)
-        if self._rate is not None:
-            self.limit(self._rate)
 
     def _write_hosts_file(self, name: str) -> None:
         if self._hostnames:
@@ -217,9 +206,3 @@ def _limit(namespace: str, device: str, rate: float | None) -> None:
     burst = max(MIN_BURST, bits // 8 // 1000)
     bucket = ["rate", f"{bits}bit", "burst", str(burst), "latency", f"{QUEUE_MS}ms"]
     run([*tc, "replace", "dev", device, "root", "tbf", *bucket])
-
-
-def _traffic(namespace: str) -> Traffic:
-    (link,) = json.loads(ip(f"-n {namespace} -s -j link show {INTERFACE}"))
-    counters = link["stats64"]
-    return Traffic(sent=counters["tx"]["bytes"], received=counters["rx"]["bytes"])

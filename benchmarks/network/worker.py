@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import time
+from typing import TextIO
 from unittest import mock
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -20,7 +21,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 import tf_keras
 
-from benchmarks import variants
+from benchmarks import variants, windows
 from benchmarks.network.models import MODELS
 import ctl
 from ctl.hardware import selection
@@ -30,10 +31,8 @@ from ctl.hardware.strategies import StrategyOptions
 _HEARTBEAT_TIMEOUT = 600.0
 
 
-def main(name: str) -> None:
+def main(name: str, answers: TextIO) -> None:
     """Answers requests until the end of stdin."""
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # keeps other output out of the answers
     tf.get_logger().setLevel("ERROR")
     options = StrategyOptions.from_config(ctl.config().runtime, os.environ)
     options = dataclasses.replace(options, heartbeat_timeout=_HEARTBEAT_TIMEOUT)
@@ -63,4 +62,5 @@ def _return_values(context, reduce_op, values, options=None):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    with windows.answers_only() as file:
+        main(sys.argv[1], file)

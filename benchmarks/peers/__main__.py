@@ -45,44 +45,45 @@ class Framework:
     packages: tuple[str, ...]
 
 
-_TENSORFLOW = ("tensorflow-cpu", "tensorflow", "tf-keras")
-_JAX = ("jax", "flax", "optax")
+_OWN, _TENSORFLOW = environments.OWN, ("tensorflow-cpu", "tensorflow", "tf-keras")
+_JAX, _TORCH = ("jax", "flax", "optax"), ("torch",)
 FRAMEWORKS = {
-    "ctl": Framework("ctl", environments.OWN, ("ctl_loop", "auto"), _TENSORFLOW),
-    "ctl_xla": Framework(
-        "ctl, `runtime.xla=loop`", environments.OWN, ("ctl_loop", "loop"), _TENSORFLOW
-    ),
-    "tensorflow": Framework(
-        "hand-written, `tf.range`", environments.OWN, ("tensorflow_loop", "off"), _TENSORFLOW
-    ),
-    "tensorflow_xla": Framework(
-        "hand-written, step in XLA", environments.OWN, ("tensorflow_loop", "step"), _TENSORFLOW
-    ),
-    "tf_keras": Framework(
-        "tf_keras `fit`", environments.OWN, ("keras_fit", "tf_keras"), _TENSORFLOW
-    ),
-    "keras_tensorflow": Framework(
-        "Keras 3 `fit`, TensorFlow",
-        "keras",
-        ("keras_fit", "tensorflow"),
-        ("keras", *_TENSORFLOW[:2]),
-    ),
-    "keras_jax": Framework("Keras 3 `fit`, JAX", "jax", ("keras_fit", "jax"), ("keras", "jax")),
-    "jax_scan": Framework("JAX, `lax.scan`", "jax", ("jax_loop", "scan"), _JAX),
-    "jax_step": Framework("JAX, one call per step", "jax", ("jax_loop", "step"), _JAX),
-    "torch": Framework("PyTorch, eager", "torch", ("torch_loop", "eager"), ("torch",)),
-    "torch_compiled": Framework(
-        "PyTorch, compiled", "torch", ("torch_loop", "compiled"), ("torch",)
-    ),
-}
-
+    name: Framework(*row)
+    for name, *row in [
+        ("ctl", "ctl", _OWN, ("ctl_loop", "auto"), _TENSORFLOW),
+        ("ctl_xla", "ctl, `runtime.xla=loop`", _OWN, ("ctl_loop", "loop"), _TENSORFLOW),
+        ("tensorflow", "hand-written, `tf.range`", _OWN, ("tensorflow_loop", "off"), _TENSORFLOW),
+        ("tensorflow_xla", "hand-written, step in XLA", _OWN, ("tensorflow_loop", "step"), _TENSORFLOW),
+        ("tf_keras", "tf_keras `fit`", _OWN, ("keras_fit", "tf_keras"), _TENSORFLOW),
+        ("keras_tensorflow", "Keras 3 `fit`, TensorFlow", "keras", ("keras_fit", "tensorflow"),
+         ("keras", *_TENSORFLOW[:2])),
+        ("keras_jax", "Keras 3 `fit`, JAX", "jax", ("keras_fit", "jax"), ("keras", "jax")),
+        ("jax_scan", "JAX, `lax.scan`", "jax", ("jax_loop", "scan"), _JAX),
+        ("jax_step", "JAX, one call per step", "jax", ("jax_loop", "step"), _JAX),
+        ("torch", "PyTorch, eager", "torch", ("torch_loop", "eager"), _TORCH),
+        ("torch_compiled", "PyTorch, compiled", "torch", ("torch_loop", "compiled"), _TORCH),
+    ]
+}  # fmt: skip
 # On a CPU XLA is slower with convolutions.
 _DEFAULT = [name for name in FRAMEWORKS if name not in ("ctl_xla", "tensorflow_xla")]
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Checks and measures the programs; prints the table and writes the requested files."""
-    flags = parse(arguments)
+    flags = command_line.parse(
+        __doc__,
+        arguments,
+        choices={"workloads": workloads.WORKLOADS, "frameworks": FRAMEWORKS},
+        cache=pathlib.Path,
+        workloads=list(workloads.WORKLOADS),
+        frameworks=_DEFAULT,
+        rounds=3,
+        windows=5,
+        seconds=1.0,
+        result=pathlib.Path,
+    )
+    if not flags.cache or REFERENCE not in flags.frameworks:
+        raise SystemExit(f"--cache is required, and {REFERENCE!r} among the --frameworks")
     pythons = {
         name: environments.python(flags.cache, FRAMEWORKS[name].environment)
         for name in flags.frameworks
@@ -105,25 +106,6 @@ def main(arguments: list[str] | None = None) -> None:
     )
 
 
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Parses the command line."""
-    flags = command_line.parse(
-        __doc__,
-        arguments,
-        choices={"workloads": workloads.WORKLOADS, "frameworks": FRAMEWORKS},
-        cache=pathlib.Path,
-        workloads=list(workloads.WORKLOADS),
-        frameworks=_DEFAULT,
-        rounds=3,
-        windows=5,
-        seconds=1.0,
-        result=pathlib.Path,
-    )
-    if not flags.cache or REFERENCE not in flags.frameworks:
-        raise SystemExit(f"--cache is required, and {REFERENCE!r} among the --frameworks")
-    return flags
-
-
 def command(framework: str, workload: str, folder: str, python: str, *, check: bool) -> list[str]:
     """Returns the command of a program."""
     settings = workloads.WORKLOADS[workload]
@@ -144,12 +126,8 @@ def check(workload: str, folder: str, pythons: dict[str, str]) -> tuple[list[str
     agreed, failures, expected = [], [], np.zeros(0)
     for name, python in sorted(pythons.items(), key=lambda item: item[0] != REFERENCE):
         windows.print_progress(f"{workload}: losses of {name}")
-        done = subprocess.run(
-            command(name, workload, folder, python, check=True),
-            stdout=subprocess.PIPE,
-            cwd=environments.ROOT,
-            env=environments.variables(),
-        )
+        program = command(name, workload, folder, python, check=True)
+        done = subprocess.run(program, stdout=subprocess.PIPE, **environments.place())
         if done.returncode:
             if name == REFERENCE:
                 raise SystemExit(f"ctl failed on {workload}; its output is above.")
@@ -158,7 +136,7 @@ def check(workload: str, folder: str, pythons: dict[str, str]) -> tuple[list[str
         losses = np.array(json.loads(done.stdout))
         if name == REFERENCE:
             expected = losses
-            if expected[-1] > (1 - 5 * TOLERANCE) * expected[0]:
+            if losses[-1] > (1 - 5 * TOLERANCE) * losses[0]:
                 raise SystemExit(
                     f"The losses of {workload} fall too little to be compared: {losses}"
                 )
@@ -181,18 +159,12 @@ def measure(
         name: functools.partial(
             windows.worker,
             command(name, workload, folder, python, check=False),
-            cwd=environments.ROOT,
-            env=environments.variables(),
+            **environments.place(),
         )
         for name, python in pythons.items()
     }
-    rates, _ = windows.measure(
-        start,
-        title=workload,
-        processes=flags.rounds,
-        windows=flags.windows,
-        seconds=flags.seconds,
-    )
+    counts = {"processes": flags.rounds, "windows": flags.windows, "seconds": flags.seconds}
+    rates, _ = windows.measure(start, title=workload, **counts)
     batch = workloads.WORKLOADS[workload].batch
     return report.make_rows(workload, batch, rates, REFERENCE)
 

@@ -20,7 +20,9 @@ class Trainer(ctl.StandardTrainer):
         )
 
     def build_model(self):
-        return keras_models.build(tf_keras, self._task)
+        # The loss of two_tower needs the vectors of all replicas, and no losses from the model.
+        make = keras_models.towers if self._task.name == "two_tower" else None
+        return keras_models.build(tf_keras, self._task, make)
 
     def build_dataset(self, split, input_context):
         if self._task.check:  # a tf.data.Dataset keeps its own order
@@ -40,16 +42,8 @@ class Trainer(ctl.StandardTrainer):
         return {metric.name: metric for metric in keras_models.metrics(tf_keras, self._task)}
 
 
-class TwoTowerTrainer(Trainer):
-    """The loss needs the vectors of all replicas, so the model returns vectors and no losses."""
-
-    def build_model(self):
-        return keras_models.build(tf_keras, self._task, keras_models.towers)
-
-
 def train(task, tick, xla):
-    make = TwoTowerTrainer if task.name == "two_tower" else Trainer
-    trainer = make(task, options=ctl.TrainerOptions(xla=xla))
+    trainer = Trainer(task, options=ctl.TrainerOptions(xla=xla))
     steps = tf.constant(task.steps_per_loop)
     while True:
         outputs = trainer.train(steps)

@@ -6,6 +6,7 @@ import os
 import pathlib
 import subprocess
 import sys
+from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 OWN = ""  # ctl's own environment
@@ -20,13 +21,8 @@ _PACKAGES = {
 }
 _VERSIONS = """
 import importlib.metadata, json, sys
-versions = {}
-for name in sys.argv[1:]:
-    try:
-        versions[name] = importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        pass
-print(json.dumps(versions))
+found = {name: [*importlib.metadata.distributions(name=name)] for name in sys.argv[1:]}
+print(json.dumps({name: each[0].version for name, each in found.items() if each}))
 """
 
 
@@ -62,11 +58,7 @@ def versions(interpreter: str, names: Sequence[str]) -> dict[str, str]:
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
 
 
-def variables() -> dict[str, str]:
-    """Returns the environment variables of a program."""
-    return {
-        **os.environ,
-        "CUDA_VISIBLE_DEVICES": "",
-        "JAX_PLATFORMS": "cpu",
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-    }
+def place() -> dict[str, Any]:
+    """Returns the folder and the environment variables of a program, as for `subprocess`."""
+    variables = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    return {"cwd": ROOT, "env": {**os.environ, **variables}}

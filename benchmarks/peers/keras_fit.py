@@ -45,23 +45,16 @@ def train(task, tick, backend):
             tick(task.steps_per_loop)
 
     if backend == "jax":
-        data = arrays(task)
+        examples = task.floats()
+        x, y = examples.get("x", examples), examples.get("label")
+        if y is None:  # of two_tower, whose outputs are losses
+            y = np.zeros(len(examples["item"]))
+        data = dict(x=x, y=y, batch_size=task.batch, shuffle=not task.check)
     else:
         from benchmarks.peers.tensorflow_data import dataset
 
         data = dict(x=dataset(task), steps_per_epoch=task.steps_per_loop * 1000)
     model.fit(**data, epochs=10**9, callbacks=[Ticking()], verbose=0)
-
-
-def arrays(task):
-    """Returns the arguments of a fit on arrays, without TensorFlow."""
-    examples = task.floats()
-    x, y = (
-        (examples, np.zeros(len(examples["item"])))
-        if "item" in examples
-        else (examples["x"], examples["label"])
-    )
-    return dict(x=x, y=y, batch_size=task.batch, shuffle=not task.check)
 
 
 if __name__ == "__main__":

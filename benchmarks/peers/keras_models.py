@@ -6,12 +6,7 @@ import types
 def build(keras, task, make=None):
     """Builds the model of a task with a Keras module, and sets its initial weights."""
     model = (make or MODELS[task.name])(keras, task)
-    variables = {
-        variable_name(variable).removeprefix(
-            f"{model.name}/"
-        ): variable  # of a Sequential of Keras 3
-        for variable in model.trainable_variables
-    }
+    variables = by_name(model)
     if variables.keys() != task.weights.keys():
         raise ValueError(f"{sorted(variables.keys() ^ task.weights.keys())} differ.")
     for name, value in task.weights.items():
@@ -19,9 +14,13 @@ def build(keras, task, make=None):
     return model
 
 
-def variable_name(variable) -> str:
-    """Returns the name of a variable, such as "conv1/kernel", in tf_keras and in Keras 3."""
-    return getattr(variable, "path", variable.name).removesuffix(":0")
+def by_name(model) -> dict:
+    """Returns the variables by names such as "conv1/kernel", in tf_keras and in Keras 3."""
+    names = (getattr(v, "path", v.name).removesuffix(":0") for v in model.trainable_variables)
+    prefix = f"{model.name}/"  # of a Sequential of Keras 3
+    return {
+        n.removeprefix(prefix): v for n, v in zip(names, model.trainable_variables, strict=True)
+    }
 
 
 def operations(keras):
@@ -71,20 +70,12 @@ def optimizer(keras, task):
 
 def mnist(keras, task):
     layers = keras.layers
-    return keras.Sequential(
-        [
-            layers.Input((28, 28)),
-            layers.Reshape((28, 28, 1)),
-            layers.Conv2D(32, 3, activation="relu", name="conv1"),
-            layers.MaxPooling2D(),
-            layers.Conv2D(64, 3, activation="relu", name="conv2"),
-            layers.MaxPooling2D(),
-            layers.Flatten(),
-            layers.Dense(128, activation="relu", name="dense1"),
-            layers.Dropout(task.dropout),
-            layers.Dense(10, name="dense2"),
-        ]
-    )
+    stack = [layers.Input((28, 28)), layers.Reshape((28, 28, 1))]
+    for name, filters in (("conv1", 32), ("conv2", 64)):
+        convolution = layers.Conv2D(filters, 3, activation="relu", name=name)
+        stack += [convolution, layers.MaxPooling2D()]
+    stack += [layers.Flatten(), layers.Dense(128, activation="relu", name="dense1")]
+    return keras.Sequential([*stack, layers.Dropout(task.dropout), layers.Dense(10, name="dense2")])
 
 
 def char_lm(keras, task):
@@ -178,9 +169,4 @@ def two_tower(keras, task):
     return keras.Model(inputs, PairLosses()([*vectors(inputs), inputs["item"]]))
 
 
-MODELS = {
-    "mnist": mnist,
-    "char_lm": char_lm,
-    "resnet18": resnet18,
-    "two_tower": two_tower,
-}
+MODELS = {"mnist": mnist, "char_lm": char_lm, "resnet18": resnet18, "two_tower": two_tower}

@@ -106,12 +106,7 @@ class TwoTower(nn.Module):
         return self.users(user), self.items(item)
 
 
-MODELS = {
-    "mnist": Mnist,
-    "char_lm": CharLm,
-    "resnet18": ResNet18,
-    "two_tower": TwoTower,
-}
+MODELS = {"mnist": Mnist, "char_lm": CharLm, "resnet18": ResNet18, "two_tower": TwoTower}
 
 
 def optimizer(name, model):

@@ -64,8 +64,7 @@ def save(
         "date": f"{datetime.date.today()}",
         "commit": _commit(),
         "host": dict(host or describe_host()),
-        "versions": {name: importlib.metadata.version(name) for name in packages}
-        | (versions or {}),
+        "versions": {**{n: importlib.metadata.version(n) for n in packages}, **(versions or {})},
         "command": command or _command(),
         "samples": samples,
         "tables": {name: dataclasses.asdict(table) for name, table in tables.items()},

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks import soak
-from benchmarks.process_memory import Memory, growth_between_starts
+from benchmarks.soak import Memory, growth_between_starts
 
 
 def process(name, sizes):
@@ -31,37 +31,38 @@ def test_growth_of_the_last_fifth_of_many_samples_has_a_limit():
     assert grown[0].growth() == pytest.approx(0.03)
     restarted = [process("worker 1", [100] * 20), process("worker 1", [103] * 20)]
     for memories in (grown, restarted):
-        soak.check_memory(soak.parse(["--limit=4"]), memories)
+        soak.check_memory(0.04, memories)
         with pytest.raises(SystemExit, match="grew by"):
-            soak.check_memory(soak.parse(["--limit=2"]), memories)
+            soak.check_memory(0.02, memories)
     few = process("launcher", [100] * 9)
     assert few.growth() is None
-    soak.check_memory(soak.parse(["--limit=2"]), [few])
+    soak.check_memory(0.02, [few])
 
 
-def event(name, step):
-    return {"event": name, "step": step}
+def events(text):
+    """The events of a text such as "start 0, checkpoint 100"."""
+    pairs = (each.split() for each in text.split(", "))
+    return [{"event": name, "step": int(step)} for name, step in pairs]
 
 
 def test_run_that_resumed_from_its_last_checkpoint_is_complete():
-    events = [event("start", 0), event("checkpoint", 100), event("eval", 100)]
-    events += [event("resume", 100), event("checkpoint", 200), event("checkpoint", 210)]
-    events += [event("stop", 210), event("eval", 210)]
-    assert soak.check_events(events) == 1
+    before = "start 0, checkpoint 100, eval 100, "
+    after = "resume 100, checkpoint 200, checkpoint 210, stop 210, eval 210"
+    assert soak.check_events(events(before + after)) == 1
 
 
 @pytest.mark.parametrize(
-    "events",
+    "missing",
     [
-        [event("checkpoint", 100), event("stop", 100)],
-        [event("start", 0), event("checkpoint", 100)],
-        [event("start", 0), event("checkpoint", 300), event("stop", 300)],
-        [event("start", 0), event("checkpoint", 300), event("resume", 100), event("stop", 100)],
+        "checkpoint 100, stop 100",
+        "start 0, checkpoint 100",
+        "start 0, checkpoint 300, stop 300",
+        "start 0, checkpoint 300, resume 100, stop 100",
     ],
 )
-def test_events_that_miss_a_part_of_the_run_fail(events):
+def test_events_that_miss_a_part_of_the_run_fail(missing):
     with pytest.raises(SystemExit, match="Error"):
-        soak.check_events(events)
+        soak.check_events(events(missing))
 
 
 @pytest.mark.slow

@@ -5,10 +5,8 @@ source or its documentation does, which is named next to it.
 """
 
 import json
-import subprocess
 import sys
 
-import numpy as np
 import pytest
 
 from benchmarks.network.namespaces import Hosts, Unavailable
@@ -76,10 +74,9 @@ def vertex(host):
     roles = ("chief", "worker")
     config = {
         "cluster": {role: [f"{name}:2222"] for role, name in zip(roles, pools, strict=True)},
-        "environment": "cloud",
         "task": {"type": roles[host], "index": 0, "trial": "", "cloud": "ab0123"},
-        "job": '{"python_module": "", "args": []}',
-    }
+        "environment": "cloud", "job": '{"python_module": "", "args": []}',
+    }  # fmt: skip
     return pools, {"TF_CONFIG": json.dumps(config), "CLUSTER_SPEC": json.dumps(config)}
 
 
@@ -126,11 +123,10 @@ def test_platform_starts_a_run_with_the_bits_of_one_process(platform, folder):
     workdir = folder / platform
     flags = [f"--config={folder / 'experiment.py'}", f"--workdir={workdir}"]
     command = [sys.executable, "-m", "ctl.main", *flags]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     try:
         with Hosts(2, hostnames=places[0][0]) as hosts:
             workers = [
-                hosts.popen(i, command, env=inherited | place[1], cwd=folder, **pipes)
+                hosts.popen(i, command, env=inherited | place[1], cwd=folder, **child.PIPES)
                 for i, place in enumerate(places)
             ]
             outputs = [worker.communicate(timeout=300) for worker in workers]
@@ -138,7 +134,4 @@ def test_platform_starts_a_run_with_the_bits_of_one_process(platform, folder):
         pytest.skip(f"this machine cannot create network namespaces: {error}")
     assert [worker.returncode for worker in workers] == [0, 0], outputs
     assert "of 2 processes): 2 replicas" in outputs[0][0]
-    expected, weights = (experiments.read_weights(f) for f in (folder / "one", workdir))
-    assert expected.keys() == weights.keys()
-    for name, value in expected.items():
-        np.testing.assert_array_equal(weights[name], value, err_msg=name)
+    experiments.check_same(*map(experiments.read_weights, (workdir, folder / "one")))

@@ -10,32 +10,11 @@ import tf_keras
 
 import ctl
 from ctl.configs import validation
-from tests.docs.pages import blocks, run
+from tests.docs.pages import MODEL, blocks, run
 from tests.support import child
 
 # The pages whose blocks run in the test modules next to this one.
 ELSEWHERE = {"testing", "start", "your-model", "your-step", "random", "loss"}
-MODEL = """
-import ctl
-import numpy as np
-import tensorflow as tf
-import tf_keras
-
-
-class Line(ctl.StandardTrainer):
-    def build_model(self):
-        return tf_keras.Sequential([tf_keras.layers.Dense(1)])
-
-    def build_dataset(self, split, input_context):
-        return ctl.data.arrays({k: np.ones([64, 1], np.float32) for k in ("x", "label")})
-
-    def per_example_loss(self, batch, outputs):
-        return tf.square(batch["label"] - outputs)[:, 0]
-
-
-def get_config():
-    return ctl.config(trainer="digits.py:Line", data=dict(global_batch_size=64))
-"""
 
 
 def test_every_page_with_code_is_run_by_a_test():
@@ -46,15 +25,10 @@ def test_every_page_with_code_is_run_by_a_test():
     assert unknown == set()
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        "data",
-        "evaluation",
-        "export",
-        *(pytest.param(p, marks=pytest.mark.slow) for p in ("update", "your-part")),
-    ],
-)
+SLOW = [pytest.param(page, marks=pytest.mark.slow) for page in ("update", "your-part")]
+
+
+@pytest.mark.parametrize("page", ["data", "evaluation", "export", *SLOW])
 def test_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     run(page, WORKDIR=tmp_path)
@@ -66,20 +40,22 @@ def test_blocks_of_sequences():
 
 
 def test_blocks_of_actions():
-    config = ctl.config(trainer="my_model.py:Line")
+    config = ctl.config(trainer="my_model.py:MyTrainer")
     names = run("actions", ctl=ctl, tf=tf, orbit=orbit, tf_keras=tf_keras, config=config)
     ctl.KerasCallback(names["Print"]())
     stop, best = names["Digits"].build_actions(None)
     assert isinstance(stop, names["StopWhenGood"]) and best.at == "eval"
     assert len(config.actions) == 2
-    assert ctl.config(trainer="my_model.py:Line", train=names["train"]).train.best.mode
+    assert ctl.config(trainer="my_model.py:MyTrainer", train=names["train"]).train.best.mode
 
 
 def test_blocks_of_optimizers(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "digits.py").write_text(MODEL)
     config = {"optimizer": {"ema_decay": 0.9}, "data": {"global_batch_size": 8}}
-    with ctl.Run(ctl.config(trainer="digits.py:Line", **config), print_lines=False) as training:
+    with ctl.Run(
+        ctl.config(trainer="digits.py:MyTrainer", **config), print_lines=False
+    ) as training:
         training.train(steps=1)
         trainer = training.trainer
         names = run("optimizers", ctl=ctl, trainer=trainer, MyWrapper=lambda optimizer: optimizer)

@@ -43,26 +43,27 @@ def run(code, name):
     return module
 
 
+def shortened(code, changes=SHORT):
+    for long, short in changes.items():
+        code = code.replace(long, short)
+    return code
+
+
 @pytest.mark.parametrize("page", ["tensorflow-tutorial", "keras", "orbit"])
 def test_program_of_the_other_framework_runs(page, monkeypatch, capsys):
     strategy = ctl.testing.make_strategy(2)  # by default it would take all devices of this process
     monkeypatch.setattr(tf.distribute, "MirroredStrategy", lambda: strategy)
-    code, _ = pages.blocks(f"coming-from/{page}")
-    for long, short in SHORT.items():
-        code = code.replace(long, short)
-    run(code, "theirs")
+    run(shortened(pages.blocks(f"coming-from/{page}")[0]), "theirs")
     assert "nan" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("page", "name"),
-    [
-        ("tensorflow-tutorial", "tutorial"),
-        ("keras", "weighted"),
-        ("model-garden", "digits"),
-        ("lightning", "digits"),
-    ],
-)
+    {
+        "tensorflow-tutorial": "tutorial", "keras": "weighted", "model-garden": "digits",
+        "lightning": "digits",
+    }.items(),
+)  # fmt: skip
 def test_program_in_ctl_trains_and_evaluates(page, name, tmp_path):
     (tmp_path / f"{name}.py").write_text(pages.blocks(f"coming-from/{page}")[-1])
     with ctl.Run(f"{name}.py", print_lines=False) as training:
@@ -72,10 +73,7 @@ def test_program_in_ctl_trains_and_evaluates(page, name, tmp_path):
 
 
 def test_program_in_ctl_runs_in_orbits_controller(capsys):
-    _, code = pages.blocks("coming-from/orbit")
-    for long, short in SHORT.items():
-        code = code.replace(long, short)
-    trainer = run(code, "ours").trainer
+    trainer = run(shortened(pages.blocks("coming-from/orbit")[1]), "ours").trainer
     assert int(trainer.global_step.numpy()) == 4
     assert f"'examples': np.int64({EVALUATED})" in capsys.readouterr().out
 
@@ -139,10 +137,8 @@ def patched(page):
         assert program.count(old) == 1, old
         program = program.replace(old, new)
     # Every run must see the same order.
-    parts = [re.sub(r"\.shuffle\(len\(\w+\)\)", "", part) for part in (program, end)]
-    for long, short in SMALL.items():
-        parts = [part.replace(long, short) for part in parts]
-    return parts
+    shuffle = r"\.shuffle\(len\(\w+\)\)"
+    return [shortened(re.sub(shuffle, "", part), SMALL) for part in (program, end)]
 
 
 def run_task(program, end, strategy):
@@ -219,24 +215,19 @@ def test_program_after_the_diff_trains_as_one_device(
 @pytest.mark.parametrize("position", [0, 1])
 def test_loop_of_pytorch_after_the_diff_trains_as_one_device(position):
     code = side(pages.blocks("coming-from/lightning", "diff")[position], "+")
-    code = code.replace("64", f"{BATCH}").replace('precision="bfloat16", ', "")
-    code = code.replace("strategy=strategy,", 'strategy=strategy, precision="float64",').replace(
-        "=4", "=2"
-    )
+    options = {"strategy=strategy,": 'strategy=strategy, precision="float64",', "=4": "=2"}
+    code = shortened(code, {"64": f"{BATCH}", 'precision="bfloat16", ': "", **options})
     rows = np.random.default_rng(0)
     source = ctl.data.arrays({"image": rows.normal(size=(ROWS, 4)), "label": np.arange(ROWS) % 3})
 
     def train(replicas):
         strategy = eval(on_replicas("tf.distribute.MirroredStrategy()", replicas))
+        layers, entropy = tf_keras.layers, tf.nn.sparse_softmax_cross_entropy_with_logits
         names = {
             "ctl": ctl, "tf": tf, "strategy": strategy, "source": source, "steps": 10,
-            "make_model": lambda: tf_keras.Sequential(
-                [tf_keras.layers.Dropout(0.2), tf_keras.layers.Dense(3)]
-            ),
+            "make_model": lambda: tf_keras.Sequential([layers.Dropout(0.2), layers.Dense(3)]),
             "make_optimizer": lambda: tf_keras.optimizers.Adam(1e-2),
-            "loss_fn": lambda batch, outputs: tf.nn.sparse_softmax_cross_entropy_with_logits(
-                batch["label"], outputs
-            ),
+            "loss_fn": lambda batch, outputs: entropy(batch["label"], outputs),
         }  # fmt: skip
         exec(on_replicas(code, replicas), names)
         return names["step"].model

@@ -10,14 +10,18 @@ from tests.support import child
 IMAGES = child.ROOT / "docs/images"
 
 
+def run(code):
+    """Runs code next to the scripts that draw the pictures; returns what it prints."""
+    done = child.run(["-c", code], cwd=IMAGES)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.long
 def test_picture_of_a_planted_mistake_is_the_output_of_check():
-    run = "import check; print(check.draw(check.run_check()), end='')"
-    drawn = child.run(["-c", run], cwd=IMAGES)
-    assert drawn.returncode == 0, drawn.stderr
-    texts = [mask_losses(svg) for svg in (drawn.stdout, (IMAGES / "check.svg").read_text())]
-    assert texts[0] == texts[1]
+    drawn = run("import check; print(check.draw(check.run_check()), end='')")
+    assert mask_losses(drawn) == mask_losses((IMAGES / "check.svg").read_text())
 
 
 def mask_losses(svg):
@@ -50,8 +54,7 @@ def test_drawing_is_current(name, tmp_path):
         "update": "import update; svg.write(p, update.TITLE, *update.SIZE, update.draw())",
         "map": "import map; w, h, e = map.draw(); svg.write(p, map.TITLE, w, h, e, size=13)",
     }[name]
-    drawn = child.run(["-c", f"{write}\n{code}"], cwd=IMAGES)
-    assert drawn.returncode == 0, drawn.stderr
+    run(f"{write}\n{code}")
     again = f"python docs/images/{name}.py"
     assert (tmp_path / f"{name}.svg").read_text() == (IMAGES / f"{name}.svg").read_text(), again
 
@@ -59,10 +62,7 @@ def test_drawing_is_current(name, tmp_path):
 @pytest.mark.slow
 @pytest.mark.long
 def test_picture_of_three_examples_is_what_the_programs_compute():
-    run = "import uneven; print(uneven.measure())"
-    measured = child.run(["-c", run], cwd=IMAGES)
-    assert measured.returncode == 0, measured.stderr
-    numbers = re.findall(r": (\d+\.\d+)", measured.stdout)
+    numbers = re.findall(r": (\d+\.\d+)", run("import uneven; print(uneven.measure())"))
     drawn = re.findall(r"bold\">(\d+\.\d+)", (IMAGES / "uneven.svg").read_text())
     assert [f"{float(number):.1f}" for number in numbers[-5:]] == drawn and len(drawn) == 5
 
@@ -71,6 +71,5 @@ def test_picture_of_three_examples_is_what_the_programs_compute():
 @pytest.mark.long
 def test_curves_of_replicas_are_equal_and_a_killed_run_has_the_same_bits():
     # `draw` compares the bits of the killed run; the picture gives the difference of the replicas.
-    run = "import curves; m = curves.measure(); curves.assert_same(m); print(curves.difference(m))"
-    done = child.run(["-c", run], cwd=IMAGES)
-    assert done.returncode == 0 and float(done.stdout) < 1e-4, done.stdout + done.stderr
+    code = "import curves; m = curves.measure(); curves.assert_same(m); print(curves.difference(m))"
+    assert float(run(code)) < 1e-4

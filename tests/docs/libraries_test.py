@@ -28,7 +28,7 @@ import tf_keras
 
 import ctl
 from ctl.keras import models
-from tests.docs.pages import blocks
+from tests.docs.pages import MODEL, blocks
 from tests.support import child
 
 TEXT = (child.ROOT / "docs/with-your-libraries.md").read_text()
@@ -53,27 +53,28 @@ class Library:
 
     Attributes:
         package: the distribution on the package index.
-        module: its module.
         features: the examples for a snippet without `build_dataset`.
-        prepare: writes the files that the snippet reads into the current folder.
         data: replaces the data of the library while the snippet is used.
         score: the loss of a snippet that trains by `ctl.Run`, by the names of the snippet.
     """
 
     package: str
-    module: str
     features: dict[str, np.ndarray] | None = None
-    prepare: Callable[[], Any] = lambda: None
     data: Callable[[], Any] = contextlib.nullcontext
     score: Callable[[dict[str, Any]], float] | None = None
 
+    def is_installed(self):
+        module = {"tf-models-official": "official"}.get(self.package, self.package)
+        return importlib.util.find_spec(module.replace("-", "_")) is not None
 
-def write_graphs():
-    """Writes the schema of the graphs, rings of 3 to 5 atoms."""
-    feature = 'features { key: "x" value { dtype: DT_FLOAT shape { dim { size: 4 } } } }'
-    bonds = '{ key: "bonds" value { source: "atoms" target: "atoms" } }'
-    schema = f'node_sets {{ key: "atoms" value {{ {feature} }} }} edge_sets {bonds}'
-    pathlib.Path("graph.pbtxt").write_text(schema)
+
+# The files of the reader: a trainer, and the schema of graphs, rings of 3 to 5 atoms.
+ATOMS = 'features { key: "x" value { dtype: DT_FLOAT shape { dim { size: 4 } } } }'
+BONDS = '{ key: "bonds" value { source: "atoms" target: "atoms" } }'
+FILES = {
+    "my_model.py": MODEL,
+    "graph.pbtxt": f'node_sets {{ key: "atoms" value {{ {ATOMS} }} }} edge_sets {BONDS}',
+}
 
 
 def graph(atoms: np.ndarray) -> bytes:
@@ -93,31 +94,6 @@ def graph(atoms: np.ndarray) -> bytes:
     }
     example = tf.train.Example(features=tf.train.Features(feature=features))
     return example.SerializeToString()
-
-
-def write_trainer():
-    """Writes the user's trainer that a snippet names."""
-    pathlib.Path("my_model.py").write_text(MY_MODEL)
-
-
-MY_MODEL = """
-import numpy as np
-import ctl
-import tf_keras
-
-X = np.random.default_rng(0).normal(size=(20, 4)).astype("f4")
-
-
-class MyTrainer(ctl.StandardTrainer):
-    def build_model(self):
-        return tf_keras.Sequential([tf_keras.layers.Dense(1)])
-
-    def build_dataset(self, split, input_context):
-        return ctl.data.arrays({"x": X, "label": X.sum(axis=1, keepdims=True)})
-
-    def per_example_loss(self, batch, outputs):
-        return tf_keras.losses.mse(batch["label"], outputs)
-"""
 
 
 def mock_datasets():
@@ -142,66 +118,39 @@ def train_in_two_runs(names: dict[str, Any]) -> float:
     return loss
 
 
+BERT = {"input_word_ids": TOKENS, "input_mask": IN_TEXT, "input_type_ids": 0 * TOKENS}
 LIBRARIES = {
     "KerasHub": Library(
         "keras-hub",
-        "keras_hub",
         {"token_ids": TOKENS, "segment_ids": 0 * TOKENS, "padding_mask": IN_TEXT, "label": CLASSES},
     ),
-    "TensorFlow Probability": Library(
-        "tensorflow-probability", "tensorflow_probability", {"x": NODES[:, 0]}
-    ),
+    "TensorFlow Probability": Library("tensorflow-probability", {"x": NODES[:, 0]}),
     "TensorFlow Recommenders": Library(
         "tensorflow-recommenders",
-        "tensorflow_recommenders",
         {"item": CLASSES, "user": TOKENS[:, 0] % 20, "label": CLASSES[:, None] % 2},
     ),
-    "Two towers": Library("tensorflow-recommenders", "tensorflow_recommenders"),
-    "TensorFlow Ranking": Library(
-        "tensorflow-ranking",
-        "tensorflow_ranking",
-        {"x": NODES, "label": TOKENS[:, :6] % 3.0},
-    ),
-    "Model Garden": Library(
-        "tf-models-official",
-        "official",
-        {
-            **{"input_word_ids": TOKENS, "input_mask": IN_TEXT, "input_type_ids": 0 * TOKENS},
-            "label": CLASSES,
-        },
-    ),
-    "Spektral": Library("spektral", "spektral", {"x": NODES, "a": EDGES, "label": TARGETS}),
+    "Two towers": Library("tensorflow-recommenders"),
+    "TensorFlow Ranking": Library("tensorflow-ranking", {"x": NODES, "label": TOKENS[:, :6] % 3.0}),
+    "Model Garden": Library("tf-models-official", {**BERT, "label": CLASSES}),
+    "Spektral": Library("spektral", {"x": NODES, "a": EDGES, "label": TARGETS}),
     "TF-GNN": Library(
         "tensorflow-gnn",
-        "tensorflow_gnn",
         {
             "graph": np.array([graph(each[: 3 + i % 3]) for i, each in enumerate(NODES)], object),
             "label": TARGETS,
         },
-        prepare=write_graphs,
     ),
     "Transformers 4": Library(
-        "transformers",
-        "transformers",
-        {"input_ids": TOKENS, "attention_mask": IN_TEXT, "label": CLASSES},
+        "transformers", {"input_ids": TOKENS, "attention_mask": IN_TEXT, "label": CLASSES}
     ),
-    "kapre": Library(
-        "kapre", "kapre", {"x": RANDOM.normal(size=(EXAMPLES, 400, 1)), "label": CLASSES}
-    ),
-    "Grain": Library("grain", "grain"),
-    "TensorFlow Datasets": Library(
-        "tensorflow-datasets", "tensorflow_datasets", data=mock_datasets
-    ),
-    "Optuna": Library(
-        "optuna", "optuna", prepare=write_trainer, score=lambda names: names["study"].best_value
-    ),
+    "kapre": Library("kapre", {"x": RANDOM.normal(size=(EXAMPLES, 400, 1)), "label": CLASSES}),
+    "Grain": Library("grain"),
+    "TensorFlow Datasets": Library("tensorflow-datasets", data=mock_datasets),
+    "Optuna": Library("optuna", score=lambda names: names["study"].best_value),
     "KerasTuner": Library(
-        "keras-tuner",
-        "keras_tuner",
-        prepare=write_trainer,
-        score=lambda names: names["tuner"].oracle.get_best_trials()[0].score,
+        "keras-tuner", score=lambda names: names["tuner"].oracle.get_best_trials()[0].score
     ),
-    "Weights & Biases": Library("wandb", "wandb", prepare=write_trainer, score=train_in_two_runs),
+    "Weights & Biases": Library("wandb", score=train_in_two_runs),
 }
 
 
@@ -232,18 +181,11 @@ def test_page_has_a_row_and_a_short_snippet_of_each_library():
 @pytest.mark.long
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_library_trains_the_same_on_four_replicas_and_resumes(name, tmp_path):
-    package = LIBRARIES[name].package
-    if importlib.util.find_spec(LIBRARIES[name].module) is None:
-        pytest.skip(f"{package} is not installed: uv run --no-group cpu --group libraries")
-    arguments = ["-m", "tests.docs.libraries_test", name]
-    process = child.run(
-        arguments,
-        cwd=tmp_path,
-        timeout=SECONDS,
-        TF_USE_LEGACY_KERAS="1",
-        TF_CPP_MIN_LOG_LEVEL="3",
-        WANDB_MODE="offline",
-    )
+    if not LIBRARIES[name].is_installed():
+        pytest.skip("it is not installed: uv run --no-group cpu --group libraries")
+    variables = {"TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "WANDB_MODE": "offline"}
+    command = ["-m", "tests.docs.libraries_test", name]
+    process = child.run(command, cwd=tmp_path, timeout=SECONDS, **variables)
     assert process.returncode == 0, process.stderr[-5_000:]
     measured = json.loads(process.stdout.splitlines()[-1])
     assert math.isfinite(measured["loss"])
@@ -258,24 +200,18 @@ def measure(name: str) -> dict[str, Any]:
     if library.score:
         measured = measure_runs(name)
     else:
-        library.prepare()
         with library.data():
-            (cls,) = {value for value in run_snippet(name).values() if _is_trainer(value)}
+            trainers = [v for v in run_snippet(name).values() if isinstance(v, type)]
+            (cls,) = (v for v in trainers if issubclass(v, ctl.StandardTrainer))
             measured = measure_trainer(cls, library.features, precision)
-    return {
-        "library": name,
-        "version": importlib.metadata.version(library.package),
-        **measured,
-    }
-
-
-def _is_trainer(value: Any) -> bool:
-    return isinstance(value, type) and issubclass(value, ctl.StandardTrainer)
+    version = importlib.metadata.version(library.package)
+    return {"library": name, "version": version, **measured}
 
 
 def run_snippet(name: str) -> dict[str, Any]:
     """Runs a snippet as a module, because AutoGraph reads the source of its functions."""
-    pathlib.Path("snippet.py").write_text(sections()[name])
+    for file, text in {**FILES, "snippet.py": sections()[name]}.items():
+        pathlib.Path(file).write_text(text)
     return runpy.run_path("snippet.py", run_name="snippet")
 
 
@@ -339,7 +275,6 @@ def measure_runs(name: str) -> dict[str, float]:
             contextlib.chdir(folder),
             mock.patch.object(ctl, "config", changed),
         ):
-            library.prepare()
             losses.append(library.score(run_snippet(name)))
     return {
         "loss": losses[0],

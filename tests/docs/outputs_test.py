@@ -6,29 +6,21 @@ from docs import outputs
 from tests.support import child
 
 SHOWN = ["train 100/200 | loss 0.8544 | 84,815 examples/s", "...", "8 passed"]
-PRINTED = [
-    "train 100/200 | loss 0.8546 | 12 examples/s | waited 7% for input",
-    "a",
-    "b",
-    "8 passed",
-]
+LINE = "train 100/200 | loss 0.8546 | 12 examples/s | waited 7% for input"
+PRINTED = [LINE, "a", "b", "8 passed"]
 
 
 def test_an_output_may_differ_in_speeds_last_digits_and_left_out_lines():
     assert outputs.matches(SHOWN, PRINTED)
-    for i, line in enumerate(["train 101/200 | loss 0.8546 | 12 examples/s", "c", "d", "9 passed"]):
-        if i in (0, 3):
-            assert not outputs.matches(SHOWN, [*PRINTED[:i], line, *PRINTED[i + 1 :]])
-    assert not outputs.matches(SHOWN, [PRINTED[0].replace("0.8546", "0.9546"), *PRINTED[1:]])
+    for old, new in (("100/", "101/"), ("0.8546", "0.9546"), ("8 passed", "9 passed")):
+        assert not outputs.matches(SHOWN, [line.replace(old, new) for line in PRINTED])
     assert not outputs.matches(SHOWN, PRINTED[:-1])
     assert outputs.shorten(SHOWN, PRINTED) == [PRINTED[0], "...", "8 passed"]
 
 
 def test_a_long_line_may_be_wrapped_and_cut():
-    shown, printed = (
-        "Step 6 is not finite: ... the rows",
-        "Step 6 is not finite: the loss of the rows",
-    )
+    shown = "Step 6 is not finite: ... the rows"
+    printed = shown.replace("...", "the loss of")
     assert outputs.is_same(shown, printed)
     assert not outputs.is_same(shown.replace("6", "7"), printed)
     assert not outputs.is_same(shown.replace("rows", "row"), printed)

@@ -17,23 +17,17 @@ LABELS = np.arange(27) % 4
 
 def make_model():
     tf_keras.utils.set_random_seed(0)
-    return tf_keras.Sequential(
-        [tf_keras.layers.Dense(5, activation="tanh"), tf_keras.layers.Dense(4)]
-    )
+    return tf_keras.Sequential([tf_keras.layers.Dense(5, "tanh"), tf_keras.layers.Dense(4)])
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     """The names of the page; its first loop has trained on one replica."""
-    names = {"make_strategy": tf.distribute.get_strategy, "make_model": make_model}
-    names |= {
-        "images": IMAGES,
-        "labels": LABELS,
-        "noise": IMAGES.astype(np.float32),
-        "real": np.zeros((27, 4), np.float32),
-        "WORKDIR": tmp_path_factory.mktemp("page"),
-    }
-    return pages.run("own-loop", **names)
+    return pages.run(
+        "own-loop", make_strategy=tf.distribute.get_strategy, make_model=make_model, images=IMAGES,
+        labels=LABELS, noise=IMAGES.astype(np.float32), real=np.zeros((27, 4), np.float32),
+        WORKDIR=tmp_path_factory.mktemp("page"),
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -43,12 +37,8 @@ def float64():
     tf_keras.backend.set_floatx("float32")
 
 
-def dataset():
-    return tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)).batch(BATCH)
-
-
 def train_loader(names, strategy):
-    data = dataset()
+    data = tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)).batch(BATCH)
     if strategy.num_replicas_in_sync > 1:
         data = strategy.experimental_distribute_dataset(data)
     return names["train"](strategy, data)

@@ -5,6 +5,31 @@ import textwrap
 
 from tests.support import child
 
+# A program of the reader, whose trainer the examples name.
+MODEL = """
+import ctl
+import numpy as np
+import tensorflow as tf
+import tf_keras
+
+X = np.random.default_rng(0).normal(size=(64, 4)).astype("f4")
+
+
+class MyTrainer(ctl.StandardTrainer):
+    def build_model(self):
+        return tf_keras.Sequential([tf_keras.layers.Dense(1)])
+
+    def build_dataset(self, split, input_context):
+        return ctl.data.arrays({"x": X, "label": X.sum(axis=1, keepdims=True)})
+
+    def per_example_loss(self, batch, outputs):
+        return tf_keras.losses.mse(batch["label"], outputs)
+
+
+def get_config():
+    return ctl.config(trainer="digits.py:MyTrainer", data=dict(global_batch_size=64))
+"""
+
 
 def blocks(page, language="python"):
     """The code blocks of docs/`page`.md, of its section `page#heading`, or of a longer text."""

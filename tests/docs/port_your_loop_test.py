@@ -15,9 +15,8 @@ from tests.support import child
 
 TEXT = (child.ROOT / "docs/port-your-loop.md").read_text()
 SETUP = "\n\n".join(pages.blocks(TEXT.partition("\n## ")[0]))
-PAIRS = {
-    title: pages.blocks(f"port-your-loop#{title}") for title in re.findall(r"^## (.*)$", TEXT, re.M)
-}
+TITLES = re.findall(r"^## (.*)$", TEXT, re.M)
+PAIRS = {title: pages.blocks(f"port-your-loop#{title}") for title in TITLES}
 
 
 @pytest.fixture(autouse=True)
@@ -32,10 +31,9 @@ def train(code, replicas):
     names = {"make_strategy": lambda: testing.make_strategy(replicas)}
     for block in (SETUP, code):
         exec(compile(block, "docs/port-your-loop.md", "exec"), names)
-    keys = {"critic": ["critic", "generator"], "network": ["network"]}
-    keys = next((value for key, value in keys.items() if key in names), ["model"])
-    models = [names[key] for key in keys]
-    return [weight for model in models for weight in model.get_weights()]
+    trained = [["critic", "generator"], ["network"], ["model"]]
+    models = next(keys for keys in trained if keys[0] in names)
+    return [weight for key in models for weight in names[key].get_weights()]
 
 
 def assert_equal(found, expected):
@@ -48,6 +46,10 @@ def constant(zeros):
     return zeros + tf.range(1, zeros.shape[1] + 1, dtype=tf.float64) / 3
 
 
+def fixed_numbers(shape):
+    return constant(tf.zeros(shape, tf.float64))
+
+
 def draws(monkeypatch, *, fixed):
     """Draws in float64; if `fixed`, the same numbers for each row, by ctl and by TensorFlow."""
     for name in ("normal", "uniform"):
@@ -55,9 +57,7 @@ def draws(monkeypatch, *, fixed):
         same = lambda shape, draw=draw: constant(0 * draw(shape))  # noqa: E731
         monkeypatch.setattr(ctl.random, name, same if fixed else draw)
         if fixed:
-            monkeypatch.setattr(
-                tf.random, name, lambda shape: constant(tf.zeros(shape, tf.float64))
-            )
+            monkeypatch.setattr(tf.random, name, fixed_numbers)
 
 
 @pytest.mark.parametrize("title", PAIRS)

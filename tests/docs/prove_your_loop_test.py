@@ -19,9 +19,8 @@ FINDINGS = dict(re.findall(r"^### ([^\n]*)\n(.*?)(?=^##)", TEXT, re.MULTILINE | 
 
 def run(*replaced, options=""):
     names = {}
-    code = "\n\n".join(
-        [FIRST[1], *replaced, FIRST[0].replace("(x, label))", f"(x, label){options})")]
-    )
+    test = FIRST[0].replace("(x, label))", f"(x, label){options})")
+    code = "\n\n".join([FIRST[1], *replaced, test])
     exec(compile(code, "docs/prove-your-loop.md", "exec"), names)
     names["test_my_loop"]()
 
@@ -39,9 +38,8 @@ TWO = ", replicas=(1, 2), batch_sizes=(8, 5)"  # the messages are about two repl
 @pytest.mark.parametrize("finding", FINDINGS)
 def test_finding_is_reported_and_its_fix_passes(finding):
     mistake, *fix = blocks(FINDINGS[finding])
-    shown = re.findall(
-        r"^    (?!\w*def )(.*)", re.sub(r"```.*?```", "", FINDINGS[finding], flags=re.S), re.M
-    )
+    text = re.sub(r"```.*?```", "", FINDINGS[finding], flags=re.S)
+    shown = re.findall(r"^    (?!\w*def )(.*)", text, re.M)
     parts = [" ".join(part.split()) for part in " ".join(shown).split("...")]
     with pytest.raises(AssertionError) as error:
         run(mistake, options=TWO)

@@ -1,13 +1,12 @@
 """The recipes run as they are written, on data that each test makes."""
 
-import http.server
+import io
 import itertools
 import json
 import math
 import pathlib
 import re
 import sys
-import threading
 import types
 
 import numpy as np
@@ -65,9 +64,7 @@ def test_several_losses(folder):
 def test_fine_tuning_and_its_listing(folder):
     state = {"stem.weight": np.ones((16, 8)), "stem.bias": np.zeros(16)}
     state |= {"head.weight": np.ones((10, 16)), "head.bias": np.zeros(10)}
-    save_file(
-        {name: value.astype(np.float32) for name, value in state.items()}, "pretrained.safetensors"
-    )
+    save_file({k: v.astype(np.float32) for k, v in state.items()}, "pretrained.safetensors")
     run, _, _ = train("recipes/fine-tuning")
     kernel = run.trainer.model.get_layer("stem").kernel.numpy()
     assert np.allclose(kernel, 1.0, atol=1e-2) and len(np.unique(kernel)) > 1
@@ -105,17 +102,15 @@ def test_dice_and_focal_loss(folder):
     np.testing.assert_allclose(names["dice"](label, label, smooth=0.5), [0, 0])
     np.testing.assert_allclose(names["dice"](label, 1 - label, smooth=0.5)[0], 1 - 0.5 / 16.5)
     logits = np.random.default_rng(0).normal(size=label.shape).astype(np.float32)
-    keras_loss = tf_keras.losses.BinaryFocalCrossentropy(
-        apply_class_balancing=True, from_logits=True, reduction="none"
-    )
+    options = {"apply_class_balancing": True, "from_logits": True, "reduction": "none"}
+    keras_loss = tf_keras.losses.BinaryFocalCrossentropy(**options)
     expected = keras_loss(label[..., None], logits[..., None])
     np.testing.assert_allclose(names["focal"](label, logits), expected, rtol=1e-4)
 
 
 def test_weight_averaging(folder):
-    pathlib.Path("my_model.py").write_text(
-        "\n\n".join(blocks("optimizers#Stochastic weight averaging"))
-    )
+    (program,) = blocks("optimizers#Stochastic weight averaging")
+    pathlib.Path("my_model.py").write_text(program)
     weights, averages = {}, {}
     for last in (22, 31):  # it continues in a resumed run
         with ctl.Run("my_model.py", "run", print_lines=False) as run:
@@ -140,7 +135,7 @@ def test_tflite(folder):
     assert right.mean() == pytest.approx(evaluated["accuracy"], abs=1e-6)
 
 
-def test_tf_serving(folder):
+def test_tf_serving(folder, monkeypatch):
     program, ask = blocks("export#TensorFlow Serving")
     run, _, _ = train(program, workdir=folder / "w")
     names = {}
@@ -150,28 +145,17 @@ def test_tf_serving(folder):
     instances = json.loads(request)["instances"]
     features = {"x": tf.constant([each["x"] for each in instances])}
     serve = tf.saved_model.load(str(folder / "w/export/2")).signatures["serving_default"]
-    answers = []
+    asked = []
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            answers.append((self.path, body))
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(
-                json.dumps({"predictions": serve(**features)["outputs"].numpy().tolist()}).encode()
-            )
+    def answer(address, body):
+        asked.append((address, json.loads(body)))
+        outputs = serve(**features)["outputs"].numpy().tolist()
+        return io.BytesIO(json.dumps({"predictions": outputs}).encode())
 
-        def log_message(self, *_):
-            pass
-
-    with http.server.HTTPServer(("localhost", 0), Handler) as server:
-        thread = threading.Thread(target=server.handle_request)
-        thread.start()
-        address = f"http://localhost:{server.server_port}/v1/models/my_model:predict"
-        predictions = names["ask"](instances, address)
-        thread.join()
-    assert answers == [("/v1/models/my_model:predict", {"instances": instances})]
+    monkeypatch.setattr("urllib.request.urlopen", answer)
+    predictions = names["ask"](instances)
+    address = "http://localhost:8501/v1/models/my_model:predict"
+    assert asked == [(address, {"instances": instances})]
     np.testing.assert_allclose(predictions, run.trainer.model(features["x"]), atol=1e-6)
 
 
@@ -206,9 +190,8 @@ def test_text_classification(folder):
 def test_language_model(folder):
     (folder / "corpus").mkdir()
     for i in range(6):
-        (folder / f"corpus/{i}.txt").write_text(
-            "to be or not to be, that is the question " * (i + 1)
-        )
+        text = "to be or not to be, that is the question " * (i + 1)
+        (folder / f"corpus/{i}.txt").write_text(text)
     _, trained, _ = train("sequences#Language model")
     assert 4 < trained["loss"] < 7  # about log 257 at first
 
@@ -229,11 +212,11 @@ def test_transformer(folder, capsys):
 
 def test_curriculum(folder):
     run, _, evaluated = train("recipes/losses#Curriculum")
+    assert evaluated["examples"] == 64
     batch = {"difficulty": tf.constant([0.2, 0.5, 0.9])}
     for step, easy in ((0, [1, 0, 0]), (600, [1, 1, 0]), (1000, [1, 1, 1])):
         run.trainer.global_step.assign(step)
         assert run.trainer.sample_weight(batch, training=True).numpy().tolist() == easy
-    assert evaluated["examples"] == 64
 
 
 def test_learning_rate_after_a_resume(folder):
@@ -256,17 +239,14 @@ def test_logging(folder):
     assert {"confusion", "examples", "confusion (rows: labels)"} <= tags
 
 
-def test_config_of_several_gpus(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / "my_model.py"
+def test_config_of_several_gpus(folder, monkeypatch):
     pixels = np.random.default_rng(0).integers(0, 256, (64, 28, 28), np.uint8)
     arrays = pixels, np.arange(64) % 10
     monkeypatch.setattr("keras.datasets.mnist.load_data", lambda: (arrays, arrays))
-    (tmp_path / "digits.py").write_text(blocks("start")[0])
-    path.write_text("\n\n".join([*blocks("start")[:1], blocks("hardware")[-1]]))
-    with ctl.Run(str(path), tmp_path / "w", print_lines=False) as run:
-        assert run.train(steps=1)["loss"] > 0
-        assert run.trainer.strategy.num_replicas_in_sync == 2
+    program = blocks("start")[0]
+    (folder / "digits.py").write_text(program)
+    run, trained, _ = train("\n\n".join([program, blocks("hardware")[-1]]), steps=1)
+    assert trained["loss"] > 0 and run.trainer.strategy.num_replicas_in_sync == 2
 
 
 def test_notebook(folder):
@@ -293,13 +273,11 @@ def test_nan(folder, capsys):
 
 
 def test_datasets(folder, monkeypatch):
-    class Rows(list):
-        """As the Dataset of Hugging Face, which is not installed here."""
-
     def load(name, split):
+        """As `load_dataset` of Hugging Face, which is not installed here."""
         assert name == "ylecun/mnist" and split in ("train", "test")
         pixels = np.random.default_rng(0).integers(0, 256, (32, 28, 28), np.uint8)
-        return Rows({"image": image, "label": i % 10} for i, image in enumerate(pixels))
+        return [{"image": image, "label": i % 10} for i, image in enumerate(pixels)]
 
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load))
     assert train("recipes/images#Hugging Face, TFDS and PyTorch datasets")[2]["examples"] == 32

@@ -1,6 +1,5 @@
 """The navigation of the documentation site, and the generated reference, are complete."""
 
-import importlib.util
 import re
 import sys
 
@@ -9,22 +8,12 @@ import yaml
 
 import ctl
 from ctl import commands
-from ctl.configs import flags, keys, overrides
+from ctl.configs import flags, keys, loading, overrides
 from ctl.configs.modes import MODES
 from tests.support import child
 
 SITE = child.ROOT / "docs/site"
 CONFIG = (child.ROOT / "mkdocs.yml").read_text()
-
-
-def generator():
-    """Imports docs/reference/generate.py."""
-    spec = importlib.util.spec_from_file_location(
-        "generate", child.ROOT / "docs/reference/generate.py"
-    )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def config_rows():
@@ -80,17 +69,14 @@ def test_every_mode_flag_and_command_has_a_row():
 
 def test_the_reference_is_current_and_has_every_public_name(monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
-    generate = generator()
-    outdated = [
-        p.name for p in generate.PAGES if generate.render_page(p.read_text()) != p.read_text()
-    ]
+    generate = loading.import_file(child.ROOT / "docs/reference/generate.py")
+    pages = {path: path.read_text() for path in generate.PAGES}
+    outdated = [path.name for path, text in pages.items() if generate.render_page(text) != text]
     text = generate.OPTIONS.read_text()
     outdated += [generate.OPTIONS.name] * (generate.render_options(text) != text)
     assert outdated == [], "run .uv/bin/uv run python docs/reference/generate.py"
-    headings = "".join(page.read_text() for page in generate.PAGES)
-    assert {f"ctl.{n}" for n in ctl.__all__ if isinstance(getattr(ctl, n), type)} <= {
-        *re.findall("^## class `(.*)`$", headings, re.MULTILINE)
-    }
+    named = re.findall("^## class `ctl.(.*)`$", "".join(pages.values()), re.MULTILINE)
+    assert {n for n in ctl.__all__ if isinstance(getattr(ctl, n), type)} <= {*named}
 
 
 @pytest.mark.parametrize(
@@ -113,6 +99,5 @@ def test_pages_load_nothing_from_other_hosts():
 
 def test_names_of_ctl_random_are_those_of_the_reference():
     text = (child.ROOT / "docs/reference/api/random-replica-ray.md").read_text()
-    assert ctl.random.__all__ == sorted(
-        re.findall(r"^## `ctl\.random\.(\w+)`$", text, re.MULTILINE)
-    )
+    named = re.findall(r"^## `ctl\.random\.(\w+)`$", text, re.MULTILINE)
+    assert ctl.random.__all__ == sorted(named)

@@ -33,7 +33,5 @@ def test_commands_with_a_bucket_train(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for command in commands:
         flags = re.sub(r"\w+://", "memory://", command).replace("/scratch", str(tmp_path)).split()
-        code = main.run(
-            ["ctl", "experiment.py", *flags, "--dry_run=false", "--config.train.steps=5"]
-        )
-        assert code == 0, capsys.readouterr().err
+        flags += ["--dry_run=false", "--config.train.steps=5"]
+        assert main.run(["ctl", "experiment.py", *flags]) == 0, capsys.readouterr().err

@@ -10,9 +10,11 @@ TEXT = (child.ROOT / "docs/testing.md").read_text()
 EXAMPLES = blocks(TEXT)
 
 
-def test_the_page_has_the_table_of_mistakes():
+def test_the_page_has_the_table_of_mistakes_and_a_short_example():
     assert mistakes.make_table() in TEXT
     assert len(mistakes.MISTAKES) >= 15
+    body = [line for line in EXAMPLES[0].splitlines() if line and not line.startswith("import")]
+    assert len(body) <= 15  # the first example is short
 
 
 @pytest.mark.slow
@@ -25,8 +27,3 @@ def test_all_code_blocks_run(tmp_path):
     command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--update_golden", "my_test.py"]
     run = child.run(command, cwd=tmp_path)
     assert "6 passed" in run.stdout, run.stdout
-
-
-def test_first_example_is_short():
-    body = [line for line in EXAMPLES[0].split("\n\n") if not line.startswith("import")]
-    assert len([line for line in "\n".join(body).splitlines() if line]) <= 15

@@ -13,17 +13,8 @@ from ctl.configs.modes import MODES
 from ctl.hardware import engines
 from ctl.hardware.engines import tf_config
 from ctl.loop.workdir import Workdir
-from tests.support.generated import (
-    FILES,
-    damaged,
-    explore,
-    folder,
-    is_accepted,
-    json_texts,
-    rejects,
-    unchanged,
-)
-from tests.support.generated import run_without_tensorflow as run
+from tests.support import generated
+from tests.support.generated import FILES, explore, folder, is_accepted, rejects, unchanged
 
 DEFAULTS = {**overrides.flatten(keys.defaults()), "model.units": 5}
 SECTIONS = sorted({key.rpartition(".")[0] for key in DEFAULTS} - {""})
@@ -125,7 +116,7 @@ def accepts_command_line(case):
     key, text, arguments = case
     config_file = FILES["exp.py"].replace("))\n", "), model=dict(units=5))\n")
     with folder({**FILES, "exp.py": config_file}), unchanged():
-        outcome = run(["--config=exp.py", *arguments])
+        outcome = generated.run_without_tensorflow(["--config=exp.py", *arguments])
     name = arguments[0].lstrip("-").partition(".")[2].partition("=")[0]
     parts = name.strip(".").split(".")
     if not is_accepted(outcome, parts[0], parts[-1], arguments[-1], "config"):
@@ -170,14 +161,14 @@ def config_files(draw):
     source = f"{HELPERS}def get_config():\n    config = ctl.config({RIGHT})\n"
     source = f"{source}    {statement}\n    return config\n".encode()
     if draw(st.integers(0, 6)) == 1:
-        source = draw(damaged(source))
+        source = draw(generated.damaged(source))
     return key, source
 
 
 def accepts_config_file(case):
     key, source = case
     with folder({**FILES, "bad.py": source}), unchanged():
-        outcome = run(["--config=bad.py"])
+        outcome = generated.run_without_tensorflow(["--config=bad.py"])
     if outcome.config:
         check_accepted(outcome.config)
     names = ("bad.py", *key.split("."), "config", "model", "trainer", "batch_size")
@@ -188,13 +179,7 @@ FLAGS = (
     "config workdir mode fresh allow_config_change help flagfile allow_partial_restore undefok "
     "helpfull helpshort nofresh nohelp noconfig no topology - é"
 )
-RIGHT_FLAGS = [
-    "--workdir=run",
-    "--fresh",
-    "--allow_config_change",
-    "--help",
-    "--flagfile=flags.txt",
-]
+RIGHT_FLAGS = ["workdir=run", "fresh", "allow_config_change", "help", "flagfile=flags.txt"]
 FLAG_VALUES = (
     "exp.py exp.py: exp.py:5 run . .. tiny.py exp.py/x flags.txt bad.txt no.txt true 0 a/b"
 )
@@ -204,7 +189,7 @@ FLAG_VALUES = (
 def flags(draw):
     values = st.sampled_from([*FLAG_VALUES.split(), *MODES, "x" * 300, "x" * 300 + ".py"])
     arguments = ["--config=exp.py"] * draw(st.sampled_from([0, 1, 1, 1]))
-    arguments += draw(st.lists(st.sampled_from(RIGHT_FLAGS), max_size=2))
+    arguments += draw(st.lists(st.sampled_from([f"--{name}" for name in RIGHT_FLAGS]), max_size=2))
     for _ in range(draw(st.sampled_from([0, 1, 1, 2, 3]))):
         name = draw(st.sampled_from([*FLAGS.split(), ""]))
         if draw(st.integers(0, 9)) == 1:
@@ -218,7 +203,7 @@ def flags(draw):
 def accepts_flags(arguments):
     files = {"flags.txt": "--mode=explain\n", "bad.txt": b"\xff\xfe--mode=\0"}
     with folder({**FILES, **files}), unchanged():
-        return is_accepted(run(arguments))
+        return is_accepted(generated.run_without_tensorflow(arguments))
 
 
 @st.composite
@@ -228,7 +213,7 @@ def tf_configs(draw):
         tasks |= {"chief": ["c:1"], "ps": ["p:1", "p:2"][: draw(st.integers(1, 2))]}
     role = draw(st.sampled_from(list(tasks)))
     task = {"type": role, "index": draw(st.integers(0, len(tasks[role]) - 1))}
-    raw = draw(json_texts({"cluster": tasks, "task": task, "environment": "cloud"}))
+    raw = draw(generated.json_texts({"cluster": tasks, "task": task, "environment": "cloud"}))
     return {"TF_CONFIG": raw.decode("utf-8", "surrogateescape")}
 
 
@@ -239,10 +224,11 @@ def indexed_jobs(draw):
     variables |= {"CTL_WORKERS": "2", "CTL_PS": "1", "CTL_PORT": "2222"}
     words = "0 -1 3 4 99999 ² ٣ 1.0 x a:b é 65536 _ a/b 1_0"
     odd = [*words.split(), "", " ", " 1 ", "9" * 5000]
-    changed = st.dictionaries(
-        st.sampled_from(list(variables)), st.sampled_from(odd), min_size=1, max_size=2
-    )
-    return {**variables, **draw(changed)}
+    names = st.sampled_from(list(variables))
+    return {
+        **variables,
+        **draw(st.dictionaries(names, st.sampled_from(odd), min_size=1, max_size=2)),
+    }
 
 
 def accepts_cluster(variables):
@@ -260,7 +246,7 @@ def accepts_cluster(variables):
             assert (place.addresses, (place.role, place.index)) == (tree["cluster"], task)
     if text is not None and "\0" not in text and len(text) % 3 == 0:  # a third, as each takes time
         with folder(FILES), unchanged():
-            outcome = run(["--config=exp.py"], TF_CONFIG=text)
+            outcome = generated.run_without_tensorflow(["--config=exp.py"], TF_CONFIG=text)
         accepted = is_accepted(outcome, "TF_CONFIG", "cluster", "runtime.strategy")
         assert not (accepted and rejected), "the program accepts what from_environment rejects"
     return not rejected
@@ -287,7 +273,7 @@ WORKDIR = {"config.json": CONFIG, "result.json": RESULT}
 def workdirs(draw):
     """(name of the odd file, its content or "folder" or "link" or "missing", the arguments)"""
     name = draw(st.sampled_from(list(WORKDIR)))
-    content = json_texts(WORKDIR[name])
+    content = generated.json_texts(WORKDIR[name])
     content = draw(st.one_of(*[content] * 7, st.sampled_from(["folder", "link", "missing"])))
     options = st.sampled_from([[], [], [], ["--fresh"], ["--allow_config_change"]])
     return name, content, [f"--mode={draw(st.sampled_from(list(MODES)[:4]))}", *draw(options)]
@@ -307,7 +293,7 @@ def accepts_workdir(case):
             make.get(content, lambda: None)()
         workdir = Workdir("runs/exp")
         with unchanged():
-            outcome = run(["--config=exp.py", *arguments])
+            outcome = generated.run_without_tensorflow(["--config=exp.py", *arguments])
             rejects(workdir.config, "config.json")
             unreadable, result = rejects(workdir.result, "result.json")
             rejects(workdir.check_movable, "runs/exp")
@@ -333,16 +319,11 @@ KINDS = {
     "cluster": (st.one_of(tf_configs(), tf_configs(), indexed_jobs()), accepts_cluster),
     "workdir": (workdirs(), accepts_workdir),
 }
-LONG = [pytest.mark.slow, pytest.mark.long]
+FEW = [(kind, 0.3 if kind == "workdir" else 0.1) for kind in KINDS]
+MANY = [pytest.param(kind, 1.0, marks=pytest.mark.long) for kind in KINDS]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "count"),
-    [
-        *[(kind, 0.3 if kind == "workdir" else 0.1) for kind in KINDS],
-        *[pytest.param(kind, 1.0, marks=LONG) for kind in KINDS],
-    ],
-)
+@pytest.mark.parametrize(("kind", "count"), FEW + MANY)
 def test_input_is_used_as_it_is_or_rejected_in_one_line(kind, count):
     explore(*KINDS[kind], count=count)

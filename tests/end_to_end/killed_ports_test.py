@@ -1,4 +1,4 @@
-"""Ports of public loops that are killed by SIGKILL end with the bits of ports that are not.
+"""Loops around `ctl.Step` that are killed by SIGKILL end with the bits of loops that are not.
 
 python -m tests.end_to_end.killed_ports_test SoftActorCritic FOLDER 7    # kills itself after update 7
 """
@@ -8,6 +8,7 @@ import os
 import pathlib
 import signal
 import sys
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -21,7 +22,50 @@ from tests.support import child
 
 BATCH = 7  # 2 replicas have 4 and 3 rows
 UPDATES, SAVE_INTERVAL, KILLED_AFTER = 13, 3, 8
+LONG = pytest.mark.long
 layers, Adam = tf_keras.layers, tf_keras.optimizers.Adam
+
+
+class Plain:
+    """A loop of one's own on data in the order of ctl, with TensorFlow's manager of checkpoints."""
+
+    def __init__(self, strategy):
+        rng = np.random.default_rng(0)
+        x, y = (rng.normal(size=(40, n)).astype("float32") for n in (5, 2))
+        self.source, self.strategy = ctl.data.arrays({"x": x, "label": y}), strategy
+        self.update = ctl.Step(
+            self.build_model, lambda: Adam(1e-2), self.squared_error,
+            global_batch_size=BATCH, strategy=strategy, ema_decay=0.9, seed=3,
+        )  # fmt: skip
+        self.steps = [self.update]
+
+    def build_model(self):
+        norm = ctl.SyncBatchNormalization()
+        dropout = layers.Dropout(0.3)
+        return tf_keras.Sequential([layers.Dense(6, "tanh"), norm, dropout, layers.Dense(2)])
+
+    def squared_error(self, batch, outputs):
+        return tf.reduce_mean((batch["label"] - outputs) ** 2, axis=-1)
+
+    def batches(self):
+        step = int(self.update.global_step.numpy())
+        return ctl.data.distribute(self.source, BATCH, self.strategy, start_step=step)
+
+    def checkpoints(self, folder):
+        """Returns what restores the newest checkpoint, and what saves one."""
+        checkpoint = tf.train.Checkpoint(**self.update.state())
+        manager = tf.train.CheckpointManager(checkpoint, str(folder), max_to_keep=2)
+        return manager.restore_or_initialize, manager.save
+
+
+class Port:
+    """A port of a public loop of several models, with ctl's checkpoints."""
+
+    extra: ClassVar = {}
+
+    def checkpoints(self, folder):
+        checkpoints = ctl.Checkpointer(folder, self.steps, extra=self.extra)
+        return checkpoints.all_restore_latest, checkpoints.save
 
 
 class Buffer:
@@ -40,7 +84,7 @@ class Buffer:
         self.rng.bit_generator.state, self.states = state["rng"], state["states"]
 
 
-class SoftActorCritic:
+class SoftActorCritic(Port):
     """github.com/keiohta/tf2rl: three optimizers of one pass, a target network, a replay buffer."""
 
     def __init__(self, strategy):
@@ -101,7 +145,7 @@ class SoftActorCritic:
             variable.assign(0.9 * variable + 0.1 * new)
 
 
-class Dcgan:
+class Dcgan(Port):
     """The DCGAN with gradient penalty: two steps in one function, noise with batch normalization."""
 
     def __init__(self, strategy):
@@ -109,10 +153,11 @@ class Dcgan:
         with strategy.scope():
             self.loop = ported_loops_test.Dcgan(ctl.SyncBatchNormalization)
         self.steps = ported_loops_test.make_steps(self.loop, strategy, BATCH)
-        self.extra, self.strategy = {}, strategy
+        self.strategy = strategy
 
     def batches(self):
-        data = tf.data.Dataset.from_tensor_slices(self.loop.data).repeat().batch(BATCH)
+        images = {"image": ported_loops_test.IMAGES}
+        data = tf.data.Dataset.from_tensor_slices(images).repeat().batch(BATCH)
         data = data.skip(int(self.steps[0].global_step.numpy()))
         return self.strategy.experimental_distribute_dataset(data)
 
@@ -136,8 +181,8 @@ def main(kind, folder, killed_after):
     port = globals()[kind](testing.make_strategy(2))
     for step in port.steps:
         step.build(next(iter(port.batches())))
-    checkpoints = ctl.Checkpointer(folder / "checkpoints", port.steps, extra=port.extra)
-    checkpoints.all_restore_latest()
+    restore, save = port.checkpoints(folder / "checkpoints")
+    restore()
     first = int(port.steps[0].global_step.numpy())
     print("starts at", first, flush=True)
     for number, batch in zip(range(first + 1, UPDATES + 1), port.batches(), strict=False):
@@ -145,7 +190,7 @@ def main(kind, folder, killed_after):
         if number == int(killed_after):
             os.kill(os.getpid(), signal.SIGKILL)
         if number % SAVE_INTERVAL == 0:
-            checkpoints.save()
+            save()
     states = [tf.train.Checkpoint(**step.state()) for step in port.steps]
     path = tf.train.Checkpoint(steps=states).save(str(folder / "values"))
     values = tf.train.load_checkpoint(path)
@@ -163,9 +208,10 @@ def run(kind, folder, killed_after=0):
 
 
 @pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.parametrize("kind", ["SoftActorCritic", "Dcgan"])
-def test_port_that_is_killed_ends_with_the_same_bits(kind, tmp_path):
+@pytest.mark.parametrize(
+    "kind", ["Plain", *(pytest.param(kind, marks=LONG) for kind in ("SoftActorCritic", "Dcgan"))]
+)
+def test_loop_that_is_killed_ends_with_the_same_bits(kind, tmp_path):
     (tmp_path / "undisturbed").mkdir()
     assert run(kind, tmp_path / "undisturbed") == (0, 0)
     undisturbed = np.load(tmp_path / "undisturbed/values.npz")

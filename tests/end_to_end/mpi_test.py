@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.end_to_end.paused_run import CONFIG, Folder, wait_for
+from tests.end_to_end.paused_run import CONFIG, Folder
 from tests.support import child
 
 pytestmark = pytest.mark.slow
@@ -20,13 +20,9 @@ def start_mpi(folder):
         "mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable, "-m",
         "ctl.main", CONFIG, "--workdir=runs/mpi",
     ]  # fmt: skip
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    environment = child.environment(
-        TMPDIR="/tmp"
-    )  # Open MPI limits the length of its sockets' paths
-    return subprocess.Popen(
-        command, cwd=folder.path, env=environment, start_new_session=True, **pipes
-    )
+    variables = child.environment(TMPDIR="/tmp")  # Open MPI limits the length of its sockets' paths
+    options = {"cwd": folder.path, "env": variables, "start_new_session": True, **child.PIPES}
+    return subprocess.Popen(command, **options)
 
 
 @pytest.mark.skipif(not shutil.which("mpirun"), reason="mpirun is not installed: see BUILD.md")
@@ -39,7 +35,7 @@ def test_mpi_run_continues_with_the_same_bits_after_a_kill(tmp_path):
     folder.go_on()
     _, err = run.communicate(timeout=300)
     assert run.returncode == 128 + signal.SIGKILL, err
-    wait_for(lambda: not pathlib.Path(f"/proc/{others[0]}").exists())
+    child.wait_for(lambda: not pathlib.Path(f"/proc/{others[0]}").exists())
     run = start_mpi(folder)
     out, err = run.communicate(timeout=300)
     assert run.returncode == 0, err

@@ -11,7 +11,6 @@ import shutil
 import signal
 import time
 
-import numpy as np
 import pytest
 
 from ctl import main
@@ -67,9 +66,8 @@ def start(proxy, tmp_path, monkeypatch):
     """Starts the program on experiment.py; `cache` is where it keeps its local folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     experiments.write(tmp_path, {"experiment.py": EXPERIMENT})
-    proxy.fault, proxy.delay, proxy.bytes_per_second = no_fault, 0.0, 0
+    proxy.fault, proxy.bytes_per_second = None, 0
     variables = {**proxy.variables, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-
     started = []
 
     def start(*arguments, module="ctl.main", **more):
@@ -85,23 +83,25 @@ def start(proxy, tmp_path, monkeypatch):
             process.communicate()
 
 
-def no_fault(method, path, headers):
-    return None
-
-
 def finish(process):
     out, error = process.communicate(timeout=240)
     return process.returncode, out, error
 
 
+def wait(process, condition):
+    """Waits for a state of a run that must go on."""
+    while not condition():
+        assert process.poll() is None, finish(process)
+        time.sleep(0.05)
+
+
+def last_step(store):
+    """The step of the newest checkpoint in the store."""
+    return max(fetch.steps(store.list()), default=0)
+
+
 def weights(url, step):
     return experiments.read_weights(pathlib.Path(fetch.path(url, str(step))), step)
-
-
-def check_same(actual, expected):
-    assert actual.keys() == expected.keys()
-    for name, value in expected.items():
-        np.testing.assert_array_equal(actual[name], value, err_msg=name)
 
 
 def check_durable(store):
@@ -110,9 +110,8 @@ def check_durable(store):
     steps = fetch.steps(names)
     for step in steps:
         files = json.loads(store.read(f"checkpoints/ckpt-{step}.whole"))["files"]
-        assert {f"checkpoints/{f}": size for f, size in files.items()}.items() <= names.items(), (
-            step
-        )
+        files = {f"checkpoints/{name}": size for name, size in files.items()}
+        assert files.items() <= names.items(), step
     return max(steps, default=0)
 
 
@@ -127,12 +126,8 @@ def test_kills_with_the_local_folder_deleted_leave_the_bits_of_an_undisturbed_ru
 ):
     whole, killed = f"{proxy.url}/whole-{kills}", f"{proxy.url}/killed-{kills}"
     steps = 500 * kills
-    run = (
-        "--config=experiment.py",
-        f"--config.train.steps={steps}",
-        f"--config.train.checkpoint_interval={EVERY}",
-        "--config.eval.interval=0",
-    )
+    run = ("--config=experiment.py", f"--config.train.steps={steps}", "--config.eval.interval=0")
+    run += (f"--config.train.checkpoint_interval={EVERY}",)
     code, _, error = finish(start(*run, f"--workdir={whole}"))
     assert code == 0, error
     store, draw, last = open_folder(killed), random.Random(0), 0
@@ -141,9 +136,7 @@ def test_kills_with_the_local_folder_deleted_leave_the_bits_of_an_undisturbed_ru
         process = start(*run, WAITS, f"--workdir={killed}")
         # While it starts, trains, saves or uploads.
         target = draw.choice([0, (kill + 1) * steps // 2 // kills])
-        while max(fetch.steps(store.list()), default=0) < target:
-            assert process.poll() is None
-            time.sleep(0.02)
+        wait(process, lambda target=target: last_step(store) >= target)
         time.sleep(draw.uniform(0.0, 1.0 if target else 8.0))
         assert process.poll() is None
         os.killpg(process.pid, signal.SIGKILL)
@@ -157,7 +150,7 @@ def test_kills_with_the_local_folder_deleted_leave_the_bits_of_an_undisturbed_ru
     (tmp_path / "wait").unlink()
     code, out, error = finish(start(*run, f"--workdir={killed}"))
     assert code == 0 and f"ckpt-{last}." in out, error
-    check_same(weights(killed, steps), weights(whole, steps))
+    experiments.check_same(weights(killed, steps), weights(whole, steps))
 
 
 @pytest.mark.parametrize(
@@ -182,17 +175,14 @@ def test_failures_of_the_store_delay_the_upload_and_not_the_training(proxy, star
     begin = time.monotonic()
     process = start("--config=experiment.py", "--config.train.steps=200", f"--workdir={url}")
     store = open_folder(url)
-    while not store.list("owner"):
-        assert process.poll() is None
-        time.sleep(0.05)
+    wait(process, lambda: store.list("owner"))
     proxy.fault = fail
     code, out, error = finish(process)
-    proxy.fault = no_fault
+    proxy.fault = None
     assert code == 0, error
     assert check_durable(store) == 200
-    assert (
-        out.count("cannot be written") <= 1 + (time.monotonic() - begin) / 60
-    )  # one line a minute
+    minutes = (time.monotonic() - begin) / 60
+    assert out.count("cannot be written") <= 1 + minutes  # one line a minute
 
 
 class Events:
@@ -216,14 +206,6 @@ class Events:
                 self.newest.append(newest)
                 # The event of a checkpoint comes before a thread has written it.
                 newest = self.saved[-2] if len(self.saved) > 1 else 0
-
-
-def wait(process, condition):
-    """Waits for a state of a run that must go on; returns the first true value of the condition."""
-    while not (value := condition()):
-        assert process.poll() is None, finish(process)
-        time.sleep(0.05)
-    return value
 
 
 def resident_mib(process):
@@ -319,7 +301,7 @@ def test_two_workers_without_a_shared_disk_resume_from_the_store(proxy, start, t
     launch = ("--workers=2", "--", *run, f"--workdir={url}")
     process = start(*launch, WAITS, module="ctl.launch")
     store = open_folder(url)
-    wait(process, lambda: max(fetch.steps(store.list()), default=0) >= 10)
+    wait(process, lambda: last_step(store) >= 10)
     for pid in (process.pid, *signals.workers(process.pid).values()):
         os.kill(pid, signal.SIGKILL)
     finish(process)
@@ -330,4 +312,4 @@ def test_two_workers_without_a_shared_disk_resume_from_the_store(proxy, start, t
     assert (folder_of(url, "worker-1") / "checkpoints/ckpt-40.whole").exists()
     replicas = ("--config.runtime.strategy=mirrored", "--config.runtime.logical_devices=2")
     assert main.run(["ctl", *run, *replicas, f"--workdir={tmp_path / 'whole'}"]) == 0
-    check_same(weights(url, 40), experiments.read_weights(tmp_path / "whole", 40))
+    experiments.check_same(weights(url, 40), experiments.read_weights(tmp_path / "whole", 40))

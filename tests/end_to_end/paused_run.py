@@ -1,12 +1,9 @@
 """A run of two workers that wait at a step until they are told to go on, to be stopped or killed."""
 
 import sys
-import time
-
-import numpy as np
 
 from ctl import main
-from tests.support import experiments
+from tests.support import child, experiments
 
 CONFIG = "experiments/mnist_multi_worker.py"
 # Both workers wait at step 15, between two checkpoints, as long as there is a file `pause`.
@@ -76,7 +73,7 @@ class Folder:
             assert run is None or run.poll() is None, run.communicate()
             return all(path.exists() for path in paths)
 
-        wait_for(are_paused)
+        child.wait_for(are_paused)
         return [int(path.read_text()) for path in paths]
 
     def check(self, name):
@@ -84,14 +81,5 @@ class Folder:
         events = experiments.read_events(self.path / "runs" / name)
         assert ("start", 0) in events and events[-1] == ("end", 30), events
         weights = experiments.read_weights(self.path / "runs" / name)
-        assert weights.keys() == self.expected.keys()
-        for key, value in self.expected.items():
-            np.testing.assert_array_equal(weights[key], value, err_msg=key)
+        experiments.check_same(weights, self.expected)
         return events
-
-
-def wait_for(condition, seconds=300):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

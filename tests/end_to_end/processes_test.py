@@ -1,11 +1,11 @@
 """The weights are the same with every strategy and any number of processes."""
 
-import numpy as np
 import pytest
 
 from ctl import main
 from tests.end_to_end.launching import flags, launch
-from tests.support.experiments import read_result, read_weights
+from tests.support import experiments
+from tests.support.experiments import read_result
 
 SIZE = "--config.data.global_batch_size=25"  # is not split evenly
 
@@ -14,15 +14,13 @@ SIZE = "--config.data.global_batch_size=25"  # is not split evenly
 def one_replica(folder):
     """The weights and the result of training on one replica."""
     assert main.run(["ctl", *flags(folder, "one", SIZE)]) == 0
-    return read_weights(folder / "one"), read_result(folder / "one")
+    return experiments.read_weights(folder / "one"), read_result(folder / "one")
 
 
 def check_same(run, one_replica):
     expected, expected_result = one_replica
-    weights, result = read_weights(run), read_result(run)
-    assert weights.keys() == expected.keys()
-    for key, value in expected.items():
-        np.testing.assert_allclose(weights[key], value, rtol=0, atol=1e-10, err_msg=key)
+    result = read_result(run)
+    experiments.check_same(experiments.read_weights(run), expected, tolerance=1e-10)
     assert result["eval"]["examples"] == expected_result["eval"]["examples"] == 203
     for split in ("eval", "train"):
         assert result[split]["loss"] == pytest.approx(expected_result[split]["loss"], abs=1e-9)
@@ -51,9 +49,8 @@ def test_fifty_steps_of_mnist_in_three_processes_are_those_of_one_replica(
     check_same(folder / name, one_replica)
     # Only the chief writes.
     assert out.count("Done:") == 1
-    assert {path.name for path in (folder / name).iterdir()} == {
-        "checkpoints", "config.json", "events.jsonl", "metrics.jsonl", "result.json", "summaries",
-    }  # fmt: skip
+    written = "checkpoints config.json events.jsonl metrics.jsonl result.json summaries"
+    assert {path.name for path in (folder / name).iterdir()} == {*written.split()}
     assert not [path for path in (folder / name / "checkpoints").iterdir() if path.is_dir()]
     assert len(list((folder / name / "summaries/train").iterdir())) == 1
 

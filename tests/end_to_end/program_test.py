@@ -1,7 +1,6 @@
 """The program from end to end: the files it writes, how it resumes, and what it prints."""
 
 import contextlib
-import dataclasses
 import io
 import json
 import pathlib
@@ -9,34 +8,27 @@ import re
 import shutil
 import signal
 import time
+import types
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
+from benchmarks import workdir_state
+from benchmarks.workdir_state import read_metrics
 import ctl
 from ctl import main
 from tests.support import child, experiments
-from tests.support.experiments import read_events, read_result, read_weights
+from tests.support.experiments import read_events, read_result
 
 WORKDIR = pathlib.Path("runs", "experiment")
 
 
-@dataclasses.dataclass(frozen=True)
-class Printed:
-    """The exit code of the program and what it printed."""
-
-    code: int
-    out: str
-    err: str
-
-
 def run(*arguments):
-    """Runs the program on the experiment in the current folder."""
+    """Runs the program on the experiment in the current folder; returns its exit code and output."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main.run(["ctl", "--config=experiment.py", *arguments])
-    return Printed(code, out.getvalue(), err.getvalue())
+    return types.SimpleNamespace(code=code, out=out.getvalue(), err=err.getvalue())
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +53,6 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def copy_run(source, workdir=WORKDIR):
-    """Copies a run into a workdir of the current folder, to go on with it there."""
-    shutil.copytree(source / WORKDIR, workdir)
-
-
 def test_a_run_writes_its_workdir(complete_run, monkeypatch):
     folder, printed = complete_run
     monkeypatch.chdir(folder)
@@ -74,10 +61,8 @@ def test_a_run_writes_its_workdir(complete_run, monkeypatch):
     assert "one_device" in first and "global batch 7" in first
     assert last.startswith("Done: runs/experiment/result.json")
     result = read_result(WORKDIR)
-    assert set(result) == {
-        "step", "train", "eval", "examples_per_second", "seconds", "strategy", "replicas", "versions",
-        "host", "goodput", "flops_per_step",
-    }  # fmt: skip
+    keys = "step train eval examples_per_second seconds strategy replicas versions host goodput"
+    assert set(result) == {*keys.split(), "flops_per_step"}
     assert result["step"] == 30
     assert result["eval"]["examples"] == 50
     assert set(result["eval"]) == {"loss", "accuracy", "examples"}
@@ -101,7 +86,7 @@ def test_a_run_writes_its_workdir(complete_run, monkeypatch):
 
 
 def test_a_complete_run_is_left_alone_and_can_be_extended(folder, complete_run):
-    copy_run(complete_run[0])
+    shutil.copytree(complete_run[0] / WORKDIR, WORKDIR)
     before = (WORKDIR / "result.json").read_text()
     printed = run()
     assert printed.code == 0
@@ -114,33 +99,18 @@ def test_a_complete_run_is_left_alone_and_can_be_extended(folder, complete_run):
 
 
 def test_fresh_moves_the_old_run_aside_and_starts_from_scratch(folder, complete_run):
-    copy_run(complete_run[0])
+    shutil.copytree(complete_run[0] / WORKDIR, WORKDIR)
     printed = run("--fresh")
     assert printed.code == 0
     (aside,) = [path for path in pathlib.Path("runs").iterdir() if path.name != "experiment"]
     assert str(aside) in printed.out
     assert read_result(aside)["step"] == 30
-    check_same(WORKDIR, aside, 30)
+    check_same(WORKDIR, aside)
 
 
-def check_same(workdir, other, step, *, tolerance=0.0):
-    actual, expected = read_weights(workdir, step), read_weights(other, step)
-    assert actual.keys() == expected.keys()
-    for name, value in expected.items():
-        np.testing.assert_allclose(actual[name], value, rtol=0, atol=tolerance, err_msg=name)
-
-
-def read_lines(workdir, name):
-    return [json.loads(line) for line in pathlib.Path(workdir, name).read_text().splitlines()]
-
-
-def read_metrics(workdir):
-    """The lines of metrics.jsonl without what depends on the machine."""
-    measured = (
-        "time", "examples_per_second", "milliseconds_per_step", "peak_memory_gib", "input_wait"
-    )  # fmt: skip
-    lines = read_lines(workdir, "metrics.jsonl")
-    return [{k: v for k, v in line.items() if not k.startswith(measured)} for line in lines]
+def check_same(workdir, other, *, tolerance=0.0):
+    weights = (experiments.read_weights(run, 30) for run in (workdir, other))
+    experiments.check_same(*weights, tolerance=tolerance)
 
 
 @pytest.mark.slow
@@ -163,9 +133,10 @@ def test_a_killed_and_interrupted_run_ends_with_the_bits_of_an_uninterrupted_one
     name, step = read_events("run")[-1]
     assert name == "stop" and step < 30
     assert run("--workdir=run").code == 0
-    check_same("run", uninterrupted, 30)
+    check_same("run", uninterrupted)
     assert read_metrics("run") == metrics
-    first, second = (e for e in read_lines("run", "events.jsonl") if e["event"] == "resume")
+    events = workdir_state.read_events(pathlib.Path("run"))
+    first, second = (event for event in events if event["event"] == "resume")
     assert (first["step"], first["lost_steps"], second["step"]) == (10, 10, step)
     goodput = read_result("run")["goodput"]
     lost = sum(resume.get("lost_seconds", 0) for resume in (first, second))
@@ -221,7 +192,7 @@ def test_autoclustering_computes_the_weights_of_the_uncompiled_run(folder):
     autocluster = ["--config.runtime.xla=autocluster", "--workdir=autocluster"]
     done = child.run(["-m", "ctl.main", *arguments, *autocluster], cwd=folder)
     assert done.returncode == 0, done.stderr
-    check_same("autocluster", "off", 30, tolerance=1e-10)
+    check_same("autocluster", "off", tolerance=1e-10)
 
 
 @pytest.mark.slow

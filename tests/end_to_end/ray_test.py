@@ -36,8 +36,8 @@ def test_ray_restarts_a_killed_worker_and_the_run_has_the_same_bits(tmp_path):
         "RAY_TMPDIR": str(temporary),
         "HOME": str(tmp_path),
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # as the page advises
     }
+    variables["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"  # as the page advises
     folder = Folder(tmp_path / "checkout")
     folder.pause()
     run = child.start(["-c", code + RAY], cwd=folder.path, **variables)
@@ -56,10 +56,5 @@ def test_ray_restarts_a_killed_worker_and_the_run_has_the_same_bits(tmp_path):
     assert trained["metrics"]["eval/accuracy"] > 0 and "train/loss" in trained["metrics"]
     assert ("resume", 10) in folder.check("mnist_multi_worker")
     assert (tuned["errors"], tuned["steps"]) == (0, [30, 30])
-    accuracies = [
-        experiments.read_result(folder.path / f"runs/mnist.ray/learning_rate={rate}")["eval"][
-            "accuracy"
-        ]
-        for rate in (0.001, 0.003)
-    ]
-    assert tuned["best"] == max(accuracies)
+    runs = (folder.path / f"runs/mnist.ray/learning_rate={rate}" for rate in (0.001, 0.003))
+    assert tuned["best"] == max(experiments.read_result(run)["eval"]["accuracy"] for run in runs)

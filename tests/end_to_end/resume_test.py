@@ -17,13 +17,9 @@ class Dropping(reference_model.ReferenceTrainer):
 
 
 def make_trainer(replicas, batch, **options):
-    return reference_model.make_trainer(
-        testing.make_strategy(replicas),
-        batch,
-        cls=Dropping,
-        optimizer=lambda: tf_keras.optimizers.Adam(1e-2),
-        **options,
-    )
+    options = {"optimizer": lambda: tf_keras.optimizers.Adam(1e-2), **options}
+    strategy = testing.make_strategy(replicas)
+    return reference_model.make_trainer(strategy, batch, cls=Dropping, **options)
 
 
 def read_variables(trainer):

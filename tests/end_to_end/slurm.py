@@ -15,7 +15,6 @@ import shutil
 import socket
 import stat
 import subprocess
-import time
 
 import pytest
 
@@ -96,11 +95,8 @@ class Slurm(contextlib.ExitStack):
         self._daemon(0, "slurmctld", "-D")
         for index, node in enumerate(NODES):
             self._daemon(index, "slurmd", "-D", "-N", node)
-        deadline = time.monotonic() + 60
-        while self.run("sinfo", "-h", "-N", "-o", "%T").stdout.split() != ["idle", "idle"]:
-            logs = [path.read_text()[-2000:] for path in self._folder.glob("*.log")]
-            assert time.monotonic() < deadline, logs
-            time.sleep(0.2)
+        sinfo = ("sinfo", "-h", "-N", "-o", "%T")
+        child.wait_for(lambda: self.run(*sinfo).stdout.split() == ["idle", "idle"], seconds=60)
 
     def _daemon(self, host: int, *command: str) -> None:
         log = self.enter_context((self._folder / f"{command[0]}-{host}.out").open("w"))
@@ -110,8 +106,7 @@ class Slurm(contextlib.ExitStack):
 
     def popen(self, *command: str, **options) -> subprocess.Popen[str]:
         """Starts a command on the first node."""
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return self._hosts.popen(0, command, env=self._environment, **pipes, **options)
+        return self._hosts.popen(0, command, env=self._environment, **child.PIPES, **options)
 
     def run(self, *command: str, **options) -> subprocess.CompletedProcess[str]:
         """Runs a command on the first node to its end."""
@@ -119,20 +114,17 @@ class Slurm(contextlib.ExitStack):
         out, err = process.communicate(timeout=300)
         return subprocess.CompletedProcess(command, process.returncode, out, err)
 
-    def state(self, job: str) -> str:
-        """Returns the state of a job, such as "RUNNING"."""
-        lines = self.run("scontrol", "show", "job", "-o", job).stdout
-        return lines.partition("JobState=")[2].partition(" ")[0]
+    def wait(self, job: str) -> None:
+        """Waits until a job is complete; a failed job ends the wait with what it printed."""
 
-    def wait(self, job: str, *states: str, seconds: float = 300) -> None:
-        """Waits until a job is in one of the states; a failed job ends the wait with what it printed."""
-        deadline = time.monotonic() + seconds
-        while (state := self.state(job)) not in states:
-            if state == "FAILED" or time.monotonic() > deadline:
-                shown = self.run("scontrol", "show", "job", job).stdout
-                output = pathlib.Path(shown.partition("StdOut=")[2].partition("\n")[0])
-                raise AssertionError(shown + output.read_text())
-            time.sleep(0.2)
+        def is_complete() -> bool:
+            lines = self.run("scontrol", "show", "job", "-o", job).stdout
+            state = lines.partition("JobState=")[2].partition(" ")[0]
+            output = pathlib.Path(lines.partition("StdOut=")[2].partition(" ")[0])
+            assert state != "FAILED", lines + output.read_text()
+            return state == "COMPLETED"
+
+        child.wait_for(is_complete)
 
     def processes(self) -> list[str]:
         """Returns the command lines of ctl on both nodes."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.end_to_end.paused_run import Folder, wait_for
+from tests.end_to_end.paused_run import Folder
 from tests.end_to_end.slurm import Slurm
 from tests.support import child
 
@@ -30,10 +30,10 @@ def test_slurm_job_saves_before_its_time_limit_and_continues_with_the_same_bits(
     # Ten minutes before the time limit is now: Slurm notices it within half a minute.
     assert slurm.run("scontrol", "update", f"JobId={job}", "TimeLimit=10").returncode == 0
     output = folder.path / f"slurm-{job}.out"
-    wait_for(lambda: "SIGTERM: saving, then stopping" in output.read_text())
+    child.wait_for(lambda: "SIGTERM: saving, then stopping" in output.read_text())
     assert slurm.run("scontrol", "update", f"JobId={job}", "TimeLimit=480").returncode == 0
     folder.go_on()
-    slurm.wait(job, "COMPLETED")
+    slurm.wait(job)
     events = folder.check("mnist")
     assert events.index(("stop", 15)) < events.index(("resume", 15))
     output = output.read_text()

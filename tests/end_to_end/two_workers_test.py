@@ -136,10 +136,7 @@ def check_weights():
         one, two = (CheckpointFiles(f"{run}/checkpoints").notes(step) for run in ("one", "two"))
         assert one["actions"] == two["actions"]
         assert one["actions"]["EarlyStopping"]["best_step"] == 4
-    expected, actual = map(experiments.read_weights, ("one", "two"))
-    assert expected.keys() == actual.keys()
-    for key, value in expected.items():
-        np.testing.assert_allclose(actual[key], value, rtol=0, atol=1e-10, err_msg=key)
+    experiments.check_same(*map(experiments.read_weights, ("two", "one")), tolerance=1e-10)
 
 
 def check_export():

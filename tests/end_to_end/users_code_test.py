@@ -9,17 +9,9 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from tests.users_code import metrics, normalization, pairs, state, table
+from tests.users_code import metrics, normalization, pairs, running, state, table
 from tests.users_code.examples import EXAMPLES
-from tests.users_code.running import (
-    QUICK,
-    Split,
-    assert_right,
-    build,
-    difference,
-    evaluate,
-    train,
-)
+from tests.users_code.running import QUICK, Split, assert_right, difference, evaluate, train
 
 EMPTY_SHARE = Split(4, batch=5)  # 2 + 2 + 1 + 0 rows
 LONG_SPLITS = (
@@ -89,14 +81,10 @@ def check_split(row, split):
 
 @pytest.mark.slow
 def test_kit_reports_rows_that_depend_on_other_rows_if_a_run_accepts_them():
-    case = pairs.ContrastiveLoss
+    case, options = pairs.ContrastiveLoss, ctl.TrainerOptions(allow_row_coupling=True)
+    rows = {name: EXAMPLES[name][:8] for name in case.features}
     report = ctl.testing.check_replica_equivalence(
-        case,
-        {name: EXAMPLES[name][:8] for name in case.features},
-        replicas=(1, 2),
-        accumulation=(1,),
-        batch_sizes=(7,),
-        options=ctl.TrainerOptions(allow_row_coupling=True),
+        case, rows, replicas=(1, 2), accumulation=(1,), batch_sizes=(7,), options=options
     )
     assert "ctl.replica.all_gather" in report.headline[1]
 
@@ -109,7 +97,7 @@ def test_metrics_are_those_of_one_batch_and_one_replica():
 
 
 def test_plain_batch_normalization_is_warned_of(caplog):
-    build(normalization.PlainBatchNormalization, QUICK).train(tf.constant(1))
+    running.build(normalization.PlainBatchNormalization, QUICK).train(tf.constant(1))
     assert "Use ctl.SyncBatchNormalization" in caplog.text
 
 

@@ -24,13 +24,10 @@ class Small(char_lm.CharLmTrainer):
 
 def train(replicas, switch):
     trainer = curves.build(
-        Small,
-        replicas,
-        tf_keras.optimizers.AdamW(1e-2, weight_decay=0.1),
-        model={**MODEL, "recompute": switch},
+        Small, replicas, tf_keras.optimizers.AdamW(1e-2, weight_decay=0.1),
+        model={**MODEL, "recompute": switch}, clip=Clip(global_norm=1.0),
         weight_decay_exclude=["*/bias", "*/gamma", "*/beta"],
-        clip=Clip(global_norm=1.0),
-    )
+    )  # fmt: skip
     with recompute.detect_use() as used:
         results = curves.train(trainer)
         assert used() == bool(switch)

@@ -10,6 +10,19 @@ from ctl import main, testing
 from tests.support import child, one_batch
 from tests.support.experiments import read_result
 
+DRAW = np.random.default_rng(0)
+IMAGES = DRAW.integers(256, size=(23, 28, 28)).astype(np.uint8)
+LABELS = DRAW.integers(10, size=23).astype(np.int32)
+
+
+def small(cls, **features):
+    """A trainer on a few images, and on other features of them."""
+
+    def build_dataset(self, split, input_context):
+        return ctl.data.arrays({"image": IMAGES, **features})
+
+    return type("Small", (cls,), {"build_dataset": build_dataset})
+
 
 def build(cls, replicas, optimizer, *, batch=7, **options):
     """Makes a trainer whose initial weights do not depend on the tests before it."""

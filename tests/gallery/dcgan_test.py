@@ -7,26 +7,14 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-import ctl
 from experiments.trainers import dcgan
 from tests.gallery import curves
 
-IMAGES = np.random.default_rng(0).integers(256, size=(23, 28, 28)).astype(np.uint8)
-
-
-class Small(dcgan.DcganTrainer):
-    def build_dataset(self, split, input_context):
-        return ctl.data.arrays({"image": IMAGES})
-
 
 def make(replicas, *, penalty=1.0):
-    return curves.build(
-        Small,
-        replicas,
-        tf_keras.optimizers.Adam(1e-3, beta_1=0.5),
-        ema_decay=0.9,
-        model=dict(latent=3, width=2, penalty=penalty),
-    )
+    trainer, optimizer = curves.small(dcgan.DcganTrainer), tf_keras.optimizers.Adam(1e-3, 0.5)
+    model = dict(latent=3, width=2, penalty=penalty)
+    return curves.build(trainer, replicas, optimizer, ema_decay=0.9, model=model)
 
 
 @functools.cache

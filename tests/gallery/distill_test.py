@@ -5,23 +5,14 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-import ctl
 from experiments.trainers import distill
 from tests.gallery import curves
-
-draw = np.random.default_rng(0)
-IMAGES, LABELS = draw.integers(256, size=(16, 28, 28)).astype(np.uint8), np.arange(16) % 10
-
-
-class Small(distill.DistillTrainer):
-    def build_dataset(self, split, input_context):
-        return ctl.data.arrays({"image": IMAGES, "label": LABELS})
 
 
 def make(replicas):
     """A trainer whose first layer is frozen until step 7."""
     return curves.build(
-        Small,
+        curves.small(distill.DistillTrainer, label=curves.LABELS),
         replicas,
         tf_keras.optimizers.Adam(1e-3),
         optimizer_groups=[dict(variables="conv2d/*", frozen_until=7, learning_rate_scale=0.1)],

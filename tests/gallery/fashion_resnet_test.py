@@ -11,14 +11,10 @@ import ctl
 from experiments.trainers import fashion_resnet
 from tests.gallery import curves
 
-DRAW = np.random.default_rng(0)
-IMAGES = DRAW.integers(256, size=(23, 28, 28)).astype(np.uint8)
-LABELS = DRAW.integers(10, size=23).astype(np.int32)
-
 
 class Small(fashion_resnet.FashionResNetTrainer):
     def build_dataset(self, split, input_context):
-        source = ctl.data.arrays({"image": IMAGES, "label": LABELS})
+        source = ctl.data.arrays({"image": curves.IMAGES, "label": curves.LABELS})
         return ctl.data.augmented(source, fashion_resnet.augment)
 
 
@@ -48,13 +44,15 @@ def test_a_tenth_of_a_label_is_spread_over_the_classes():
 
 
 def test_an_augmented_image_is_moved_by_up_to_two_pixels_and_may_be_reflected():
-    padded = np.pad(IMAGES[0], 2)
+    padded = np.pad(curves.IMAGES[0], 2)
     moved = [padded[y : y + 28, x : x + 28] for y in range(5) for x in range(5)]
     expected = [view.tobytes() for view in [*moved, *(view[:, ::-1] for view in moved)]]
     counts = np.zeros(50, int)
     augment = tf.function(fashion_resnet.augment)
     for number in range(500):
-        result = augment({"image": IMAGES[0], "label": 3}, tf.constant([number, 7], tf.int64))
+        result = augment(
+            {"image": curves.IMAGES[0], "label": 3}, tf.constant([number, 7], tf.int64)
+        )
         counts[expected.index(result["image"].numpy().tobytes())] += 1
         assert result["label"] == 3
     assert counts.min() >= 1 and counts.max() <= 30  # 10 expected

@@ -10,10 +10,8 @@ from tests.gallery import curves
 
 
 def train(replicas):
-    optimizer = tf_keras.optimizers.Adam(1e-3)
-    model = dict(width=4, updates=2, limit=50)
-    trainer = curves.build(ppo.PpoTrainer, replicas, optimizer, batch=5, model=model)
-    return curves.train(trainer)
+    optimizer, model = tf_keras.optimizers.Adam(1e-3), dict(width=4, updates=2, limit=50)
+    return curves.train(curves.build(ppo.PpoTrainer, replicas, optimizer, batch=5, model=model))
 
 
 @pytest.mark.slow

@@ -17,13 +17,11 @@ MODEL = dict(size=32, classes=10, sync_batch_norm=True)
 
 def build_one_block(**arguments):
     """A residual block as in ResNet-50, between its first and its last layers."""
-    return networks.ResNet(
-        lambda x: networks.stack1(x, 2, 1, stride1=1, name="conv2"),
-        preact=False,
-        use_bias=True,
-        model_name="one_block",
-        **arguments,
-    )
+
+    def stack(x):
+        return networks.stack1(x, 2, 1, stride1=1, name="conv2")
+
+    return networks.ResNet(stack, preact=False, use_bias=True, model_name="one_block", **arguments)
 
 
 def make(switch, *, replicas=1, batch=4):

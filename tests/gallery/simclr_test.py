@@ -11,17 +11,12 @@ from tests.gallery import curves
 from tests.support import child
 
 MNIST = child.ROOT / "experiments/data/mnist"
-IMAGES = np.random.default_rng(0).integers(256, size=(16, 28, 28)).astype(np.uint8)
-
-
-class Small(simclr.SimclrTrainer):
-    def build_dataset(self, split, input_context):
-        return ctl.data.arrays({"image": IMAGES, "label": np.arange(16) % 10})
 
 
 def train(replicas):
+    trainer = curves.small(simclr.SimclrTrainer, label=curves.LABELS)
     optimizer, model = tf_keras.optimizers.Adam(1e-3), dict(width=4, projection=3, temperature=0.5)
-    return curves.train(curves.build(Small, replicas, optimizer, model=model))
+    return curves.train(curves.build(trainer, replicas, optimizer, model=model))
 
 
 @pytest.mark.slow
@@ -58,9 +53,8 @@ def test_linear_classifier_separates_classes():
 @pytest.mark.slow
 def test_an_evaluation_measures_the_features(monkeypatch):
     curves.use_few_images(monkeypatch, 500)
-    model = dict(width=8, projection=3, temperature=0.5)
-    options = dict(model=model, data=dict(dir=str(MNIST)))
+    model, data = dict(width=8, projection=3, temperature=0.5), dict(dir=str(MNIST))
     optimizer = tf_keras.optimizers.Adam(1e-3)
-    trainer = curves.build(simclr.SimclrTrainer, 1, optimizer, batch=32, **options)
+    trainer = curves.build(simclr.SimclrTrainer, 1, optimizer, batch=32, model=model, data=data)
     results = ctl.StandardEvaluator(trainer, global_batch_size=200).evaluate(tf.constant(-1))
     assert results["probe_accuracy"] > 0.2

@@ -4,21 +4,14 @@ import numpy as np
 import pytest
 import tf_keras
 
-import ctl
 from experiments.trainers import vae
 from tests.gallery import curves
-
-IMAGES = np.random.default_rng(0).integers(256, size=(23, 28, 28)).astype(np.uint8)
-
-
-class Small(vae.VaeTrainer):
-    def build_dataset(self, split, input_context):
-        return ctl.data.arrays({"image": IMAGES})
 
 
 def train(replicas):
     optimizer, model = tf_keras.optimizers.Adam(1e-3), dict(hidden=5, latent=3)
-    return curves.train(curves.build(Small, replicas, optimizer, model=model))
+    small = curves.small(vae.VaeTrainer)
+    return curves.train(curves.build(small, replicas, optimizer, model=model))
 
 
 @pytest.mark.slow

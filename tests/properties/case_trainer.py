@@ -20,12 +20,8 @@ TOLERANCE = 1e-10
 
 make_strategy = functools.cache(testing.make_strategy)
 L = tf_keras.layers
-CLIPS = {
-    "none": ctl.Clip(),
-    "global_norm": ctl.Clip(global_norm=0.1),
-    "norm": ctl.Clip(norm=0.05),
-    "value": ctl.Clip(value=0.02),
-}
+BOUNDS = {"global_norm": 0.1, "norm": 0.05, "value": 0.02}
+GROUPS = {"scaled": {"learning_rate_scale": 0.1}, "frozen": {"frozen": True}}
 
 
 @functools.cache
@@ -67,15 +63,13 @@ class Trainer(ctl.StandardTrainer):
                 micro_batches=case.micro_batches,
                 logical_shards=case.logical_shards,
                 shard_state=case.shard_state,
-                clip=CLIPS[case.clip],
+                clip=ctl.Clip(**{k: v for k, v in BOUNDS.items() if k == case.clip}),
                 on_non_finite="skip" if case.skip_nan else "stop",
                 ema_decay=0.5 if case.ema else 0.0,
                 norms=case.norms,
-                optimizer_groups={
-                    "none": [],
-                    "scaled": [{"variables": "output_*", "learning_rate_scale": 0.1}],
-                    "frozen": [{"variables": "output_*", "frozen": True}],
-                }[case.group],
+                optimizer_groups=[
+                    {"variables": "output_*", **v} for k, v in GROUPS.items() if k == case.group
+                ],
                 model={"sync_batch_norm": True} if converts else {},
             ),
         )
@@ -105,9 +99,8 @@ class Trainer(ctl.StandardTrainer):
         dataset = tf.data.Dataset.from_tensor_slices(examples)
         if case.data == "dataset":
             return dataset
-        return ctl.data.GlobalBatches(
-            dataset.repeat().take(case.batch + case.second_batch).batch(case.batch)
-        )
+        rows = dataset.repeat().take(case.batch + case.second_batch)
+        return ctl.data.GlobalBatches(rows.batch(case.batch))
 
     def preprocess(self, batch):
         if self.case.skip_nan:
@@ -123,12 +116,10 @@ class Trainer(ctl.StandardTrainer):
         return self.model(batch["x"], training=training)
 
     def per_example_loss(self, batch, outputs):
-        total = 0.0
+        total, entropy = 0.0, tf_keras.losses.sparse_categorical_crossentropy
         for name, output in outputs.items():
             if name == "class":
-                total += tf_keras.losses.sparse_categorical_crossentropy(
-                    batch[name], output, from_logits=True
-                )
+                total += entropy(batch[name], output, from_logits=True)
             else:
                 total += tf.square(output[..., 0] - batch[name])
         factor = batch["factor"]
@@ -156,14 +147,11 @@ class Trainer(ctl.StandardTrainer):
     def replica_step(self, batch):
         if not self.case.updates:
             return super().replica_step(batch)
-        results = [
-            self.minimize(
-                batch,
-                lambda rows: self.per_example_loss(rows, self.forward(rows, training=True)),
-            )
-            for _ in range(self.case.updates)
-        ]
-        return results[-1]
+
+        def losses(rows):
+            return self.per_example_loss(rows, self.forward(rows, training=True))
+
+        return [self.minimize(batch, losses) for _ in range(self.case.updates)][-1]
 
 
 def train(case: Case) -> dict[str, list[np.ndarray]]:
@@ -210,9 +198,8 @@ def compare(
         bound = TOLERANCE * max(1.0, np.max(np.abs(value), initial=0.0))
         for replica, copy in enumerate(copies):
             if not np.allclose(copy, value, rtol=0, atol=bound, equal_nan=True):
-                lines.append(
-                    f"{name}: replica {replica} has {describe(copy)}, one replica {describe(value)}"
-                )
+                own, one = describe(copy), describe(value)
+                lines.append(f"{name}: replica {replica} has {own}, one replica {one}")
     return lines
 
 

@@ -1,12 +1,14 @@
 """Runs Python in a child process, to test other devices, exit codes, signals and output."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import os
 import pathlib
 import re
 import signal
 import subprocess
 import sys
+import time
+from typing import Any
 
 from ctl.hardware import rendezvous
 from tests.support import fork_server
@@ -15,9 +17,10 @@ PYTHON = sys.executable
 # Programs that import TensorFlow in any case: they run in a fork of a process that has imported it.
 PROGRAMS = """
     ctl.main pytest tests.support.faults benchmarks.uneven_split tests.end_to_end.mistakes_test
-    tests.end_to_end.own_loop_test tests.end_to_end.killed_ports_test
+    tests.end_to_end.killed_ports_test
 """
 FORKED = set(PROGRAMS.split())
+PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # TensorFlow 2.21 prints this when it is imported; no environment variable hides it.
 IMPORT_LINES = re.compile(
@@ -32,6 +35,15 @@ def environment(**variables: str) -> dict[str, str]:
     """
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "COV_", "TF_"))}
     return {**inherited, "PYTHONPATH": str(ROOT), **variables}
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 300) -> Any:
+    """Waits until a condition is true; returns its value, and fails after some seconds."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return value
 
 
 def find_free_ports(count: int) -> list[int]:
@@ -88,8 +100,6 @@ def start(
         cwd=cwd,
         env=environment(**variables),
         stdin=subprocess.PIPE if is_forked else None,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
         start_new_session=True,
+        **PIPES,
     )

@@ -133,3 +133,14 @@ def read_weights(workdir: str | os.PathLike[str], step: int | None = None) -> di
     skipped = ("OBJECT_GRAPH", "save_counter")
     names = reader.get_variable_to_shape_map()
     return {n: reader.get_tensor(n) for n in names if not any(part in n for part in skipped)}
+
+
+def check_same(
+    actual: Mapping[str, Any], expected: Mapping[str, Any], tolerance: float = 0.0
+) -> None:
+    """Asserts that two results of `read_weights` are equal, within an absolute tolerance."""
+    import numpy as np
+
+    assert actual.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(actual[name], value, rtol=0, atol=tolerance, err_msg=name)

@@ -52,10 +52,10 @@ class FakeNvml:
         return self.gpus[index]
 
     def nvmlDeviceGetHandleByUUID(self, uuid):
-        for index, gpu in enumerate(self.gpus):
-            if gpu.uuid == uuid:
-                return self.nvmlDeviceGetHandleByIndex(index)
-        raise NVMLError("Not Found")
+        uuids = [gpu.uuid for gpu in self.gpus]
+        if uuid not in uuids:
+            raise NVMLError("Not Found")
+        return self.nvmlDeviceGetHandleByIndex(uuids.index(uuid))
 
     def nvmlDeviceGetIndex(self, gpu):
         return next(index for index, each in enumerate(self.gpus) if each is gpu)

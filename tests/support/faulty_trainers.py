@@ -34,8 +34,8 @@ class Poisoned(reference_model.ReferenceTrainer):
         rows = ctl.replica.current()
         if rows is None:  # while the model is built
             return batch
-        count = tf.shape(batch["x"])[0]
-        indexes = tf.range(tf.cast(count, tf.int64)) + tf.cast(rows.first_row, tf.int64)
+        count = tf.shape(batch["x"], tf.int64)[0]
+        indexes = tf.range(count) + tf.cast(rows.first_row, tf.int64)
         is_bad = tf.logical_and(tf.equal(indexes, self.row), tf.equal(rows.step, BAD))
         nan = tf.constant(np.nan, batch["x"].dtype)
         return {**batch, "x": tf.where(is_bad[:, tf.newaxis], nan, batch["x"])}
@@ -87,14 +87,10 @@ class Overflowing(reference_model.ReferenceTrainer):
         rows = ctl.replica.current()
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         first = replica * loop_of(self).plan.layout.rows_per_replica
-        is_bad = tf.logical_and(
-            tf.equal(rows.step, self.at),
-            tf.logical_and(
-                tf.equal(replica, self.replica),
-                tf.equal(rows.first_row - tf.cast(first, tf.int64), self.position),
-            ),
-        )
-        bad = tf.where(is_bad, tf.constant(np.inf, losses.dtype), tf.constant(0.0, losses.dtype))
+        position = rows.first_row - tf.cast(first, tf.int64)
+        is_here = tf.logical_and(tf.equal(replica, self.replica), tf.equal(position, self.position))
+        is_bad = tf.logical_and(tf.equal(rows.step, self.at), is_here)
+        bad = tf.cast(tf.where(is_bad, np.inf, 0.0), losses.dtype)
         if self.what == "loss":
             return losses + tf.stop_gradient(bad)
         # The loss stays finite: infinity times a function that is 0 forward and has gradient 1.

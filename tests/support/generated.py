@@ -178,12 +178,12 @@ def run(arguments):
         io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors=errors, write_through=True)
         for errors in ("strict", "backslashreplace")
     )
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(sys, "path", ["", *sys.path]))
-        stack.enter_context(mock.patch.object(sys, "dont_write_bytecode", True))
-        stack.enter_context(contextlib.redirect_stdout(stdout))
-        stack.enter_context(contextlib.redirect_stderr(stderr))
-        stack.enter_context(warnings.catch_warnings())
+    with (
+        mock.patch.multiple(sys, path=["", *sys.path], dont_write_bytecode=True),
+        contextlib.redirect_stdout(stdout),
+        contextlib.redirect_stderr(stderr),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")  # Python's own, about a damaged source file
         try:
             code = main.run(["ctl", *arguments])

@@ -7,6 +7,7 @@ programs, and refuses to run their collectives on CPUs.
 
 from collections.abc import Iterator
 import contextlib
+import itertools
 import re
 import types
 from typing import Any
@@ -81,10 +82,8 @@ def export(trainer: Any, steps: int) -> Execution:
             programs.append(loop.usual_program())
             run = loop.on_replicas(programs[0])
             run.get_concrete_function(next(elements), tf.constant(0))
-    elements = iter(inner_loop.training_data(0))
-    if loop is None:
-        return _collect(trainer, programs, [next(elements) for _ in range(steps)])
-    return _collect(trainer, programs, [next(elements)], start=True)
+    elements = itertools.islice(inner_loop.training_data(0), 1 if loop else steps)
+    return _collect(trainer, programs, [*elements], start=bool(loop))
 
 
 def export_step(step: Any, batches: Iterator[Any], steps: int) -> Execution:

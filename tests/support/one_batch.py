@@ -41,10 +41,8 @@ def reference(trainer, rows, penalty=lambda model: 0.0):
     """The loss of a global batch and its gradients, computed at once."""
     with tf.GradientTape() as tape:
         losses, weights = trainer.reference(trainer.model, rows)
-        total = tf.reduce_sum(weights)
-        loss = tf.math.divide_no_nan(tf.reduce_sum(losses * weights), total) + penalty(
-            trainer.model
-        )
+        mean = tf.math.divide_no_nan(tf.reduce_sum(losses * weights), tf.reduce_sum(weights))
+        loss = mean + penalty(trainer.model)
     gradients = tape.gradient(loss, trainer.model.trainable_variables)
     return loss, [tf.convert_to_tensor(gradient) for gradient in gradients]  # dense
 

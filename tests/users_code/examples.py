@@ -15,9 +15,7 @@ ROWS, CLASSES, WORDS, TOKENS = 19, 3, 11, 5
 
 EXAMPLES = {
     "x": DRAW.normal(size=(ROWS, 6)),
-    "view": DRAW.normal(
-        size=(ROWS, 6)
-    ),  # a second view of the same example, as contrastive losses use
+    "view": DRAW.normal(size=(ROWS, 6)),  # a second view of the example, for contrastive losses
     "image": DRAW.uniform(size=(ROWS, 6, 6, 3)),
     "series": DRAW.normal(size=(ROWS, TOKENS, 4)),
     "tokens": DRAW.integers(1, WORDS, size=(ROWS, TOKENS)).astype(np.int32),
@@ -41,11 +39,9 @@ class Case(ctl.StandardTrainer):
         if split == "eval":
             return ctl.data.arrays(examples)
         dataset = tf.data.Dataset.from_tensor_slices(examples)
-        if self.options.data.get(
-            "ragged"
-        ):  # batches of 8, 8 and 3 rows, as the tutorials make them
-            return ctl.data.GlobalBatches(dataset.batch(8))
-        return dataset
+        # Ragged batches have 8, 8 and 3 rows, as the tutorials make them.
+        ragged = self.options.data.get("ragged")
+        return ctl.data.GlobalBatches(dataset.batch(8)) if ragged else dataset
 
     def build_model(self):
         return tf_keras.Sequential([tf_keras.layers.Dense(CLASSES)])

@@ -70,8 +70,7 @@ class MomentumQueue(state.MomentumQueue):
 
     def replica_step(self, batch):
         loss = self.minimize(batch, self.losses)
-        for slow, fast in zip(self.key_model.variables, self.model.variables, strict=True):
-            slow.assign(0.9 * slow + 0.1 * fast)
+        state.follow(self.key_model, self.model)
         self.queue.assign(self.queue_after[: self.length])
         return loss
 
@@ -85,24 +84,15 @@ class CenterLoss(state.CenterLoss):
         return losses + 0.1 * tf.reduce_sum(difference**2, axis=1)
 
 
-class DataDependentInitialization(Case):
-    class Layer(normalization.WeightNormalization):
+class DataDependentInitialization(normalization.DataDependentInitialization):
+    class layer(normalization.WeightNormalization):
         def variance(self, y):
             return tf.math.reduce_variance(ctl.replica.all_gather(y), axis=0)
 
-    def build_model(self):
-        return tf_keras.Sequential([self.Layer(4, data_init=True), layers.Dense(CLASSES)])
 
-
-class DivergenceByRow(generative.AddLossAutoencoder):
-    """The divergence of each row in its loss, instead of add_loss."""
+class DivergenceByRow(generative.VariationalAutoencoder):
+    """The divergence of each row in its loss, instead of add_loss; without noise, too."""
 
     def build_model(self):
-        x = tf_keras.Input((6,))
-        hidden = layers.Dense(4, activation="relu")(x)
-        z_mean, z_log_var = layers.Dense(2)(hidden), layers.Dense(2)(hidden)
+        x, z_mean, z_log_var = generative.encode()
         return tf_keras.Model(x, [layers.Dense(6)(z_mean), z_mean, z_log_var])
-
-    def per_example_loss(self, batch, outputs):
-        error = super().per_example_loss(batch, outputs[0])
-        return error + generative.divergence(*outputs[1:])

@@ -21,6 +21,17 @@ class Sampling(layers.Layer):
         return z_mean + tf.exp(0.5 * z_log_var) * self.draw(z_mean)
 
 
+def encode():
+    """The input, and the mean and the logarithm of the variance that it is encoded by."""
+    x = tf_keras.Input((6,))
+    hidden = layers.Dense(4, activation="relu")(x)
+    return x, layers.Dense(2)(hidden), layers.Dense(2)(hidden)
+
+
+def squared_error(x, reconstruction):
+    return tf.reduce_sum((x - reconstruction) ** 2, axis=1)
+
+
 def divergence(z_mean, z_log_var):
     return -0.5 * tf.reduce_sum(1 + z_log_var - z_mean**2 - tf.exp(z_log_var), axis=1)
 
@@ -30,16 +41,13 @@ class VariationalAutoencoder(Case):
     sampling = Sampling
 
     def build_model(self):
-        x = tf_keras.Input((6,))
-        hidden = layers.Dense(4, activation="relu")(x)
-        z_mean, z_log_var = layers.Dense(2)(hidden), layers.Dense(2)(hidden)
+        x, z_mean, z_log_var = encode()
         z = self.sampling()([z_mean, z_log_var])
         return tf_keras.Model(x, [layers.Dense(6)(z), z_mean, z_log_var])
 
     def per_example_loss(self, batch, outputs):
         reconstruction, z_mean, z_log_var = outputs
-        error = tf.reduce_sum((batch["x"] - reconstruction) ** 2, axis=1)
-        return error + divergence(z_mean, z_log_var)
+        return squared_error(batch["x"], reconstruction) + divergence(z_mean, z_log_var)
 
 
 class DivergenceLayer(layers.Layer):
@@ -54,13 +62,11 @@ class AddLossAutoencoder(VariationalAutoencoder):
     """Without noise (z is the mean), so that only add_loss is in question."""
 
     def build_model(self):
-        x = tf_keras.Input((6,))
-        hidden = layers.Dense(4, activation="relu")(x)
-        z_mean, z_log_var = layers.Dense(2)(hidden), layers.Dense(2)(hidden)
+        x, z_mean, z_log_var = encode()
         return tf_keras.Model(x, layers.Dense(6)(DivergenceLayer()([z_mean, z_log_var])))
 
     def per_example_loss(self, batch, outputs):
-        return tf.reduce_sum((batch["x"] - outputs) ** 2, axis=1)
+        return squared_error(batch["x"], outputs)
 
 
 class ImportanceWeighted(VariationalAutoencoder):

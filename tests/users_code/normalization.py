@@ -55,10 +55,10 @@ class WeightNormalization(layers.Layer):
 
 
 class WeightNormalizationCase(Case):
-    data_init = False
+    layer, data_init = WeightNormalization, False
 
     def build_model(self):
-        return tf_keras.Sequential([WeightNormalization(4, self.data_init), layers.Dense(CLASSES)])
+        return tf_keras.Sequential([self.layer(4, self.data_init), layers.Dense(CLASSES)])
 
 
 class DataDependentInitialization(WeightNormalizationCase):

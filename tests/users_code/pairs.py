@@ -23,9 +23,7 @@ class Embedding(Case):
         return tf_keras.Sequential([layers.Dense(5, activation="tanh"), layers.Dense(4)])
 
     def forward(self, batch, training):
-        return self.model(batch["x"], training=training), self.model(
-            batch["view"], training=training
-        )
+        return tuple(self.model(batch[name], training=training) for name in ("x", "view"))
 
 
 class ContrastiveLoss(Embedding):

@@ -37,15 +37,12 @@ STEPS = 3
 
 def build(case: type, split: Split) -> Any:
     models.reset_names()  # layers without a name are numbered alike on every split
+    options = dict(micro_batches=split.micro_batches, data={"ragged": split.ragged})
     return case(
         global_batch_size=split.batch,
         strategy=strategy(split.replicas),
         optimizer=OPTIMIZER,
-        options=ctl.TrainerOptions(
-            precision="float64",
-            micro_batches=split.micro_batches,
-            data={"ragged": split.ragged},
-        ),
+        options=ctl.TrainerOptions(precision="float64", **options),
     )
 
 
@@ -68,11 +65,9 @@ def train(case: type, split: Split) -> dict[str, Any]:
 
 def _variables(trainer: Any) -> Iterator[tuple[str, tf.Variable]]:
     """The variables of the optimizer, and those that the case has made; not those of its metrics."""
-    owners = [
-        ("optimizer", trainer.optimizer),
-        *sorted(vars(trainer).items(), key=lambda item: item[0]),
-    ]
-    for name, value in ((name, models.adapt(value)) for name, value in owners):
+    owned = vars(trainer)
+    for name, value in [("optimizer", trainer.optimizer), *((n, owned[n]) for n in sorted(owned))]:
+        value = models.adapt(value)
         if isinstance(value, tf.Variable):
             yield name, value
         elif isinstance(value, tf_keras.layers.Layer) or name == "optimizer":
@@ -98,9 +93,8 @@ def train_plainly(case: type, batch: int = QUICK.batch) -> dict[str, Any]:
         variables = trainer.model.trainable_variables
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
         outputs[f"loss of step {step}"] = loss.numpy()
-    return outputs | {
-        f"model {i} {v.name}": v.numpy() for i, v in enumerate(trainer.model.variables)
-    }
+    named = {f"model {i} {v.name}": v.numpy() for i, v in enumerate(trainer.model.variables)}
+    return outputs | named
 
 
 def assert_right(row: Any, case: type, split: Split) -> None:
@@ -134,9 +128,8 @@ def difference(reference: dict[str, Any], outputs: dict[str, Any]) -> float:
     """The largest difference from a reference, relative to the largest element of a value or 1."""
     largest = 0.0
     for name, expected in reference.items():
-        value = outputs[name]
         scale = max(1.0, float(np.max(np.abs(expected), initial=0)))
-        gap = float(np.max(np.abs(value - expected), initial=0)) / scale
+        gap = float(np.max(np.abs(outputs[name] - expected), initial=0)) / scale
         assert np.isfinite(gap), f"{name} is not finite"
         largest = max(largest, gap)
     return largest

@@ -35,16 +35,13 @@ class LanguageModel(Case):
         return self.model(batch["tokens"], training=training)
 
     def token_losses(self, batch, outputs):
-        return tf_keras.losses.sparse_categorical_crossentropy(
-            batch["target"], outputs, from_logits=True
-        )
+        return super().per_example_loss({"label": batch["target"]}, outputs)
 
     def token_mask(self, batch):
-        return batch["target"] < 8
+        return tf.cast(batch["target"] < 8, tf.float64)
 
     def per_example_loss(self, batch, outputs):
-        losses = self.token_losses(batch, outputs)
-        mask = tf.cast(self.token_mask(batch), losses.dtype)
+        losses, mask = self.token_losses(batch, outputs), self.token_mask(batch)
         return tf.reduce_sum(losses * mask) / tf.reduce_sum(mask)
 
 
@@ -55,4 +52,4 @@ class WeightedLanguageModel(LanguageModel):
         return self.token_losses(batch, outputs)
 
     def sample_weight(self, batch):
-        return tf.cast(self.token_mask(batch), tf.float64)
+        return self.token_mask(batch)

@@ -9,6 +9,12 @@ from tests.users_code.pairs import Embedding
 layers = tf_keras.layers
 
 
+def follow(slow, fast):
+    """Moves the variables of a model towards those of another one."""
+    for variable, value in zip(slow.variables, fast.variables, strict=True):
+        variable.assign(0.9 * variable + 0.1 * value)
+
+
 class MomentumQueue(Embedding):
     """Keys of a slowly moving encoder, in a queue that each step fills with its rows (MoCo)."""
 
@@ -35,8 +41,7 @@ class MomentumQueue(Embedding):
 
     def replica_step(self, batch):
         loss = self.minimize(batch, self.losses)
-        for slow, fast in zip(self.key_model.variables, self.model.variables, strict=True):
-            slow.assign(0.9 * slow + 0.1 * fast)
+        follow(self.key_model, self.model)
         keys = tf.math.l2_normalize(self.key_model(batch["view"]), axis=1)
         self.queue.assign(tf.concat([keys, self.queue], axis=0)[: self.length])
         return loss
@@ -59,9 +64,7 @@ class Bootstrap(Embedding):
 
     def replica_step(self, batch):
         loss = self.minimize(batch, self.losses)
-        online = self.model.layers[0]
-        for slow, fast in zip(self.target.variables, online.variables, strict=True):
-            slow.assign(0.9 * slow + 0.1 * fast)
+        follow(self.target, self.model.layers[0])
         return loss
 
 

@@ -47,6 +47,11 @@ def right(name: str, source: str, original: type, *, plain: bool = True) -> Row:
     return Row(name, source, original, plain=original if plain else None)
 
 
+def rewritten(name: str, source: str, original: type, message: str, other: type) -> Row:
+    """A case whose losses over the global batch are right, and its rewritten form."""
+    return Row(name, source, original, (message,), other, original)
+
+
 def draws(name: str, source: str, module: types.ModuleType, case: str, *message: str) -> Row:
     """A case with random numbers; keyed.py has its rewritten form, under the same name."""
     rewritten = getattr(keyed, case, None)
@@ -72,33 +77,19 @@ ROWS = (
     right("RandomFlip", "TF: images", noise.RandomFlipCase, plain=False),
     draws("mixup", "Keras: mixup", mixing, "MixUp"),
     draws("variational autoencoder", "Keras: vae", generative, "VariationalAutoencoder", NORMAL),
-    Row(
-        "divergence by add_loss",
-        "Keras guide",
-        generative.AddLossAutoencoder,
-        ("per_example_loss",),
-        gathered.DivergenceByRow,
-        generative.AddLossAutoencoder,
+    rewritten(
+        "divergence by add_loss", "Keras guide",
+        generative.AddLossAutoencoder, "per_example_loss", gathered.DivergenceByRow,
     ),
-    right(
-        "folded axes and dropout", "Keras: video transformers", sequences.FoldedDropout, plain=False
-    ),
-    Row(
-        "language model, mean over tokens",
-        "TF text: transformer",
-        sequences.LanguageModel,
-        (BY_ROW,),
-        sequences.WeightedLanguageModel,
-        sequences.LanguageModel,
+    right("folded axes and dropout", "Keras: video transformers", sequences.FoldedDropout,
+          plain=False),
+    rewritten(
+        "language model, mean over tokens", "TF text: transformer",
+        sequences.LanguageModel, BY_ROW, sequences.WeightedLanguageModel,
     ),
     gathers("Dice of the batch", "segmentation notebooks", pairs, "BatchDice", BY_ROW),
-    gathers(
-        "hardest examples, top k",
-        "Shrivastava et al.",
-        pairs,
-        "HardestExamples",
-        "one loss per example",
-    ),
+    gathers("hardest examples, top k", "Shrivastava et al.", pairs, "HardestExamples",
+            "one loss per example"),
     right("Dice of the image", "Keras: segmentation", pairs.Dice),
     right("uncertainty weights of two tasks", "Kendall et al.", losses.UncertaintyWeights),
     right("BYOL", "Grill et al.", state.Bootstrap, plain=False),
@@ -116,15 +107,11 @@ ROWS = (
     right("rendering of volumes", "Keras: nerf", models.VolumeRendering),
     right("attention of latents", "Keras: perceiver", models.Perceiver),
     gathers("SimCLR", "Keras: semisupervised_simclr", pairs, "ContrastiveLoss", GATHER),
-    Row(
-        "candidates of all replicas for local queries",
-        "TensorFlow Recommenders: Retrieval",
-        gathered.LocalPlaces,
-        ("ctl.replica.positions",),
-        gathered.RolledCandidates,
-        gathered.LocalPlaces,
+    rewritten(
+        "candidates of all replicas for local queries", "TensorFlow Recommenders: Retrieval",
+        gathered.LocalPlaces, "ctl.replica.positions", gathered.RolledCandidates,
     ),
     right("last output of a sequence", "TF 1: dynamic_rnn", models.LastOutput),
     right("molecules as one graph", "Keras: mpnn", models.Molecules),
     right("three samples of a row", "Burda et al.", generative.ImportanceWeighted, plain=False),
-)
+)  # fmt: skip

@@ -5,8 +5,7 @@ import dataclasses
 import pytest
 
 from benchmarks.network import __main__ as program
-from benchmarks.network import predictions
-from benchmarks.network.cost_model import CostModel, Measurement, fit, rounds, sent_bytes
+from benchmarks.network.cost_model import CostModel, Measurement, fit
 from tests.support import child
 
 # 1,000,000 bytes between 4 workers: 6 rounds of 250,000 bytes. At 10 Mbit/s each takes 0.2 s.
@@ -15,34 +14,15 @@ POINT = Measurement(
 )
 
 
-@pytest.mark.parametrize(
-    ("workers", "expected_rounds", "megabytes"), [(1, 0, 0), (2, 2, 1), (3, 4, 4 / 3), (4, 6, 1.5)]
-)
-def test_ring_sends_a_chunk_per_round(workers, expected_rounds, megabytes):
-    assert rounds(workers) == expected_rounds
-    assert sent_bytes(workers, 1e6) == pytest.approx(megabytes * 1e6)
-
-
-def test_reducing_is_the_transfer_with_its_overhead_and_a_latency_per_round():
-    assert CostModel(1.0, 0.0).reducing(4, 1e6, 10) == pytest.approx(1.2)
-    assert CostModel(1.1, 0.0).reducing(4, 1e6, 10) == pytest.approx(1.32)
-    assert CostModel(1.1, 0.01).reducing(4, 1e6, 10) == pytest.approx(1.38)
-    assert CostModel(1.1, 0.01).step(POINT) == pytest.approx(1.88)
+def test_step_is_computing_the_transfer_with_its_overhead_and_a_latency_per_round():
     assert POINT.reducing == 1.5
-    assert CostModel(1.1, 0.01).reducing(1, 1e6, 10) == 0
-    with pytest.raises(ValueError, match="rate"):
-        CostModel(1.0, 0.0).step(dataclasses.replace(POINT, mbits=None))
+    assert CostModel(1.1, 0.01).step(POINT) == pytest.approx(0.5 + 1.1 * 1.2 + 6 * 0.01)
 
 
 def test_fit_returns_the_model_that_the_points_were_computed_with():
     exact = CostModel(1.25, 0.003)
-    shapes = [(2, 900_000, 1000), (4, 20_000_000, 50)]
-    points = []
-    for workers, size, rate in shapes:
-        step = 0.5 + exact.reducing(workers, size, rate)
-        point = Measurement("a model", size, workers, rate, computing=0.5, step=step, sent=1.0)
-        points.append(point)
-    fitted = fit(points)
+    other = dataclasses.replace(POINT, workers=2, gradient_bytes=900_000, mbits=1000)
+    fitted = fit([dataclasses.replace(each, step=exact.step(each)) for each in (POINT, other)])
     assert fitted.overhead == pytest.approx(1.25) and fitted.latency == pytest.approx(0.003)
 
 
@@ -68,14 +48,4 @@ def test_table_shows_each_error_except_those_of_the_fitted_points():
 def test_predicted_table_is_the_one_of_the_documentation(capsys):
     assert program.main(["--predict"]) == []
     table = capsys.readouterr().out.strip()
-    assert table == predictions.table()
     assert table in (child.ROOT / "docs/scaling.md").read_text()
-
-
-def test_prediction_of_a_step_by_hand():
-    # 8 workers send 14 / 8 of 102.4 MB. At 1 Gbit/s this takes 1.4336 s, and 14 rounds take 14 ms.
-    lines = predictions.table(CostModel(1.0, 1e-3)).splitlines()
-    row = next(line for line in lines if "ResNet" in line)
-    cells = [cell.strip() for cell in row.split("|")[1:-1]]
-    assert cells[:5] == ["ResNet-50, 25.6 M", "44 ms", "8", "179.2 MB", "14 ms"]
-    assert cells[5] == "1.49 s (3 %)"

@@ -4,7 +4,6 @@ import os
 import signal
 import socket
 import sys
-import time
 
 import pytest
 
@@ -15,19 +14,11 @@ INTERRUPTED = """
 import signal, subprocess, sys, time
 from benchmarks.network.namespaces import Hosts
 signal.signal(signal.SIGINT, signal.default_int_handler)  # programs in the background ignore it
-with Hosts(2, rate=10) as hosts:
+with Hosts(2) as hosts:
     hosts.popen(0, ["sleep", "1000"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     print(hosts.names[0], flush=True)
     time.sleep(1000)
 """
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 60
-    while not (value := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    return value
 
 
 @pytest.mark.slow
@@ -38,7 +29,7 @@ def test_hosts_and_their_processes_disappear_with_their_creator(number):
     name = creator.stdout.readline().strip()
     assert name in ip("netns list")
     # `ip netns exec` enters the namespace shortly after it has started.
-    (sleeping,) = wait_for(lambda: ip(f"netns pids {name}").split())
+    (sleeping,) = child.wait_for(lambda: ip(f"netns pids {name}").split())
     if number == signal.SIGINT:
         os.killpg(creator.pid, number)  # as Ctrl-C in a terminal
     else:
@@ -48,7 +39,7 @@ def test_hosts_and_their_processes_disappear_with_their_creator(number):
         with Hosts(0):
             pass
     assert name.split("-")[0] not in ip("netns list")
-    wait_for(lambda: not os.path.exists(f"/proc/{sleeping}"))
+    child.wait_for(lambda: not os.path.exists(f"/proc/{sleeping}"))
 
 
 def test_machine_without_network_namespaces_is_reported(monkeypatch):

@@ -31,6 +31,8 @@ import tempfile
 import traceback
 from typing import Any
 
+from tests.support import experiments
+
 SOURCE = pathlib.Path(__file__).with_suffix(".c")
 ROOT = SOURCE.parents[3]
 LIBRARY = "CTL_IO_FAULTS"  # the variable that names the built library, which is also preloaded
@@ -45,40 +47,10 @@ ERRORS = {
     "fsync": WRITING,
     **dict.fromkeys(("rename", "exchange", "unlink", "mkdir"), WRITING[:-1]),
 }
-EXPERIMENT = """\
-import numpy as np
-import tf_keras
-import ctl
-
-X = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
-
-
-class Trainer(ctl.StandardTrainer):
-    export_formats = ("saved_model", "keras")
-
-    def build_model(self):
-        layers = tf_keras.layers
-        return tf_keras.Sequential(
-            [layers.Dense(4, input_shape=(4,)), layers.Dropout(0.3), layers.Dense(3)])
-
-    def build_dataset(self, split, input_context):
-        return ctl.data.arrays({"x": X, "label": (X[:, 0] > 0).astype(np.int32)})
-
-    def per_example_loss(self, batch, outputs):
-        return tf_keras.losses.sparse_categorical_crossentropy(
-            batch["label"], outputs, from_logits=True)
-
-
-def get_config():
-    return ctl.config(
-        trainer="experiment.py:Trainer",
-        data=dict(global_batch_size=7),
-        optimizer=dict(name="adam", learning_rate=0.05),
-        train=dict(steps=8, steps_per_loop=2, checkpoint_interval=2, checkpoints_to_keep=2,
-                   export="best", best=dict(metric="eval/loss", mode="min")),
-        eval=dict(interval=4),
-    )
-"""
+# It is exported in two formats.
+EXPERIMENT = experiments.DROPOUT.replace(
+    "    def build_model", '    export_formats = ("saved_model", "keras")\n\n    def build_model'
+)
 
 
 def build(folder: pathlib.Path) -> pathlib.Path | None:
@@ -166,12 +138,9 @@ def read_state(workdir: pathlib.Path) -> dict[str, Any]:
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").open()]
     results = ("split", "step", "loss", "accuracy", "examples", "learning_rate", "epoch")
     state["metrics"] = [{k: line[k] for k in results if k in line} for line in lines]
-    versions = sorted(path for path in (workdir / "export").iterdir())
-    state["export"] = [path.name for path in versions]
-    (version,) = versions
-    state["export files"] = sorted(
-        str(path.relative_to(version)) for path in version.rglob("*") if path.is_file()
-    )
+    (version,) = (workdir / "export").iterdir()
+    files = [path.relative_to(version) for path in version.rglob("*") if path.is_file()]
+    state["export"], state["export files"] = version.name, sorted(map(str, files))
     state["export values"] = tensors(str(version / "variables/variables"))
     result = json.loads((workdir / "result.json").read_text())
     state["result"] = {k: result.get(k) for k in ("step", "train", "eval", "best", "export")}
@@ -222,10 +191,11 @@ def loop_calls(stride: int, offset: int) -> Iterator[Any]:
     yield from _describe_crashed(crashed, expected)
     for number, error, stays in choose([call.kind for call in calls], stride, offset):
         name = "short write" if error == SHORT else errno.errorcode[error]
-        with _disturb() as result, faults.armed(FOLDER, number, error, stays=stays):
-            result.append(run(*COMMAND))
+        shutil.rmtree(FOLDER, ignore_errors=True)
+        with faults.armed(FOLDER, number, error, stays=stays):
+            result = run(*COMMAND)
         name += " from then on" if stays else ""
-        yield _describe(f"{number} {calls[number - 1].kind}", name, result[0], expected)
+        yield _describe(f"{number} {calls[number - 1].kind}", name, result, expected)
 
 
 def loop_signals(stride: int, offset: int) -> Iterator[Any]:
@@ -239,15 +209,16 @@ def loop_signals(stride: int, offset: int) -> Iterator[Any]:
     yield from _describe_crashed(crashed, expected)
     for turn, number in enumerate(range(1 + offset, len(calls) + 1, stride)):
         sent = numbers[turn % len(numbers)]
-        with _disturb() as result, faults.armed(FOLDER, number, -sent):
-            result.append(run(*COMMAND))
-        yield _describe(f"{number} {calls[number - 1].kind}", sent.name, result[0], expected)
+        shutil.rmtree(FOLDER, ignore_errors=True)
+        with faults.armed(FOLDER, number, -sent):
+            result = run(*COMMAND)
+        yield _describe(f"{number} {calls[number - 1].kind}", sent.name, result, expected)
 
 
 def loop_names(stride: int, offset: int) -> Iterator[Any]:
     """Yields the number of names that announce something, then each with what was not synced before."""
     calls = _undisturbed()[2]
-    found = [(name, faults) for name, faults in find_announced(calls)][offset::stride]
+    found = list(find_announced(calls))[offset::stride]
     yield len(found)
     for name, faults in found:
         yield {"where": name, "fault": ", ".join(faults)[:300]}
@@ -283,13 +254,10 @@ def find_announced(calls: Sequence[Call]) -> Iterator[tuple[str, list[str]]]:
             is_version = other.parent == folder / "export" and other.name.isdecimal()
             if other.suffix == ".whole" or is_version:
                 prefix = str(path.with_suffix("")) if other.suffix == ".whole" else str(path)
-                part = [p for p in content | names if str(p).startswith(prefix) and p != path]
-                parents = [p for p in names if p in other.parents]
-                lost = [*part, *([path] if path in content else []), *parents]
-                yield (
-                    str(other.relative_to(folder)),
-                    [str(p.relative_to(folder.parent)) for p in lost],
-                )
+                lost = [p for p in content | names if str(p).startswith(prefix) and p != path]
+                lost += [path] * (path in content) + [p for p in names if p in other.parents]
+                lost = [str(p.relative_to(folder.parent)) for p in lost]
+                yield str(other.relative_to(folder)), lost
             content, names, known = (
                 {other / p.relative_to(path) if p.is_relative_to(path) else p for p in paths}
                 for paths in (content, names, known)
@@ -301,7 +269,13 @@ def find_announced(calls: Sequence[Call]) -> Iterator[tuple[str, list[str]]]:
 
 
 FOLDER = "run"  # in all runs the same, since messages and results contain it
-COMMAND = ("--config=experiment.py", f"--workdir={FOLDER}")
+KEYS = {
+    "train.steps": 8, "train.steps_per_loop": 2, "train.checkpoint_interval": 2,
+    "train.checkpoints_to_keep": 2, "train.export": "best", "train.best.metric": "eval/loss",
+    "train.best.mode": "min", "eval.interval": 4, "optimizer.learning_rate": 0.05,
+}  # fmt: skip
+FLAGS = ("--config=experiment.py", *(f"--config.{key}={value}" for key, value in KEYS.items()))
+COMMAND = (*FLAGS, f"--workdir={FOLDER}")
 
 
 def _read_crashed() -> Any:
@@ -336,13 +310,6 @@ def _undisturbed() -> tuple[Faults, dict[str, Any], list[Call]]:
     return faults, read_state(pathlib.Path(FOLDER)), read_calls("calls")
 
 
-@contextlib.contextmanager
-def _disturb() -> Iterator[list[Any]]:
-    """Removes what an earlier try has left."""
-    shutil.rmtree(FOLDER, ignore_errors=True)
-    yield []
-
-
 def _describe(where: str, error: str, first: Any, expected: dict[str, Any]) -> dict[str, Any]:
     """Reruns the command without a fault, and describes the try."""
     second, got = _finish()
@@ -371,9 +338,8 @@ def main_in_process(loop: Callable[[int, int], Iterator[Any]] | None = None) -> 
             found = _collect(_preload(flags.loop, flags.stride, flags.offset))
     count, *tries = found
     failed = sum(bool(each["fault"]) for each in tries)
-    counts = {
-        "points": count, "tries": len(tries), "survived": len(tries) - failed, "failed": failed
-    }  # fmt: skip
+    counts = {"points": count, "tries": len(tries)}
+    counts |= {"survived": len(tries) - failed, "failed": failed}
     if path:
         pathlib.Path(path).write_text(json.dumps({**counts, "each": tries}, indent=1))
     print(counts)

@@ -10,7 +10,6 @@ from unittest import mock
 
 import tensorflow as tf
 
-from ctl.errors import UsageError
 from ctl.evaluator import StandardEvaluator
 from ctl.loop.checkpoints.files import CheckpointFiles
 from ctl.trainer import StandardTrainer
@@ -36,15 +35,8 @@ def killing(when: str, *, by: signal.Signals = signal.SIGKILL) -> Iterator[None]
     Args:
         when: the point.
         by: the signal.
-
-    Raises:
-        UsageError: there is no such point.
     """
     point, _, number = when.partition(":")
-    if point not in _METHODS or not number.isdecimal() or not int(number):
-        raise UsageError(
-            f"The point of a kill is {when!r}, but must be step:K, save:N or eval:N, from 1."
-        )
     cls, name, wrap = _METHODS[point]
     original = getattr(cls, name)
     wrapped = functools.wraps(original)(wrap(original, int(number), _send_once(by)))

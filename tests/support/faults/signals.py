@@ -1,11 +1,9 @@
-"""Kills the processes that `ctl.launch` started. Linux only."""
+"""Finds the processes that `ctl.launch` started. Linux only."""
 
+import contextlib
 import json
-import os
 import pathlib
-import signal
 
-from ctl.errors import UsageError
 from ctl.hardware import cluster
 
 
@@ -20,53 +18,12 @@ def workers(launcher: int) -> dict[str, int]:
     """
     pids = {}
     for folder in pathlib.Path("/proc").glob("[0-9]*"):
-        name = _task_name(folder, launcher)
-        if name:
-            pids[name] = int(folder.name)
+        with contextlib.suppress(OSError, IndexError):  # it may have ended meanwhile
+            # The command precedes the parent's pid in parentheses, and may contain spaces and ")".
+            if int((folder / "stat").read_text().rpartition(")")[2].split()[1]) != launcher:
+                continue
+            for variable in (folder / "environ").read_bytes().split(b"\0"):
+                if variable.startswith(b"TF_CONFIG="):
+                    task = json.loads(variable.partition(b"=")[2])["task"]
+                    pids[cluster.task_name(task["type"], task["index"])] = int(folder.name)
     return dict(sorted(pids.items()))
-
-
-def drop(launcher: int, name: str) -> int:
-    """Kills a process of a launcher, as the loss of its machine does.
-
-    Args:
-        launcher: pid of the launcher.
-        name: task name of the process, such as "worker 1".
-
-    Returns:
-        The pid of the killed process.
-
-    Raises:
-        UsageError: there is no such process.
-    """
-    pid = _find(launcher, name)
-    os.kill(pid, signal.SIGKILL)
-    return pid
-
-
-def _find(launcher: int, name: str) -> int:
-    pids = workers(launcher)
-    if name not in pids:
-        raise UsageError(
-            f"Process {launcher} has no running child process {name!r}; it has: "
-            f"{', '.join(pids) or 'none'}."
-        )
-    return pids[name]
-
-
-def _task_name(folder: pathlib.Path, launcher: int) -> str | None:
-    """Returns the task name of a process in /proc, or None if the launcher did not start it."""
-    try:
-        # The command precedes the parent's pid in parentheses, and may contain spaces and ")".
-        parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-        if parent != launcher:
-            return None
-        variables = (folder / "environ").read_bytes().split(b"\0")
-    except (OSError, IndexError):  # the process has ended meanwhile
-        return None
-    for variable in variables:
-        key, _, value = variable.partition(b"=")
-        if key == b"TF_CONFIG":
-            task = json.loads(value)["task"]
-            return cluster.task_name(task["type"], task["index"])
-    return None

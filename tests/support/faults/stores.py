@@ -25,7 +25,7 @@ from ctl.errors import Failure
 from tests.support.faults import io_faults
 
 URL = "memory://bucket/run"
-COMMAND = ("--config=experiment.py", f"--workdir={URL}")
+COMMAND = (*io_faults.FLAGS, f"--workdir={URL}")
 READS, WRITES = ("cat_file", "get_file"), ("pipe_file", "put_file")
 REQUESTS = (*READS, *WRITES, "find", "rm_file")
 ALL = ("fails", "fails from then on", "delayed")
@@ -148,11 +148,8 @@ def _halve(content: bytes) -> bytes:
 def _damage(content: bytes) -> bytes:
     # A bit that no text has. Another digit in a log, which has no checksum, is noticed by nobody.
     middle = len(content) // 2
-    return (
-        content[:middle] + bytes([content[middle] ^ 128]) + content[middle + 1 :]
-        if content
-        else b"\x80"
-    )
+    changed = bytes([content[middle] ^ 128]) if content else b"\x80"
+    return content[:middle] + changed + content[middle + 1 :]
 
 
 def loop(stride: int, offset: int) -> Iterator[Any]:

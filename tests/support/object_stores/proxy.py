@@ -1,4 +1,4 @@
-"""A proxy in front of an object store that adds delays and failures, in a thread of this process."""
+"""A proxy in front of an object store that is slow or fails, in a thread of this process."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,6 @@ class Proxy:
     """Forwards HTTP requests to a server, one per connection.
 
         with Proxy(server.port) as proxy:
-            proxy.delay = 0.05
             proxy.fault = lambda method, path, headers: 503 if method == "PUT" else None
 
     Args:
@@ -20,17 +19,16 @@ class Proxy:
 
     Attributes:
         port: the port of the proxy.
-        delay: seconds to add to each request.
         bytes_per_second: how fast request bodies are accepted; 0 for no limit.
-        fault: called with the method, the path and the headers (in lower case) of a request; it returns
-            None, a status to answer with, or "cut", to close the connection in the middle of the body.
+        fault: None, or a function of the method, the path and the headers (in lower case) of a request,
+            which returns None, a status to answer with, or "cut", to close the connection in the middle
+            of the body.
     """
 
     def __init__(self, port):
         self._server_port = port
         self.port = 0
-        self.delay, self.bytes_per_second = 0.0, 0
-        self.fault = lambda method, path, headers: None
+        self.bytes_per_second, self.fault = 0, None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
@@ -63,7 +61,7 @@ class Proxy:
         method, path, _ = lines[0].split(" ")
         headers = dict(line.split(": ", 1) for line in lines[1:] if line)
         lower = {name.lower(): value for name, value in headers.items()}
-        fault = self.fault(method, path, lower)
+        fault = self.fault and self.fault(method, path, lower)
         if lower.get("expect"):
             writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if fault == "cut":
@@ -71,7 +69,6 @@ class Proxy:
                 await reader.readexactly(int(lower.get("content-length", 0)) // 2)
             return
         body = await self._read_body(reader, lower)
-        await asyncio.sleep(self.delay)
         fault = fault or await self._precondition(path, body)
         if fault:
             reason = http.client.responses[fault]

@@ -9,6 +9,7 @@ Each is a process with a free port, which ends with its parent:
 
 import contextlib
 import dataclasses
+import os
 import subprocess
 import sys
 import threading
@@ -23,7 +24,6 @@ class Server:
 
     kind: str
     port: int
-    process: subprocess.Popen
 
     @property
     def url(self):
@@ -34,17 +34,10 @@ class Server:
         endpoint = f"http://127.0.0.1:{port or self.port}"
         if self.kind == "gcs":
             # By default gcsfs asks for the kind of a bucket by gRPC, which the emulator does not have.
-            return {
-                "STORAGE_EMULATOR_HOST": endpoint,
-                "FSSPEC_GS_TOKEN": "anon",
-                "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
-            }
-        return {
-            "AWS_ENDPOINT_URL": endpoint,
-            "AWS_ACCESS_KEY_ID": "test",
-            "AWS_SECRET_ACCESS_KEY": "test",
-            "AWS_DEFAULT_REGION": "us-east-1",
-        }
+            kind = {"GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
+            return {"STORAGE_EMULATOR_HOST": endpoint, "FSSPEC_GS_TOKEN": "anon", **kind}
+        keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
+        return {"AWS_ENDPOINT_URL": endpoint, "AWS_DEFAULT_REGION": "us-east-1", **keys}
 
 
 @contextlib.contextmanager
@@ -58,7 +51,7 @@ def start(kind):
         text=True,
     )
     try:
-        yield Server(kind, int(process.stdout.readline()), process)
+        yield Server(kind, int(process.stdout.readline()))
     finally:
         process.kill()
         process.communicate()
@@ -79,14 +72,8 @@ def _serve(kind):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     import boto3
 
-    client = boto3.client(
-        "s3",
-        endpoint_url=f"http://127.0.0.1:{server.port}",
-        region_name="us-east-1",
-        aws_access_key_id="test",
-        aws_secret_access_key="test",
-    )
-    client.create_bucket(Bucket=BUCKET)
+    os.environ.update(Server("s3", server.port).environment())
+    boto3.client("s3").create_bucket(Bucket=BUCKET)
     return server.port
 
 
