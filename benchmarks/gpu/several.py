@@ -49,6 +49,9 @@ off, gradients, step, loop = map(measure, ("off", "gradients", "step", "loop"))
 
 
 def _measure(report: Report, name: str, xla: str) -> None:
+    if not devices.GPU and xla in ("step", "loop"):
+        report(f"{name}, {xla}", skipped="XLA compiles the steps of several replicas on GPUs only")
+        return
     if name == "mirrored":
         strategy = selection.build(name, StrategyOptions()).strategy
     else:  # of one worker
