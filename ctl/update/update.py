@@ -25,7 +25,6 @@ from ctl.rows import row_mask, waits
 from ctl.update import gradients, loss, reduction
 from ctl.update.gradients import Gradient
 from ctl.update.held_variables import Untrained
-from ctl.update.loss_means import LossMeans
 from ctl.update.microbatches import (
     Batch,
     Contributions,
@@ -120,7 +119,7 @@ class Update:
         self.loss_spikes = LossSpikes(plan.options.loss_spike, dtype=plan.dtype)
         self.recorder = NonFiniteRecorder() if plan.checks_finite else None
         self._factors = plan.options.loss_weights or loss.SINGLE
-        self.losses = LossMeans(plan.options.loss_weights, plan.dtype)
+        self.losses = loss.LossMeans(plan.options.loss_weights, plan.dtype)
 
     def __call__(
         self,

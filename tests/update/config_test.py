@@ -171,11 +171,3 @@ def test_check_of_options_needs_neither_model_nor_hardware():
 def test_axes_are_the_values_of_the_options():
     assert set(combinations.AXES["precision"]) == set(precision.PRECISIONS)
     assert {*combinations.AXES["xla"], "auto"} == set(config.XLA_MODES)
-
-
-def test_rule_is_checked_once_all_that_it_reads_is_known():
-    values = {"runtime.logical_shards": 4, "optimizer.micro_batches": 1}
-    keys.check_rules(values)
-    keys.check_rules(values, replicas=2)
-    with pytest.raises(UsageError, match=r"\(shards=4, replicas=3\)"):
-        keys.check_rules(values, replicas=3)
