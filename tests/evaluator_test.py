@@ -297,19 +297,6 @@ def test_own_evaluation_data_may_be_tuples_and_have_a_mask_of_bools():
         assert evaluate(evaluator) == (count, pytest.approx(loss, abs=1e-12))
 
 
-def test_ragged_evaluation_data_is_rejected_in_one_line():
-    def ragged(split):
-        def cut(i, rows):
-            return {**rows, "more": tf.zeros([i % 3])} if split == "eval" else rows
-
-        return as_dataset(split).enumerate().map(cut)
-
-    evaluator = make_evaluator(ragged, forward=forward_selected)
-    message = r"more has shape \[0\] in one evaluation example and \[1\]"
-    with pytest.raises(ctl.UsageError, match=message):
-        evaluator.evaluate(tf.constant(-1))
-
-
 class ColumnLabels(reference_model.ReferenceTrainer):
     """A metric that requires the same dtype of labels, outputs and weights."""
 

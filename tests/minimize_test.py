@@ -208,8 +208,7 @@ def state_of(trainer):
 
 
 @pytest.mark.parametrize(
-    ("batch", "replicas", "options"),
-    [(8, 1, {}), (8, 2, {"on_non_finite": "skip"}), (5, 2, {}), (5, 4, {})],
+    ("batch", "replicas", "options"), [(8, 2, {"on_non_finite": "skip"}), (5, 4, {})]
 )
 def test_an_update_under_a_condition_is_that_of_a_step_without_it(batch, replicas, options):
     """Weights, moving statistics, counts of the optimizers and averages."""

@@ -342,10 +342,8 @@ def _buckets(slices: Sequence[tf.Tensor]) -> list[list[int]]:
             buckets.append(opened[value.dtype])
         bucket = opened[value.dtype]
         bucket.append(i)
-        if (
-            sum(slices[place].shape.num_elements() for place in bucket) * value.dtype.size
-            >= _BUCKET
-        ):
+        elements = sum(slices[place].shape.num_elements() for place in bucket)
+        if elements * value.dtype.size >= _BUCKET:
             del opened[value.dtype]
     return buckets
 

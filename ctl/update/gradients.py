@@ -200,11 +200,8 @@ def _replace_by_norms(gradients: Sequence[Gradient]) -> list[Gradient]:
 def _values(gradient: tf.Tensor) -> tf.Tensor:
     if isinstance(gradient, Slice):
         return gradient
-    return (
-        gradient.values
-        if isinstance(gradient, tf.IndexedSlices)
-        else tf.convert_to_tensor(gradient)
-    )
+    values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+    return tf.convert_to_tensor(values)
 
 
 def _parts(value: tf.Tensor) -> list[tf.Tensor]:

@@ -119,14 +119,10 @@ def compute(
     if found.keys() != factors.keys():
         returned, named = (", ".join(filter(None, names)) for names in (found, factors))
         example = ", ".join(f"{each}=1.0" for each in found)
+        fix = f"set loss_weights=dict({example})" if returned else "return a dict of these losses"
         raise UsageError(
             f"{name} returned {f'the losses {returned}' if returned else 'one loss'}, but loss_weights "
-            f"names {named or 'none'}: "
-            + (
-                f"set loss_weights=dict({example})."
-                if returned
-                else "return a dict of these losses."
-            )
+            f"names {named or 'none'}: {fix}."
         )
     for each in found.values():
         # Already reduced losses would be divided a second time, by the weight of the global batch.

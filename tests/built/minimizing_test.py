@@ -217,7 +217,6 @@ class Own:
 @pytest.mark.parametrize(
     ("batch", "replicas", "options"),
     [
-        (8, 1, {}),
         (8, 2, {"micro_batches": 2}),
         pytest.param(5, 2, {"outputs": True}, marks=pytest.mark.slow),
         (5, 4, {"on_non_finite": "ignore"}),

@@ -263,10 +263,7 @@ def draw(x):
     [
         (assign, "Function assign in ctl.recompute assigns a variable, which would happen twice"),
         (Moving(name="m"), "Layer m in ctl.recompute reads a variable that it has assigned before"),
-        (
-            Codebook(name="c"),
-            "Layer c in ctl.recompute reads a variable that it has assigned before",
-        ),
+        (Codebook(name="c"), "Layer c in ctl.recompute reads a variable that it has assigned"),
         (draw, r"Function draw in ctl.recompute draws random numbers \(RandomStandardNormal\)"),
     ],
 )

@@ -228,12 +228,6 @@ def test_shared_numbers_are_those_of_every_split():
     assert np.array_equal(run(draw, 0, ROWS), run(draw, 3, 4))
 
 
-def test_layers_that_no_model_holds_draw_as_in_tf_keras_outside_of_a_step():
-    layer = layers.Dropout(0.5)
-    drawn = [layer(tf.ones([8, 8]), training=True).numpy().tobytes() for _ in range(2)]
-    assert drawn[0] != drawn[1]
-
-
 def test_variables_of_a_layer_that_is_built_in_a_step_are_not_keyed_by_rows():
     class Late(layers.Layer):
         def __init__(self):

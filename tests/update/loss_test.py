@@ -110,10 +110,7 @@ class Tokens(Signed):
 @pytest.mark.parametrize(
     ("case", "line"),
     [
-        (
-            Signed,
-            r"^sample_weight is -3 for example 6 of the global batch.* multiply the loss by it",
-        ),
+        (Signed, r"^sample_weight is -3 for example 6 of the global batch.* multiply the loss by"),
         (Tokens, r"^per_example_loss returned \d+ losses for [28] examples: return one loss per"),
     ],
 )
