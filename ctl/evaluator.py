@@ -15,7 +15,6 @@ import tf_keras
 
 from ctl.built import metrics
 from ctl.built.built_step import BuiltStep
-from ctl.built.collected_rows import CollectedRows, compute
 from ctl.built.evaluation import Evaluation, check_splits
 from ctl.built.inner_loop import pipeline_of, step_of
 from ctl.data.autograph import convert, traced
@@ -32,6 +31,7 @@ from ctl.update.microbatches import unpack
 _LOG = logging.getLogger("ctl")
 _MOST_SEARCHED = 100  # batches, for an example that is not finite
 _FIND = "ctl.built.bad_rows:find_evaluated"  # imported for a loss that is not finite
+_COLLECTED = "ctl.built.collected_rows:%s"  # imported for a trainer that collects outputs
 STEPS_BETWEEN_CHECKS = 20  # after which an evaluation checks whether to stop
 
 
@@ -80,7 +80,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
         self.splits = tuple(splits)
         self._own_dataset: Any = None
         self._dataset: tuple[str, Any] = ("", None)  # the last split that was opened, and its data
-        self._collected = CollectedRows(trainer.collect_limit_mib, ProcessGroup())
+        self._collected: Any = None  # the rows of the last evaluation, if the trainer collects any
         # Decided by the class, because tracing the method would slow down every other evaluation.
         self._collects = type(trainer).collect_outputs is not StandardTrainer.collect_outputs
         self.trainer = trainer
@@ -183,7 +183,9 @@ class StandardEvaluator(orbit.StandardEvaluator):
 
         with pipeline.report_errors("evaluation", split, find_indexes):
             # As in Orbit's own `evaluate`, with arguments for what differs between evaluations.
-            self._collected = CollectedRows(self.trainer.collect_limit_mib, processes)
+            if self._collects:
+                make = pkgutil.resolve_name(_COLLECTED % "CollectedRows")
+                self._collected = make(self.trainer.collect_limit_mib, processes)
             own: Any = self  # a subclass may return a state for Orbit's `eval_reduce`
             state = own.eval_begin()
             if self._loop is None:
@@ -206,7 +208,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
         """Runs the loop in parts, between which it can be stopped; returns its state."""
         result, reduce = state, self.eval_reduce
         if state is None and self._collects:
-            result, reduce = self._collected, CollectedRows.add
+            result, reduce = self._collected, type(self._collected).add
         # Up to the end of the data, which is -1 step, or with a user's own reduction, it is one part.
         is_whole = steps < 0 or (steps > 0 and state is not None)
         size = steps if is_whole else STEPS_BETWEEN_CHECKS
@@ -261,6 +263,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
         """Returns the trainer's metrics of all examples, which the chief computes."""
         if not self._collects:
             return {}
+        compute = pkgutil.resolve_name(_COLLECTED % "compute")
         computed = compute(self.trainer.compute_metrics, self._collected)
         clash = sorted(computed.keys() & {*results, "examples"})
         if clash:

@@ -9,6 +9,7 @@ import ctl
 from ctl.rows import row_mask
 from ctl.update import conditions
 from tests.support import one_batch
+from tests.support.checks import one_line
 
 EXAMPLES = {"x": np.arange(1.0, 25.0).reshape(8, 3)}
 
@@ -108,9 +109,8 @@ def test_other_rows_than_those_of_the_batch_are_rejected(choose, number, replica
     message = (
         rf"minimize_test.py:\d+ passes minimize {number} rows, but the batch has \d: pass all of"
     )
-    with pytest.raises(ctl.UsageError, match=message) as raised:
+    with one_line(message):
         one_batch.make(Chosen, 7, replicas).train(tf.constant(1))
-    assert "\n" not in str(raised.value)
 
 
 def test_variables_that_the_optimizer_was_not_built_for_are_rejected():
@@ -208,8 +208,7 @@ def state_of(trainer):
 
 
 @pytest.mark.parametrize(
-    ("batch", "replicas", "options"),
-    [(8, 1, {}), (8, 2, {"on_non_finite": "skip"}), (5, 2, {}), (5, 4, {})],
+    ("batch", "replicas", "options"), [(8, 2, {"on_non_finite": "skip"}), (5, 4, {})]
 )
 def test_an_update_under_a_condition_is_that_of_a_step_without_it(batch, replicas, options):
     """Weights, moving statistics, counts of the optimizers and averages."""

@@ -69,12 +69,9 @@ def test_update_is_gradient_of_global_batch(batch, replicas, accumulation, weigh
     check_one_step(trainer, rows, weighted)
 
 
-@pytest.mark.parametrize(("batch", "replicas", "accumulation"), [(3, 4, 2), (5, 2, 4), (8, 4, 4)])
-def test_more_micro_batches_than_rows_of_a_replica_are_rejected(batch, replicas, accumulation):
+def test_more_micro_batches_than_rows_of_a_replica_are_rejected():
     with pytest.raises(ctl.UsageError, match="micro_batches"):
-        reference_model.make_trainer(
-            testing.make_strategy(replicas), batch, micro_batches=accumulation
-        )
+        reference_model.make_trainer(testing.make_strategy(2), 5, micro_batches=4)
 
 
 def dataset_trainer(make):

@@ -12,11 +12,7 @@ from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError, list_some
 from ctl.keras import models
 from ctl.keras.precision import Optimizer
-from ctl.keras.variables import (
-    check_scope,
-    unknown_variables,
-    variables_of,
-)
+from ctl.keras.variables import check_scope, unknown_variables, variables_of
 from ctl.update.held_variables import Held, build_again, trainable_variables_of
 
 _LOG = logging.getLogger("ctl")

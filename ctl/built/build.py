@@ -41,12 +41,7 @@ from ctl.update import held_variables, loss
 from ctl.update.microbatches import row_count
 from ctl.update.non_finite import counter
 from ctl.update.part import Building, Part, open_parts
-from ctl.update.preprocessing import (
-    Hooks,
-    call_sample_weight,
-    default_sample_weight,
-    preprocess,
-)
+from ctl.update.preprocessing import Hooks, call_sample_weight, default_sample_weight, preprocess
 
 # Parts of tf_keras' messages about the inputs of a model.
 _INPUT_CHECKS = (

@@ -11,6 +11,8 @@ import tensorflow as tf
 from ctl.configs.error_location import error_location
 from ctl.errors import UsageError, type_name
 from ctl.hardware.collectives import ProcessGroup
+from ctl.keras import precision
+from ctl.rows.gather import all_gather
 
 
 class CollectedRows:
@@ -55,6 +57,14 @@ class CollectedRows:
         """Returns the values of all rows by name, [examples, ...], and forgets them."""
         # One name after the other, so that at most one is in memory twice.
         return {name: np.concatenate(self._parts.pop(name)) for name in list(self._parts)}
+
+
+def gather(values: object, rows: int | tf.Tensor) -> dict[str, tf.Tensor]:
+    """Returns the result of `collect_outputs` for the rows of all replicas; see `check_values`."""
+    gathered: dict[str, tf.Tensor] = all_gather(
+        precision.cast_to_float32(check_values(values, rows))
+    )
+    return gathered
 
 
 def check_values(values: object, rows: int | tf.Tensor) -> dict[str, tf.Tensor]:

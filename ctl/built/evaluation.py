@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 import logging
+import pkgutil
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,6 @@ import tf_keras
 
 from ctl.built import metrics
 from ctl.built.built_step import BuiltStep
-from ctl.built.collected_rows import check_values
 from ctl.built.metrics import check_names
 from ctl.built.state import assignable, state_of
 from ctl.configs.error_location import error_location
@@ -30,6 +30,7 @@ from ctl.update.snapshot import Snapshot
 
 LossFn = Callable[[Batch, Nest], tf.Tensor]
 _LOG = logging.getLogger("ctl")
+_GATHER = "ctl.built.collected_rows:gather"  # imported for a trainer that collects outputs
 _RESTORED = (
     "The evaluation assigns %s, which has its old value again afterwards: use a metric of build_metrics "
     "for a value that is to be reported."
@@ -120,10 +121,8 @@ class Evaluation:
             metrics.call(hooks.update_metrics, self.metrics, batch, outputs, row_mask)
             collected = None
             if self._collect:
-                from ctl.rows.gather import all_gather
-
-                values = check_values(convert(self._collect)(batch, outputs), row_count(batch))
-                collected = all_gather(precision.cast_to_float32(values))
+                values = convert(self._collect)(batch, outputs)
+                collected = pkgutil.resolve_name(_GATHER)(values, row_count(batch))
             rows.trace.results = [collected]
             for key in state.assigned().keys() - earlier.keys() - self._warned:
                 self._warned.add(key)

@@ -119,11 +119,9 @@ def names_of_attributes(cls: type, methods: Sequence[str]) -> set[str]:
         for method in [vars(each).get(name) for each in cls.__mro__]:  # super() calls the others
             method = method.fget if isinstance(method, property) else method
             code: Any = getattr(method, "__code__", None)
-            is_ctl = (getattr(method, "__module__", None) or "").partition(".")[0] in (
-                "ctl",
-                "orbit",
-            )
-            codes = [code] if code and code.co_argcount and not is_ctl else []
+            package = (getattr(method, "__module__", None) or "").partition(".")[0]
+            is_own = code and code.co_argcount and package not in ("ctl", "orbit")
+            codes = [code] if is_own else []
             for each in codes:
                 codes += filter(inspect.iscode, each.co_consts)  # functions inside of it
                 for value, load in itertools.pairwise(dis.get_instructions(each)):

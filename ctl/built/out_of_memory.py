@@ -45,11 +45,10 @@ class Measurement:
     current: int
     savings: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
-    def needs(self, plan: Plan, micro_batches: int, option: str = "") -> int:
+    def needs(self, micro_batches: int, option: str = "") -> int:
         """Returns the bytes that a step needs with other options.
 
         Args:
-            plan: the trainer's resolved options.
             micro_batches: the number of micro-batches.
             option: an option that is set to true in addition, of `savings`.
         """
@@ -57,9 +56,9 @@ class Measurement:
         size = max(self.current, self.estimate.persistent) + self.estimate.step_bytes(micro_batches)
         return size - self.savings.get(option, 0)
 
-    def fits(self, plan: Plan, micro_batches: int, option: str = "") -> bool:
+    def fits(self, micro_batches: int, option: str = "") -> bool:
         """Returns whether a step with these options fits."""
-        return self.needs(plan, micro_batches, option) <= USABLE * self.limit
+        return self.needs(micro_batches, option) <= USABLE * self.limit
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
@@ -111,10 +110,10 @@ def advice(plan: Plan, measured: Measurement | None = None) -> str:
     division = f" in {count} micro-batches" if count > 1 else ""
     problem = f"The step ran out of memory with {rows} rows per replica{division}"
     present = plan.micro_batches
-    if measured and measured.fits(plan, present):
+    if measured and measured.fits(present):
         measured = None  # the estimate omits something
     if measured:
-        needed, limit = _gib(measured.needs(plan, present)), _gib(measured.limit)
+        needed, limit = _gib(measured.needs(present)), _gib(measured.limit)
         problem += f", which need about {needed} of {limit} on the device"
     # Neither has an effect in a user's own train_step.
     proposals = [] if plan.own_train_step else [*_proposals(plan, measured), _recompute(plan)]
@@ -134,15 +133,15 @@ def _proposals(plan: Plan, measured: Measurement | None) -> list[str]:
         return [f"set {key}={doubled}{' (twice the present number)' * (doubled == 2 * count)}"]
     numbers = [n for n in range(count + 1, rows + 1) if rows % n == 0 and _is_allowed(plan, n)]
     proposals = []
-    best = next((n for n in numbers if measured.fits(plan, n)), None)
+    best = next((n for n in numbers if measured.fits(n)), None)
     if best:
-        proposals.append(f"set {key}={best} (about {_gib(measured.needs(plan, best))})")
+        proposals.append(f"set {key}={best} (about {_gib(measured.needs(best))})")
     for option in measured.savings:
         if not _is_allowed(plan, count, option):
             continue
-        both = next((n for n in (present, *numbers) if measured.fits(plan, n, option)), None)
+        both = next((n for n in (present, *numbers) if measured.fits(n, option)), None)
         if both == present or (both and not best):
-            size = _gib(measured.needs(plan, both, option))
+            size = _gib(measured.needs(both, option))
             more = f" and {key}={both}" if both != present else ""
             proposals.append(f"set {option_keys.OPTION_KEYS[option]}=true{more} (about {size})")
     return proposals

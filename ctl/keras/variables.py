@@ -83,9 +83,8 @@ def penalties(
     keys = {id(variable) for variable in variables}
     losses: list[tf.Tensor] = []
     functions: dict[int, Callable[[], tf.Tensor]] = {}
-    for layer in {
-        id(each): each for each in layers
-    }.values():  # once, even if several models have it
+    unique = {id(each): each for each in layers}  # several models may have a layer
+    for layer in unique.values():
         own = (*layer._trainable_weights, *layer._non_trainable_weights)
         if any(id(variable) in keys for variable in own):
             losses += [*(layer._eager_losses or layer._losses)]

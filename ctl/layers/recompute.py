@@ -11,6 +11,7 @@ import contextlib
 import fnmatch
 import functools
 import itertools
+import types
 from typing import Any
 
 import tensorflow as tf
@@ -27,15 +28,8 @@ from ctl.keras.private import autocast_variable, base_layer_utils
 from ctl.private.tensorflow import record
 from ctl.rows import row_mask
 
-
-class _Switch:
-    """Switches all recomputation on or off; the equivalence kit compares both."""
-
-    enabled = True
-    used = False
-
-
-_SWITCH = _Switch()
+# Of all recomputation; the equivalence kit compares both.
+_SWITCH = types.SimpleNamespace(enabled=True, used=False)
 
 
 def recompute(layer_or_function: Any, *, blocks: str = "") -> Any:
@@ -317,31 +311,19 @@ def _check_second_pass(
         first: the operations from the beginning of the first pass to the beginning of the second.
         second: the operations of the second pass.
     """
-    for assignment in find_assignments(second):
-        _reject(
-            name,
-            assignment.op,
-            "assigns a variable, which would happen twice: assign it in self.add_update(lambda: ...) "
-            "of a layer, or outside",
-        )
+    twice = (
+        "assigns a variable, which would happen twice: assign it in self.add_update(lambda: ...) of a "
+        "layer, or outside"
+    )
+    found = [(assignment.op, twice) for assignment in find_assignments(second)]
     assigned = {id(assignment.handle) for assignment in find_assignments(first)}
     for op in ops.with_called(second):
         if op.type in ops.RANDOM and op.type not in ops.STATELESS:
-            _reject(
-                name,
-                op,
-                f"draws random numbers ({op.type}) that cannot be drawn again: use ctl.random, or draw "
-                "them outside",
-            )
+            problem = "that cannot be drawn again: use ctl.random, or draw them outside"
+            found.append((op, f"draws random numbers ({op.type}) {problem}"))
         if op.type in READS and id(outermost(op.inputs[0])) in assigned and _matters(op):
-            _reject(
-                name,
-                op,
-                "reads a variable that it has assigned before, so its second value would differ: read "
-                "it outside",
-            )
-
-
-def _reject(name: str, op: tf.Operation, problem: str) -> None:
-    line = user_frame([(frame.filename, frame.lineno) for frame in op.traceback])
-    raise UsageError(f"{f'{line}: ' if line else ''}{name} in ctl.recompute {problem}.")
+            problem = "so its second value would differ: read it outside"
+            found.append((op, f"reads a variable that it has assigned before, {problem}"))
+    for op, problem in found:
+        line = user_frame([(frame.filename, frame.lineno) for frame in op.traceback])
+        raise UsageError(f"{f'{line}: ' if line else ''}{name} in ctl.recompute {problem}.")

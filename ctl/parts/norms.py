@@ -9,8 +9,7 @@ import tf_keras
 
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError
-from ctl.update import slices
-from ctl.update.gradients import Gradient, elements, global_norm, modulus
+from ctl.update.gradients import Gradient, elements, global_norm, modulus, total
 from ctl.update.part import LAYERS, GlobalUpdate, Part
 from ctl.update.plan import Plan
 
@@ -93,7 +92,7 @@ class Norms(Part):
         values = [elements(gradient) for gradient, _ in existing]
         size = sum(variable.shape.num_elements() for _, variable in existing)
         if size:
-            counts = (size - slices.total(values, _non_zero), slices.total(values, _non_finite))
+            counts = (size - total(values, _non_zero), total(values, _non_finite))
             for mean, count in zip(self._shares.values(), counts, strict=True):
                 mean.update_state(tf.cast(count, self._dtype) / size)
 

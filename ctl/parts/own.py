@@ -84,10 +84,7 @@ class Checked(Part):
     """
 
     def __init__(self, parts: Sequence[Part]):
-        names = (getattr(part, "name", "") or type(part).__name__ for part in parts)
-        self._names = ", ".join(
-            "transform_gradients" if n == "Transformation" else n for n in names
-        )
+        self._names = ", ".join(part.name or type(part).__name__ for part in parts)
         self._parts = parts
         self._is_traced = False
 

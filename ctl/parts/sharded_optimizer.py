@@ -21,10 +21,9 @@ from ctl.parts.replica_values import SlicedSlot, SliceLayout, make_gather
 from ctl.private import classes
 from ctl.rows import packs, waits
 from ctl.update import gradients, reduction
-from ctl.update.gradients import Gradient
+from ctl.update.gradients import Gradient, Slice
 from ctl.update.part import Building, GlobalUpdate, Part
 from ctl.update.plan import Plan
-from ctl.update.slices import Slice
 
 # The optimizers that update each element from that element's gradient and slots alone.
 _ELEMENTWISE = tuple(arguments.load("optimizer.name", CLASSES[name]) for name in ELEMENTWISE)
@@ -343,10 +342,8 @@ def _buckets(slices: Sequence[tf.Tensor]) -> list[list[int]]:
             buckets.append(opened[value.dtype])
         bucket = opened[value.dtype]
         bucket.append(i)
-        if (
-            sum(slices[place].shape.num_elements() for place in bucket) * value.dtype.size
-            >= _BUCKET
-        ):
+        elements = sum(slices[place].shape.num_elements() for place in bucket)
+        if elements * value.dtype.size >= _BUCKET:
             del opened[value.dtype]
     return buckets
 

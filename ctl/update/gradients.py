@@ -2,10 +2,13 @@
 
 Sparse gradients (`tf.IndexedSlices`, of embeddings) stay sparse, except where they are added to dense
 gradients. A gradient that is None (the loss does not depend on the variable) stays None and is excluded
-from the update. Reduced gradients may be slices (`slices.Slice`).
+from the update. Reduced gradients may be slices, of which each replica keeps its own only
+(`optimizer.shard_state=gradients`): what reads all elements of a gradient, such as a norm, sums over the
+replicas by `replace_slices`.
 """
 
 from collections.abc import Callable, Sequence
+import dataclasses
 import functools
 from typing import Any, TypeAlias
 
@@ -18,14 +21,37 @@ from ctl.graphs.ops import is_compiled
 from ctl.keras.precision import Optimizer
 from ctl.optimizers import CLIPPING
 from ctl.rows import replicas
-from ctl.update import slices
-from ctl.update.slices import Slice
 from ctl.update.snapshot import Snapshot
 
 # Of the check for finite values in a program of XLA.
 _SMALL = 2**15  # a gradient with fewer elements is not summed
 _ROWS = 2**12  # a gradient is summed over as few of its last axes as leave fewer sums
 _PARTS = 64  # XLA merges the computation of fewer than 96 tensors into a kernel
+
+
+@dataclasses.dataclass(frozen=True)
+class Slice:
+    """A replica's slice of the gradient of the global batch.
+
+    Attributes:
+        values: [length] elements.
+        body: the number of the first elements, which no other replica has, with zeros as padding; every
+            replica has the others.
+    """
+
+    values: tf.Tensor
+    body: int
+
+    @property
+    def dtype(self) -> tf.DType:
+        """The dtype of the elements."""
+        return self.values.dtype
+
+    def map(self, function: Callable[[tf.Tensor], tf.Tensor]) -> "Slice":
+        """Returns the slice of an elementwise function of the gradient."""
+        return Slice(function(self.values), self.body)
+
+
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | Slice | None
 Transform: TypeAlias = Callable[[list[Gradient], list[tf.Variable]], Sequence[Gradient]]
 
@@ -68,7 +94,7 @@ def find_non_finite(gradients: Sequence[Gradient], loss: tf.Tensor) -> tf.Tensor
         Scalar int64: 0 for the loss, 1 + i for gradient i, and 1 + the number of gradients if all of
         them are finite or None.
     """
-    values = slices.replace(gradients, lambda value: tf.reduce_sum(_real(value)))
+    values = replace_slices(gradients, lambda value: tf.reduce_sum(_real(value)))
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in values]
     values = [tf.constant(0.0) if value is None else _real(value) for value in (loss, *values)]
     dtype = _widest(values)
@@ -111,6 +137,40 @@ def _widest(values: Sequence[tf.Tensor]) -> tf.DType:
     return max((tf.float32, *(v.dtype.real_dtype for v in values)), key=lambda dtype: dtype.size)
 
 
+def replace_slices(
+    gradients: Sequence[Any], measure: Callable[[tf.Tensor], tf.Tensor]
+) -> list[Any]:
+    """Replaces each slice by a measure of the complete gradient, the same on every replica.
+
+    Call it in a replica context, on every replica. Without slices it adds no operation.
+
+    Args:
+        gradients: gradients of any type.
+        measure: returns a scalar of the elements of a tensor, which of more elements is the sum; zeros
+            add nothing.
+    """
+    result = list(gradients)
+    places = [i for i, each in enumerate(gradients) if isinstance(each, Slice)]
+    if places:
+        own = [measure(result[i].values[: result[i].body]) for i in places]
+        # One dtype, so that one all-reduce sends all of them.
+        widest = max((each.dtype for each in own), key=lambda dtype: dtype.size)
+        own = tf.stack([tf.cast(each, widest) for each in own])
+        context = tf.distribute.get_replica_context()
+        sums = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stop_gradient(own))
+        for i, total in zip(places, tf.unstack(sums), strict=True):
+            # Every replica has the rest, which a sum over the replicas would count several times.
+            rest = measure(result[i].values[result[i].body :])
+            result[i] = total + tf.cast(rest, widest)
+    return result
+
+
+def total(gradients: Sequence[Any], measure: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+    """Returns the sum of a measure over gradients, which are tensors or slices."""
+    replaced = zip(gradients, replace_slices(gradients, measure), strict=True)
+    return tf.add_n([new if isinstance(old, Slice) else measure(new) for old, new in replaced])
+
+
 def global_norm(gradients: Sequence[Gradient]) -> tf.Tensor:
     """Returns the square root of the sum of |element|^2, in the widest real dtype of the gradients.
 
@@ -133,18 +193,15 @@ def _replace_by_norms(gradients: Sequence[Gradient]) -> list[Gradient]:
     def square(value: tf.Tensor) -> tf.Tensor:
         return tf.add_n([tf.reduce_sum(tf.square(part)) for part in _parts(value)])
 
-    squares = zip(gradients, slices.replace(gradients, square), strict=True)
+    squares = zip(gradients, replace_slices(gradients, square), strict=True)
     return [tf.sqrt(new) if isinstance(old, Slice) else old for old, new in squares]
 
 
 def _values(gradient: tf.Tensor) -> tf.Tensor:
     if isinstance(gradient, Slice):
         return gradient
-    return (
-        gradient.values
-        if isinstance(gradient, tf.IndexedSlices)
-        else tf.convert_to_tensor(gradient)
-    )
+    values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+    return tf.convert_to_tensor(values)
 
 
 def _parts(value: tf.Tensor) -> list[tf.Tensor]:

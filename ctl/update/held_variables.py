@@ -93,10 +93,8 @@ def find_read(
 def build_again(optimizer: Optimizer, variables: Sequence[tf.Variable]) -> None:
     """Makes an optimizer that has not updated anything create its slot variables again."""
     for each in optimizers_of(optimizer):
-        rates = (
-            getattr(each, "_learning_rate", None),
-            getattr(each, "_current_learning_rate", None),
-        )
+        names = ("_learning_rate", "_current_learning_rate")
+        rates = [getattr(each, name, None) for name in names]
         kept = {id(v) for v in (each.iterations, *rates)}
         each._variables = [v for v in each._variables if id(v) in kept]
         each._built = False

@@ -147,9 +147,7 @@ class LossSpikes(tf.Module):
         self._losses = tf.Variable(
             tf.zeros([WINDOW], dtype), trainable=False, name="last_losses", aggregation=first
         )
-        self._count = tf.Variable(
-            0, dtype=tf.int64, trainable=False, name="losses_seen", aggregation=first
-        )
+        self._count = counter("losses_seen")
 
     def is_spike(self, loss: tf.Tensor) -> tf.Tensor:
         """Compares a loss and stores it if it is finite; call it once per step.

@@ -96,7 +96,7 @@ class Part:
     Attributes:
         reduce: sums the gradients in place of the all-reduce of the step. It gets this replica's
             gradients and its share of the loss, the variables, the scale of the gradients or None, and
-            the optimizer. The sums may be slices, whose type is `slices.Slice`.
+            the optimizer. The sums may be slices, whose type is `gradients.Slice`.
         evaluated: the word for the weights that `exchange` sets, if it sets any.
         restored: whether a skipped step restores the variables of `state`; False for a part that leaves
             them unchanged by itself.

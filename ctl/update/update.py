@@ -25,7 +25,6 @@ from ctl.rows import row_mask, waits
 from ctl.update import gradients, loss, reduction
 from ctl.update.gradients import Gradient
 from ctl.update.held_variables import Untrained
-from ctl.update.loss_means import LossMeans
 from ctl.update.microbatches import (
     Batch,
     Contributions,
@@ -37,14 +36,7 @@ from ctl.update.microbatches import (
     compute_by_xla,
     row_count,
 )
-from ctl.update.non_finite import (
-    LOSS,
-    SPIKE,
-    Decision,
-    LossSpikes,
-    NonFiniteRecorder,
-    counter,
-)
+from ctl.update.non_finite import LOSS, SPIKE, Decision, LossSpikes, NonFiniteRecorder, counter
 from ctl.update.part import GlobalUpdate, Part, restored_variables
 from ctl.update.plan import Plan
 from ctl.update.snapshot import Assignable, Snapshot
@@ -120,7 +112,7 @@ class Update:
         self.loss_spikes = LossSpikes(plan.options.loss_spike, dtype=plan.dtype)
         self.recorder = NonFiniteRecorder() if plan.checks_finite else None
         self._factors = plan.options.loss_weights or loss.SINGLE
-        self.losses = LossMeans(plan.options.loss_weights, plan.dtype)
+        self.losses = loss.LossMeans(plan.options.loss_weights, plan.dtype)
 
     def __call__(
         self,
@@ -224,9 +216,8 @@ class Update:
         ]
         micro_batches = contributions.micro_batches
         if factors == self._factors:
-            of_loss = dict(
-                zip(factors, applied if is_named else applied * len(factors), strict=True)
-            )
+            by_loss = applied if is_named else applied * len(factors)
+            of_loss = dict(zip(factors, by_loss, strict=True))
             self.losses.update([each.losses for each in micro_batches], of_loss)
         losses = [update.loss for update in updates]
         all_applied = tf.reduce_all(applied) if is_named else applied[0]

@@ -1,6 +1,5 @@
 """What a trainer keeps apart from the attributes of a subclass, and reads of them."""
 
-import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
@@ -9,6 +8,7 @@ import ctl
 from ctl import testing
 from ctl.built.inner_loop import loop_of
 from tests.support import reference_model
+from tests.support.checks import close
 
 # Names that ctl once used on the trainer, the present private one without its prefix, and names that a
 # subclass is likely to use.
@@ -45,8 +45,7 @@ def test_attributes_of_a_subclass_do_not_collide_with_those_of_ctl(tmp_path):
     checkpoint.read(path).assert_consumed()
     evaluation = ctl.StandardEvaluator(trainer).evaluate(tf.constant(-1))
     assert int(evaluation["examples"]) == reference_model.EXAMPLES
-    for one, other in zip(plain.model.get_weights(), trainer.model.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    close(plain.model.get_weights(), trainer.model.get_weights())
 
 
 def test_checkpoint_names_are_those_of_the_first_version():

@@ -12,6 +12,7 @@ import ctl
 from ctl import testing
 from ctl.testing import tiny
 from tests.support import reference_model
+from tests.support.checks import one_line
 
 
 def make(replicas=1, *, cls=tiny.TinyTrainer, **options):
@@ -75,9 +76,8 @@ def test_update_in_a_branch_that_depends_on_a_tensor_is_rejected_on_several_repl
             return super().replica_step(batch) * 2.0
 
     trainer = make(2, cls=Branches)
-    with pytest.raises(ctl.UsageError, match="branch or a loop that depends on a tensor") as error:
+    with one_line("branch or a loop that depends on a tensor"):
         trainer.train(tf.constant(1))
-    assert "\n" not in str(error.value)
 
 
 def test_end_of_the_training_data_names_the_step():
@@ -85,19 +85,8 @@ def test_end_of_the_training_data_names_the_step():
     dataset = tf.data.Dataset.from_tensor_slices(tiny.examples(16)).batch(8)
     trainer.train_dataset = trainer.strategy.experimental_distribute_dataset(dataset)
     message = "The training data ended after step 2: return"
-    with pytest.raises(ctl.UsageError, match=message) as error:
+    with one_line(message):
         trainer.train(tf.constant(3))
-    assert "\n" not in str(error.value)
-
-
-def test_other_errors_are_not_changed():
-    class Fails(tiny.TinyTrainer):
-        def per_example_loss(self, batch, outputs):
-            raise RuntimeError("of the user")
-
-    trainer = make(cls=Fails)
-    with pytest.raises(RuntimeError, match="of the user"):
-        trainer.train(tf.constant(1))
 
 
 @pytest.mark.slow
@@ -111,6 +100,5 @@ def test_gradient_of_a_loop_without_a_bound_is_rejected_under_xla():
 
     trainer = make(cls=Loops, xla="loop")
     message = r"pass maximum_iterations .* runtime\.xla=off"
-    with pytest.raises(ctl.UsageError, match=message) as error:
+    with one_line(message):
         trainer.train(tf.constant(1))
-    assert "\n" not in str(error.value)

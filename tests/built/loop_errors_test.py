@@ -4,10 +4,10 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-import ctl
 from ctl.built import loop_errors
 from ctl.testing import tiny
 from tests.support import one_batch
+from tests.support.checks import one_line
 
 
 def test_operation_without_a_deterministic_kernel_is_named():
@@ -44,9 +44,8 @@ class InPreprocess(tiny.TinyTrainer):
 )
 def test_replica_context_while_the_model_is_built_is_one_line(cls, place):
     message = f"{place}.* uses replica_id_in_sync_group of .* which is None while"
-    with pytest.raises(ctl.UsageError, match=message) as raised:
+    with one_line(message):
         one_batch.make(cls, 8, 2)
-    assert "\n" not in str(raised.value)
 
 
 class Unique(tiny.TinyTrainer):
@@ -56,6 +55,5 @@ class Unique(tiny.TinyTrainer):
 
 def test_operation_without_a_gradient_is_one_line():
     trainer = one_batch.make(Unique, 8, 1)
-    with pytest.raises(ctl.UsageError, match="no gradient for the operation Unique") as raised:
+    with one_line("no gradient for the operation Unique"):
         trainer.train(tf.constant(1))
-    assert "\n" not in str(raised.value)

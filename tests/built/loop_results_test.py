@@ -1,6 +1,6 @@
 """What a trainer reports of an inner loop, whose steps may be skipped.
 
-Tests of a loop without an applied step are in metrics_test.py and tests/update/part_test.py.
+Tests of a loop without an applied step are in metrics_test.py and tests/update/update_test.py.
 """
 
 import numpy as np

@@ -385,14 +385,6 @@ class Two(Regression):
         return super().per_example_loss(batch, outputs["a"])
 
 
-def test_override_chooses_one_of_several_outputs():
-    class Chosen(Two):
-        def update_metrics(self, metrics, batch, outputs, weights):
-            ctl.replica.update_metric(metrics["mse"], batch["label"], outputs["b"], weights)
-
-    assert evaluate(make(Chosen, 1, 5), 5)["mse"] == 0
-
-
 class Targets(ctl.StandardTrainer):
     """Two outputs, x and x, whose targets are 2 x and 3 x, in the elements of Keras."""
 

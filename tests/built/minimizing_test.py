@@ -10,6 +10,7 @@ import tf_keras
 import ctl
 from ctl.update import reduction
 from tests.support import one_batch
+from tests.support.checks import close
 
 RATES = {"actor": 0.25, "critic": 0.125}
 BOUND = 0.5
@@ -102,8 +103,7 @@ def make(batch, replicas, cls=ActorCritic, **options):
 def check(trainer, values, loss):
     for _ in range(2):
         result = trainer.train(tf.constant(1))
-    for actual, value in zip(weights(trainer), values, strict=True):
-        np.testing.assert_allclose(actual, value, rtol=0, atol=1e-12)
+    close(weights(trainer), values, 1e-12)
     if loss is not None:
         assert float(result["loss"]) == pytest.approx(loss, abs=1e-12)
 
@@ -217,7 +217,6 @@ class Own:
 @pytest.mark.parametrize(
     ("batch", "replicas", "options"),
     [
-        (8, 1, {}),
         (8, 2, {"micro_batches": 2}),
         pytest.param(5, 2, {"outputs": True}, marks=pytest.mark.slow),
         (5, 4, {"on_non_finite": "ignore"}),
@@ -236,13 +235,11 @@ def test_a_step_with_several_optimizers_resumes_and_trains_as_a_plain_loop(
     second.checkpoints.all_restore_latest()
     second.checkpoints.save()  # the slot variables exist before the first step
     result = second.train(30)
-    for actual, value in zip(weights(second), values, strict=True):
-        np.testing.assert_allclose(actual, value, rtol=0, atol=1e-10)
+    close(weights(second), values, 1e-10)
     losses = result.losses["actor"] + 10 * result.losses["critic"]
     assert float(losses) == pytest.approx(loss, abs=1e-10)
     with second.step.averaged_weights():
-        for actual, value in zip(weights(second), averages, strict=True):
-            np.testing.assert_allclose(actual, value, rtol=0, atol=1e-10)
+        close(weights(second), averages, 1e-10)
 
 
 def test_each_update_of_a_step_is_skipped_and_wanted_by_itself(tmp_path):
@@ -257,8 +254,7 @@ def test_each_update_of_a_step_is_skipped_and_wanted_by_itself(tmp_path):
         result = own.train(count)
         assert bool(result.applied) == (count == 2)
     values, _ = expected_from(start, 5, 6, applies)
-    for actual, value in zip(weights(own), values, strict=True):
-        np.testing.assert_allclose(actual, value, rtol=0, atol=1e-12)
+    close(weights(own), values, 1e-12)
     assert own.step.skipped_steps == 1
     results = own.step.results()
     assert np.isfinite([results["loss"], results["actor_loss"], results["critic_loss"]]).all()
@@ -280,8 +276,7 @@ def test_conditions_inside_of_a_function_and_of_strategy_run(tmp_path):
     finally:
         tf_keras.backend.set_floatx("float32")
     values, _ = expected_from(start, 5, 2, lambda name, step: name == "critic")
-    for actual, value in zip(weights(own), values, strict=True):
-        np.testing.assert_allclose(actual, value, rtol=0, atol=1e-12)
+    close(weights(own), values, 1e-12)
 
 
 def test_losses_of_a_step_with_several_optimizers_are_compared(tmp_path, caplog):

@@ -7,7 +7,6 @@ import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.built import observers
 from ctl.checks.row_coupling import RowCoupling
 
 
@@ -73,11 +72,3 @@ def test_check_that_fails_is_one_line_and_the_step_trains(monkeypatch, caplog):
     (line,) = [each for each in caplog.messages if "cannot check" in each]
     assert "ValueError: zip() argument 2 is longer than argument 1" in line
     assert "\n" not in line
-
-
-def test_mistake_that_a_check_finds_is_raised():
-    def search():
-        raise ctl.UsageError("combines rows")
-
-    with pytest.raises(ctl.UsageError, match="combines rows"):
-        observers.checked(search)

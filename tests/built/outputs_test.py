@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import ctl
 from ctl.built.outputs import concatenate
+from tests.support.checks import one_line
 
 ROWS = tf.reshape(tf.range(10), [5, 2])
 Named = collections.namedtuple("Named", "logits attentions")
@@ -54,13 +54,9 @@ def test_scalar_has_one_entry_per_micro_batch_if_there_are_several():
         ),
         (lambda rows: rows[0], r"^forward \(model.py:3\) returned shape \(2,\) for outputs, but"),
         (lambda rows: {"b": rows, "a": object()}, r"returned an object for outputs\['a'\], but"),
-        (
-            lambda rows: (rows, None if len(rows) == 2 else rows),
-            r"returned None for outputs\[1\], but",
-        ),
+        (lambda rows: (rows, None if len(rows) == 2 else rows), r"returned None for outputs\[1\]"),
     ],
 )
 def test_output_without_rows_is_rejected_by_its_place(function, message):
-    with pytest.raises(ctl.UsageError, match=message) as error:
+    with one_line(message):
         put(function)
-    assert "\n" not in str(error.value)

@@ -12,6 +12,7 @@ import tf_keras
 import ctl
 from ctl.errors import UsageError
 from tests.support import one_batch
+from tests.support.checks import close
 
 X = np.random.RandomState(0).randn(16, 3)
 EXAMPLES = {"x": X, "label": X.sum(axis=1, keepdims=True) ** 2}
@@ -67,10 +68,7 @@ def make_step(optimizer=None):
             lambda owner: setattr(owner, "options", dataclasses.replace(owner.options, seed=7)),
             "options was replaced after the step was built",
         ),
-        (
-            lambda owner: setattr(owner, "global_batch_size", 4),
-            r"global_batch_size was (8|16) when",
-        ),
+        (lambda owner: setattr(owner, "global_batch_size", 4), r"global_batch_size was (8|16)"),
         (
             lambda owner: setattr(owner.optimizer, "learning_rate", SCHEDULE),
             "learning_rate of the optimizer was set to a schedule",
@@ -164,8 +162,7 @@ def test_another_attribute_of_a_layer_is_used_from_the_next_step_on(make, name, 
     before = owner.model.get_weights()
     setattr(owner.model.layers[0], name, tf.zeros_like if name == "activation" else 0.0)
     step()
-    for one, two in zip(before, owner.model.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, two)
+    close(before, owner.model.get_weights())
 
 
 class Scaled(Trainer):
@@ -277,16 +274,17 @@ def test_second_optimizer_of_keras_3_is_converted_as_the_first(tmp_path):
     np.testing.assert_allclose(*weights, rtol=0, atol=1e-8)  # a rate of float32
 
 
-def regularized(library):
-    dense = library.layers.Dense(
-        1,
-        kernel_regularizer=library.regularizers.L2(0.01),
-        dtype="float64",
-    )
+def make_regularized(library):
+    """A layer with a penalty, and a step that returns its loss and changes nothing."""
+    penalty = library.regularizers.L2(0.01)
+    dense = library.layers.Dense(1, kernel_regularizer=penalty, dtype="float64")
     model = library.Sequential([dense])
     model.build((None, 3))
     model.set_weights([np.ones([3, 1]), np.zeros(1)])
-    return model
+    optimizer = tf_keras.optimizers.SGD(0.0)
+    step = ctl.Step(model, optimizer, squares, global_batch_size=16, precision="float64")
+    batch = {name: tf.constant(values) for name, values in EXAMPLES.items()}
+    return dense, lambda: float(step(batch).loss)
 
 
 def set_number(layer):
@@ -311,22 +309,16 @@ def set_of_variable(layer):
     ],
 )
 def test_regularizer_that_is_changed_after_a_step_is_used(library, change):
-    model = regularized(library)
-    optimizer = tf_keras.optimizers.SGD(0.0)
-    step = ctl.Step(model, optimizer, squares, global_batch_size=16, precision="float64")
-    batch = {name: tf.constant(values) for name, values in EXAMPLES.items()}
-    before = float(step(batch).loss)
-    change(model.layers[-1])
-    assert float(step(batch).loss) > before + 0.1
+    layer, step = make_regularized(library)
+    before = step()
+    change(layer)
+    assert step() > before + 0.1
 
 
 @pytest.mark.parametrize("library", [tf_keras, keras])
 def test_regularizer_that_is_replaced_after_a_step_has_no_effect_in_keras(library):
-    model = regularized(library)
-    optimizer = tf_keras.optimizers.SGD(0.0)
-    step = ctl.Step(model, optimizer, squares, global_batch_size=16, precision="float64")
-    batch = {name: tf.constant(values) for name, values in EXAMPLES.items()}
-    step(batch)
-    model.layers[-1].kernel_regularizer = library.regularizers.L2(0.5)
+    layer, step = make_regularized(library)
+    step()
+    layer.kernel_regularizer = library.regularizers.L2(0.5)
     with pytest.raises(UsageError, match=r"^kernel_regularizer of a layer was replaced .*l2"):
-        step(batch)
+        step()

@@ -60,6 +60,12 @@ class FromOwnArrays(reference_model.ReferenceTrainer):
     data_factory = staticmethod(lambda split: OwnArrays(reference_model.examples()))
 
 
+class Named(reference_model.ReferenceTrainer):
+    data_factory = staticmethod(
+        lambda split: ctl.data.arrays({**reference_model.examples(2), "name": ["a", "b"]})
+    )
+
+
 def test_unsupported_steps_strategies_and_data_are_rejected():
     class OwnStep(reference_model.ReferenceTrainer):
         def train_step(self, iterator):
@@ -71,6 +77,7 @@ def test_unsupported_steps_strategies_and_data_are_rejected():
         ({"cls": OwnStep}, "does not call your train_step"),
         ({"replicas": 2}, "supports on several GPUs"),
         ({"placement": "device", "xla": "off"}, "requires xla=loop"),
+        ({"cls": Named}, "XLA does not support strings"),
         ({"cls": FromDataset, "placement": "device"}, "requires arrays"),
         ({"cls": FromOwnArrays, "placement": "device"}, "requires arrays"),
         (
@@ -86,19 +93,6 @@ def test_unsupported_steps_strategies_and_data_are_rejected():
         reference_model.make_trainer(mirrored, 7, xla="loop")
     with pytest.raises(ctl.UsageError, match=r"runtime\.xla=step .*train_dataset"):
         make(xla="loop").train_dataset = examples
-
-
-def test_strings_are_rejected_before_anything_is_compiled():
-    class Named(reference_model.ReferenceTrainer):
-        data_factory = staticmethod(
-            lambda split: ctl.data.arrays(
-                {**reference_model.examples(), "name": ["a"] * reference_model.EXAMPLES}
-            )
-        )
-
-    with pytest.raises(ctl.UsageError, match="XLA does not support strings"):
-        make(cls=Named, xla="loop")
-    make(cls=Named)
 
 
 def make_loop(most):

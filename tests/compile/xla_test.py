@@ -6,20 +6,16 @@ from ctl.compile import xla
 from tests.update import combinations
 
 
-@pytest.mark.parametrize("sync", [False, True])
-@pytest.mark.parametrize("shards", [False, True])
+# Batch normalization of the global batch and shards are rejected together, in every mode.
+@pytest.mark.parametrize(("sync", "shards"), [(False, 0), (True, 0), (False, 4)])
 @pytest.mark.parametrize("gpu", [False, True])
 @pytest.mark.parametrize("replicas", [1, 4])
 @pytest.mark.parametrize("chunks", [False, True])
 def test_auto_never_chooses_a_mode_that_is_rejected(sync, shards, gpu, replicas, chunks):
-    if sync and shards:
-        return  # rejected for every mode
-    mode, reason = xla.choose(
-        "auto", gpu=gpu, replicas=replicas, sync_batch_norm=sync, shards=shards, chunks=chunks
-    )
+    options = {"replicas": replicas, "sync_batch_norm": sync}
+    mode, reason = xla.choose("auto", gpu=gpu, shards=bool(shards), chunks=chunks, **options)
     assert reason.startswith("auto: ")
-    shards = 4 if shards else 0
-    combinations.Choice(replicas=replicas, xla=mode, sync_batch_norm=sync, shards=shards).check()
+    combinations.Choice(xla=mode, shards=shards, **options).check()
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_numbers_of_a_replica_are_its_slice_of_those_of_the_global_batch(name):
     assert len({row.tobytes() for row in expected}) > 1, "equal rows show nothing"
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", ["dropout", "gaussian noise", "alpha dropout"])
 def test_numbers_depend_on_step_and_seed_alone(name):
     model = model_of(LAYERS[name])
     first, second = outputs(model, 0, ROWS, step=1), outputs(model, 0, ROWS, step=2)

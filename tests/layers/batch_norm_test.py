@@ -9,6 +9,7 @@ import ctl
 from ctl import testing
 from ctl.layers.batch_norm import SyncBatchNormalization, convert_sync_batch_norm
 from ctl.replica import examples
+from tests.support.checks import close, one_line
 
 EPSILON, MOMENTUM = 1e-3, 0.9
 KINDS = {  # shape of an example, arguments
@@ -193,8 +194,7 @@ def test_global_batch_without_rows_changes_nothing(empty):
     for value in tf.nest.flatten(tf.function(lambda: where.run(replica_step))()):
         for y in where.experimental_local_results(value):
             assert np.isfinite(y).all()
-    for one, other in zip(before, layer.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    close(before, layer.get_weights())
 
 
 class Masked:
@@ -340,8 +340,7 @@ def test_conversion_keeps_weights_outputs_and_derived_classes():
     assert convert_sync_batch_norm(model) == ["a", "b", "c"]
     assert convert_sync_batch_norm(model) == []
     assert names == [v.name for v in model.variables]
-    for one, other in zip(weights, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    close(weights, model.get_weights())
     np.testing.assert_array_equal(model(x), outputs)
     derived = type("Derived", (tf_keras.layers.BatchNormalization,), {})
     unbuilt = tf_keras.Sequential([tf_keras.layers.BatchNormalization(name="d"), derived()])
@@ -364,9 +363,8 @@ def test_conversion_keeps_weights_outputs_and_derived_classes():
     ],
 )
 def test_unsupported_arguments_are_rejected(arguments, message):
-    with pytest.raises(ctl.UsageError, match=message) as error:
+    with one_line(message):
         SyncBatchNormalization(**arguments)
-    assert "\n" not in str(error.value)
 
 
 def test_unsupported_uses_are_rejected():

@@ -12,6 +12,7 @@ from ctl.errors import UsageError
 from ctl.layers import recompute as module
 from ctl.rows import row_mask
 from tests.support import one_batch
+from tests.support.checks import one_line
 from tests.support.optimized_graph import optimized_nodes
 
 L = tf_keras.layers
@@ -262,19 +263,15 @@ def draw(x):
     [
         (assign, "Function assign in ctl.recompute assigns a variable, which would happen twice"),
         (Moving(name="m"), "Layer m in ctl.recompute reads a variable that it has assigned before"),
-        (
-            Codebook(name="c"),
-            "Layer c in ctl.recompute reads a variable that it has assigned before",
-        ),
+        (Codebook(name="c"), "Layer c in ctl.recompute reads a variable that it has assigned"),
         (draw, r"Function draw in ctl.recompute draws random numbers \(RandomStandardNormal\)"),
     ],
 )
 def test_what_cannot_be_repeated_is_rejected(function, message):
     kernel = tf.Variable(tf.ones([3, 3]))
     again = ctl.recompute(function)
-    with pytest.raises(UsageError, match=message) as error:
+    with one_line(message):
         gradients(lambda x: again(x @ kernel), kernel)(tf.ones([4, 3]))
-    assert "\n" not in str(error.value)
 
 
 def residual_model():

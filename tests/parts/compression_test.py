@@ -1,6 +1,6 @@
 """The compressed update depends on the batches and the kept errors alone, and survives kills.
 
-See docs/step.md, section 16. tests/update/part_test.py skips steps.
+See docs/step.md, section 16. tests/update/update_test.py skips steps.
 """
 
 import types

@@ -9,7 +9,6 @@ import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.update.gradients import global_norm
 from tests.support import faulty_trainers, reference_model
 
 RATE = 0.1
@@ -63,11 +62,6 @@ def test_norms_are_those_of_the_global_batch(batch, replicas, options):
         # So few rows do not have all six tokens in each step.
         assert 0 < zeros < 1 and float(outputs["gradient_zero_share"]) == pytest.approx(zeros)
         assert float(outputs["gradient_non_finite_share"]) == 0
-
-
-def test_rows_of_a_sparse_gradient_are_summed_first():
-    sparse = tf.IndexedSlices(tf.constant([[3.0], [1.0], [0.0]]), tf.constant([2, 2, 0]), [4, 1])
-    assert float(global_norm([sparse, None, tf.constant([3.0])])) == 5.0
 
 
 def test_norms_are_rejected_if_the_step_never_calls_minimize():

@@ -223,10 +223,7 @@ def returns(value):
         ({"build_parts": lambda self: Noise()}, {}, "is or has .*Noise: give a list"),
         ({"build_parts": lambda self: [Noise(), Noise()]}, {}, "Noise has a state named 'noise'"),
         ({"build_parts": lambda self: [PART]}, {}, "Noise is a part of another step"),
-        (
-            returns(lambda g: g), {"shard_state": "gradients"},
-            "complete gradients, which no replica has with optimizer",
-        ),
+        (returns(lambda g: g), {"shard_state": "gradients"}, "complete gradients, which no"),
         (
             {**returns(lambda g: g), "replica_step": lambda s, b: tf.constant(0.0, tf.float64)}, {},
             "transform_gradients has no effect, because the step never calls self.minimize",

@@ -14,9 +14,10 @@ from ctl.graphs import dataflow
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.parts.replica_values import SliceLayout
 from ctl.rows import packs
-from ctl.update import gradients, slices
-from ctl.update.slices import Slice
+from ctl.update import gradients
+from ctl.update.gradients import Slice
 from tests.parts import sharded_optimizer_test as sharded
+from tests.support.checks import close
 
 OPTIMIZERS = sharded.OPTIMIZERS
 STEPS = 6
@@ -48,8 +49,7 @@ def arrays(trainer):
 
 
 def check_equal(first, second, atol=1e-12):
-    for one, other in zip(arrays(first), arrays(second), strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=atol)
+    close(arrays(first), arrays(second), atol)
 
 
 @pytest.mark.parametrize(
@@ -145,8 +145,7 @@ def train_in_a_process():
 def test_two_processes_train_as_one_replica():
     one, _ = train(1, False, **CLIP)
     for process in testing.run_workers(train_in_a_process):
-        for value, expected in zip(process, arrays(one), strict=True):
-            np.testing.assert_allclose(value, expected, rtol=0, atol=1e-12)
+        close(process, arrays(one), 1e-12)
 
 
 class TwoOptimizers(sharded.Trainer):
@@ -196,7 +195,7 @@ def test_an_element_that_is_not_finite_is_found_on_every_replica_by_its_gradient
                 Slice(layout.cut(tf.constant(v), replica), layout.body) for v in (value, value)
             ]
             split[0] = split[0].map(tf.zeros_like)
-            counted = slices.total([*split, value], tf.math.count_nonzero)
+            counted = gradients.total([*split, value], tf.math.count_nonzero)
             return gradients.find_non_finite([None, *split], tf.constant(1.0)), counted
 
         return strategy.run(check)

@@ -16,80 +16,43 @@ BROKEN = {
     "data.placement=device requires runtime.xla=loop": Choice(placement="device", xla="step"),
     "runtime.loss_scale has no effect without": Choice(loss_scale=8.0),
     "train.loss_spike has no effect with": Choice(loss_spike=3.0, on_non_finite="ignore"),
-    "runtime.all_reduce.compression and runtime.all_reduce.dtype both": Choice(
-        compression="float16", reduce_dtype="bfloat16"
-    ),
-    "runtime.all_reduce.compression would undo": Choice(
-        compression="float16", precision="float64"
-    ),
-    "runtime.logical_shards keeps every bit of the gradients, and runtime.all_reduce.compression":
-        Choice(compression="float16", shards=4),
+    "runtime.all_reduce.compression and": Choice(compression="float16", reduce_dtype="bfloat16"),
+    "runtime.all_reduce.compression would undo": Choice(compression="float16", precision="float64"),
+    "runtime.logical_shards keeps every bit of the": Choice(compression="float16", shards=4),
     "runtime.all_reduce.bucket_mib reduces gradients during the backward pass, and runtime":
         Choice(compression="float16", bucket_mib=1.0),
-    "runtime.all_reduce.bucket_mib reduces gradients during the backward pass, and a program": Choice(
-        bucket_mib=1.0, xla="gradients", replicas=2
-    ),
-    "runtime.precision=float16 requires a loss scale": Choice(
-        precision="float16", strategy="central_storage"
-    ),
-    "runtime.precision=float64 is not supported by TPUs": Choice(
-        precision="float64", strategy="tpu"
-    ),
-    "runtime.xla=gradients compiles code that reads variables": Choice(
-        xla="gradients", strategy="central_storage"
-    ),
-    "runtime.xla=loop and step compile the update, which": Choice(
-        xla="loop", strategy="parameter_server"
-    ),
+    "runtime.all_reduce.bucket_mib reduces gradients during the backward pass, and a program":
+        Choice(bucket_mib=1.0, xla="gradients", replicas=2),
+    "runtime.precision=float16 requires a": Choice(precision="float16", strategy="central_storage"),
+    "runtime.precision=float64 is not supported by": Choice(precision="float64", strategy="tpu"),
+    "runtime.xla=gradients compiles code that": Choice(xla="gradients", strategy="central_storage"),
+    "runtime.xla=loop and step compile the update, which":
+        Choice(xla="loop", strategy="parameter_server"),
     "runtime.xla=loop and step compile the complete step": Choice(xla="step", string_features=True),
-    "Synchronized batch normalization and runtime.logical_shards": Choice(
-        shards=4, strategy="parameter_server"
-    ),
-    "train.on_non_finite=skip and rollback and train.loss_spike": Choice(
-        on_non_finite="rollback", strategy="parameter_server"
-    ),
-    "train.on_non_finite=skip applies the update conditionally": Choice(
-        on_non_finite="skip", strategy="tpu"
-    ),
-    "optimizer.shard_state splits the slot variables": Choice(
-        shard_state=True, strategy="central_storage"
-    ),
-    "optimizer.shard_state=gradients, runtime.all_reduce.compression and": Choice(
-        shard_state="gradients", compression="float16"
-    ),
-    "summaries.histogram_interval writes complete gradients": Choice(
-        shard_state="gradients", histogram_interval=10
-    ),
-    "build_parts and transform_gradients get complete": Choice(
-        own_parts=True, shard_state="gradients"
-    ),
-    "build_parts and transform_gradients change": Choice(
-        own_parts=True, strategy="parameter_server"
-    ),
-    "runtime.all_reduce.dtype is the dtype of a reduction": Choice(
-        reduce_dtype="bfloat16", strategy="parameter_server"
-    ),
-    "runtime.all_reduce.dtype=bfloat16 is not supported by TensorFlow's all-reduce between": Choice(
-        reduce_dtype="bfloat16", cpu_collectives=True
-    ),
-    "runtime.all_reduce.compression keeps errors on each replica": Choice(
-        compression="float16", strategy="central_storage"
-    ),
+    "Synchronized batch normalization and": Choice(shards=4, strategy="parameter_server"),
+    "train.on_non_finite=skip and": Choice(on_non_finite="rollback", strategy="parameter_server"),
+    "train.on_non_finite=skip applies the update": Choice(on_non_finite="skip", strategy="tpu"),
+    "optimizer.shard_state splits the slot": Choice(shard_state=True, strategy="central_storage"),
+    "optimizer.shard_state=gradients, runtime.all_reduce.compression and":
+        Choice(shard_state="gradients", compression="float16"),
+    "summaries.histogram_interval writes": Choice(shard_state="gradients", histogram_interval=10),
+    "build_parts and transform_gradients get": Choice(own_parts=True, shard_state="gradients"),
+    "build_parts and transform_gradients change":
+        Choice(own_parts=True, strategy="parameter_server"),
+    "runtime.all_reduce.dtype is the": Choice(reduce_dtype="bfloat16", strategy="parameter_server"),
+    "runtime.all_reduce.dtype=bfloat16 is": Choice(reduce_dtype="bfloat16", cpu_collectives=True),
+    "runtime.all_reduce.compression keeps errors on each replica":
+        Choice(compression="float16", strategy="central_storage"),
     "runtime.all_reduce.compression=bfloat16 is not supported by TensorFlow's all-reduce between":
         Choice(compression="bfloat16", cpu_collectives=True),
     "runtime.xla=loop and step compile complete steps": Choice(xla="step", replicas=2),
-    "runtime.xla=loop and step compile the update, and optimizer.shard_state": Choice(
-        xla="loop", replicas=2, shard_state=True, compiles_collectives=True
-    ),
-    "runtime.xla=loop and step compile the reductions": Choice(
-        xla="loop", replicas=2, reduce_dtype="bfloat16", compiles_collectives=True
-    ),
-    "runtime.xla=loop and step compile the selection": Choice(
-        xla="loop", replicas=8, batch=7, rows_per_replica=1, compiles_collectives=True
-    ),
-    "runtime.xla=gradients compiles the model": Choice(
-        xla="gradients", sync_batch_norm=True, replicas=2
-    ),
+    "runtime.xla=loop and step compile the update, and optimizer.shard_state":
+        Choice(xla="loop", replicas=2, shard_state=True, compiles_collectives=True),
+    "runtime.xla=loop and step compile the reductions":
+        Choice(xla="loop", replicas=2, reduce_dtype="bfloat16", compiles_collectives=True),
+    "runtime.xla=loop and step compile the selection":
+        Choice(xla="loop", replicas=8, batch=7, rows_per_replica=1, compiles_collectives=True),
+    "runtime.xla=gradients compiles the": Choice(xla="gradients", sync_batch_norm=True, replicas=2),
     "optimizer.micro_batches is larger than the per-replica batch "
     "(micro_batches=5, rows_per_replica=4)": Choice(micro_batches=5, rows_per_replica=4),
     "optimizer.micro_batches splits": Choice(sync_batch_norm=True, micro_batches=2),
@@ -101,10 +64,9 @@ BROKEN = {
     "runtime.logical_shards sums gradients": Choice(shards=4, sync_batch_norm=True),
     "runtime.logical_shards already computes": Choice(shards=4, micro_batches=2),
     "runtime.logical_shards requires the same computation": Choice(shards=4, xla="autocluster"),
-    "runtime.logical_shards keeps every bit": Choice(shards=4, reduce_dtype="bfloat16"),
-    "runtime.all_reduce.dtype=bfloat16 would undo": Choice(
-        reduce_dtype="bfloat16", precision="float64"
-    ),
+    "runtime.logical_shards keeps every bit":
+        Choice(shards=4, reduce_dtype="bfloat16"),
+    "runtime.all_reduce.dtype=bfloat16 would": Choice(reduce_dtype="bfloat16", precision="float64"),
     "optimizer.ema_decay averages complete variables": Choice(ema_decay=0.9, shard_mib=1.0),
 }  # fmt: skip
 
@@ -171,11 +133,3 @@ def test_check_of_options_needs_neither_model_nor_hardware():
 def test_axes_are_the_values_of_the_options():
     assert set(combinations.AXES["precision"]) == set(precision.PRECISIONS)
     assert {*combinations.AXES["xla"], "auto"} == set(config.XLA_MODES)
-
-
-def test_rule_is_checked_once_all_that_it_reads_is_known():
-    values = {"runtime.logical_shards": 4, "optimizer.micro_batches": 1}
-    keys.check_rules(values)
-    keys.check_rules(values, replicas=2)
-    with pytest.raises(UsageError, match=r"\(shards=4, replicas=3\)"):
-        keys.check_rules(values, replicas=3)

@@ -120,10 +120,7 @@ def test_a_step_of_ones_own_loop_and_its_evaluation_have_it_too(kind):
     ("denominator", "message"),
     [
         (lambda rows: tf.reduce_sum(rows["positive"]), r"^denominator has shape \(\), but must be"),
-        (
-            lambda rows: "mean",
-            '^denominator is \'mean\', but must be "weights", "batch", "none" or',
-        ),
+        (lambda rows: "mean", '^denominator is \'mean\', but must be "weights", "batch", "none"'),
         (lambda rows: {"box": "batch"}, "^denominator names box, but the losses are one without a"),
         (lambda rows: POSITIVES(rows) / tf.reduce_max(POSITIVES(rows)), "same replica"),
     ],

@@ -158,11 +158,7 @@ def test_a_step_of_ones_own_loop_has_the_same_losses():
     [
         ({}, losses, r"the losses kind, series, but loss_weights names none: set .*\(kind=1.0"),
         ({"kind": 1.0}, losses, "losses kind, series, but loss_weights names kind:"),
-        (
-            FACTORS,
-            lambda *x: losses(*x)["kind"],
-            "one loss, but .* names kind, series: return a dict",
-        ),
+        (FACTORS, lambda *x: losses(*x)["kind"], "one loss, but .* names kind, series: return a"),
     ],
 )
 def test_losses_must_have_the_names_of_the_config(loss_weights, returned, message):

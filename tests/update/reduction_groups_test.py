@@ -15,6 +15,7 @@ import tf_keras
 from ctl.rows import packs
 from ctl.update import reduction
 from tests.support import optimized_graph, reference_model
+from tests.support.checks import close
 
 _GROUP_KEYS = itertools.count(1_000_000, 1000)  # other strategies of this process begin at 1
 LAYERS, WIDTH = 4, 8
@@ -153,5 +154,4 @@ def test_fifty_steps_in_packs_are_those_of_one_replica():
     np.testing.assert_allclose(grouped, losses, rtol=0, atol=1e-10)
     assert len(replicas) == 4
     for weights in replicas:
-        for value, target in zip(weights, expected, strict=True):
-            np.testing.assert_allclose(value, target, rtol=0, atol=1e-10)
+        close(weights, expected, 1e-10)
