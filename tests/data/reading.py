@@ -58,6 +58,17 @@ def read_steps(streams, layout, steps):
     ]
 
 
+def read_batches(data, batch, steps, *, start=0, seed=3):
+    """The batches of training steps on one replica."""
+    stream = kind_of(data).training(Layout(batch, 1), seed=seed, start=start)
+    return [step[0].batch for step in read_steps([stream], Layout(batch, 1), steps)]
+
+
+def read_rows(data, name, batch, steps, **options):
+    """The values of one feature in training steps on one replica."""
+    return np.concatenate([b[name] for b in read_batches(data, batch, steps, **options)])
+
+
 def real_ids(step):
     """The ids of the rows that are not padding, in the order of the replicas."""
     masks = [np.ones(len(b["id"])) if m is None else m.numpy() for b, m in step]
