@@ -35,6 +35,11 @@ def read_all(source):
     return source.gather(tf.range(len(source), dtype=tf.int64))
 
 
+def lists(source):
+    """All examples of a source, in order, as lists."""
+    return {name: value.numpy().tolist() for name, value in read_all(source).items()}
+
+
 def numbers(count):
     """A dataset of examples {"id": 0}, {"id": 1}, ..., not shuffled."""
     return tf.data.Dataset.range(count).map(lambda i: {"id": i})
