@@ -83,7 +83,7 @@ def explain(
     """
     if isinstance(error, tf.errors.DataLossError):
         raise UsageError(
-            f"The {kind} data is corrupt ({_describe_corruption(error)}): write the file again."
+            f"The {kind} data is corrupt ({describe_corruption(error)}): write the file again."
         ) from None
     own = _OWN_ERROR.search(error.message)
     if isinstance(error, tf.errors.UnknownError):
@@ -156,7 +156,7 @@ def _find_feature(spec: Mapping[str, Any], component: str | None) -> str:
     return " or ".join(variable)
 
 
-def _describe_corruption(error: tf.errors.DataLossError) -> str:
+def describe_corruption(error: tf.errors.DataLossError) -> str:
     """Extracts what is corrupt from TensorFlow's message, which is mostly a stack trace."""
     match = re.search(r"(corrupted|truncated) record at \d+", error.message)
     return match[0] if match else error.message.strip().splitlines()[-1]

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import ctl
 from ctl.data import distribution
+from ctl.data.data_errors import report_data_errors
 from ctl.data.kinds import kind_of
 from ctl.data.layout import Layout
 
@@ -72,6 +73,12 @@ def read_batches(data, batch, steps, *, start=0, seed=3):
 def read_rows(data, name, batch, steps, **options):
     """The values of one feature in training steps on one replica."""
     return np.concatenate([b[name] for b in read_batches(data, batch, steps, **options)])
+
+
+def read_epoch(source):
+    """The ids of an epoch, without an incomplete batch, with errors as in a run."""
+    with report_data_errors("training", dict):
+        return read_rows(source, "id", 5, len(source) // 5).tolist()
 
 
 def real_ids(step):
