@@ -58,33 +58,26 @@ def test_durations_of_the_optimizer_of_a_group_are_resolved():
 
 
 def test_every_key_with_a_duration_is_resolved():
-    config = resolve(
-        train=dict(
-            steps="10 epochs",
-            steps_per_loop="640 examples",
-            checkpoint_interval="2 epochs",
-            checkpoint_keep_every="4 epochs",
-            summary_interval="3 epochs",
-        ),
-        eval=dict(interval="1 epoch"),
-        optimizer=dict(
-            warmup_steps="1 epoch",
-            decay_steps="8 epochs",
-            schedule_arguments=dict(boundaries=["30 epochs", 1000, "64000 examples"]),
-        ),
-    )
-    assert config.optimizer.schedule_arguments.boundaries == [469, 1000, 1000]
-    values = {key: overrides.flatten(config)[key] for key in durations.ACCEPTS_TIME}
-    assert values == {
-        "train.steps": 157,
-        "train.steps_per_loop": 10,
-        "train.checkpoint_interval": 32,
-        "train.checkpoint_keep_every": 64,  # 62.5, as a multiple of the checkpoint interval
-        "train.summary_interval": 47,
-        "optimizer.warmup_steps": 16,
-        "optimizer.decay_steps": 125,
-        "eval.interval": 16,
+    texts = {
+        "train.steps": ("10 epochs", 157),
+        "train.steps_per_loop": ("640 examples", 10),
+        "train.checkpoint_interval": ("2 epochs", 32),
+        # 62.5, as a multiple of the checkpoint interval
+        "train.checkpoint_keep_every": ("4 epochs", 64),
+        "train.summary_interval": ("3 epochs", 47),
+        "optimizer.warmup_steps": ("1 epoch", 16),
+        "optimizer.decay_steps": ("8 epochs", 125),
+        "eval.interval": ("1 epoch", 16),
     }
+    boundaries = dict(boundaries=["30 epochs", 1000, "64000 examples"])
+    config = ctl.config(optimizer=dict(schedule_arguments=boundaries))
+    config.data.global_batch_size = 64
+    for key, (text, _) in texts.items():
+        overrides.change(config, key, text)
+    resolved = durations.resolve(config, examples_per_epoch=1000)
+    assert resolved.optimizer.schedule_arguments.boundaries == [469, 1000, 1000]
+    values = overrides.flatten(resolved)
+    assert {key: (texts[key][0], values[key]) for key in durations.ACCEPTS_TIME} == texts
 
 
 def test_a_time_as_an_interval_stays_a_time():

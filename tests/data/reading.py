@@ -81,10 +81,10 @@ def read_epoch(source):
         return read_rows(source, "id", 5, len(source) // 5).tolist()
 
 
-def real_ids(step):
-    """The ids of the rows that are not padding, in the order of the replicas."""
-    masks = [np.ones(len(b["id"])) if m is None else m.numpy() for b, m in step]
-    return [i for (b, _), mask in zip(step, masks, strict=True) for i in b["id"].numpy()[mask == 1]]
+def real_ids(step, name="id"):
+    """The ids of the rows that are not padding, or another feature, in the order of the replicas."""
+    real = [b[name] if mask is None else b[name][mask == 1] for b, mask in step]
+    return [row for rows in real for row in rows.numpy()]
 
 
 def check_rows_and_padding(step, layout, size):
