@@ -152,9 +152,8 @@ class Rule:
             value = values[match[1]]
             return repr(value) if match[2] else str(value)
 
-        return re.sub(
-            r"\{([\w.]+)(!r)?\}", show, ": ".join(filter(None, (self.reason, self.fix))) + "."
-        )
+        text = f"{self.reason}: {self.fix}." if self.fix else f"{self.reason}."
+        return re.sub(r"\{([\w.]+)(!r)?\}", show, text)
 
 
 def check_values(keys: Mapping[str, Key], values: Values) -> None:

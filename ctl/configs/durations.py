@@ -54,13 +54,12 @@ def seconds(text: str) -> float:
     Raises:
         UsageError: the text is not a time.
     """
-    match = _PATTERN.fullmatch(text.strip())
-    unit = match[2].lower().removesuffix("s") if match else ""
-    if not match or unit not in _SECONDS or not fractions.Fraction(match[1].replace("_", "")):
+    amount, unit = _split(text)
+    if unit not in _SECONDS or not amount:
         raise UsageError(
             f'{LIMIT} is {text!r}, but must be a time, such as "8 hours", "90 minutes" or "30 seconds".'
         )
-    return float(fractions.Fraction(match[1].replace("_", "")) * _SECONDS[unit])
+    return float(amount * _SECONDS[unit])
 
 
 def has_unit(key: str, value: Any) -> bool:
@@ -125,14 +124,13 @@ def resolve(
     """
     result = config_dict.ConfigDict(config.to_dict())
     batch = config.data.global_batch_size
+    convert = lambda key, text: to_steps(key, text, batch, examples_per_epoch)  # noqa: E731
     for key in (*ACCEPTS_TIME, BOUNDARIES, GROUPS):
         *path, name = key.split(".")
         section = functools.reduce(operator.getitem, path, result)
         if name in section:
             with result.ignore_type():
-                section[name] = _convert(
-                    key, section[name], lambda k, text: to_steps(k, text, batch, examples_per_epoch)
-                )
+                section[name] = _convert(key, section[name], convert)
     _align_kept_checkpoints(config.train, result.train)
     return result.lock()
 
@@ -209,23 +207,29 @@ def _align_kept_checkpoints(original: Any, resolved: Any) -> None:
         resolved.checkpoint_keep_every = multiple * interval
 
 
+def _split(text: str) -> tuple[fractions.Fraction, str]:
+    """Returns a number and the word after it, without an s at its end; "" for another text."""
+    match = _PATTERN.fullmatch(text.strip())
+    if not match:
+        return fractions.Fraction(), ""
+    return fractions.Fraction(match[1].replace("_", "")), match[2].lower().removesuffix("s")
+
+
 def _parse(key: str, text: str) -> tuple[fractions.Fraction, str]:
     """Returns the amount of a duration and its unit in the singular."""
     allows_time = ACCEPTS_TIME.get(key, not key)
-    match = _PATTERN.fullmatch(text.strip())
-    unit = match[2].lower().removesuffix("s") if match else ""
-    if match and unit in _UNITS and (allows_time or unit not in _SECONDS):
-        amount = fractions.Fraction(match[1].replace("_", ""))
+    amount, unit = _split(text)
+    units = [name for name in _UNITS if allows_time or name not in _SECONDS]
+    if unit in units:
         if amount > 0:
             return amount, unit
         raise UsageError(f"{key} is {text!r}, but must be longer than 0 {unit}s.")
-    if match and unit in _SECONDS:
+    if unit in _SECONDS:
         raise UsageError(
             f"{key} is {text!r}, but its length must not depend on the speed of the machine: use "
             "steps, epochs or examples."
         )
-    units = [f"{name}s" for name in _UNITS if allows_time or name not in _SECONDS]
-    similar = closest(match[2], units) if match else ""
+    similar = closest(f"{unit}s", [f"{name}s" for name in units])
     if similar:
         raise UsageError(f"{key} is {text!r}, which has no known unit: did you mean {similar}?")
     other = "30 minutes" if allows_time else "5000000 examples"

@@ -55,21 +55,17 @@ def load_config(flag: str) -> config_dict.ConfigDict:
         except (Exception, SystemExit) as error:
             prefix = "" if isinstance(error, UsageError) else "get_config() fails: "
             raise UsageError(f"{prefix}{error_location(error, file)}") from error
+    returned = f"get_config() of {path} returned"
     if not isinstance(result, config_dict.ConfigDict):
-        raise UsageError(
-            f"get_config() of {path} returned {errors.type_name(result)}: return the result of "
-            "ctl.config(...)."
-        )
+        what = errors.type_name(result)
+        raise UsageError(f"{returned} {what}: return the result of ctl.config(...).")
     try:
         return config_dict.ConfigDict(result.to_dict()).lock()
     except config_dict.RequiredValueError:
-        raise UsageError(
-            f"get_config() of {path} returned a required_placeholder: replace it by a value."
-        ) from None
+        raise UsageError(f"{returned} a required_placeholder: replace it by a value.") from None
     except TypeError:  # a key that cannot be searched for dots
         raise UsageError(
-            f"get_config() of {path} returned a dictionary with a key that is not text, such as None: "
-            "use text."
+            f"{returned} a dictionary with a key that is not text, such as None: use text."
         ) from None
 
 
@@ -106,7 +102,9 @@ def find_trainer_file(
     """
     path = trainer.rpartition(":")[0]
     if not path.endswith(".py"):
-        _check_package(trainer, config_path, key)
+        package = path.partition(".")[0]
+        if package not in sys.modules and importlib.util.find_spec(package) is None:
+            raise _missing_module(trainer, package, config_path, key)
         return None
     candidates = _candidate_paths(path, config_path)
     for candidate in candidates:
@@ -194,14 +192,12 @@ def _load_attribute(reference: str, config_path: str, *, key: str) -> Any:
     except (Exception, SystemExit) as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{where}.".startswith(f"{missing}.") and not file:
-            raise UsageError(
-                _describe_missing_module(reference, missing, config_path, key)
-            ) from None
-        raise UsageError(_describe_import_error(error, file, key)) from error
+            raise _missing_module(reference, missing, config_path, key) from None
+        raise _import_error(error, file, key) from error
     value = getattr(module, name, None)
     if value is None:
         classes = [k for k, v in vars(module).items() if isinstance(v, type)]
-        raise UsageError(_describe_missing_class(reference, str(file or where), classes, key))
+        raise _missing_class(reference, str(file or where), classes, key)
     return value
 
 
@@ -255,9 +251,8 @@ def read_trainer_source(cls: type, *, folders: bool = False) -> str:
         cls: the trainer class.
         folders: whether to add the other Python files in the folders of these modules.
     """
-    modules = {base.__module__ for base in cls.__mro__}
     sources = []
-    for name in sorted(modules):
+    for name in sorted({base.__module__ for base in cls.__mro__}):
         if name.split(".")[0] in ("ctl", "orbit", "tensorflow", "builtins"):
             continue
         with contextlib.suppress(OSError, TypeError, KeyError):  # from a notebook, or in C
@@ -300,45 +295,37 @@ def _candidate_paths(path: str, config_path: str) -> list[pathlib.Path]:
     return [pathlib.Path(config_path).parent / path, pathlib.Path(path)]
 
 
-def _check_package(trainer: str, config_path: str, key: str) -> None:
-    """Raises UsageError if the package of a module is not installed; does not import it."""
-    top = trainer.rpartition(":")[0].partition(".")[0]
-    if top not in sys.modules and importlib.util.find_spec(top) is None:
-        raise UsageError(_describe_missing_module(trainer, top, config_path, key))
-
-
 def _check_source(file: pathlib.Path, trainer: str, key: str) -> None:
     """Raises UsageError if a file has a syntax error, or binds the name of the class nowhere."""
     name = trainer.rpartition(":")[-1]
     try:
         tree = ast.parse(file.read_bytes(), str(file))
     except (SyntaxError, ValueError) as error:
-        raise UsageError(_describe_import_error(error, file, key)) from None
+        raise _import_error(error, file, key) from None
     nodes = list(ast.walk(tree))
     classes = [n.name for n in nodes if isinstance(n, ast.ClassDef)]
-    functions = [n.name for n in nodes if isinstance(n, ast.FunctionDef)]
-    stored = [n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
-    imported = [n.asname or n.name for n in nodes if isinstance(n, ast.alias)]
-    bound = {*classes, *functions, *stored, *imported}
+    bound = {n.name for n in nodes if isinstance(n, ast.ClassDef | ast.FunctionDef)}
+    bound |= {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    bound |= {n.asname or n.name for n in nodes if isinstance(n, ast.alias)}
     if name not in bound and not bound & {"*", "__getattr__"}:
-        raise UsageError(_describe_missing_class(trainer, str(file), classes, key))
+        raise _missing_class(trainer, str(file), classes, key)
 
 
-def _describe_import_error(error: BaseException, file: pathlib.Path | None, key: str) -> str:
+def _import_error(error: BaseException, file: pathlib.Path | None, key: str) -> UsageError:
     subject = "The trainer" if key == "trainer" else key
-    return f"{subject} cannot be imported: {error_location(error, file)}"
+    return UsageError(f"{subject} cannot be imported: {error_location(error, file)}")
 
 
-def _describe_missing_module(trainer: str, missing: str, config_path: str, key: str) -> str:
+def _missing_module(trainer: str, missing: str, config_path: str, key: str) -> UsageError:
     module, _, name = trainer.rpartition(":")
     file = module.replace(".", "/") + ".py"
     hint = ": correct the name, or install it."
     if any(os.path.isfile(candidate) for candidate in _candidate_paths(file, config_path)):
         hint = f": did you mean {file}:{name}?"
-    return f"{key} is {trainer!r}, but there is no module {missing}{hint}"
+    return UsageError(f"{key} is {trainer!r}, but there is no module {missing}{hint}")
 
 
-def _describe_missing_class(trainer: str, where: str, classes: list[str], key: str) -> str:
+def _missing_class(trainer: str, where: str, classes: list[str], key: str) -> UsageError:
     name = trainer.rpartition(":")[-1]
     hint = errors.did_you_mean(name, classes) or ": it defines no classes."
-    return f"{key} is {trainer!r}, but {where} has no class {name}{hint}"
+    return UsageError(f"{key} is {trainer!r}, but {where} has no class {name}{hint}")

@@ -72,9 +72,7 @@ class _Config(config_dict.ConfigDict):
         try:
             super().__setitem__(key, value)
         except TypeError:
-            shown = "a section" if _is_section(value) else errors.show_value(value)
-            expected = _TYPE_NAMES.get(type(self[key]), "a section")
-            raise UsageError(f"{name} is {shown}, but must be {expected}.") from None
+            raise _wrong_type(name, value, type(self[key])) from None
 
 
 def _as_config(section: Any, path: str) -> Any:
@@ -140,23 +138,17 @@ def _change_section(section: config_dict.ConfigDict, changes: Mapping[str, Any],
             continue
         if key not in section:
             raise UsageError(_describe(path, key, section))
-        if _is_section(section[key]):
-            _change_section(section[key], _section(name, value), name)
-        else:
+        if not _is_section(section[key]):
             section[key] = _convert(name, value, section[key])
+        elif _is_section(value):
+            _change_section(section[key], value, name)
+        else:
+            shown = errors.show_value(value)
+            raise UsageError(f"{name} is {shown}, but must be a section: {key}=dict(...).")
 
 
 def _is_section(value: Any) -> bool:
     return isinstance(value, Mapping | config_dict.ConfigDict)
-
-
-def _section(name: str, value: Any) -> Mapping[str, Any]:
-    if not _is_section(value):
-        last = name.rpartition(".")[-1]
-        raise UsageError(
-            f"{name} is {errors.show_value(value)}, but must be a section: {last}=dict(...)."
-        )
-    return value
 
 
 def _convert(name: str, value: Any, default: Any) -> Any:
@@ -172,9 +164,13 @@ def _convert(name: str, value: Any, default: Any) -> Any:
     if expected is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     if type(value) is not expected:
-        actual = "a section" if _is_section(value) else errors.show_value(value)
-        raise UsageError(f"{name} is {actual}, but must be {_TYPE_NAMES[expected]}.")
+        raise _wrong_type(name, value, expected)
     return value
+
+
+def _wrong_type(name: str, value: Any, expected: type) -> UsageError:
+    shown = "a section" if _is_section(value) else errors.show_value(value)
+    return UsageError(f"{name} is {shown}, but must be {_TYPE_NAMES.get(expected, 'a section')}.")
 
 
 def _from_text(name: str, text: str | None, default: Any) -> Any:

@@ -140,14 +140,13 @@ def _parser(spec: Nest) -> Callable[[tf.Tensor], Batch]:
     """Returns a function from the record of an example to the example."""
 
     def parse(record: tf.Tensor) -> Batch:
-        features = tf.unstack(tf.io.parse_tensor(record, tf.string), len(tf.nest.flatten(spec)))
-        return tf.nest.map_structure(_parse, spec, tf.nest.pack_sequence_as(spec, features))
+        specs = tf.nest.flatten(spec)
+        features = tf.unstack(tf.io.parse_tensor(record, tf.string), len(specs))
+        values = [tf.io.parse_tensor(f, s.dtype) for s, f in zip(specs, features, strict=True)]
+        values = [tf.ensure_shape(v, s.shape) for s, v in zip(specs, values, strict=True)]
+        return tf.nest.pack_sequence_as(spec, values)
 
     return parse
-
-
-def _parse(spec: tf.TensorSpec, feature: tf.Tensor) -> tf.Tensor:
-    return tf.ensure_shape(tf.io.parse_tensor(feature, spec.dtype), spec.shape)
 
 
 def _read(source: Source, examples: tf.data.Dataset, rows: tf.data.Dataset) -> Iterator[Any]:

@@ -32,18 +32,12 @@ _OWN_ERROR = re.compile(rf"\b(?:{UsageError.__name__}|{Failure.__name__}): (?P<l
 
 
 # Of tf.io.parse_example and tf.io.parse_single_example.
-_SCHEMA = tuple(
-    map(
-        re.compile,
-        (
-            r"Key: (?P<name>[^,\n]+?)[.,].* Data types don't match\. Data type: (?P<found>\w+) but "
-            r"expected type: (?P<wanted>\w+)",
-            r"Key: (?P<name>[^,\n]+?)[.,].* (?:Number of \w+ values != expected|Can't parse serialized "
-            r"Example)",
-            r"Feature: (?P<name>[^(\n]+?) \(data type: \w+\) is required but could not be "
-            r"(?P<missing>found)",
-        ),
-    )
+_SCHEMA = (
+    r"Key: (?P<name>[^,\n]+?)[.,].* Data types don't match\. Data type: (?P<found>\w+) but expected "
+    r"type: (?P<wanted>\w+)",
+    r"Key: (?P<name>[^,\n]+?)[.,].* (?:Number of \w+ values != expected|Can't parse serialized "
+    r"Example)",
+    r"Feature: (?P<name>[^(\n]+?) \(data type: \w+\) is required but could not be (?P<missing>found)",
 )
 
 
@@ -83,7 +77,7 @@ def explain(
     """
     if isinstance(error, tf.errors.DataLossError):
         raise UsageError(
-            f"The {kind} data is corrupt ({_describe_corruption(error)}): write the file again."
+            f"The {kind} data is corrupt ({describe_corruption(error)}): write the file again."
         ) from None
     own = _OWN_ERROR.search(error.message)
     if isinstance(error, tf.errors.UnknownError):
@@ -114,25 +108,25 @@ def explain(
             "ctl.data.GlobalBatches(dataset.padded_batch(...))."
         ) from None
     example = find_unreadable()
-    schema = next(filter(None, (pattern.search(error.message) for pattern in _SCHEMA)), None)
+    schema = next(filter(None, (re.search(each, error.message) for each in _SCHEMA)), None)
     if schema:
-        parts = schema.groupdict()
-        found, wanted = parts.get("found"), parts.get("wanted")
-        types = {"float": "float32"}
-        problem = (
-            f"is {types.get(found, found)} in the records and {types.get(wanted, wanted)} in the schema"
-            if found and wanted
-            else f"is in the schema and not in {example or 'an example'}"
-            if "missing" in parts
-            else f"has another length in {example or 'an example'} than in the schema"
-        )
-        raise UsageError(
-            f"{find_files() or f'The {kind} data'}: the feature {schema['name']} {problem}: correct the "
-            "schema."
-        ) from error
+        problem = _describe_schema(schema.groupdict(), example or "an example")
+        place = find_files() or f"The {kind} data"
+        raise UsageError(f"{place}: the feature {problem}: correct the schema.") from error
     if example:
         line = f"{example} cannot be read ({describe(error)}): replace it."
         raise UsageError(line) from error
+
+
+def _describe_schema(parts: Mapping[str, str], example: str) -> str:
+    """Describes a feature that is not as in the schema, from the parts of TensorFlow's message."""
+    name, types = parts["name"], {"float": "float32"}
+    if "found" in parts:
+        found, wanted = (types.get(parts[key], parts[key]) for key in ("found", "wanted"))
+        return f"{name} is {found} in the records and {wanted} in the schema"
+    if "missing" in parts:
+        return f"{name} is in the schema and not in {example}"
+    return f"{name} has another length in {example} than in the schema"
 
 
 def find_unreadable(source: Source, indexes: Iterable[int]) -> str:
@@ -156,7 +150,7 @@ def _find_feature(spec: Mapping[str, Any], component: str | None) -> str:
     return " or ".join(variable)
 
 
-def _describe_corruption(error: tf.errors.DataLossError) -> str:
+def describe_corruption(error: tf.errors.DataLossError) -> str:
     """Extracts what is corrupt from TensorFlow's message, which is mostly a stack trace."""
     match = re.search(r"(corrupted|truncated) record at \d+", error.message)
     return match[0] if match else error.message.strip().splitlines()[-1]

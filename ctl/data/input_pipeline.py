@@ -261,16 +261,16 @@ class InputPipeline:
                 return ""
             return _open("unreadable")(source, indexes)
 
+        def find_files() -> str:
+            source = self.data(split).source
+            return _open("files")(source.files) if source and source.files else ""
+
         try:
             yield
         except tf.errors.OpError as error:
-            spec, files = lambda: self.element_spec(split), lambda: self._files(split)
-            _open("errors")(error, kind, spec, find_unreadable, files)
+            spec = functools.partial(self.element_spec, split)
+            _open("errors")(error, kind, spec, find_unreadable, find_files)
             raise
-
-    def _files(self, split: str) -> str:
-        source = self.data(split).source
-        return _open("files")(source.files) if source and source.files else ""
 
     def copy_to_device(self, device: str) -> Arrays:
         """Returns a copy of the training examples in the memory of a device."""
@@ -280,7 +280,8 @@ class InputPipeline:
         self, split: str, context: tf.distribute.InputContext | None = None
     ) -> Kind:
         """Returns the data of a split; training examples without their augmentation."""
-        return self.data(split, context).without_augmentation()
+        data = self.data(split, context)
+        return data if data.augment is None else dataclasses.replace(data, augment=None)
 
     def evaluation_dataset(self, global_batch_size: int, split: str = "eval") -> Any:
         """Returns a split as a distributed dataset, endless for a `Source`; see `kinds`."""

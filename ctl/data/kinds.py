@@ -64,7 +64,7 @@ class Kind(abc.ABC):
     @property
     def has_one_shape(self) -> bool:
         """Whether all training batches have one shape, unlike those of `ctl.data.bucketed`."""
-        return True
+        return self.source is None or self.source.has_one_shape
 
     @property
     def supports_chunks(self) -> bool:
@@ -174,20 +174,11 @@ class Kind(abc.ABC):
             chunks = chunks.map(lambda all: tf.nest.map_structure(by_replica, all)).unbatch()
         return chunks.prefetch(count)
 
-    def without_augmentation(self) -> "Kind":
-        """Returns the same examples, as an evaluation reads them."""
-        return self if self.augment is None else dataclasses.replace(self, augment=None)
-
 
 class SourceKind(Kind):
     """A source of single examples, augmented or not."""
 
     source: Source
-
-    @property
-    def has_one_shape(self) -> bool:
-        """Whether all training batches have one shape."""
-        return self.source.has_one_shape
 
     @property
     def count(self) -> int:
@@ -249,7 +240,7 @@ class DatasetKind(Kind):
         self, layout: Layout, seed: int, start: int, shard: WorkerShard | None
     ) -> tf.data.Dataset:
         batch_size = layout.global_batch_size
-        examples = _repeat(self.dataset, start, elements_per_step=batch_size)
+        examples = _repeat(self.dataset, start, batch_size)
         if self.augment is not None:
             examples = self._augmented(examples, start * batch_size, seed)
         # Every input pipeline forms the complete global batches and keeps its rows of them, so the
@@ -290,16 +281,18 @@ class PerReplicaKind(Kind):
 
     def has_full_batches(self, layout: Layout) -> bool:
         """Returns whether all training batches are known to be full."""
-        return self._have_rows(layout.global_batch_size // layout.replicas)
-
-    def _have_rows(self, rows: int) -> bool:
+        rows = layout.global_batch_size // self._per_step(layout.replicas)
         # A batch that may be partial, without drop_remainder, has an unknown static size.
         return all(spec.shape[0] == rows for spec in tf.nest.flatten(self.dataset.element_spec))
+
+    def _per_step(self, replicas: int) -> int:
+        """Returns how many elements of the dataset these replicas read in a step."""
+        return replicas
 
     def _training(
         self, layout: Layout, seed: int, start: int, shard: WorkerShard | None
     ) -> tf.data.Dataset:
-        return _repeat(self.dataset, start, elements_per_step=layout.local_replicas)
+        return _repeat(self.dataset, start, self._per_step(layout.local_replicas))
 
     def _evaluation(self, layout: Layout) -> tf.data.Dataset:
         # tf.distribute drops the last batches if their shapes are static, because it cannot give a
@@ -321,14 +314,8 @@ class GlobalBatchesKind(PerReplicaKind):
     is_split_by_strategy = True
     name = "GlobalBatches"
 
-    def has_full_batches(self, layout: Layout) -> bool:
-        """Returns whether all training batches are known to be full."""
-        return self._have_rows(layout.global_batch_size)
-
-    def _training(
-        self, layout: Layout, seed: int, start: int, shard: WorkerShard | None
-    ) -> tf.data.Dataset:
-        return _repeat(self.dataset, start, elements_per_step=1)
+    def _per_step(self, replicas: int) -> int:
+        return 1
 
     def _evaluation(self, layout: Layout) -> tf.data.Dataset:
         return self.dataset
@@ -399,7 +386,7 @@ def _prefetched(dataset: tf.data.Dataset, layout: Layout, prefetch: int) -> tf.d
     return dataset.prefetch(prefetch if prefetch < 0 else prefetch * layout.local_replicas)
 
 
-def _repeat(dataset: tf.data.Dataset, start: int, *, elements_per_step: int) -> tf.data.Dataset:
+def _repeat(dataset: tf.data.Dataset, start: int, elements_per_step: int) -> tf.data.Dataset:
     """Repeats a dataset endlessly and skips the elements of the first `start` steps."""
     # repeat() comes first: `start` may lie in any epoch, and the number of examples may be unknown.
     return dataset.repeat().skip(start * elements_per_step)

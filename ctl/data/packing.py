@@ -88,16 +88,10 @@ def packed(
             f"{too_long:,} of {len(sizes):,} sequences have more than length={length} tokens, at most "
             f"{sizes.max():,}: choose a longer length, or split_long=True to cut them."
         )
-    result = Packed(
-        source, spec, sizes, pack(sizes, length=length, window=window, seed=seed), length
-    )
-    _LOG.info(
-        "ctl.data.packed: %d sequences in %d rows of %d tokens, %.2f%% padding.",
-        len(sizes),
-        len(result),
-        length,
-        100 * result.padding,
-    )
+    packing = pack(sizes, length=length, window=window, seed=seed)
+    result = Packed(source, spec, sizes, packing, length)
+    text = "ctl.data.packed: %d sequences in %d rows of %d tokens, %.2f%% padding."
+    _LOG.info(text, len(sizes), len(result), length, 100 * result.padding)
     return result
 
 
@@ -180,15 +174,11 @@ class Packed(ragged.Grouped):
         if source.row_bytes is not None or source.lengths is not None:
             features = sum(value.dtype.size for value in spec.values())
             self.row_bytes = length * (features + 3 * tf.int32.size)
+        row_splits, *pieces = packing
         with tf.init_scope(), tf.device("CPU:0"):
-            self._row_splits = tf.constant(packing.row_splits, tf.int64)
-            self._pieces = tf.constant(
-                np.stack(
-                    [packing.examples, packing.starts, packing.sizes, lengths[packing.examples]],
-                    axis=1,
-                ),
-                tf.int64,
-            )
+            self._row_splits = tf.constant(row_splits, tf.int64)
+            columns = [*pieces, lengths[packing.examples]]
+            self._pieces = tf.constant(np.stack(columns, axis=1), tf.int64)
 
     def __len__(self) -> int:
         """The number of rows."""

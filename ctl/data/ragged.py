@@ -8,10 +8,8 @@ from collections.abc import Mapping, Sequence
 import copy
 import io
 import logging
-import os
 import time
 from typing import Any
-import uuid
 
 import numpy as np
 import tensorflow as tf
@@ -22,6 +20,7 @@ from ctl.data.data_errors import CHANGED_LENGTHS, report_data_errors
 from ctl.data.distribution import disable_autotune
 from ctl.data.elements import name_features
 from ctl.data.features import copy_to_array
+from ctl.data.files.record_index import write_file
 from ctl.data.source import Augmented, RowSource, Source
 from ctl.errors import UsageError
 
@@ -53,7 +52,7 @@ def sequences(features: Mapping[str, Any]) -> "Sequences":
 class Sequences(Source):
     """Examples of variable length in memory.
 
-    Args:
+    Attributes:
         features: name -> ragged tensor, or [examples] tensor.
 
     Raises:
@@ -61,7 +60,7 @@ class Sequences(Source):
     """
 
     def __init__(self, features: Mapping[str, Any]):
-        self._features = dict(features)
+        self.features = dict(features)
         counts = {name: int(tensor.shape[0]) for name, tensor in features.items()}
         if len(set(counts.values())) > 1 or 0 in counts.values():
             raise UsageError(
@@ -84,20 +83,7 @@ class Sequences(Source):
 
     def gather(self, indexes: tf.Tensor) -> dict[str, Any]:
         """Reads examples; features of variable length are ragged."""
-        return {name: tf.gather(tensor, indexes) for name, tensor in self._features.items()}
-
-    def gather_slices(
-        self, indexes: tf.Tensor, starts: tf.Tensor, sizes: tf.Tensor
-    ) -> dict[str, tf.Tensor]:
-        """Like `read_slices`, but copies only the slices."""
-        batch = {}
-        for name, tensor in self._features.items():
-            if is_ragged(tensor):
-                begins = tf.gather(tensor.row_splits, indexes) + starts
-                batch[name] = tf.gather(tensor.values, _slice_indexes(begins, sizes))
-            else:
-                batch[name] = tf.gather(tensor, indexes)
-        return batch
+        return {name: tf.gather(tensor, indexes) for name, tensor in self.features.items()}
 
 
 class Grouped(Source):
@@ -149,15 +135,18 @@ def read_slices(
     Returns:
         Features of sequences as [sum of sizes, ...] tensors, the others as [slices, ...].
     """
-    if isinstance(source, Sequences):
-        return source.gather_slices(indexes, starts, sizes)
-    batch = verify_lengths(read_batch(source, indexes), lengths)
+    if isinstance(source, Sequences):  # are in memory, so that only the slices are copied
+        batch, rows = source.features, indexes
+    else:
+        batch = verify_lengths(read_batch(source, indexes), lengths)
+        rows = tf.range(tf.size(indexes))
     sliced = {}
     for name, value in batch.items():
+        places = rows
         if is_ragged(value):
-            begins = value.row_splits[:-1] + starts
-            value = tf.gather(value.values, _slice_indexes(begins, sizes))
-        sliced[name] = value
+            begins = tf.gather(value.row_splits, rows) + starts
+            places, value = tf.ragged.range(begins, begins + sizes).values, value.values
+        sliced[name] = tf.gather(value, places)
     return sliced
 
 
@@ -269,9 +258,8 @@ def _scan_lengths(source: Source, path: str | None) -> np.ndarray:
         rows = indexes.map(lengths_of, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         with report_data_errors("training", lambda: rows.element_spec):
             for values in disable_autotune(rows):
-                columns.append(
-                    one_length(names, values.numpy(), first=len(columns) * _ROWS_PER_READ)
-                )
+                first = len(columns) * _ROWS_PER_READ
+                columns.append(one_length(names, values.numpy(), first=first))
     lengths = np.concatenate(columns)
     if path:
         _save_lengths(path, lengths)
@@ -299,15 +287,10 @@ def _load_lengths(path: str, count: int) -> np.ndarray | None:
 
 
 def _save_lengths(path: str, lengths: np.ndarray) -> None:
-    """Writes the file atomically, since several processes may write it at the same time."""
-    temporary = f"{path}.{uuid.uuid4().hex}"
     content = io.BytesIO()
     np.save(content, lengths)
     try:
-        tf.io.gfile.makedirs(os.path.dirname(path) or ".")
-        with tf.io.gfile.GFile(temporary, "wb") as file:
-            file.write(content.getvalue())
-        tf.io.gfile.rename(temporary, path, overwrite=True)
+        write_file(path, content.getvalue())
     except tf.errors.OpError as error:
         raise UsageError(
             f"The lengths cannot be written to {path} ({type(error).__name__}): choose another file."
@@ -378,8 +361,3 @@ def _with_one_ragged_axis(name: str, value: Any) -> Any:
         )
     inner = value.values.to_tensor()
     return tf.RaggedTensor.from_row_splits(inner, value.row_splits, validate=False)
-
-
-def _slice_indexes(begins: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
-    """Returns the indexes of slices [begin, begin + size) of a flat tensor, slice after slice."""
-    return tf.ragged.range(begins, begins + sizes).values

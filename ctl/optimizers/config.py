@@ -71,14 +71,11 @@ def _check_schedule(values: Values) -> None:
             hint = hint or f": optimizer.schedule={name} has no arguments."
             raise UsageError(f"{prefix}{key} is not an argument of optimizer.schedule={name}{hint}")
         _check_argument(f"{prefix}{key}", key, value)
-    missing = [
-        key for key, default in kind.arguments.items() if default is None and key not in given
-    ]
-    if missing:
-        raise UsageError(
-            f"optimizer.schedule={name} requires {prefix}{missing[0]}, such as "
-            f"{_EXAMPLES[missing[0]]}: set it."
-        )
+    for key, default in kind.arguments.items():
+        if default is None and key not in given:
+            raise UsageError(
+                f"optimizer.schedule={name} requires {prefix}{key}, such as {_EXAMPLES[key]}: set it."
+            )
     if name == "piecewise" and len(given["boundaries"]) != len(given["factors"]):
         raise UsageError(
             f"{prefix}boundaries has {len(given['boundaries'])} and {prefix}factors has "
@@ -92,23 +89,23 @@ def _check_schedule(values: Values) -> None:
 
 
 def _check_argument(full_name: str, key: str, value: Any) -> None:
+    is_allowed, requirement = True, ""
     if key == "staircase":
-        if not isinstance(value, bool):
-            raise UsageError(f"{full_name} is {value!r}, but must be true or false.")
-        return
-    if key in ("metric", "mode"):
-        if not isinstance(value, str) or (key == "mode" and value not in ("min", "max")):
-            raise UsageError(f"{full_name} is {value!r}, but must be such as {_EXAMPLES[key]!r}.")
-        return
-    if key not in ("boundaries", "factors"):
+        is_allowed, requirement = isinstance(value, bool), "true or false"
+    elif key in ("metric", "mode"):
+        is_allowed = isinstance(value, str) and (key == "metric" or value in ("min", "max"))
+        requirement = f"such as {_EXAMPLES[key]!r}"
+    elif key in ("boundaries", "factors"):
+        is_allowed = isinstance(value, list | tuple) and len(value) > 0
+        requirement = f"a list, such as {_EXAMPLES[key]}"
+    else:
         check_number(full_name, value, zero=key in ("end_factor", "min_delta"))
-        if key == "patience" and not isinstance(value, int):
-            raise UsageError(f"{full_name} is {value!r}, but must be an integer.")
-        if key == "factor" and value >= 1:
-            raise UsageError(f"{full_name} is {value!r}, but must be less than 1.")
-        return
-    if not isinstance(value, list | tuple) or not value:
-        raise UsageError(f"{full_name} is {value!r}, but must be a list, such as {_EXAMPLES[key]}.")
+        if key == "patience":
+            is_allowed, requirement = isinstance(value, int), "an integer"
+        if key == "factor":
+            is_allowed, requirement = value < 1, "less than 1"
+    if not is_allowed:
+        raise UsageError(f"{full_name} is {value!r}, but must be {requirement}.")
     if key == "factors":  # boundaries are durations, which `configs.durations` checks
         for element in value:
             check_number(full_name, element, zero=True)

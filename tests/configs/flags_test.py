@@ -16,7 +16,6 @@ def parse(*arguments):
 @pytest.mark.parametrize(
     ("arguments", "changes"),
     [
-        (["--config.train.steps=7"], [("train.steps", "7")]),
         (["-config.train.steps=7"], [("train.steps", "7")]),
         (["--config.train.steps", "7"], [("train.steps", "7")]),
         (["--config.data.prefetch", "-1"], [("data.prefetch", "-1")]),
@@ -72,17 +71,13 @@ def test_the_names_of_flags_may_have_dashes_for_underscores():
 def test_flag_that_was_removed_names_what_replaces_it(arguments):
     with pytest.raises(UsageError, match="--overfit: run ctl check CONFIG --checks"):
         parse("exp.py", *arguments)
-
-
-def test_flag_resume_is_not_needed():
     with pytest.raises(UsageError, match="--resume: the same command resumes the"):
         parse("exp.py", "--resume")
 
 
 def test_sys_argv_and_earlier_command_lines_are_not_read(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["pytest", "--config=other.py", "--config.train.stps=5"])
-    parse("--config=first.py", "--fresh", "--workdir=a")
-    parse("--config=first.py", "--mode=aot_compile", "--topology=v5e:2x2")
+    parse("--config=first.py", "--mode=aot_compile", "--topology=v5e:2x2", "--workdir=a")
     values, changes = parse("--config=exp.py")
     assert (values.config, values.mode, changes) == ("exp.py", "train_and_eval", [])
     assert values.workdir is None and values.topology is None

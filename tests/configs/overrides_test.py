@@ -14,9 +14,9 @@ KEYS = overrides.flatten(keys.defaults())
 
 
 def test_config_is_the_defaults_with_the_changes_of_the_experiment():
-    config = ctl.config(
-        trainer="net.py:Net", train=dict(steps=5), optimizer=dict(clip=dict(norm=1.0))
-    )
+    train = config_dict.ConfigDict({"steps": 5})
+    optimizer = dict(clip=dict(norm=1.0))
+    config = ctl.config(trainer="net.py:Net", train=train, optimizer=optimizer, model=None)
     changed = {"trainer": "net.py:Net", "train.steps": 5, "optimizer.clip.norm": 1.0}
     assert overrides.flatten(config) == KEYS | changed
 
@@ -34,13 +34,8 @@ def test_model_takes_any_keys_and_sections():
     assert config.model.to_dict() == {"units": 5, "head": {"rate": 0.5}, "sizes": [1, 2]}
 
 
-def test_section_may_be_a_config_dict():
-    config = ctl.config(train=config_dict.ConfigDict({"steps": 5}), model=None)
-    assert config.train.steps == 5
-
-
-@pytest.mark.parametrize("model", [[], 0, "", False])
-def test_empty_value_is_not_a_section_of_the_model(model):
+@pytest.mark.parametrize("model", [[], 0, print])
+def test_empty_or_other_value_is_not_a_section_of_the_model(model):
     with pytest.raises(UsageError, match=r"model is .*, but must be a section: model=dict"):
         ctl.config(model=model)
 
@@ -72,22 +67,17 @@ def test_flatten_names_every_value_by_its_path():
 @pytest.mark.parametrize(
     ("name", "text", "value"),
     [
-        ("seed", "7", 7),
         ("data.prefetch", "-1", -1),
         ("train.steps", "1_000", 1000),
-        ("optimizer.learning_rate", "1", 1.0),
-        ("optimizer.learning_rate", "1e-4", 1e-4),
+        ("train.steps", "2 epochs", "2 epochs"),
         ("data.dir", "a=b, c", "a=b, c"),
         ("data.dir", "", ""),
         ("data.dir", "5", "5"),
         ("runtime.deterministic", None, True),
         ("runtime.deterministic", "True", True),
-        ("runtime.deterministic", "false", False),
         ("runtime.deterministic", "0", False),
-        ("model.units", "7", 7),
         ("model.head.rate", "1", 1.0),
         ("model.sizes", "[3, 4, 5]", [3, 4, 5]),
-        ("model.shape", "(3,)", (3,)),
         ("model.shape", "[3]", (3,)),
         ("model.nothing", "relu", "relu"),
         ("model.nothing", "[1]", [1]),
@@ -107,21 +97,22 @@ def test_change_parses_a_text_by_the_type_of_the_key(name, text, value):
     ("name", "text", "line"),
     [
         ("model.sizes", "3", r"model\.sizes is '3', but must be a list, such as \[1, 2\]\."),
-        ("model.sizes", "'64'", r"model\.sizes is \"'64'\", but must be a list, such as \[1, 2\]\."),
+        (
+            "model.sizes",
+            "'64'",
+            r"model\.sizes is \"'64'\", but must be a list, such as \[1, 2\]\.",
+        ),
         ("summaries.writers", "wandb", r"must be a list, such as \['tensorboard', 'jsonl'\]\."),
         ("model.shape", "x", r"model\.shape is 'x', but must be a tuple, such as \(1, 2\)\."),
-        ("optimizer.gradient_accumulation_steps", "2",
-         r"There is no config key optimizer\.gradient_accumulation_steps: it is now "
-         r"optimizer\.micro_batches\."),
-        ("runtime.fused_attention", "off",
-         r"There is no config key runtime\.fused_attention: it is now runtime\.kernels\."),
-        ("data.overfit_batches", "2",
-         r"There is no config key data\.overfit_batches any more: run ctl check CONFIG --checks=o"),
-        ("runtime.all_reduce.rank", "2",
-         r"There is no config key runtime\.all_reduce\.rank any more: set .*compression=float16 in"),
+        ("runtime.fused_attention", "off", r"fused_attention: it is now runtime\.kernels\."),
+        (
+            "data.overfit_batches",
+            "2",
+            r"no config key data\.overfit_batches any more: run ctl chec",
+        ),
         ("model.other", "5", r"There is no config key model\.other: expected one of model\.head, "),
     ],
-)  # fmt: skip
+)
 def test_change_rejects(name, text, line):
     config = ctl.config(model=dict(head=dict(rate=0.5), sizes=[1, 2], shape=(1, 2)))
     with pytest.raises(UsageError, match=line):
@@ -131,10 +122,10 @@ def test_change_rejects(name, text, line):
 KEY = "optimizer.shard_state"
 
 
-@pytest.mark.parametrize("value", [True, False, "gradients"])
-def test_a_boolean_or_text_is_one_of_its_choices(value):
-    config = ctl.config(optimizer=dict(shard_state=value))
-    assert config.optimizer.shard_state is value
+def test_a_boolean_or_text_is_one_of_its_choices():
+    for value in (True, "gradients"):
+        config = ctl.config(optimizer=dict(shard_state=value))
+        assert config.optimizer.shard_state is value
     for text, parsed in (("true", True), ("gradients", "gradients"), ("0", False), (None, True)):
         overrides.change(config, KEY, text)
         assert config.optimizer.shard_state is parsed
@@ -159,21 +150,15 @@ def test_attribute_that_does_not_exist_has_a_default():
         config.train.stps  # noqa: B018
 
 
-def test_value_that_cannot_be_printed_is_shown_as_its_type():
+def test_values_whose_repr_fails_or_has_an_address_are_shown_by_their_name_or_type():
     class Broken:
         def __repr__(self):
             raise ZeroDivisionError
 
-    assert errors.show_value(Broken()) == "a Broken"
-    assert errors.show_value(10**5000) == "an int"
-    assert errors.show_value("a") == "'a'"
+    values = ["a", print, child.run, dict, errors, object(), 10**5000, Broken()]
+    assert ", ".join(map(errors.show_value, values)) == (
+        "'a', the function print, the function run, the class dict, the module ctl.errors, an object, "
+        "an int, a Broken"
+    )
     with pytest.raises(UsageError, match=r"train\.steps .*integer"):
         ctl.config(train=dict(steps=Broken()))
-
-
-def test_values_whose_repr_has_an_address_are_shown_by_their_name_or_type():
-    values = [print, child.run, dict, errors, object()]
-    shown = "the function print, the function run, the class dict, the module ctl.errors, an object"
-    assert ", ".join(map(errors.show_value, values)) == shown
-    with pytest.raises(UsageError, match=r"model .*print.*section"):
-        ctl.config(model=print)

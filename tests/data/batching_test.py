@@ -8,7 +8,6 @@ import tensorflow as tf
 
 import ctl
 from ctl.data import batching, distribution
-from ctl.data.input_pipeline import InputPipeline
 from ctl.data.kinds import kind_of
 from ctl.data.layout import Layout, WorkerShard
 from tests.data.reading import (
@@ -58,13 +57,8 @@ def one_replica_ids(data, batch, steps, *, start=0, shard=None):
 # Training.
 
 
-@pytest.mark.parametrize(
-    ("kind", "batch", "replicas", "pipelines"),
-    [
-        *(("source", *layout) for layout in [(8, 2, 1), UNEVEN, (5, 8, 4)]),
-        *((kind, *UNEVEN) for kind in KINDS[1:]),
-    ],
-)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("batch", "replicas", "pipelines"), [(8, 2, 1), UNEVEN])
 def test_training_batches_are_those_of_one_replica(kind, batch, replicas, pipelines):
     count, steps = 11, 4
     expected = one_replica_ids(make(kind, count), batch, steps)
@@ -111,75 +105,52 @@ def test_training_on_a_dataset_keeps_its_order_and_continues_across_epochs():
 
 
 @pytest.mark.parametrize(("kind", "prefetch"), [("source", -1), ("dataset", 0)])
-def test_prefetching_does_not_change_the_stream(kind, prefetch):
+def test_prefetching_does_not_change_the_endless_stream(kind, prefetch):
     layout = Layout(5, 2)
-    read = read_steps([training(make(kind, 11), layout, prefetch=prefetch)], layout, 4)
+    stream = training(make(kind, 11), layout, prefetch=prefetch)
+    read = read_steps([stream], layout, 4)
     assert [real_ids(step) for step in read] == one_replica_ids(make(kind, 11), 5, 4)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_training_stream_has_infinite_cardinality(kind):
-    for layout in (Layout(4, 1), Layout(4, 2)):
-        assert training(make(kind, 3), layout).cardinality() == tf.data.INFINITE_CARDINALITY
-
-
-def pipeline(kind):
-    strategy = tf.distribute.get_strategy()
-    return InputPipeline(
-        lambda split, context: make(kind, 11), strategy=strategy, seed=SEED, prefetch=1
-    )
+    assert stream.cardinality() == tf.data.INFINITE_CARDINALITY
 
 
 def test_resuming_a_dataset_warns_that_it_is_read_again(caplog):
+    def read(kind, start):
+        ctl.data.distribute(make(kind, 11), 4, start_step=start)
+
     with caplog.at_level(logging.WARNING, "ctl"):
-        pipeline("source").training_dataset(4, start=7)
-        pipeline("dataset").training_dataset(4, start=0)
-        pipeline("dataset").first_batch(4, 7)  # of a check
+        read("source", 7)
+        read("dataset", 0)
+        kind_of(make("dataset", 11)).first(Layout(4, 1), seed=SEED, start=7)  # of a check
         assert not caplog.messages
-        pipeline("dataset").training_dataset(4, start=7)
+        read("dataset", 7)
     (message,) = caplog.messages
-    assert "step 7" in message
-    assert "\n" not in message
+    assert "step 7" in message and "\n" not in message
 
 
 @pytest.mark.parametrize("kind", KINDS[:2])
-def test_chunks_stack_consecutive_batches(kind):
-    layout, size = Layout(4, 1), 3
-    chunks = kind_of(make(kind, 11)).chunks(layout, seed=SEED, start=2, size=size)
-    (chunk,) = distribution.disable_autotune(chunks).take(1)
-    assert chunk.row_mask is None
-    assert chunk.batch["id"].numpy().tolist() == one_replica_ids(make(kind, 11), 4, size, start=2)
-    assert chunk.batch["x"].shape == [size, 4, 2]
-
-
-@pytest.mark.parametrize("kind", KINDS[:2])
-@pytest.mark.parametrize("pipelines", [1, 2])
-def test_chunks_of_replicas_come_in_turn_and_have_the_rows_of_their_batches(kind, pipelines):
-    size, replicas = 3, 4
+@pytest.mark.parametrize(("replicas", "pipelines"), [(1, 1), (4, 1), (4, 2)])
+def test_chunks_of_replicas_come_in_turn_and_have_the_rows_of_their_batches(
+    kind, replicas, pipelines
+):
+    size = 3
     expected = one_replica_ids(make(kind, 22), 5, size, start=2)  # 2 + 2 + 1 + 0 rows
     found = [[] for _ in range(size)]
-    for i in range(pipelines):
-        layout = Layout(5, replicas, pipelines, i)
+    for layout in pipeline_layouts(5, replicas, pipelines):
         chunks = kind_of(make(kind, 22)).chunks(layout, seed=SEED, start=2, size=size)
-        for chunk in distribution.disable_autotune(chunks).take(replicas // pipelines):
-            assert chunk.batch["x"].shape == [size, 2, 2]
+        for batch, mask in distribution.disable_autotune(chunks).take(replicas // pipelines):
+            assert batch["x"].shape == [size, layout.rows_per_replica, 2]
+            assert (mask is None) == (replicas == 1)
             for n in range(size):
-                found[n] += chunk.batch["id"].numpy()[n][chunk.row_mask.numpy()[n] > 0].tolist()
+                found[n] += batch["id"][n][... if mask is None else mask[n] > 0].numpy().tolist()
     assert found == expected
 
 
 # Evaluation.
 
 
+@pytest.mark.parametrize("kind", KINDS[:2])
 @pytest.mark.parametrize(
-    ("kind", "count", "batch", "replicas", "pipelines"),
-    [
-        ("source", 20, 4, 2, 1),
-        ("source", 22, 5, 4, 2),
-        ("source", 2, 130, 4, 4),
-        ("dataset", 22, 5, 4, 2),
-        ("dataset", 20, 4, 2, 1),
-    ],
+    ("count", "batch", "replicas", "pipelines"), [(20, 4, 2, 1), (22, *UNEVEN), (2, 130, 4, 4)]
 )
 def test_evaluation_reads_each_example_once_and_in_order(kind, count, batch, replicas, pipelines):
     data = make(kind, count, split="eval")
@@ -198,11 +169,10 @@ def test_evaluation_of_a_dataset_of_unknown_length_reads_to_its_end():
     data = numbers(30).filter(lambda example: example["id"] % 10 < 7)
     layouts = pipeline_layouts(*UNEVEN)
     assert kind_of(data).steps(layouts[0]) is None
-    streams = [distribution.disable_autotune(evaluation(data, layout)) for layout in layouts]
-    lengths = {sum(1 for _ in stream) for stream in streams}
-    assert lengths == {5 * layouts[0].local_replicas}
-    ids = [i for step in read_steps(streams, layouts[0], 5) for i in real_ids(step)]
-    assert ids == [i for i in range(30) if i % 10 < 7]
+    streams = [evaluation(data, layout) for layout in layouts]
+    steps = read_steps(streams, layouts[0], 6)
+    assert [i for step in steps for i in real_ids(step)] == [i for i in range(30) if i % 10 < 7]
+    assert [len(step) for step in steps] == [4] * 5 + [0]
 
 
 @pytest.mark.parametrize("wrap", [lambda d: d, ctl.data.PerReplica, ctl.data.GlobalBatches])
@@ -252,15 +222,13 @@ def test_large_examples_are_read_in_smaller_calls():
     assert batching.batches_per_call(Computed(20), Layout(64, 1)) == 1
 
 
-@pytest.mark.parametrize(
-    "source", [ctl.data.arrays(features(11)), Computed(11)], ids=["in memory", "computed"]
-)
-def test_shards_of_all_workers_make_up_the_stream(source):
+@pytest.mark.parametrize("kind", KINDS[:2])
+def test_shards_of_all_workers_make_up_the_stream(kind):
     workers, start = 3, 2
     shards = [WorkerShard(workers, tf.constant(i, tf.int64)) for i in range(workers)]
-    by_worker = [one_replica_ids(source, 4, 5, start=start, shard=shard) for shard in shards]
+    by_worker = [one_replica_ids(make(kind, 11), 4, 5, start=start, shard=s) for s in shards]
     together = [ids for step in zip(*by_worker, strict=True) for ids in step]
-    assert together == one_replica_ids(source, 4, 15, start=start)
+    assert together == one_replica_ids(make(kind, 11), 4, 15, start=start)
 
 
 def test_evaluation_data_repeats_after_the_last_example():
@@ -274,16 +242,10 @@ def test_evaluation_data_repeats_after_the_last_example():
 
 
 @pytest.mark.parametrize(
-    ("batch", "replicas", "row_counts"),
-    [
-        (8, 4, [2, 2, 2, 2]),
-        (5, 4, [2, 2, 1, 0]),
-        (130, 4, [33, 33, 33, 31]),
-        (5, 8, [1, 1, 1, 1, 1, 0, 0, 0]),
-    ],
+    ("batch", "row_counts"), [(8, [2, 2, 2, 2]), (5, [2, 2, 1, 0]), (130, [33, 33, 33, 31])]
 )
-def test_rows_fill_the_replicas_in_order(batch, replicas, row_counts):
-    layout = Layout(batch, replicas)
+def test_rows_fill_the_replicas_in_order(batch, row_counts):
+    layout = Layout(batch, 4)
     assert layout.row_counts() == row_counts
     assert layout.rows_per_replica == row_counts[0]
     assert layout.even == (len(set(row_counts)) == 1)
@@ -296,7 +258,4 @@ def test_layout_of_an_input_context_knows_its_first_replica():
     layout = Layout.from_context(context, 7)
     assert layout == Layout(7, replicas=4, pipelines=2, pipeline=1)
     assert (layout.first_replica, layout.local_replicas) == (2, 2)
-
-
-def test_empty_global_batch_is_rejected():
     assert "global_batch_size is 0, but must be an integer of at least 1" in one_line(Layout, 0, 1)

@@ -8,9 +8,8 @@ import tensorflow as tf
 
 import ctl
 from ctl.data.kinds import kind_of
-from ctl.data.layout import Layout
 from tests.data import token_model
-from tests.data.reading import one_line, pipeline_layouts, read_steps
+from tests.data.reading import one_line, pipeline_layouts, read_batches, read_rows, read_steps
 
 BOUNDARIES = [4, 8, 12]
 
@@ -31,11 +30,6 @@ def numbered(lengths, boundaries):
     return ctl.data.bucketed(sequences, boundaries)
 
 
-def read_batches(source, batch, steps):
-    stream = kind_of(source).training(Layout(batch, 1), seed=3, start=0)
-    return [step[0].batch for step in read_steps([stream], Layout(batch, 1), steps)]
-
-
 def order(source, start, steps, batch, *, seed=3):
     """The index and the seed of each row, computed in one call."""
     positions = tf.range(start * batch, (start + steps) * batch, dtype=tf.int64)
@@ -53,11 +47,9 @@ def random_lengths(count):
 @pytest.mark.parametrize(("count", "batch"), [(40, 5), (23, 23)])
 def test_every_example_occurs_once_per_epoch(count, batch):
     lengths, source = random_lengths(count)
-    steps = count // batch
-    batches = read_batches(source, batch, 3 * steps)
-    for epoch in range(3):
-        ids = np.concatenate([b["id"] for b in batches[epoch * steps : (epoch + 1) * steps]])
-        assert np.array_equal(np.sort(ids), np.arange(count))
+    batches = read_batches(source, batch, 3 * count // batch)
+    epochs = np.reshape(np.concatenate([b["id"] for b in batches]), [3, count])
+    assert (np.sort(epochs, axis=1) == np.arange(count)).all()
     for b in batches:
         padded = b["x"].numpy()
         assert padded.shape[1] in (3, 10, 15, 20)
@@ -74,9 +66,7 @@ def test_every_example_occurs_equally_often_if_batches_do_not_divide_the_epoch(c
     # As of any other source, the rows of an epoch differ from those of the examples by one batch.
     for epoch in range(1, 2 * cycle * batch // count):
         seen = np.bincount(ids[: -(-epoch * count // batch) * batch], minlength=count)
-        assert seen.min() >= epoch - 1
-        assert seen.max() <= epoch + 1
-        assert (seen != epoch).sum() <= 2 * batch
+        assert np.abs(seen - epoch).max() <= 1 and (seen != epoch).sum() <= 2 * batch
 
 
 def test_groups_are_cut_at_multiples_of_the_batch_and_only_the_rest_moves_up():
@@ -97,9 +87,7 @@ def test_order_of_the_batches_is_that_of_the_seed_and_differs_between_epochs():
     one, other = (
         (order(in_memory(), 0, 16, 5, seed=seed)[::5, 0] // 40).tolist() for seed in (1, 2)
     )
-    assert one != other
-    assert one[:8] != one[8:]
-    assert sorted(one[:8]) == sorted(one[8:])
+    assert one != other and one[:8] != one[8:]
 
 
 @pytest.mark.parametrize(("start", "batch"), [(5, 7), (2**33, 20)])
@@ -158,11 +146,8 @@ def test_features_with_one_value_per_example_are_kept_and_get_no_weights_of_toke
 
 
 def test_augmentation_has_a_seed_per_epoch_and_example():
-    def augment(example, seed):
-        return {**example, "seed": seed[tf.newaxis]}
-
-    batches = read_batches(ctl.data.augmented(in_memory(), augment), 5, 16)
-    seeds = np.concatenate([batch["seed"] for batch in batches]).reshape(-1, 2)
+    data = ctl.data.augmented(in_memory(), lambda e, seed: {**e, "seed": seed})
+    seeds = read_rows(data, "seed", 5, 16)
     assert len(np.unique(seeds, axis=0)) == 80
     assert len(np.unique(seeds[:, 1])) == 40
 
@@ -179,11 +164,9 @@ def rejected(boundaries):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        *((rejected(b), "requires increasing positive integers") for b in ([], 4, [4, 4], [8, 4])),
-        *((rejected(b), "requires increasing positive integers") for b in ([0, 4], [1.5, 4])),
+        *((rejected(b), "requires increasing positive") for b in ([], 4, [8, 4], [0, 4], [1.5])),
         (rejected([1]), "1 of 2 sequences are longer than the last boundary, 1: add 2"),
         (lambda: in_memory()._groups(41), "has 40 examples, but the global batch size is 41"),
-        (lambda: ctl.data.bucketed(ctl.data.arrays({"x": [1]}), [4]), "all have equal shapes"),
     ],
 )
 def test_wrong_use_is_rejected_in_one_line(make, message):

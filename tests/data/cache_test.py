@@ -12,13 +12,11 @@ import tensorflow as tf
 import ctl
 from ctl import testing
 from ctl.built.inner_loop import loop_of
-from ctl.data import cache, distribution
+from ctl.data import cache
 from ctl.data.kinds import kind_of
-from ctl.data.layout import Layout
-from ctl.errors import UsageError
 from tests.data import image_records, record_files
 from tests.data.image_records import parse_image
-from tests.data.reading import one_line
+from tests.data.reading import one_line, pipeline_layouts, read_steps
 from tests.support import child, reference_model
 
 pytest.importorskip("array_record", reason="array-record is not installed: the extra arrayrecord")
@@ -51,14 +49,11 @@ def images(folder):
     return ctl.data.records(f"{folder}/images.tfrecord", parse_image, version="1")
 
 
-def read(data, replicas, *, start=0, steps=9):
-    """The elements of all replicas, as arrays."""
-    elements = []
-    for pipeline in range(replicas):
-        layout = Layout(7, replicas, replicas, pipeline)
-        batches = kind_of(data).training(layout, seed=5, start=start, prefetch=2)
-        elements += list(distribution.disable_autotune(batches).take(steps))
-    return [np.asarray(value) for value in tf.nest.flatten(elements) if value is not None]
+def read(data, replicas, start):
+    """The elements of all replicas."""
+    layouts = pipeline_layouts(7, replicas, replicas)
+    streams = [kind_of(data).training(x, seed=5, start=start) for x in layouts]
+    return read_steps(streams, layouts[0], 9)
 
 
 @pytest.mark.slow
@@ -73,12 +68,9 @@ def test_batches_are_those_without_a_cache(folder, tmp_path, kind):
     for replicas, start in [(1, 0), (2, 100)]:
         copy = cache.cached(source, place)  # at the second time, it reads the file of the first
         assert type(copy).__name__ == name
-        plain = read(ctl.data.augmented(source, change), replicas, start=start)
-        cached = read(ctl.data.augmented(copy, change), replicas, start=start)
-        assert len(plain) == len(cached) > 0
-        for a, b in zip(plain, cached, strict=True):
-            assert a.dtype == b.dtype
-            np.testing.assert_array_equal(a, b)
+        plain = read(ctl.data.augmented(source, change), replicas, start)
+        cached = read(ctl.data.augmented(copy, change), replicas, start)
+        tf.nest.map_structure(np.testing.assert_array_equal, plain, cached)
 
 
 class Reversed(ctl.data.Source):
@@ -97,34 +89,12 @@ class Reversed(ctl.data.Source):
         return 9 - positions
 
 
-@pytest.mark.parametrize("in_memory", [True, False])
-def test_order_of_a_source_is_kept(tmp_path, in_memory):
-    original = Reversed()
-    original.files, original.version = [__file__], "1"
-    source = cache.cached(original, "memory" if in_memory else str(tmp_path))
+def test_order_of_a_source_is_kept():
+    source = cache.cached(Reversed(), "memory")
     positions = tf.range(10, dtype=tf.int64)
     indexes, _ = source.training_order(positions, batch_size=5, seed=0, span=10)
     for each in (indexes, source.evaluation_order(positions, batch_size=5)):
         assert source.gather(each)["x"].numpy().tolist() == [*range(9, -1, -1)]
-
-
-@pytest.mark.parametrize("is_ragged", [False, True])
-def test_targets_of_a_dict_are_kept(folder, tmp_path, is_ragged):
-    def parse(record):
-        example = parse_small(record)
-        number = example.pop("id")
-        part = example["x"][: number % 2 + 1] if is_ragged else -number
-        return {**example, "label": {"part": part, "number": number}}
-
-    place = str(tmp_path) if is_ragged else "memory"
-    source = small(folder, parse)
-    crop = lambda e, seed: {**e, "label": {**e["label"], "part": tf.size(e["label"]["part"])}}  # noqa: E731
-    plain, cached = (
-        read(ctl.data.augmented(s, crop), 1, steps=3) for s in (source, cache.cached(source, place))
-    )
-    assert len(plain) == len(cached) > 6
-    for one, other in zip(plain, cached, strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 DTYPES = (
@@ -133,9 +103,12 @@ DTYPES = (
 
 
 class Numbers(ctl.data.RowSource):
-    """Examples of every type, of one shape and of other shapes."""
+    """Examples of every type, of one shape or of other shapes, and targets of a dict."""
 
     files, version = [__file__], "1"
+
+    def __init__(self, is_ragged):
+        self.is_ragged = is_ragged
 
     def __len__(self):
         return 5
@@ -144,10 +117,9 @@ class Numbers(ctl.data.RowSource):
         return indexes
 
     def parse(self, row):
-        values = {"x": tf.range(row), "y": tf.stack([row, 1])}
-        return {
-            f"{k} {dtype.name}": self.cast(v, dtype) for k, v in values.items() for dtype in DTYPES
-        }
+        x = tf.range(row) if self.is_ragged else tf.stack([row, 1])
+        values = {dtype.name: self.cast(x, dtype) for dtype in DTYPES}
+        return {**values, "label": {"part": -x, "number": row}}
 
     def cast(self, numbers, dtype):
         if dtype == tf.string:
@@ -155,16 +127,17 @@ class Numbers(ctl.data.RowSource):
         return tf.cast(tf.cast(numbers, tf.float32), dtype)
 
 
-def test_every_type_is_kept(tmp_path):
-    copy = ctl.data.cached(Numbers(), str(tmp_path))
-    for index in range(5):
-        row = tf.constant(index, tf.int64)
-        expected = Numbers().parse(row)
-        actual = copy.parse(copy.read(row[None])[0])
-        assert actual.keys() == expected.keys()
-        for name, value in expected.items():
-            assert actual[name].dtype == value.dtype and value.dtype.name == name[2:]
-            np.testing.assert_array_equal(actual[name], value)
+@pytest.mark.parametrize("is_ragged", [True, False])
+def test_every_type_and_targets_of_a_dict_are_kept(tmp_path, is_ragged):
+    source = Numbers(is_ragged)
+    copy = ctl.data.cached(source, str(tmp_path) if is_ragged else "memory")
+    for index in tf.range(5, dtype=tf.int64)[:, tf.newaxis]:
+        expected, actual = source.gather(index), copy.gather(index)
+        assert actual["bfloat16"].dtype == tf.bfloat16
+        for one, other in zip(*map(tf.nest.flatten, (actual, expected)), strict=True):
+            assert one.dtype == other.dtype
+            np.testing.assert_array_equal(one, other)
+        tf.nest.assert_same_structure(actual, expected)
 
 
 def entries(folder):
@@ -258,50 +231,38 @@ def test_an_error_while_writing_leaves_no_cache(folder, tmp_path, monkeypatch):
         patch.setattr(
             cache, "import_package", lambda: types.SimpleNamespace(ArrayRecordWriter=open_full)
         )
-        with pytest.raises(UsageError, match=r"written .*No space left"):
-            cache.cached(small(folder), str(tmp_path))
+        assert "No space left" in one_line(cache.cached, small(folder), str(tmp_path))
     assert entries(tmp_path) == []
     path = shutil.copy(f"{folder}/images.tfrecord", tmp_path)
     record_files.flip_bit(path, 300)
-    with pytest.raises(UsageError, match="cached data is corrupt"):
-        cache.cached(ctl.data.records(path, parse_image, version="1"), str(tmp_path))
+    assert "cached data is corrupt" in one_line(cache.cached, images(tmp_path), str(tmp_path))
 
 
 def test_a_cache_with_replaced_records_does_not_hide_the_damage(tmp_path):
     path = record_files.write(tmp_path / "train-00.tfrecord", range(10))
     record_files.flip_bit(path, 20)
     skipping = ctl.data.records(path, parse_small, skip_damaged=True, version="1")
-    assert cache.cached(skipping, str(tmp_path)).gather(tf.constant([0], tf.int64))[
-        "id"
-    ].numpy().tolist() == [1]
-    with pytest.raises(UsageError, match="damaged record at offset 0"):
-        cache.cached(small(tmp_path), str(tmp_path))
+    copy = cache.cached(skipping, str(tmp_path))
+    assert copy.gather(tf.constant([0], tf.int64))["id"].numpy().tolist() == [1]
+    assert "damaged record at offset 0" in one_line(cache.cached, small(tmp_path), str(tmp_path))
 
 
 def ragged():
     return ctl.data.sequences({"x": [[1], [2, 3]]})
 
 
+def of_feature(feature):
+    return lambda folder: small(folder, {"x": feature})
+
+
 @pytest.mark.parametrize(
     ("make", "place", "message"),
     [
         (lambda folder: Reversed(), "cache", "but Reversed lacks `files` or `version`"),
-        (
-            lambda folder: small(folder, version=None),
-            "cache",
-            '(ctl.data.records(files, parse, version="1"))',
-        ),
+        (lambda folder: small(folder, version=None), "cache", "lacks `files` or `version`"),
         (lambda folder: ctl.data.bucketed(ragged(), [2, 4]), "memory", "not support Bucketed"),
-        (
-            lambda folder: small(folder, {"x": tf.io.VarLenFeature(tf.float32)}),
-            "memory",
-            "data.cache=memory requires dense tensors of one shape with values, but 'x' is Sparse",
-        ),
-        (
-            lambda folder: small(folder, {"x": tf.io.FixedLenFeature([0], tf.float32)}),
-            "memory",
-            "of one shape with values, but 'x' is TensorSpec(shape=(0,)",
-        ),
+        (of_feature(tf.io.VarLenFeature(tf.float32)), "memory", "but 'x' is Sparse"),
+        (of_feature(tf.io.FixedLenFeature([0], tf.float32)), "memory", "but 'x' is TensorSpec"),
         (images, "memory", "of one shape with values, but 'image' is"),
         (small, "file", "choose a folder on a local disk"),
         (small, "gs://a/b", "data.cache is gs://a/b, but ctl does not support URLs"),
@@ -327,7 +288,6 @@ def test_other_data_is_kept_or_rejected_in_one_line(folder, tmp_path):
     assert "cache is none, but must be memory, a folder" in message
 
 
-@pytest.mark.slow
 def test_the_option_applies_to_training_and_evaluation(folder, tmp_path):
     class FromRecords(reference_model.ReferenceTrainer):
         weighted = False
@@ -335,25 +295,18 @@ def test_the_option_applies_to_training_and_evaluation(folder, tmp_path):
         @staticmethod
         def data_factory(split):
             def parse(record):
-                example = tf.io.parse_single_example(record, record_files.FEATURES)
+                example = parse_small(record)
                 x = tf.cast(tf.tile(example["x"], [2]), tf.float64)
                 return {"x": x / 50, "token": example["id"] % 6, "label": example["id"] % 3}
 
             data = small(folder, parse)
-            flip = lambda e, seed: {**e, "x": -e["x"] * tf.cast(seed[1] % 3, tf.float64)}  # noqa: E731
-            return ctl.data.augmented(data, flip) if split == "train" else data
+            return ctl.data.augmented(data, lambda e, seed: e) if split == "train" else data
 
-    results = []
-    for replicas, place in [(1, ""), (2, str(tmp_path)), (1, "memory")]:
-        strategy = testing.make_strategy(replicas)
-        trainer = reference_model.make_trainer(strategy, 7, cls=FromRecords, cache=place)
-        evaluator = ctl.StandardEvaluator(trainer)
-        trainer.train(tf.constant(6))
-        is_cached = isinstance(loop_of(trainer).pipeline.data("eval").source, cache._CachedSource)
-        assert is_cached == bool(place)
-        weights = np.concatenate([v.numpy().ravel() for v in trainer.model.trainable_variables])
-        loss = evaluator.evaluate(tf.constant(-1))["loss"]
-        results.append(np.append(weights, loss.numpy() if hasattr(loss, "numpy") else loss))
-    np.testing.assert_allclose(results[1], results[0], rtol=1e-12)
-    np.testing.assert_array_equal(results[2], results[0])
+    strategy = testing.make_strategy(1)
+    trainer = reference_model.make_trainer(strategy, 7, cls=FromRecords, cache=str(tmp_path))
+    pipeline = loop_of(trainer).pipeline
+    assert all(
+        isinstance(pipeline.data(split).source, cache.CachedRecords) for split in ("train", "eval")
+    )
+    assert pipeline.data("train").augment is not None
     assert len(entries(tmp_path)) == 1  # both splits have the same files and version

@@ -20,8 +20,8 @@ def describe(data):
     return description.describe(kind_of(data))
 
 
-def arrays(count, **features):
-    return ctl.data.arrays({"x": np.arange(count), **features})
+def arrays(count):
+    return ctl.data.arrays({"x": np.arange(count)})
 
 
 def sequences(*lengths):
@@ -33,21 +33,14 @@ def records(folder):
 
 
 def test_examples_of_every_kind_of_data_are_counted():
-    assert describe(arrays(5)) == {"examples": 5}
     augmented = ctl.data.augmented(arrays(5), lambda example, seed: example)
     assert describe(augmented) == {"examples": 5}
     dataset = tf.data.Dataset.range(6)
     assert describe(dataset) == {"examples": 6}
-    assert describe(dataset.repeat()) == describe(dataset.filter(lambda x: x > 2))
     assert describe(dataset.repeat()) == {"examples": "unknown"}
     assert describe(ctl.data.GlobalBatches(dataset.batch(2))) == {"batches": 3}
-
-
-def test_sources_inside_of_others_are_counted():
-    parts = {"a": (arrays(5), 0.5), "b": (arrays(7), 0.5)}
-    assert describe(ctl.data.mixture(parts)) == {"examples": 12, "sources": [5, 7]}
-    other = {"a": (arrays(7), 0.5), "b": (arrays(5), 0.5)}
-    assert describe(ctl.data.mixture(other))["sources"] == [7, 5]
+    mixture = ctl.data.mixture({"a": (arrays(5), 0.5), "b": (arrays(7), 0.5)})
+    assert describe(mixture) == {"examples": 12, "sources": [5, 7]}
 
 
 @pytest.mark.parametrize(

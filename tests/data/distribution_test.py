@@ -10,6 +10,7 @@ from ctl.data import distribution
 from ctl.data.input_pipeline import InputPipeline
 from ctl.data.kinds import kind_of
 from ctl.data.layout import Layout
+from tests.data import record_files
 from tests.data.reading import numbers, one_line
 
 
@@ -56,15 +57,12 @@ def test_global_batches_are_split_over_the_replicas():
 
 
 def test_distributing_a_source_does_not_change_how_later_datasets_are_distributed(tmp_path):
-    files = [str(tmp_path / name) for name in "ab"]
-    for number, file in enumerate(files):
-        with tf.io.TFRecordWriter(file) as writer:
-            for i in range(6):
-                writer.write(str(10 * number + i).encode())
+    files = [record_files.write(tmp_path / f"{i}", range(10 * i, 10 * i + 6)) for i in range(2)]
 
     def batches(size):
         records = tf.data.Dataset.from_tensor_slices(files).flat_map(tf.data.TFRecordDataset)
-        return records.map(lambda r: {"id": tf.strings.to_number(r, tf.int64)}).batch(size)
+        parse = lambda r: tf.io.parse_single_example(r, record_files.FEATURES)  # noqa: E731
+        return records.map(parse).batch(size)
 
     replicated = testing.make_strategy(2)
     source = ctl.data.arrays({"id": range(5)})
@@ -108,9 +106,8 @@ def test_per_replica_batches_that_would_be_dropped_from_an_evaluation_are_reject
 def test_explicit_autotune_option_of_a_dataset_is_kept():
     options = tf.data.Options()
     options.autotune.enabled = True
-    tuned = numbers(3).with_options(options)
-    assert distribution.disable_autotune(tuned).options().autotune.enabled is True
-    assert distribution.disable_autotune(numbers(3)).options().autotune.enabled is False
+    for dataset, enabled in ((numbers(3).with_options(options), True), (numbers(3), False)):
+        assert distribution.disable_autotune(dataset).options().autotune.enabled is enabled
 
 
 # InputPipeline: from `build_dataset` to what the replicas get.
@@ -127,12 +124,11 @@ KINDS = {
 
 
 def make_pipeline(strategy, data_factory):
-    """A pipeline, and the list of the splits for which it called `build_dataset`."""
+    """A pipeline, and the list of the splits and contexts for which it called `build_dataset`."""
     calls = []
 
-    def build_dataset(split, input_context):
-        assert isinstance(input_context, tf.distribute.InputContext)
-        calls.append(split)
+    def build_dataset(split, context):
+        calls.append((split, context.num_input_pipelines, context.input_pipeline_id))
         return data_factory()
 
     return InputPipeline(build_dataset, strategy=strategy, seed=0, prefetch=2), calls
@@ -180,15 +176,15 @@ def test_replicas_get_the_contiguous_rows_of_one_replica_from_any_step(make, bat
     expected = ids_of_steps(one, make_pipeline(one, make)[0].training_dataset(batch, start=0), 5)
     pipeline, _ = make_pipeline(replicated, make)
     rows = -(-batch // replicas)
+    padding = rows * replicas - batch
+    mask = [1] * batch + [0] * padding
+    parts = [slice(r * rows, (r + 1) * rows) for r in range(replicas)]
     for start in (0, 4, 2):  # back and forth in one process, as a rollback does
         read = steps(replicated, pipeline.training_dataset(batch, start=start), 5 - start)
         for ids, (per_replica_ids, masks) in zip(expected[start:], read, strict=True):
-            padded = ids + ids[-1:] * (rows * replicas - batch)
-            assert per_replica_ids == [padded[r * rows : (r + 1) * rows] for r in range(replicas)]
-            if batch % replicas:
-                assert np.concatenate(masks).tolist() == [1] * batch + [0] * (len(padded) - batch)
-            else:
-                assert all(mask is None for mask in masks)
+            padded = ids + ids[-1:] * padding
+            assert per_replica_ids == [padded[part] for part in parts]
+            assert masks == [mask[part] if padding else None for part in parts]
 
 
 def test_source_is_built_once_per_split_and_dataset_each_time():
@@ -196,7 +192,7 @@ def test_source_is_built_once_per_split_and_dataset_each_time():
     for _ in range(3):
         pipeline.training_dataset(4, start=0)
     pipeline.evaluation_dataset(4)
-    assert calls == ["train", "eval"]
+    assert calls == [("train", 1, 0), ("eval", 1, 0)]
     pipeline, calls = make_pipeline(testing.make_strategy(1), KINDS["dataset"])
     pipeline.training_dataset(4, start=0)
     before = len(calls)
@@ -217,14 +213,6 @@ def test_dataset_that_its_author_shards_by_the_context_loses_no_example():
 
 @pytest.mark.parametrize("kind", ["dataset", "per replica"])
 def test_only_the_author_of_per_replica_data_gets_the_context_of_each_pipeline(kind):
-    contexts = []
-
-    def build_dataset(split, context):
-        contexts.append((context.num_input_pipelines, context.input_pipeline_id))
-        return KINDS[kind]()
-
-    strategy = testing.make_strategy(2)
-    pipeline = InputPipeline(build_dataset, strategy=strategy, seed=0, prefetch=2)
-    context = tf.distribute.InputContext(2, 1, num_replicas_in_sync=2)
-    pipeline.data("train", context)
-    assert contexts == [(1, 0)] + [(2, 1)] * (kind == "per replica")
+    pipeline, calls = make_pipeline(testing.make_strategy(2), KINDS[kind])
+    pipeline.data("train", tf.distribute.InputContext(2, 1, num_replicas_in_sync=2))
+    assert calls == [("train", 1, 0)] + [("train", 2, 1)] * (kind == "per replica")

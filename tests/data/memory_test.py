@@ -6,25 +6,17 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from tests.data.reading import one_line, read_all
+from tests.data.reading import lists, one_line
 
 
-def lists(source):
-    return {name: value.numpy().tolist() for name, value in read_all(source).items()}
-
-
-def test_arrays_gives_the_rows_of_every_array():
-    source = ctl.data.arrays({"x": np.arange(12.0).reshape(6, 2), "label": list("abcdef")})
+def test_arrays_gives_the_rows_of_every_array_in_their_types():
+    x = np.arange(12).reshape(6, 2).astype(np.float16)
+    source = ctl.data.arrays({"x": x, "label": list("abcdef")})
     batch = source.gather(tf.constant([4, 0, 4], tf.int64))
     assert len(source) == 6
+    assert batch["x"].dtype == tf.float16
     assert batch["x"].numpy().tolist() == [[8, 9], [0, 1], [8, 9]]
     assert batch["label"].numpy().tolist() == [b"e", b"a", b"e"]
-
-
-@pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.int64, np.float16, np.float64, bool])
-def test_arrays_keeps_types(dtype):
-    source = ctl.data.arrays({"x": np.ones([2, 3], dtype)})
-    assert source.gather(tf.constant([1], tf.int64))["x"].dtype == tf.as_dtype(dtype)
 
 
 def test_arrays_are_copied_and_outlive_the_tf_function_that_creates_them():
@@ -45,16 +37,12 @@ def test_arrays_are_copied_and_outlive_the_tf_function_that_creates_them():
     [
         ({}, "at least one array"),
         (np.zeros(3), "requires a dict"),
-        (
-            {"x": np.zeros(3), "label": {"a": [1, 2, 3], "b": [1]}},
-            "{'x': 3, 'label/a': 3, 'label/b': 1} examples, but each must have the same number",
-        ),
+        ({"x": [1, 2], "label": {"b": [1]}}, "have {'x': 2, 'label/b': 1} examples, but each must"),
         ({"x": np.zeros([0, 3])}, "{'x': 0} examples"),
         ({"x": 3.0}, "single value for 'x'"),
         ({"x": [[1], [2, 3]]}, "'x', a list"),
-        ({"x": object()}, "'x', an object"),
+        ({"x": {1}}, "'x', a set"),
     ],
-    ids=["no array", "not a dict", "counts", "empty", "scalar", "ragged", "object"],
 )
 def test_unsupported_features_are_rejected_in_one_line(features, message):
     assert message in one_line(ctl.data.arrays, features)
@@ -78,53 +66,35 @@ def test_fields_of_a_structured_array_are_features():
 
 
 def test_columns_of_a_data_frame_are_features():
-    frame = pandas.DataFrame(
-        {"x": [0.5, 1.5], "label": [3, 4], "name": ["a", "bb"], "pair": [[1, 2], [3, 4]]}
-    )
-    assert lists(ctl.data.arrays(frame)) == {**frame.to_dict("list"), "name": [b"a", b"bb"]}
+    columns = {"x": [0.5, 1.5], "label": [3, 4], "name": ["a", "bb"], "pair": [[1, 2], [3, 4]]}
+    frame = pandas.DataFrame(columns)
+    assert lists(ctl.data.arrays(frame)) == {**columns, "name": [b"a", b"bb"]}
     shuffled = frame.iloc[[1, 0]]  # the rows count, not the index
     assert lists(ctl.data.arrays(shuffled))["label"] == [4, 3]
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        (["a", None], "NoneType, str|float, str"),
-        ([[1], [2, 3]], "lists of different lengths"),
-        (np.array(["2026-01-01"], "M8[s]"), "times"),
-    ],
-)
-def test_columns_that_are_no_numbers_or_strings_are_rejected(values, message):
+@pytest.mark.parametrize("values", [["a", None], [[1], [2, 3]], np.array(["2026-01-01"], "M8[s]")])
+def test_columns_that_are_no_numbers_or_strings_are_rejected(values):
     error = one_line(ctl.data.arrays, pandas.DataFrame({"odd": pandas.Series(values)}))
-    assert "The column 'odd' has" in error
-    assert any(part in error for part in message.split("|"))
+    kind = "times" if isinstance(values, np.ndarray) else "values of the types"
+    assert f"The column 'odd' has {kind}" in error
     twice = pandas.DataFrame([[1, 2]], columns=["x", "x"])
     assert "The data frame has several columns 'x'" in one_line(ctl.data.arrays, twice)
 
 
-@pytest.mark.parametrize(
-    "example", [lambda i: {"x": [i, i + 1], "label": i}, lambda i: ([i, i + 1], i)]
-)
-def test_generator_is_read_once(example):
-    calls = []
+@pytest.mark.parametrize("make", [lambda x, i: {"x": x, "label": i}, lambda x, i: (x, i)])
+def test_generator_is_read_once_and_may_reuse_an_array(make):
+    calls, x = [], np.zeros(2)
 
     def examples():
         calls.append(1)
-        return (example(i) for i in range(3))
-
-    source = ctl.data.generator(examples)
-    assert lists(source) == {"x": [[0, 1], [1, 2], [2, 3]], "label": [0, 1, 2]}
-    assert len(calls) == 1
-
-
-def test_generator_may_reuse_an_array():
-    def examples():
-        x = np.zeros(2)
         for i in range(3):
             x[:] = i
-            yield {"x": x}
+            yield make(x, i)
 
-    assert lists(ctl.data.generator(examples)) == {"x": [[0, 0], [1, 1], [2, 2]]}
+    expected = {"x": [[0, 0], [1, 1], [2, 2]], "label": [0, 1, 2]}
+    assert lists(ctl.data.generator(examples)) == expected
+    assert len(calls) == 1
 
 
 def test_strings_of_a_generator_keep_zero_bytes():
@@ -141,10 +111,7 @@ def test_strings_of_a_generator_keep_zero_bytes():
         ([([[1], [1, 2]], 0)], "Example 1 of the generator has a value that is no array"),
         ([{"x": 1}, {"y": 1}], "Example 2 of the generator has the features ['y']"),
         ([{"x": [1]}] * 2 + [{"x": [1, 2]}], "Example 3 of the generator has 'x' of shape (2,)"),
-        (
-            [{"x": 1}, {"x": 1.5}],
-            "Example 2 of the generator has 'x' of shape () and dtype float64",
-        ),
+        ([{"x": 1}, {"x": 1.5}], "Example 2 of the generator has 'x' of shape () and dtype float"),
     ],
 )
 def test_wrong_examples_of_a_generator_are_named(examples, message):

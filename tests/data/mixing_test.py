@@ -10,11 +10,10 @@ import ctl
 from ctl.data import mixing
 from ctl.data.elements import source_spec
 from ctl.data.kinds import kind_of
-from ctl.data.layout import Layout
 from ctl.loop.loop_numbers import measure_loop
 from ctl.loop.timing import Throughput
 from tests.data import token_model
-from tests.data.reading import one_line, read_all, read_steps
+from tests.data.reading import one_line, read_all, read_rows
 from tests.support import reference_model
 
 
@@ -42,16 +41,10 @@ def two_sources():
     return ctl.data.mixture({"a": (numbers(0, 7), 0.7), "b": (Parsed(100, 3), 0.3)})
 
 
-def read_ids(source, batch, steps, *, start=0, seed=3):
-    stream = kind_of(source).training(Layout(batch, 1), seed=seed, start=start)
-    steps = read_steps([stream], Layout(batch, 1), steps)
-    return np.concatenate([step[0].batch["id"] for step in steps])
-
-
 @functools.cache
 def stream():
     """The first 13,000 ids of two_sources(), three periods."""
-    return read_ids(two_sources(), 1000, 13)
+    return read_rows(two_sources(), "id", 1000, 13)
 
 
 class InOrder(ctl.data.Arrays):
@@ -61,9 +54,7 @@ class InOrder(ctl.data.Arrays):
         return positions % len(self)
 
 
-@pytest.mark.parametrize(
-    ("weights", "period"), [([0.7, 0.3], 10), ([3.0, 4], 7), ([0.5, 0.25, 0.125, 0.125], 8)]
-)
+@pytest.mark.parametrize(("weights", "period"), [([0.7, 0.3], 10), ([4, 2.0, 1, 1], 8)])
 def test_proportions_are_exact_in_every_period(weights, period):
     sources = {f"s{i}": (numbers(100 * i, 5 + i), w) for i, w in enumerate(weights)}
     source = ctl.data.mixture(sources)
@@ -91,8 +82,7 @@ def test_short_parts_of_the_stream_are_close_to_the_proportions():
     # Where the next row of a source lies in its part is random, so it is off by less than one row
     # for each of the two ends.
     difference = counts - 0.7 * np.arange(1, len(counts) + 1)
-    assert np.abs(difference).max() < 2
-    assert np.abs(difference).max() > 0.5
+    assert 0.5 < np.abs(difference).max() < 2
     # The order has no short period.
     assert all((origin[p:] != origin[:-p]).mean() > 0.2 for p in range(1, 100))
 
@@ -109,7 +99,7 @@ def test_source_is_read_without_replacement_in_each_of_its_epochs():
 def test_sources_of_one_length_have_their_own_orders():
     own = InOrder({"id": np.arange(200, 250)})
     sources = {"a": (numbers(0, 50), 1), "b": (numbers(100, 50), 1), "own": (own, 1)}
-    ids = read_ids(ctl.data.mixture(sources), 10, 15)
+    ids = read_rows(ctl.data.mixture(sources), "id", 10, 15)
     assert (ids[ids < 100].tolist()) != (ids[ids // 100 == 1] - 100).tolist()
     assert ids[ids >= 200].tolist() == [*range(200, 250)]
 
@@ -151,17 +141,9 @@ def test_counts_are_in_the_metrics_of_a_loop():
         assert logged[f"epochs/{name}"] == logged[f"examples/{name}"] / size
 
 
-def read_augmented(source, augment, steps):
-    """The features of the augmented training stream."""
-    data = ctl.data.augmented(source, augment)
-    batches = kind_of(data).training(Layout(10, 1), seed=3, start=0, prefetch=1)
-    read = [step[0].batch for step in read_steps([batches], Layout(10, 1), steps)]
-    return {name: np.concatenate([batch[name] for batch in read]) for name in read[0]}
-
-
 def test_augmentation_has_a_seed_per_epoch_of_the_source_and_example():
-    seeds = read_augmented(two_sources(), lambda e, seed: {**e, "seed": seed}, 30)["seed"]
-    assert len(np.unique(seeds, axis=0)) == 300
+    data = ctl.data.augmented(two_sources(), lambda e, seed: {**e, "seed": seed})
+    assert len(np.unique(read_rows(data, "seed", 10, 30), axis=0)) == 300
 
 
 def test_packed_sources_are_mixed():
@@ -186,20 +168,11 @@ def test_rows_of_any_shape_are_parsed_one_by_one_by_the_function_of_their_source
 
     mixed = ctl.data.mixture({"a": (Sized(0, 7), 0.7), "b": (Transposed(100, 3), 0.3)})
     assert isinstance(mixed, ctl.data.RowSource)
-    assert kind_of(ctl.data.augmented(mixed, lambda e, seed: {"id": e["image"][0, 0]})).spec()
-    ids = read_augmented(mixed, lambda e, seed: {"id": e["image"][-1, 0]}, 7)["id"]
+    data = ctl.data.augmented(mixed, lambda e, seed: {"id": e["image"][-1, 0]})
+    assert kind_of(data).spec()
     expected = stream()[:70]
+    ids = read_rows(data, "id", 10, 7)
     assert ids.tolist() == np.where(expected < 100, expected, -expected).tolist()
-
-
-class Empty(ctl.data.Source):
-    """A source of no examples."""
-
-    def __len__(self):
-        return 0
-
-    def gather(self, indexes):
-        return {"id": indexes}
 
 
 def mix(**sources):
@@ -209,22 +182,18 @@ def mix(**sources):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ctl.data.mixture({}), "a dict of at least one source"),
+        (mix(), "a dict of at least one source"),
         (lambda: ctl.data.mixture([(numbers(0, 1), 1)]), "a dict of at least one source"),
         (mix(a=numbers(0, 1)), "requires (source, weight)"),
         (mix(a=(tf.data.Dataset.range(3), 1)), "requires (source, weight)"),
         *(
             (mix(a=(numbers(0, 1), w)), f"weight {w!r} for 'a', but requires a positive number")
-            for w in (0, -1.0, float("nan"), float("inf"), "1", True, None)
+            for w in (0, float("nan"), float("inf"), "1", True)
         ),
         (mix(a=(numbers(0, 1), 1), b=(numbers(0, 1), 1e-9)), "at least 1 / 65,536"),
-        (mix(a=(Empty(), 1)), "The source 'a' of ctl.data.mixture has no examples"),
-        (
-            mix(a=(numbers(0, 1), 1), b=(ctl.data.arrays({"id": [0.5]}), 1)),
-            "'b' has id float32 (), and",
-        ),
-        (mix(a=(numbers(0, 1), 1), b=(ctl.data.arrays({"x": [1]}), 1)), "the same features"),
-        (lambda: ctl.data.mixture({"a": (two_sources(), 1)}), "pass all sources to one mixture"),
+        (mix(a=(InOrder({"id": [1]}), 1), b=(Parsed(0, 0), 1)), "The source 'b' of ctl.data.mix"),
+        (mix(a=(numbers(0, 1), 1), b=(InOrder({"id": [0.5]}), 1)), "'b' has id float32 (), and"),
+        (mix(a=(two_sources(), 1)), "pass all sources to one mixture"),
         (mix(a=(ctl.data.sequences({"x": [[1], [1, 2]]}), 1)), "return ctl.data.packed"),
     ],
 )

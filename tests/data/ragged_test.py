@@ -28,17 +28,11 @@ class Own(ctl.data.Source):
 
 class Nested(Own):
     def gather(self, indexes):
-        return {"x": indexes, "label": {"a": indexes}}
+        return {"label": super().gather(indexes)}
 
 
-class Images(ctl.data.RowSource):
+class Images(token_model.Documents):
     """Images whose width differs, too."""
-
-    def __len__(self):
-        return 3
-
-    def read(self, indexes):
-        return indexes
 
     def parse(self, row):
         return {"image": tf.zeros([row, row + 1, 3])}
@@ -62,53 +56,44 @@ def pack(batch):
 
 
 def test_features_of_variable_length_are_ragged():
-    frames = [np.full([n, 2], n, np.float32) for n in (2, 0, 1)]
-    source = ctl.data.sequences(
-        {
-            "x": [[1, 2], [], [3]],
-            "frames": frames,
-            "label": [7, 8, 9],
-            "y": tf.ragged.constant([[4, 5], [], [6]]),
-        }
-    )
+    features = {
+        "x": [[1, 2], [], [3]],
+        "frames": [np.full([n, 2], n, np.float32) for n in (2, 0, 1)],
+        "label": [7, 8, 9],
+        "y": tf.ragged.constant([[4, 5], [], [6]]),
+        "strings": [[b"a\0", b"b"], [], [b"\0"]],  # with their zero bytes
+    }
+    source = ctl.data.sequences(features)
     assert len(source) == 3
     assert source.lengths.tolist() == [2, 0, 1]
     batch = source.gather(tf.constant([2, 0], tf.int64))
-    assert batch["x"].to_list() == [[3], [1, 2]]
-    assert batch["y"].to_list() == [[6], [4, 5]]
-    assert batch["frames"].to_list() == [[[1, 1]], [[2, 2], [2, 2]]]
-    assert batch["label"].numpy().tolist() == [9, 7]
-    strings = [[b"a\0", b"b"], [b"\0"]]  # with their zero bytes
-    batch = ctl.data.sequences({"x": strings}).gather(tf.constant([0, 1], tf.int64))
-    assert batch["x"].to_list() == strings
+    assert batch.pop("label").numpy().tolist() == [9, 7]
+    assert {name: value.to_list() for name, value in batch.items()} == {
+        "x": [[3], [1, 2]],
+        "y": [[6], [4, 5]],
+        "frames": [[[1, 1]], [[2, 2], [2, 2]]],
+        "strings": [[b"\0"], [b"a\0", b"b"]],
+    }
 
 
-@pytest.mark.parametrize("make", [ctl.data.sequences, Own], ids=["sequences", "own"])
-def test_ragged_tensors_may_have_32_bit_splits(make):
-    source = make({"x": tf.ragged.constant([[1, 2], [3], [4]], row_splits_dtype=tf.int32)})
-    batch = ctl.data.packed(source, 4).gather(tf.constant([0], tf.int64))
-    assert sorted(batch["x"].numpy()[0].tolist()) == [1, 2, 3, 4]
-    batch = ctl.data.bucketed(source, [3]).gather(tf.constant([1, 0], tf.int64))
-    assert batch["x"].numpy().tolist() == [[3, 0, 0], [1, 2, 0]]
-
-
-def test_source_of_ragged_tensors_has_inner_axes_that_are_dense():
-    rows = tf.ragged.constant([[[1, 2]], [[3, 4], [5, 6]], []], ragged_rank=1)
-    batch = ctl.data.packed(Own({"x": rows}), 3).gather(tf.constant([0], tf.int64))
-    assert batch["x"].shape == (1, 3, 2)
-    assert sorted(batch["x"].numpy()[0].tolist()) == [[1, 2], [3, 4], [5, 6]]
+@pytest.mark.parametrize("make", [ctl.data.sequences, Own])
+def test_ragged_tensors_may_have_32_bit_splits_and_inner_axes(make):
+    values = [[[1, 2]], [[3, 4], [5, 6]], []]
+    rows = tf.ragged.constant(values, ragged_rank=1, row_splits_dtype=tf.int32)
+    source = make({"x": rows})
+    packed = ctl.data.packed(source, 3).gather(tf.constant([0], tf.int64))["x"]
+    assert sorted(packed.numpy()[0].tolist()) == [[1, 2], [3, 4], [5, 6]]
+    bucketed = ctl.data.bucketed(source, [2]).gather(tf.constant([1, 0], tf.int64))["x"]
+    assert bucketed.numpy().tolist() == [[[3, 4], [5, 6]], [[1, 2], [0, 0]]]
 
 
 def test_lengths_that_change_end_the_run_in_one_line():
-    class Changing(Own):
-        lengths = np.array([1, 1, 1])
-
-    source = ctl.data.packed(Changing({"x": tf.ragged.constant([[1], [2], [3, 4]])}), 3)
-    rows = tf.data.Dataset.range(len(source)).batch(1).map(source.gather)
-    with pytest.raises(ctl.UsageError) as error, report_data_errors("training", dict):
+    source = Own({"x": tf.ragged.constant([[1], [2], [3, 4]])})
+    source.lengths = np.array([1, 1, 1])
+    rows = tf.data.Dataset.range(1).batch(1).map(ctl.data.packed(source, 3).gather)
+    match = "^.*other lengths than when they were grouped.*$"
+    with pytest.raises(ctl.UsageError, match=match), report_data_errors("training", dict):
         list(rows)
-    assert "other lengths than when they were grouped" in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +104,6 @@ def test_lengths_that_change_end_the_run_in_one_line():
         (lambda: ctl.data.sequences({"x": [1, 2]}), "got no list of sequences"),
         (lambda: ctl.data.sequences({"x": [[1], ["a"]]}), "cannot convert 'x'"),
         (lambda: ctl.data.sequences({"x": [[1], [[2]]]}), "cannot convert 'x'"),
-        (lambda: ctl.data.sequences({"x": 3}), "cannot convert 'x'"),
         (lambda: ctl.data.sequences(UNEQUAL), "Example 1 has 1 values of 'x', but 2 of 'y'"),
         (lambda: pack({"x": tf.ragged.constant([[[1, 2]], [[3]], []])}), f"(None, None){ONE_AXIS}"),
         (lambda: ctl.data.bucketed(Images(), [4]), f"the shape (None, None, 3){ONE_AXIS}"),
@@ -128,7 +112,7 @@ def test_lengths_that_change_end_the_run_in_one_line():
         (lambda: ctl.data.packed(BUCKETED, 4), "apply ctl.data.packed to each source"),
         (lambda: ctl.data.bucketed(Padded({"x": RAGGED}), [4]), "which the source pads"),
         (lambda: ctl.data.packed({"x": [[1]]}, 4), "got a dict, but requires a ctl.data.Source"),
-        (lambda: ctl.data.packed(Nested({}), 4), "'label' of the sequences is a dict"),
+        (lambda: ctl.data.packed(Nested({"x": RAGGED}), 4), "'label' of the sequences is a dict"),
         (lambda: pack({"x": tf.zeros([3, 2])}), "all have equal shapes: x (2,)"),
         (lambda: pack({"x": tf.ragged.constant([[1]] * 3), "positions": tf.zeros([3])}), "rename"),
     ],
@@ -155,11 +139,7 @@ def short_reads(monkeypatch):
     monkeypatch.setattr(ragged, "_ROWS_PER_READ", 4)
 
 
-def test_lengths_are_read_from_the_examples(short_reads):
-    assert ragged.read_lengths(token_model.Documents(), None).tolist() == LENGTHS
-
-
-def test_file_keeps_the_lengths(tmp_path, monkeypatch):
+def test_file_keeps_the_lengths(tmp_path, monkeypatch, short_reads):
     path = str(tmp_path / "folder/lengths.npy")
     assert ragged.read_lengths(token_model.Documents(), path).tolist() == LENGTHS
     monkeypatch.setattr(token_model.Documents, "parse", None)  # not called any more
@@ -197,14 +177,19 @@ HUGE = b"\x93NUMPY\1\0" + len(_HEADER).to_bytes(2, "little") + _HEADER  # declar
         pytest.param(HUGE, "is not a file of lengths", id="huge"),
     ],
 )
-def test_wrong_lengths_are_rejected_in_one_line(tmp_path, content, message):
-    path, source = tmp_path / "lengths.npy", token_model.Documents()
+def test_wrong_file_of_lengths_is_rejected_in_one_line(tmp_path, content, message):
+    path = tmp_path / "lengths.npy"
+    np.save(path, content)
     if isinstance(content, bytes):
         path.write_bytes(content)
-    else:
-        np.save(path, content)
-    assert message in one_line(ragged.read_lengths, source, str(path))
-    assert "cannot be written to" in one_line(ragged.read_lengths, source, f"{path}/lengths.npy")
+    assert message in one_line(ragged.read_lengths, token_model.Documents(), str(path))
+
+
+def test_other_wrong_lengths_are_rejected_in_one_line(tmp_path):
+    source = token_model.Documents()
+    (tmp_path / "file").touch()
+    message = one_line(ragged.read_lengths, source, f"{tmp_path}/file/lengths.npy")
+    assert "cannot be written to" in message
     message = "lengths is a list, but must be the path of a file"
     assert message in one_line(ragged.read_lengths, source, LENGTHS)
     source.lengths = np.arange(3)

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import ctl
 from ctl.data import distribution
+from ctl.data.data_errors import report_data_errors
 from ctl.data.kinds import kind_of
 from ctl.data.layout import Layout
 
@@ -35,6 +36,11 @@ def read_all(source):
     return source.gather(tf.range(len(source), dtype=tf.int64))
 
 
+def lists(source):
+    """All examples of a source, in order, as lists."""
+    return {name: value.numpy().tolist() for name, value in read_all(source).items()}
+
+
 def numbers(count):
     """A dataset of examples {"id": 0}, {"id": 1}, ..., not shuffled."""
     return tf.data.Dataset.range(count).map(lambda i: {"id": i})
@@ -58,10 +64,27 @@ def read_steps(streams, layout, steps):
     ]
 
 
-def real_ids(step):
-    """The ids of the rows that are not padding, in the order of the replicas."""
-    masks = [np.ones(len(b["id"])) if m is None else m.numpy() for b, m in step]
-    return [i for (b, _), mask in zip(step, masks, strict=True) for i in b["id"].numpy()[mask == 1]]
+def read_batches(data, batch, steps, *, start=0, seed=3):
+    """The batches of training steps on one replica."""
+    stream = kind_of(data).training(Layout(batch, 1), seed=seed, start=start)
+    return [step[0].batch for step in read_steps([stream], Layout(batch, 1), steps)]
+
+
+def read_rows(data, name, batch, steps, **options):
+    """The values of one feature in training steps on one replica."""
+    return np.concatenate([b[name] for b in read_batches(data, batch, steps, **options)])
+
+
+def read_epoch(source):
+    """The ids of an epoch, without an incomplete batch, with errors as in a run."""
+    with report_data_errors("training", dict):
+        return read_rows(source, "id", 5, len(source) // 5).tolist()
+
+
+def real_ids(step, name="id"):
+    """The ids of the rows that are not padding, or another feature, in the order of the replicas."""
+    real = [b[name] if mask is None else b[name][mask == 1] for b, mask in step]
+    return [row for rows in real for row in rows.numpy()]
 
 
 def check_rows_and_padding(step, layout, size):

@@ -10,7 +10,7 @@ from ctl.data import distribution
 from ctl.data.kinds import kind_of
 from ctl.data.layout import Layout
 from ctl.loop.actions import leaks as retraces
-from tests.data.reading import UNEVEN, pipeline_layouts, read_steps
+from tests.data.reading import UNEVEN, pipeline_layouts, read_steps, real_ids
 
 TOKENS, WIDTH = 11, 4
 
@@ -100,24 +100,13 @@ def check_guarantee(factory, batch, replicas, steps):
     assert {f.experimental_get_tracing_count() for _, f in functions} == {1}
 
 
-def read_rows(factory, batch, replicas, pipelines, *, start, steps, name="x"):
-    """The rows of a feature in each step, without padding, in the order of the replicas."""
-    layouts = pipeline_layouts(batch, replicas, pipelines)
-    read = read_steps(
-        [kind_of(factory()).training(x, seed=3, start=start) for x in layouts],
-        layouts[0],
-        steps,
-    )
-    return [
-        np.concatenate([b[name] if m is None else b[name][m == 1] for b, m in map(tuple, step)])
-        for step in read
-    ]
-
-
 def check_order(factory, *, name="x"):
     """Checks the rows of resumed steps on replicas with uneven shares against those of one."""
-    batch, replicas, pipelines = UNEVEN
-    expected = read_rows(factory, batch, 1, 1, start=0, steps=12, name=name)[7:]
-    rows = read_rows(factory, batch, replicas, pipelines, start=7, steps=5, name=name)
-    for row, values in zip(rows, expected, strict=True):
-        np.testing.assert_array_equal(row, values)
+
+    def read(layouts, start, steps):
+        streams = [kind_of(factory()).training(x, seed=3, start=start) for x in layouts]
+        return [real_ids(step, name) for step in read_steps(streams, layouts[0], steps)]
+
+    expected = read([Layout(UNEVEN[0], 1)], 0, 12)[7:]
+    for rows, values in zip(read(pipeline_layouts(*UNEVEN), 7, 5), expected, strict=True):
+        np.testing.assert_array_equal(rows, values)

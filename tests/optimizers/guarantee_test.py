@@ -76,15 +76,13 @@ def library(name):
     return model.get_weights()
 
 
-@pytest.mark.slow  # many other tests compare replicas under the common ones
+LONG = {"adam", "adamw", "adagrad", "adamax"}  # many other tests compare replicas under such ones
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(
-            name, marks=[pytest.mark.long] * (name in ("adam", "adamw", "adagrad", "adamax"))
-        )
-        for name in optimizers.CLASSES
-    ],
+    [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in optimizers.CLASSES],
 )
 def test_update_is_that_of_the_library_on_one_device(name):
     trainer = make_trainer(name, 2, micro_batches=2)

@@ -45,29 +45,21 @@ def exclude_bias(optimizer):
 # The hyperparameters of Model Garden's optimizers are float32.
 @pytest.mark.parametrize("decay", [0.0, 0.25])
 def test_lamb_computes_what_model_garden_computes(decay):
-    expected = model_garden("lamb", "LAMB")(
-        0.0625, weight_decay_rate=decay, exclude_from_weight_decay=["bias"]
-    )
-    actual = exclude_bias(LAMB(0.0625, weight_decay=decay))
-    for a, b in zip(train(actual), train(expected), strict=True):
+    options = dict(weight_decay_rate=decay, exclude_from_weight_decay=["bias"])
+    expected = train(model_garden("lamb", "LAMB")(0.0625, **options))
+    actual = train(exclude_bias(LAMB(0.0625, weight_decay=decay)))
+    for a, b in zip(actual, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("decay", [0.0, 0.25])
 def test_lars_computes_what_model_garden_computes(decay, nesterov):
-    expected = model_garden("lars", "LARS")(
-        0.5,
-        momentum=0.75,
-        eeta=0.125,
-        weight_decay_rate=decay,
-        nesterov=nesterov,
-        exclude_from_weight_decay=["bias"],
-    )
-    actual = exclude_bias(
-        LARS(0.5, momentum=0.75, trust_coefficient=0.125, weight_decay=decay, nesterov=nesterov)
-    )
-    for a, b in zip(train(actual), train(expected), strict=True):
+    same = dict(momentum=0.75, nesterov=nesterov)
+    options = dict(eeta=0.125, weight_decay_rate=decay, exclude_from_weight_decay=["bias"])
+    expected = train(model_garden("lars", "LARS")(0.5, **same, **options))
+    optimizer = LARS(0.5, **same, trust_coefficient=0.125, weight_decay=decay)
+    for a, b in zip(train(exclude_bias(optimizer)), expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-12)
 
 

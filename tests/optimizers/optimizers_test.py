@@ -7,7 +7,7 @@ import tf_keras
 import ctl
 from ctl.optimizers import FromConfig, making
 
-CLASSES = tf_keras.optimizers
+CUSTOM = "tests.optimizers.custom"
 
 
 def section(**changes):
@@ -20,59 +20,25 @@ def build(steps=1000, global_batch_size=64, **changes):
     return making.make(section(**changes), global_batch_size=global_batch_size, steps=steps)
 
 
-def rates(optimizer, *steps):
-    """Returns the learning rate at the given updates."""
-    return [float(optimizer._learning_rate(step)) for step in steps]
-
-
-NAMES = {
-    "adam": CLASSES.Adam, "adamw": CLASSES.AdamW, "sgd": CLASSES.SGD, "rmsprop": CLASSES.RMSprop,
-    "adagrad": CLASSES.Adagrad, "lion": CLASSES.Lion,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_each_name_makes_an_optimizer_that_descends(name):
-    optimizer = build(name=name, learning_rate=0.25)
-    assert type(optimizer) is NAMES[name] and float(optimizer.learning_rate) == 0.25
-    variable = tf.Variable([1.0, -1.0])
-    optimizer.apply_gradients([(tf.constant([1.0, -1.0]), variable)])
-    assert variable[0] < 1.0 and variable[1] > -1.0 and int(optimizer.iterations) == 1
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_weight_decay_of_every_optimizer_is_decoupled(name):
-    changes = {}
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "Lion"])
+def test_each_name_makes_an_optimizer_whose_weight_decay_is_decoupled(name):
     for decay in (0.0, 0.5):
-        optimizer = build(name=name, learning_rate=0.25, weight_decay=decay)
+        optimizer = build(name=name.lower(), learning_rate=0.25, weight_decay=decay)
+        assert type(optimizer) is getattr(tf_keras.optimizers, name)
         variable = tf.Variable([8.0])
         optimizer.apply_gradients([(tf.constant([0.0]), variable)])
-        changes[decay] = float(variable[0]) - 8.0
-    assert changes == {0.0: 0.0, 0.5: -0.25 * 0.5 * 8.0}
+        assert float(variable[0]) - 8.0 == -0.25 * decay * 8.0
 
 
 @pytest.mark.parametrize(
-    ("nesterov", "steps", "moved"),
-    [(False, 2, 0.5 + 0.5 * (1 + 0.75)), (True, 1, 0.5 * (1 + 0.75))],
-)
-def test_momentum_of_sgd(nesterov, steps, moved):
-    options = {"momentum": 0.75, "arguments": {"nesterov": nesterov}}
-    optimizer = build(name="sgd", learning_rate=0.5, **options)
-    variable = tf.Variable([0.0])
-    for _ in range(steps):
-        optimizer.apply_gradients([(tf.constant([1.0]), variable)])
-    assert float(variable[0]) == -moved
-
-
-@pytest.mark.parametrize(
-    ("base", "batch", "rate"), [(0, 64, 0.5), (64, 64, 0.5), (64, 256, 2.0), (256, 64, 0.125)]
+    ("base", "batch", "rate"), [(0, 64, 0.5), (64, 256, 2.0), (256, 64, 0.125)]
 )
 def test_learning_rate_is_scaled_linearly_with_the_batch(base, batch, rate):
     changes = dict(learning_rate=0.5, learning_rate_batch_size=base)
     assert making.learning_rate(section(**changes), batch) == rate
     assert float(build(global_batch_size=batch, **changes).learning_rate) == rate
     cosine = build(global_batch_size=batch, schedule="cosine", **changes)
-    assert rates(cosine, 0) == [rate]
+    assert float(cosine._learning_rate(0)) == rate
 
 
 def test_schedule_advances_with_each_update():
@@ -88,16 +54,14 @@ def test_arguments_of_the_class_come_from_the_config():
     optimizer = build(name="adam", arguments=dict(beta_2=0.75, epsilon=1e-3, amsgrad=True))
     assert (optimizer.beta_1, optimizer.beta_2) == (0.9, 0.75)
     assert (optimizer.epsilon, optimizer.amsgrad) == (1e-3, True)
-    assert build(name="rmsprop", momentum=0.75).momentum == 0.75
-    assert build(name="rmsprop").momentum == 0.0
+    for name in ("rmsprop", "sgd"):
+        assert [build(name=name, momentum=m).momentum for m in (0.75, 0.0)] == [0.75, 0.0]
 
 
 def test_optimizer_can_be_a_function_of_another_package():
-    optimizer = build(
-        name="tests.optimizers.custom:heavy_ball", learning_rate=0.5, arguments=dict(friction=0.25)
-    )
+    optimizer = build(name=f"{CUSTOM}:heavy_ball", learning_rate=0.5, arguments=dict(friction=0.25))
     assert (float(optimizer.learning_rate), optimizer.momentum) == (0.5, 0.75)
-    assert type(build(name="tf_keras.optimizers:Ftrl")) is CLASSES.Ftrl
+    assert type(build(name="tf_keras.optimizers:Ftrl")) is tf_keras.optimizers.Ftrl
 
 
 @pytest.mark.parametrize(
@@ -112,15 +76,11 @@ def test_optimizer_can_be_a_function_of_another_package():
         (dict(arguments=dict(learning_rate=1.0)), "no effect: set optimizer.learning_rate, and"),
         (dict(arguments=dict(weight_decay=1.0)), "no effect: set optimizer.weight_decay, and"),
         (dict(arguments=dict(clipnorm=1.0)), "has no effect: set optimizer.clip.norm, which"),
-        (dict(arguments=dict(use_ema=True)), "has no effect: set optimizer.ema_decay"),
         (dict(name="nowhere.at_all:f"), "nowhere.at_all cannot be imported (ModuleNotFoundError"),
         (dict(name="tf_keras.optimizers:Adan"), "has no Adan: did you mean Adam?"),
-        (dict(name="tests.optimizers.custom:nothing"), "returned None: return a tf_keras"),
-        (dict(name="tests.optimizers.custom:fails"), "fails raised ValueError: of a bad mood"),
-        (
-            dict(name="tests.optimizers.custom:heavy_ball", weight_decay=0.5),
-            "heavy_ball raised TypeError",
-        ),
+        (dict(name=f"{CUSTOM}:nothing"), "returned None: return a tf_keras"),
+        (dict(name=f"{CUSTOM}:fails"), "fails raised ValueError: of a bad mood"),
+        (dict(name=f"{CUSTOM}:heavy_ball", weight_decay=0.5), "heavy_ball raised TypeError"),
     ],
 )
 def test_mistakes_are_one_line(changes, message):
@@ -131,18 +91,12 @@ def test_mistakes_are_one_line(changes, message):
 
 
 def test_optimizer_of_a_config_is_made_from_the_resolved_config():
-    config = ctl.config(
-        optimizer=dict(name="sgd", schedule="linear"), data=dict(global_batch_size=4)
-    )
-
     def resolve(examples):
-        assert examples == 100
-        resolved = ctl.config(**config.to_dict())
-        resolved.train.steps = 50
-        return resolved
+        optimizer = dict(name="sgd", schedule="linear")
+        return ctl.config(optimizer=optimizer, train=dict(steps=examples // 2))
 
     make = FromConfig(resolve)
     make.examples_per_epoch = 100
     assert not make.called
-    assert rates(make(), 0, 25, 50) == pytest.approx([1e-3, 5e-4, 0.0])
+    assert float(make()._learning_rate(25)) == pytest.approx(5e-4)
     assert make.called

@@ -9,6 +9,7 @@ import uuid
 import numpy as np
 import tensorflow as tf
 
+from ctl.data.data_errors import describe_corruption
 from ctl.data.files import record_index, record_reader
 from ctl.errors import UsageError
 
@@ -45,9 +46,9 @@ def convert(path: str, folder: str, *, output_format: str = "tfrecord") -> tuple
             writer.write(record)
             count += 1
     except tf.errors.DataLossError as error:
-        problem = error.message.splitlines()[0]
         raise UsageError(
-            f"{path} is damaged after {count} records ({problem}): write the file again."
+            f"{path} is damaged after {count} records ({describe_corruption(error)}): write the file "
+            "again."
         ) from None
     finally:
         writer.close()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import threading
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
@@ -70,9 +70,8 @@ class RandomAccess(Source):
         for name, value in arrays.items():
             if value.dtype == object:
                 raise UsageError(
-                    f"ctl.data.random_access got the feature {name!r}, "
-                    f"{type_name(example[name])}, which is no array: convert it, or leave "
-                    "it out by parse."
+                    f"ctl.data.random_access got the feature {name!r}, {type_name(example[name])}, "
+                    "which is no array: convert it, or leave it out by parse."
                 )
         self._specs = {
             name: tf.TensorSpec(value.shape, tf.string if value.dtype.kind in "US" else value.dtype)
@@ -87,12 +86,10 @@ class RandomAccess(Source):
         """Reads examples by Python."""
         types = [spec.dtype for spec in self._specs.values()]
         values = tf.numpy_function(self._read_batch, [indexes], types, stateful=False)
-        return {
-            name: tf.ensure_shape(value, [indexes.shape[0], *spec.shape])
-            for (name, spec), value in zip(
-                self._specs.items(), tf.nest.flatten(values), strict=True
-            )
-        }
+        batch = dict(zip(self._specs, tf.nest.flatten(values), strict=True))
+        for name, spec in self._specs.items():
+            batch[name] = tf.ensure_shape(batch[name], [indexes.shape[0], *spec.shape])
+        return batch
 
     def _read_batch(self, indexes: np.ndarray) -> list[np.ndarray]:
         # Several threads read batches, but few datasets can be read by more than one at a time.
@@ -101,27 +98,17 @@ class RandomAccess(Source):
         columns = []
         for name, spec in self._specs.items():
             values = [example[name] for example in examples]
+            dtype, is_text = spec.dtype.as_numpy_dtype, spec.dtype == tf.string
             rows = [np.asarray(value) for value in values]
             for index, row in zip(indexes, rows, strict=True):
                 # NumPy would make 0 of 0.5, NaN of None, and "5" of 5.
-                if not (
-                    row.dtype.kind in "US"
-                    if spec.dtype == tf.string
-                    else np.can_cast(row.dtype, spec.dtype.as_numpy_dtype, "same_kind")
-                ):
-                    raise UsageError(
-                        f"Example {index} has {name!r} of type {row.dtype}, but the first one "
-                        f"{spec.dtype.name}: make them equal by parse."
-                    )
+                can_cast = np.can_cast(row.dtype, dtype, "same_kind")
+                if not (row.dtype.kind in "US" if is_text else can_cast):
+                    _reject(index, name, f"type {row.dtype}", spec.dtype.name)
                 if row.shape != tuple(spec.shape):
-                    raise UsageError(
-                        f"Example {index} has {name!r} of shape {list(row.shape)}, but the first one "
-                        f"{list(spec.shape)}: make them equal by parse."
-                    )
+                    _reject(index, name, f"shape {list(row.shape)}", list(spec.shape))
             # An array of numpy's own strings would drop zero bytes at the end.
-            column = np.array(
-                values if spec.dtype == tf.string else rows, spec.dtype.as_numpy_dtype
-            )
+            column = np.array(values if is_text else rows, dtype)
             columns.append(column.reshape([len(rows), *spec.shape]))
         return columns
 
@@ -129,3 +116,9 @@ class RandomAccess(Source):
         if hasattr(self._dataset, "__getitems__"):
             return self._dataset.__getitems__(indexes)
         return [self._dataset[index] for index in indexes]
+
+
+def _reject(index: int, name: str, found: str, first: Any) -> NoReturn:
+    raise UsageError(
+        f"Example {index} has {name!r} of {found}, but the first one {first}: make them equal by parse."
+    )

@@ -197,7 +197,7 @@ def _read(cached: str, path: str, version: list[int]) -> FileIndex | None:
 
 
 def _write(cached: str, content: bytes) -> bool:
-    """Writes an index atomically; returns False if the folder cannot be written."""
+    """Writes an index; returns False if the folder cannot be written."""
     if not is_local(cached):  # an object is written completely or not at all
         file_system, name = _open(cached)
         try:
@@ -205,15 +205,20 @@ def _write(cached: str, content: bytes) -> bool:
         except Exception:  # the file systems of fsspec raise errors without a common base class
             return False
         return True
-    temporary = f"{cached}.{uuid.uuid4().hex}"
     try:
-        tf.io.gfile.makedirs(os.path.dirname(cached))
-        with tf.io.gfile.GFile(temporary, "wb") as file:
-            file.write(content)
-        tf.io.gfile.rename(temporary, cached, overwrite=True)
+        write_file(cached, content)
     except tf.errors.OpError:
         return False
     return True
+
+
+def write_file(path: str, content: bytes) -> None:
+    """Writes a file atomically, since several processes may write it at the same time."""
+    temporary = f"{path}.{uuid.uuid4().hex}"
+    tf.io.gfile.makedirs(os.path.dirname(path) or ".")
+    with tf.io.gfile.GFile(temporary, "wb") as file:
+        file.write(content)
+    tf.io.gfile.rename(temporary, path, overwrite=True)
 
 
 def open_file(path: str) -> Any:
@@ -255,10 +260,8 @@ def _build(path: str, size: int) -> FileIndex:
                 damaged_at = records[-1]
             parts.append(np.array(records))
     end = size if damaged_at is None else damaged_at
-    offsets = np.concatenate([*parts, [end]]) if parts else np.array([end])
-    return FileIndex(
-        path, offsets[: np.searchsorted(offsets, end) + 1].astype(np.int64), damaged_at
-    )
+    offsets = np.concatenate([*parts, [end]]).astype(np.int64)
+    return FileIndex(path, offsets[: np.searchsorted(offsets, end) + 1], damaged_at)
 
 
 def is_gzip(head: bytes) -> bool:

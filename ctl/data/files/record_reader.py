@@ -80,21 +80,21 @@ class RecordReader:
         Raises:
             DamagedRecord: the checksum of a record is wrong.
         """
-        files = np.searchsorted(self._first, indexes, side="right") - 1
-        lengths = self._offsets[indexes + files + 1] - self._offsets[indexes + files]
-        records = self._read_raw(indexes)
-        data = [record[HEAD:-TAIL] for record in records]
-        if not self._are_valid(records, data, lengths):
-            for row, index in enumerate(indexes.tolist()):
-                data[row] = self._read_valid(index)
+        data = self._read_and_verify(indexes)
+        if data is None:
+            data = [self._read_valid(index) for index in indexes.tolist()]
         # An array of fixed-length strings would drop trailing zero bytes.
         return np.array(data, object)
 
-    def _read_raw(self, indexes: np.ndarray) -> list[bytes]:
-        """Returns the bytes of records, with their heads and tails."""
+    def _locate(self, indexes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns the file of each record, where it begins there, and its length."""
         files = np.searchsorted(self._first, indexes, side="right") - 1
         starts = self._offsets[indexes + files]
-        lengths = self._offsets[indexes + files + 1] - starts
+        return files, starts, self._offsets[indexes + files + 1] - starts
+
+    def _read_raw(self, indexes: np.ndarray) -> list[bytes]:
+        """Returns the bytes of records, with their heads and tails."""
+        files, starts, lengths = self._locate(indexes)
         # A file that the cache drops is closed when nothing refers to it: `opened` keeps it open, so
         # that its descriptor does not belong to another file by the time it is read.
         opened = {file: self._open(file) for file in set(files.tolist())}
@@ -117,12 +117,8 @@ class RecordReader:
         lengths = tf.gather(offsets, indexes + files + 1) - starts
         paths = tf.gather(tf.constant(self.paths), files)
         rows = tf.data.Dataset.from_tensors((paths, starts, lengths)).unbatch()
-        records = rows.interleave(
-            lambda *place: _RecordAt(*place).take(1),
-            cycle_length=_REMOTE_READS,
-            num_parallel_calls=_REMOTE_READS,
-            deterministic=True,
-        )
+        parallel = {"cycle_length": _REMOTE_READS, "num_parallel_calls": _REMOTE_READS}
+        records = rows.interleave(_read_record, **parallel, deterministic=True)
         return records.batch(tf.size(indexes, tf.int64)).get_single_element()
 
     def _open_file(self, file: int) -> Any:
@@ -132,19 +128,19 @@ class RecordReader:
         except OSError as error:  # it was indexed before
             raise Failure(f"{path} cannot be read: {error.strerror}.") from None
 
-    def _are_valid(self, records: list[bytes], data: list[bytes], lengths: np.ndarray) -> bool:
-        """Verifies lengths and checksums of many records; the loops in Python are kept short."""
+    def _read_and_verify(self, indexes: np.ndarray) -> list[bytes] | None:
+        """Reads records; None if one is damaged. The loops in Python are kept short."""
+        records, lengths = self._read_raw(indexes), self._locate(indexes)[2]
         if [len(record) for record in records] != lengths.tolist():
-            return False  # the file has become shorter
+            return None  # the file has become shorter
+        data = [record[HEAD:-TAIL] for record in records]
         stored_lengths = np.frombuffer(b"".join([record[:8] for record in records]), "<u8")
         stored = np.frombuffer(b"".join([record[-TAIL:] for record in records]), "<u4")
         checksum = google_crc32c.value
         checksums = np.array([checksum(value) for value in data], np.uint32)
-        expected_lengths = lengths - (HEAD + TAIL)
-        return bool(
-            np.array_equal(stored_lengths, expected_lengths.astype(np.uint64))
-            and np.array_equal(stored, masked_crc32c(checksums))
-        )
+        expected_lengths = (lengths - (HEAD + TAIL)).astype(np.uint64)
+        are_equal = np.array_equal(stored_lengths, expected_lengths)
+        return data if are_equal and np.array_equal(stored, masked_crc32c(checksums)) else None
 
     def _read_valid(self, index: int) -> bytes:
         """Reads a record, or the next one that is not damaged if damaged records are skipped.
@@ -154,44 +150,29 @@ class RecordReader:
         """
         for candidate in range(index, index + len(self)):
             candidate %= len(self)
-            file = int(np.searchsorted(self._first, candidate, side="right")) - 1
-            start, end = self._offsets[candidate + file : candidate + file + 2].tolist()
-            (record,) = self._read_raw(np.array([candidate]))
-            data = record[HEAD:-TAIL]
-            if self._are_valid([record], [data], np.array([end - start])):
-                return data
-            what = f"{self.paths[file]} has a damaged record at offset {start}"
+            data = self._read_and_verify(np.array([candidate]))
+            if data is not None:
+                return data[0]
+            files, starts, _ = self._locate(np.array([candidate]))
+            what = f"{self.paths[files[0]]} has a damaged record at offset {starts[0]}"
             if not self.skip_damaged:
                 raise DamagedRecord(f"{what}.")
             if candidate not in self.skipped:
                 self.skipped.add(candidate)
-                _LOG.warning(
-                    "%s: it is skipped, and the next record takes its place (%d skipped so far).",
-                    printable(what),
-                    len(self.skipped),
-                )
+                text = "%s: it is skipped, and the next record takes its place (%d skipped so far)."
+                _LOG.warning(text, printable(what), len(self.skipped))
         raise DamagedRecord(f"{self.paths[0]}: all records are damaged.")
 
 
-class _RecordAt(tf.data.Dataset):
-    """The records of a file from an offset on; the public TFRecordDataset reads from the beginning."""
-
-    def __init__(self, path: tf.Tensor, start: tf.Tensor, length: tf.Tensor):
-        variant = tf.raw_ops.TFRecordDatasetV2(
-            filenames=tf.reshape(path, [1]),
-            compression_type=tf.constant(""),
-            buffer_size=tf.minimum(length, _LONGEST_BUFFER),
-            byte_offsets=tf.reshape(start, [1]),
-        )
-        super().__init__(variant)
-
-    def _inputs(self) -> list[Any]:
-        return []
-
-    @property
-    def element_spec(self) -> tf.TensorSpec:
-        """A serialized record."""
-        return tf.TensorSpec([], tf.string)
+def _read_record(path: tf.Tensor, start: tf.Tensor, length: tf.Tensor) -> tf.data.Dataset:
+    """Reads the record at an offset; the public TFRecordDataset reads a file from the beginning."""
+    variant = tf.raw_ops.TFRecordDatasetV2(
+        filenames=tf.reshape(path, [1]),
+        compression_type=tf.constant(""),
+        buffer_size=tf.minimum(length, _LONGEST_BUFFER),
+        byte_offsets=tf.reshape(start, [1]),
+    )
+    return tf.data.experimental.from_variant(variant, tf.TensorSpec([], tf.string)).take(1)
 
 
 class ArrayRecordReader:

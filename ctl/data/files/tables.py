@@ -172,17 +172,13 @@ def _read_tables(
         except (pyarrow.ArrowException, KeyError) as error:
             problem = str(error).strip().strip("'\"").splitlines()[0]
             raise UsageError(f"{path} cannot be read: {problem}") from None
-        if tables[-1].schema.names != tables[0].schema.names:
-            raise UsageError(
-                f"{path} has the columns {tables[-1].schema.names}, but the first file has "
-                f"{tables[0].schema.names}."
-            )
-        names = tables[-1].schema.names
+        names, first = tables[-1].schema.names, tables[0].schema.names
+        if names != first:
+            raise UsageError(f"{path} has the columns {names}, but the first file has {first}.")
         check_columns(names, path, named=isinstance(columns, Mapping))
     features = {}
-    for feature, name in (
-        columns if isinstance(columns, Mapping) else {k: k for k in names}
-    ).items():
+    chosen = columns if isinstance(columns, Mapping) else {name: name for name in names}
+    for feature, name in chosen.items():
         parts = [_arrow_column(table.column(name), name) for table in tables]
         features[feature] = np.concatenate(parts)
     return Arrays(features, files=paths)

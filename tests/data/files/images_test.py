@@ -16,21 +16,17 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.data.files.images import read_idx
-from tests.data.reading import one_line, read_all
+from tests.data.reading import lists, one_line, read_all
 
 MNIST = pathlib.Path(__file__).resolve().parents[3] / "experiments" / "data" / "mnist"
-FIRST_LABELS = {
-    "train": [5, 0, 4, 1, 9, 2, 1, 3, 1, 4],
-    "eval": [7, 2, 1, 0, 4, 1, 4, 9, 5, 9],
-}
-# Type byte -> its names in struct and numpy.
+# Type byte -> its name in struct and numpy, and three values.
 TYPES = {
-    0x08: ("B", np.uint8),
-    0x09: ("b", np.int8),
-    0x0B: ("h", np.int16),
-    0x0C: ("i", np.int32),
-    0x0D: ("f", np.float32),
-    0x0E: ("d", np.float64),
+    0x08: ("B", [0, 1, 255]),
+    0x09: ("b", [-128, -2, 127]),
+    0x0B: ("h", [-(2**15), -2, 2**15 - 1]),
+    0x0C: ("i", [-(2**31), -2, 2**31 - 1]),
+    0x0D: ("f", [0.5, -(2.0**100), math.inf]),
+    0x0E: ("d", [0.1, -(2.0**1000), math.inf]),
 }
 
 
@@ -57,15 +53,17 @@ def write(folder, images=IMAGES, labels=LABELS):
     (folder / "train-labels-idx1-ubyte").write_bytes(labels)
 
 
-@pytest.mark.parametrize(("split", "count"), [("train", 60_000), ("eval", 10_000)])
-def test_reads_real_mnist(split, count):
+@pytest.mark.parametrize(
+    ("split", "count", "labels"), [("train", 60_000, [5, 0, 4, 1]), ("eval", 10_000, [7, 2, 1, 0])]
+)
+def test_reads_real_mnist(split, count, labels):
     source = ctl.data.idx(MNIST, split)
     assert len(source) == count
-    first = source.gather(tf.range(10, dtype=tf.int64))
-    assert first["image"].shape == [10, 28, 28]
+    first = source.gather(tf.range(4, dtype=tf.int64))
+    assert first["image"].shape == [4, 28, 28]
     assert first["image"].dtype == tf.uint8
     assert first["label"].dtype == tf.int32
-    assert first["label"].numpy().tolist() == FIRST_LABELS[split]
+    assert first["label"].numpy().tolist() == labels
 
 
 def test_mnist_files_have_the_checksums_of_the_readme():
@@ -80,67 +78,51 @@ def test_mnist_files_have_the_checksums_of_the_readme():
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_reads_every_type_into_the_byte_order_of_this_machine(tmp_path, kind):
-    letter, dtype = TYPES[kind]
-    bits = 8 * struct.calcsize(letter)
-    extremes = {
-        "B": [0, 1, 2**bits - 1],
-        "f": [0.5, -(2.0**100), math.inf],
-        "d": [0.1, -(2.0**1000), math.inf],
-    }.get(letter, [-(2 ** (bits - 1)), -2, 2 ** (bits - 1) - 1])
-    (tmp_path / "file").write_bytes(encode([*extremes, 3, 4, 5], (3, 2), kind))
+    letter, values = TYPES[kind]
+    (tmp_path / "file").write_bytes(encode([*values, 3, 4, 5], (3, 2), kind))
     array = read_idx(tmp_path / "file")
-    assert array.dtype == dtype
-    assert array.dtype.isnative
-    assert array.tolist() == np.array([*extremes, 3, 4, 5], dtype).reshape(3, 2).tolist()
-    assert tf.convert_to_tensor(array).dtype == tf.as_dtype(dtype)
+    assert array.dtype == np.dtype(letter) and array.dtype.isnative
+    assert array.tolist() == np.array([*values, 3, 4, 5], letter).reshape(3, 2).tolist()
     # Integer labels become int32.
-    write(tmp_path, encode(range(24), (6, 4)), encode([*extremes, 3, 4, 5], (6,), kind))
+    write(tmp_path, encode(range(24), (6, 4)), encode([*values, 3, 4, 5], (6,), kind))
     batch = read_all(ctl.data.idx(tmp_path, "train"))
     assert batch["image"].shape == (6, 4)
-    assert batch["label"].dtype == (tf.int32 if letter in "Bbhi" else dtype)
+    assert batch["label"].dtype == (tf.int32 if letter in "Bbhi" else np.dtype(letter))
     assert batch["label"].numpy().tolist() == array.ravel().tolist()
 
 
 @pytest.mark.parametrize(
-    ("split", "images", "labels", "pack"),
+    ("split", "name", "pack"),
     [
-        ("train", "train-images-idx3-ubyte", "train-labels-idx1-ubyte", bytes),
-        ("eval", "t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz", gzip.compress),
-        ("train", "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz", bytes),
-        # As some programs unpack them.
-        ("train", "train-images.idx3-ubyte", "train-labels.idx1-ubyte", bytes),
+        ("eval", "t10k-{}-idx{}-ubyte.gz", gzip.compress),
+        ("train", "train-{}-idx{}-ubyte.gz", bytes),
+        ("train", "train-{}.idx{}-ubyte", bytes),  # as some programs unpack them
     ],
 )
-def test_finds_each_split_gzipped_or_not(tmp_path, split, images, labels, pack):
-    (tmp_path / images).write_bytes(pack(IMAGES))
-    (tmp_path / labels).write_bytes(pack(LABELS))
-    batch = read_all(ctl.data.idx(str(tmp_path), split))
-    assert batch["image"].numpy().tolist() == np.arange(24).reshape(4, 3, 2).tolist()
-    assert batch["label"].numpy().tolist() == [3, 1, 0, 2]
+def test_finds_each_split_gzipped_or_not(tmp_path, split, name, pack):
+    (tmp_path / name.format("images", 3)).write_bytes(pack(IMAGES))
+    (tmp_path / name.format("labels", 1)).write_bytes(pack(LABELS))
+    batch = lists(ctl.data.idx(str(tmp_path), split))
+    expected = np.arange(24).reshape(4, 3, 2).tolist()
+    assert batch == {"image": expected, "label": [3, 1, 0, 2]}
 
 
 CORRUPT_CRC = bytearray(gzip.compress(IMAGES))
 CORRUPT_CRC[-8] ^= 1
 CORRUPT = {
-    "empty": b"",
     "shorter than its magic number": IMAGES[:3],
     "truncated in the header": IMAGES[:9],
     "truncated in the values": IMAGES[:-1],
     "one byte too many": IMAGES + b"\0",
     "wrong magic number": b"\1" + IMAGES[1:],
     "an undefined type": IMAGES[:2] + b"\x0a" + IMAGES[3:],
-    "text": b"404 Not Found\n",
     "no axes": bytes([0, 0, 8, 0]) + b"\5",
     "more axes than numpy supports": encode([1], [1] * 100),
-    "an axis of length 0": encode([], (0, 28, 28)),
-    "an example without values": encode([], (4, 0, 28)),
     "an axis of length 0 and huge ones": encode([], (0, 2**32 - 1, 2**32 - 1, 2**32 - 1)),
-    "declares 2**40 values": encode([1, 2], (2**20, 2**10, 2**10)),
     "declares 2**127 values": encode([1, 2], (2**31, 2**32 - 1, 2**32 - 1, 2**32 - 1)),
     "truncated gzip": gzip.compress(IMAGES)[:-12],
     "gzip with a wrong checksum": bytes(CORRUPT_CRC),
     "gzip with trailing bytes": gzip.compress(IMAGES) + b"abc",
-    "gzip of a truncated file": gzip.compress(IMAGES[:-1]),
 }
 
 
@@ -152,30 +134,23 @@ def test_corrupt_file_is_rejected_in_one_line_with_its_path(folder, images):
     assert "download it again" in message
 
 
-def test_header_that_declares_2_to_the_40_values_allocates_nothing(folder):
-    write(folder, images=CORRUPT["declares 2**40 values"])
-    tracemalloc.start()
-    try:
-        assert "1099511627776 bytes, but 2 could be read" in one_line(ctl.data.idx, folder, "train")
-        assert tracemalloc.get_traced_memory()[1] < 2**20
-    finally:
-        tracemalloc.stop()
-
-
 @pytest.mark.parametrize(
-    ("head", "memory"),
-    [(encode([], (4, 3, 2)), 2**40), (encode([], (2**10, 2**10, 2**6)), 2**20)],
-    ids=["more than it declares", "more than memory"],
+    ("shape", "memory", "content", "read"),
+    [
+        ((4, 3, 2), 2**40, bytes(2**26), 2**18),  # more than it declares
+        ((2**10, 2**10, 2**6), 2**20, bytes(2**26), 2**18),  # more than memory
+        ((2**20, 2**10, 2**10), 2**50, b"12", 2),
+    ],
 )
 def test_gzipped_file_is_not_inflated_beyond_its_header_and_memory(
-    tmp_path, monkeypatch, head, memory
+    tmp_path, monkeypatch, shape, memory, content, read
 ):
     monkeypatch.setattr("resource.getrlimit", lambda kind: (memory, memory))
     with gzip.open(tmp_path / "bomb", "wb") as file:
-        file.write(head + bytes(2**26))
+        file.write(encode([], shape) + content)
     tracemalloc.start()
     try:
-        assert "bytes, but 262144 could be read" in one_line(read_idx, tmp_path / "bomb")
+        assert f"bytes, but {read} could be read" in one_line(read_idx, tmp_path / "bomb")
         assert tracemalloc.get_traced_memory()[1] < 2**22
     finally:
         tracemalloc.stop()
@@ -184,10 +159,8 @@ def test_gzipped_file_is_not_inflated_beyond_its_header_and_memory(
 def test_images_and_labels_that_do_not_match_are_rejected(folder):
     images, labels = folder / "train-images-idx3-ubyte", folder / "train-labels-idx1-ubyte"
     write(folder, labels=encode([3, 1, 0], (3,)))
-    assert one_line(ctl.data.idx, folder, "train") == (
-        f"{images} has 4 examples and {labels} has 3: the two files do not belong to the same "
-        "dataset, download them again."
-    )
+    message = one_line(ctl.data.idx, folder, "train")
+    assert message.startswith(f"{images} has 4 examples and {labels} has 3: the two files do not")
     write(folder, labels=encode(range(8), (4, 2)))
     message = one_line(ctl.data.idx, folder, "train")
     assert f"{labels} has 2 axes, but a file of labels must have one" in message
@@ -195,22 +168,19 @@ def test_images_and_labels_that_do_not_match_are_rejected(folder):
 
 def test_missing_file_is_rejected_with_what_to_do(folder):
     for part in ("labels", "images"):
-        next(folder.glob(f"train-{part}*")).unlink()
+        path = folder / f"train-{part}-idx{1 + 2 * (part == 'images')}-ubyte"
+        path.unlink()
+        path.mkdir()  # a folder is not a file
         message = one_line(ctl.data.idx, folder, "train")
         assert f"{folder} has no file train-{part}-idxN-ubyte" in message
         assert "set data.dir" in message
-    (folder / "train-images-idx3-ubyte").mkdir()  # a folder is not a file
-    assert "has no file train-images-idxN-ubyte" in one_line(ctl.data.idx, folder, "train")
-    assert "has no file t10k-images-idxN-ubyte" in one_line(ctl.data.idx, folder, "eval")
 
 
 def test_unknown_split_folder_or_file_is_rejected(folder):
     message = one_line(ctl.data.idx, folder, "validation")
     assert "has no split 'validation': choose one of ['train', 'eval']" in message
     for path in (folder / "nowhere", folder / "train-images-idx3-ubyte", folder / ("x" * 300)):
-        assert one_line(ctl.data.idx, path, "train") == (
-            f"Folder {path} does not exist: set data.dir to a folder of IDX files."
-        )
+        assert f"Folder {path} does not exist: set" in one_line(ctl.data.idx, path, "train")
     for path in (folder, folder / "nowhere"):
         assert one_line(read_idx, path).startswith(f"{path} cannot be read: ")
 
@@ -245,23 +215,23 @@ def test_images_are_labelled_by_their_subfolder(classes, dtype):
     np.testing.assert_allclose(batch["image"][:, 0, 0, 0], grey, rtol=1e-6)
 
 
-@pytest.mark.parametrize("encode", [tf.io.encode_png, tf.io.encode_jpeg])
-def test_image_with_far_more_pixels_than_its_file_can_have_is_not_decoded(classes, encode):
-    content, layout = bytearray(encode(tf.zeros([6, 9, 3], tf.uint8)).numpy()), ">II"
-    sides = (9, 6)
-    if encode is tf.io.encode_jpeg:
-        layout, sides = ">HH", (6, 9)
-    place = content.index(struct.pack(layout, *sides))
-    path, limit = classes / "eel" / "1.PNG", r"1\.PNG cannot be read .*it declares far more pixels"
-    source = ctl.data.image_folder(str(classes), size=(4, 5), dtype="float32")
-    struct.pack_into(layout, content, place, 8192, 8193)
+@pytest.mark.parametrize(
+    ("encode", "layout", "sides"),
+    [(tf.io.encode_png, ">II", (9, 6)), (tf.io.encode_jpeg, ">HH", (6, 9))],
+)
+def test_image_with_far_more_pixels_than_its_file_can_have_is_not_decoded(
+    classes, encode, layout, sides
+):
+    content = bytearray(encode(tf.zeros([6, 9, 3], tf.uint8)).numpy())
+    struct.pack_into(layout, content, content.index(struct.pack(layout, *sides)), 8192, 8193)
+    path = classes / "eel" / "1.PNG"
     path.write_bytes(content)
-    with pytest.raises(ctl.UsageError, match=limit):
-        ctl.data.cached(source, "memory")
+    source = ctl.data.image_folder(str(classes), size=(4, 5), dtype="float32")
+    message = one_line(ctl.data.cached, source, "memory")
+    assert "1.PNG cannot be read (" in message and "it declares far more pixels" in message
     if layout == ">II":  # TensorFlow decodes such a JPEG file, in 200 MB
         path.write_bytes(content.ljust(700_000))  # a byte has fewer than 100 pixels
-        with pytest.raises(ctl.UsageError, match="Invalid PNG"):
-            ctl.data.cached(source, "memory")
+        assert "Invalid PNG" in one_line(ctl.data.cached, source, "memory")
 
 
 def test_classes_may_be_given_in_another_order(classes):
@@ -291,13 +261,9 @@ def test_image_that_cannot_be_decoded_is_named(classes):
         strategy=testing.make_strategy(2),
         options=ctl.TrainerOptions(model={"folder": str(classes)}),
     )
-    line = r"eel/1\.PNG cannot be read \(InvalidArgumentError: "
-    with pytest.raises(ctl.UsageError, match=line):
-        trainer.train(tf.constant(3))  # one epoch
-    with pytest.raises(ctl.UsageError, match=line):
-        ctl.StandardEvaluator(trainer).evaluate(tf.constant(-1))
-    with pytest.raises(ctl.UsageError, match=line):
-        ctl.data.cached(trainer.build_dataset("train", None), "memory")
+    for run, steps in ((trainer.train, 3), (ctl.StandardEvaluator(trainer).evaluate, -1)):
+        with pytest.raises(ctl.UsageError, match=r"eel/1\.PNG cannot be read \(InvalidArgument"):
+            run(tf.constant(steps))
 
 
 @pytest.mark.parametrize(

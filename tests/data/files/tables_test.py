@@ -10,11 +10,7 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from tests.data.reading import one_line, read_all
-
-
-def lists(source):
-    return {name: value.numpy().tolist() for name, value in read_all(source).items()}
+from tests.data.reading import lists, one_line, read_all
 
 
 def write_csv(folder):
@@ -24,11 +20,9 @@ def write_csv(folder):
 
 
 def write_parquet(folder):
-    for name, columns in {
-        "a": {"x": [0.5, 1.5], "label": [1, 2], "name": ["one", "two"]},
-        "b": {"x": [2.5], "label": [3], "name": ["three"]},
-    }.items():
-        pyarrow.parquet.write_table(pyarrow.table(columns), folder / f"{name}.parquet")
+    write_csv(folder)
+    for path in folder.glob("*.csv"):
+        pyarrow.parquet.write_table(pyarrow.csv.read_csv(path), path.with_suffix(".parquet"))
     return str(folder / "*.parquet")
 
 
@@ -37,12 +31,9 @@ def write_parquet(folder):
 )
 def test_columns_of_files_are_features(tmp_path, read, write):
     pattern = write(tmp_path)
-    assert lists(read(pattern)) == {
-        "x": [0.5, 1.5, 2.5],
-        "label": [1, 2, 3],
-        "name": [b"one", b"two", b"three"],
-    }
-    assert set(lists(read(pattern, columns=["label", "x"]))) == {"label", "x"}
+    numbers = {"x": [0.5, 1.5, 2.5], "label": [1, 2, 3]}
+    assert lists(read(pattern)) == {**numbers, "name": [b"one", b"two", b"three"]}
+    assert lists(read(pattern, columns=["label", "x"])) == numbers
     assert "lable" in one_line(read, pattern, columns=["lable"])
 
 
@@ -55,30 +46,20 @@ def test_column_called_weight_in_a_file_must_be_named(tmp_path, columns):
         file = str(tmp_path / f"a.{function.__name__}")
         message = one_line(function, file, columns=columns)
         assert 'has a column "weight", which may be a feature or the weight' in message
-        assert lists(function(file, columns={"kg": "weight", "x": "height"})) == {
-            "kg": [2],
-            "x": [1],
-        }
+        named = function(file, columns={"kg": "weight", "x": "height"})
+        assert lists(named) == {"kg": [2], "x": [1]}
         assert lists(function(file, columns={"weight": "weight"})) == {"weight": [2]}
         assert lists(function(file, columns=["height"])) == {"height": [1]}
-
-
-def test_lists_in_parquet_are_rows_of_arrays(tmp_path):
-    pyarrow.parquet.write_table(
-        pyarrow.table({"x": [[1.0, 2.0], [3.0, 4.0]]}), tmp_path / "a.parquet"
-    )
-    assert lists(ctl.data.parquet(str(tmp_path / "a.parquet"))) == {"x": [[1, 2], [3, 4]]}
 
 
 def test_parquet_with_more_values_than_memory_is_not_read(tmp_path, monkeypatch):
     path = str(tmp_path / "a.parquet")
     pyarrow.parquet.write_table(pyarrow.table({"x": [0] * 1000, "y": [[1, 2]] * 1000}), path)
     monkeypatch.setattr("resource.getrlimit", lambda kind: (20_000, 20_000))
-    assert "a.parquet cannot be read: its 24000 bytes do not fit" in one_line(
-        ctl.data.parquet, path
-    )
+    message = one_line(ctl.data.parquet, path)
+    assert "a.parquet cannot be read: its 24000 bytes do not fit" in message
     assert len(ctl.data.parquet(path, columns=["x"])) == 1000
-    assert len(ctl.data.parquet(path, columns={"new": "y"})) == 1000
+    assert lists(ctl.data.parquet(path, columns={"new": "y"})) == {"new": [[1, 2]] * 1000}
 
 
 @pytest.mark.parametrize(
@@ -99,12 +80,7 @@ def test_wrong_files_are_named(tmp_path, files, message):
 @pytest.mark.parametrize("kind", ["csv", "parquet", "text"])
 def test_missing_files_are_those_of_the_function_that_reads_them(kind):
     message = one_line(getattr(ctl.data, kind), "none/*")
-    assert message == (
-        f"ctl.data.{kind} finds no file that matches 'none/*': fix the pattern, or data.dir."
-    )
-    assert one_line(getattr(ctl.data, kind), []).startswith(
-        f"ctl.data.{kind} requires at least one"
-    )
+    assert message.startswith(f"ctl.data.{kind} finds no file that matches 'none/*': fix the pat")
 
 
 def test_missing_package_is_named(monkeypatch):
@@ -122,7 +98,7 @@ def test_lines_are_examples(tmp_path):
     assert lines == [b"one", b"", b"two", "thrée".encode(), b"four"]
 
 
-@pytest.mark.parametrize("length", [1, 4, 9])
+@pytest.mark.parametrize("length", [1, 4])
 def test_every_byte_is_in_one_block(tmp_path, length):
     (tmp_path / "a").write_bytes(b"01234")
     (tmp_path / "b").write_bytes(b"56789")
