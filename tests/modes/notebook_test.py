@@ -23,6 +23,7 @@ from ctl.errors import UsageError
 from ctl.loop.config_changes import ConfigChanges, changes_updates
 from ctl.loop.lock import RunLock
 from ctl.modes import DONE, live, notebook, train
+from tests.modes.shared import STOPPING
 from tests.support import experiments, option_keys, reference_model
 
 KEYS = {"train.steps": 30, "train.steps_per_loop": 5, "eval.interval": 10}
@@ -135,10 +136,10 @@ def test_live_view_is_replaced_while_a_call_trains(make, monkeypatch):
 
     module = types.SimpleNamespace(display=types.SimpleNamespace(display=display))
     monkeypatch.setitem(sys.modules, "IPython", module)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "plotly" or None)
     with pytest.raises(ctl.UsageError, match="live=True requires IPython: use it in a notebook"):
-        monkeypatch.setattr(live.importlib.util, "find_spec", lambda name: name == "plotly" or None)
         make(live=True)
-    monkeypatch.setattr(live.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     monkeypatch.setattr(live, "_SECONDS", -1e9)
     monkeypatch.setattr(live.time, "monotonic", lambda: 1.0)
     with make(live=True) as run:
@@ -146,10 +147,8 @@ def test_live_view_is_replaced_while_a_call_trains(make, monkeypatch):
         figures, tables = shown
         steps = [bundle["application/vnd.plotly.v1+json"]["data"][0]["x"] for bundle in figures]
         assert [len(each) for each in steps[:3]] == [1, 2, 2]  # the third is that of the evaluation
-        assert (
-            f"<tr><th>loss</th><td>{run.history['loss'][-1]:.4g}</td></tr>"
-            in tables[-1]["text/html"]
-        )
+        loss = f"<th>loss</th><td>{run.history['loss'][-1]:.4g}</td>"
+        assert loss in tables[-1]["text/html"]
         run.train(steps=5)
         assert len(shown) == 4  # another cell
 
@@ -236,10 +235,8 @@ def test_a_changed_option_of_a_trainer_is_the_change_of_a_config(monkeypatch, ke
     changes = ConfigChanges(overrides.flatten(before), after)
     expected = {"data": "data.dir", "model": "model.a", "loss_weights": "loss_weights.a"}
     name = expected.get(key.name, key.name)
-    assert [*changes.lines] == [name]
-    assert changes.harmful == [name] * changes_updates(name, after) * (
-        name != "train.on_non_finite"
-    )
+    harms = changes_updates(name, after) and name != "train.on_non_finite"
+    assert [*changes.lines] == [name] and changes.harmful == [name] * harms
 
 
 OLDER = dict(
@@ -308,7 +305,7 @@ def test_ipython_shows_one_line(make, monkeypatch, capsys):
 
 def test_learning_rate_must_be_a_positive_number_and_steps_a_length(make):
     run = make(workdir=None)
-    for value in (0, -1.0, float("nan"), "fast", True):
+    for value in (0, math.nan, "fast", True):
         with pytest.raises(ctl.UsageError, match="but must be a finite number above 0"):
             run.learning_rate = value
     for steps in (-1, 1.5, True, "3", "2 hours"):
@@ -341,12 +338,6 @@ def test_mistakes_are_one_line(make):
         run.train(steps=1)
     with pytest.raises(ctl.UsageError, match="The run has no evaluation data"):
         make({"eval.splits": [], "eval.interval": 0}, workdir=None).evaluate()
-
-
-STOPPING = {
-    "train.best.metric": "eval/loss", "train.best.mode": "max",
-    "train.best.patience": 1, "train.best.restore": True,
-}  # fmt: skip
 
 
 def read(workdir):
