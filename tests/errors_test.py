@@ -13,7 +13,6 @@ from ctl import errors
 @pytest.mark.parametrize(
     ("name", "known", "words"),
     [
-        ("stps", [["steps", "seed"]], ": did you mean steps?"),
         ("Adam", [["adam", "adamw"]], ": did you mean adam?"),
         ("zzz", [["steps", "seed"]], ": expected one of steps, seed."),
         ("zzz", [["steps"]], ": expected steps."),
