@@ -145,7 +145,7 @@ def test_method_of_the_users_own_is_accepted(tmp_path, method, more, actions):
 
 def test_a_model_key_that_only_the_step_reads_is_accepted(load, tmp_path):
     text = experiments.DROPOUT.replace("dict(dropout=0.3)", "dict(dropout=0.3, scale=4.0)")
-    forward = "def forward(self, batch, training): return self.options.model.scale * self.model(batch['x'])"
+    forward = "def forward(self, b, training): return self.options.model.scale * self.model(b['x'])"
     text = text.replace("    def build_metrics", f"    {forward}\n\n    def build_metrics")
     experiments.write(tmp_path, {"experiment.py": text})
     assert build(load(), evaluates=False).trainer.options.model.scale == 4.0
