@@ -9,14 +9,12 @@ import os
 import pathlib
 import re
 import subprocess
-import sys
 from typing import Any
 from unittest import mock
 
 import pytest
 
 from ctl import main
-from ctl.configs import overrides
 from ctl.configs.modes import MODES, Mode
 from ctl.errors import Failure, LostWorker, UsageError
 from tests.support import child, experiments
@@ -56,23 +54,12 @@ def replace_modes(monkeypatch):
     return replace
 
 
-@pytest.mark.parametrize(
-    ("arguments", "key", "value"),
-    [
-        ("-config exp.py", "train.steps", 1000),
-        ("--config=exp.py --config.train.steps=6 --config.train.steps=7", "train.steps", 7),
-        ("--config=exp.py --noconfig.model.bias --config.model.bias", "model.bias", True),
-        ("--flagfile=flags --config.train.steps=9", "train.steps", 9),
-    ],
-)
-def test_command_line_reaches_the_config(folder, replace_modes, monkeypatch, arguments, key, value):
-    (folder / "flags").write_text("# of a cluster\n--config=exp.py\n--config.train.steps=8\n")
-    # That of the process is ignored.
-    monkeypatch.setattr(sys, "argv", ["pytest", "--config=none.py", "--config.train.stps=5"])
+def test_last_change_of_a_key_reaches_the_config(folder, replace_modes):
     calls = replace_modes(0)
-    assert main.run(["ctl", *arguments.split()]) == 0
+    changes = ["--config.train.steps=6", "--config.train.steps=7", "--noconfig.model.bias"]
+    assert main.run(["ctl", "-config", "exp.py", *changes]) == 0
     ((_, received),) = calls
-    assert overrides.flatten(received.config.to_dict())[key] == value
+    assert (received.config.train.steps, received.config.model.bias) == (7, False)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +70,6 @@ def test_command_line_reaches_the_config(folder, replace_modes, monkeypatch, arg
         ("--config=exp.py --mode explain --fresh=0", "explain:explain False exp.py runs/exp"),
         ("--config.seed=7 check ./exp.py", "check:check False ./exp.py runs/exp.seed=7"),
         ("--config=exp.py --fresh", "train:train_and_eval True exp.py runs/exp"),
-        ("--config=exp.py --fresh --nofresh", "train:train_and_eval False exp.py runs/exp"),
     ],
 )
 def test_flags_reach_the_mode_and_its_exit_code_is_returned(folder, replace_modes, arguments, call):
