@@ -26,6 +26,7 @@ from ctl.modes import DONE, live, notebook, train
 from tests.modes.shared import STOPPING
 from tests.support import experiments, option_keys, reference_model
 
+SGD = tf_keras.optimizers.SGD
 KEYS = {"train.steps": 30, "train.steps_per_loop": 5, "eval.interval": 10}
 
 
@@ -41,22 +42,19 @@ def make(make_arguments):
     return build
 
 
-def weights(step, folder="run"):
-    return experiments.read_weights(folder, step=step)
-
-
 def read_lines(name):
     return [json.loads(line) for line in pathlib.Path(f"run/{name}.jsonl").read_text().splitlines()]
 
 
-def equal(one, other):
+def equal(step, one, other):
+    """Whether two runs have the same bits after a step."""
+    one, other = (experiments.read_weights(folder, step=step) for folder in (one, other))
     return one.keys() == other.keys() and all(np.array_equal(one[k], other[k]) for k in one)
 
 
 @pytest.mark.slow
 def test_calls_have_the_bits_of_the_program_and_the_program_resumes_them(make, make_arguments):
     assert train.train_and_eval(make_arguments(KEYS)) == DONE
-    program = weights(30)
     result = experiments.read_result("run")
     with make(workdir="notebook") as run:
         run.train(steps=7)
@@ -66,7 +64,7 @@ def test_calls_have_the_bits_of_the_program_and_the_program_resumes_them(make, m
         assert run.step == 15
         run.train()
         assert run.step == 30 and run.evaluate() == result["eval"]
-    assert equal(weights(30, "notebook"), program)
+    assert equal(30, "notebook", "run")
     assert experiments.read_result("notebook")["eval"] == result["eval"]
     pathlib.Path("run").rename("first")
     pathlib.Path("notebook").rename("run")
@@ -162,7 +160,6 @@ def test_learning_rate_holds_in_the_resumed_run(make, make_arguments):
         run.train(steps=20)
         rates = run.history["learning_rate"]
     assert rates == pytest.approx([1e-3] * 2 + [0.5] * 4)
-    changed = weights(30)
     pathlib.Path("run").rename("undisturbed")
     with make() as run:
         run.train(steps=10)
@@ -170,7 +167,7 @@ def test_learning_rate_holds_in_the_resumed_run(make, make_arguments):
     (event,) = [e for e in read_lines("events") if e["event"] == "learning_rate"]
     assert (event["step"], event["new"]) == (10, 0.5) and event["old"] == pytest.approx(1e-3)
     assert train.train_and_eval(make_arguments(KEYS)) == DONE  # the program
-    assert equal(weights(30), changed)
+    assert equal(30, "run", "undisturbed")
     steps = [line["step"] for line in read_lines("metrics") if line["split"] == "train"]
     assert steps == [5, 10, 15, 20, 25, 30]
 
@@ -200,8 +197,11 @@ def test_run_of_a_config_file_shows_its_state_and_training_beyond_its_steps(make
 
 def test_run_of_a_trainer_records_its_config(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    trainer = reference_model.make_trainer(
-        testing.make_strategy(2), 7, optimizer=lambda: tf_keras.optimizers.SGD(0.125)
+    trainer, other = (
+        reference_model.make_trainer(
+            testing.make_strategy(2), 7, optimizer=functools.partial(SGD, 0.125, momentum)
+        )
+        for momentum in (0.0, 0.9)
     )
     with ctl.Run(trainer, "own", print_lines=False) as run:
         assert run.train(steps=4)["loss"] > 0 and run.trainer is trainer
@@ -211,6 +211,9 @@ def test_run_of_a_trainer_records_its_config(tmp_path, monkeypatch):
     assert saved["trainer"] == "tests.support.reference_model:ReferenceTrainer"
     assert saved["data.global_batch_size"] == 7 and saved["optimizer.learning_rate"] == 0.125
     assert saved["optimizer.name"].endswith(":SGD")
+    with pytest.raises(UsageError, match=r"optimizer.arguments.momentum: 0.0 -> 0.9"):
+        ctl.Run(other, "own", print_lines=False)
+    ctl.Run(trainer, "own", print_lines=False).close()
 
 
 @functools.cache
@@ -261,25 +264,6 @@ def test_config_that_an_older_ctl_recorded_of_the_same_options_has_no_changes():
     assert ConfigChanges(overrides.flatten(saved), record).lines == {}
     saved["optimizer"]["clip"]["norm"] = 0.0
     assert [*ConfigChanges(overrides.flatten(saved), record).lines] == ["optimizer.clip.norm"]
-
-
-def test_run_of_a_trainer_with_another_option_or_optimizer_does_not_resume(tmp_path):
-    def make(clip=0.5, **arguments):
-        trainer = reference_model.make_trainer(
-            testing.make_strategy(1),
-            8,
-            clip=ctl.Clip(global_norm=clip),
-            optimizer=lambda: tf_keras.optimizers.SGD(0.1, **arguments),
-        )
-        return ctl.Run(trainer, tmp_path / "run", print_lines=False)
-
-    with make() as run:
-        run.train(steps=1)
-    with pytest.raises(UsageError, match=r"optimizer.clip.global_norm: 0.5 -> 0.0"):
-        make(clip=0.0)
-    with pytest.raises(UsageError, match=r"optimizer.arguments.momentum: 0.0 -> 0.9"):
-        make(momentum=0.9)
-    make().close()
 
 
 def test_ipython_shows_one_line(make, monkeypatch, capsys):
@@ -361,8 +345,8 @@ def test_early_stopping_restores_the_best_checkpoint_as_in_the_program(make, mak
         best = run.evaluate()
         run.train(steps=5)
         assert run.step == 10
-    for step in (10, 20):  # the best one, and the last one
-        assert equal(weights(step), weights(step, "notebook"))
+    # The best one, and the last one.
+    assert equal(10, "run", "notebook") and equal(20, "run", "notebook")
     with make(STOPPING, workdir="notebook") as run:  # as after a restart of the kernel
         run.train()
         assert run.step == 10 and run.evaluate() == best
@@ -386,7 +370,7 @@ def test_training_continues_from_the_last_step_after_the_best_one_was_restored(m
         run.learning_rate = 0.5
         run.train(steps=10)
         assert experiments.read_result("run")["step"] == 40
-    assert equal(weights(40), weights(40, "plain"))
+    assert equal(40, "run", "plain")
 
 
 @pytest.mark.slow
@@ -438,7 +422,7 @@ def test_several_processes_are_rejected_before_anything_is_built(make, monkeypat
         with pytest.raises(ctl.UsageError, match="in one process, but this is one of 2"):
             make()
     trainer = reference_model.make_trainer(
-        testing.make_strategy(1), 7, optimizer=lambda: tf_keras.optimizers.SGD(0.1)
+        testing.make_strategy(1), 7, optimizer=functools.partial(SGD, 0.1)
     )
     trainer.strategy = mock.Mock(spec=tf.distribute.MultiWorkerMirroredStrategy)
     with pytest.raises(ctl.UsageError, match="in one process, but the trainer has a"):
