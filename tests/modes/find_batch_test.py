@@ -142,12 +142,10 @@ def test_search_starts_at_the_config_without_an_estimate(run, tmp_path):
 def test_a_try_on_gpus_is_a_dry_run_and_reports_the_fullest(run, monkeypatch, tmp_path):
     del run  # its files
     arguments = Arguments(flags.load_config("exp.py", []), "exp.py", Workdir(tmp_path / "w"))
-    runs, peaks = [], {"GPU:0": GIB, "GPU:1": 2 * GIB}
+    runs, peaks = [], {"GPU:0": {"peak": GIB}, "GPU:1": {"peak": 2 * GIB}}
     monkeypatch.setattr(train, "train_and_eval", runs.append)
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: list(peaks))
-    monkeypatch.setattr(
-        tf.config.experimental, "get_memory_info", lambda name: {"peak": peaks[name]}
-    )
+    monkeypatch.setattr(tf.config.experimental, "get_memory_info", peaks.get)
     assert TRY(arguments, 24, None) == 2 * GIB
     assert [(each.dry_run, each.config.data.global_batch_size) for each in runs] == [(True, 24)]
 

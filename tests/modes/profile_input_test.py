@@ -173,24 +173,19 @@ def test_a_mode_is_timed_in_a_process_of_its_own_which_may_fail_or_never_end(tmp
 
 
 @pytest.mark.parametrize(
-    ("strategy", "devices", "gpus", "expected"),
+    ("gpus", "runtime", "expected"),
     [
-        ("auto", [], 2, True),
-        ("mirrored", ["GPU:0", "GPU:1"], 8, True),
-        ("mirrored", ["GPU:3"], 8, False),
-        ("one_device", [], 8, False),
-        ("auto", [], 1, False),
-        ("mirrored", ["CPU:0", "CPU:1"], 0, False),
+        ("0,1", {}, True),
+        ("0,1,2", dict(strategy="mirrored", devices=["GPU:0", "GPU:1"]), True),
+        ("0,1,2", dict(strategy="mirrored", devices=["GPU:2"]), False),
+        ("0,1", dict(strategy="one_device"), False),
+        ("0", {}, False),
+        ("", dict(strategy="mirrored", devices=["CPU:0", "CPU:1"]), False),
     ],
 )
-def test_only_modes_of_several_gpus_are_timed_in_processes(
-    monkeypatch, strategy, devices, gpus, expected
-):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus))))
-    config = types.SimpleNamespace(
-        runtime=types.SimpleNamespace(strategy=strategy, devices=devices)
-    )
-    assert profile_input.has_several_gpus(config) is expected
+def test_only_modes_of_several_gpus_are_timed_in_processes(monkeypatch, gpus, runtime, expected):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+    assert profile_input.has_several_gpus(ctl.config(runtime=runtime)) is expected
 
 
 NO_KERNEL = tf.errors.InvalidArgumentError(None, None, "No kernel")
