@@ -234,13 +234,8 @@ def type_name(value: Any) -> str:
 def show_value(value: Any) -> str:
     """Returns the repr of a value; the name or the type of a value whose repr has an address."""
     if isinstance(getattr(value, "__name__", None), str):
-        kind = (
-            "class"
-            if inspect.isclass(value)
-            else "module"
-            if inspect.ismodule(value)
-            else "function"
-        )
+        kinds = {"class": inspect.isclass(value), "module": inspect.ismodule(value)}
+        kind = next((kind for kind, is_kind in kinds.items() if is_kind), "function")
         return f"the {kind} {value.__name__}"
     try:
         shown = repr(value)
@@ -255,6 +250,11 @@ def align(rows: Iterable[Sequence[str]]) -> list[str]:
         [cell.ljust(max(map(len, cells))) for cell in cells] for cells in zip(*rows, strict=True)
     ]
     return ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
+
+
+def count(number: int, noun: str) -> str:
+    """Returns a number with a noun, such as "2 replicas"."""
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def list_some(names: Sequence[str]) -> str:

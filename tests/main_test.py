@@ -7,17 +7,17 @@ import errno
 import json
 import os
 import pathlib
+import re
 import subprocess
-import sys
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from ctl import main
-from ctl.configs import overrides
 from ctl.configs.modes import MODES, Mode
 from ctl.errors import Failure, LostWorker, UsageError
-from tests.support import child
+from tests.support import child, experiments
 from tests.support.experiments import CONFIG, TRAINER
 
 MODEL = CONFIG.replace("))\n", "), model=dict(bias=True))\n")
@@ -27,8 +27,7 @@ READER = TRAINER.replace("Dense(2,", "Dense(2, use_bias=self.options.model.bias,
 @pytest.fixture
 def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
     """The current folder, with an experiment, exp.py, whose trainer reads model.bias."""
-    (tmp_path / "exp.py").write_text(MODEL)
-    (tmp_path / "tiny.py").write_text(READER)
+    experiments.write(tmp_path, {"exp.py": MODEL, "tiny.py": READER})
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -55,37 +54,22 @@ def replace_modes(monkeypatch):
     return replace
 
 
-@pytest.mark.parametrize(
-    ("arguments", "key", "value"),
-    [
-        ("-config exp.py", "train.steps", 1000),
-        ("--config=exp.py --config.train.steps=6 --config.train.steps=7", "train.steps", 7),
-        ("--config=exp.py --noconfig.model.bias --config.model.bias", "model.bias", True),
-        ("--flagfile=flags --config.train.steps=9", "train.steps", 9),
-    ],
-)
-def test_command_line_reaches_the_config(folder, replace_modes, monkeypatch, arguments, key, value):
-    (folder / "flags").write_text("# of a cluster\n--config=exp.py\n--config.train.steps=8\n")
-    # That of the process is ignored.
-    monkeypatch.setattr(sys, "argv", ["pytest", "--config=none.py", "--config.train.stps=5"])
+def test_last_change_of_a_key_reaches_the_config(folder, replace_modes):
     calls = replace_modes(0)
-    assert main.run(["ctl", *arguments.split()]) == 0
+    changes = ["--config.train.steps=6", "--config.train.steps=7", "--noconfig.model.bias"]
+    assert main.run(["ctl", "-config", "exp.py", *changes]) == 0
     ((_, received),) = calls
-    assert overrides.flatten(received.config.to_dict())[key] == value
+    assert (received.config.train.steps, received.config.model.bias) == (7, False)
 
 
 @pytest.mark.parametrize(
     ("arguments", "call"),
     [
-        ("--config=exp.py", "train:train_and_eval False exp.py runs/exp"),
         ("--config=./exp.py --mode=train", "train:train False ./exp.py runs/exp"),
         ("--config=exp.py --workdir=a/b", "train:train_and_eval False exp.py a/b"),
         ("--config=exp.py --mode explain --fresh=0", "explain:explain False exp.py runs/exp"),
-        ("check ./exp.py", "check:check False ./exp.py runs/exp"),
-        ("--config.seed=7 train exp.py", "train:train False exp.py runs/exp.seed=7"),
-        ("devices --config=exp.py", "devices:show_devices False exp.py runs/exp"),
+        ("--config.seed=7 check ./exp.py", "check:check False ./exp.py runs/exp.seed=7"),
         ("--config=exp.py --fresh", "train:train_and_eval True exp.py runs/exp"),
-        ("--config=exp.py --fresh --nofresh", "train:train_and_eval False exp.py runs/exp"),
     ],
 )
 def test_flags_reach_the_mode_and_its_exit_code_is_returned(folder, replace_modes, arguments, call):
@@ -98,9 +82,8 @@ def test_flags_reach_the_mode_and_its_exit_code_is_returned(folder, replace_mode
 
 def test_a_run_resumes_with_a_harmless_change_or_an_allowed_one(folder, replace_modes, capsys):
     calls = replace_modes(0)
-    (folder / "runs" / "exp").mkdir(parents=True)
     saved = {"trainer": "tiny.py:Tiny", "data": {"global_batch_size": 4}, "model": {"bias": True}}
-    (folder / "runs" / "exp" / "config.json").write_text(json.dumps(saved))
+    experiments.write(folder, {"runs/exp/config.json": json.dumps(saved)})
     for more in ([], ["--config.train.steps=7"], ["--config.seed=7", "--allow_config_change"]):
         assert main.run(["ctl", "--config=exp.py", *more]) == 0
     assert main.run(["ctl", "--config=exp.py", "--config.seed=7", "--workdir=runs/exp"]) == 2
@@ -108,7 +91,7 @@ def test_a_run_resumes_with_a_harmless_change_or_an_allowed_one(folder, replace_
     assert len(calls) == 3
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--config=none.py", "--help"], ["-help"]])
+@pytest.mark.parametrize("arguments", [["--config=none.py", "--help"], ["-help"]])
 def test_help_names_every_flag_and_mode(capsys, arguments):
     assert main.run(["ctl", *arguments]) == 0
     printed = capsys.readouterr().out
@@ -129,9 +112,7 @@ def test_help_of_a_mode_has_its_flags_and_two_examples(mode, capsys):
 def test_a_very_long_message_is_printed_without_its_middle(folder, capsys):
     assert main.run(["ctl", "--config=exp.py", "--config.train.steps=" + "x" * 99_999]) == 2
     line = capsys.readouterr().err
-    assert line.startswith("ctl: train.steps is 'xxx")
-    assert "xxx ... xxx" in line
-    assert "xxx', but must be an integer or a duration" in line
+    assert re.match("ctl: train.steps is 'x{1000,} [.]{3} x{1000,}', but must be an integer", line)
     assert len(line) < 5_000
 
 
@@ -157,24 +138,19 @@ def test_an_error_is_printed_in_one_line_and_decides_the_exit_code(
     ],
 )  # fmt: skip
 def test_a_disk_that_fails_is_no_mistake(monkeypatch, capsys, error, line):
-    raise_in_program(monkeypatch, error)
+    monkeypatch.setattr(main, "execute", mock.Mock(side_effect=error))
     assert main.run(["ctl", "--config=exp.py"]) == 1
     err = capsys.readouterr().err
     assert err.startswith(f"ctl: {line}") and err.count("\n") == 1
 
 
-def raise_in_program(monkeypatch, error):
-    def execute(argv):
-        raise error
-
-    monkeypatch.setattr(main, "execute", execute)
-
-
-def test_another_error_keeps_its_traceback(monkeypatch):
-    for error in (KeyError("No space left on device"), FileNotFoundError(2, "No such file", "x")):
-        raise_in_program(monkeypatch, error)
-        with pytest.raises(type(error)):
-            main.run(["ctl", "--config=exp.py"])
+@pytest.mark.parametrize(
+    "error", [KeyError("No space left on device"), FileNotFoundError(2, "No such file", "x")]
+)
+def test_another_error_keeps_its_traceback(monkeypatch, error):
+    monkeypatch.setattr(main, "execute", mock.Mock(side_effect=error))
+    with pytest.raises(type(error)):
+        main.run(["ctl", "--config=exp.py"])
 
 
 def test_an_interrupt_before_training_is_exit_code_75(folder, replace_modes, capsys):
@@ -250,9 +226,9 @@ def start(how: str, arguments: list[str], **options: Any) -> subprocess.Complete
 
 @pytest.mark.parametrize("how", STARTS)
 def test_the_current_folder_is_importable_however_the_program_is_started(folder, how):
-    (folder / "sub").mkdir()
-    (folder / "sub" / "exp.py").write_text("import sibling\nsibling.fail()\n")
-    (folder / "sibling.py").write_text("def fail():\n    raise RuntimeError('found')\n")
+    sibling = "def fail():\n    raise RuntimeError('found')\n"
+    files = {"sub/exp.py": "import sibling\nsibling.fail()\n", "sibling.py": sibling}
+    experiments.write(folder, files)
     process = start(how, ["--config=sub/exp.py"], fresh=True)
     line = "ctl: The config file cannot be read: sibling.py:2: RuntimeError: found\n"
     assert (process.returncode, process.stdout, process.stderr) == (2, "", line)
@@ -260,8 +236,7 @@ def test_the_current_folder_is_importable_however_the_program_is_started(folder,
 
 @pytest.mark.slow
 def test_explain_prints_the_same_however_it_is_started_and_tensorflow_is_silent(folder):
-    (folder / "package").mkdir()
-    (folder / "package" / "net.py").write_text(READER)
+    experiments.write(folder, {"package/net.py": READER})
     arguments = ["--config=exp.py", "--config.trainer=package.net:Tiny", "--mode=explain"]
     processes = [start(how, arguments) for how in ("as a file", "as a script")]
     assert [(p.returncode, p.stderr) for p in processes] == [(0, "")] * 2

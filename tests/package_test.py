@@ -119,6 +119,9 @@ def test_copies_are_found_after_what_is_installed(wheel_file, tmp_path):
     assert find(tmp_path / "installed")[2] != str(copies)
 
 
+MANIFESTS = ("multi-worker", "parameter-server", "jobset", "tfjob", "tpu")
+
+
 @pytest.mark.parametrize(
     ("file", "pattern"),
     [
@@ -126,11 +129,7 @@ def test_copies_are_found_after_what_is_installed(wheel_file, tmp_path):
         ("CHANGELOG.md", r"^## ([\d.]+)"),
         ("deploy/Dockerfile", r"-t ctl:([\d.]+)"),
         ("deploy/kubernetes/README.md", r"-t ctl:([\d.]+)"),
-        ("deploy/kubernetes/multi-worker.yaml", r"image: ctl:([\d.]+)"),
-        ("deploy/kubernetes/parameter-server.yaml", r"image: ctl:([\d.]+)"),
-        ("deploy/kubernetes/jobset.yaml", r"image: ctl:([\d.]+)"),
-        ("deploy/kubernetes/tfjob.yaml", r"image: ctl:([\d.]+)"),
-        ("deploy/kubernetes/tpu.yaml", r"image: ctl:([\d.]+)"),
+        *((f"deploy/kubernetes/{name}.yaml", r"image: ctl:([\d.]+)") for name in MANIFESTS),
     ],
 )
 def test_version_is_that_of_the_package(file, pattern):

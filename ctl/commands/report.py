@@ -67,18 +67,18 @@ def _write(path: pathlib.Path, page: str) -> None:
         ) from None
 
 
-INSTALL = "pip install 'ctl-tensorflow[report]'"
+# Prefixes of the names of metrics that describe the optimization.
 _OPTIMIZER = (
-    *("learning_rate", "loss_scale", "skipped_steps"),
-    *("gradient", "parameter", "update", "layer"),
-)
+    "learning_rate", "loss_scale", "skipped_steps", "gradient", "parameter", "update", "layer",
+)  # fmt: skip
 _HIDDEN = ("epoch", "examples")
 _MACHINE = ("hardware", "versions")
 _SHARES = ("steps", "evaluation", "saving", "starting", "compiling", "lost", "other")
 _COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#e377c2")
 _MOST_EVENTS = 200
 _FIELDS = ("event", "step", "time", "seconds", "operations")  # fields that are shown elsewhere
-_DASHES = ("solid", "dot", "dash", "dashdot")
+# Plotly's style of the lines of a split -> its name in the legend.
+_DASHES = {"solid": "solid", "dot": "dotted", "dash": "dashed", "dashdot": "dashed and dotted"}
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 0; padding: 0 2em 2em; }
 h2 { border-bottom: 1px solid #ddd; margin-top: 2em; padding-bottom: .2em; }
@@ -257,14 +257,13 @@ def _legend(runs: Sequence[RunFiles], splits: Sequence[str]) -> str:
         f"{_escape(label)}</label>"
         for i, label in enumerate(labels)
     )
-    lines = {"solid": "solid", "dot": "dotted", "dash": "dashed", "dashdot": "dashed and dotted"}
-    styles = [f"{split}: {lines[_dash(splits, split)]}" for split in splits]
+    styles = [f"{split}: {_DASHES[_dash(splits, split)]}" for split in splits]
     note = f"<span>{_escape(', '.join(styles))}</span>" if len(runs) > 1 else ""
     return f'<div class="legend">{boxes}{note}</div>'
 
 
 def _dash(splits: Sequence[str], split: str) -> str:
-    return _DASHES[splits.index(split) % len(_DASHES)]
+    return [*_DASHES][splits.index(split) % len(_DASHES)]
 
 
 def _section_of(name: str) -> str:
@@ -298,7 +297,9 @@ def plot(run: RunFiles) -> Any:
 def require_plotly(what: str) -> None:
     """Raises UsageError if plotly, which `what` requires, is not installed."""
     if importlib.util.find_spec("plotly") is None:
-        raise UsageError(f"{what} requires the package plotly: run {INSTALL}.")
+        raise UsageError(
+            f"{what} requires the package plotly: run pip install 'ctl-tensorflow[report]'."
+        )
 
 
 def _traces(
@@ -306,21 +307,18 @@ def _traces(
 ) -> list[Any]:
     from plotly import graph_objects
 
-    traces = []
+    traces, several = [], len(runs) > 1
     for index, (run, metrics) in enumerate(zip(runs, curves, strict=True)):
         for split, (steps, values) in metrics.get(name, {}).items():
-            several = len(runs) > 1
             # One color per run and one style per split; for a single run, one color per split.
             entry = index if several else splits.index(split)
+            dash = _dash(splits, split) if several else "solid"
             trace = graph_objects.Scatter(
                 x=steps,
                 y=values,
                 name=f"{run.name} {split}" if several else split,
                 mode="lines+markers" if split != "train" or len(steps) < 3 else "lines",
-                line={
-                    "color": _COLORS[entry % len(_COLORS)],
-                    "dash": _dash(splits, split) if several else "solid",
-                },
+                line={"color": _COLORS[entry % len(_COLORS)], "dash": dash},
                 meta=entry,
             )
             traces.append(trace)
@@ -363,19 +361,17 @@ def _goodput(runs: Sequence[RunFiles]) -> str:
 
 def _profiles(runs: Sequence[RunFiles]) -> list[str]:
     parts = []
-    for run in runs:
-        for event in run.events:
-            if event.get("event") == "profile" and event.get("operations"):
-                total = sum(seconds for _, seconds in event["operations"])
-                rows = [
-                    [name, f"{1e3 * seconds:.3f} ms", f"{seconds / total:.1%}"]
-                    for name, seconds in event["operations"]
-                ]
-                title = (
-                    f"Costliest operations of {run.name}, steps {event['first']} to {event['step']}"
-                )
-                head = ["operation", "time", "share of these"]
-                parts.append(_section(title, _table(head, rows)))
+    for run, event in [(each, event) for each in runs for event in each.events]:
+        operations = event.get("operations") if event.get("event") == "profile" else None
+        if operations:
+            total = sum(seconds for _, seconds in operations)
+            rows = [
+                [name, f"{1e3 * seconds:.3f} ms", f"{seconds / total:.1%}"]
+                for name, seconds in operations
+            ]
+            steps = f"steps {event['first']} to {event['step']}"
+            table = _table(["operation", "time", "share of these"], rows)
+            parts.append(_section(f"Costliest operations of {run.name}, {steps}", table))
     return parts
 
 

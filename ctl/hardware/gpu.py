@@ -111,12 +111,10 @@ def read_usage() -> dict[str, float]:
         A value that the driver does not report is missing; without a driver both are.
     """
     usage = {
-        "gpu_memory_gib": _query(
-            lambda nvml, handle: nvml.nvmlDeviceGetMemoryInfo(handle).used / _GIB
-        ),
+        "gpu_memory_gib": _query(lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used / _GIB),
         # Not reported for an instance of a partitioned GPU (MIG).
         "gpu_utilization": _query(
-            lambda nvml, handle: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+            lambda nvml, gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100
         ),
     }
     return {name: max(values) for name, values in usage.items() if values}
@@ -137,15 +135,13 @@ def divide_among_processes(
     """
     if not gpus:
         return [{} for _ in clusters]
-    num_workers = sum(cluster.role == "worker" for cluster in clusters)
+    # The first `remainder` workers get one GPU more than the others.
+    size, remainder = divmod(len(gpus), sum(cluster.role == "worker" for cluster in clusters))
     variables = []
     for cluster in clusters:
-        share: Sequence[str] = []
-        if cluster.role == "worker":
-            # The first `remainder` workers get one GPU more than the others.
-            size, remainder = divmod(len(gpus), num_workers)
-            start = cluster.index * size + min(cluster.index, remainder)
-            share = gpus[start : start + size + (cluster.index < remainder)]
+        start = cluster.index * size + min(cluster.index, remainder)
+        end = start + size + (cluster.index < remainder)
+        share = gpus[start:end] if cluster.role == "worker" else []
         variables.append({_VISIBLE_DEVICES: ",".join(share) or "-1"})  # -1 hides all GPUs
     return variables
 
@@ -176,16 +172,12 @@ def _query(read: Callable[[Any, Any], _T], *, all_gpus: bool = False) -> list[_T
     results = []
     for name in names:
         try:
-            results.append(read(pynvml, _find_handle(pynvml, name)))
+            by_uuid = pynvml.nvmlDeviceGetHandleByUUID  # also for a MIG instance
+            by_index = pynvml.nvmlDeviceGetHandleByIndex
+            results.append(read(pynvml, by_index(int(name)) if name.isdigit() else by_uuid(name)))
         except pynvml.NVMLError as error:
             _LOG.debug("The NVIDIA driver does not report GPU %s: %s", name, error)
     return results
-
-
-def _find_handle(nvml: Any, name: str) -> Any:
-    if name.isdigit():
-        return nvml.nvmlDeviceGetHandleByIndex(int(name))
-    return nvml.nvmlDeviceGetHandleByUUID(name)  # also for a MIG instance
 
 
 def _describe(nvml: Any, handle: Any) -> DriverGpu:

@@ -45,11 +45,10 @@ def identify_cpu() -> tuple[str, str]:
     # A virtual machine may hide the name of the model: the numbers distinguish generations.
     fields = dict(re.findall(r"(?m)^(model name|cpu family|model)\s*: (.+)$", text))
     parts = [fields.get("model name") or platform.processor() or platform.machine()]
-    parts += [
-        f"{k.removeprefix('cpu ')} {fields[k]}" for k in ("cpu family", "model") if k in fields
-    ]
-    flags = re.search(r"(?m)^(?:flags|Features)\s*: (.+)$", text)
-    names = {flag for flag in flags[1].split() if _INSTRUCTIONS.match(flag)} if flags else set()
+    numbers = {"family": "cpu family", "model": "model"}
+    parts += [f"{name} {fields[key]}" for name, key in numbers.items() if key in fields]
+    flags = re.findall(r"(?m)^(?:flags|Features)\s*: (.+)$", text)[:1]
+    names = {flag for flag in " ".join(flags).split() if _INSTRUCTIONS.match(flag)}
     return ", ".join(parts), " ".join(sorted(names))
 
 

@@ -30,7 +30,7 @@ def resolve_name(name: str, options: StrategyOptions) -> str:
     # The cluster comes first: any other strategy would train a separate model in each process.
     if name == "auto" and cluster is not None and cluster.size > 1:
         name = "parameter_server" if cluster.has_servers else "multi_worker_mirrored"
-    elif name == "auto" and (options.tpu or _is_usable("tpu", options)):
+    elif name == "auto" and (options.tpu or not load("tpu:find_obstacle")()):
         name = "tpu"
     if name == "auto":
         return name  # one_device or mirrored: the number of GPUs is not known without TensorFlow
@@ -105,7 +105,7 @@ def select_devices(requested: Sequence[str], *, split: int, strategy: str) -> tu
     import tensorflow as tf
 
     gpus = tf.config.list_physical_devices("GPU")
-    reason = f"{len(gpus)} GPU{'s' * (len(gpus) != 1)}" if gpus else "no GPU"
+    reason = errors.count(len(gpus), "GPU") if gpus else "no GPU"
     device_type = requested[0].partition(":")[0] if requested else "GPU" if gpus else "CPU"
     setting = f"runtime.logical_devices is {split}"
     if strategy in ("mirrored", "central_storage") and device_type == "CPU" and not split:
@@ -131,14 +131,6 @@ def select_devices(requested: Sequence[str], *, split: int, strategy: str) -> tu
     # An earlier call may have split the CPU; "auto" without a split still means a single device.
     count = 1 if strategy == "auto" and not gpus and not split else split or None
     return available[:count], reason
-
-
-def _is_usable(name: str, options: StrategyOptions) -> bool:
-    try:
-        load(STRATEGIES[name].checker)(options)
-    except UsageError:
-        return False
-    return True
 
 
 def _check_cluster(name: str, cluster: Cluster | None) -> None:

@@ -10,7 +10,7 @@ import re
 import socket
 from typing import TYPE_CHECKING
 
-from ctl.errors import UsageError
+from ctl.errors import UsageError, count
 from ctl.hardware.strategies import StrategyOptions
 from ctl.version import installed_versions
 
@@ -118,13 +118,9 @@ def describe_topology(strategy: "tf.distribute.TPUStrategy") -> str:
     """Describes a TPU as far as its properties are known, such as "v5e, 4 cores, 1 host"."""
     is_local = not strategy.cluster_resolver.master()
     generation = " ".join(sorted(set(list_chips()))) if is_local else ""
-    cores = _count(strategy.num_replicas_in_sync, "core")
-    hosts = _count(strategy.extended.num_hosts, "host")
+    cores = count(strategy.num_replicas_in_sync, "core")
+    hosts = count(strategy.extended.num_hosts, "host")
     return ", ".join(part for part in (generation, cores, hosts) if part)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _check_reachable(address: str) -> None:

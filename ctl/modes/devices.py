@@ -5,7 +5,7 @@ import contextlib
 import os
 from typing import Any
 
-from ctl.errors import UsageError, align, print_line
+from ctl.errors import UsageError, align, count, print_line
 from ctl.hardware import devices, engines, gpu, host, selection, strategies, tpu
 from ctl.hardware.gpu import DriverGpu
 from ctl.hardware.strategies import StrategyOptions
@@ -146,9 +146,8 @@ def _describe_strategy(runtime: Any) -> list[Row]:
         deterministic=runtime.deterministic,
         strategy=hardware.name,
     )
-    count = f"{replicas} replica{'s' * (replicas != 1)}"
     return [
-        ("strategy", f"{hardware.name} ({hardware.reason}), {count}"),
+        ("strategy", f"{hardware.name} ({hardware.reason}), {count(replicas, 'replica')}"),
         ("xla", f"{mode} ({reason}); depends on the model and the data too: see --mode=explain"),
     ]
 

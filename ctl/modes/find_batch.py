@@ -86,11 +86,11 @@ def find_batch(arguments: Arguments) -> int:
         more = f"; memory would allow about {start.guess:,}" * (start.guess > batch)
         print_line(f"All {start.most:,} examples fit in one batch{more}.")
         return DONE
-    key, value = "global_batch_size", batch
+    setting = f"global_batch_size={batch}"
     if config.data.per_replica_batch_size:
-        key, value = "per_replica_batch_size", batch // start.replicas
+        setting = f"per_replica_batch_size={batch // start.replicas}"
     fits = f"The largest global batch that fits is {batch:,}, to within 1/{_PRECISION}."
-    print_line(f"{fits} Set --config.data.{key}={value}.")
+    print_line(f"{fits} Set --config.data.{setting}.")
     return DONE
 
 
@@ -188,9 +188,8 @@ def _estimate(arguments: Arguments, ram: int | None) -> _Start:
         text = f"The first try is the config's batch, because the memory is not estimated: {error}"
         return _Start(size, replicas, unit, most, ram, text)
     guess = max(unit, size + int((usable - first) / per_row))
-    text = (
-        f"{device} may use {limit / 2**30:.2f} GiB: by the traced step, a batch of {guess:,} fits."
-    )
+    may_use = f"{device} may use {limit / 2**30:.2f} GiB"
+    text = f"{may_use}: by the traced step, a batch of {guess:,} fits."
     return _Start(guess, replicas, unit, most, ram, text)
 
 
@@ -251,6 +250,7 @@ def _call(folder: str, function: Callable[..., Any], *arguments: Any) -> Any:
         if out_of_memory.is_out_of_memory(error):
             return None
         # Not the exception itself, which may hold what cannot be sent.
-        if isinstance(error, UsageError | Failure):
-            raise (UsageError if isinstance(error, UsageError) else Failure)(f"{error}") from None
-        raise Failure(f"{type(error).__name__}: {error}") from None
+        if isinstance(error, UsageError):
+            raise UsageError(f"{error}") from None
+        kind = "" if isinstance(error, Failure) else f"{type(error).__name__}: "
+        raise Failure(f"{kind}{error}") from None

@@ -7,7 +7,7 @@ from typing import Any
 from ctl.built.inner_loop import pipeline_of, plan_of, step_of
 from ctl.data.features import RESERVED, flatten_features
 from ctl.data.layout import Layout
-from ctl.errors import list_some
+from ctl.errors import count, list_some
 from ctl.hardware import strategies
 from ctl.hardware.selection import Hardware
 from ctl.loop.checkpoints.matching import Comparison
@@ -57,22 +57,19 @@ def start(hardware: Hardware, trainer: StandardTrainer) -> str:
         what += f"; the data has {examples} examples, so a batch has some of them more than once"
     names = _names_in_code(type(trainer))  # super().train_step calls minimize, too
     # A replica_step is known once it is traced (checks/split_updates.py).
-    if (
-        plan.own_train_step
-        and "apply_gradients" in names
-        and not names & {"minimize", "train_step"}
-    ):
+    applies = "apply_gradients" in names and not names & {"minimize", "train_step"}
+    if plan.own_train_step and applies:
         what += "; the step calls apply_gradients itself, and only `ctl check` tests that update"
     if strategies.STRATEGIES[hardware.name].coordinated and hardware.cluster:
         workers, servers = (len(hardware.cluster.addresses[role]) for role in ("worker", "ps"))
         return (
-            f"{hardware.name} ({hardware.reason}): {_count(workers, 'worker')}, "
-            f"{_count(servers, 'parameter server')}; batch {layout.global_batch_size}; {what}. "
+            f"{hardware.name} ({hardware.reason}): {count(workers, 'worker')}, "
+            f"{count(servers, 'parameter server')}; batch {layout.global_batch_size}; {what}. "
             "Updates are asynchronous: each worker computes its gradients from its own batch and "
             "from weights that others may have changed since, so the result depends on timing."
         )
     return (
-        f"{hardware.name} ({hardware.reason}): {_count(layout.replicas, 'replica')}; "
+        f"{hardware.name} ({hardware.reason}): {count(layout.replicas, 'replica')}; "
         f"global batch {shares(layout)} rows; {what}"
     )
 
@@ -142,7 +139,3 @@ def done(workdir: str, writers: Sequence[str]) -> str:
     """Describes a run that has reached its last step."""
     command = f"; tensorboard --logdir {workdir}/summaries" if "tensorboard" in writers else ""
     return f"Done: {workdir}/result.json{command}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"

@@ -342,10 +342,9 @@ def _read_arguments(optimizer: Any) -> dict[str, Any]:
         return value.item() if hasattr(value, "item") else type(value).__name__
 
     try:
-        arguments: dict[str, Any] = json.loads(json.dumps(optimizer.get_config(), default=describe))
+        return json.loads(json.dumps(optimizer.get_config(), default=describe))
     except NotImplementedError:
         return {}
-    return arguments
 
 
 def _wrap(trainer: StandardTrainer) -> Experiment:

@@ -178,13 +178,12 @@ def all_compare_xla(
             continue
         name = f"runtime.xla={mode}"
         config = overrides.with_values(arguments.config, {"runtime.xla": mode})
-        arguments = dataclasses.replace(arguments, config=config)
         try:
             keys.check_rules(keys.flatten(config))
             known = apart.get(mode)
             if isinstance(known, UsageError):
                 raise known
-            took = known or _all_time_step(arguments, hardware, processes)
+            took = known or _all_time_step(config, arguments.config_path, hardware, processes)
         # XLA's errors are among these. Each process gets them, unlike that of a lost connection.
         except (UsageError, tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
             yield f"{name} is not possible: {error_location.describe(error)}"
@@ -199,14 +198,12 @@ def all_compare_xla(
 
 
 def _all_time_step(
-    arguments: Arguments, hardware: selection.Hardware, processes: ProcessGroup
+    config: Any, config_path: str, hardware: selection.Hardware, processes: ProcessGroup
 ) -> float:
     """Builds a trainer, and returns the seconds of its step alone; collective."""
     gc.collect()  # the trainer before this one
-    trainer = experiment.build(
-        arguments.config, arguments.config_path, evaluates=False, hardware=hardware
-    ).trainer
-    return time_step(trainer, arguments.config.train.steps_per_loop, processes)
+    built = experiment.build(config, config_path, evaluates=False, hardware=hardware)
+    return time_step(built.trainer, config.train.steps_per_loop, processes)
 
 
 def time_step(
@@ -292,10 +289,7 @@ def _make_reader(iterator: Any, unit: int) -> Callable[[int], None]:
 
         return read_chunks
 
-    def read_one(batches: Any) -> None:
-        next(batches)
-
-    read = tf.function(orbit.utils.create_tf_while_loop_fn(read_one))
+    read = tf.function(orbit.utils.create_tf_while_loop_fn(next))
     return lambda steps: read(iterator, tf.constant(steps))
 
 

@@ -344,13 +344,12 @@ class ExperimentRun:
             result |= {"train": outputs} if outputs else {}
         if self.has_ended or not self.must_end(result["step"]):
             self.workdir.write_result(result)
-        ended_by = {
-            k: v for k, v in (controller.actions.stop_reason or {}).items() if k == "reason"
-        }
+        stopped = controller.actions.stop_reason
+        reasons = {**self.stop.reasons, **({"reason": stopped["reason"]} if stopped else {})}
         self.workdir.event(
             "stop" if controller.stopped else "end",
             result["step"],
-            **{**self.stop.reasons, **ended_by},
+            **reasons,
             seconds=controller.reporter.seconds(),
         )
 

@@ -111,11 +111,10 @@ def test_best_run_of_a_sweep_is_the_first_row_and_marked(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "the following arguments are required: RUN"),
         (["nothing"], "nothing has no config.json, so it is not a run"),
         (["a", "--output=no/page.html"], "no/page.html cannot be written"),
         (["a", "--output=."], ". is a folder: name a file by --output"),
-        (["a", "--outptu=x"], "unrecognized arguments: --outptu=x"),
+        (["a", "--outptu=x"], "ctl report: unrecognized arguments: --outptu=x: write ctl report"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path, monkeypatch, arguments, message):

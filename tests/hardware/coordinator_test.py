@@ -1,24 +1,11 @@
 """Steps are scheduled on the workers of a parameter-server strategy."""
 
+from unittest import mock
+
 import pytest
 import tensorflow as tf
 
 from ctl.hardware.coordinator import CoordinatedLoop
-
-
-class FakeCoordinator:
-    """Runs at `join` what was scheduled, as a single worker would."""
-
-    def __init__(self, strategy):
-        self.scheduled = []
-
-    def schedule(self, function, args):
-        self.scheduled.append((function, args))
-
-    def join(self):
-        for function, args in self.scheduled:
-            function(*args)
-        self.scheduled = []
 
 
 @pytest.mark.parametrize(
@@ -27,19 +14,12 @@ class FakeCoordinator:
 def test_all_steps_are_scheduled_in_calls_of_at_most_ten_that_are_traced_once(
     monkeypatch, num_steps, counts
 ):
-    monkeypatch.setattr(tf.distribute.coordinator, "ClusterCoordinator", FakeCoordinator)
-    steps = tf.Variable(0)
-    run_steps = tf.function(lambda iterator, count: steps.assign_add(count))
-    loop = CoordinatedLoop(run_steps, strategy=None)
-    scheduled = []
-    schedule = loop._coordinator.schedule
-
-    def record(function, args):
-        scheduled.append(int(args[1]))
-        schedule(function, args)
-
-    monkeypatch.setattr(loop._coordinator, "schedule", record)
-    loop(iter(tf.data.Dataset.range(1)), tf.constant(num_steps))
-    assert scheduled == counts
-    assert int(steps) == num_steps
+    coordinator = mock.Mock()
+    monkeypatch.setattr(tf.distribute.coordinator, "ClusterCoordinator", lambda _: coordinator)
+    run_steps = tf.function(lambda iterator, count: count)
+    CoordinatedLoop(run_steps, strategy=None)(None, tf.constant(num_steps))
+    *scheduled, joined = coordinator.method_calls
+    assert joined == mock.call.join()
+    # As on one worker.
+    assert [int(call.args[0](*call.kwargs["args"])) for call in scheduled] == counts
     assert run_steps.experimental_get_tracing_count() == (num_steps > 0)

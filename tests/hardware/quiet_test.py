@@ -1,5 +1,6 @@
 """What C++ code writes to standard error is hidden, unless the block fails."""
 
+import contextlib
 import os
 import tempfile
 
@@ -19,28 +20,18 @@ def default_log_level(monkeypatch):
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
 
 
-def test_output_of_a_block_that_succeeds_is_hidden(capfd):
+@pytest.mark.parametrize(
+    ("error", "printed"), [(None, ""), (KeyError, ""), (KeyboardInterrupt, "inside\n")]
+)
+def test_output_of_a_block_is_hidden_unless_it_fails_unexpectedly(capfd, error, printed):
     write("before\n")
-    with hold_back_stderr():
+    raised = pytest.raises(error) if error else contextlib.nullcontext()
+    with raised, hold_back_stderr(LookupError):
         write("inside\n")
+        if error:
+            raise error
     write("after\n")
-    assert capfd.readouterr().err == "before\nafter\n"
-
-
-def test_output_of_a_block_that_fails_is_printed(capfd):
-    with pytest.raises(KeyboardInterrupt), hold_back_stderr():
-        write("inside\n")
-        raise KeyboardInterrupt
-    write("after\n")
-    assert capfd.readouterr().err == "inside\nafter\n"
-
-
-def test_output_of_a_block_that_fails_as_expected_is_hidden(capfd):
-    with pytest.raises(LookupError), hold_back_stderr(LookupError):
-        write("inside\n")
-        raise KeyError
-    write("after\n")
-    assert capfd.readouterr().err == "after\n"
+    assert capfd.readouterr().err == f"before\n{printed}after\n"
 
 
 def test_the_lowest_log_level_prints_everything(monkeypatch, capfd):

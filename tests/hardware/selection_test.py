@@ -1,6 +1,7 @@
 """The strategy that is chosen for a config. The test processes have four logical CPUs."""
 
 import json
+import re
 
 import pytest
 import tensorflow as tf
@@ -93,68 +94,32 @@ def test_an_unknown_name_and_options_that_do_not_fit_the_chosen_strategy_are_rej
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "message"),
+    ("name", "options", "words"),
     [
-        (
-            "mirrored", StrategyOptions(cluster=WORKERS),
-            "runtime.strategy=mirrored runs in one process, but this is one of 2 (`ctl "
-            "devices` says why): set runtime.strategy=auto, or start one process.",
-        ),
-        (
-            "parameter_server", StrategyOptions(cluster=WORKERS),
-            "runtime.strategy=parameter_server requires a cluster with parameter servers, but "
-            "this run has none: set runtime.strategy=auto.",
-        ),
-        (
-            "multi_worker_mirrored", StrategyOptions(cluster=SERVERS),
-            "runtime.strategy=multi_worker_mirrored requires a cluster without parameter servers, "
-            "but this run has some: set runtime.strategy=auto.",
-        ),
-        (
-            "parameter_server", StrategyOptions(),
-            "runtime.strategy=parameter_server requires several processes, but TF_CONFIG is not "
-            "set: start them with ctl launch --workers=2 --ps=1 -- ..., or set "
-            "runtime.strategy=auto.",
-        ),
-        (
-            "default", StrategyOptions(devices=("CPU:0",)),
-            "runtime.devices has no effect with runtime.strategy=default: remove it.",
-        ),
-        (
-            "mirrored", StrategyOptions(shard_mib=1.0),
-            "runtime.cluster.shard_mib has no effect with runtime.strategy=mirrored: remove it.",
-        ),
-        (
-            "mirrored", StrategyOptions(algorithm="ring"),
-            "runtime.all_reduce.algorithm is 'ring', but runtime.strategy=mirrored requires one of "
-            "auto, nccl, hierarchical_copy, one_device: set it to one of them.",
-        ),
-        *(
-            (
-                name, StrategyOptions(bucket_mib=1.0, cluster=cluster),
-                f"runtime.all_reduce.bucket_mib has no effect with runtime.strategy={name}: remove it.",
-            )
-            for name, cluster in [
-                ("one_device", None), ("mirrored", None), ("tpu", None), ("parameter_server", SERVERS),
-            ]
-        ),
+        ("mirrored", dict(cluster=WORKERS), "runs in one process, but this is one of 2"),
+        ("parameter_server", dict(cluster=WORKERS), "with parameter servers, but this .* has none"),
+        ("multi_worker_mirrored", dict(cluster=SERVERS), "without parameter servers, but .* some"),
+        ("parameter_server", {}, r"TF_CONFIG is not set: .*ctl launch --workers=2 --ps=1 -- "),
+        ("default", dict(devices=("CPU:0",)), r"runtime\.devices has no effect"),
+        ("mirrored", dict(shard_mib=1.0), r"runtime\.cluster\.shard_mib has no effect"),
+        ("mirrored", dict(algorithm="ring"), "is 'ring', but .* requires one of auto, nccl, hier"),
+        ("one_device", dict(bucket_mib=1.0), r"runtime\.all_reduce\.bucket_mib has no effect"),
+        ("mirrored", dict(bucket_mib=1.0), "bucket_mib has no effect"),
+        ("tpu", dict(bucket_mib=1.0), "bucket_mib has no effect"),
+        ("parameter_server", dict(bucket_mib=1.0, cluster=SERVERS), "bucket_mib has no effect"),
     ],
-)  # fmt: skip
-def test_options_that_do_not_fit_the_strategy_are_rejected(name, options, message):
-    with pytest.raises(UsageError) as error:
-        selection.resolve_name(name, options)
-    assert str(error.value) == message
+)
+def test_options_that_do_not_fit_the_strategy_are_rejected(name, options, words):
+    with pytest.raises(UsageError, match=rf"runtime\.strategy={name}\b") as error:
+        selection.resolve_name(name, StrategyOptions(**options))
+    assert re.search(words, str(error.value))
 
 
 @on_cpu
 def test_splitting_after_tensorflow_has_started_is_rejected():
-    with pytest.raises(UsageError) as error:
+    words = "=mirrored splits the CPU into 8 .*with 4 logical CPUs: create no tensor before"
+    with pytest.raises(UsageError, match=words):
         selection.build("mirrored", StrategyOptions(devices=("CPU:7",)))
-    assert str(error.value) == (
-        "runtime.strategy=mirrored splits the CPU into 8 devices, but TensorFlow has already "
-        "initialized its devices with 4 logical CPUs: create no tensor before the strategy is built, "
-        "for example while the trainer's file is imported."
-    )
 
 
 @pytest.mark.slow

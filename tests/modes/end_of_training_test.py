@@ -5,14 +5,10 @@ import pathlib
 import pytest
 
 import ctl
-from tests.modes.interruptions import Killed, Killing, Stopping
+from tests.modes.shared import STOPPING, Killed, Killing, Stopping
 from tests.support import experiments
 
-STOPPING = {
-    "train.steps": 30, "eval.interval": 10,
-    "train.best.metric": "eval/loss", "train.best.mode": "max",
-    "train.best.patience": 1, "train.best.restore": True,
-}  # fmt: skip
+KEYS = {**STOPPING, "train.steps": 30, "eval.interval": 10}
 PATIENT = {"train.best.patience": 100}
 
 
@@ -21,7 +17,7 @@ def make(make_arguments):
     """Makes a run of the tiny experiment with early stopping, in the folder "run"."""
 
     def build(keys=(), *actions):
-        config = make_arguments(STOPPING | dict(keys)).config
+        config = make_arguments(KEYS | dict(keys)).config
         return ctl.Run(config, "run", print_lines=False, actions=actions)
 
     return build
@@ -67,9 +63,7 @@ def test_interrupt_at_the_last_step_leaves_the_end_to_the_next_call(make):
     assert run.step == 10 and experiments.read_result("run")["step"] == 35
 
 
-def test_early_stopping_in_a_call_of_evaluate_leaves_the_end_to_the_next_call_of_train(
-    make,
-):
+def test_early_stopping_in_a_call_of_evaluate_leaves_the_end_to_the_next_call_of_train(make):
     run = make((), Stopping(15))  # so that step 15 is not evaluated
     run.train(steps=10)
     run.train()

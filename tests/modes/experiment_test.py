@@ -42,15 +42,11 @@ def test_the_trainer_and_the_evaluator_have_the_settings_of_the_config(load):
 
 
 def test_the_global_batch_size_is_computed_from_the_per_replica_batch_size(load):
-    sizes = {"data.global_batch_size": 0, "data.per_replica_batch_size": 3}
-    config = load(**sizes)
-    built = build(
-        load(**sizes, **{"runtime.strategy": "mirrored", "runtime.logical_devices": 4}),
-        evaluates=False,
-    )
-    assert built.config.data.to_dict() | {"global_batch_size": 12} == built.config.data.to_dict()
+    replicas = {"runtime.strategy": "mirrored", "runtime.logical_devices": 4}
+    config = load(**{"data.global_batch_size": 0, "data.per_replica_batch_size": 3}, **replicas)
+    built = build(config, evaluates=False)
+    assert built.config.data.global_batch_size == built.trainer.global_batch_size == 12
     assert built.config.data.per_replica_batch_size == 0
-    assert built.trainer.global_batch_size == 12
     assert config.data.per_replica_batch_size == 3  # the config itself is not changed
     assert built.config.is_locked
 
@@ -148,14 +144,8 @@ def test_method_of_the_users_own_is_accepted(tmp_path, method, more, actions):
 
 
 def test_a_model_key_that_only_the_step_reads_is_accepted(load, tmp_path):
-    text = experiments.DROPOUT.replace(
-        "model=dict(dropout=0.3)", "model=dict(dropout=0.3, scale=4.0)"
-    )
-    text = text.replace(
-        "    def build_metrics",
-        "    def forward(self, batch, training):\n"
-        "        return self.options.model.scale * super().forward(batch, training)\n\n"
-        "    def build_metrics",
-    )
+    text = experiments.DROPOUT.replace("dict(dropout=0.3)", "dict(dropout=0.3, scale=4.0)")
+    forward = "def forward(self, b, training): return self.options.model.scale * self.model(b['x'])"
+    text = text.replace("    def build_metrics", f"    {forward}\n\n    def build_metrics")
     experiments.write(tmp_path, {"experiment.py": text})
     assert build(load(), evaluates=False).trainer.options.model.scale == 4.0

@@ -33,17 +33,14 @@ def test_complete_run_names_what_trains_longer(result, changes, words):
 
 
 @pytest.mark.parametrize(("decay_steps", "stretches"), [(0, True), (100, False)])
-def test_complete_run_with_a_cosine_schedule_over_its_steps_requires_the_change(
-    decay_steps, stretches
-):
+def test_complete_run_says_if_more_steps_stretch_its_schedule(decay_steps, stretches):
     line = messages.complete(30, {}, make_config("cosine", decay_steps))
     assert ("--allow_config_change" in line) == stretches
 
 
 def test_the_command_of_tensorboard_is_named_only_if_it_has_something_to_show():
     assert messages.done("runs/a", ["jsonl", "wandb"]) == "Done: runs/a/result.json"
-    line = "Done: runs/a/result.json; tensorboard --logdir runs/a/summaries"
-    assert messages.done("runs/a", ["tensorboard"]) == line
+    assert "--logdir runs/a/summaries" in messages.done("runs/a", ["tensorboard"])
 
 
 class OwnUpdate(ctl.StandardTrainer):
@@ -102,9 +99,11 @@ def make_trainer(replicas, row_counts, own=False, examples=None):
 
 @pytest.mark.parametrize(
     ("row_counts", "words"),
-    [([7], "1 replica; global batch 7 = 7 rows"), ([4, 3], "2 replicas; global batch 7 = 4+3 rows"),
-     ([1] * 9, "9 replicas; global batch 9 = 1+1+1+1+1+1+1+1+... rows")],
-)  # fmt: skip
+    [
+        ([7], "1 replica; global batch 7 = 7 rows"),
+        ([1] * 9, "9 replicas; global batch 9 = 1+1+1+1+1+1+1+1+... rows"),
+    ],
+)
 def test_start_says_on_what_and_how_the_batch_is_split(row_counts, words):
     hardware = types.SimpleNamespace(name="mirrored", reason="2 GPUs")
     trainer = make_trainer(len(row_counts), row_counts)
@@ -146,10 +145,7 @@ def test_scaled_images_are_named_with_the_layer_that_scales_them_again():
 def test_start_names_a_batch_that_is_larger_than_the_data():
     hardware = types.SimpleNamespace(name="one_device", reason="no GPU")
     lines = [messages.start(hardware, make_trainer(1, [8], examples=n)) for n in (7, 8)]
-    assert lines[0].endswith(
-        "; the data has 7 examples, so a batch has some of them more than once"
-    )
-    assert "the data has" not in lines[1]
+    assert ["the data has 7 examples, so a batch has" in line for line in lines] == [True, False]
 
 
 def test_start_with_parameter_servers_warns_of_asynchronous_updates():

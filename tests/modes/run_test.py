@@ -6,9 +6,12 @@ import types
 import pytest
 
 from ctl.errors import UsageError
+from ctl.hardware import cluster
 from ctl.loop.loop_numbers import learning_rates
 from ctl.modes.run import ExperimentRun
 from tests.support import experiments
+
+CHIEF = cluster.make_local_clusters(workers=2, servers=0, ports=[1, 2])[0]
 
 
 def test_making_a_run_and_its_controller_writes_nothing(make_arguments):
@@ -29,27 +32,18 @@ def test_actions_of_the_trainer_must_be_a_list(make_arguments):
         run.make_actions()
 
 
-@pytest.mark.parametrize(
-    ("writing", "processes", "background"),
-    [
-        ("auto", 1, True),
-        ("background", 1, True),
-        ("blocking", 1, False),
-        ("auto", 2, False),
-        ("background", 2, None),
-    ],
-)
-def test_thread_writes_the_checkpoints_of_a_single_process(
-    make_arguments, writing, processes, background
-):
-    run = ExperimentRun(make_arguments({"train.checkpoint_writing": writing}))
-    hardware = types.SimpleNamespace(cluster=None if processes == 1 else object())
-    run.experiment = types.SimpleNamespace(hardware=hardware)
-    if background is None:
-        with pytest.raises(UsageError, match="requires a run in one process: choose auto or"):
-            run._writes_in_background()
-    else:
-        assert run._writes_in_background() == background
+def test_thread_writes_the_checkpoints_of_a_single_process(make_arguments):
+    def writes_in_background(writing, cluster=None):
+        run.config = types.SimpleNamespace(train=types.SimpleNamespace(checkpoint_writing=writing))
+        hardware = types.SimpleNamespace(cluster=cluster)
+        run.experiment = types.SimpleNamespace(hardware=hardware)
+        return run._writes_in_background()
+
+    run = ExperimentRun(make_arguments())
+    assert writes_in_background("auto") and writes_in_background("background")
+    assert not writes_in_background("blocking") and not writes_in_background("auto", CHIEF)
+    with pytest.raises(UsageError, match="requires a run in one process: choose auto or"):
+        writes_in_background("background", CHIEF)
 
 
 def test_folder_for_an_object_store_requires_one(make_arguments):
@@ -80,6 +74,11 @@ class Second(Trainer):
         with self.build_scope():
             self.others = [tf_keras.optimizers.SGD(self.optimizer.learning_rate / 4)]
 """
+
+
+def save(controller, notes):
+    controller.checkpoints.save(notes)
+    controller.checkpoints.wait()
 
 
 @pytest.fixture
@@ -120,8 +119,7 @@ def test_resumed_run_has_the_rates_of_the_checkpoint_or_of_a_changed_optimizer(
     inner = getattr(saved.optimizer, "inner_optimizer", saved.optimizer)
     if sets:  # as an action of the user may do
         inner.learning_rate = 1e-3
-    controller.checkpoints.save(controller.actions.get_notes())
-    controller.checkpoints.wait()
+    save(controller, controller.actions.get_notes())
     for rate, expected in zip((0.25, 0.5), rates, strict=True):
         resumed, controller = make_rates(trainer, rate, keys)
         controller.restore_checkpoint()
@@ -141,8 +139,7 @@ def test_optimizer_of_a_group_has_the_rate_of_the_checkpoint_or_a_changed_one(ma
 
     set_rate, controller = make(0.125)
     set_rate.assign(1e-3)
-    controller.checkpoints.save(controller.actions.get_notes())
-    controller.checkpoints.wait()
+    save(controller, controller.actions.get_notes())
     for rate, expected in ((0.125, 1e-3), (0.5, 0.5)):
         resumed, controller = make(rate)
         controller.restore_checkpoint()
@@ -155,8 +152,7 @@ def test_optimizer_of_a_group_has_the_rate_of_the_checkpoint_or_a_changed_one(ma
 def test_checkpoint_of_an_older_ctl_gets_the_rate_of_the_config(make_rates, state, expected):
     _, controller = make_rates("Trainer", 0.25, {})
     notes = {"actions": {"LearningRate": {**state, "learning_rate": 0.1, "step": 0}}}
-    controller.checkpoints.save(notes if state else None)
-    controller.checkpoints.wait()
+    save(controller, notes if state else None)
     resumed, controller = make_rates("Trainer", 0.5, {})
     controller.restore_checkpoint()
     assert float(resumed.optimizer.learning_rate) == pytest.approx(expected)

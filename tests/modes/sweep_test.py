@@ -105,7 +105,7 @@ def test_interrupted_sweep_stops_its_runs_and_resumes_with_those_that_are_not_do
     assert "Best eval/loss: 0.1667 of seed=6, 1 s." in capsys.readouterr().out
 
 
-def test_second_signal_kills(sweep, capsys):
+def test_second_signal_kills_a_run(sweep, capsys):
     record = '(workdir / "asked").write_text("")'
     pathlib.Path("program.py").write_text(PROGRAM.replace("sys.exit(75)", record))
     interrupt_after(["seed=4/running"], ["seed=4/asked"])
@@ -132,10 +132,7 @@ def test_done_run_is_started_again_if_its_config_changes_or_with_fresh(sweep):
         ("--sweep=seed=1 --mode=eval", "--sweep has no effect with --mode=eval: remove it."),
         ("--sweep=seed=1 --workdir=.", "has files in it and no optuna.journal"),
         ("--sweep=tpe:2 --mode=train", "--sweep=tpe chooses values by the results of evaluations"),
-        (
-            "--sweep=tpe:2",
-            "experiment.py has no get_sweep(trial): define one that returns a dict, such as",
-        ),
+        ("--sweep=tpe:2", "experiment.py has no get_sweep(trial): define one that returns a dict,"),
     ],
 )
 def test_mistake_is_one_line_and_starts_nothing(sweep, capsys, flags, line):
@@ -189,12 +186,7 @@ def test_resumed_search_makes_the_runs_of_the_undisturbed_one(search, kind):
     ("name", "values", "message"),
     [
         ("../../stolen", {"seed": "1"}, "optuna.journal has a run '../../stolen', not {"),
-        ("trial=0,trainer=_tmp_evil.py_T", {"trainer": "/tmp/evil.py:T"}, "has a run"),
-        (
-            None,
-            {"trainer": "/tmp/evil.py:T"},
-            "optuna.journal names /tmp/evil.py:T, but experiment.py",
-        ),
+        (None, {"trainer": "/a/evil.py:T"}, "optuna.journal names /a/evil.py:T, but experiment.py"),
     ],
 )
 def test_journal_is_data(search, sweep, capsys, name, values, message):
@@ -262,10 +254,11 @@ def test_missing_optuna_is_one_line(sweep, capsys, monkeypatch):
 
 @pytest.fixture
 def listed(tmp_path, monkeypatch):
+    """Lists the runs of a config with a function: listed("seed=1,2", changes=[], function="")."""
     monkeypatch.chdir(tmp_path)
-    experiments.write(tmp_path, {"experiment.py": experiments.CONFIG})
 
-    def list_runs(*flags, changes=()):
+    def list_runs(*flags, changes=(), function=""):
+        experiments.write(tmp_path, {"experiment.py": experiments.CONFIG + function})
         return sweeps.list_runs("experiment.py", list(changes), list(flags))
 
     return list_runs
@@ -293,13 +286,10 @@ def test_values_may_contain_commas_in_brackets_and_quotes(listed):
 
 def test_get_sweep_returns_lists_of_values_or_runs(listed):
     product = 'def get_sweep():\n    return {"seed": [1, 2], "eval.before_training": [True]}\n'
-    experiments.write(".", {"experiment.py": experiments.CONFIG + product})
-    assert [*listed("get_sweep")] == [
-        "seed=1,before_training=true", "seed=2,before_training=true",
-    ]  # fmt: skip
+    names = [f"seed={seed},before_training=true" for seed in (1, 2)]
+    assert [*listed("get_sweep", function=product)] == names
     runs = 'def get_sweep():\n    return [{"seed": 1}, {"seed": 5, "train.steps": 7}]\n'
-    experiments.write(".", {"experiment.py": experiments.CONFIG + runs})
-    assert [*listed("get_sweep")] == ["seed=1", "seed=5,steps=7"]
+    assert [*listed("get_sweep", function=runs)] == ["seed=1", "seed=5,steps=7"]
 
 
 @pytest.mark.parametrize(
@@ -310,10 +300,7 @@ def test_get_sweep_returns_lists_of_values_or_runs(listed):
         (["get_sweep", "seed=1"], "--sweep is 'get_sweep', but must be KEY=VALUE,VALUE"),
         (["optimizer.learning_rate=1e-3,-1"], "optimizer.learning_rate is -1.0, but must be a"),
         (["seed=1", "seed=2"], "--sweep names a key twice"),
-        (
-            ["get_sweep"],
-            r"has no get_sweep\(\): define one that returns a dict, such as .*\[1e-3, ",
-        ),
+        (["get_sweep"], r"has no get_sweep\(\): define one .*, such as .*\[1e-3, "),
     ],
 )
 def test_mistake_in_values_is_one_line(listed, flags, message):
@@ -321,12 +308,10 @@ def test_mistake_in_values_is_one_line(listed, flags, message):
         listed(*flags)
 
 
-@pytest.mark.parametrize("value", ["None", "{}", "{'seed': 5}", "[5]", "{'seed': []}", "1/0"])
+@pytest.mark.parametrize("value", ["None", "{}", "{'seed': 5}", "[5]", "{'seed': []}"])
 def test_get_sweep_must_return_settings(listed, value):
-    text = f"{experiments.CONFIG}def get_sweep():\n    return {value}\n"
-    experiments.write(".", {"experiment.py": text})
-    with pytest.raises(UsageError, match=r"get_sweep\(\)"):
-        listed("get_sweep")
+    with pytest.raises(UsageError, match=r"get_sweep\(\) .*returned "):
+        listed("get_sweep", function=f"def get_sweep():\n    return {value}\n")
 
 
 # The run of the sweep that is killed waits at step 15, so that it does not end before.

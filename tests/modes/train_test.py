@@ -11,7 +11,7 @@ import pytest
 
 from ctl.errors import UsageError
 from ctl.modes import DONE, STOPPED, train
-from tests.modes import interruptions
+from tests.modes import shared
 from tests.support import experiments
 
 
@@ -35,13 +35,12 @@ def test_run_killed_before_its_last_evaluation_only_evaluates(make_arguments, ma
     assert again["examples_per_second"] == result["examples_per_second"]
 
 
-def test_complete_run_changes_nothing(make_arguments, make_complete, capsys):
-    make_complete(train.train)
-    before = {p: p.stat().st_mtime_ns for p in pathlib.Path("run").rglob("*") if p.is_file()}
-    assert train.train(make_arguments()) == DONE
+def test_complete_run_changes_nothing(make_complete, capsys):
+    arguments = make_complete(train.train)
+    before = shared.read_files()
+    assert train.train(arguments) == DONE
     assert "This run is complete: 10 steps" in capsys.readouterr().out
-    after = {p: p.stat().st_mtime_ns for p in pathlib.Path("run").rglob("*") if p.is_file()}
-    assert after == before
+    assert shared.read_files() == before
 
 
 def test_rejected_checkpoint_leaves_the_config_of_the_run_as_it_was(make_arguments, make_complete):
@@ -71,7 +70,7 @@ def test_run_does_not_resume_with_other_data_or_weights_unless_that_is_allowed(
         return train.train(arguments)
 
     assert run(5) == DONE
-    before = {p: p.read_bytes() for p in pathlib.Path("run").rglob("*") if p.is_file()}
+    before = experiments.read_events("run"), pathlib.Path("run/config.json").read_text()
     rows, save = 48, np.savez_compressed  # another size
     changes = (
         r"other data \(inputs.init.checkpoint: 'init.npz \(\d+ bytes\)' -> 'init.npz \(\d+ bytes\)';"
@@ -79,7 +78,7 @@ def test_run_does_not_resume_with_other_data_or_weights_unless_that_is_allowed(
     )
     with pytest.raises(UsageError, match=changes):
         run(10)
-    assert before == {p: p.read_bytes() for p in pathlib.Path("run").rglob("*") if p.is_file()}
+    assert before == (experiments.read_events("run"), pathlib.Path("run/config.json").read_text())
     assert run(10, allow_config_change=True) == DONE
     assert "Changed since the run was started: inputs.train.examples: 50 -> 48" in (
         capsys.readouterr().out
@@ -109,7 +108,7 @@ def test_change_of_the_number_of_workers_is_printed_and_recorded(
     assert capsys.readouterr().out.count("The number of workers has changed from 3 to 1.") == 1
 
 
-class Ending(interruptions.Stopping):
+class Ending(shared.Stopping):
     """Records its calls."""
 
     calls: ClassVar = []
@@ -147,9 +146,7 @@ def test_reason_of_a_stop_is_recorded(make_arguments):
 
 
 STOPPING = {
-    "train.steps": 100, "eval.interval": 5, "train.best.metric": "eval/loss",
-    "train.best.mode": "max", "train.best.patience": 2,
-    "train.best.restore": True,
+    **shared.STOPPING, "train.steps": 100, "eval.interval": 5, "train.best.patience": 2
 }  # fmt: skip
 
 
@@ -161,17 +158,14 @@ def test_early_stopping_ends_the_run_and_the_result_says_why(make_arguments, cap
     assert re.fullmatch(
         r"eval/loss has not improved over [\d.]+ at step 5 for 2 evaluations", reason
     )
-    # The loss falls, so that the first evaluation is the "best" one.
     assert result["step"] == result["stopped"]["step"] == 15
     assert result["best"]["step"] == 5 and result["best"]["restored"]
     assert result["eval"]["loss"] == result["best"]["value"]
-    events = [
-        json.loads(line) for line in pathlib.Path("run/events.jsonl").read_text().splitlines()
-    ]
-    assert [(e["event"], e["step"]) for e in events if e["event"] not in ("checkpoint", "eval")] == [
+    events = experiments.read_events("run")
+    assert [event for event in events if event[0] not in ("checkpoint", "eval")] == [
         ("start", 0), ("best", 5), ("stop_requested", 15), ("end", 15),
     ]  # fmt: skip
-    assert [e["reason"] for e in events if "reason" in e] == [reason, reason]
+    assert pathlib.Path("run/events.jsonl").read_text().count(f'"reason": "{reason}"') == 2
     capsys.readouterr()
     assert train.train_and_eval(make_arguments(STOPPING)) == DONE
     assert "This run is complete: it ended at step 15, because" in capsys.readouterr().out
@@ -186,8 +180,8 @@ def test_time_limit_ends_the_run_after_a_loop_with_an_evaluation(make_arguments,
     clock = types.SimpleNamespace(monotonic=lambda: next(now))
     monkeypatch.setattr("ctl.loop.actions.stopping.time", clock)
     limit = {"train.steps": 100, "train.max_duration": "3 seconds"}
-    limit["actions"] = f"['{interruptions.__name__}:Killing']"
-    with pytest.raises(interruptions.Killed):
+    limit["actions"] = f"['{shared.__name__}:Killing']"
+    with pytest.raises(shared.Killed):
         train.train_and_eval(make_arguments(limit))
     assert train.train_and_eval(make_arguments(limit)) == DONE  # without another step
     result = experiments.read_result("run")

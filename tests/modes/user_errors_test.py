@@ -45,13 +45,8 @@ MISTAKES = {
         "tiny.py:6: NameError: name 'oops' is not defined", 2),
     "the step raises": (LOSS, f"raise ValueError('one\\ntwo')\n        {LOSS}",
         "tiny.py:12: ValueError: one", 2),
-    "TensorFlow rejects an op while the step is traced": (LOSS,
-        f"tf.reshape(outputs, [4, 5])\n        {LOSS}",
-        "tiny.py:12: ValueError: Cannot reshape a tensor with 8 elements", 2),
     "a function of the dataset raises": (DATA, f'{DATASET}.map(lambda e: {{**e, "x": e["z"]}})',
         "tiny.py:9: The batch has no 'z': expected one of x, label. (", 2),
-    "the loss reads a misspelt feature": ('batch["label"]', 'batch["lable"]',
-        "tiny.py:13: The batch has no 'lable': did you mean label? (", 2),
     "a generator raises": (DATA, GENERATOR,
         "tiny.py:9: ZeroDivisionError: integer division or modulo by zero", 1),
     "tf_keras rejects a layer's input": ("def per_example", 'def forward(self, batch, training):\n'
@@ -84,16 +79,12 @@ def read_traceback(printed):
 
 def test_traceback_is_in_the_workdir_once_the_run_has_started(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    run(tmp_path, LOSS, f"raise ValueError('one')\n        {LOSS}", "--workdir=here")
-    assert capfd.readouterr().err.endswith("(traceback: here/traceback.txt)\n")
-    assert "ValueError: one" in (tmp_path / "here/traceback.txt").read_text()
-
-
-def test_nothing_is_written_to_the_workdir_if_the_run_has_not_started(tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
     run(tmp_path, "return tf_keras.Seq", "oops\n        return tf_keras.Seq", "--workdir=here")
     assert "name 'oops' is not defined" in read_traceback(capfd.readouterr().err)
     assert not (tmp_path / "here").exists()
+    run(tmp_path, LOSS, f"raise ValueError('one')\n        {LOSS}", "--workdir=here")
+    assert capfd.readouterr().err.endswith("(traceback: here/traceback.txt)\n")
+    assert "ValueError: one" in (tmp_path / "here/traceback.txt").read_text()
 
 
 def raise_in_users_code(error, folder):
@@ -105,13 +96,16 @@ def raise_in_users_code(error, folder):
 
 @pytest.mark.parametrize(
     ("error", "expected"),
-    [(ValueError("a"), UsageError), (FileNotFoundError("a"), UsageError),
-     (ConnectionError("a"), Failure), (MemoryError(), Failure),
-     (tf.errors.InvalidArgumentError(None, None, "a"), UsageError),
-     (tf.errors.NotFoundError(None, None, "a"), UsageError),
-     (tf.errors.UnknownError(None, None, "a"), Failure)],
-    ids=lambda value: getattr(value, "__name__", type(value).__name__),
-)  # fmt: skip
+    [
+        (ValueError("a"), UsageError),
+        (FileNotFoundError("a"), UsageError),
+        (ConnectionError("a"), Failure),
+        (MemoryError(), Failure),
+        (tf.errors.InvalidArgumentError(None, None, "a"), UsageError),
+        (tf.errors.NotFoundError(None, None, "a"), UsageError),
+        (tf.errors.UnknownError(None, None, "a"), Failure),
+    ],
+)
 def test_error_that_may_not_recur_is_a_failure_and_others_are_mistakes(error, expected, tmp_path):
     line = rf"net.py:2: {type(error).__name__}.*\(traceback: /"
     with pytest.raises(expected, match=line), report_user_errors(None):
@@ -168,8 +162,6 @@ HEARTBEAT = "Deadline Exceeded\n\nRPC: /tensorflow.CoordinationService/Heartbeat
         (tf.errors.CancelledError, "/job:worker/task:1", "worker 1"),
         (tf.errors.DeadlineExceededError, "/job:worker/task:1", "worker 1"),
         (UNAVAILABLE, "/job:worker/task:2 and /job:worker/task:1 are out", "worker 1, worker 2"),
-        (UNAVAILABLE, "/job:worker/replica:0/task:0/device:CPU:0: timed out", "another process"),
-        (UNAVAILABLE, "connection reset by peer", "another process"),
         # Heartbeats go to the first process, which is this one.
         (UNAVAILABLE, HEARTBEAT, "another process"),
         # Later collectives fail for the same reason.
@@ -177,12 +169,8 @@ HEARTBEAT = "Deadline Exceeded\n\nRPC: /tensorflow.CoordinationService/Heartbeat
     ],
 )
 def test_lost_processes_are_named(cls, message, names):
-    with pytest.raises(LostWorker) as error:
+    with pytest.raises(LostWorker, match=f"worker 0 stops, because {names} has ended or cannot be"):
         raise_in_block(cls(None, None, message))
-    assert str(error.value) == (
-        f"worker 0 stops, because {names} has ended or cannot be reached: check it and the network, "
-        "then start all processes again to continue from the last checkpoint."
-    )
 
 
 def test_process_whose_heartbeats_fail_names_the_first_one():
@@ -195,11 +183,10 @@ def test_process_whose_heartbeats_fail_names_the_first_one():
 @pytest.mark.parametrize(
     ("error", "processes"),
     [
-        (tf.errors.UnavailableError(None, None, "x"), None),
+        (tf.errors.UnavailableError(None, None, "x"), None),  # a run of one process
         (tf.errors.InvalidArgumentError(None, None, "x"), CHIEF),
         (ValueError("x"), CHIEF),
     ],
-    ids=["run of one process", "error of an operation", "error of Python"],
 )
 def test_other_errors_are_not_changed(error, processes):
     with pytest.raises(type(error)):

@@ -127,8 +127,7 @@ def _run(command: list[str], folder: pathlib.Path) -> dict[str, Any]:
             timeout=_MAX_SECONDS,
         )
     except subprocess.TimeoutExpired:
-        limit = f"the compiler was stopped after {_MAX_SECONDS:g} s, its limit"
-        return {"error": limit}
+        return {"error": f"the compiler was stopped after {_MAX_SECONDS:g} s, its limit"}
     lines = done.stdout.splitlines()
     if done.returncode or not lines:
         message = " ".join(done.stderr.split())[-_MAX_MESSAGE:] or "no message"

@@ -127,8 +127,8 @@ def _describe_error(name: str, compiled: Compiled, slice_: TpuSlice) -> Problem:
     needs = f"{compiled.peak_bytes / GIB:.2f} GiB" if compiled.peak_bytes else "more"
     return Problem(
         f"the {name} does not fit: it needs {needs} of HBM, but a core of {slice_.name} has "
-        f"{slice_.hbm_bytes / GIB:.2f} GiB. Use a smaller batch, "
-        "more optimizer.micro_batches, or a larger slice."
+        f"{slice_.hbm_bytes / GIB:.2f} GiB. Use a smaller batch, more optimizer.micro_batches, or a "
+        "larger slice."
     )
 
 

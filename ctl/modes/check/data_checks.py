@@ -55,11 +55,8 @@ def check_order(factory: TrainerFactory) -> Outcome:
     for step, (one, other) in enumerate(zip(first, second, strict=True)):
         name = _find_difference(one, other)
         if name:
-            return Outcome(
-                FAIL,
-                f"read twice, {name} of batch {step} differs",
-                _suggest_order(factory),
-            )
+            observation = f"read twice, {name} of batch {step} differs"
+            return Outcome(FAIL, observation, _suggest_order(factory))
     name = _find_difference(first[2], later[0])
     if name:
         return Outcome(

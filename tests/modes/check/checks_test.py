@@ -11,7 +11,7 @@ from ctl import main
 from ctl.configs.modes import MODES
 from ctl.modes import check
 from ctl.modes.check import replica_check
-from ctl.modes.check.outcome import FAIL
+from ctl.modes.check.outcome import FAIL, PASS, Outcome, format_row
 from ctl.testing.equivalence_report import Report
 from ctl.testing.splits import Split
 from tests.modes.check import planted
@@ -36,13 +36,24 @@ def test_all_checks_pass_on_a_correct_experiment_and_write_nothing(folder, capsy
     assert {p for p in folder.rglob("*") if "__pycache__" not in p.parts} <= before
 
 
+@pytest.mark.parametrize("name", [name for name in check.CHECKS if name != "save and restore"])
+def test_a_check_passes_on_a_correct_experiment(correct_factory, name):
+    outcome = check.CHECKS[name](correct_factory)
+    assert (outcome.verdict, outcome.fix) == (PASS, ""), outcome
+
+
+def test_the_fix_is_on_a_second_line_below_the_observation():
+    first, second = format_row("inputs", Outcome(FAIL, "NaN", "fix the data")).splitlines()
+    assert second.lstrip().startswith("-> fix the data")
+    assert second.index("->") == first.index("NaN")
+
+
 def test_layers_of_frozen_until_are_checked_as_from_its_step_on(folder, capsys):
     groups = "--config.optimizer.groups=[{'variables':'*','frozen_until':3}]"
     assert main.run(["ctl", "check", "experiment.py", "--checks=gradients", groups]) == 0
     out = capsys.readouterr().out
     assert out.startswith(
-        "optimizer.groups unfreezes layers up to step 3: checks the steps from then on, which train all "
-        "of these layers.\n"
+        "optimizer.groups unfreezes layers up to step 3: checks the steps from then"
     )
     assert "all 4 trainable variables change" in out
 

@@ -4,7 +4,6 @@ import functools
 
 import pytest
 
-from ctl.modes.check.outcome import PASS
 from tests.modes.check import planted
 
 
@@ -37,17 +36,6 @@ def correct_factory(correct_experiment, monkeypatch):
     factory, folder = correct_experiment
     monkeypatch.chdir(folder)
     return factory
-
-
-@pytest.fixture
-def assert_passes(correct_factory):
-    """Asserts that a check passes on the correct experiment, with nothing to fix."""
-
-    def run(check):
-        outcome = check(correct_factory)
-        assert (outcome.verdict, outcome.fix) == (PASS, ""), outcome
-
-    return run
 
 
 @pytest.fixture

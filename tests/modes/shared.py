@@ -1,10 +1,16 @@
-"""Actions that interrupt a run or end its process, for the tests of this folder."""
+"""What the tests of this folder share: actions that interrupt a run or end its process."""
 
 import os
 import pathlib
 import signal
 
 import ctl
+
+# The config of a run that ends early: its loss falls, so that the first evaluation is the "best" one.
+STOPPING = {
+    "train.best.metric": "eval/loss", "train.best.mode": "max",
+    "train.best.patience": 1, "train.best.restore": True,
+}  # fmt: skip
 
 
 class Stopping(ctl.Action):
@@ -18,6 +24,12 @@ class Stopping(ctl.Action):
     def __call__(self, outputs):
         if self.controller.step == self.step:
             os.kill(os.getpid(), self.number)
+
+
+def read_files():
+    """Returns the time and the content of each file below the current folder."""
+    files = [path for path in pathlib.Path(".").rglob("*") if path.is_file()]
+    return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
 
 
 class Killed(BaseException):
