@@ -48,7 +48,6 @@ def test_any_error_of_a_block_that_only_writes_has_a_reason_of_one_line():
     [
         ("Permission denied", "Make it readable"),
         ("Too many open files", "Allow more open files"),
-        ("Stale file handle", "Check the disk"),
     ],
 )
 def test_file_that_cannot_be_read_is_named_with_what_to_do(reason, fix):

@@ -1,9 +1,7 @@
 """Exported models, in a process that cannot import ctl."""
 
 import dataclasses
-import errno
 import json
-import os
 import pathlib
 import shutil
 
@@ -183,14 +181,6 @@ def test_model_that_cannot_be_exported_is_rejected_in_one_line(checkpoint, tmp_p
     assert not [p for p in tmp_path.iterdir() if not p.name.startswith(".")]
 
 
-def test_damaged_checkpoint_is_rejected_in_one_line(checkpoint, tmp_path):
-    path, trainer = checkpoint
-    shutil.copytree(pathlib.Path(path).parent, tmp_path / "copy")
-    os.truncate(tmp_path / "copy" / f"{pathlib.Path(path).name}.data-00000-of-00001", 100)
-    with pytest.raises(ctl.UsageError, match=r"copy/ckpt-5 cannot be read \(.*\): name another"):
-        restore(str(tmp_path / "copy" / "ckpt-5"), trainer)
-
-
 def test_options_that_are_not_of_training_are_those_of_the_trained_one():
     @dataclasses.dataclass(frozen=True)
     class Later(ctl.TrainerOptions):
@@ -325,24 +315,14 @@ def test_unknown_format_is_rejected_with_the_known_one():
         exports.select(["saved_modle"])
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        OSError(
-            "[Errno 28] Can't write data (errno = 28, error message = 'No space left on device')"
-        ),
-        RuntimeError("Can't decrement id ref count (error message = 'Input/output error')"),
-        OSError(errno.EIO, "Input/output error"),
-    ],
-)
-def test_full_disk_is_not_a_property_of_the_model(checkpoint, tmp_path, monkeypatch, error):
+def test_full_disk_is_not_a_property_of_the_model(checkpoint, tmp_path, monkeypatch):
     def fail(*_):
-        raise error
+        raise RuntimeError("Can't decrement id ref count (error message = 'Input/output error')")
 
     path, trainer = checkpoint
     monkeypatch.setattr(tf_keras.Sequential, "save", fail)
     monkeypatch.setattr(Images, "export_formats", ("keras",))
-    with pytest.raises(Failure, match=r"export .*(No space|Input/output)"):
+    with pytest.raises(Failure, match=r"export .*Input/output"):
         exports.export_checkpoint(
             Images, trainer.options, path, tmp_path / "export", global_batch_size=8
         )

@@ -40,16 +40,15 @@ LAST = "train    1000/1000 | loss 0.2500 | 9,000 examples/s"
     [
         (100, {}, f"{TRAINED} | 9,000 examples/s | 1 min 15 s left"),
         (100, {"speed": None, "left": None}, TRAINED),  # the first loop
-        (1000, {"left": 0.0}, LAST),
         (1000, {"left": 3.0}, LAST),
         (100, {"left": None, "last": 7300.0}, f"{TRAINED} | 9,000 examples/s"),
         (100, {"left": None, "last": 7100.0},
          f"{TRAINED} | 9,000 examples/s (7,100 in the last loop)"),
         *((100, {"speed": None, "left": None, "input_wait": share}, TRAINED)
-          for share in (None, 0.0, 0.05)),
+          for share in (None, 0.05)),
         *((100, {"speed": None, "left": None, "input_wait": share},
            f"{TRAINED} | waited {percent}% for input")
-          for share, percent in ((0.051, 5), (0.5, 50), (1.0, 100))),
+          for share, percent in ((0.051, 5), (1.0, 100))),
     ],
 )  # fmt: skip
 def test_training_line(step, options, line):
@@ -101,11 +100,6 @@ def test_each_evaluation_has_a_line_after_the_last_loop_before_it():
     assert lines[1] == "eval        3/9 | examples 10,000"
 
 
-def test_lines_go_to_standard_output(capsys):
-    progress.Progress(total=1).print_line("one")
-    assert capsys.readouterr().out == "one\n"
-
-
 @pytest.mark.parametrize(
     ("outputs", "line"),
     [
@@ -113,8 +107,7 @@ def test_lines_go_to_standard_output(capsys):
         ({"loss": 0.5, "examples": 10000}, "loss 0.5000 | examples 10,000"),
         ({"loss": {"main": 1.5, "other": 2}}, "loss/main 1.5000 | loss/other 2"),
         ({"loss": 0.0}, "loss 0.0000"),
-        ({"loss": -0.5}, "loss -0.5000"),
-        ({"loss": 0.001}, "loss 0.0010"),
+        ({"loss": -0.001}, "loss -0.0010"),
         ({"loss": 0.000123456}, "loss 1.235e-04"),
         ({"loss": 123456.0}, "loss 1.235e+05"),
         ({"loss": float("nan")}, "loss nan"),
@@ -128,9 +121,7 @@ def test_format_numbers(outputs, line):
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [
-        (0, "0 s"),
         (0.6, "1 s"),
-        (59.4, "59 s"),
         (59.6, "1 min 00 s"),
         (3599.4, "59 min 59 s"),
         (3599.6, "1 h 00 min"),

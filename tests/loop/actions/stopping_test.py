@@ -42,11 +42,9 @@ def feed(fake_controller):
 @pytest.mark.parametrize(
     ("values", "options", "evaluations"),
     [
-        ([0.5, 0.4, 0.6, 0.5, 0.5], {}, 5),
         ([0.5, 0.5], {"patience": 1}, 2),  # a tie is no improvement
         ([NAN, 0.5, 0.6, NAN, 0.6], {}, 5),
         ([NAN, NAN, 0.5], {}, 2),
-        ([NAN, 0.5, 0.4, 0.4], {}, 4),
         ([0.5, 0.625, 0.75, 0.875], {"min_delta": 0.25}, 3),  # at most min_delta does not count
     ],
 )
@@ -58,12 +56,6 @@ def test_run_ends_after_patience_evaluations_in_a_row_without_an_improvement(
     )
 
 
-def test_reason_names_the_metric_the_best_value_and_its_step(feed):
-    action = EarlyStopping("eval/x", "min", patience=1)
-    feed(action, 0.5, 0.625)
-    assert action.stop_reason == "eval/x has not improved over 0.5000 at step 10 for 1 evaluation"
-
-
 def test_repeated_evaluation_is_counted_once_and_a_larger_patience_continues(feed):
     action = EarlyStopping("eval/x", "max", patience=2)
     feed(action, 0.5, 0.5)
@@ -73,7 +65,8 @@ def test_repeated_evaluation_is_counted_once_and_a_larger_patience_continues(fee
     resumed.controller = action.controller
     resumed.set_state(json.loads(json.dumps(action.get_state())))
     resumed({"x": 0.5})
-    assert resumed.stop_reason
+    reason = "eval/x has not improved over 0.5000 at step 10 for 1 evaluation"
+    assert resumed.stop_reason == reason
 
 
 @pytest.mark.parametrize("options", [{"patience": 0}, {"min_delta": -1.0}, {"min_delta": NAN}])
@@ -220,17 +213,7 @@ def test_run_that_has_ended_continues_with_a_larger_patience(whole_run, tmp_path
     assert controller.actions.stop_reason == whole_run[1].actions.stop_reason
 
 
-def test_stop_is_requested_at_the_first_loop_after_the_time(clock):
-    limit = TimeLimit("2 minutes")
-    for clock.now in (150.0, 219.0):
-        limit({})
-        assert not limit.stop_reason
-    clock.now = 221.0
-    limit({})
-    assert limit.stop_reason == "train.max_duration=2 minutes has passed"
-
-
-def test_time_of_earlier_processes_counts(clock):
+def test_stop_is_requested_at_the_first_loop_after_the_time_of_all_processes(clock):
     first = TimeLimit("2 minutes")
     clock.now += 90
     state = first.get_state()
@@ -239,17 +222,9 @@ def test_time_of_earlier_processes_counts(clock):
     second = TimeLimit("2 minutes")
     second.set_state(state)
     clock.now += 29
+    second.set_state(state)  # of the checkpoint that a rollback restores, which gives no time back
     second({})
     assert not second.stop_reason
     clock.now += 1
     second({})
-    assert second.stop_reason
-
-
-def test_rollback_does_not_give_time_back(clock):
-    limit = TimeLimit("2 minutes")
-    clock.now += 60
-    state = limit.get_state()
-    clock.now += 50
-    limit.set_state(state)  # of the checkpoint that the rollback restores
-    assert limit.get_state() == {"seconds": 110.0}
+    assert second.stop_reason == "train.max_duration=2 minutes has passed"
