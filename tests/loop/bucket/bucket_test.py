@@ -256,7 +256,6 @@ def test_no_code_that_a_run_in_a_store_names_is_imported(program, store, tmp_pat
     [
         (["--fresh"], "--fresh does not move objects: name another --workdir than URL"),
         (["--mode=aot_compile"], "The --workdir of --mode=aot_compile is URL, but"),
-        (["--sweep=seed=1,2"], "The --workdir of a sweep or a dry run is URL, but"),
         (["--dry_run"], "The --workdir of a sweep or a dry run is URL, but ctl"),
         (["--mode=eval"], "holds no run: train first"),
         (["--config.train.local_dir=gs://x"], "train.local_dir is gs://x, but ctl does not"),

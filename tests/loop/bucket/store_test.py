@@ -70,14 +70,17 @@ def test_missing_package_is_named_with_its_extra(monkeypatch):
         open_folder("s3://bucket/run")
 
 
-def test_error_that_may_pass_is_tried_again_and_a_wrong_name_is_not(store, quick, capsys):
-    errors = [OSError("503 Slow Down"), TimeoutError()]
+def test_error_that_may_pass_is_tried_again_and_a_wrong_name_is_not(
+    store, quick, monkeypatch, capsys
+):
+    errors = [OSError("503 Slow Down"), TimeoutError(), OSError("no connection")]
 
     def call():
         if errors:
             raise errors.pop()
         return "done"
 
+    monkeypatch.setattr(store, "connect", call)
     assert store.retry(call) == "done"
     assert "503 Slow Down; trying again" in capsys.readouterr().out
 
@@ -88,18 +91,6 @@ def test_error_that_may_pass_is_tried_again_and_a_wrong_name_is_not(store, quick
         store.retry(always, OSError("503"))
     with pytest.raises(UsageError, match=r"cannot be used .*check the name, the permissions"):
         store.retry(always, PermissionError("403"))
-
-
-def test_error_of_a_new_connection_is_tried_again_too(store, quick, monkeypatch):
-    errors = [OSError("connect"), OSError("call")]
-
-    def fail():
-        if errors:
-            raise errors.pop()
-
-    monkeypatch.setattr(store, "connect", fail)
-    store.retry(fail)
-    assert not errors
 
 
 class Shelf(ctl.Store, scheme="shelf"):

@@ -97,9 +97,6 @@ def test_failed_sync_is_reported_with_its_own_checkpoint(trainer, tmp_path, monk
     checkpoints.close()
 
 
-def test_without_checkpoints_nothing_is_saved_and_nothing_can_be_restored(trainer):
-    manager = CheckpointManager(trainer, None, Recording(trainer))
-    manager.save()
-    manager.wait()
+def test_without_checkpoints_nothing_can_be_restored(trainer):
     with pytest.raises(ValueError, match="Nothing to restore from"):
-        manager.all_restore()
+        CheckpointManager(trainer, None, Recording(trainer)).all_restore()

@@ -280,7 +280,6 @@ HOSTILE = {
     "external_link.h5": (hdf5(outside(h5py.ExternalLink("other.h5", "secret"))), "is a link"),
     "soft_link.h5": (hdf5(outside(h5py.SoftLink("/"))), "is a link"),
     "references.h5": (hdf5(references), "head/kernel is no array of numbers"),
-    "text.h5": (hdf5(outside("text")), "head/kernel is no array of numbers"),
     "compound.h5": (hdf5(compound), "to a TensorFlow DType"),
     "huge.h5": (
         hdf5(lambda file: file.create_dataset(KERNEL, HUGE, "f4", chunks=(2**20,))),
@@ -304,7 +303,6 @@ HOSTILE = {
         rf"head/kernel is \[3, 4\], but \[{2**46}\] in the checkpoint",
     ),
     "short.npz": (archive("head/kernel.npy", header((3, 4))), "cannot be read"),
-    "text.npz": (archive("head/kernel.npy", b"text"), "cannot be read"),
     "objects.npz": (write_objects(), "head/kernel is no array of numbers"),
     "no_archive.npz": (header((3, 4)), "not a zip file"),
 }
