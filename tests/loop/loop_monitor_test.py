@@ -6,12 +6,11 @@ import tensorflow as tf
 
 import ctl
 from ctl.errors import Failure, NonFiniteStep, UsageError
-from ctl.loop.controller import Controller
 from ctl.loop.loop_monitor import LoopMonitor, StepSummaries
 from ctl.loop.metric_log import MetricLog
 from ctl.loop.timing import Every
 from ctl.update.non_finite import NonFiniteReport
-from tests.loop.shared import Recording, make_reference, read_summaries, share
+from tests.loop.shared import Recording, control, make_reference, read_summaries, share
 from tests.support import reference_model
 
 
@@ -113,23 +112,15 @@ class Summary(ctl.Action):
 
 def read(folder):
     """The summaries in a folder: name -> {step: value}."""
-    return {
-        name: {step: float(tf.make_ndarray(tensor)) for step, tensor in steps.items()}
-        for name, steps in read_summaries(folder).items()
-    }
+    return read_summaries(folder, lambda value: float(tf.make_ndarray(value.tensor)))
 
 
 def run(folder, *, replicas=1, interval=0, **options):
     trainer = make_reference(replicas, 7, cls=Summarizing, **options)
-    controller = Controller(
-        trainer=trainer,
-        evaluator=ctl.StandardEvaluator(trainer),
-        steps_per_loop=4,
-        actions=[Summary("train"), Summary("eval")],
-        reporter=Recording(
-            trainer, metrics=MetricLog(summary_folder=folder), summary_interval=interval
-        ),
-    )
+    reporter = {"metrics": MetricLog(summary_folder=folder), "summary_interval": interval}
+    actions = [Summary("train"), Summary("eval")]
+    options = dict(evaluator=ctl.StandardEvaluator(trainer), steps_per_loop=4, actions=actions)
+    controller = control(trainer, reporter=reporter, **options)
     controller.train_and_evaluate(12, eval_interval=6)
     lines = controller.reporter.lines
     return controller, [line for line in lines if not line.startswith(("train ", "eval "))]
@@ -165,7 +156,5 @@ def test_compiled_step_trains_and_one_line_says_what_is_not_written(tmp_path):
     assert controller.step == 12
     summaries = read(tmp_path / "train")
     assert "rows" not in summaries and list(summaries["hook"]) == [4, 6, 8, 12]
-    assert lines == [
-        "tf.summary calls in the step are not written: runtime.xla=step compiles it: choose "
-        "runtime.xla=off, or call tf.summary in an action or in train_loop_end."
-    ]
+    (line,) = lines
+    assert "not written: runtime.xla=step compiles it: choose runtime.xla=off, or call" in line

@@ -6,8 +6,7 @@ import tensorflow as tf
 import ctl
 from ctl.loop.actions import leaks
 from ctl.loop.actions.leaks import MemoryGrowth, Retraces, read_resident_bytes
-from ctl.loop.controller import Controller
-from tests.loop.shared import Recording, make_reference
+from tests.loop.shared import control, make_reference
 from tests.support import reference_model
 
 
@@ -52,10 +51,11 @@ def test_function_with_a_python_number_is_reported_once_with_the_argument(train)
     trainer = make_trainer()
     trainer.python_number = True
     reporter = train(trainer)
-    assert reporter.lines == [
-        "trainer.scaled was traced again before step 6, 3 times so far (factor was 4, and is 6): each "
-        "trace takes time and memory; pass tensors of constant shape and dtype, and no Python numbers."
-    ]
+    (line,) = reporter.lines
+    start = (
+        "trainer.scaled was traced again before step 6, 3 times so far (factor was 4, and is 6): "
+    )
+    assert line.startswith(start) and "no Python numbers" in line
     assert [(e["event"], e["step"], e["function"]) for e in reporter.events] == [
         ("retrace", 6, "trainer.scaled")
     ]
@@ -79,13 +79,8 @@ def test_data_of_another_dtype_is_named(train):
 @pytest.mark.slow
 def test_traces_of_the_first_loops_and_evaluations_and_calls_with_tensors_are_not_reported():
     trainer = make_trainer()
-    controller = Controller(
-        trainer=trainer,
-        evaluator=ctl.StandardEvaluator(trainer),
-        reporter=Recording(trainer),
-        steps_per_loop=2,
-        actions=[Retraces()],
-    )
+    evaluator = ctl.StandardEvaluator(trainer)
+    controller = control(trainer, evaluator=evaluator, steps_per_loop=2, actions=[Retraces()])
     controller.train_and_evaluate(10, eval_interval=4)
     assert [name for name, *_ in controller.reporter.events] == ["eval"] * 3
 

@@ -14,10 +14,8 @@ import tf_keras
 import ctl
 from ctl.loop.actions.best_checkpoint import BestCheckpoint
 from ctl.loop.actions.stopping import EarlyStopping, StopAtTarget, TimeLimit
-from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.checkpoints.files import CheckpointFiles
-from ctl.loop.controller import Controller
-from tests.loop.shared import Recording, make_reference, share
+from tests.loop.shared import control, make_reference, share
 from tests.support.faults.kills import killing
 
 NAN = float("nan")
@@ -121,18 +119,12 @@ make_trainer, make_evaluator = share(build_trainer), functools.cache(Scripted)
 def run(folder, kill_at=None, *, patience=3, background=False, make=make_trainer):
     """One process of a run: trains until it ends or is killed. Returns the controller."""
     trainer = make()
-    controller = Controller(
-        trainer=trainer,
-        evaluator=make_evaluator(trainer),
-        steps_per_loop=4,
-        checkpoints=Checkpointer(folder / "checkpoints", trainer, background=background),
-        checkpoint_interval=8,
-        reporter=Recording(trainer),
-        actions=[
-            BestCheckpoint("eval/score", "max", folder=folder / "best", restore_at_end=True),
-            EarlyStopping("eval/score", "max", patience=patience),
-        ],
-    )
+    best = BestCheckpoint("eval/score", "max", folder=folder / "best", restore_at_end=True)
+    controller = control(
+        trainer, folder / "checkpoints", background=background, evaluator=make_evaluator(trainer),
+        steps_per_loop=4, checkpoint_interval=8,
+        actions=[best, EarlyStopping("eval/score", "max", patience=patience)],
+    )  # fmt: skip
     controller.restore_checkpoint()
     with kill(kill_at) if kill_at else contextlib.nullcontext():
         controller.train_and_evaluate(60, eval_interval=4)
