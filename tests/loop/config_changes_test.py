@@ -207,13 +207,8 @@ def test_folder_of_the_data_may_be_named_in_another_way(tmp_path, monkeypatch):
 def test_what_is_evaluated_is_harmful_if_the_rate_follows_it(name, schedule):
     before = config(optimizer=dict(schedule=schedule))
     before["inputs"] = dict(eval=dict(examples=40))
-    after = (
-        before
-        | {
-            "eval": dict(eval=before["eval"] | dict(interval=56)),
-            "inputs": dict(inputs=dict(eval=dict(examples=56))),
-        }[name]
-    )
+    changed = {"eval": before["eval"] | dict(interval=56), "inputs": dict(eval=dict(examples=56))}
+    after = before | {name: changed[name]}
     assert bool(compare(before, after).harmful) == (schedule == "plateau")
 
 

@@ -49,19 +49,11 @@ class Images(ctl.StandardTrainer):
 
     def build_model(self):
         layers = tf_keras.layers
-        return tf_keras.Sequential(
-            [
-                layers.Input((4, 4, 3)),
-                layers.Dense(4),  # of each pixel
-                ctl.SyncBatchNormalization(momentum=0.5),
-                layers.GaussianNoise(0.1),
-                layers.Flatten(),
-                layers.Dense(6, activation="relu"),
-                layers.BatchNormalization(momentum=0.5),
-                layers.Dropout(0.5),
-                layers.Dense(3),
-            ]
-        )
+        of_pixels = [layers.Dense(4), ctl.SyncBatchNormalization(momentum=0.5)]
+        hidden = [layers.Dense(6, activation="relu"), layers.BatchNormalization(momentum=0.5)]
+        noise = [layers.GaussianNoise(0.1), layers.Flatten()]
+        end = [layers.Dropout(0.5), layers.Dense(3)]
+        return tf_keras.Sequential([layers.Input((4, 4, 3)), *of_pixels, *noise, *hidden, *end])
 
     def build_dataset(self, split, input_context):
         return ctl.data.arrays({"image": IMAGES, "label": LABELS})
@@ -100,10 +92,8 @@ def train(folder, replicas):
     return path, trainer
 
 
-def restore(path, trainer, **arguments):
-    return inference.restore_trainer(
-        type(trainer), trainer.options, path, global_batch_size=8, **arguments
-    )
+def restore(path, trainer, cls=Images, **options):
+    return inference.restore_trainer(cls, trainer.options, path, global_batch_size=8, **options)
 
 
 @pytest.mark.slow
@@ -137,10 +127,8 @@ class Python(Images):
             return image / np.float32(255)
 
         image = tf.numpy_function(scale, [batch["image"]], tf.float32)
-        return {
-            "image": tf.ensure_shape(image, [None, 4, 4, 3]),
-            "label": tf.one_hot(batch["label"], 3),
-        }
+        label = tf.one_hot(batch["label"], 3)
+        return {"image": tf.ensure_shape(image, [None, 4, 4, 3]), "label": label}
 
 
 class Table(Images):
@@ -168,13 +156,12 @@ def checkpoint(tmp_path_factory):
 @pytest.mark.parametrize(
     ("cls", "message"),
     [
-        (Labels, "The outputs of Labels.serve depend on 'label', which is not known"),
-        (Python, r"The signature serving_default calls Python .* override serve\(features\)"),
+        (Labels, "outputs of Labels.serve depend on 'label'"),
+        (Python, "serving_default calls Python"),
     ],
 )
 def test_model_that_cannot_be_exported_is_rejected_in_one_line(checkpoint, tmp_path, cls, message):
-    path, trainer = checkpoint
-    restored = inference.restore_trainer(cls, trainer.options, path, global_batch_size=8)
+    restored = restore(*checkpoint, cls)
     with pytest.raises(ctl.UsageError, match=message) as error:
         write_version(restored, tmp_path, {})
     assert "\n" not in str(error.value)
@@ -200,8 +187,7 @@ def test_options_that_are_not_of_training_are_those_of_the_trained_one():
 
 
 def test_signatures_and_tables_of_the_trainer_are_exported(checkpoint, tmp_path):
-    path, trainer = checkpoint
-    restored = inference.restore_trainer(Table, trainer.options, path, global_batch_size=8)
+    restored = restore(*checkpoint, Table)
     version = write_version(restored, tmp_path, {})
     del restored
     loaded = tf.saved_model.load(version)
@@ -228,23 +214,19 @@ class Targets(Images):
 
 
 def test_signature_has_neither_targets_nor_unused_inputs(checkpoint, tmp_path):
-    path, trainer = checkpoint
-    restored = inference.restore_trainer(Targets, trainer.options, path, global_batch_size=8)
+    restored = restore(*checkpoint, Targets)
     version = write_version(restored, tmp_path, {"name": "targets"})
     description = json.loads((version / "export.json").read_text())
     assert description["step"] == 5 and description["name"] == "targets"
-    assert description["signatures"] == {
-        "serving_default": {
-            "inputs": {"image": {"dtype": "uint8", "shape": [None, 4, 4, 3]}},
-            "outputs": {"outputs": {"dtype": "float32", "shape": [None, 3]}},
-        }
-    }
+    inputs = {"image": {"dtype": "uint8", "shape": [None, 4, 4, 3]}}
+    outputs = {"outputs": {"dtype": "float32", "shape": [None, 3]}}
+    assert description["signatures"] == {"serving_default": dict(inputs=inputs, outputs=outputs)}
     assert list(tmp_path.iterdir()) == [version] and version.name == "5"
     images = tf.constant(IMAGES)
     outputs = tf.saved_model.load(version).signatures["serving_default"](image=images)["outputs"]
     expected = restored.model(IMAGES / np.float32(255), training=False)
     np.testing.assert_allclose(outputs, expected, atol=1e-6)
-    loaded = TrainedModel(restored, path)
+    loaded = TrainedModel(restored, checkpoint[0])
     for features in (IMAGES, {"image": IMAGES}, {"image": IMAGES, "unused": LABELS, "label": 0}):
         np.testing.assert_allclose(loaded(features), expected, atol=1e-6)
     with pytest.raises(ctl.UsageError, match="The features are other, but must be image"):
@@ -264,8 +246,7 @@ def test_plain_weights_can_be_restored_instead_of_the_averages(checkpoint):
 @pytest.fixture
 def write(checkpoint, tmp_path):
     """Writes a version with a number, in a format that takes no time."""
-    path, trainer = checkpoint
-    restored = restore(path, trainer)
+    restored = restore(*checkpoint)
 
     def write_numbered(number, *formats):
         restored.export_formats = formats

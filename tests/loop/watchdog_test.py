@@ -89,11 +89,9 @@ def test_stall_is_reported_once_with_the_stacks_and_its_end_is_reported_too(run,
     stacks = (tmp_path / "stacks").read_text()
     assert 'watchdog_test.py", line' in stacks
     assert "in hang" in stacks and "in check_after" in stacks
-    assert run.lines == [
-        "No step has ended for 5 min 01 s, after step 6. The run keeps waiting; the stacks of all "
-        "threads show for what:",
-        "Going on, after 15 min 01 s at step 6.",
-    ]
+    first, last = run.lines
+    assert first.startswith("No step has ended for 5 min 01 s, after step 6.")
+    assert last == "Going on, after 15 min 01 s at step 6."
     assert [(name, step) for name, step, _ in run.events] == [("stall", 6)]
     assert run.events[0][2]["seconds"] == STALL_SECONDS + 1
 
