@@ -38,13 +38,9 @@ class Recording(ctl.Action):
 
 def test_actions_are_called_in_order_at_their_boundary(fake_controller):
     calls = []
-    actions = [
-        Recording("a", calls),
-        ctl.as_action(Recording("b", calls), at="train"),
-        Recording("c", calls),
-        lambda outputs: calls.append(outputs["loss"]),
-    ]
-    listed = ActionList(actions, fake_controller)
+    in_training = ctl.as_action(Recording("b", calls), at="train")
+    evaluated = [Recording("c", calls), lambda outputs: calls.append(outputs["loss"])]
+    listed = ActionList([Recording("a", calls), in_training, *evaluated], fake_controller)
     listed.run("eval", {"loss": 0.5})
     assert calls == ["a", "c", 0.5]
     listed.run("train", {"loss": 0.5})

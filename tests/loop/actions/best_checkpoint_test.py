@@ -142,10 +142,8 @@ def test_best_one_is_that_of_the_newest_metric_and_mode(evaluate, tmp_path):
 def test_value_and_outputs_are_in_the_marker(evaluate, tmp_path):
     evaluate(5, 0.1 + 0.2)
     notes = json.loads((tmp_path / "best/ckpt-5.whole").read_text())["notes"]
-    assert notes == {
-        "metric": "eval/loss", "mode": "max", "value": 0.1 + 0.2,
-        "outputs": {"loss": 0.1 + 0.2, "accuracy": 0.1 + 0.2},
-    }  # fmt: skip
+    outputs = {"loss": 0.1 + 0.2, "accuracy": 0.1 + 0.2}
+    assert notes == dict(metric="eval/loss", mode="max", value=0.1 + 0.2, outputs=outputs)
 
 
 def test_the_chief_decides_for_all_processes(evaluate, tmp_path, fake_controller):

@@ -49,9 +49,8 @@ def feed(fake_controller):
 def test_run_ends_after_patience_evaluations_in_a_row_without_an_improvement(
     feed, values, options, evaluations
 ):
-    assert (
-        feed(EarlyStopping("eval/x", "max", **{"patience": 2, **options}), *values) == evaluations
-    )
+    action = EarlyStopping("eval/x", "max", **{"patience": 2, **options})
+    assert feed(action, *values) == evaluations
 
 
 def test_repeated_evaluation_is_counted_once_and_a_larger_patience_continues(feed):

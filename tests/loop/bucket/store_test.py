@@ -49,10 +49,7 @@ def test_only_the_first_creates_an_object(any_store):
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        (
-            "nosuch://bucket",
-            "nosuch://bucket cannot be opened .*: install the fsspec package of this",
-        ),
+        ("nosuch://bucket", "nosuch://bucket cannot be opened .*: install the fsspec package"),
         ("gs:/bucket/run", "gs:/bucket/run is no URL: write ://"),
     ],
 )
@@ -100,9 +97,8 @@ class Shelf(ctl.Store, scheme="shelf"):
 
     def list(self, folder=""):
         start = f"{self.url}/{folder}".rstrip("/") + "/"
-        return {
-            k.removeprefix(start): len(v) for k, v in self.content.items() if k.startswith(start)
-        }
+        found = {k: v for k, v in self.content.items() if k.startswith(start)}
+        return {k.removeprefix(start): len(v) for k, v in found.items()}
 
     def read(self, name):
         return self.content.get(f"{self.url}/{name}")
