@@ -202,13 +202,11 @@ def _publish(temporary: pathlib.Path, version: pathlib.Path) -> None:
     for path in (*sorted(temporary.rglob("*"), reverse=True), temporary):
         flush(path)
     old = version.with_name(f".{version.name}.old")
-    if version.exists() and _exchange(temporary, version):
-        temporary.rename(old)  # it is now the earlier version
-    elif version.exists():  # a folder with files cannot be replaced
+    is_exchanged = version.exists() and _exchange(temporary, version)
+    if version.exists() and not is_exchanged:  # a folder with files cannot be replaced
         version.rename(old)
-        temporary.rename(version)
-    else:
-        temporary.rename(version)
+    # After an exchange it is the earlier version.
+    temporary.rename(old if is_exchanged else version)
     flush(version.parent)
     shutil.rmtree(old, ignore_errors=True)
 

@@ -68,8 +68,11 @@ def test_slow_process_is_reported_once_by_its_host_and_again_when_it_has_recover
         ("straggler", 30, {**worker, **fields}), ("straggler_ended", 60, worker),
     ]  # fmt: skip
     first, last = lines
-    assert first.startswith("worker 2 on host-2 is slow, and the other workers wait for it")
-    assert "2.0 times the median of 3 workers (4.0 s), until step 30. Check host-2 for oth" in first
+    assert first == (
+        "worker 2 on host-2 is slow, and the other workers wait for it: its steps took 8.0 s (5.0 s of "
+        "computing, 3.0 s of waiting for input), 2.0 times the median of 3 workers (4.0 s), until step "
+        "30. Check host-2 for other programs and a slower processor."
+    )
     assert last == "worker 2 on host-2 is as fast as the others again at step 60."
 
 

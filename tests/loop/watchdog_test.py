@@ -90,7 +90,10 @@ def test_stall_is_reported_once_with_the_stacks_and_its_end_is_reported_too(run,
     assert 'watchdog_test.py", line' in stacks
     assert "in hang" in stacks and "in check_after" in stacks
     first, last = run.lines
-    assert first.startswith("No step has ended for 5 min 01 s, after step 6.")
+    assert first == (
+        "No step has ended for 5 min 01 s, after step 6. The run keeps waiting; the stacks of all "
+        "threads show for what:"
+    )
     assert last == "Going on, after 15 min 01 s at step 6."
     assert [(name, step) for name, step, _ in run.events] == [("stall", 6)]
     assert run.events[0][2]["seconds"] == STALL_SECONDS + 1
