@@ -291,9 +291,9 @@ def test_version_of_a_kill_between_two_renames_is_recovered(write, tmp_path, mon
     assert [p.name for p in tmp_path.iterdir()] == ["5"]
 
 
-def test_unknown_format_is_rejected_with_the_known_one():
+def test_unknown_format_is_rejected_with_the_known_one(write):
     with pytest.raises(ctl.UsageError, match=r"'saved_modle': did you mean saved_model\?"):
-        exports.select(["saved_modle"])
+        write(1, "saved_modle")
 
 
 def test_full_disk_is_not_a_property_of_the_model(checkpoint, tmp_path, monkeypatch):

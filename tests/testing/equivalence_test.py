@@ -12,7 +12,6 @@ from ctl import testing
 from ctl.errors import UsageError
 from ctl.testing import assert_replica_equivalent, check_replica_equivalence, equivalence
 from ctl.testing.splits import Split
-from ctl.testing.subjects import base
 from ctl.testing.subjects.trainer_subject import TrainerSubject
 from tests.support import child
 from tests.testing import gallery, mistakes
@@ -69,15 +68,6 @@ def test_no_seed_gives_a_false_alarm(seed):
     cls, options = gallery.RIGHT[seed % len(gallery.RIGHT)], ctl.TrainerOptions(seed=seed)
     report = gallery.check(cls, 5, seed=seed, replicas=(1, 3), options=options)
     assert report.equivalent, report.failure()
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_default_comparison_has_replicas_without_rows_and_micro_batches():
-    report = assert_replica_equivalent(gallery.Right, gallery.examples(), in_process=False)
-    assert {s.replicas for s in report.compared} == {1, 2, 4}
-    assert any(0 in s.row_counts for s in report.compared)
-    assert any(s.micro_batches == 2 for s in report.compared)
 
 
 @pytest.mark.slow
@@ -264,20 +254,9 @@ def test_loss_that_is_not_finite_cannot_be_compared():
         equivalence.run(make_subject(examples=examples), [UNEVEN])
 
 
-@pytest.mark.slow
-def test_one_split_per_number_of_replicas_is_evaluated(monkeypatch):
-    evaluated = []
-    record = base.SplitRun.record
-
-    def observe(run, *arguments, evaluate=False, **keywords):
-        if evaluate:
-            evaluated.append(run.split)
-        return record(run, *arguments, evaluate=evaluate, **keywords)
-
-    monkeypatch.setattr(base.SplitRun, "record", observe)
-    splits = [Split(4, replicas=2), UNEVEN, Split(4, micro_batches=2)]
-    assert equivalence.run(make_subject(steps=1), splits).equivalent
-    assert evaluated == [Split(5), UNEVEN]
+def test_one_split_per_number_of_replicas_is_evaluated():
+    splits = [Split(4, replicas=2), UNEVEN, Split(4, micro_batches=2), Split(4), Split(5)]
+    assert equivalence._choose_evaluated(splits) == {Split(4), UNEVEN}
 
 
 def test_trial_needs_split_cpus_and_no_current_strategy():

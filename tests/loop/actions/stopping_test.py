@@ -198,12 +198,6 @@ def test_best_weights_are_not_restored_into_the_checkpoint_that_a_thread_still_w
     np.testing.assert_equal({key: actual[key] for key in expected}, expected)
 
 
-def test_run_that_has_ended_continues_with_a_larger_patience(whole_run, tmp_path):
-    run(tmp_path, patience=1)
-    controller = run(tmp_path, patience=3)
-    assert controller.actions.stop_reason == whole_run[1].actions.stop_reason
-
-
 def test_stop_is_requested_at_the_first_loop_after_the_time_of_all_processes(clock):
     first = TimeLimit("2 minutes")
     clock.now += 90
