@@ -63,7 +63,6 @@ def test_line_has_the_epoch_if_the_data_has_a_length():
         # 18 epochs of 32 steps have a line each, and one for a first loop that is no epoch.
         ({"total": 576, "steps_per_epoch": 32}, [*range(10, 576, 10), 576], 19),
         ({"total": 576, "steps_per_epoch": 32}, range(32, 577, 32), 18),
-        ({"total": 576, "steps_per_epoch": 32, "evaluates": True}, range(32, 577, 32), 1),
         ({"total": 10_000, "steps_per_epoch": 1}, range(1, 10_001), 101),
         ({"total": 10_000, "steps_per_epoch": 5000}, range(100, 10_001, 100), 11),
         ({"total": 10_000}, range(100, 10_001, 100), 11),

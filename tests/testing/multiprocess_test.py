@@ -88,8 +88,3 @@ def test_processes_that_do_not_finish_are_killed_at_the_timeout():
 def test_usage_error_of_a_worker_is_raised_here():
     with pytest.raises(UsageError, match="another batch"):
         run_workers(raise_usage_error, workers=1)
-
-
-def test_function_that_cannot_be_pickled_is_an_error():
-    with pytest.raises(UsageError, match="top level of a module"):
-        run_workers(lambda: None)

@@ -236,12 +236,11 @@ def test_averages_that_another_run_does_not_have_are_reported(other_run):
         warm_start.check(make_trainer(), init(folder, averages=True))
 
 
-@pytest.mark.parametrize(("cast", "words"), [("", ""), ("float64", ", cast from float64")])
-def test_loaded_weights_are_listed(cast, words):
-    values = dict(path="old/ckpt-5", names=["a", "b"], total=3, cast=cast)
-    loaded = warm_start.LoadedWeights(model="", averages=False, **values)
-    line = f"Weights of 2 of 3 variables from old/ckpt-5{words}: a, b."
-    assert str(loaded) == line
-    loaded = warm_start.LoadedWeights(model="teacher", averages=True, **values)
-    line = line.replace(" from old", " of teacher from old").replace("Weights", "Averaged weights")
-    assert str(loaded) == line
+def test_loaded_weights_are_listed():
+    values = dict(path="old/ckpt-5", names=["a", "b"], total=3)
+    loaded = warm_start.LoadedWeights(model="", averages=False, cast="", **values)
+    assert str(loaded) == "Weights of 2 of 3 variables from old/ckpt-5: a, b."
+    loaded = warm_start.LoadedWeights(model="teacher", averages=True, cast="float64", **values)
+    start, _, end = str(loaded).partition(" from old/ckpt-5")
+    assert start == "Averaged weights of 2 of 3 variables of teacher"
+    assert end == ", cast from float64: a, b."
