@@ -2,7 +2,7 @@
 
 import pytest
 
-from ctl.loop.timing import Every, Throughput, Timer, WallClock
+from ctl.loop.timing import Every, Throughput, WallClock
 
 
 @pytest.mark.parametrize(
@@ -11,19 +11,6 @@ from ctl.loop.timing import Every, Throughput, Timer, WallClock
 )
 def test_interval_is_a_number_of_steps_or_a_time(value, every):
     assert Every.of(value) == every
-
-
-def test_timer_is_due_when_its_seconds_have_passed_since_the_last_restart(clock):
-    timer = Timer(60.0)
-    due = []
-    for clock.now in (159.0, 160.0, 161.0):
-        due.append(timer.is_due())
-    assert due == [False, True, True]
-    timer.restart()
-    assert not timer.is_due()
-    clock.now = 221.0
-    assert timer.is_due()
-    assert not Timer(0).is_due()
 
 
 def test_nested_activities_count_for_themselves_alone(clock):

@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import functools
-import json
 import pathlib
 
 import pytest
@@ -137,13 +136,6 @@ def test_best_one_is_that_of_the_newest_metric_and_mode(evaluate, tmp_path):
     assert find_best(tmp_path / "best").endswith("ckpt-3")
     action = evaluate(4, 0.25, mode="min")
     assert kept(tmp_path) == [4] and action.result()["best"]["value"] == 0.25
-
-
-def test_value_and_outputs_are_in_the_marker(evaluate, tmp_path):
-    evaluate(5, 0.1 + 0.2)
-    notes = json.loads((tmp_path / "best/ckpt-5.whole").read_text())["notes"]
-    outputs = {"loss": 0.1 + 0.2, "accuracy": 0.1 + 0.2}
-    assert notes == dict(metric="eval/loss", mode="max", value=0.1 + 0.2, outputs=outputs)
 
 
 def test_the_chief_decides_for_all_processes(evaluate, tmp_path, fake_controller):

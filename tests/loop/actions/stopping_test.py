@@ -51,19 +51,8 @@ def test_run_ends_after_patience_evaluations_in_a_row_without_an_improvement(
 ):
     action = EarlyStopping("eval/x", "max", **{"patience": 2, **options})
     assert feed(action, *values) == evaluations
-
-
-def test_repeated_evaluation_is_counted_once_and_a_larger_patience_continues(feed):
-    action = EarlyStopping("eval/x", "max", patience=2)
-    feed(action, 0.5, 0.5)
-    action({"x": 0.5})
-    assert not action.stop_reason
-    resumed = EarlyStopping("eval/x", "max", patience=1)
-    resumed.controller = action.controller
-    resumed.set_state(json.loads(json.dumps(action.get_state())))
-    resumed({"x": 0.5})
-    reason = "eval/x has not improved over 0.5000 at step 10 for 1 evaluation"
-    assert resumed.stop_reason == reason
+    words = "for 1 evaluation" if "patience" in options else "for 2 evaluations"
+    assert action.stop_reason.endswith(words)
 
 
 @pytest.mark.parametrize("options", [{"patience": 0}, {"min_delta": -1.0}, {"min_delta": NAN}])

@@ -174,11 +174,6 @@ def test_message_has_the_reason_and_the_fix(number, fix):
     assert report(OSError(number, reason)).replace(" No checkpoint exists yet.", "") == line
 
 
-def test_errors_of_tensorflow_are_reported_by_their_reason():
-    error = tf.errors.FailedPreconditionError(None, None, "a/b; Read-only file system\n\tFailed")
-    assert report(error).startswith("The file could not be written: Read-only file system. ")
-
-
 @pytest.mark.parametrize(
     "error", [tf.errors.UnavailableError(None, None, "gone"), KeyError("No space left on device")]
 )
