@@ -62,9 +62,11 @@ def test_loop_must_count_its_steps_and_may_repeat_some_only_with_a_coordinator(
     monkeypatch, pretend_strategy
 ):
     made = Monitored()
-    monkeypatch.setattr(
-        made.trainer, "train", lambda steps: made.trainer.global_step.assign_add(5) and None
-    )
+
+    def train(steps):
+        made.trainer.global_step.assign_add(5)
+
+    monkeypatch.setattr(made.trainer, "train", train)
     assert made.run(5) == {}  # a trainer may return nothing
     for steps in (3, 6):
         with pytest.raises(UsageError, match=r"A loop to step \d+ ended at step \d+: train_step"):

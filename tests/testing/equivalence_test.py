@@ -205,9 +205,8 @@ class PerReplicaRate(tf_keras.optimizers.SGD):
 def test_users_optimizer_is_compared_in_addition_to_plain_sgd():
     # diagnosis/sharding_test.py has an optimizer that passes.
     report = equivalence.run(make_subject(optimizer=lambda: PerReplicaRate(0.1), steps=1), [UNEVEN])
-    assert "1/2 times the value on one replica. There was no difference under plain SGD" in (
-        report.failure()
-    )
+    message = "1/2 times the value on one replica. There was no difference under plain SGD"
+    assert message in report.failure()
 
 
 @pytest.mark.slow

@@ -54,12 +54,9 @@ def test_weights_and_gradients_have_histograms_at_multiples_of_the_interval(tmp_
     steps = read(tmp_path / "summaries/train")
     names = [v.name.removesuffix(":0") for v in trainer.model.trainable_variables]
     # Gradients of the steps 0, 5 and 10; weights at the first ends of loops after 5 and 10.
-    assert {tag: steps[tag] for tag in steps if "gradients/" in tag} == {
-        f"gradients/{name}": [0, 5, 10] for name in names
-    }
-    assert {tag: steps[tag] for tag in steps if "weights/" in tag} == {
-        f"weights/{name}": [8, 12] for name in names
-    }
+    for kind, expected in (("gradients", [0, 5, 10]), ("weights", [8, 12])):
+        written = {tag: steps[tag] for tag in steps if f"{kind}/" in tag}
+        assert written == {f"{kind}/{name}": expected for name in names}
     assert "graph" in steps and lines == []
     assert steps["picture"] == steps["note"] == [4, 8, 12]
     steps = read(tmp_path / "summaries")

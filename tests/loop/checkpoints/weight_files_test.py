@@ -55,9 +55,8 @@ class Fine(ctl.StandardTrainer):
 
 @pytest.fixture(scope="module")
 def trainer():
-    return Fine(
-        strategy=testing.make_strategy(2), global_batch_size=4, optimizer=tf_keras.optimizers.SGD
-    )
+    options = dict(global_batch_size=4, optimizer=tf_keras.optimizers.SGD)
+    return Fine(strategy=testing.make_strategy(2), **options)
 
 
 def random_values(model):
