@@ -206,17 +206,18 @@ def _check_best(v: Values) -> None:
         )
 
 
-# What counts evaluations, or reads their metrics -> whether a config has it.
-_OF_EVALUATIONS: dict[str, Callable[[Values], bool]] = {
-    "train.best.patience": lambda v: bool(v["train.best.patience"]),
-    "optimizer.schedule=plateau": lambda v: v["optimizer.schedule"] == "plateau",
-    "train.best.target": lambda v: bool(v["train.best.target"]),
-}
+# What counts evaluations, as a key or KEY=VALUE, and what only reads their metrics.
+_COUNTING, _READING = ("train.best.patience", "optimizer.schedule=plateau"), "train.best.target"
+
+
+def _is_set(name: str, v: Values) -> bool:
+    key, _, value = name.partition("=")
+    return v[key] == value if value else bool(v[key])
 
 
 def _counted(name: str) -> Rule:
     return Rule(
-        lambda v: _OF_EVALUATIONS[name](v) and durations.is_time(v["eval.interval"]),
+        lambda v: _is_set(name, v) and durations.is_time(v["eval.interval"]),
         f"{name} counts evaluations, whose number must not depend on the speed of the machine",
         "set eval.interval in steps, epochs or examples",
     )
@@ -224,7 +225,7 @@ def _counted(name: str) -> Rule:
 
 def _evaluated(name: str) -> Rule:
     return Rule(
-        lambda v: _OF_EVALUATIONS[name](v) and not v["eval.interval"],
+        lambda v: _is_set(name, v) and not v["eval.interval"],
         f"{name} has no effect with eval.interval=0, which evaluates only at the end",
         "set eval.interval",
     )
@@ -271,8 +272,8 @@ RULES = (
     Rule(lambda v: v["train.best.metric"] and not v["eval.splits"],
          "{train.best.metric} requires evaluations, but eval.splits is empty",
          "add a split, or remove the metric"),
-    *map(_counted, [*_OF_EVALUATIONS][:2]),
-    *map(_evaluated, _OF_EVALUATIONS),
+    *map(_counted, _COUNTING),
+    *map(_evaluated, (*_COUNTING, _READING)),
     _without("summaries.histogram_interval", "tensorboard in summaries.writers", _has_tensorboard),
     _without("train.summary_interval", "tensorboard in summaries.writers", _has_tensorboard),
     _without("train.checkpoint_keep_every",

@@ -1,7 +1,6 @@
 """Orbit's Controller with boundaries at absolute steps."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-import dataclasses
+from collections.abc import Callable, Iterable, Mapping
 import functools
 from typing import Any
 
@@ -23,47 +22,6 @@ from ctl.trainer import StandardTrainer
 ROLLBACK_LIMIT = 10  # rollbacks of one run
 
 RollbackEntry = dict[str, Any]  # {"step": 33, "tensor": "the loss"}, as in rollbacks.json
-
-
-@dataclasses.dataclass
-class RollbackPolicy:
-    """Decides which batches a run skips after it was rolled back to its last checkpoint.
-
-        rollback = RollbackPolicy(workdir.write_rollbacks)
-        rollback.skip(error)                # a NonFiniteStep; then restore the last checkpoint
-        rollback.steps                      # ... train up to each of these steps, and skip its batch
-
-    A decision is permanent. The batch of a step is a function of the seed and the step alone, so a run
-    that is killed and resumed skips the same batches.
-
-    Args:
-        record: called with all decisions whenever one is added, to save them.
-        decisions: the decisions that `record` saved.
-    """
-
-    record: Callable[[Sequence[RollbackEntry]], None]
-    decisions: list[RollbackEntry] = dataclasses.field(default_factory=list)
-
-    @property
-    def steps(self) -> list[int]:
-        """The steps whose batches are skipped, one for each rollback of the run."""
-        return [decision["step"] for decision in self.decisions]
-
-    def skip(self, error: NonFiniteStep) -> None:
-        """Decides to skip the batch of a step from now on.
-
-        Raises:
-            Failure: the limit is reached.
-        """
-        count = len(self.decisions)
-        if count >= ROLLBACK_LIMIT:
-            raise Failure(
-                f"{error.what} The run was rolled back {count} times, which is its limit: "
-                "check the data, lower the learning rate, or clip the gradients."
-            )
-        self.decisions.append({"step": error.step, "tensor": error.tensor})
-        # Recorded before the checkpoint is restored: a run killed in between skips the batch too.
-        self.record(self.decisions)
 
 
 class Controller(orbit.Controller):
@@ -158,14 +116,21 @@ class Controller(orbit.Controller):
         self.actions = ActionList(actions, self)
 
     @functools.cached_property
-    def _rollback(self) -> RollbackPolicy:
-        """The decisions to skip batches, those of the chief in every process; collective."""
+    def _rollbacks(self) -> list[RollbackEntry]:
+        """The decisions to skip batches, those of the chief in every process; collective.
+
+        A decision is permanent. The batch of a step is a function of the seed and the step alone, so a
+        run that is killed and resumed skips the same batches.
+        """
         workdir = self.reporter.workdir
         # Only the chief reads the file: the workdir of another process may be another folder.
         earlier = workdir.rollbacks() if workdir and self.is_chief else []
-        earlier = self.processes.broadcast_json_from_chief(earlier)
-        record = workdir.write_rollbacks if workdir else lambda decisions: None
-        return RollbackPolicy(record, earlier)
+        return self.processes.broadcast_json_from_chief(earlier)
+
+    @property
+    def _skipped(self) -> list[int]:
+        """The steps whose batches are skipped, one for each rollback of the run."""
+        return [decision["step"] for decision in self._rollbacks]
 
     @property
     def step(self) -> int:
@@ -332,10 +297,10 @@ class Controller(orbit.Controller):
             self.save_checkpoint()  # a rollback from the first steps needs a checkpoint, too
         while self.step < until and not self._has_ended and not self._evaluation_timer.due:
             first = self.step
-            if first in self._rollback.steps:  # a batch before the boundary of an earlier rollback
+            if first in self._skipped:  # a batch before the boundary of an earlier rollback
                 self.trainer.global_step.assign_add(1)
             else:
-                others = (*self.actions.loops_end_at, *self._rollback.steps)
+                others = (*self.actions.loops_end_at, *self._skipped)
                 every = Every(self.steps_per_loop, at=others)
                 boundary = next_boundary(first, until, every, self._manager.every)
                 steps = boundary - first
@@ -376,7 +341,16 @@ class Controller(orbit.Controller):
         reporter.record("non_finite", error.step, policy=policy, tensor=error.tensor)
         if policy != "rollback":
             raise error
-        self._rollback.skip(error)
+        count = len(self._rollbacks)
+        if count >= ROLLBACK_LIMIT:
+            raise Failure(
+                f"{error.what} The run was rolled back {count} times, which is its limit: "
+                "check the data, lower the learning rate, or clip the gradients."
+            )
+        self._rollbacks.append({"step": error.step, "tensor": error.tensor})
+        # Recorded before the checkpoint is restored: a run killed in between skips the batch too.
+        if reporter.workdir:
+            reporter.workdir.write_rollbacks(self._rollbacks)
         # A checkpoint of the step itself was saved before its batch was read.
         path = self._all_restore(before=error.step + 1)
         if path is None:
@@ -387,7 +361,7 @@ class Controller(orbit.Controller):
         reporter.record("rollback", self.step, left_out=error.step, path=path)
         reporter.print_line(
             f"{error.what} Back to step {self.step}; that batch is skipped from now on "
-            f"(rollback {len(self._rollback.steps)})."
+            f"(rollback {count + 1})."
         )
 
     def _all_restore(self, path: str | None = None, *, before: int | None = None) -> str | None:

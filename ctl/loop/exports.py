@@ -129,7 +129,9 @@ def write_version(
     Raises:
         UsageError: the model cannot be exported.
     """
-    writers = select(trainer.export_formats)
+    for name in trainer.export_formats:
+        if name not in FORMATS:
+            raise UsageError(f"export_formats contains {name!r}{did_you_mean(name, list(FORMATS))}")
     step = int(trainer.global_step.numpy())
     version, temporary = folder / str(step), folder / f".{step}.new"
     signatures = {}
@@ -138,14 +140,10 @@ def write_version(
         _check_operations(name, signatures[name])
     _recover(version)
     temporary.mkdir(parents=True)
-    for write in writers:
-        write(trainer, signatures, temporary)
+    for name in trainer.export_formats:
+        FORMATS[name](trainer, signatures, temporary)
     described = {name: _describe(signature) for name, signature in signatures.items()}
-    versions = {
-        "tensorflow": tf.__version__,
-        "ctl": find_version(),
-        "tf_keras": tf_keras.__version__,
-    }
+    versions = dict(tensorflow=tf.__version__, ctl=find_version(), tf_keras=tf_keras.__version__)
     description = {"step": step, **notes, "signatures": described, "versions": versions}
     (temporary / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n")
     _publish(temporary, version)
@@ -202,13 +200,11 @@ def _publish(temporary: pathlib.Path, version: pathlib.Path) -> None:
     for path in (*sorted(temporary.rglob("*"), reverse=True), temporary):
         flush(path)
     old = version.with_name(f".{version.name}.old")
-    if version.exists() and _exchange(temporary, version):
-        temporary.rename(old)  # it is now the earlier version
-    elif version.exists():  # a folder with files cannot be replaced
+    is_exchanged = version.exists() and _exchange(temporary, version)
+    if version.exists() and not is_exchanged:  # a folder with files cannot be replaced
         version.rename(old)
-        temporary.rename(version)
-    else:
-        temporary.rename(version)
+    # After an exchange it is the earlier version.
+    temporary.rename(old if is_exchanged else version)
     flush(version.parent)
     shutil.rmtree(old, ignore_errors=True)
 
@@ -234,18 +230,6 @@ def _recover(version: pathlib.Path) -> None:
 # Writes files into a folder. Its arguments are the trainer, which is restored for inference, the
 # concrete function of each signature by name, and the folder.
 WriteFormat = Callable[[StandardTrainer, Mapping[str, Any], pathlib.Path], None]
-
-
-def select(names: Iterable[str]) -> list[WriteFormat]:
-    """Returns the writers of formats by their names.
-
-    Raises:
-        UsageError: there is no such format.
-    """
-    for name in names:
-        if name not in FORMATS:
-            raise UsageError(f"export_formats contains {name!r}{did_you_mean(name, list(FORMATS))}")
-    return [FORMATS[name] for name in names]
 
 
 def _write_saved_model(

@@ -1,6 +1,6 @@
 """Reads and writes JSON files so that a killed process or a full disk leaves no partial content."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import contextlib
 import errno
 import io
@@ -73,7 +73,12 @@ def read_lines(path: pathlib.Path, **types: Any) -> list[dict[str, Any]]:
 
 
 def replace(path: pathlib.Path, content: Mapping[str, Any]) -> None:
-    """Replaces a file, completely or not at all.
+    """Replaces a file by an object, as `replace_text` does."""
+    replace_text(path, [json.dumps(content, indent=2), "\n"])
+
+
+def replace_text(path: pathlib.Path, texts: Iterable[str]) -> None:
+    """Replaces a file by texts, completely or not at all.
 
     Raises:
         OSError: it cannot be written.
@@ -82,7 +87,7 @@ def replace(path: pathlib.Path, content: Mapping[str, Any]) -> None:
     temporary = path.with_name(temporary_name(path.name))
     try:
         with create(temporary) as file:
-            file.write(json.dumps(content, indent=2) + "\n")
+            file.writelines(texts)
         flush(temporary)  # or a power failure could leave an empty file
         os.replace(temporary, path)
         flush(path.parent)

@@ -126,7 +126,10 @@ class RunLock:
     def release(self) -> None:
         """Unlocks the folder, and removes it if it was created for the lock and is empty."""
         self._release(self._path)
-        self._remove_created()
+        for folder in self._created:
+            with contextlib.suppress(OSError):  # not empty
+                folder.rmdir()
+        self._created = []
 
     def _acquire(self, holder: dict[str, Any] | None) -> None:
         try:
@@ -180,12 +183,6 @@ class RunLock:
             with contextlib.suppress(OSError):
                 path.unlink()
             self._lock.release()
-
-    def _remove_created(self) -> None:
-        for folder in self._created:
-            with contextlib.suppress(OSError):  # not empty
-                folder.rmdir()
-        self._created = []
 
 
 def _write_holder(descriptor: int) -> None:

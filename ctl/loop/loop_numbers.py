@@ -29,10 +29,8 @@ class LoopNumbers(LoopAction):
 
     def __call__(self, outputs: Mapping[str, Any]) -> None:
         """Logs the numbers of the last loop."""
-        controller = self.controller
-        controller.reporter.log_with_loop(
-            measure_loop(controller.trainer, controller.reporter.throughput)
-        )
+        trainer, reporter = self.controller.trainer, self.controller.reporter
+        reporter.log_with_loop(measure_loop(trainer, reporter.throughput))
 
     def result(self) -> dict[str, Any]:
         """Returns the examples of each source of a mixture, and the operations of a step."""
@@ -116,9 +114,7 @@ def read_rate(optimizer: Optimizer) -> float:
 
 def _read_device_memory(strategy: tf.distribute.Strategy) -> dict[str, float]:
     """Returns the largest peak of TensorFlow's allocator on a GPU of the replicas."""
-    peaks = []
-    for device in devices.replica_devices(strategy):
-        name = device[device.rfind("GPU:") :] if "GPU:" in device else ""
-        if name:
-            peaks.append(tf.config.experimental.get_memory_info(name)["peak"])
+    gpus = [name for name in devices.replica_devices(strategy) if "GPU:" in name]
+    read = tf.config.experimental.get_memory_info
+    peaks = [read(name[name.rfind("GPU:") :])["peak"] for name in gpus]
     return {"gpu_peak_memory_gib": max(peaks) / _GIB} if peaks else {}

@@ -80,8 +80,9 @@ class MetricLog:
 
     def _call(self, call: Callable[[Writer], None]) -> None:
         for writer in list(self.writers):
+            name = writer.title or str(getattr(writer, "path", type(writer).__name__))
             try:
-                with report_write_errors(_name(writer), self.checkpoint_folder):
+                with report_write_errors(name, self.checkpoint_folder):
                     call(writer)
             except Exception as error:
                 if writer.required:
@@ -90,9 +91,8 @@ class MetricLog:
                 self.writers.remove(writer)
                 reason = error.__cause__ if isinstance(error, Failure) else error
                 text = (str(reason).strip().splitlines() or [type(reason).__name__])[0]
-                self.print_line(
-                    f"{type(writer).__name__} has failed and is not used any more: {text}"
-                )
+                failed = f"{type(writer).__name__} has failed and is not used any more"
+                self.print_line(f"{failed}: {text}")
 
 
 def make_writers(names: Sequence[str], workdir: pathlib.Path, config_path: str) -> list[Writer]:
@@ -118,7 +118,3 @@ def make_writers(names: Sequence[str], workdir: pathlib.Path, config_path: str) 
             continue
         writers.append(make(workdir))
     return writers
-
-
-def _name(writer: Writer) -> str:
-    return writer.title or str(getattr(writer, "path", type(writer).__name__))

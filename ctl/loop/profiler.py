@@ -105,26 +105,22 @@ class Profiler(LoopAction):
         if first is None:
             return
         self._stop()
-        path = find_newest(pathlib.Path(str(self._folder)))
+        path, reporter = find_newest(pathlib.Path(str(self._folder))), self.controller.reporter
         if path is None:
-            self.controller.reporter.print_line(
-                f"TensorFlow has written no profile of the steps {first} to {end}."
-            )
+            line = f"TensorFlow has written no profile of the steps {first} to {end}."
+            reporter.print_line(line)
             return
         operations = list_operations(path)
         total = sum(seconds for _, seconds in operations) or 1.0
         shown, milliseconds = operations[:_SHOWN], 1e3 / (end - first)  # of a step
-        self.controller.reporter.record(
-            "profile", end, first=first, path=str(path), operations=shown
-        )
-        self.controller.reporter.print_line(
+        reporter.record("profile", end, first=first, path=str(path), operations=shown)
+        reporter.print_line(
             f"Profile of the steps {first} to {end}: {path.parent}. The operations that took the most "
             f"time, summed over threads or streams ({milliseconds * total:.2f} ms per step):"
         )
         for name, seconds in shown:
-            self.controller.reporter.print_line(
-                f"  {seconds / total:6.1%}  {milliseconds * seconds:9.3f} ms per step  {name}"
-            )
+            numbers = f"{seconds / total:6.1%}  {milliseconds * seconds:9.3f} ms per step"
+            reporter.print_line(f"  {numbers}  {name}")
 
 
 def find_newest(folder: pathlib.Path) -> pathlib.Path | None:

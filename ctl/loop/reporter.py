@@ -141,14 +141,13 @@ class Reporter:
 
 def as_numbers(outputs: Mapping[str, Any]) -> dict[str, Any]:
     """Converts tensors to Python numbers; nested mappings stay nested."""
-    return {
-        name: as_numbers(value)
-        if isinstance(value, Mapping)
-        else orbit.utils.get_value(value).tolist()
-        if tf.is_tensor(value)
-        else value
-        for name, value in outputs.items()
-    }
+    return {name: _as_number(value) for name, value in outputs.items()}
+
+
+def _as_number(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return as_numbers(value)
+    return orbit.utils.get_value(value).tolist() if tf.is_tensor(value) else value
 
 
 def without_nan(outputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,12 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 import statistics
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ctl.loop.actions.action import LoopAction
-
-if TYPE_CHECKING:
-    from ctl.loop.controller import Controller
 
 LIMIT = 1.5  # a process is slow if its own work takes more than this multiple of the median
 LEAST_SECONDS = 1.0  # the minimum duration of a measurement
@@ -58,16 +55,15 @@ class Stragglers(LoopAction):
     """
 
     def __init__(self) -> None:
-        self._members: Sequence[tuple[str, str]] = ()  # name and host of each process
         self._is_first = True
         self._sum: list[WorkerTimes] = []
         self._exceeded: set[int] = set()  # indices that exceeded the limit in the last measurement
         self._slow: set[int] = set()  # indices that are reported as slow
 
-    def begin(self, controller: "Controller") -> None:
-        """Reads the names of the processes."""
-        super().begin(controller)
-        self._members = controller.processes.members
+    @property
+    def _members(self) -> Sequence[tuple[str, str]]:
+        """The name and the host of each process."""
+        return self.controller.processes.members
 
     def __call__(self, outputs: Mapping[str, Any]) -> None:
         """Adds and logs the times of the last loop, if they are measured."""
@@ -91,7 +87,7 @@ class Stragglers(LoopAction):
         self._sum = [a.add(b) for a, b in zip(earlier, times, strict=True)]
         if max(each.seconds for each in self._sum) < LEAST_SECONDS:
             return
-        measured, self._sum = self._sum, []
+        measured, self._sum, reporter = self._sum, [], self.controller.reporter
         exceeding = find_slow(measured)
         for index in sorted(exceeding & self._exceeded - self._slow):
             self._slow.add(index)
@@ -99,10 +95,8 @@ class Stragglers(LoopAction):
         for index in sorted(self._slow - exceeding - self._exceeded):
             self._slow.remove(index)
             name, host = self._members[index]
-            self.controller.reporter.record("straggler_ended", step, worker=name, host=host)
-            self.controller.reporter.print_line(
-                f"{name} on {host} is as fast as the others again at step {step}."
-            )
+            reporter.record("straggler_ended", step, worker=name, host=host)
+            reporter.print_line(f"{name} on {host} is as fast as the others again at step {step}.")
         self._exceeded = exceeding
 
     def numbers(self, times: Sequence[WorkerTimes]) -> dict[str, float]:

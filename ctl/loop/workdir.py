@@ -25,6 +25,7 @@ from ctl.loop.json_files import read_lines
 from ctl.loop.store import RECORD, RunStore
 
 _EVENTS = "events.jsonl"
+_LOCK = threading.Lock()  # of the threads that add events
 # Bytes of a name that ctl makes, with room for what it adds: file systems allow 255 bytes.
 _MAX_NAME, _MAX_BYTES = 100, 220
 
@@ -72,7 +73,6 @@ class Workdir:
         self.writes = writes
         self.store = store
         self.name = store.url if store else str(self.path)
-        self._lock = threading.Lock()  # of the threads that add events
         if writes:
             try:
                 self._check_writable()
@@ -81,13 +81,6 @@ class Workdir:
                     raise
                 print_line(f"{path} cannot be written, so nothing is recorded there.")
                 self.writes = False
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns what another process gets, which has a lock of its own."""
-        return {name: value for name, value in vars(self).items() if name != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _lock=threading.Lock())
 
     def sync(self) -> None:
         """Makes a copy of a store up to date, for a process that only evaluates."""
@@ -247,7 +240,7 @@ class Workdir:
         line = {"time": time.time(), "event": event, "step": step, **fields}
         path = self.path / _EVENTS
         # Threads record what they have saved or uploaded.
-        with self._lock, report_write_errors(str(path), self.checkpoints):
+        with _LOCK, report_write_errors(str(path), self.checkpoints):
             json_files.append_text(path, json.dumps(line) + "\n")
 
     def write_result(self, result: Mapping[str, Any]) -> None:
@@ -256,8 +249,7 @@ class Workdir:
         Raises:
             Failure: it cannot be written.
         """
-        if self.writes:
-            self._write("result.json", result)
+        self._write("result.json", result)
 
     def rollbacks(self) -> list[dict[str, Any]]:
         """Returns the decisions that `write_rollbacks` wrote; [] if there are none."""
@@ -273,12 +265,12 @@ class Workdir:
         Raises:
             Failure: it cannot be written.
         """
-        if self.writes:
-            self._write("rollbacks.json", {"rollbacks": list(rollbacks)})
+        self._write("rollbacks.json", {"rollbacks": list(rollbacks)})
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
-        with report_write_errors(str(self.path / name), self.checkpoints):
-            json_files.replace(self.path / name, content)
+        if self.writes:
+            with report_write_errors(str(self.path / name), self.checkpoints):
+                json_files.replace(self.path / name, content)
 
     def _check_checkpoints(self) -> None:
         """Raises UsageError if the checkpoints are lost, with which a run would begin again."""

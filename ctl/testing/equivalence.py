@@ -18,22 +18,9 @@ from ctl.layers import recompute
 from ctl.testing import multiprocess, splits
 from ctl.testing.comparison import tolerance_of
 from ctl.testing.contents import Names
-from ctl.testing.diagnosis import causes, rules
-from ctl.testing.diagnosis.differences import (
-    EVALUATION,
-    NOTHING,
-    check_finite,
-    compare_splits,
-    run_checks,
-)
+from ctl.testing.diagnosis import causes, differences, rules
 from ctl.testing.diagnosis.evidence import Evidence
-from ctl.testing.equivalence_report import (
-    DifferenceError,
-    NotComparable,
-    Report,
-    ReportError,
-    UndecidedError,
-)
+from ctl.testing.equivalence_report import NotComparable, Report, ReportError, check_report
 from ctl.testing.logical_devices import count_logical_cpus, split_cpu
 from ctl.testing.loop_record import LoopRecord
 from ctl.testing.splits import Split
@@ -107,7 +94,7 @@ def assert_replica_equivalent(
     subject = TrainerSubject(
         trainer, examples, steps, optimizer=optimizer, options=options or TrainerOptions()
     )
-    return _check(run(subject, chosen, in_process=in_process))
+    return check_report(run(subject, chosen, in_process=in_process))
 
 
 def check_replica_equivalence(
@@ -186,7 +173,7 @@ def assert_loop_equivalent(
     refused = {split: _FULL for split in chosen if full_batches and not split.even}
     compared = [split for split in chosen if split not in refused]
     report = run(LoopSubject(build, examples, steps, mask=mask), compared, in_process=in_process)
-    return _check(dataclasses.replace(report, refused=refused | report.refused))
+    return check_report(dataclasses.replace(report, refused=refused | report.refused))
 
 
 def check_loop_equivalence(build: Build, batches: Nest, **arguments: Any) -> Report:
@@ -205,14 +192,6 @@ def _report(assert_equivalent: Callable[..., Report], *arguments: Any, **options
         return assert_equivalent(*arguments, **options)
     except ReportError as error:
         return error.report
-
-
-def _check(report: Report) -> Report:
-    if report.verdict == "cannot tell":
-        raise UndecidedError(report)
-    if not report.equivalent:
-        raise DifferenceError(report)
-    return report
 
 
 def _concatenate(parts: Sequence[Any], chosen: Sequence[splits.Split]) -> Any:
@@ -356,7 +335,7 @@ class _Trial:
         """Records a reference; the first one in the first precision in which the user's code runs."""
         if self._references:
             record = self._subject.start(split).record(self._names, evaluate=evaluate)
-            check_finite(record)
+            differences.check_finite(record)
             return record
         given, why = self._subject, ""
         for precision, examples in given.attempts:
@@ -372,7 +351,7 @@ class _Trial:
                 if (precision, examples) == given.attempts[-1]:
                     raise
                 why = f"float64 fails with {error_location(error)}"
-        check_finite(record)
+        differences.check_finite(record)
         self._subject = self._subject.with_state_of(self._run)
         measured = self._subject.calibrate(self._run, record)
         why = measured.why or (why if self._subject.precision == "float32" else "")
@@ -386,26 +365,26 @@ class _Trial:
             recomputes=recomputes,
             notes=list(self._describe_precision()),
         )
-        differs = bool(compare_splits(evidence))
+        differs = bool(differences.compare_splits(evidence))
         is_wide = self._subject.precision == "float64" and not measured.why
         if is_wide and differs and (why := self._subject.find_narrow(self._run)):
             tolerance = max(measured.tolerance, tolerance_of("float32"))
             measured = dataclasses.replace(measured, tolerance=tolerance, why=why)
             evidence = dataclasses.replace(evidence, calibration=measured)
-            differs = bool(compare_splits(evidence))
+            differs = bool(differences.compare_splits(evidence))
         if measured.undecided and differs:
             finding = rules.explain_random(evidence)
-            differences, cause = ([finding[0]], finding[1]) if finding else NOTHING
+            found, cause = ([finding[0]], finding[1]) if finding else differences.NOTHING
             undecided = "" if finding else measured.undecided
         else:  # splits that are equal also draw the same numbers
             if self._records:
                 multiprocess.show_progress(_DIFFER if differs else _EQUAL)
-            differences, cause = run_checks(evidence)
+            found, cause = differences.run_checks(evidence)
         # A difference says more than the line of a check.
-        rejected = {} if differences else self._rejected
+        rejected = {} if found else self._rejected
         if rejected:
             cause = causes.REJECTED
-        elif not differences and any(_ONE_TENSOR in error for error in self._errors.values()):
+        elif not found and any(_ONE_TENSOR in error for error in self._errors.values()):
             cause = causes.ONE_TENSOR
         return Report(
             trainer=self._subject.name,
@@ -415,7 +394,7 @@ class _Trial:
             refused=self._refused,
             errors=rejected | self._errors,
             notes=tuple(evidence.notes),
-            differences=tuple(differences),
+            differences=tuple(found),
             cause=cause,
             undecided=undecided,
         )
@@ -423,7 +402,7 @@ class _Trial:
     def _describe_precision(self) -> Iterator[str]:
         measured = self._calibration
         if not next(iter(self._references.values())).trains:
-            yield EVALUATION
+            yield differences.EVALUATION
         if not measured.undecided and measured.noise > measured.tolerance / 100:
             yield (
                 f"Differences below {measured.tolerance:.2g} of a value cannot be distinguished from "

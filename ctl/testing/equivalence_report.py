@@ -151,6 +151,15 @@ class DifferenceError(ReportError, AssertionError):
     """The splits differ."""
 
 
+def check_report(report: Report) -> Report:
+    """Returns a report of equivalent splits; raises an error of another one."""
+    if report.verdict == "cannot tell":
+        raise UndecidedError(report)
+    if not report.equivalent:
+        raise DifferenceError(report)
+    return report
+
+
 def as_fraction(factor: float) -> str:
     """Formats a factor for a message: 2, 1/4, 0.8333."""
     for denominator in range(1, 13):

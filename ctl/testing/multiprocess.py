@@ -164,20 +164,18 @@ def _wait(
 def _describe_failure(
     folders: Sequence[pathlib.Path], codes: Sequence[int | None], timeout: float
 ) -> str:
-    states = {
-        i: "running"
-        if code is None
-        else "finished"
-        if (f / "result").exists()
-        else f"exit code {code}"
-        for i, (f, code) in enumerate(zip(folders, codes, strict=True))
-    }
-    failed = [f"process {i} ({state})" for i, state in states.items() if state.startswith("exit")]
+    def describe(folder: pathlib.Path, code: int | None) -> str:
+        if code is None:
+            return "running"
+        return "finished" if (folder / "result").exists() else f"exit code {code}"
+
+    pairs = zip(folders, codes, strict=True)
+    states = [f"process {i} ({describe(*each)})" for i, each in enumerate(pairs)]
+    failed = [state for state in states if "(exit" in state]
     lines = [f"Failed: {', '.join(failed)}." if failed else f"Timed out after {timeout:g} s."]
-    for i, state in states.items():
-        output = (folders[i] / "output").read_text(errors="replace").splitlines()
-        lines += [f"Output of process {i} ({state}):"]
-        lines += [f"  {line}" for line in output[-_OUTPUT_LINES:]]
+    for state, folder in zip(states, folders, strict=True):
+        output = (folder / "output").read_text(errors="replace").splitlines()
+        lines += [f"Output of {state}:", *(f"  {line}" for line in output[-_OUTPUT_LINES:])]
     return "\n".join(lines)
 
 

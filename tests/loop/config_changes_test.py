@@ -46,13 +46,6 @@ def nested(name, value):
     return value
 
 
-def test_same_config_has_no_changes():
-    model = dict(shape=(1, 2), head=dict(rate=0.1 + 0.2, nothing=None))
-    saved = overrides.flatten(config(model=model)) | {"model.shape": [1, 2]}  # as JSON has it
-    changes = ConfigChanges(saved, config(model=model))
-    assert (changes.lines, changes.harmful) == ({}, [])
-
-
 @pytest.mark.parametrize("name", [name for name in KEYS if name != "trainer"])
 def test_every_key_is_harmless_or_harmful(name):
     value = other(KEYS[name])
@@ -68,7 +61,6 @@ def test_every_key_is_harmless_or_harmful(name):
     ("before", "after", "harmful"),
     [
         ({}, dict(on_non_finite="skip"), False),  # the advice after such a step
-        (dict(on_non_finite="skip"), dict(on_non_finite="stop"), True),
         (dict(on_non_finite="ignore"), dict(on_non_finite="skip"), True),
         (dict(loss_spike=3.0), dict(loss_spike=4.0), False),
         (dict(loss_spike=3.0), {}, False),
@@ -99,10 +91,9 @@ def test_changing_to_or_from_asynchronous_updates_is_harmful(before, after, harm
 @pytest.mark.parametrize(
     ("optimizer", "harmful"),
     [
-        (dict(schedule="constant"), False),
+        ({}, False),
         (dict(schedule="cosine"), True),
         (dict(schedule="cosine", decay_steps=50), False),
-        (dict(schedule="linear"), True),
         (dict(schedule="inverse_sqrt", warmup_steps=3), False),
         (dict(schedule="a.b:schedule"), True),
     ],
@@ -115,14 +106,16 @@ def test_train_steps_is_harmful_if_a_cosine_schedule_depends_on_it(optimizer, ha
 
 
 def test_model_keys_that_appear_and_disappear_are_named():
-    changes = compare(
-        config(model=dict(units=5, nothing=None)), config(model=dict(units=5, rate=0))
-    )
-    assert list(changes.lines.values()) == [
-        "model.nothing: None -> absent",
-        "model.rate: absent -> 0",
-    ]
-    assert changes.harmful == ["model.nothing", "model.rate"]
+    model = dict(shape=(1, 2), head=dict(rate=0.1 + 0.2, nothing=None))
+    saved = overrides.flatten(config(model=model)) | {"model.shape": [1, 2]}  # as JSON has it
+    assert ConfigChanges(saved, config(model=model)).lines == {}
+    changes = ConfigChanges(saved, config(model=dict(shape=(1, 2), rate=0, head=dict(rate=0.3))))
+    assert changes.lines == {
+        "model.head.nothing": "model.head.nothing: None -> absent",
+        "model.head.rate": "model.head.rate: 0.30000000000000004 -> 0.3",
+        "model.rate": "model.rate: absent -> 0",
+    }
+    assert changes.harmful == [*changes.lines]
 
 
 def test_key_that_an_older_ctl_did_not_have_was_at_its_default():
@@ -204,15 +197,9 @@ def test_folder_of_the_data_may_be_named_in_another_way(tmp_path, monkeypatch):
     saved = overrides.flatten(config.to_dict())
     config.data.dir = str(tmp_path / "data")
     assert ConfigChanges(saved, config.to_dict()).lines == {}
-    config.data.dir = "other"
-    assert ConfigChanges(saved, config.to_dict()).harmful == ["data.dir"]
-
-
-def test_folder_that_no_file_system_can_name_is_another_one():
-    saved = overrides.flatten(config(data=dict(dir="\ud800")))
-    assert ConfigChanges(saved, config(data=dict(dir="\ud800"))).lines == {}
-    changes = ConfigChanges(saved, config(data=dict(dir="a")))
-    assert changes.lines == {"data.dir": r"data.dir: '\ud800' -> 'a'"}
+    for other in ("other", "\ud800"):  # which no file system can name
+        config.data.dir = other
+        assert ConfigChanges(saved, config.to_dict()).harmful == ["data.dir"]
 
 
 @pytest.mark.parametrize("name", ["eval", "inputs"])
@@ -220,13 +207,8 @@ def test_folder_that_no_file_system_can_name_is_another_one():
 def test_what_is_evaluated_is_harmful_if_the_rate_follows_it(name, schedule):
     before = config(optimizer=dict(schedule=schedule))
     before["inputs"] = dict(eval=dict(examples=40))
-    after = (
-        before
-        | {
-            "eval": dict(eval=before["eval"] | dict(interval=56)),
-            "inputs": dict(inputs=dict(eval=dict(examples=56))),
-        }[name]
-    )
+    changed = {"eval": before["eval"] | dict(interval=56), "inputs": dict(eval=dict(examples=56))}
+    after = before | {name: changed[name]}
     assert bool(compare(before, after).harmful) == (schedule == "plateau")
 
 

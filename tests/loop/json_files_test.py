@@ -61,7 +61,6 @@ def test_file_is_replaced_completely_or_not_at_all(tmp_path, monkeypatch, owner,
     ("text", "message"),
     [
         (b"{", "Expecting property name"),
-        (b"\x00", "Expecting value"),
         (b"[]", "it is not a JSON object"),
         (b'{"step": \xff}', "can't decode byte"),
         (b'{"a": ' * 100_000, "it is nested too deeply"),
@@ -76,9 +75,8 @@ def test_damage_is_named_in_one_line_and_its_line_is_left_out(tmp_path, text, me
     path.write_bytes(b'{"step": 1}\n' + text + b'\n{"step": 2, "best": {}}\n')
     assert json_files.read_lines(path, **types) == [{"step": 1}, {"step": 2, "best": {}}]
     path.write_bytes(text)
-    with pytest.raises(
-        UsageError, match=rf"result\.json cannot be read \(.*{message}.*fix it"
-    ) as error:
+    line = rf"result\.json cannot be read \(.*{message}.*fix it"
+    with pytest.raises(UsageError, match=line) as error:
         json_files.read(path, **types)
     assert "\n" not in str(error.value)
 

@@ -76,20 +76,6 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_second_run_is_rejected_in_one_line_that_names_the_holder(make, tmp_path):
-    with start_holder(tmp_path / "run") as process:
-        wait_until_locked(process)
-        text = (tmp_path / "run" / lock.NAME).read_text()
-        for _ in range(2):
-            with pytest.raises(UsageError) as rejected:
-                make().acquire()
-            assert (tmp_path / "run" / lock.NAME).read_text() == text
-    assert str(rejected.value) == (
-        f"{tmp_path / 'run'} is in use by another run, pid {process.pid} on {os.uname().nodename} "
-        f"since {json.loads(text)['since']}: stop it, wait for its end, or name another --workdir."
-    )
-
-
 @pytest.mark.parametrize("arguments", [(), ("fork",)])
 def test_lock_of_a_killed_run_is_free_even_if_a_forked_child_outlives_it(
     make, tmp_path, lines, arguments
@@ -104,9 +90,7 @@ def test_lock_of_a_killed_run_is_free_even_if_a_forked_child_outlives_it(
         finally:
             if orphan:
                 os.kill(orphan, signal.SIGKILL)
-    assert lines()[0].startswith(
-        f"{tmp_path / 'run'} was left by a killed run, pid {process.pid} on "
-    )
+    assert f"{tmp_path / 'run'} was left by a killed run, pid {process.pid} on " in lines()[0]
 
 
 # The pid belongs to another program now.
@@ -193,20 +177,10 @@ def test_file_system_without_locks_is_reported_and_used(make, tmp_path, monkeypa
     monkeypatch.setattr(fcntl, "flock", fail)
     run_lock = make()
     run_lock.acquire()
-    assert [line.partition(" is on ")[2][:27] for line in lines()] == [
-        "a file system without locks"
-    ]
+    (line,) = lines()
+    assert "is on a file system without locks" in line
     run_lock.all_check_shared(Group(run_lock))
     run_lock.release()
-
-
-def test_released_folder_is_free_and_has_no_lock_file(make, tmp_path):
-    first = make()
-    first.acquire()
-    (tmp_path / "run" / "config.json").touch()
-    first.release()
-    assert names(tmp_path / "run") == ["config.json"]
-    make().acquire()
 
 
 def test_folder_created_for_the_lock_is_removed_with_it(tmp_path):
@@ -268,7 +242,11 @@ def test_program_that_trains_is_rejected_while_another_trains_and_changes_nothin
         for flags in ((), ("--fresh",)):
             code, out, err = program("--workdir=run", *flags)
             assert (code, out) == (2, "") and err.count("\n") == 1
-            assert err.startswith(f"ctl: run is in use by another run, pid {process.pid} on ")
+            since = json.loads((tmp_path / "run" / lock.NAME).read_text())["since"]
+            assert err == (
+                f"ctl: run is in use by another run, pid {process.pid} on {os.uname().nodename} since "
+                f"{since}: stop it, wait for its end, or name another --workdir.\n"
+            )
             assert {p: p.stat().st_mtime_ns for p in before} == before
             assert [n for n in names(tmp_path) if n != "__pycache__"] == ["experiment.py", "run"]
         assert program("--mode=eval", *short)[0] == 0

@@ -6,12 +6,11 @@ import tensorflow as tf
 
 import ctl
 from ctl.errors import Failure, NonFiniteStep, UsageError
-from ctl.loop.controller import Controller
 from ctl.loop.loop_monitor import LoopMonitor, StepSummaries
 from ctl.loop.metric_log import MetricLog
 from ctl.loop.timing import Every
 from ctl.update.non_finite import NonFiniteReport
-from tests.loop.shared import Recording, make_reference, read_summaries, share
+from tests.loop.shared import Recording, control, make_reference, read_summaries, share
 from tests.support import reference_model
 
 
@@ -41,17 +40,6 @@ class Monitored:
         return outputs
 
 
-def test_loop_returns_numbers_and_its_speed_is_measured_after_the_first():
-    made = Monitored()
-    outputs = made.run(3)
-    assert type(outputs["loss"]) is float and made.trainer.global_step.numpy() == 3
-    assert made.reporter.throughput.examples_per_second is None
-    made.run(2)
-    assert made.trainer.global_step.numpy() == 5
-    assert made.reporter.throughput.examples_per_second > 0
-    assert made.reporter.steps() == []
-
-
 def test_steps_that_the_trainer_reports_are_recorded(monkeypatch):
     made = Monitored()
     monkeypatch.setattr(made.trainer, "non_finite_report", NonFiniteReport(1, "the loss", 1))
@@ -74,9 +62,11 @@ def test_loop_must_count_its_steps_and_may_repeat_some_only_with_a_coordinator(
     monkeypatch, pretend_strategy
 ):
     made = Monitored()
-    monkeypatch.setattr(
-        made.trainer, "train", lambda steps: made.trainer.global_step.assign_add(5) and None
-    )
+
+    def train(steps):
+        made.trainer.global_step.assign_add(5)
+
+    monkeypatch.setattr(made.trainer, "train", train)
     assert made.run(5) == {}  # a trainer may return nothing
     for steps in (3, 6):
         with pytest.raises(UsageError, match=r"A loop to step \d+ ended at step \d+: train_step"):
@@ -88,26 +78,17 @@ def test_loop_must_count_its_steps_and_may_repeat_some_only_with_a_coordinator(
         made.run(6)
 
 
-@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
-def test_loss_that_is_not_finite_ends_the_run_and_is_recorded(loss):
+def test_loss_that_is_not_finite_ends_the_run_and_is_recorded():
     made = Monitored()
-    with pytest.raises(Failure, match=f"The loss of the loop that ended at step 0 is {loss}"):
-        made.monitor.check(0, steps=2, outputs={"loss": loss})
+    with pytest.raises(Failure, match="The loss of the loop that ended at step 0 is inf"):
+        made.monitor.check(0, steps=2, outputs={"loss": float("inf")})
     assert made.reporter.steps() == [("non_finite", 0)]
 
 
-@pytest.mark.parametrize(
-    ("policy", "outputs"),
-    [
-        ("stop", {"loss": 0.5}),
-        ("stop", {}),
-        ("stop", {"loss": "a"}),
-        ("ignore", {"loss": float("nan")}),
-    ],
-)
-def test_other_outputs_are_accepted(policy, outputs):
+@pytest.mark.parametrize(("policy", "loss"), [("stop", "a"), ("ignore", float("nan"))])
+def test_other_outputs_are_accepted(policy, loss):
     made = Monitored(on_non_finite=policy)
-    made.monitor.check(0, steps=2, outputs=outputs)
+    made.monitor.check(0, steps=2, outputs={"loss": loss})
     assert made.reporter.steps() == []
 
 
@@ -133,23 +114,15 @@ class Summary(ctl.Action):
 
 def read(folder):
     """The summaries in a folder: name -> {step: value}."""
-    return {
-        name: {step: float(tf.make_ndarray(tensor)) for step, tensor in steps.items()}
-        for name, steps in read_summaries(folder).items()
-    }
+    return read_summaries(folder, lambda value: float(tf.make_ndarray(value.tensor)))
 
 
 def run(folder, *, replicas=1, interval=0, **options):
     trainer = make_reference(replicas, 7, cls=Summarizing, **options)
-    controller = Controller(
-        trainer=trainer,
-        evaluator=ctl.StandardEvaluator(trainer),
-        steps_per_loop=4,
-        actions=[Summary("train"), Summary("eval")],
-        reporter=Recording(
-            trainer, metrics=MetricLog(summary_folder=folder), summary_interval=interval
-        ),
-    )
+    reporter = {"metrics": MetricLog(summary_folder=folder), "summary_interval": interval}
+    actions = [Summary("train"), Summary("eval")]
+    options = dict(evaluator=ctl.StandardEvaluator(trainer), steps_per_loop=4, actions=actions)
+    controller = control(trainer, reporter=reporter, **options)
     controller.train_and_evaluate(12, eval_interval=6)
     lines = controller.reporter.lines
     return controller, [line for line in lines if not line.startswith(("train ", "eval "))]
@@ -185,7 +158,5 @@ def test_compiled_step_trains_and_one_line_says_what_is_not_written(tmp_path):
     assert controller.step == 12
     summaries = read(tmp_path / "train")
     assert "rows" not in summaries and list(summaries["hook"]) == [4, 6, 8, 12]
-    assert lines == [
-        "tf.summary calls in the step are not written: runtime.xla=step compiles it: choose "
-        "runtime.xla=off, or call tf.summary in an action or in train_loop_end."
-    ]
+    (line,) = lines
+    assert "not written: runtime.xla=step compiles it: choose runtime.xla=off, or call" in line

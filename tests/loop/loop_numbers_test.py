@@ -17,7 +17,7 @@ def make_with(optimizer, *, replicas=1, **options):
 
 def test_learning_rate_is_that_of_the_next_update():
     schedule = tf_keras.optimizers.schedules.PolynomialDecay(1.0, 10, 0.0)
-    trainer = make_with(lambda: tf_keras.optimizers.SGD(schedule), replicas=2)
+    trainer = make_with(lambda: tf_keras.optimizers.SGD(schedule), replicas=2, precision="float16")
     assert learning_rates(trainer) == {"learning_rate": 1.0}
     trainer.optimizer.iterations.assign(3)
     assert learning_rates(trainer)["learning_rate"] == pytest.approx(0.7)
@@ -43,11 +43,6 @@ def test_groups_and_other_optimizers_have_their_own_rates():
     }
 
 
-def test_rate_of_an_optimizer_with_a_loss_scale():
-    trainer = make_with(lambda: tf_keras.optimizers.SGD(0.5), precision="float16")
-    assert learning_rates(trainer) == {"learning_rate": 0.5}
-
-
 def test_speed_of_the_last_loop_and_peak_memory():
     trainer = make_with(lambda: tf_keras.optimizers.SGD(0.5))
     throughput = Throughput(batch=7)
@@ -69,15 +64,10 @@ def test_speed_of_the_last_loop_and_peak_memory():
 def test_result_has_what_was_mixed_up_to_the_last_step(trained_step, step):
     numbers = ctl.data.arrays({"x": range(10)})
     mixture = ctl.data.mixture({"a": (numbers, 1), "b": (numbers, 2)})
-    inner_loop = types.SimpleNamespace(
-        pipeline=types.SimpleNamespace(training_source=lambda: mixture)
-    )
-    trainer = types.SimpleNamespace(
-        _ctl_loop=inner_loop, global_batch_size=10, options=ctl.TrainerOptions(seed=3)
-    )
+    make, options = types.SimpleNamespace, ctl.TrainerOptions(seed=3)
+    inner_loop = make(pipeline=make(training_source=lambda: mixture))
+    trainer = make(_ctl_loop=inner_loop, global_batch_size=10, options=options)
     action = LoopNumbers()
     # The step is that of the best checkpoint, which may be restored at the end.
-    action.begin(
-        types.SimpleNamespace(trainer=trainer, step=20, trained_step=trained_step, is_chief=False)
-    )
+    action.begin(make(trainer=trainer, step=20, trained_step=trained_step, is_chief=False))
     assert action.result() == {"sources": mixture.count_examples(10 * step, seed=3)}

@@ -7,9 +7,8 @@ import threading
 import tensorflow as tf
 
 import ctl
-from ctl.loop.controller import Controller
 from ctl.loop.profiler import Profiler, find_newest, list_operations
-from tests.loop.shared import Recording, make_reference, share
+from tests.loop.shared import control, make_reference, share
 
 
 @share
@@ -20,7 +19,6 @@ def make_trainer():
 def run(folder, steps, *, request_at=None):
     """Trains 20 steps in loops of 8; returns the lines, the events and the ends of the loops."""
     trainer, ends = make_trainer(), []
-    reporter = Recording(trainer)
 
     def after_loop(outputs):
         ends.append(int(trainer.global_step.numpy()))
@@ -29,7 +27,8 @@ def run(folder, steps, *, request_at=None):
 
     profiler = Profiler(steps, folder=folder and str(folder))
     actions = [profiler, ctl.as_action(after_loop, at="train")]
-    controller = Controller(trainer=trainer, steps_per_loop=8, reporter=reporter, actions=actions)
+    controller = control(trainer, steps_per_loop=8, actions=actions)
+    reporter = controller.reporter
     with controller.actions.around_training():
         controller.train(20)
     lines = [line for line in reporter.lines if not line.startswith("train ")]
@@ -45,9 +44,7 @@ def test_profile_of_exact_steps_and_its_costliest_operations(tmp_path):
     assert lines[0].startswith("Profile of the steps 10 to 18: ") and len(lines) == 11
     operations = list_operations(find_newest(tmp_path))
     assert fields["operations"] == operations[:10]
-    assert [seconds for _, seconds in operations] == sorted(
-        (s for _, s in operations), reverse=True
-    )
+    assert operations == sorted(operations, key=lambda each: -each[1])
     names = " ".join(name for name, _ in operations)
     assert "MatMul" in names and "while/body" not in names
     assert operations[0][0] in lines[1] and "ms per step" in lines[1]

@@ -15,12 +15,9 @@ from tests.support import child
 
 def measured(speed=None, left=None, *, last=None, input_wait=None):
     """What a `Throughput` has measured."""
-    return types.SimpleNamespace(
-        examples_per_second=speed,
-        last_examples_per_second=last,
-        input_wait=input_wait,
-        seconds_for=lambda steps: left,
-    )
+    speeds = dict(examples_per_second=speed, last_examples_per_second=last)
+    waits = dict(input_wait=input_wait, seconds_for=lambda steps: left)
+    return types.SimpleNamespace(**speeds, **waits)
 
 
 def trained(step, *, speed=9000.0, left=75.0, steps_per_epoch=None, **options):
@@ -40,16 +37,15 @@ LAST = "train    1000/1000 | loss 0.2500 | 9,000 examples/s"
     [
         (100, {}, f"{TRAINED} | 9,000 examples/s | 1 min 15 s left"),
         (100, {"speed": None, "left": None}, TRAINED),  # the first loop
-        (1000, {"left": 0.0}, LAST),
         (1000, {"left": 3.0}, LAST),
         (100, {"left": None, "last": 7300.0}, f"{TRAINED} | 9,000 examples/s"),
         (100, {"left": None, "last": 7100.0},
          f"{TRAINED} | 9,000 examples/s (7,100 in the last loop)"),
         *((100, {"speed": None, "left": None, "input_wait": share}, TRAINED)
-          for share in (None, 0.0, 0.05)),
+          for share in (None, 0.05)),
         *((100, {"speed": None, "left": None, "input_wait": share},
            f"{TRAINED} | waited {percent}% for input")
-          for share, percent in ((0.051, 5), (0.5, 50), (1.0, 100))),
+          for share, percent in ((0.051, 5), (1.0, 100))),
     ],
 )  # fmt: skip
 def test_training_line(step, options, line):
@@ -67,7 +63,6 @@ def test_line_has_the_epoch_if_the_data_has_a_length():
         # 18 epochs of 32 steps have a line each, and one for a first loop that is no epoch.
         ({"total": 576, "steps_per_epoch": 32}, [*range(10, 576, 10), 576], 19),
         ({"total": 576, "steps_per_epoch": 32}, range(32, 577, 32), 18),
-        ({"total": 576, "steps_per_epoch": 32, "evaluates": True}, range(32, 577, 32), 1),
         ({"total": 10_000, "steps_per_epoch": 1}, range(1, 10_001), 101),
         ({"total": 10_000, "steps_per_epoch": 5000}, range(100, 10_001, 100), 11),
         ({"total": 10_000}, range(100, 10_001, 100), 11),
@@ -94,16 +89,9 @@ def test_each_evaluation_has_a_line_after_the_last_loop_before_it():
         shown.evaluated(step, {"examples": 10_000})
     shown.evaluated(6, {"examples": 10_000})
     shown.evaluated(12, {"loss": 0.5})  # a checkpoint of a longer run
-    assert [line.partition(" |")[0].split() for line in lines] == [
-        ["train", "3/9"], ["eval", "3/9"], ["train", "6/9"], ["eval", "6/9"], ["eval", "6/9"],
-        ["eval", "12"],
-    ]  # fmt: skip
+    starts = " ".join(" ".join(line.partition(" |")[0].split()) for line in lines)
+    assert starts == "train 3/9 eval 3/9 train 6/9 eval 6/9 eval 6/9 eval 12"
     assert lines[1] == "eval        3/9 | examples 10,000"
-
-
-def test_lines_go_to_standard_output(capsys):
-    progress.Progress(total=1).print_line("one")
-    assert capsys.readouterr().out == "one\n"
 
 
 @pytest.mark.parametrize(
@@ -113,8 +101,7 @@ def test_lines_go_to_standard_output(capsys):
         ({"loss": 0.5, "examples": 10000}, "loss 0.5000 | examples 10,000"),
         ({"loss": {"main": 1.5, "other": 2}}, "loss/main 1.5000 | loss/other 2"),
         ({"loss": 0.0}, "loss 0.0000"),
-        ({"loss": -0.5}, "loss -0.5000"),
-        ({"loss": 0.001}, "loss 0.0010"),
+        ({"loss": -0.001}, "loss -0.0010"),
         ({"loss": 0.000123456}, "loss 1.235e-04"),
         ({"loss": 123456.0}, "loss 1.235e+05"),
         ({"loss": float("nan")}, "loss nan"),
@@ -128,9 +115,7 @@ def test_format_numbers(outputs, line):
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [
-        (0, "0 s"),
         (0.6, "1 s"),
-        (59.4, "59 s"),
         (59.6, "1 min 00 s"),
         (3599.4, "59 min 59 s"),
         (3599.6, "1 h 00 min"),

@@ -10,10 +10,9 @@ import tensorflow as tf
 import ctl
 from ctl.hardware.collectives import ProcessGroup
 from ctl.loop import reporter
-from ctl.loop.controller import Controller
 from ctl.loop.loop_numbers import LoopNumbers
 from ctl.loop.metric_log import MetricLog
-from tests.loop.shared import Recording, make_reference, read_summaries, share
+from tests.loop.shared import control, make_reference, read_summaries, share
 from tests.support.fake_nvml import FakeGpu, FakeNvml
 
 
@@ -22,45 +21,32 @@ def make_trainer():
     return make_reference(batch=7)
 
 
-def test_summaries_and_lines_are_written(tmp_path, monkeypatch):
+def run(folder, trainer, *, steps=5, **options):
+    """Trains in loops of 5 steps; evaluates at the end if there is an evaluator."""
+    reporter = {"total": steps, "metrics": MetricLog(summary_folder=folder)}
+    options = {"steps_per_loop": 5, "actions": [LoopNumbers()], **options}
+    controller = control(trainer, reporter=reporter, **options)
+    (controller.train_and_evaluate if options.get("evaluator") else controller.train)(steps)
+    return controller
+
+
+def test_summaries_and_lines_are_written(tmp_path):
     trainer = make_trainer()
-    controller = Controller(
-        trainer=trainer,
-        evaluator=ctl.StandardEvaluator(trainer),
-        steps_per_loop=5,
-        reporter=Recording(trainer, total=10, metrics=MetricLog(summary_folder=tmp_path)),
-        actions=[LoopNumbers()],
-    )
-    controller.train_and_evaluate(10)
-    assert [line.split("|")[0].strip() for line in controller.reporter.lines] == [
-        "train       5/10",
-        "train      10/10",
-        "eval       10/10",
-    ]
+    evaluator = ctl.StandardEvaluator(trainer)
+    controller = run(tmp_path, trainer, steps=10, evaluator=evaluator)
+    starts = [line.split("|")[0].split() for line in controller.reporter.lines]
+    assert starts == [["train", "5/10"], ["train", "10/10"], ["eval", "10/10"]]
     train, evaluation = (read_summaries(tmp_path / split).keys() for split in ("train", "eval"))
     assert {"loss", "accuracy", "speed/examples_per_second", "speed/input_wait"} <= train
     assert {"loss", "accuracy", "sources/examples"} <= evaluation
     # Only the learning rate stands between the metrics, the loss and the other charts.
-    assert sorted(tag for tag in {*train, *evaluation} if "/" not in tag) == [
-        "accuracy", "learning_rate", "loss",
-    ]  # fmt: skip
+    bare = {tag for tag in {*train, *evaluation} if "/" not in tag}
+    assert bare == {"accuracy", "learning_rate", "loss"}
     descriptions = read_summaries(tmp_path / "train", lambda v: v.metadata.summary_description)
     words = "The share of the time in which steps waited"
     assert descriptions["speed/input_wait"][5].startswith(words)
     assert descriptions["accuracy"][5] == ""
     assert controller.reporter.events == [("eval", 10, controller.evaluation)]
-
-
-def run(folder, *, steps, processes=None):
-    """Trains in loops of 5 steps."""
-    trainer = make_trainer()
-    reporter = Recording(trainer, total=steps, metrics=MetricLog(summary_folder=folder))
-    controller = Controller(
-        trainer=trainer, steps_per_loop=5, reporter=reporter, actions=[LoopNumbers()],
-        processes=processes,
-    )  # fmt: skip
-    controller.train(steps)
-    return controller, reporter
 
 
 def set_clocks(patch, wait):
@@ -83,7 +69,8 @@ def test_input_of_the_slowest_process_is_in_the_line_the_summaries_and_the_event
 ):
     set_clocks(monkeypatch, wait=0.1)
     make_trainer.cache_clear()  # its graph reads another clock
-    controller, reporter = run(tmp_path, steps=10, processes=OtherWaits())
+    controller = run(tmp_path, make_trainer(), steps=10, processes=OtherWaits())
+    reporter = controller.reporter
     assert reporter.lines[1].endswith(" | waited 75% for input")
     assert "speed/input_wait" in read_summaries(tmp_path / "train")
     assert reporter.seconds()["input"] == pytest.approx(6.0)
@@ -94,8 +81,8 @@ def test_gpu_usage_is_printed_and_summarized_next_to_the_outputs(tmp_path, monke
     gpu = FakeGpu(used=5 * 2**30, percent=90)
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([gpu]))
     monkeypatch.setattr(reporter, "_on_gpu", lambda strategy: True)
-    controller, recorded = run(tmp_path, steps=5)
-    assert "| gpu_memory_gib 5.0000 | gpu_utilization 0.9000" in recorded.lines[0]
+    controller = run(tmp_path, make_trainer())
+    assert "| gpu_memory_gib 5.0000 | gpu_utilization 0.9000" in controller.reporter.lines[0]
     tags = read_summaries(tmp_path / "train").keys()
     assert {"loss", "speed/gpu_memory_gib", "speed/gpu_utilization"} <= tags
     assert set(controller.outputs) == {"loss", "accuracy"}
@@ -103,13 +90,11 @@ def test_gpu_usage_is_printed_and_summarized_next_to_the_outputs(tmp_path, monke
 
 def test_usage_is_printed_only_if_a_replica_is_on_a_gpu(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([FakeGpu()]))
-    _, recorded = run(tmp_path, steps=5)
-    assert ["gpu" in line for line in recorded.lines] == [
-        bool(tf.config.list_physical_devices("GPU"))
-    ]
+    (line,) = run(tmp_path, make_trainer()).reporter.lines
+    assert ("gpu" in line) == bool(tf.config.list_physical_devices("GPU"))
 
 
-@pytest.mark.parametrize(("device", "on_gpu"), [("GPU", True), ("CPU", False), ("TPU", False)])
+@pytest.mark.parametrize(("device", "on_gpu"), [("GPU", True), ("TPU", False)])
 def test_replicas_on_gpus_are_detected_by_their_devices(device, on_gpu):
     devices = (f"/job:localhost/replica:0/task:0/device:{device}:0",)
     extended = types.SimpleNamespace(worker_devices=devices)

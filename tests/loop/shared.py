@@ -11,6 +11,8 @@ import tensorflow as tf
 from ctl import testing
 from ctl.built.inner_loop import loop_of
 from ctl.hardware.collectives import ProcessGroup
+from ctl.loop.checkpoints.checkpointer import Checkpointer
+from ctl.loop.controller import Controller
 from ctl.loop.progress import Progress
 from ctl.loop.reporter import Reporter
 from tests.support import reference_model
@@ -41,9 +43,7 @@ def share(build: Callable) -> Callable:
             variable.assign(value)
         return trainer
 
-    make.cache_clear = (
-        build_once.cache_clear
-    )  # tests/support/process.py calls it at the end of a file
+    make.cache_clear = build_once.cache_clear  # for tests/support/process.py, at the end of a file
     return make
 
 
@@ -62,6 +62,13 @@ class Recording(Reporter):
     def steps(self, *names):
         """The events of some names, or all, as (name, step)."""
         return [(name, step) for name, step, _ in self.events if not names or name in names]
+
+
+def control(trainer, folder=None, *, background=False, reporter=(), **options):
+    """Makes a controller whose reporter records, with checkpoints in a folder if it is given."""
+    checkpoints = folder and Checkpointer(folder, trainer, background=background)
+    recording = Recording(trainer, **dict(reporter))
+    return Controller(trainer=trainer, checkpoints=checkpoints, reporter=recording, **options)
 
 
 def init(checkpoint, *variables, models=(), averages=False, names=(), layout=""):

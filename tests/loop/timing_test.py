@@ -2,7 +2,7 @@
 
 import pytest
 
-from ctl.loop.timing import Every, Throughput, Timer, WallClock
+from ctl.loop.timing import Every, Throughput, WallClock
 
 
 @pytest.mark.parametrize(
@@ -13,19 +13,6 @@ def test_interval_is_a_number_of_steps_or_a_time(value, every):
     assert Every.of(value) == every
 
 
-def test_timer_is_due_when_its_seconds_have_passed_since_the_last_restart(clock):
-    timer = Timer(60.0)
-    due = []
-    for clock.now in (159.0, 160.0, 161.0):
-        due.append(timer.is_due())
-    assert due == [False, True, True]
-    timer.restart()
-    assert not timer.is_due()
-    clock.now = 221.0
-    assert timer.is_due()
-    assert not Timer(0).is_due()
-
-
 def test_nested_activities_count_for_themselves_alone(clock):
     wall_clock = WallClock(started=90.0)
     clock.now = 103.0
@@ -34,19 +21,16 @@ def test_nested_activities_count_for_themselves_alone(clock):
         clock.now += 5
         with wall_clock.measure("saving"):
             clock.now += 2
+            assert wall_clock.read() == {
+                "total": 20.0,
+                "starting": 13.0,
+                "steps": 5.0,
+                "saving": 2.0,
+            }
         clock.now += 1
     clock.now += 4
     assert wall_clock.read() == {"total": 25.0, "starting": 13.0, "steps": 6.0, "saving": 2.0}
     assert wall_clock.read(compiling=1.5)["steps"] == 4.5
-
-
-def test_time_of_a_running_activity_is_read_too(clock):
-    wall_clock = WallClock()
-    with wall_clock.measure("steps"):
-        clock.now += 3
-        assert wall_clock.read() == {"total": 3.0, "steps": 3.0}
-        clock.now += 1
-    assert wall_clock.read()["steps"] == 4.0
 
 
 def test_first_loop_is_excluded_from_the_speed():

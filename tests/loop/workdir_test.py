@@ -1,7 +1,6 @@
 """The folder of a run. The messages for unsuitable folders are in mistakes_test.py."""
 
 import datetime
-import errno
 import json
 import pathlib
 import types
@@ -33,16 +32,15 @@ def test_nothing_is_written_before_create(tmp_path):
     folder = workdir.Workdir(tmp_path / "a" / "b")
     assert not folder.has_run()
     assert folder.check_config(config()) == []
-    assert folder.result() == {}
+    assert folder.result() == {} and folder.move_aside() is None
     assert list(tmp_path.iterdir()) == []
     folder.create(config())
     assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["config.json"]
 
 
-@pytest.mark.parametrize("path", ["gs://bucket/run", pathlib.Path("s3://bucket/run")])
-def test_url_is_rejected(path):
+def test_url_is_rejected():
     with pytest.raises(UsageError, match=r"bucket/run.*URLs"):
-        workdir.Workdir(path, writes=False)
+        workdir.Workdir(pathlib.Path("s3://bucket/run"), writes=False)
 
 
 def test_config_is_written_with_every_key(tmp_path):
@@ -80,10 +78,7 @@ def test_lost_checkpoints_are_not_a_new_beginning(tmp_path):
     assert folder.check_config(config()) == []
     for event, step in (("start", 0), ("checkpoint", 10), ("checkpoint", 20), ("eval", 25)):
         folder.event(event, step)
-    with pytest.raises(
-        UsageError,
-        match=r"events\.jsonl .*step 20.*/checkpoints",
-    ):
+    with pytest.raises(UsageError, match=r"events\.jsonl .*step 20.*/checkpoints"):
         folder.check_config(config())
     assert folder.check_config(config(), only_evaluates=True) == []
     folder.checkpoints.mkdir()
@@ -97,10 +92,7 @@ def test_only_checkpoints_that_were_in_a_store_can_be_lost_there(tmp_path):
     folder.event("checkpoint", 10)  # the machine was lost before the upload
     assert folder.check_config(config()) == []
     folder.event("durable", 20)
-    with pytest.raises(
-        UsageError,
-        match=r"gs://bucket/run/events\.jsonl .*20.*--workdir",
-    ):
+    with pytest.raises(UsageError, match=r"gs://bucket/run/events\.jsonl .*20.*--workdir"):
         folder.check_config(config())
 
 
@@ -108,10 +100,7 @@ def test_lost_config_is_named_and_fresh_moves_what_is_left(tmp_path):
     folder = run(tmp_path / "run")
     folder.event("start", 0)
     (folder.path / "config.json").unlink()
-    with pytest.raises(
-        UsageError,
-        match=r"events\.jsonl of a run: restore config",
-    ):
+    with pytest.raises(UsageError, match=r"events\.jsonl of a run: restore config"):
         folder.check_config(config())
     assert (folder.move_aside() / "events.jsonl").exists()
 
@@ -123,20 +112,19 @@ def test_long_names_are_cut_to_what_file_systems_allow(tmp_path):
         assert len(name_values({"name": text}).encode()) <= 120
 
 
-def test_folder_that_can_only_be_read_is_read(tmp_path, monkeypatch, capsys):
-    def denied(*_, **__):
-        raise OSError(errno.EROFS, "Read-only file system")
+def refuse_writing(*_, **__):
+    raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("tempfile.TemporaryFile", denied)
-    with pytest.raises(UsageError, match="Read-only file system"):
+
+def test_folder_that_can_only_be_read_is_read(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse_writing)
+    with pytest.raises(UsageError, match=r"Permission denied.*name another"):
         Workdir(tmp_path)
     folder = Workdir(tmp_path, may_read=True)
     folder.event("eval", 1)
     folder.write_result({"step": 1})
     assert not folder.writes and not any(tmp_path.iterdir())
-    assert (
-        capsys.readouterr().out == f"{tmp_path} cannot be written, so nothing is recorded there.\n"
-    )
+    assert "cannot be written, so nothing is recorded there" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("left", [".config.json.new", "run.lock", "find_lr.html"])
@@ -177,13 +165,6 @@ def test_move_aside_keeps_everything_also_twice_in_a_second(tmp_path, monkeypatc
     assert [workdir.Workdir(path).config()["seed"] for path in aside] == [0, 1, 2]
 
 
-def test_move_aside_without_a_run_does_nothing(tmp_path):
-    assert workdir.Workdir(tmp_path / "run").move_aside() is None
-    (tmp_path / "run").mkdir()
-    assert workdir.Workdir(tmp_path / "run").move_aside() is None
-    assert (tmp_path / "run").is_dir()
-
-
 @pytest.mark.parametrize("name", [".", "..", "../run"])
 def test_current_folder_is_not_moved(tmp_path, monkeypatch, name):
     run(tmp_path / "run")
@@ -204,19 +185,6 @@ def test_folder_that_cannot_be_moved_is_reported(tmp_path, monkeypatch):
         folder.move_aside()
 
 
-def test_each_event_is_appended_as_one_line(tmp_path):
-    folder = run(tmp_path)
-    folder.event("start", 0)
-    folder.event("checkpoint", 5, path="ckpt-5")
-    lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
-    assert [list(line) for line in lines] == [
-        ["time", "event", "step"],
-        ["time", "event", "step", "path"],
-    ]
-    assert [(line["event"], line["step"]) for line in lines] == [("start", 0), ("checkpoint", 5)]
-    assert lines[0]["time"] <= lines[1]["time"]
-
-
 def test_config_file_is_read_despite_a_line_that_a_kill_cut_short(tmp_path):
     folder = run(tmp_path)
     assert folder.config_file() == ""
@@ -226,20 +194,9 @@ def test_config_file_is_read_despite_a_line_that_a_kill_cut_short(tmp_path):
     assert folder.config_file() == "a.py"
 
 
-def refuse_writing(*_, **__):
-    raise PermissionError(13, "Permission denied")
-
-
 def test_name_that_no_file_system_can_have_is_rejected():
     with pytest.raises(UsageError, match=r"surrogates .*name another"):
         workdir.Workdir("\ud800")
-
-
-@pytest.mark.parametrize("name", ["", "new/run"])
-def test_folder_that_cannot_be_written_is_rejected(tmp_path, monkeypatch, name):
-    monkeypatch.setattr("tempfile.TemporaryFile", refuse_writing)
-    with pytest.raises(UsageError, match=r"Permission denied.*name another"):
-        workdir.Workdir(tmp_path / name)
 
 
 def test_folder_that_cannot_be_created_later_is_reported(tmp_path, monkeypatch):
@@ -263,7 +220,6 @@ RATE, SEED = ("optimizer.learning_rate", "0.5"), ("seed", "3")
     ("changes", "folder"),
     [
         ([], EXPERIMENT),
-        ([RATE], CHANGED),
         ([("train.steps", "9"), ("runtime.xla", "off")], EXPERIMENT),  # they keep the updates
         ([("data.dir", "other")], EXPERIMENT),
         # The spelling and the order of the changes do not matter.

@@ -8,6 +8,7 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
+from ctl import testing
 
 FEATURES, CLASSES = 4, 3
 SUM, MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
@@ -17,10 +18,16 @@ layers = tf_keras.layers
 def examples(count=16, seed=0):
     """Makes distinct examples."""
     rng = np.random.default_rng(seed)
-    return {
-        "x": rng.normal(size=(count, FEATURES)) * rng.uniform(0.3, 3, (count, 1)),
-        "label": rng.integers(0, CLASSES, count),
-    }
+    x = rng.normal(size=(count, FEATURES)) * rng.uniform(0.3, 3, (count, 1))
+    return {"x": x, "label": rng.integers(0, CLASSES, count)}
+
+
+def check(cls, *batch_sizes, accumulation=(1,), seed=0, **options):
+    """Compares a trainer in this process."""
+    arguments = {"in_process": True, "accumulation": accumulation, **options}
+    if batch_sizes:
+        arguments["batch_sizes"] = batch_sizes
+    return testing.check_replica_equivalence(cls, examples(seed=seed), **arguments)
 
 
 def all_reduce(op, values):
@@ -168,13 +175,9 @@ class Adversarial(Right):
 
     def replica_step(self, batch):
         value = super().replica_step(batch)
-        self.minimize(
-            batch,
-            lambda rows: tf.square(self.second(rows["x"])[:, 0]),
-            variables=self.second.trainable_variables,
-            optimizer=self.second_optimizer,
-            regularization=list,
-        )
+        second = dict(variables=self.second.trainable_variables, optimizer=self.second_optimizer)
+        losses = lambda rows: tf.square(self.second(rows["x"])[:, 0])  # noqa: E731
+        self.minimize(batch, losses, regularization=list, **second)
         return value
 
 

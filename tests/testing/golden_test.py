@@ -84,20 +84,16 @@ def test_a_changed_trainer_fails_and_writes_nothing(file):
     assert file.read_bytes() == before
 
 
-def test_a_missing_file_is_an_error_and_is_not_written(tmp_path):
-    with pytest.raises(UsageError, match=r"no\.json cannot be read .* \(No such file"):
-        testing.assert_curve(tmp_path / "no.json", "experiment.py", steps=2)
-    assert os.listdir(tmp_path) == []
-
-
 @pytest.mark.parametrize(
-    "content", ["", "{}", "[]", '{"format": 2, "steps": []}', '{"format": 3}', "[" * 100_000]
+    "content", [None, "", "{}", "[]", '{"format": 2, "steps": []}', '{"format": 3}', "[" * 100_000]
 )
-def test_a_damaged_file_or_one_of_another_format_is_one_line(tmp_path, content):
-    (tmp_path / "a.json").write_text(content)
+def test_a_missing_or_damaged_file_or_one_of_another_format_is_one_line(tmp_path, content):
+    if content is not None:
+        (tmp_path / "a.json").write_text(content)
     with pytest.raises(UsageError, match=r"cannot be read as a golden curve .* again") as error:
         testing.assert_curve(tmp_path / "a.json", "experiment.py", steps=2)
     assert "\n" not in str(error.value)
+    assert (tmp_path / "a.json").exists() == (content is not None)
 
 
 def test_a_trained_trainer_and_no_steps_are_rejected():
@@ -141,14 +137,6 @@ def test_another_order_of_reduction_is_detected_by_its_bits():
     assert find_changes(actual, curve(), bits=False) == ["bits=False"]
     # Another version of ctl requires the same bits.
     assert not find_changes(actual, change_environment(curve(), ctl="0.0.1"))
-
-
-def test_another_optimizer_is_named_and_detected():
-    curves = curve(optimizer=lambda: tf_keras.optimizers.Adam(1.1e-2)), curve()
-    changes = find_changes(*curves)
-    assert any(change.startswith("optimizer learning_rate: ") for change in changes)
-    expected = "Step 1: the norm of the update of dense/kernel:0 is "
-    assert find_difference(*curves, RTOL).startswith(expected)
 
 
 def test_another_model_is_detected():
@@ -206,6 +194,7 @@ def test_what_determines_the_bits_is_recorded(monkeypatch):
     assert described["devices"] == "CPU" and described["CPU"] and int(described["threads"]) >= 1
     assert (described["replicas"], described["strategy"]) == ("2", "mirrored")
     assert described["seed"] == "3" and "'width': 4" in described["model"]
+    assert described["optimizer learning_rate"] == str(np.float32(1e-2))
     assert described["optimizer"] == "Adam" and not {"GPU", "data"} & described.keys()
     sharded = golden.describe_environment(make(replicas=2, logical_shards=2))
     assert "replicas" not in sharded and sharded["logical_shards"] == "2"

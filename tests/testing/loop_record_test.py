@@ -28,12 +28,9 @@ def test_record_has_every_quantity_of_each_step():
     assert {"loss", "metric", "state"} <= set(kinds)
     assert {name for _, name in record.evaluation} == {"accuracy", "examples", "loss"}
     assert record.mismatches == []
-    updates = zip(
-        *[[v for (k, _), v in s.items() if k == "update"] for s in record.steps], strict=True
-    )
-    for variable, start, changes in zip(
-        trainer.model.trainable_variables, weights, updates, strict=True
-    ):
+    steps = [[v for (k, _), v in s.items() if k == "update"] for s in record.steps]
+    variables, updates = trainer.model.trainable_variables, zip(*steps, strict=True)
+    for variable, start, changes in zip(variables, weights, updates, strict=True):
         np.testing.assert_allclose(start + sum(changes), variable.numpy(), rtol=1e-12)
 
 
@@ -51,11 +48,9 @@ def test_local_variable_is_read_as_its_aggregation_requires():
     strategy = make_strategy(2)
     for aggregation, expected in (("SUM", 3.0), ("MEAN", 1.5), ("ONLY_FIRST_REPLICA", 1.0)):
         with strategy.scope():
-            variable = tf.Variable(
-                0.0,
-                synchronization=tf.VariableSynchronization.ON_READ,
-                aggregation=tf.VariableAggregation[aggregation],
-            )
+            on_read = tf.VariableSynchronization.ON_READ
+            rule = dict(synchronization=on_read, aggregation=tf.VariableAggregation[aggregation])
+            variable = tf.Variable(0.0, **rule)
 
         def assign(variable=variable):
             replica = tf.distribute.get_replica_context().replica_id_in_sync_group

@@ -222,13 +222,8 @@ class Counts:
     def __init__(self, *arguments, **keywords):
         super().__init__(*arguments, **keywords)
         with self.strategy.scope():
-            self.steps_seen = tf.Variable(
-                0.0,
-                trainable=False,
-                name="steps_seen",
-                aggregation=self.aggregation,
-                synchronization=self.synchronization,
-            )
+            rule = dict(aggregation=self.aggregation, synchronization=self.synchronization)
+            self.steps_seen = tf.Variable(0.0, trainable=False, name="steps_seen", **rule)
 
     def replica_step(self, batch):
         self.steps_seen.assign_add(self.one())
@@ -259,12 +254,9 @@ class GrowingMetric(tf_keras.metrics.Metric):
 
     def __init__(self, name="mean"):
         super().__init__(name=name)
-        variable = dict(
-            initializer="zeros",
-            aggregation=tf.VariableAggregation.SUM,
-            synchronization=tf.VariableSynchronization.AUTO,
-        )
-        self.total = self.add_weight("total", **variable)
+        variable = dict(initializer="zeros", aggregation=tf.VariableAggregation.SUM)
+        mirrored = tf.VariableSynchronization.AUTO
+        self.total = self.add_weight("total", synchronization=mirrored, **variable)
 
     def update_state(self, value):
         self.total.assign(self.total + tf.cast(value, self.dtype))
@@ -385,14 +377,19 @@ OF_LOSS, OF_WEIGHT = (
     causes.PER_EXAMPLE.format(hook=hook) for hook in ("per_example_loss", "sample_weight")
 )
 LOCAL = "If the loss is divided by a value of the replica's own rows"
+FIRST_ONLY = causes.SOME_REPLICAS.format(which=0)
+OWN_STATISTICS = causes.OWN_STATISTICS.format(part="replica")
+ACCUMULATED = "update of dense/kernel:0 on 1 replica (8 rows), accumulation 2, step 0: 2 times"
+STATISTIC = "statistic batch_normalization/moving_"
+ACCURACY, SEEN = f"metric accuracy {UNEVEN}", f"variable steps_seen:0 {EVEN}, step 0: "
 SCALED = "update under a loss scale that is 8 times larger on 1 replica"
 FIVE = (5,)
 NORMALIZED_MASKED = type("NormalizedMasked", (gallery.Normalizes, loop_gallery.Masked), {})
 PENALIZED = type("Penalized", (gallery.Steps, gallery.Regularized), {})
 on_step_of_ctl = functools.partial(Mistake, trainer_base=Right, loop_base=loop_gallery.Plain)
-normalized = functools.partial(
-    Mistake, trainer_base=gallery.Normalized, loop_base=loop_gallery.Normalized
-)
+NORMALIZED = dict(trainer_base=gallery.Normalized, loop_base=loop_gallery.Normalized)
+normalized = functools.partial(Mistake, **NORMALIZED)
+of_trainer = functools.partial(Mistake, loop_base=None)
 masked = functools.partial(Mistake, loop_base=loop_gallery.Masked, batch_sizes=FIVE)
 MISTAKES = [
     Mistake(ReducedTwice, KERNEL + TWICE, causes.REDUCED_TWICE, batch_sizes=(8, 5)),
@@ -400,86 +397,44 @@ MISTAKES = [
     Mistake(Averaged, KERNEL + HALF, causes.AVERAGED),
     Mistake(MeanOfMeans, UNEVEN_KERNEL, AVERAGED, batch_sizes=FIVE),
     masked(PaddingCounted, UNEVEN_KERNEL, TWICE_PADDING),
-    Mistake(
-        MicroBatchMean,
-        "update of dense/kernel:0 on 1 replica (8 rows), accumulation 2, step 0: 2 times",
-        causes.MICRO_BATCH,
-        loop_base=None,
-        accumulation=(1, 2),
-    ),
+    of_trainer(MicroBatchMean, ACCUMULATED, causes.MICRO_BATCH, accumulation=(1, 2)),
     on_step_of_ctl(LossOverLocalBatch, EVEN, OF_LOSS, loop_cause=LOCAL),
     on_step_of_ctl(WeightsOverLocalBatch, EVEN, OF_WEIGHT, loop_cause=LOCAL),
     Mistake(ClippedBeforeReduction, f"update of dense/kernel:0 {EVEN}", causes.CLIPPED),
+    normalized(PlainBatchNorm, f"{STATISTIC}variance:0 {EVEN}", OWN_STATISTICS),
     normalized(
-        PlainBatchNorm,
-        f"statistic batch_normalization/moving_variance:0 {EVEN}",
-        causes.OWN_STATISTICS.format(part="replica"),
+        PaddedSyncBatchNorm, f"{STATISTIC}mean:0 {UNEVEN}", causes.UNEVEN_STATISTICS,
+        loop_base=NORMALIZED_MASKED, batch_sizes=(8, 5),
     ),
-    Mistake(
-        PaddedSyncBatchNorm,
-        f"statistic batch_normalization/moving_mean:0 {UNEVEN}",
-        causes.UNEVEN_STATISTICS,
-        trainer_base=gallery.Normalized,
-        loop_base=NORMALIZED_MASKED,
-        batch_sizes=(8, 5),
-    ),
-    normalized(
-        SquaresOfLargeNumbers, "variance of squares_batch_norm", causes.SQUARES, batch_sizes=FIVE
-    ),
-    on_step_of_ctl(
-        MetricAveraged, f"metric accuracy {UNEVEN}", causes.METRIC_AVERAGED, batch_sizes=FIVE
-    ),
-    masked(MetricOfPadding, f"metric accuracy {UNEVEN}", causes.METRIC_PADDING, trainer_base=Right),
-    on_step_of_ctl(
-        CountAveraged, f"metric hits {EVEN}, step 0: 1/2 times", causes.METRIC_NOT_SUMMED
-    ),
+    normalized(SquaresOfLargeNumbers, "variance of squares_b", causes.SQUARES, batch_sizes=FIVE),
+    on_step_of_ctl(MetricAveraged, ACCURACY, causes.METRIC_AVERAGED, batch_sizes=FIVE),
+    masked(MetricOfPadding, ACCURACY, causes.METRIC_PADDING, trainer_base=Right),
+    on_step_of_ctl(CountAveraged, f"metric hits {EVEN}, step 0: 1/2", causes.METRIC_NOT_SUMMED),
     Mistake(DecayedOncePerReplica, KERNEL, TWO_PENALTIES, loop_cause=MORE_PENALTIES),
     Mistake(
-        PenaltyOncePerReplica,
-        KERNEL,
-        TWO_PENALTIES,
-        trainer_base=PENALIZED,
-        loop_base=loop_gallery.Regularized,
-        loop_cause=MORE_PENALTIES,
+        PenaltyOncePerReplica, KERNEL, TWO_PENALTIES, trainer_base=PENALIZED,
+        loop_base=loop_gallery.Regularized, loop_cause=MORE_PENALTIES,
     ),
     Mistake(AuxiliaryMean, KERNEL, causes.PART_SUMMED, replicas=(1, 2, 4)),
     Mistake(AuxiliaryNotReduced, f"copies of dense/kernel:0 {EVEN}", causes.NOT_REDUCED),
     Mistake(LossNotReduced, f"loss {EVEN}, step 0: 1/2 times", causes.LOSS),
-    on_step_of_ctl(
-        OneReplicaOnly, f"copies of steps_seen:0 {EVEN}", causes.SOME_REPLICAS.format(which=0)
-    ),
-    on_step_of_ctl(
-        CountedByEach,
-        f"variable steps_seen:0 {EVEN}, step 0: 2 times",
-        causes.ADDED_BY_EACH,
-        loop_where=f"variable steps_seen:0 {EVEN}, step 0: ",
-    ),
+    on_step_of_ctl(OneReplicaOnly, f"copies of steps_seen:0 {EVEN}", FIRST_ONLY),
+    on_step_of_ctl(CountedByEach, f"{SEEN}2 times", causes.ADDED_BY_EACH, loop_where=SEEN),
     Mistake(MetricGrows, f"metric mean {EVEN}, step 1: ", causes.METRIC_GROWS, trainer_base=None),
     on_step_of_ctl(SameMask, EVEN, causes.RANDOM, unkeyed=True),
     Mistake(
-        NotUnscaled,
-        f"{SCALED} (2 rows), step 0: 8 times",
-        causes.LOSS_SCALE,
-        loop_base=loop_gallery.Scaled,
-        loop_where=f"{SCALED} (8 rows), step 0: 8",
+        NotUnscaled, f"{SCALED} (2 rows), step 0: 8 times", causes.LOSS_SCALE,
+        loop_base=loop_gallery.Scaled, loop_where=f"{SCALED} (8 rows), step 0: 8",
     ),
-    Mistake(
-        NoiseInEvaluation,
-        "evaluation loss on 2 replicas (",
-        causes.EVALUATION_NOISE,
-        trainer_base=Right,
-        loop_base=None,
-        unkeyed=True,
+    of_trainer(
+        NoiseInEvaluation, "evaluation loss on 2 replicas (", causes.EVALUATION_NOISE,
+        trainer_base=Right, unkeyed=True,
     ),
-    Mistake(
-        SecondModelReducedTwice,
-        KERNEL + TWICE,
-        causes.REDUCED_TWICE,
-        trainer_base=gallery.Adversarial,
-        loop_base=None,
-        batch_sizes=(8, 5),
+    of_trainer(
+        SecondModelReducedTwice, KERNEL + TWICE, causes.REDUCED_TWICE,
+        trainer_base=gallery.Adversarial, batch_sizes=(8, 5),
     ),
-]
+]  # fmt: skip
 OF_TRAINERS = [mistake for mistake in MISTAKES if mistake.trainer_base]
 OF_LOOPS = [mistake for mistake in MISTAKES if mistake.loop_base]
 

@@ -16,12 +16,8 @@ pytestmark = pytest.mark.slow
 
 def describe_task(extra):
     config = json.loads(os.environ["TF_CONFIG"])
-    return (
-        config["task"]["index"],
-        len(config["cluster"]["worker"]),
-        extra,
-        os.environ.get("GREETING"),
-    )
+    workers = len(config["cluster"]["worker"])
+    return config["task"]["index"], workers, extra, os.environ.get("GREETING")
 
 
 def fail_on_second_worker():
@@ -84,17 +80,11 @@ def test_process_that_exits_without_a_result_has_failed():
 
 
 def test_processes_that_do_not_finish_are_killed_at_the_timeout():
-    with pytest.raises(
-        AssertionError, match=r"^Timed out after 1 s\.\nOutput of process 0 \(running"
-    ):
+    message = r"^Timed out after 1 s\.\nOutput of process 0 \(running"
+    with pytest.raises(AssertionError, match=message):
         run_workers(time.sleep, 60, workers=1, timeout=1)
 
 
 def test_usage_error_of_a_worker_is_raised_here():
     with pytest.raises(UsageError, match="another batch"):
         run_workers(raise_usage_error, workers=1)
-
-
-def test_function_that_cannot_be_pickled_is_an_error():
-    with pytest.raises(UsageError, match="top level of a module"):
-        run_workers(lambda: None)

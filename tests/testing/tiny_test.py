@@ -17,12 +17,8 @@ def test_examples_are_distinct():
 
 
 def test_tiny_trainer_learns():
-    trainer = testing.tiny_trainer(
-        testing.make_strategy(2),
-        optimizer=lambda: tf_keras.optimizers.SGD(0.5),
-        global_batch_size=6,
-        precision="float64",
-    )
+    options = dict(optimizer=lambda: tf_keras.optimizers.SGD(0.5), precision="float64")
+    trainer = testing.tiny_trainer(testing.make_strategy(2), global_batch_size=6, **options)
     assert isinstance(trainer, testing.TinyTrainer)
     assert (trainer.global_batch_size, trainer.options.precision) == (6, "float64")
     first, _, last = (trainer.train(tf.constant(20)) for _ in range(3))

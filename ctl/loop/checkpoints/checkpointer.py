@@ -459,11 +459,10 @@ def _extra_items(extra: Mapping[str, Any]) -> dict[str, Any]:
 
 def _as_item(part: Any) -> Any:
     """Returns what a checkpoint of a list holds for one part."""
-    if isinstance(part, Step):
-        return tf.train.Checkpoint(**part.state(), models=[adapt(m) for m in part.models])
-    if isinstance(part, StandardTrainer):
-        return tf.train.Checkpoint(**part.checkpoint_items())
-    return adapt(part)
+    if not isinstance(part, Step | StandardTrainer):
+        return adapt(part)
+    models = {"models": [adapt(m) for m in part.models]} if isinstance(part, Step) else {}
+    return tf.train.Checkpoint(**_items(part), **models)
 
 
 def _format_mismatch(path: str, reason: str) -> str:

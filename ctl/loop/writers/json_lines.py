@@ -4,13 +4,10 @@ from collections.abc import Callable, Iterator
 import contextlib
 import json
 import math
-import os
 import pathlib
 from typing import Any
 
-from ctl.hardware.file_systems import create
 from ctl.loop import json_files
-from ctl.loop.disk import flush
 from ctl.loop.writers.writer import TRAIN, Record, Writer
 
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # as JSON has no such numbers
@@ -68,15 +65,9 @@ class JsonLinesWriter(Writer):
         return self._evaluations
 
     def _keep_lines(self, keep: Callable[[SeriesKey], bool]) -> None:
-        if not self.path.exists():
-            return
-        # Written next to the file, then renamed: a kill leaves the old lines or the new ones.
-        temporary = self.path.with_name(json_files.temporary_name(self.path.name))
-        with create(temporary) as file:
-            file.writelines(line for line, key in self._read_lines() if keep(key))
-        flush(temporary)  # or a power failure could leave an empty file
-        os.replace(temporary, self.path)
-        flush(self.path.parent)
+        if self.path.exists():
+            kept = (line for line, key in self._read_lines() if keep(key))
+            json_files.replace_text(self.path, kept)
 
 
 def _read_key(line: str) -> SeriesKey | None:

@@ -54,7 +54,9 @@ class LoopRun(SplitRun):
         self.order = slice(None)
         self.traces = Traces(self.strategy)
         with _configure_keras(subject.precision):
-            _set_seeds(seed)
+            tf_keras.utils.set_random_seed(seed)
+            if "keras" in sys.modules:
+                sys.modules["keras"].utils.set_random_seed(seed)
             built = subject.factory(self.strategy, split.batch)
             if subject.plain and isinstance(built, Step):  # it makes those of its groups later
                 groups = group_values.without(built.options.optimizer_groups, "optimizer")
@@ -282,12 +284,6 @@ def _use_plain_sgd(optimizer: Optimizer, updated: dict[int, set[int]]) -> None:
 
     if hasattr(optimizer, "update_step"):
         optimizer.update_step = update_step
-
-
-def _set_seeds(seed: int) -> None:
-    tf_keras.utils.set_random_seed(seed)
-    if "keras" in sys.modules:
-        sys.modules["keras"].utils.set_random_seed(seed)
 
 
 @contextlib.contextmanager

@@ -49,20 +49,15 @@ class Traces:
     def find_shared(self) -> str:
         """Returns the user's line that reads on a replica what another one has computed, or ""."""
         for op in (op for graph in self.graphs for op in graph.get_operations()):
-            others = [x for x in op.inputs if self._is_of_other(x, _number(op.name))]
+            own = _number(op.name)
+            others = [x for x in op.inputs if self._owners.get(id(x), _number(x.op.name)) != own]
+            stack = [(frame.filename, frame.lineno) for frame in op.traceback] if others else []
             # The code of a merge_call, such as a reduction, runs in no replica.
-            if others and is_in_replica(op) and user_frame(_stack(op)):  # not ctl's own code
+            if others and is_in_replica(op) and user_frame(stack):  # not ctl's own code
                 others = [x for x in others if id(x) in self._owners or is_in_replica(x.op)]
                 if any(x.op.type in _DATA for x in ancestors(*others)):
                     return place_of(op)
         return ""
-
-    def _is_of_other(self, tensor: tf.Tensor, replica: int) -> bool:
-        return self._owners.get(id(tensor), _number(tensor.op.name)) != replica
-
-
-def _stack(op: tf.Operation) -> list[tuple[str, int]]:
-    return [(frame.filename, frame.lineno) for frame in op.traceback]
 
 
 def _number(name: str) -> int:

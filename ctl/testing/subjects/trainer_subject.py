@@ -25,16 +25,8 @@ from ctl.testing.contents import Contents, Names, contents_of, named_leaves
 from ctl.testing.logical_devices import make_strategy
 from ctl.testing.loop_record import LoopRecord
 from ctl.testing.splits import RATE, Split
-from ctl.testing.subjects import noise
-from ctl.testing.subjects.base import (
-    Attempts,
-    Calibration,
-    RowValues,
-    SplitRun,
-    Subject,
-    Terms,
-    attempt,
-)
+from ctl.testing.subjects import base, noise
+from ctl.testing.subjects.base import Attempts, Calibration, RowValues, Subject, Terms, attempt
 from ctl.trainer import StandardTrainer
 from ctl.update.microbatches import unpack
 from ctl.update.preprocessing import call_sample_weight
@@ -49,7 +41,7 @@ _FIXED: dict[str, Any] = dict(
 _REPORTED_ONLY = ("loss_scale", "skipped_steps")  # outputs that need not be equal
 
 
-class TrainerRun(SplitRun):
+class TrainerRun(base.SplitRun):
     """A trainer that is built for a split. It always starts with the same weights, by its seed.
 
     Args:
@@ -105,7 +97,7 @@ class TrainerSubject(Subject):
         options = dataclasses.replace(self.options, allow_row_coupling=True)
         return dataclasses.replace(self, options=options)
 
-    def calibrate(self, run: SplitRun, record: LoopRecord) -> Calibration:
+    def calibrate(self, run: base.SplitRun, record: LoopRecord) -> Calibration:
         """Takes the tolerance of float32 if a method of the trainer casts to it."""
         assert isinstance(run, TrainerRun)
         narrow = self.precision == "float64" and find_narrow(run.trainer)
@@ -113,12 +105,12 @@ class TrainerSubject(Subject):
             return Calibration(tolerance_of("float32"), why=f"computed in float64, but {narrow}")
         return Calibration(tolerance_of(self.precision))
 
-    def find_narrow(self, run: SplitRun) -> str:
+    def find_narrow(self, run: base.SplitRun) -> str:
         """Names the line of a cast to float64 of rows, or random numbers, that are computed before."""
         assert isinstance(run, TrainerRun)
         return noise.find_cast(list_graphs(run.trainer))
 
-    def has_own_optimizers(self, run: SplitRun) -> bool:
+    def has_own_optimizers(self, run: base.SplitRun) -> bool:
         """Returns whether the trainer has more optimizers than the plain SGD of the comparison."""
         return self.optimizer is not None or len(run.contents.optimizers) > 1
 
@@ -132,12 +124,12 @@ class TrainerSubject(Subject):
         return compute_terms(self.build(Split(batch)), names)
 
     def scaled_records(
-        self, run: SplitRun, scale: float
+        self, run: base.SplitRun, scale: float
     ) -> tuple[LoopRecord, LoopRecord, float] | None:
         """Makes a step in float16 under two loss scales, if the trainer has a step of its own."""
         assert isinstance(run, TrainerRun)
-        cls, base = type(run.trainer), StandardTrainer
-        if cls.replica_step is base.replica_step and cls.train_step is base.train_step:
+        cls, standard = type(run.trainer), StandardTrainer
+        if cls.replica_step is standard.replica_step and cls.train_step is standard.train_step:
             return None
         narrow, split = dataclasses.replace(self, precision="float16"), Split(2)
         runs = [narrow.start(split, loss_scale=each) for each in (1.0, scale)]

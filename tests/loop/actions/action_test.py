@@ -38,13 +38,9 @@ class Recording(ctl.Action):
 
 def test_actions_are_called_in_order_at_their_boundary(fake_controller):
     calls = []
-    actions = [
-        Recording("a", calls),
-        ctl.as_action(Recording("b", calls), at="train"),
-        Recording("c", calls),
-        lambda outputs: calls.append(outputs["loss"]),
-    ]
-    listed = ActionList(actions, fake_controller)
+    in_training = ctl.as_action(Recording("b", calls), at="train")
+    evaluated = [Recording("c", calls), lambda outputs: calls.append(outputs["loss"])]
+    listed = ActionList([Recording("a", calls), in_training, *evaluated], fake_controller)
     listed.run("eval", {"loss": 0.5})
     assert calls == ["a", "c", 0.5]
     listed.run("train", {"loss": 0.5})
@@ -67,10 +63,14 @@ def test_processes_other_than_the_chief_call_only_what_runs_everywhere(fake_cont
 
 def test_request_of_an_action_ends_the_run_and_is_recorded(fake_controller):
     fake_controller.step = 40
-    actions = ActionList([Recording("a"), Recording("b", reason="b is done")], fake_controller)
+    last = Recording("b", reason="b is done")
+    actions = ActionList([Recording("a"), last, print], fake_controller)
     assert actions.stop_reason is None
     actions.run("eval", {})
+    last.request_stop("another reason")
+    actions.run("eval", {})
     assert actions.stop_reason == {"step": 40, "reason": "b is done"}
+    assert last.stop_reason == "b is done" and actions.results() == {"a": 1, "b": 1}
     assert actions.get_notes() == {"stopped": actions.stop_reason}
     reporter = fake_controller.reporter
     assert reporter.events == [{"event": "stop_requested", "step": 40, "reason": "b is done"}]
@@ -111,11 +111,6 @@ def test_state_of_other_types_is_rejected(fake_controller):
         ActionList([action], fake_controller).get_notes()
 
 
-def test_results_are_merged(fake_controller):
-    actions = ActionList([Recording("a"), Recording("b"), print], fake_controller)
-    assert actions.results() == {"a": 1, "b": 1}
-
-
 @pytest.mark.parametrize(
     ("action", "message"),
     [
@@ -147,10 +142,3 @@ def test_action_keeps_its_own_and_is_copied_if_they_are_given():
     copied = ctl.as_action(own, everywhere=True)
     assert (copied.at, copied.everywhere) == ("train", True)
     assert (own.at, own.everywhere) == ("train", False)
-
-
-def test_first_reason_of_a_stop_counts():
-    action = ctl.Action()
-    action.request_stop("first")
-    action.request_stop("second")
-    assert action.stop_reason == "first"

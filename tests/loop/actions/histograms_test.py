@@ -8,12 +8,11 @@ import tensorflow as tf
 import ctl
 from ctl.built.inner_loop import loop_of
 from ctl.loop.actions.histograms import GraphSummary, WeightHistograms
-from ctl.loop.controller import Controller
 from ctl.loop.loop_monitor import StepSummaries
 from ctl.loop.metric_log import MetricLog
 from ctl.loop.timing import Every
 from ctl.parts.histograms import find_obstacle
-from tests.loop.shared import Recording, count_operations, make_reference, read_summaries
+from tests.loop.shared import control, count_operations, make_reference, read_summaries
 from tests.support import reference_model
 
 # Operations of the reference model's loop at the commit before the options of this file, and 27 that
@@ -38,11 +37,9 @@ class Pictures(ctl.Action):
 
 def run(folder, *, replicas=1, **options):
     trainer = make_reference(replicas, 7, **options)
-    controller = Controller(
-        trainer=trainer, steps_per_loop=4,
-        reporter=Recording(trainer, metrics=MetricLog(summary_folder=folder / "summaries")),
-        actions=[WeightHistograms(5), GraphSummary(), Pictures()],
-    )  # fmt: skip
+    reporter = {"metrics": MetricLog(summary_folder=folder / "summaries")}
+    actions = [WeightHistograms(5), GraphSummary(), Pictures()]
+    controller = control(trainer, reporter=reporter, steps_per_loop=4, actions=actions)
     # A name of a folder that UTF-8 cannot encode.
     config = {"seed": 3, "train": {"steps": 12}, "data": {"dir": "\ud800"}}
     controller.reporter.metrics.begin(config, step=0, is_new=True)
@@ -57,12 +54,9 @@ def test_weights_and_gradients_have_histograms_at_multiples_of_the_interval(tmp_
     steps = read(tmp_path / "summaries/train")
     names = [v.name.removesuffix(":0") for v in trainer.model.trainable_variables]
     # Gradients of the steps 0, 5 and 10; weights at the first ends of loops after 5 and 10.
-    assert {tag: steps[tag] for tag in steps if "gradients/" in tag} == {
-        f"gradients/{name}": [0, 5, 10] for name in names
-    }
-    assert {tag: steps[tag] for tag in steps if "weights/" in tag} == {
-        f"weights/{name}": [8, 12] for name in names
-    }
+    for kind, expected in (("gradients", [0, 5, 10]), ("weights", [8, 12])):
+        written = {tag: steps[tag] for tag in steps if f"{kind}/" in tag}
+        assert written == {f"{kind}/{name}": expected for name in names}
     assert "graph" in steps and lines == []
     assert steps["picture"] == steps["note"] == [4, 8, 12]
     steps = read(tmp_path / "summaries")

@@ -6,8 +6,7 @@ import tensorflow as tf
 import ctl
 from ctl.loop.actions import leaks
 from ctl.loop.actions.leaks import MemoryGrowth, Retraces, read_resident_bytes
-from ctl.loop.controller import Controller
-from tests.loop.shared import Recording, make_reference
+from tests.loop.shared import control, make_reference
 from tests.support import reference_model
 
 
@@ -52,13 +51,11 @@ def test_function_with_a_python_number_is_reported_once_with_the_argument(train)
     trainer = make_trainer()
     trainer.python_number = True
     reporter = train(trainer)
-    assert reporter.lines == [
-        "trainer.scaled was traced again before step 6, 3 times so far (factor was 4, and is 6): each "
-        "trace takes time and memory; pass tensors of constant shape and dtype, and no Python numbers."
-    ]
-    assert [(e["event"], e["step"], e["function"]) for e in reporter.events] == [
-        ("retrace", 6, "trainer.scaled")
-    ]
+    (line,) = reporter.lines
+    assert line.startswith("trainer.scaled was traced again before step 6, 3 times so far (")
+    assert "(factor was 4, and is 6)" in line and "no Python numbers" in line
+    (event,) = reporter.events
+    assert (event["event"], event["step"], event["function"]) == ("retrace", 6, "trainer.scaled")
 
 
 def test_data_of_another_dtype_is_named(train):
@@ -79,13 +76,8 @@ def test_data_of_another_dtype_is_named(train):
 @pytest.mark.slow
 def test_traces_of_the_first_loops_and_evaluations_and_calls_with_tensors_are_not_reported():
     trainer = make_trainer()
-    controller = Controller(
-        trainer=trainer,
-        evaluator=ctl.StandardEvaluator(trainer),
-        reporter=Recording(trainer),
-        steps_per_loop=2,
-        actions=[Retraces()],
-    )
+    evaluator = ctl.StandardEvaluator(trainer)
+    controller = control(trainer, evaluator=evaluator, steps_per_loop=2, actions=[Retraces()])
     controller.train_and_evaluate(10, eval_interval=4)
     assert [name for name, *_ in controller.reporter.events] == ["eval"] * 3
 
@@ -114,9 +106,8 @@ def test_growth_without_an_end_is_reported_with_its_rate(report, fake_controller
     lines = report([1000 + 10 * i for i in range(110)])
     # The tenth loop ends at step 100; 260 MiB are reached 26 loops later.
     assert "1,000 MiB at step 100, 1,260 MiB now, 1,000 MiB per 1,000 steps" in lines[0]
-    assert [line.split("MiB at")[1].split(" MiB now")[0][-5:] for line in lines] == [
-        "1,260", "1,520", "2,040",
-    ]  # fmt: skip
+    now = [line.partition(" MiB now")[0][-5:] for line in lines]
+    assert now == ["1,260", "1,520", "2,040"]
     assert fake_controller.reporter.events[0] == {
         "event": "memory_growth", "step": 360, "before": 1000 * MIB, "after": 1260 * MIB,
     }  # fmt: skip

@@ -19,6 +19,7 @@ from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.bucket import bucket, fetch, ownership, upload
 from ctl.loop.bucket.local import LocalCopy, folder_of
 from ctl.loop.checkpoints.files import CheckpointFiles
+from tests.loop.shared import OtherProcesses
 from tests.support import experiments
 
 ENDINGS = ("data-00000-of-00001", "index", "whole")
@@ -97,10 +98,7 @@ def test_run_continues_on_another_machine_with_the_bits_of_an_undisturbed_run(
     remove_local(store.url)
     out = train(program, store.url, 20)
     assert "Resumed from" in out and "ckpt-10" in out
-    local = folder_of(store.url, "train")
-    assert {path.name for path in (local / "checkpoints").glob("*.whole")} == {
-        "ckpt-10.whole", "ckpt-20.whole"
-    }  # fmt: skip
+    assert CheckpointFiles(folder_of(store.url, "train") / "checkpoints").steps() == [10, 20]
     expected, actual = experiments.read_weights("whole", 20), read_weights(store, 20)
     assert actual.keys() == expected.keys()
     for name, value in expected.items():
@@ -130,9 +128,8 @@ def test_local_folder_is_used_again_only_if_no_other_machine_has_continued_the_r
     store.remove(["mine"])
     open_bucket(store.url)
     assert (local / "config.json").exists() and not (local / "mine").exists()
-    with pytest.raises(
-        ctl.UsageError, match=rf"is the local folder of memory://other, but has {store.url}"
-    ):
+    message = rf"is the local folder of memory://other, but has {store.url}"
+    with pytest.raises(ctl.UsageError, match=message):
         LocalCopy("memory://other", local).is_current(1)
 
 
@@ -256,15 +253,11 @@ def test_no_code_that_a_run_in_a_store_names_is_imported(program, store, tmp_pat
     [
         (["--fresh"], "--fresh does not move objects: name another --workdir than URL"),
         (["--mode=aot_compile"], "The --workdir of --mode=aot_compile is URL, but"),
-        (["--sweep=seed=1,2"], "The --workdir of a sweep or a dry run is URL, but"),
         (["--dry_run"], "The --workdir of a sweep or a dry run is URL, but ctl"),
         (["--mode=eval"], "holds no run: train first"),
         (["--config.train.local_dir=gs://x"], "train.local_dir is gs://x, but ctl does not"),
         (["--config.init.checkpoint=memory://none"], "memory://none has no run"),
-        (
-            ["--config.train.local_dir=full"],
-            "full is the local folder of URL, but has",
-        ),
+        (["--config.train.local_dir=full"], "full is the local folder of URL, but has"),
     ],
 )
 def test_what_a_url_cannot_do_is_one_line(program, url, tmp_path, flags, message):
@@ -278,21 +271,15 @@ def test_names_of_local_folders_differ_by_url_and_end_like_it():
     one, other = folder_of("gs://bucket/a/run", "train"), folder_of("gs://bucket/a-run", "train")
     assert one.parent != other.parent and one.name == "run"
     local = types.SimpleNamespace(local_dir="x")
-    assert bucket.Bucket("memory://b/run", local, task="worker-1").folder == pathlib.Path(
-        "x.worker-1"
-    )
+    worker = bucket.Bucket("memory://b/run", local, task="worker-1")
+    assert worker.folder == pathlib.Path("x.worker-1")
 
 
 def test_worker_that_reads_another_store_is_rejected_before_training(store):
-    processes = types.SimpleNamespace(
-        is_chief=False,
-        members=[("worker 0", "a"), ("worker 1", "b")],
-        broadcast_from_chief=lambda value: 5,
-        any_process=lambda value: value,
-    )
-    opened = bucket.Bucket(store.url, keys.defaults().train, task="worker-1").all_open(
-        processes, on_lost=print, on_durable=print, print_line=print
-    )
+    processes = OtherProcesses(of_chief=5)
+    processes.is_chief = False
+    worker = bucket.Bucket(store.url, keys.defaults().train, task="worker-1")
+    opened = worker.all_open(processes, on_lost=print, on_durable=print, print_line=print)
     with pytest.raises(ctl.UsageError, match="not the same store in every process"), opened:
         raise AssertionError("training began")
 

@@ -1,5 +1,6 @@
 """ctl.loop.bucket.upload and fetch: which checkpoints are copied, and in which order."""
 
+import functools
 import types
 
 import pytest
@@ -28,15 +29,10 @@ def save(local, *steps, where="checkpoints"):
 def upload(local, keep_every=0):
     """An uploader, without its thread, and the steps that it has reported."""
     durable = []
-    uploader = Uploader(
-        local,
-        types.SimpleNamespace(number=1, check=lambda: None),
-        keep=2,
-        keep_every=keep_every,
-        on_durable=lambda step, size, seconds: durable.append(step),
-        print_line=print,
-    )
-    return uploader, durable
+    owner = types.SimpleNamespace(number=1, check=lambda: None)
+    rule = dict(keep=2, keep_every=keep_every)
+    functions = dict(on_durable=lambda step, *_: durable.append(step), print_line=print)
+    return Uploader(local, owner, **rule, **functions), durable
 
 
 def test_newest_checkpoint_is_copied_and_older_ones_are_passed_over(local):
@@ -45,9 +41,11 @@ def test_newest_checkpoint_is_copied_and_older_ones_are_passed_over(local):
         local.store.write(f"checkpoints/ckpt-{step}.index", b"left by a killed run")
     local.store.write("checkpoints/ckpt-4.whole", b"{}")
     original = local.store.list
-    local.store.list = lambda where="": {  # a late listing
-        name: size for name, size in original(where).items() if "ckpt-4.whole" not in name
-    }
+
+    def list_late(where=""):
+        return {name: size for name, size in original(where).items() if "4.whole" not in name}
+
+    local.store.list = list_late
     uploader, durable = upload(local)
     assert uploader.copy()
     save(local, 40, 50)
@@ -99,7 +97,7 @@ def test_upload_that_arrives_cut_is_not_durable_and_is_tried_again(local, monkey
     uploader, durable = upload(local)
     original = type(local.store).upload
 
-    def cut(end, store, path, name):
+    def cut(store, end, path, name):
         original(store, path, name)
         if name.endswith(end):
             store.write(name, b"")
@@ -109,9 +107,7 @@ def test_upload_that_arrives_cut_is_not_durable_and_is_tried_again(local, monkey
         (".index", r"ckpt-10\.index has 0 bytes, not 2"),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(
-                type(local.store), "upload", lambda *arguments, end=end: cut(end, *arguments)
-            )
+            patch.setattr(type(local.store), "upload", functools.partialmethod(cut, end))
             with pytest.raises(OSError, match=fault):
                 uploader.copy()
         assert not durable and not fetch.steps(local.store.list())

@@ -122,9 +122,7 @@ def test_steps_that_were_saved_at_different_positions_are_rejected(
     if not fails:
         checkpointers[order[1]].all_restore_latest()
         return
-    with pytest.raises(
-        ctl.UsageError, match=r"were not saved together\. Save both by one"
-    ) as error:
+    with pytest.raises(ctl.UsageError, match="were not saved together") as error:
         checkpointers[order[1]].all_restore_latest()
     assert "\n" not in str(error.value)
 

@@ -102,16 +102,14 @@ def test_values_of_another_precision_are_cast_and_reported(other_run):
 @pytest.mark.parametrize(
     ("where", "patterns", "line"),
     [
-        (".", ["dense/*", "conv*"], r"init.variables has 'conv\*', which no variable of the model "
-         r"matches: its variables are embedding/embeddings, .*, and 3 more"),
-        (".", [], r"does not match the model \(head/kernel is \[3, 7\], but \[3, 3\] in the checkpoint, "
-         r"head/bias is \[7\], but \[3\] in the checkpoint\): name what to load by init.variables"),
+        (".", ["dense/*", "conv*"], r"'conv\*', which no variable of the model matches: its"),
+        (".", [], r"\(head/kernel is \[3, 7\], but \[3, 3\] .*name what to load by init.variables"),
         ("checkpoints/ckpt-9", [], "ckpt-9, which does not exist: name a run's workdir"),
         ("empty", [], "empty, which has no complete checkpoint"),
         ("foreign", [], r"does not match the model \(no embedding/embeddings, .*, and 3 more"),
         ("broken", [], "broken, which cannot be read"),
     ],
-)  # fmt: skip
+)
 def test_weights_that_cannot_be_loaded_are_reported_and_none_are_loaded(
     other_run, where, patterns, line
 ):
@@ -168,10 +166,8 @@ def test_other_models_get_the_weights_of_the_model_of_another_run(other_run):
     loaded = warm_start.all_load(
         trainer, models(teacher=str(folder), **{"others/1": str(folder / "checkpoints/ckpt-2")})
     )
-    assert [(each.model, each.path[-6:], each.total) for each in loaded] == [
-        ("teacher", "ckpt-3", 11),
-        ("others/1", "ckpt-2", 11),
-    ]
+    assert [(each.model, each.path[-1]) for each in loaded] == [("teacher", "3"), ("others/1", "2")]
+    assert [each.total for each in loaded] == [11, 11]
     assert warm_start.record(loaded).keys() == {"models"}
     assert "dense_2/kernel" in loaded[0].names  # "dense/kernel" in the other run
     names = [v.name.removesuffix(":0") for v in trainer.model.variables]  # in the same order
@@ -197,14 +193,12 @@ def make_unsuitable():
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("techer", "init.models has 'techer', which is no model of the trainer: did you mean teacher"),
-        ("model", r"'model', which is no model of the trainer"),
+        ("techer", "'techer', which is no model of the trainer: did you mean teacher"),
         ("late", "init.models has 'late', but self.late is not built: build it in the constructor"),
-        ("wide", r"models.wide is .*, which does not match the model \(dense_\d+/kernel is \[3, 7\], "
-         r"but \[3, 3\] in the checkpoint, .*\): build the same model as that run"),
+        ("wide", r"models.wide is .*/kernel is \[3, 7\], but \[3, 3\] .*build the same model"),
         ("deep", r"init.models.deep is .*\(no extra/kernel, extra/bias.*build the same model"),
     ],
-)  # fmt: skip
+)
 def test_other_models_that_cannot_be_loaded_are_reported(trained, name, line):
     folder, _ = trained
     trainer = make_unsuitable()
@@ -238,20 +232,15 @@ def test_averages_of_another_run_are_loaded_into_every_model(tmp_path):
 
 def test_averages_that_another_run_does_not_have_are_reported(other_run):
     folder, _ = other_run
-    with pytest.raises(ctl.UsageError) as error:
+    with pytest.raises(ctl.UsageError, match="which has no averages of the weights: set"):
         warm_start.check(make_trainer(), init(folder, averages=True))
-    assert str(error.value) == (
-        f"init.averages is set, but init.checkpoint is {folder}, which has no averages of the weights: "
-        "set init.averages=False, or name another run."
-    )
 
 
-@pytest.mark.parametrize(("cast", "words"), [("", ""), ("float64", ", cast from float64")])
-def test_loaded_weights_are_listed(cast, words):
-    values = dict(path="old/ckpt-5", names=["a", "b"], total=3, cast=cast)
-    loaded = warm_start.LoadedWeights(model="", averages=False, **values)
-    line = f"Weights of 2 of 3 variables from old/ckpt-5{words}: a, b."
-    assert str(loaded) == line
-    loaded = warm_start.LoadedWeights(model="teacher", averages=True, **values)
-    line = line.replace(" from old", " of teacher from old").replace("Weights", "Averaged weights")
-    assert str(loaded) == line
+def test_loaded_weights_are_listed():
+    values = dict(path="old/ckpt-5", names=["a", "b"], total=3)
+    loaded = warm_start.LoadedWeights(model="", averages=False, cast="", **values)
+    assert str(loaded) == "Weights of 2 of 3 variables from old/ckpt-5: a, b."
+    loaded = warm_start.LoadedWeights(model="teacher", averages=True, cast="float64", **values)
+    start, _, end = str(loaded).partition(" from old/ckpt-5")
+    assert start == "Averaged weights of 2 of 3 variables of teacher"
+    assert end == ", cast from float64: a, b."

@@ -34,6 +34,8 @@ def test_a_json_line_has_all_numbers_under_flat_names(tmp_path):
 
 def test_lines_after_the_restored_step_and_half_lines_are_dropped(tmp_path):
     writer = JsonLinesWriter(tmp_path)
+    writer.restore(0)
+    assert not writer.path.exists() and not writer.has_evaluation(0)
     for step in (5, 10, 15):
         writer.write(Record("train", step, {"loss": 1.0}))
         writer.write(Record("eval", step, {"loss": 1.0}))
@@ -60,9 +62,3 @@ def test_repeated_evaluation_replaces_the_earlier_one(tmp_path):
     lines = read_json(writer.path)
     assert keys(lines) == [("train", 6), ("eval", 5)]
     assert lines[-1]["value"] == 3.0
-
-
-def test_restoring_without_a_file_writes_none(tmp_path):
-    writer = JsonLinesWriter(tmp_path)
-    writer.restore(0)
-    assert not writer.path.exists() and not writer.has_evaluation(0)

@@ -38,9 +38,7 @@ def test_lost_records_are_said_once_and_counted_at_the_end(writer, tmp_path, cap
     os.rename(tmp_path / "train", tmp_path / "gone")
     for step in (2, 3):
         writer.write(Record("train", step, {"loss": 0.5}))
-    assert capsys.readouterr().out == (
-        f"A record could not be written to {tmp_path}/train (step 2), so TensorBoard does not show "
-        "it: check the disk.\n"
-    )
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"A record could not be written to {tmp_path}/train (step 2), so")
     writer.close("FINISHED")
     assert capsys.readouterr().out == f"2 records are missing in {tmp_path}.\n"

@@ -21,13 +21,9 @@ class Recomputed(gallery.Right):
     def build_model(self):
         layers = tf_keras.layers
         block = [layers.Dense(4), ctl.SyncBatchNormalization(), layers.Dropout(0.5)]
-        return tf_keras.Sequential(
-            [
-                layers.InputLayer((gallery.FEATURES,)),
-                ctl.recompute(tf_keras.Sequential(block)),
-                layers.Dense(gallery.CLASSES),
-            ]
-        )
+        recomputed = ctl.recompute(tf_keras.Sequential(block))
+        inputs, outputs = layers.InputLayer((gallery.FEATURES,)), layers.Dense(gallery.CLASSES)
+        return tf_keras.Sequential([inputs, recomputed, outputs])
 
 
 SUBJECT = TrainerSubject(Recomputed, gallery.examples(), 1)

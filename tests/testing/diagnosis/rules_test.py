@@ -8,7 +8,6 @@ import tf_keras
 
 from ctl.configs.options import TrainerOptions
 from ctl.keras import precision
-from ctl.testing import check_replica_equivalence
 from ctl.testing.diagnosis import causes
 from ctl.testing.subjects import noise
 from tests.testing import gallery, loop_gallery, mistakes
@@ -17,12 +16,10 @@ from tests.testing import gallery, loop_gallery, mistakes
 SIZES = [pytest.param((8,), marks=[pytest.mark.slow, pytest.mark.long]), (5,)]
 
 
-def check(mistake, **arguments):
+def check(mistake, *sizes, **arguments):
     # A step rejects some mistakes before their numbers can be compared.
     options = TrainerOptions(allow_unkeyed_random=mistake.unkeyed, allow_row_coupling=True)
-    report = check_replica_equivalence(
-        mistake.trainer, gallery.examples(), in_process=True, options=options, **arguments
-    )
+    report = gallery.check(mistake.trainer, *sizes, options=options, **arguments)
     check_first_line(report, mistake.name, mistake.where, mistake.cause)
 
 
@@ -53,19 +50,15 @@ def each(all_mistakes, default, slow):
 
 @pytest.mark.parametrize("mistake", each(mistakes.OF_TRAINERS, "OneReplicaOnly", TRAINERS))
 def test_planted_mistake_of_a_trainer_is_named(mistake):
-    check(
-        mistake,
-        replicas=mistake.replicas,
-        accumulation=mistake.accumulation,
-        batch_sizes=mistake.batch_sizes,
-    )
+    splits = dict(replicas=mistake.replicas, accumulation=mistake.accumulation)
+    check(mistake, *mistake.batch_sizes, **splits)
 
 
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("mistake", mistakes.OF_TRAINERS, ids=lambda m: m.name)
 def test_planted_mistake_is_named_by_the_default_comparison(mistake):
-    check(mistake)
+    check(mistake, accumulation=(1, 2))
 
 
 @pytest.mark.parametrize("mistake", each(mistakes.OF_LOOPS, "MeanOfMeans", LOOPS))
@@ -86,15 +79,7 @@ class DependsOnReplicas(gallery.ByHand):
 
 @pytest.mark.slow
 def test_unknown_mistake_is_reported_without_a_cause():
-    report = check_replica_equivalence(
-        DependsOnReplicas,
-        gallery.examples(),
-        replicas=(2,),
-        accumulation=(1,),
-        batch_sizes=(8,),
-        steps=1,
-        in_process=True,
-    )
+    report = gallery.check(DependsOnReplicas, 8, replicas=(2,), steps=1)
     assert report.cause == causes.UNKNOWN
     assert report.differences[0].kind == "update"
 
@@ -247,10 +232,6 @@ def test_counter_in_python_is_named_on_even_and_uneven_batches(sizes):
     assert counted.startswith(causes.DENOMINATOR.partition("{")[0])
 
 
-def test_counter_in_a_variable_is_right_as_the_advice_says():
-    assert loop_gallery.check(CountsInVariable, 8, 5).verdict == "equivalent"
-
-
 class KeepsLocal(loop_gallery.Plain):
     """Adds a term of the outputs, after the replicas have waited for each other."""
 
@@ -303,8 +284,10 @@ def test_tensor_of_another_replica_is_named_with_the_line(loop, sizes):
     assert causes.SHARED.endswith(rest)
 
 
-def test_tensor_in_a_local_variable_is_right_as_the_advice_says():
-    assert loop_gallery.check(KeepsLocal, 8, 5, steps=1).verdict == "equivalent"
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", [CountsInVariable, KeepsLocal])
+def test_loop_that_follows_the_advice_is_right(loop):
+    assert loop_gallery.check(loop, 8, 5).verdict == "equivalent"
 
 
 class ReturnsAttribute(loop_gallery.Plain):
@@ -333,7 +316,7 @@ class ComputesInFloat32Twice(mistakes.ReducedTwice, ComputesInFloat32):
     apply = gallery.Steps.apply
 
 
-@pytest.mark.parametrize("sizes", [(8,), (8, 5)])
+@pytest.mark.parametrize("sizes", [pytest.param((8,), marks=pytest.mark.slow), (8, 5)])
 def test_part_in_float32_is_named_and_compared_with_the_tolerance_of_float32(sizes, monkeypatch):
     monkeypatch.setattr(noise, "MARGIN", 0.0)  # as if another order of the rows changed nothing
     report = loop_gallery.check(ComputesInFloat32, *sizes, steps=1, replicas=(2, 4))

@@ -30,7 +30,6 @@ def coefficients(rows, **terms):
         (UNEVEN, [5 / 6, 5 / 6, 5 / 6, 5 / 4, 5 / 4], causes.OWN_ROWS.format(how="averaged")),
         (UNEVEN, [1, 1, 1, 1, 2], causes.PADDING.format(times=2)),
         (UNEVEN, [0.5, 0.5, 0.5, 0.5, 1], causes.PADDING.format(times=2)),
-        (EVEN, [2, 2, 3, 3], causes.DENOMINATOR.format(times="2, 2, 3, 3")),
         (EVEN, [1, 2, 3, 4], causes.DENOMINATOR.format(times="1, 2, 3, 4")),
         (EVEN, [3, 3, 3, 3], causes.DENOMINATOR.format(times=3)),
         (EVEN, [1, 1, 1, 1], None),

@@ -43,11 +43,6 @@ def test_options_that_the_split_determines_are_replaced():
     assert options.on_non_finite == "ignore"
 
 
-def test_name_of_the_trainer():
-    assert make_subject(gallery.Right).name == "Right"
-    assert make_subject(lambda **a: gallery.Right(**a)).name == "<lambda>"
-
-
 SPLIT = Split(5, replicas=2)
 
 
