@@ -344,8 +344,8 @@ class ExperimentRun:
             result |= {"train": outputs} if outputs else {}
         if self.has_ended or not self.must_end(result["step"]):
             self.workdir.write_result(result)
-        stopped = controller.actions.stop_reason
-        reasons = {**self.stop.reasons, **({"reason": stopped["reason"]} if stopped else {})}
+        reason = (controller.actions.stop_reason or {}).get("reason")
+        reasons = {**self.stop.reasons, **({"reason": reason} if reason else {})}
         self.workdir.event(
             "stop" if controller.stopped else "end",
             result["step"],
